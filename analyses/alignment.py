@@ -11,9 +11,9 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from loopinterp.circuits import SpreadPairs, SubspaceSearch, search_subspaces
-from loopinterp.report import write_results
-from loopinterp.studied_model import open_run
+from loopinterp.app.session import open_run
+from loopinterp.comparison import SpreadPairs, SubspaceSearch, search_subspaces
+from loopinterp.pages import write_results
 
 
 def main(

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from loopinterp.circuits import compare_programs
-from loopinterp.studied_model import open_run
+from loopinterp.app.session import open_run
+from loopinterp.comparison import compare_programs
 
 
 def main(

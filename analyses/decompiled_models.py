@@ -6,7 +6,7 @@
 Known: the models of the benchmark, every stock program bare and in disguises; then bare ones that
 are long enough for problems of 12 digits, with evidence at that length; then near misses of one,
 which answer as it does and work differently. What is read off is compared with the program that was
-compiled (:func:`~loopinterp.rasp.mutations.equivalence`). What is not equivalent is *nearly* it, or
+compiled (:func:`~loopinterp.programs.equivalence`). What is not equivalent is *nearly* it, or
 *wrong* if it was claimed to be exact.
 Trained: models of the zoo, and what their tables leave unexplained, cell by cell. A row for each
 model goes to
@@ -32,12 +32,11 @@ import loopinterp
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.benchmark import TRAINED as TO_CIRCUIT
 from loopinterp.benchmark import benchmark_models
-from loopinterp.benchmark.benchmark_entries import DISGUISES
-from loopinterp.circuits import Decompiled, decompile
-from loopinterp.circuits.decompiler import EXACT
-from loopinterp.circuits.decompiler.held_out import PLANTED
-from loopinterp.rasp import LoopProgram, compile_program, get_program
-from loopinterp.rasp.mutations import equivalence, near_misses
+from loopinterp.benchmark.known_models import DISGUISES
+from loopinterp.compiler import compile_program, near_misses
+from loopinterp.decompiler import EXACT, Decompiled, decompile
+from loopinterp.decompiler.evidence import PLANTED
+from loopinterp.programs import LoopProgram, equivalence, get_program
 from loopinterp.tasks import get_task
 
 FILE, PAGE = "decompiled_models.csv", "read-a-program.md"

@@ -18,9 +18,8 @@ import torch
 
 import loopinterp
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
-from loopinterp.circuits import Decompilation, decompilation_study
-from loopinterp.circuits.decompiler.claim import INTERCHANGED
-from loopinterp.circuits.decompiler.held_out import UNDISTURBED
+from loopinterp.decompiler import Decompilation, decompilation_study
+from loopinterp.decompiler.evidence import CLEAN, INTERCHANGED
 from loopinterp.tasks import get_task
 
 FILE, PAGE = "decompiled_seeds.csv", "read-a-program.md"
@@ -67,7 +66,7 @@ def measured(name: str) -> list[dict[str, Any]]:
 def right(found: Decompilation) -> float:
     """The lowest share of whole answers one loop, two loops after an exchange, or at the end."""
     agreement = found.data["agreement"].sel(estimate="value")
-    return float(agreement.drop_sel(what=[UNDISTURBED, *INTERCHANGED], errors="ignore").min())
+    return float(agreement.drop_sel(what=[CLEAN, *INTERCHANGED], errors="ignore").min())
 
 
 def side_by_side(found: pd.DataFrame) -> str:

@@ -30,10 +30,12 @@ import torch
 from torch import nn
 
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
-from loopinterp.circuits import ablation_study, decompile, reduction_study
-from loopinterp.circuits.reduced_model import ENOUGH, SAME_LOOP
-from loopinterp.circuits.verdict import LEAST_INPUTS
-from loopinterp.errors import InputError
+from loopinterp.comparison import reduction_study
+from loopinterp.comparison.reduced_model import ENOUGH, SAME_LOOP
+from loopinterp.comparison.rule import LEAST_INPUTS
+from loopinterp.core.errors import InputError
+from loopinterp.decompiler import decompile
+from loopinterp.interventions import ablation_study
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, iterate
 from loopinterp.tasks import IGNORE, Batch, InWords
 

@@ -23,9 +23,9 @@ import pandas as pd
 import torch
 
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
-from loopinterp.circuits import edge_study, edges_recovered, program_edges, wiping_edges
-from loopinterp.rasp import Compiled, compile_program, get_program
-from loopinterp.rasp.disguises import add_noise, distract, permute, rotate
+from loopinterp.compiler import Compiled, add_noise, compile_program, distract, permute, rotate
+from loopinterp.edges import edge_study, edges_recovered, program_edges, wiping_edges
+from loopinterp.programs import get_program
 from loopinterp.tasks import get_task
 
 FILE, PAGE = "edge_recovery.csv", "edges.md"

@@ -17,7 +17,7 @@ from analyses.tables_in_pages import table
 from analyses.zoo_tables import measure_zoo
 from loopinterp.lenses import exit_study
 from loopinterp.lenses.exits_by_loop import RULES
-from loopinterp.study_examples import fit_to_model
+from loopinterp.models.study_examples import fit_to_model
 from loopinterp.tasks import as_batch
 from loopinterp.zoo import load_pretrained
 

@@ -25,11 +25,10 @@ import torch
 from joblib import Parallel, delayed
 
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
-from loopinterp.circuits import Decompiled, decompile
-from loopinterp.circuits.decompiler.cell_automaton import CellAutomaton
-from loopinterp.circuits.decompiler.claim import INTERCHANGED
-from loopinterp.circuits.decompiler.coded_states import Surroundings
-from loopinterp.circuits.decompiler.program_automaton import same_algorithm
+from loopinterp.decompiler import Decompiled, decompile
+from loopinterp.decompiler.evidence import INTERCHANGED
+from loopinterp.decompiler.exact_reading import Surroundings, same_algorithm
+from loopinterp.decompiler.transition_table import TransitionTable
 from loopinterp.training import RECIPES, evaluate, list_recipes, smallest_stage, train_finite
 
 FILE, PROGRAMS = "finite_models.csv", "finite_programs"
@@ -97,9 +96,9 @@ def measure(name: str, seed: int, out: Path) -> tuple[dict[str, Any], Decompiled
     }, found
 
 
-def letters(name: str, automata: Sequence[CellAutomaton | None]) -> list[str]:
+def letters(name: str, automata: Sequence[TransitionTable | None]) -> list[str]:
     """A letter for each algorithm, the first met first; "" where there is none."""
-    run_of: list[tuple[str, CellAutomaton]] = []
+    run_of: list[tuple[str, TransitionTable]] = []
     asked = Surroundings.of(RECIPES[name].make_task(), (1, 2, 3)).asked
     found = []
     for automaton in automata:
@@ -113,29 +112,29 @@ def letters(name: str, automata: Sequence[CellAutomaton | None]) -> list[str]:
     return found
 
 
-def keep(path: Path, read: Mapping[int, Decompiled | None]) -> dict[int, CellAutomaton]:
+def keep(path: Path, read: Mapping[int, Decompiled | None]) -> dict[int, TransitionTable]:
     """Write what was read off each seed beside what the file has of others; all automata."""
     kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for seed, found in read.items():
         kept.pop(str(seed), None)
         if found is not None and found.automaton is not None:
-            of = found.automaton
+            table = found.automaton
             kept[str(seed)] = {
                 "program": str(found.program).splitlines(),
-                "sizes": [*of.sizes.items()],
-                "start": [*of.start.items()],
-                "step": [*of.step.items()],
-                "answers": [*of.answers.items()],
+                "sizes": [*table.sizes.items()],
+                "start": [*table.starts.items()],
+                "step": [*table.steps.items()],
+                "answers": [*table.answer_of.items()],
             }
     lines = (f'"{seed}": {json.dumps(kept[seed])}' for seed in sorted(kept, key=int))
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     return {int(seed): automaton_of(each) for seed, each in kept.items()}
 
 
-def automaton_of(kept: Mapping[str, Any]) -> CellAutomaton:
+def automaton_of(kept: Mapping[str, Any]) -> TransitionTable:
     """An automaton out of its entry in a file."""
-    return CellAutomaton(
-        sizes=dict(kept["sizes"]),
+    return TransitionTable.from_entries(
+        dict(kept["sizes"]),
         start={tuple(pair): value for pair, value in kept["start"]},
         step={(tuple(left), tuple(own)): value for (left, own), value in kept["step"]},
         answers={tuple(cell): answer for cell, answer in kept["answers"]},

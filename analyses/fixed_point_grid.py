@@ -24,16 +24,16 @@ from joblib import Parallel, delayed
 
 from analyses.grid_claims import RECALL, SETTING, mean_and_error, verdicts
 from analyses.tables_in_pages import PAGES, RESULTS, ROOT, rewrite, table, with_error
+from loopinterp.core.results import load_result
+from loopinterp.core.storage import read_json_object, write_json
 from loopinterp.dynamics import (
     extrapolation_study,
     input_dependence_study,
     local_stability_study,
     reachability_study,
 )
+from loopinterp.figures import LinePanel, Series, line_panels
 from loopinterp.models import LoopedModel
-from loopinterp.plotting import LinePanel, Series, line_panels
-from loopinterp.saved_results import load_result
-from loopinterp.storage import read_json_object, write_json
 from loopinterp.tasks import Batch
 from loopinterp.training import Run, Sweep, run_sweep
 

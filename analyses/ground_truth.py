@@ -9,15 +9,11 @@ from typing import Annotated
 
 import typer
 
-from loopinterp.benchmark import (
-    KnownModel,
-    ground_truth_study,
-    known_models,
-    robustness_study,
-)
-from loopinterp.rasp import distract, list_programs, permute, rotate, superpose
-from loopinterp.rasp.programs.distinct_scan import unique_set
-from loopinterp.report import write_results
+from loopinterp.benchmark import KnownModel, ground_truth_study, known_models, robustness_study
+from loopinterp.compiler import distract, permute, rotate, superpose
+from loopinterp.pages import write_results
+from loopinterp.programs import list_programs
+from loopinterp.programs.sequence_programs import unique_set
 
 LENGTHS = {"abacus_ripple": 3, "multiplication": 4, "token_addition": 4, "binary_sum": 6}
 ADDITION = 12

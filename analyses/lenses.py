@@ -21,7 +21,7 @@ import torch
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.lenses import FittedLens, LensResult, fit_jacobian_lens, fit_tuned_lens, lens_study
 from loopinterp.probing import carry_study, sample_chains
-from loopinterp.probing.carry_chains import ChainSample
+from loopinterp.probing.carry_wavefront import ChainSample
 from loopinterp.tasks import Addition
 from loopinterp.zoo import load_pretrained
 

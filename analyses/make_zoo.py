@@ -18,9 +18,9 @@ from pathlib import Path
 import loopinterp
 from analyses import notebook_models
 from analyses.tables_in_pages import PAGES, rewrite, table
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
+from loopinterp.core.storage import write_json
 from loopinterp.models import LoopRule
-from loopinterp.storage import write_json
 from loopinterp.training import (
     RECIPES,
     Run,

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from joblib import Parallel, delayed
 
-from loopinterp.errors import InputError
-from loopinterp.models.run_length import shifted_loops
-from loopinterp.storage import read_json_object, write_json
+from loopinterp.core.errors import InputError
+from loopinterp.core.storage import read_json_object, write_json
+from loopinterp.models.run_inputs import shifted_loops
 from loopinterp.tasks import Task
 from loopinterp.training import (
     EvaluationResult,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from loopinterp.benchmark.false_names import false_names_study
-from loopinterp.rasp import distract, permute, rotate
+from loopinterp.compiler import distract, permute, rotate
 
 
 def main() -> None:

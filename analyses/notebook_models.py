@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 
 from analyses.benchmarks import notebook_peer as notebook
+from loopinterp.figures import LinePanel, Reference, Series, line_panels
 from loopinterp.models import LoopedTransformer, LoopRule
-from loopinterp.plotting import LinePanel, Reference, Series, line_panels
 from loopinterp.tasks import Addition, Task
 from loopinterp.training import (
     RECIPES,

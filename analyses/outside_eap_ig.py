@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from loopinterp.benchmark import Exercise, edges_of_eap_graph
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
 
 STEPS = 8
 _ONE_HEAD = ("s = s.squeeze(1)", "s = s if isinstance(bwd_index, slice) else s.squeeze(1)")

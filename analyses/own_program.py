@@ -13,29 +13,27 @@ import pandas as pd
 import torch
 import typer
 
-from loopinterp.circuits import (
+from loopinterp.comparison import (
     Decodability,
-    InterchangePairs,
-    InterchangeRun,
     ProgramComparison,
     compare_programs,
     decodability,
     head_study,
 )
-from loopinterp.rasp import (
+from loopinterp.compiler import compare_with_program, compile_program, rotate
+from loopinterp.interventions import InterchangePairs, InterchangeRun
+from loopinterp.pages import write_results
+from loopinterp.programs import (
     UNKNOWN,
     CeilLog2,
     Linear,
     LoopProgram,
     aggregate,
-    compare_with_program,
-    compile_program,
     eq,
     full,
     indices,
     kqv,
     larger,
-    rotate,
     select,
     shift_right,
     smaller,
@@ -44,7 +42,6 @@ from loopinterp.rasp import (
     var,
     where,
 )
-from loopinterp.report import write_results
 from loopinterp.tasks import IGNORE, Batch, InWords, get_task, register_task
 from loopinterp.tasks.sampling import choice, coins, inside, lengths, pick_distribution
 from loopinterp.training import RECIPES, CurriculumConfig, TrainingConfig, evaluate, train
@@ -179,7 +176,7 @@ def ground_truth(batch: Batch) -> None:
         config = compiled.model.config
         print(
             f"{program.name}: {config.n_prelude} + {config.n_layers} layers of width "
-            f"{config.d_model}; exact: {agreement.exact}; named: {verdict.winner}"
+            f"{config.d_model}; exact: {agreement.exact}; named: {verdict.identified}"
         )
 
 

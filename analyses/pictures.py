@@ -23,12 +23,12 @@ import xarray as xr
 import loopinterp
 from analyses.still_pictures import StillPictures
 from analyses.tables_in_pages import PAGES, rewrite
-from loopinterp.explorer import explore, typed_example
+from loopinterp.compiler import draw_program
+from loopinterp.core.results import load_result
+from loopinterp.figures import PALETTE, heatmap_panels, template
 from loopinterp.models import bind
-from loopinterp.plotting import PALETTE, heatmap_panels, template
-from loopinterp.rasp import draw_program, get_program
-from loopinterp.report import write_circuit_page, write_results
-from loopinterp.saved_results import load_result
+from loopinterp.pages import explore, typed_example, write_circuit_page, write_results
+from loopinterp.programs import get_program
 from loopinterp.tasks import Addition
 
 PICTURES = PAGES / "pictures"
@@ -230,7 +230,7 @@ def fates() -> go.Figure:
 
 def hold_times() -> go.Figure:
     """A carry planted behind the front, in three compiled programs: does the bit still show it?"""
-    from loopinterp.rasp import compile_program
+    from loopinterp.compiler import compile_program
 
     task = Addition()
     ones = sum(1 << k for k in range(1, 12))

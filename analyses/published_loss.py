@@ -23,7 +23,7 @@ import pandas as pd
 import torch
 
 from analyses.published_settings import PAPER, paper_config
-from loopinterp.progress import bar
+from loopinterp.core.progress import bar
 from loopinterp.training import Trainer, TrainingConfig, apply_settings
 from tests.training.plain_published import train_plainly
 
@@ -82,7 +82,7 @@ def _batches(feed: Trainer) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.
     """What a trainer with this seed draws; it is never trained itself."""
     while True:
         drawn = feed.draw()
-        yield drawn.inputs, drawn.asked.targets[0], drawn.asked.loops[0]
+        yield drawn.inputs, drawn.questions.targets[0], drawn.questions.loops[0]
         feed.curriculum.update(0.0)
 
 

@@ -19,9 +19,9 @@ import torch
 from joblib import Parallel, delayed
 
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
-from loopinterp.circuits import reduction_study
-from loopinterp.circuits.reduced_model import ENOUGH
-from loopinterp.circuits.verdict import LEAST_INPUTS
+from loopinterp.comparison import reduction_study
+from loopinterp.comparison.reduced_model import ENOUGH
+from loopinterp.comparison.rule import LEAST_INPUTS
 from loopinterp.zoo import load_pretrained
 
 FILE, PAGE, NAME = "reduced_models.csv", "read-a-program.md", "reduced-models"

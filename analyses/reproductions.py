@@ -22,7 +22,7 @@ from analyses.long_addition import FILE as LONG_ADDITION
 from analyses.notebook_models import SOURCE as NOTEBOOK
 from analyses.published_loss import LIMIT
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table, with_error
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
 from loopinterp.tasks import get_task
 from loopinterp.training import Measurement, OperandGrid, get_recipe, list_recipes
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from loopinterp.circuits import compare_programs, planted_carry_study
-from loopinterp.rasp import list_programs
-from loopinterp.report import write_results
+from loopinterp.comparison import compare_programs, injected_carry_study, statement
+from loopinterp.pages import write_results
+from loopinterp.programs import list_programs
 from loopinterp.training import RECIPES, apply_settings, train
 
 
@@ -40,10 +40,10 @@ def main() -> None:
     comparison = compare_programs(
         list(models.values()), list_programs("addition"), data, names=list(models)
     )
-    lives = planted_carry_study(list(models.values()), data[0], names=list(models))
+    lives = injected_carry_study(list(models.values()), data[0], names=list(models))
     print(table(comparison, lives).to_string())
-    for name, verdict in comparison.verdicts.items():
-        print(f"\n{name}: {verdict.statement}")
+    for name in models:
+        print(f"\n{name}: {statement(comparison, name)}")
     print()
     found = {"comparison": comparison, "planted-carry": lives}
     print(write_results(found, args.out / "seeds.html", title="Seeds of one recipe"))
@@ -53,12 +53,12 @@ def table(comparison, lives) -> pd.DataFrame:
     """Each model: verdict, nearest program with its interval, left alone, hold times."""
     rows = {}
     for name, verdict in comparison.verdicts.items():
-        data = comparison.data.sel(model=name, program=verdict.nearest)
+        data = comparison.data.sel(model=name, program=verdict.closest)
         value, low, high = data["whole_run"].sel(stratum="all").values
         alone = data["undisturbed"].values
         rows[name] = {
-            "named": verdict.winner or "none",
-            "nearest": verdict.nearest,
+            "named": verdict.identified or "none",
+            "nearest": verdict.closest,
             "whole runs": f"{value:.2f} ({low:.2f}-{high:.2f})",
             "followed for": verdict.followed_for,
             "left alone": f"{alone[0]:.2f} ({alone[1]:.2f}-{alone[2]:.2f})",

@@ -17,10 +17,10 @@ import pandas as pd
 
 from analyses.tables_in_pages import table
 from analyses.zoo_tables import measure_zoo
-from loopinterp.studied_model import open_run
+from loopinterp.app.session import open_run
+from loopinterp.app.workflow import CALIBRATED, STOPPING, calibrate_stopping, stopping_rules
 from loopinterp.training import evaluate
 from loopinterp.training.evaluation import ANY, BEST, ORACLE
-from loopinterp.workflow import CALIBRATED, STOPPING, calibrate_stopping, stopping_rules
 from loopinterp.zoo import load_pretrained
 
 FILE, PAGE, NAME = "stopping_rules.csv", "when-to-stop.md", "stopping-rules"

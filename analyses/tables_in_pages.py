@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "analyses" / "results"

@@ -24,10 +24,10 @@ from joblib import Parallel, delayed
 
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.benchmark import TRAINED_MODELS, train_to_circuit
-from loopinterp.circuits import interchange_study
-from loopinterp.circuits.decompiler.exchange_runs import exchanges
-from loopinterp.circuits.decompiler.held_out import TRAJECTORY, agreement
-from loopinterp.rasp import Compiled
+from loopinterp.comparison import interchange_study
+from loopinterp.compiler import Compiled
+from loopinterp.decompiler.evidence import TRAJECTORY, agreement
+from loopinterp.interventions.drawn_pairs import drawn_pairs
 from loopinterp.tasks import get_task
 
 FILE, PAGE = "trained_circuits.csv", "benchmark.md"
@@ -78,7 +78,7 @@ def trained(name: str, steps: int, models: Path) -> dict[str, Any]:
 
 
 def measured(made: Compiled) -> dict[str, Any]:
-    """How the model follows exchanges of its variables in the places where they were put."""
+    """How the model follows interchanges of its variables in the places where they were put."""
     program, circuit = made.program, made.circuit
     task = get_task(program.task, **program.task_settings)
     generator = torch.Generator().manual_seed(1)
@@ -93,7 +93,7 @@ def measured(made: Compiled) -> dict[str, Any]:
     )
     whole, low, _, n_runs = found.pooled()
     lowest = float(found.iia.min())
-    pairs = exchanges(batch, program.n_loops(LENGTH), EXCHANGES, generator)
+    pairs = drawn_pairs(batch, program.n_loops(LENGTH), EXCHANGES, generator)
     states = agreement(made.model, program, pairs).set_index("what")
     of_states = float(states.loc[TRAJECTORY, "value"])
     return {

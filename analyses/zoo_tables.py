@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite
-from loopinterp.study_examples import why_no_loops
+from loopinterp.models.study_examples import makes_one_loop
 from loopinterp.zoo import list_pretrained, load_pretrained
 
 
@@ -64,5 +64,7 @@ def measure_zoo(
 def looped_models() -> list[str]:
     """Names of the zoo's models that make more than one loop."""
     return [
-        name for name in list_pretrained().index if not why_no_loops(load_pretrained(name).model())
+        name
+        for name in list_pretrained().index
+        if not makes_one_loop(load_pretrained(name).model())
     ]

@@ -25,7 +25,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 SLOWEST = ("end_to_end", "analyses", "test_documentation.py", "browser", "benchmark", "circuits")
-SLOWEST += ("rasp", "test_devices.py")
+SLOWEST += ("edges", "decompiler", "comparison", "compiler", "programs", "test_devices.py")
 """The slowest files and rooms: they go first, so that processes that share files end together."""
 
 

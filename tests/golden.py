@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from loopinterp.circuits import decompile
-from loopinterp.errors import InputError
+from loopinterp.compiler import compile_program
+from loopinterp.core.errors import InputError
+from loopinterp.decompiler import decompile
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
-from loopinterp.rasp import compile_program, get_program, list_programs
+from loopinterp.programs import get_program, list_programs
 from loopinterp.tasks import Addition, as_batch, get_task
 from loopinterp.training import CodeConfig, Trainer, evaluate
 from loopinterp.zoo import list_pretrained, load_pretrained
@@ -133,7 +134,8 @@ def programs() -> Numbers:
 
 def studies() -> Numbers:
     """The arrays of every study, on an untrained model, a trained one and a compiled one."""
-    untrained = LoopedTransformer(LoopedTransformerConfig(**SMALL | {"d_vocab_out": 2}), seed=0)
+    sizes: dict[str, Any] = SMALL | {"d_vocab_out": 2}
+    untrained = LoopedTransformer(LoopedTransformerConfig(**sizes), seed=0)
     for kind, model in {
         "untrained": untrained.eval(),
         "trained": load_pretrained("addition").model(),

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from loopinterp import circuits, dynamics, lenses, probing, training
-from loopinterp.errors import HookError, InputError
+from loopinterp import comparison, dynamics, interventions, lenses, probing, training
+from loopinterp.compiler import compile_program
+from loopinterp.core.errors import HookError, InputError
 from loopinterp.models import LoopedTransformer, iterate
-from loopinterp.rasp import compile_program
 from loopinterp.tasks import Addition, Batch
 
 Study = Callable[[Any, Batch], object]
@@ -21,27 +21,29 @@ ON_PROTOCOL: dict[str, Study] = {
     "convergence": lambda model, batch: dynamics.convergence_study(model, batch),
     "extrapolation": lambda model, batch: dynamics.extrapolation_study(model, batch),
     "evaluate": lambda model, _: training.evaluate(model, Addition(), [4], n_samples=8),
-    "compare": lambda model, batch: circuits.compare_programs(model, ["ripple"], batch),
-    "decodability": lambda model, batch: circuits.decodability(model, batch, ["ripple"]),
-    "reduction": lambda model, batch: circuits.reduction_study(model, batch, ranks=(1,), pairs=16),
+    "compare": lambda model, batch: comparison.compare_programs(model, ["ripple"], batch),
+    "decodability": lambda model, batch: comparison.decodability(model, batch, ["ripple"]),
+    "reduction": lambda model, batch: comparison.reduction_study(
+        model, batch, ranks=(1,), pairs=16
+    ),
     "lens": lambda model, batch: lenses.lens_study(model, batch),
     "exits": lambda model, batch: lenses.exit_study(model, batch),
-    "interchange": lambda model, batch: circuits.interchange_study(model, batch, "ripple"),
+    "interchange": lambda model, batch: comparison.interchange_study(model, batch, "ripple"),
 }
 WITH_HOOKS: dict[str, Study] = {
     "carry": lambda model, _: probing.carry_study(model, Addition(), n=16),
     "stabilisation": lambda model, batch: dynamics.attention_stabilisation_study(model, batch),
     "attention": lambda model, batch: lenses.attention_study(model, batch.inputs, n_loops=4),
-    "patching": lambda model, batch: circuits.patching_sweep(
+    "patching": lambda model, batch: interventions.patching_sweep(
         model, batch.inputs, batch.inputs.roll(1, 0), n_loops=4
     ),
     "probes": lambda model, batch: probing.probe_study(
         model, batch.inputs, {"token": batch.inputs}, n_loops=4
     ),
-    "subspaces": lambda model, batch: circuits.search_subspaces(
+    "subspaces": lambda model, batch: comparison.search_subspaces(
         model, batch, "ripple", ranks=(1,), steps=2
     ),
-    "heads": lambda model, batch: circuits.head_study(model, batch, ["ripple"]),
+    "heads": lambda model, batch: comparison.head_study(model, batch, ["ripple"]),
 }
 
 
@@ -128,7 +130,7 @@ def test_a_run_that_grows_without_bound_is_still_a_finding_of_the_dynamics() -> 
     assert (result.data["limit_status"] == dynamics.Status.DIVERGED).all()
     assert int(dynamics.extrapolation_study(Growing(), batch()).data["exact"].sum()) == 0
     with pytest.raises(InputError, match="state after loop 6"):
-        circuits.compare_programs(Growing(), ["ripple"], batch())
+        comparison.compare_programs(Growing(), ["ripple"], batch())
 
 
 def test_a_whole_foreign_model_is_studied_as_before() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from loopinterp import circuits
-from loopinterp.saved_results import load_result
+from loopinterp import edges, interventions
+from loopinterp.core.results import load_result
 from loopinterp.tasks import Addition, as_batch, get_task
 from tests.test_study_arguments import OF_A_TASK, OF_GIVEN_PAIRS, STUDIES, _model
 
@@ -28,7 +28,7 @@ def float64() -> Iterator[None]:
 def _data(name: str) -> Any:
     if name in OF_A_TASK:
         return Addition()
-    n, size = (18, 16) if name == "planted_carry_study" else (4, 8)
+    n, size = (18, 16) if name == "injected_carry_study" else (4, 8)
     return as_batch(Addition(), n=n, batch_size=256 if name == "search_subspaces" else size)
 
 
@@ -37,8 +37,8 @@ def _result(name: str, model: Any) -> Any:
     if name in OF_GIVEN_PAIRS:
         other = as_batch(Addition(), n=4, batch_size=8, seed=1)
         if name == "edge_study":
-            return circuits.edge_study(model, data, other, methods=["eap"], curve_points=1)
-        return circuits.patching_sweep(model, data, other, component="z")
+            return edges.edge_study(model, data, other, methods=["eap"], curve_points=1)
+        return interventions.patching_sweep(model, data, other, component="z")
     return STUDIES[name](model, data)
 
 

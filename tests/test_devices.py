@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopinterp import circuits, dynamics, lenses, models, probing, training
+from loopinterp import comparison, dynamics, edges, interventions, lenses, models, probing, training
 from loopinterp.adapters import adapt
-from loopinterp.errors import InputError
+from loopinterp.compiler import compile_program
+from loopinterp.core.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, greedy_decode
-from loopinterp.rasp import compile_program
 from loopinterp.tasks import Addition, Batch
 from loopinterp.training import Trainer, TrainingConfig
-from loopinterp.training.seed_ensemble import advance_together, read
+from loopinterp.training.seeds_together import advance_together, read
 from tests.adapters.kinds import KINDS
 from tests.pretend_gpu import DEVICE, OnDevice, WouldWait, no_waiting, pretend_gpu
 from tests.test_study_arguments import OF_A_TASK
@@ -157,18 +157,20 @@ def test_stopping_rules(device: torch.device, rule: str) -> None:
 
 
 def _patching(model: Any, batch: Batch) -> Any:
-    return circuits.patching_sweep(model, batch.inputs, batch.inputs.roll(1, 0), n_loops=4)
+    return interventions.patching_sweep(model, batch.inputs, batch.inputs.roll(1, 0), n_loops=4)
 
 
 def _edges(model: Any, batch: Batch) -> Any:
     x = batch.inputs
-    return circuits.edge_study(model, x, x.roll(1, 0), n_loops=3, n_steps=2, curve_points=2)
+    return edges.edge_study(model, x, x.roll(1, 0), n_loops=3, n_steps=2, curve_points=2)
 
 
 STUDIES: dict[str, Callable[[Any, Any], Any]] = ASKED | {
     "edge_study": _edges,
     "convergence_study": lambda m, d: dynamics.convergence_study(m, d, n_loops=12, n_spectral=1),
-    "search_subspaces": lambda m, d: circuits.search_subspaces(m, d, "ripple", ranks=(1,), steps=2),
+    "search_subspaces": lambda m, d: comparison.search_subspaces(
+        m, d, "ripple", ranks=(1,), steps=2
+    ),
     "carry_study": lambda m, d: probing.carry_study(m, d, n=16, loops=[0, 4], n_short=8),
     "patching_sweep": _patching,
 }
@@ -188,7 +190,7 @@ TIES = {"carry_study": 0.02}
 def asked_of(name: str) -> Any:
     if name in OF_A_TASK:
         return Addition()
-    n, size = {"planted_carry_study": (16, 48), "compare_programs": (4, 8)}.get(name, (5, 12))
+    n, size = {"injected_carry_study": (16, 48), "compare_programs": (4, 8)}.get(name, (5, 12))
     return Addition().sample(n, batch_size=size, generator=seeded(), distribution="propagate")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loopinterp.saved_results import load_result
+from loopinterp.core.results import load_result
 from loopinterp.zoo import load_pretrained
 from tests.test_default_dtype import _result
 from tests.test_study_arguments import STUDIES

@@ -35,19 +35,19 @@ HEAVY = {
 }
 ROOT = Path(loopinterp.__file__).parent
 STUBS = sorted(ROOT.rglob("__init__.pyi"))
-PACKAGES = {stub.parent.name for stub in STUBS if stub.parent.parent == ROOT} | {"workflow"}
+PACKAGES = {stub.parent.name for stub in STUBS if stub.parent.parent == ROOT}
 FIRST_NAMES = {
     "LoopedTransformer": "loopinterp.models",
     "LoopedTransformerConfig": "loopinterp.models",
     "Run": "loopinterp.training",
-    "analyze_model": "loopinterp.models_in_memory",
-    "compare_programs": "loopinterp.circuits",
-    "compile_program": "loopinterp.rasp",
+    "analyze_model": "loopinterp.app",
+    "compare_programs": "loopinterp.comparison",
+    "compile_program": "loopinterp.compiler",
     "evaluate": "loopinterp.training",
-    "get_program": "loopinterp.rasp",
+    "get_program": "loopinterp.programs",
     "get_task": "loopinterp.tasks",
     "list_pretrained": "loopinterp.zoo",
-    "load": "loopinterp.studied_model",
+    "load": "loopinterp.app",
     "load_pretrained": "loopinterp.zoo",
     "train": "loopinterp.training",
 }

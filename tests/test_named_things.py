@@ -14,7 +14,8 @@ import pytest
 import typer
 
 import loopinterp
-from loopinterp.cli.application import app
+from loopinterp.cli import run_commands, study_commands  # noqa: F401
+from loopinterp.cli.shared import app
 
 PACKAGE = Path(loopinterp.__file__).parent
 FILES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
@@ -78,5 +79,5 @@ def test_what_a_text_of_the_package_names_is_there(file: str) -> None:
 
 
 def test_a_name_that_is_not_there_is_seen() -> None:
-    assert _exists("loopinterp.saved_results.load_result") and _exists("loopinterp.cli.main")
+    assert _exists("loopinterp.core.results.load_result") and _exists("loopinterp.cli.main")
     assert not _exists("loopinterp.load_result") and not _exists("loopinterp.nosuch.thing")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Self
 
-    from loopinterp.models.looped_model import LoopedModel
+    from loopinterp.models.protocol import LoopedModel
 
 
 def transpose(x: Float[Tensor, "row column"]) -> Float[Tensor, "column row"]:
@@ -105,8 +105,8 @@ def test_each_test_checks_the_first_calls_anew(checked: ModuleType) -> None:
 
 
 def test_the_library_is_loaded_through_the_checks() -> None:
-    import loopinterp.results
+    import loopinterp.core.results
 
-    assert isinstance(loopinterp.results.__loader__, runtime_types._Loader)
+    assert isinstance(loopinterp.core.results.__loader__, runtime_types._Loader)
     with pytest.raises(Exception, match=r"config_hash\(\) parameter .* violates type hint"):
-        loopinterp.results.config_hash(3)  # pyright: ignore[reportArgumentType]
+        loopinterp.core.results.config_hash(3)  # pyright: ignore[reportArgumentType]

@@ -13,21 +13,34 @@ import torch
 
 from loopinterp import (
     benchmark,
-    circuits,
+    comparison,
+    decompiler,
     dynamics,
-    explorer,
+    edges,
+    interventions,
     lenses,
+    pages,
     probing,
     training,
 )
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import Result, registered_kinds
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule
-from loopinterp.results import Result
-from loopinterp.saved_results import KINDS
 from loopinterp.tasks import Addition, Batch, as_batch
-from loopinterp.tasks.study_data import as_batches
+from loopinterp.tasks.sampling import as_batches
 
-ROOMS = (dynamics, explorer, lenses, probing, circuits, benchmark, training)
+ROOMS = (
+    dynamics,
+    pages,
+    lenses,
+    probing,
+    interventions,
+    comparison,
+    decompiler,
+    edges,
+    benchmark,
+    training,
+)
 PROGRAMS = ["ripple", "lookahead"]
 
 STUDIES: dict[str, Callable[[Any, Any], Any]] = {
@@ -42,21 +55,25 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "local_stability_study": lambda m, d: dynamics.local_stability_study(m, d, k=1),
     "attention_stabilisation_study": dynamics.attention_stabilisation_study,
     "attention_study": lenses.attention_study,
-    "explore": explorer.explore,
+    "explore": pages.explore,
     "lens_study": lenses.lens_study,
     "exit_study": lenses.exit_study,
     "probe_study": lambda m, d: probing.probe_study(m, d, {"carry": Addition().carries}),
-    "head_study": lambda m, d: circuits.head_study(m, d, PROGRAMS),
-    "planted_carry_study": lambda m, d: circuits.planted_carry_study(m, d),
-    "compare_programs": lambda m, d: circuits.compare_programs(m, PROGRAMS, d),
-    "search_subspaces": lambda m, d: circuits.search_subspaces(m, d, "ripple", steps=1),
-    "reduction_study": lambda m, d: circuits.reduction_study(m, d, ranks=(1, 2), pairs=16),
-    "decodability": lambda m, d: circuits.decodability(m, d, PROGRAMS),
-    "interchange_study": lambda m, d: circuits.interchange_study(m, d, "ripple", pairs_per_loop=4),
-    "decompilation_study": lambda m, d: circuits.decompilation_study(m, d, n=3, n_exchanges=100),
-    "ablation_study": lambda m, d: circuits.ablation_study(m, d, kinds=("zero",), when=("all",)),
-    "patching_sweep": lambda m, d: circuits.patching_sweep(m, d, d, component="z"),
-    "edge_study": lambda m, d: circuits.edge_study(m, d, d),
+    "head_study": lambda m, d: comparison.head_study(m, d, PROGRAMS),
+    "injected_carry_study": lambda m, d: comparison.injected_carry_study(m, d),
+    "compare_programs": lambda m, d: comparison.compare_programs(m, PROGRAMS, d),
+    "search_subspaces": lambda m, d: comparison.search_subspaces(m, d, "ripple", steps=1),
+    "reduction_study": lambda m, d: comparison.reduction_study(m, d, ranks=(1, 2), pairs=16),
+    "decodability": lambda m, d: comparison.decodability(m, d, PROGRAMS),
+    "interchange_study": lambda m, d: comparison.interchange_study(
+        m, d, "ripple", pairs_per_loop=4
+    ),
+    "decompilation_study": lambda m, d: decompiler.decompilation_study(m, d, n=3, n_exchanges=100),
+    "ablation_study": lambda m, d: interventions.ablation_study(
+        m, d, kinds=("zero",), when=("all",)
+    ),
+    "patching_sweep": lambda m, d: interventions.patching_sweep(m, d, d, component="z"),
+    "edge_study": lambda m, d: edges.edge_study(m, d, d),
     "carry_study": probing.carry_study,
     "evaluate": lambda m, d: training.evaluate(m, d, [3]),
 }
@@ -127,7 +144,8 @@ def _results() -> list[type[Result]]:
 
 def test_every_result_is_read_back_by_its_kind() -> None:
     found = {cls.kind: cls.__module__ for cls in _results() if cls.kind}
-    assert found and found.items() <= KINDS.items()
+    registered = {kind: entry.module for kind, entry in registered_kinds().items()}
+    assert found and found.items() <= registered.items()
 
 
 def _signature(name: str) -> inspect.Signature:
@@ -177,13 +195,13 @@ def test_a_model_of_one_loop_is_asked_nothing_of_others(name: str) -> None:
     if name == "patching_sweep":
         assert isinstance(data, Batch)
         other = as_batch(Addition(), n=4, batch_size=8, seed=1)
-        assert circuits.patching_sweep(model, data, other).data.sizes["loop"] == 1
+        assert interventions.patching_sweep(model, data, other).data.sizes["loop"] == 1
     elif name == "ablation_study":
         assert STUDIES[name](model, data).spans == [[0, 0]]
     elif name == "edge_study":
         assert isinstance(data, Batch)
         other = as_batch(Addition(), n=4, batch_size=8, seed=1)
-        found = circuits.edge_study(model, data, other, methods=["eap"], curve_points=1)
+        found = edges.edge_study(model, data, other, methods=["eap"], curve_points=1)
         assert found.n_loops == 1
     elif name == "evaluate":
         assert STUDIES[name](model, data).depth == 1
@@ -216,14 +234,14 @@ def test_what_is_no_data_is_refused(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", sorted(STUDIES.keys() - OF_A_TASK - OF_GIVEN_PAIRS))
 def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
     study = next(getattr(room, name) for room in ROOMS if name in room.__all__)
-    sizes = {"planted_carry_study": (18, 32), "search_subspaces": (4, 64)}
+    sizes = {"injected_carry_study": (18, 32), "search_subspaces": (4, 64)}
     n, size = sizes.get(name, (4, 16))
     third: dict[str, Any] = {
         "probe_study": {"targets": {"carry": Addition().carries}},
         "head_study": {"programs": PROGRAMS},
         "compare_programs": {
             "programs": PROGRAMS,
-            "pairs": circuits.SpreadPairs(pairs=32, same_value=0),
+            "pairs": comparison.SpreadPairs(pairs=32, same_value=0),
         },
         "search_subspaces": {"program": "ripple", "steps": 1, "ranks": [1]},
         "decodability": {"programs": PROGRAMS},

@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from loopinterp.results import config_hash
-from loopinterp.run_seal import LinesDigest, check_lines
-from loopinterp.saved_results import read_run_config
-from loopinterp.storage import read_tensors_and_metadata, write_tensors
+from loopinterp.core.results import config_hash
+from loopinterp.core.run_files import LinesDigest, check_lines
+from loopinterp.core.run_files import read_run_config
+from loopinterp.core.storage import read_tensors_and_metadata, write_tensors
 from loopinterp.training.run import METRICS, WEIGHTS, complete_lines
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from loopinterp.rasp import LoopProgram
-from loopinterp.rasp.expr import (
+from loopinterp.programs import LoopProgram
+from loopinterp.programs.expressions import (
     Aggregate,
     Elementwise,
     Full,
@@ -26,7 +26,7 @@ from loopinterp.rasp.expr import (
     TokMap,
     Var,
 )
-from loopinterp.rasp.node import Expr, postorder
+from loopinterp.programs.nodes import Expr, postorder
 
 Array = np.ndarray[Any, Any]
 

@@ -20,7 +20,7 @@ import torch
 from transformer_lens.patching import get_act_patch_resid_pre
 
 from analyses.benchmarks.timing import compare, parser, settle, show
-from loopinterp.circuits import patching_sweep
+from loopinterp.interventions import patching_sweep
 from loopinterp.models import LoopedTransformer
 from loopinterp.tasks import Addition, as_batch
 from loopinterp.zoo import load_pretrained

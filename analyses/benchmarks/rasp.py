@@ -19,8 +19,8 @@ import torch
 
 from analyses.benchmarks import numpy_rasp
 from analyses.benchmarks.timing import CLOCKS, parser, settle
-from loopinterp import rasp
-from loopinterp.rasp import (
+from loopinterp import programs
+from loopinterp.programs import (
     Selector,
     Seq,
     full,
@@ -54,31 +54,31 @@ PRIMITIVES: dict[str, Seq | Selector] = {
     "select": same,
     "select (relation)": select(tokens, u, [(i, -i) for i in range(-3, 4)]),
     "sel_width": sel_width(same),
-    "aggr mean": rasp.aggr(same, v),
-    "aggr max": rasp.aggr(same, v, "max"),
-    "aggr min": rasp.aggr(same, v, "min"),
+    "aggr mean": programs.aggr(same, v),
+    "aggr max": programs.aggr(same, v, "max"),
+    "aggr min": programs.aggr(same, v, "min"),
     "kqv": kqv(tokens, u, v, "<", default=-1),
 }
 LIBRARY: dict[str, Seq] = {
     "shift_right": shift_right(tokens),
-    "cumsum": rasp.cumsum(tokens),
+    "cumsum": programs.cumsum(tokens),
     "where": where(tokens, u, v),
-    "mask": rasp.mask(tokens, u),
-    "maximum": rasp.maximum(tokens),
-    "minimum": rasp.minimum(tokens),
-    "argmax": rasp.argmax(tokens),
-    "argmin": rasp.argmin(tokens),
-    "num_prev": rasp.num_prev(tokens, u),
-    "has_seen": rasp.has_seen(tokens, u),
-    "firsts": rasp.firsts(tokens, u),
-    "lasts": rasp.lasts(tokens, u),
-    "index_select": rasp.index_select(tokens, u),
-    "first_true": rasp.first_true(tokens),
-    "mode": rasp.mode(tokens),
-    "binary_mode": rasp.binary_mode(tokens),
-    "induct": rasp.induct(tokens, u, 1),
-    "induct_kqv": rasp.induct_kqv(tokens, u, v, 1),
-    "induct_prev": rasp.induct_prev(tokens, u, -1),
+    "mask": programs.mask(tokens, u),
+    "maximum": programs.maximum(tokens),
+    "minimum": programs.minimum(tokens),
+    "argmax": programs.argmax(tokens),
+    "argmin": programs.argmin(tokens),
+    "num_prev": programs.num_prev(tokens, u),
+    "has_seen": programs.has_seen(tokens, u),
+    "firsts": programs.firsts(tokens, u),
+    "lasts": programs.lasts(tokens, u),
+    "index_select": programs.index_select(tokens, u),
+    "first_true": programs.first_true(tokens),
+    "mode": programs.mode(tokens),
+    "binary_mode": programs.binary_mode(tokens),
+    "induct": programs.induct(tokens, u, 1),
+    "induct_kqv": programs.induct_kqv(tokens, u, v, 1),
+    "induct_prev": programs.induct_prev(tokens, u, -1),
 }
 
 
@@ -123,7 +123,7 @@ def time_expression(expr: Seq | Selector, **options: Any) -> dict[str, float]:
         variables = {"u": rows[1][i], "v": rows[2][i]}
         return numpy_rasp.evaluate(expr, rows[0][i], variables, vectorised=vectorised)
 
-    return compare(lambda: rasp.evaluate(expr, x, {"u": a, "v": b}), one, **options)
+    return compare(lambda: programs.evaluate(expr, x, {"u": a, "v": b}), one, **options)
 
 
 def time_program(name: str, **options: Any) -> dict[str, float]:

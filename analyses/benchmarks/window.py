@@ -48,9 +48,9 @@ def main() -> None:
                     bias=model.relative_bias,
                     device=model.device,
                     dtype=model.dtype,
-                    whole=whole,
+                    all_pairs=all_pairs,
                 )
-                for whole in (True, False)
+                for all_pairs in (True, False)
             )
             e = model.embed(torch.randint(6, (BATCH, n_pos)))
             h = torch.randn_like(e)

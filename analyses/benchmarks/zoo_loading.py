@@ -9,7 +9,7 @@ from functools import partial
 
 from analyses.benchmarks.timing import compare, parser, settle, show
 from loopinterp import list_pretrained, load_pretrained
-from loopinterp.storage import read_tensors
+from loopinterp.core.storage import read_tensors
 from loopinterp.training.run import WEIGHTS
 
 

@@ -1,13 +1,13 @@
+from .adapt import TokenWords as TokenWords
 from .adapt import adapt as adapt
 from .adapt import load_published as load_published
+from .adapt import load_tokenizer as load_tokenizer
+from .adapt import tokenize as tokenize
 from .hrm import HRMAdapter as HRMAdapter
+from .hrm import TRMAdapter as TRMAdapter
 from .hrm_text import HRMTextAdapter as HRMTextAdapter
 from .huginn import HuginnAdapter as HuginnAdapter
 from .nested_loops import NestedModel as NestedModel
 from .ouro import OuroAdapter as OuroAdapter
 from .published_model import PublishedConfig as PublishedConfig
 from .published_model import PublishedModel as PublishedModel
-from .tokenized_prompt import TokenWords as TokenWords
-from .tokenized_prompt import load_tokenizer as load_tokenizer
-from .tokenized_prompt import tokenize as tokenize
-from .trm import TRMAdapter as TRMAdapter

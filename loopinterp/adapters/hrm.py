@@ -1,14 +1,15 @@
-r"""HRM: a slow and a fast stack of post-norm layers, in nested loops over all positions at once.
+r"""HRM and TRM: post-norm layers in nested loops over all positions at once.
 
 .. math::
     z_L \leftarrow \operatorname{fast}(z_L + (z_H + e)) \; \text{(n times)}, \qquad
     z_H \leftarrow \operatorname{slow}(z_H + z_L)
 
-The published code runs segments of ``H_cycles`` such cycles, with gradients in the last step of
-each alone, and asks its halting head after every segment. Here a loop is one cycle, whatever
-segment it is in; all of them have gradients, and the head is read after each.
+TRM has one stack for both. The published code of HRM runs segments of ``H_cycles`` such cycles,
+with gradients in the last step of each alone, and asks its halting head after every segment. Here a
+loop is one cycle, whatever segment it is in; all of them have gradients, and the head is read after
+each.
 
-Source: arXiv 2506.21734, and the published ``hrm_act_v1.py``.
+Sources: arXiv 2506.21734 and the published ``hrm_act_v1.py``; arXiv 2510.04871 and ``trm.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from loopinterp.adapters.nested_loops import NestedModel, nested_sites
-from loopinterp.adapters.published_layers import (
+from loopinterp.adapters.published_model import (
     gated,
     join_heads,
     layer_sites,
@@ -27,8 +28,9 @@ from loopinterp.adapters.published_layers import (
     rotate_halves,
     split_heads,
 )
-from loopinterp.errors import InputError
-from loopinterp.models.multihead_attention import attend
+from loopinterp.core.errors import InputError
+from loopinterp.models.addresses import Sites
+from loopinterp.models.attention import attend
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
@@ -36,8 +38,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int, Integer
     from torch import Tensor
 
-    from loopinterp.models.site_map import Sites
-    from loopinterp.models.way_back import WayBack
+    from loopinterp.models.addresses import Sites
+    from loopinterp.models.attribution import AttributionPass
+
 
 _HALF = 0.707106781  # as the published code spells the root of a half
 
@@ -104,7 +107,7 @@ class HRMAdapter(NestedModel):
         return inner.L_level, inner.H_level, int(inner.config.L_cycles)
 
     @property
-    def _stacks(self) -> tuple[Any, Any, int]:
+    def stacks(self) -> tuple[Any, Any, int]:
         return self._stacks_of(self.published.inner)
 
     @property
@@ -116,7 +119,7 @@ class HRMAdapter(NestedModel):
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_state"]:
         """``H_init`` and ``L_init``, the same at every position."""
-        return self._start(self.published.inner.H_init, self.published.inner.L_init, e)
+        return self.start(self.published.inner.H_init, self.published.inner.L_init, e)
 
     # The input
 
@@ -127,67 +130,51 @@ class HRMAdapter(NestedModel):
         places = puzzles.to(tokens.device)[:, None].expand(-1, self.n_puzzle_positions)
         return torch.cat((places, tokens), dim=1)  # in the wider of their types
 
-    def _context(
+    def input_context(
         self,
         inputs: Tensor,
         offset: int | Tensor,
-        taps: Taps = NO_TAPS,
         *,
-        look: bool = True,
-        whole: bool = False,
+        all_pairs: bool = False,
+        checked: bool = False,
     ) -> AttentionContext:
-        tokens = inputs
-        if self.n_puzzle_positions and isinstance(inputs, torch.Tensor) and inputs.dim() == 2:
-            known_from = self.n_puzzle_positions
-            if inputs.shape[1] <= known_from:
-                raise InputError(
-                    "inputs",
-                    expected=f"the number of a puzzle at {known_from} positions, and tokens",
-                    given=f"{inputs.shape[1]} positions",
-                    fix="Pass model.with_puzzle(tokens, puzzles).",
-                )
-            puzzle, known = inputs[:, :known_from], inputs[:, known_from:]
-            if look:
-                self._check_puzzle(puzzle)
-            tokens = torch.cat((torch.zeros_like(puzzle), known), dim=1)
-        return super()._context(tokens, offset, taps, look=look, whole=whole)
+        n_puzzle = self.n_puzzle_positions
+        if n_puzzle and isinstance(inputs, torch.Tensor) and inputs.dim() == 2:
+            if not checked:
+                self._check_puzzle(inputs)
+            no_puzzle = torch.zeros_like(inputs[:, :n_puzzle])
+            inputs = torch.cat((no_puzzle, inputs[:, n_puzzle:]), dim=1)
+        return super().input_context(inputs, offset, all_pairs=all_pairs, checked=checked)
 
-    def _check_puzzle(self, puzzle: Tensor) -> None:
-        number = len(self.published.inner.puzzle_emb.weights)
+    def _check_puzzle(self, inputs: Tensor) -> None:
+        n_puzzle, number = self.n_puzzle_positions, len(self.published.inner.puzzle_emb.weights)
+        puzzle, fix = inputs[:, :n_puzzle], "Pass model.with_puzzle(tokens, puzzles)."
+        if inputs.shape[1] <= n_puzzle:
+            expected = f"the number of a puzzle at {n_puzzle} positions, and tokens"
+            given = f"{inputs.shape[1]} positions"
+            raise InputError("inputs", expected=expected, given=given, fix=fix)
         good = (puzzle == puzzle[:, :1]) & (puzzle >= 0) & (puzzle < number)
         if not good.all():
-            raise InputError(
-                "inputs",
-                expected=f"the number of a puzzle, 0 to {number - 1}, the same at the first "
-                f"{self.n_puzzle_positions} positions of each example",
-                given=str(puzzle[~good.all(1)][0].tolist()),
-                fix="Pass model.with_puzzle(tokens, puzzles).",
-            )
+            expected = f"the number of a puzzle, 0 to {number - 1}, the same at the first "
+            expected += f"{n_puzzle} positions of each example"
+            given = str(puzzle[~good.all(1)][0].tolist())
+            raise InputError("inputs", expected=expected, given=given, fix=fix)
 
-    def _rotation(self, n_pos: int) -> tuple[Tensor, Tensor] | None:
+    def rotation(self, n_pos: int) -> tuple[Tensor, Tensor] | None:
         if not self._rotary:
             return None
         cos, sin = self.published.inner.rotary_emb()
         return cos[:n_pos], sin[:n_pos]
 
-    def _length_context(
-        self, n_pos: int, taps: Taps = NO_TAPS, *, whole: bool = False
-    ) -> AttentionContext:
+    def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
         if self._mixing and n_pos != self.config.n_ctx:
-            raise InputError(
-                "inputs",
-                expected=f"{self.config.n_ctx} positions, which an MLP mixes",
-                given=str(n_pos),
-                fix="Pad the input as in training.",
-            )
-        return super()._length_context(n_pos, taps, whole=whole)
+            expected = f"{self.config.n_ctx} positions, which an MLP mixes"
+            fix = "Pad the input as in training."
+            raise InputError("inputs", expected=expected, given=str(n_pos), fix=fix)
+        return super().length_context(n_pos, all_pairs=all_pairs)
 
-    def _embed(
-        self,
-        inputs: Tensor,
-        context: AttentionContext,
-        positions: Tensor | None,
-        taps: Taps = NO_TAPS,
+    def run_embedding(
+        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
     ) -> Tensor:
         inner, top, prefix = self.published.inner, taps.at("top"), self.n_puzzle_positions
         e = inner.embed_tokens(inputs[:, prefix:].int())
@@ -203,6 +190,7 @@ class HRMAdapter(NestedModel):
         """What a puzzle says of itself, over the positions it has."""
         known, width = self.published.inner.puzzle_emb, self.site_map.d_model
         vectors = known.weights[number.long()].to(known.cast_to)
+        # [batch, n * d_model], filled up with zeros and cut into positions.
         vectors = F.pad(vectors, (0, self.n_puzzle_positions * width - vectors.shape[-1]))
         return vectors.unflatten(-1, (-1, width))
 
@@ -211,16 +199,16 @@ class HRMAdapter(NestedModel):
     def _layer_sites(self) -> Sites:
         return layer_sites(before=False, after=True, rotary=self._rotary)
 
-    def _layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
+    def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """``norm(h + attn(h))``, then ``norm(h + mlp(h))``, by norms without weights."""
-        h = self._mix(layer, tap("hook_resid_pre", h), context, tap)
+        h = self.mix(layer, tap("hook_resid_pre", h), context, tap)
         h = tap("hook_resid_mid", h)
         pre, linear = layer.mlp.gate_up_proj(h).chunk(2, dim=-1)
         x = layer.mlp.down_proj(gated(pre, linear, F.silu, tap))
         h = rms_norm(h + tap("hook_mlp_out", x), None, layer.norm_eps, tap, "ln2_post")
         return tap("hook_resid_post", h)
 
-    def _mix(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap) -> Tensor:
+    def mix(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap) -> Tensor:
         """What a layer lets positions tell one another."""
         d_head = self.site_map.d_head
         q, k, v = (split_heads(x, d_head) for x in layer.self_attn.qkv_proj(h).chunk(3, dim=-1))
@@ -228,20 +216,20 @@ class HRMAdapter(NestedModel):
         x = tap("hook_attn_out", layer.self_attn.o_proj(join_heads(z)))
         return rms_norm(h + x, None, layer.norm_eps, tap, "ln1_post")
 
-    def _layer_back(self, layer: Any, way: WayBack) -> None:
-        way.through_norm("ln2_post")
-        way.write("mlp", way.read("hook_mlp_out"))
-        self._mix_back(layer, way)
+    def attribute_layer(self, layer: Any, backward: AttributionPass) -> None:
+        backward.through_norm("ln2_post")
+        backward.write("mlp", backward.read("hook_mlp_out"))
+        self.attribute_mix(layer, backward)
 
-    def _mix_back(self, layer: Any, way: WayBack) -> None:
+    def attribute_mix(self, layer: Any, backward: AttributionPass) -> None:
         """A logit's direction from after what positions tell one another to before it."""
-        way.through_norm("ln1_post")
+        backward.through_norm("ln1_post")
         projection = layer.self_attn.o_proj
-        way.write_heads(projection.weight, projection.bias)
+        backward.write_heads(projection.weight, projection.bias)
 
     # The heads
 
-    def _at_end(self, h: Tensor, tap: Tap) -> None:
+    def at_end(self, h: Tensor, tap: Tap) -> None:
         if tap.listens("hook_halt"):
             tap("hook_halt", self.halting(h))
 
@@ -258,11 +246,70 @@ class HRMAdapter(NestedModel):
         stop, go_on = self.halting(state).float().unbind(-1)
         return (stop - go_on).sigmoid()[..., None].expand(state.shape[:-1])
 
-    def _readout(
-        self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
-    ) -> Tensor:
-        return self._head(self.part(h, "z_H"))
-
     @property
-    def _head(self) -> Any:
+    def head(self) -> Any:
         return self.published.inner.lm_head
+
+
+class TRMAdapter(HRMAdapter):
+    """TRM (``TinyRecursiveReasoningModel_ACTV1``) with our addresses; a loop is one slow cycle.
+
+    With ``mlp_t`` an MLP over the positions stands where attention is, and shows
+    ``hook_mix_out`` and its neurons, ``mlp_t.hook_post`` ``[batch, feature, neuron]``. The norm
+    after it is over positions too: ``ln1_post.hook_scale`` is ``[batch, feature, 1]``.
+    """
+
+    needs = (
+        "inner.embed_tokens.embedding_weight",
+        "inner.L_level.layers.0.mlp.gate_up_proj",
+        "inner.q_head",
+        "inner.H_init",
+    )
+
+    @classmethod
+    def fits(cls, model: object) -> bool:
+        """Whether a model has the parts, and no slow stack of its own."""
+        return super().fits(model) and not HRMAdapter.fits(model)
+
+    @staticmethod
+    def _stacks_of(inner: Any) -> tuple[Any, Any, int]:
+        return inner.L_level, inner.L_level, int(inner.config.L_cycles)
+
+    def exit_probability(
+        self, state: Float[Tensor, "*loop batch pos d_state"]
+    ) -> Float[Tensor, "*loop batch pos"]:
+        """``sigmoid(stop)``, or ``sigmoid(stop - go on)`` where the model learnt to go on."""
+        if not self.published.inner.config.no_ACT_continue:
+            return super().exit_probability(state)
+        stop = self.halting(state)[..., 0].float()
+        return stop.sigmoid()[..., None].expand(state.shape[:-1])
+
+    def _layer_sites(self) -> Sites:
+        if not self._mixing:
+            return super()._layer_sites()
+        mixing = {
+            "hook_resid_pre": "residual",
+            "mlp_t.hook_post": "pos_neuron",
+            "hook_mix_out": "residual",
+            "ln1_post.hook_scale": "feature_scale",
+            "ln1_post.hook_normalized": "turned",
+        }
+        attention = ("attn.", "ln1_post.", "hook_attn_out")
+        sites = super()._layer_sites()
+        return mixing | {k: kind for k, kind in sites.items() if not k.startswith(attention)}
+
+    def mix(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap) -> Tensor:
+        if not self._mixing:
+            return super().mix(layer, h, context, tap)
+        x = h.mT  # [batch, feature, pos]: the norm is over positions too
+        pre, linear = layer.mlp_t.gate_up_proj(x).chunk(2, dim=-1)
+        neurons = tap("mlp_t.hook_post", F.silu(pre) * linear)
+        x = tap("hook_mix_out", layer.mlp_t.down_proj(neurons).mT)
+        return rms_norm((h + x).mT, None, layer.norm_eps, tap, "ln1_post").mT
+
+    def attribute_mix(self, layer: Any, backward: AttributionPass) -> None:
+        if not self._mixing:
+            super().attribute_mix(layer, backward)
+            return
+        backward.through_scale(1 / backward.read("ln1_post.hook_scale").mT)
+        backward.write("mixing", backward.read("hook_mix_out"))

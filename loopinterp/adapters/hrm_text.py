@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.adapters.nested_loops import NestedModel, nested_sites
-from loopinterp.adapters.published_layers import (
+from loopinterp.adapters.published_model import (
     gated,
     join_heads,
     layer_sites,
@@ -26,17 +26,17 @@ from loopinterp.adapters.published_layers import (
     rotate_halves,
     split_heads,
 )
-from loopinterp.errors import InputError, check_integer
-from loopinterp.models.multihead_attention import attend
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.models.addresses import norm_sites
+from loopinterp.models.attention import attend
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.site_map import norm_sites
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from loopinterp.models.way_back import WayBack
+    from loopinterp.models.attribution import AttributionPass
 
 
 class HRMTextAdapter(NestedModel):
@@ -94,7 +94,7 @@ class HRMTextAdapter(NestedModel):
         )
 
     @property
-    def _stacks(self) -> tuple[Any, Any, int]:
+    def stacks(self) -> tuple[Any, Any, int]:
         inner = self.published.model
         return inner.L_module, inner.H_module, int(self.published.config.L_cycles)
 
@@ -102,41 +102,36 @@ class HRMTextAdapter(NestedModel):
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_state"]:
         """The embedding, and ``z_L_init``."""
-        return self._start(e, self.published.model.z_L_init, e)
+        return self.start(e, self.published.model.z_L_init, e)
 
     def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
         """True where a query may attend, of so many positions."""
         place = torch.arange(n_pos, device=self.device)
+        # [query, key]: earlier positions, and within the prefix all of it.
         seen = (place <= place[:, None]) | (torch.maximum(place, place[:, None]) < self.n_prefix)
         return seen[None]
 
-    def _length_context(
-        self, n_pos: int, taps: Taps = NO_TAPS, *, whole: bool = False
-    ) -> AttentionContext:
-        context = super()._length_context(n_pos, taps, whole=whole)
+    def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
+        context = super().length_context(n_pos, all_pairs=all_pairs)
         if self.config.causal:
             return context
         mask = torch.zeros(1, 1, n_pos, n_pos, device=self.device, dtype=self.dtype)
         return replace(context, mask=mask.masked_fill(~self.visible(n_pos), float("-inf")))
 
-    def _rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
+    def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
         like = torch.empty(0, device=self.device, dtype=self.dtype)
         cos, sin = self.published.model.rotary_emb(like, torch.arange(n_pos, device=self.device))
         return cos, sin
 
-    def _embed(
-        self,
-        inputs: Tensor,
-        context: AttentionContext,
-        positions: Tensor | None,
-        taps: Taps = NO_TAPS,
+    def run_embedding(
+        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
     ) -> Tensor:
         inner = self.published.model
         return taps.at("top")(
             "hook_embed", inner.embed_tokens(inputs.long()) * inner.embedding_scale
         )
 
-    def _layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
+    def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """``h + W_O (sigmoid(gate) * attn(norm(h)))``, then ``h + mlp(norm(h))``."""
         attention, mlp = layer.self_attn, layer.mlp
         h = tap("hook_resid_pre", h)
@@ -158,22 +153,17 @@ class HRMTextAdapter(NestedModel):
         x = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x), mlp.act_fn, tap))
         return tap("hook_resid_post", h + tap("hook_mlp_out", x))
 
-    def _after_stack(self, stack: Any, h: Tensor, tap: Tap) -> Tensor:
+    def after_stack(self, stack: Any, h: Tensor, tap: Tap) -> Tensor:
         return rms_norm(h, None, stack.final_norm.eps, tap, "ln_cycle")
 
-    def _after_stack_back(self, way: WayBack) -> None:
-        way.through_norm("ln_cycle")
+    def attribute_after_stack(self, backward: AttributionPass) -> None:
+        backward.through_norm("ln_cycle")
 
-    def _layer_back(self, layer: Any, way: WayBack) -> None:
-        way.write("mlp", way.read("hook_mlp_out"))
+    def attribute_layer(self, layer: Any, backward: AttributionPass) -> None:
+        backward.write("mlp", backward.read("hook_mlp_out"))
         projection = layer.self_attn.o_proj
-        way.write_heads(projection.weight, projection.bias, gate="attn.hook_gate")
+        backward.write_heads(projection.weight, projection.bias, gate="attn.hook_gate")
 
     @property
-    def _head(self) -> Any:
+    def head(self) -> Any:
         return self.published.lm_head
-
-    def _readout(
-        self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
-    ) -> Tensor:
-        return self._head(self.part(h, "z_H"))

@@ -16,26 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.adapters.published_layers import (
+from loopinterp.adapters.published_model import (
+    PublishedModel,
     gated,
     join_heads,
     layer_sites,
-    rms_norm,
     split_heads,
+    weighted_norm,
 )
-from loopinterp.adapters.published_model import PublishedModel
-from loopinterp.errors import InputError, check_seed
-from loopinterp.models.multihead_attention import attend
-from loopinterp.models.plain_layers import with_weights
+from loopinterp.core.errors import InputError, check_seed
+from loopinterp.models.addresses import SiteMap, norm_sites
+from loopinterp.models.attention import attend
 from loopinterp.models.positions import AttentionContext, rotate
-from loopinterp.models.site_map import SiteMap, norm_sites
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.way_back import WayBack
+    from loopinterp.models.attribution import AttributionPass
 
 
 class HuginnAdapter(PublishedModel):
@@ -125,49 +124,45 @@ class HuginnAdapter(PublishedModel):
     def _scale(self) -> float:
         return float(self.published.emb_scale)
 
-    def _rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
+    def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
         turns = self.published.freqs_cis[0, :n_pos, 0].float()  # [pos, d_head / 2, 2]
         cos, sin = turns.repeat_interleave(2, dim=1).unbind(-1)
         return cos, sin
 
-    def _embed(
-        self,
-        inputs: Tensor,
-        context: AttentionContext,
-        positions: Tensor | None,
-        taps: Taps = NO_TAPS,
+    def run_embedding(
+        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
     ) -> Tensor:
         parts = self.published.transformer
         e = taps.at("top")("hook_embed", parts["wte"](inputs.long()) * self._scale)
         for k, layer in enumerate(parts["prelude"]):
-            e = self._layer(layer, e, context, taps.at("prelude", None, k))
+            e = self.layer(layer, e, context, taps.at("prelude", None, k))
         return e
 
-    def _loop(
+    def run_loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
     ) -> Tensor:
         tap, parts = taps.at("block", loop), self.published.transformer
         h, e = tap("hook_state_pre", h), tap("hook_injection", e)
         h = parts["adapter"](torch.cat([h, e], dim=-1))
         for k, layer in enumerate(parts["core_block"]):
-            h = self._layer(layer, h, context, taps.at("block", loop, k))
+            h = self.layer(layer, h, context, taps.at("block", loop, k))
         return tap("hook_state_post", h)
 
     def end_loop(self, h: Tensor, e: Tensor) -> Tensor:
         """What a loop makes of the output of its last layer: it is the state."""
         return h
 
-    def _layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
+    def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """``norm(h + attn(norm(h)))``, and the same for the MLP: the stream itself is normed."""
         attention, mlp = layer.attn, layer.mlp
         h = tap("hook_resid_pre", h)
-        q, k, v = self._qkv(attention, _norm(layer.norm_1, h, tap, "ln1"))
+        q, k, v = self._qkv(attention, weighted_norm(layer.norm_1, h, tap, "ln1"))
         z = attend(q, k, v, context, tap, turn=_turn)
         h = h + tap("hook_attn_out", attention.proj(join_heads(z)))
-        h = tap("hook_resid_mid", _norm(layer.norm_2, h, tap, "ln1_post"))
-        pre, linear = mlp.fc(_norm(layer.norm_3, h, tap, "ln2")).chunk(2, dim=-1)
+        h = tap("hook_resid_mid", weighted_norm(layer.norm_2, h, tap, "ln1_post"))
+        pre, linear = mlp.fc(weighted_norm(layer.norm_3, h, tap, "ln2")).chunk(2, dim=-1)
         h = h + tap("hook_mlp_out", mlp.proj(gated(pre, linear, mlp.nonlin, tap)))
-        return tap("hook_resid_post", _norm(layer.norm_4, h, tap, "ln2_post"))
+        return tap("hook_resid_post", weighted_norm(layer.norm_4, h, tap, "ln2_post"))
 
     def _qkv(self, attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         n_kv = (self.site_map.n_kv_heads or self.site_map.n_heads) * self._d_head
@@ -178,53 +173,50 @@ class HuginnAdapter(PublishedModel):
             q, k = (x + b.transpose(0, 1) for x, b in zip((q, k), bias))
         return q, k, v
 
-    def _readout(
+    def run_readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
         parts, top = self.published.transformer, taps.at("top")
         if context is None:
-            context = self._length_context(h.shape[1])
-        h = _norm(parts["ln_f"], h, top, "ln_coda")
+            context = self.length_context(h.shape[1])
+        h = weighted_norm(parts["ln_f"], h, top, "ln_coda")
         for k, layer in enumerate(parts["coda"]):
-            h = self._layer(layer, h, context, taps.at("coda", None, k))
-        return self.published.lm_head(_norm(parts["ln_f"], h, top, "ln_final"))
+            h = self.layer(layer, h, context, taps.at("coda", None, k))
+        return self.published.lm_head(weighted_norm(parts["ln_f"], h, top, "ln_final"))
 
-    def _readout_back(self, way: WayBack) -> None:
+    def attribute_readout(self, backward: AttributionPass) -> None:
         parts, head = self.published.transformer, self.published.lm_head
-        way.through_unembedding(head.weight, head.bias)
-        way.through_norm("ln_final", parts["ln_f"].weight)
+        backward.through_unembedding(head.weight, head.bias)
+        backward.through_norm("ln_final", parts["ln_f"].weight)
         for k in reversed(range(len(parts["coda"]))):
-            way.stand(layer=k)
-            self._layer_back(parts["coda"][k], way)
-        way.stand()
-        way.through_norm("ln_coda", parts["ln_f"].weight)
+            backward.at(layer=k)
+            self.attribute_layer(parts["coda"][k], backward)
+        backward.at()
+        backward.through_norm("ln_coda", parts["ln_f"].weight)
 
-    def _loop_back(self, way: WayBack, loop: int) -> None:
+    def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
         parts = self.published.transformer
         for k in reversed(range(len(parts["core_block"]))):
-            way.stand(loop=loop, layer=k)
-            self._layer_back(parts["core_block"][k], way)
-        way.stand(loop=loop)
+            backward.at(loop=loop, layer=k)
+            self.attribute_layer(parts["core_block"][k], backward)
+        backward.at(loop=loop)
         adapter = parts["adapter"]
+        # The adapter reads [h; e]: its weights are two maps side by side.
         of_state, of_input = adapter.weight.chunk(2, dim=1)
         if adapter.bias is not None:
-            way.write("adapter bias", adapter.bias)
-        with way.aside():
-            way.through_linear(of_input)
-            way.write("injection", way.read("hook_injection"))
-        way.through_linear(of_state)
+            backward.write("adapter bias", adapter.bias)
+        with backward.branch():
+            backward.through_linear(of_input)
+            backward.write("injection", backward.read("hook_injection"))
+        backward.through_linear(of_state)
 
-    def _layer_back(self, layer: Any, way: WayBack) -> None:
-        way.through_norm("ln2_post", layer.norm_4.weight)
-        way.write("mlp", way.read("hook_mlp_out"))
-        way.through_norm("ln1_post", layer.norm_2.weight)
-        way.write_heads(layer.attn.proj.weight, layer.attn.proj.bias)
+    def attribute_layer(self, layer: Any, backward: AttributionPass) -> None:
+        backward.through_norm("ln2_post", layer.norm_4.weight)
+        backward.write("mlp", backward.read("hook_mlp_out"))
+        backward.through_norm("ln1_post", layer.norm_2.weight)
+        backward.write_heads(layer.attn.proj.weight, layer.attn.proj.bias)
 
 
 def _turn(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Turn neighbouring features, in float32 as the published code does."""
     return rotate(x.float(), rotation).to(x.dtype)
-
-
-def _norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
-    return rms_norm(x, with_weights(norm, uncalled=True).weight, norm.eps, tap, name)

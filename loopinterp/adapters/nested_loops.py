@@ -14,23 +14,23 @@ has a hook of its own where the loop ends, ``hook_z_H`` and ``hook_z_L``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopinterp.adapters.published_model import PublishedModel
-from loopinterp.errors import unknown_name
+from loopinterp.core.errors import unknown_name
+from loopinterp.models.addresses import SiteMap, Sites
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.site_map import Axes, SiteMap, Sites
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.way_back import WayBack
+    from loopinterp.models.attribution import AttributionPass
 
 
 def nested_sites(
@@ -39,13 +39,9 @@ def nested_sites(
     n_fast: int,
     *,
     d_model: int,
-    n_heads: int,
-    d_head: int,
-    d_mlp: int,
-    embedding: Sites | None = None,
     injects: bool = True,
     closing: Sites | None = None,
-    more_axes: Mapping[str, Axes] | None = None,
+    **sizes: Any,
 ) -> SiteMap:
     """The sites of a model with a slow cycle as its loop.
 
@@ -54,13 +50,9 @@ def nested_sites(
         slow: Sites of the layers of the slow stack.
         n_fast: How often the fast stack is run in a loop.
         d_model: Width of each part of the state.
-        n_heads: Heads of each layer.
-        d_head: Width of each.
-        d_mlp: Neurons of each MLP.
-        embedding: What happens once, before the first loop.
         injects: Whether the input is injected into the fast cycles.
         closing: What happens once per loop, at its end, beside the state.
-        more_axes: Axes of kinds that no other model has.
+        sizes: Further fields of the :class:`~loopinterp.models.addresses.SiteMap`.
 
     Example:
         >>> sites = {"hook_resid_pre": "residual"}
@@ -70,24 +62,17 @@ def nested_sites(
     """
     stacks = [fast] * n_fast + [slow]
     names = (f"inner.{s}.blocks.{k}" for s, stack in enumerate(stacks) for k in range(len(stack)))
+    injection = {"hook_injection": "residual"} if injects else {}
+    parts = {"hook_z_H": "residual", "hook_z_L": "residual"}
     return SiteMap(
         d_model=d_model,
         d_state=2 * d_model,
-        n_heads=n_heads,
-        d_head=d_head,
-        d_mlp=d_mlp,
-        embedding=embedding or {"hook_embed": "residual"},
-        opening={"hook_state_pre": "state", **({"hook_injection": "residual"} if injects else {})},
+        opening={"hook_state_pre": "state", **injection},
         block=tuple(chain.from_iterable(stacks)),
-        closing={
-            "hook_z_H": "residual",
-            "hook_z_L": "residual",
-            "hook_state_post": "state",
-            **(closing or {}),
-        },
+        closing={**parts, "hook_state_post": "state", **(closing or {})},
         layer_names=tuple(names),
         state_parts={"z_H": slice(d_model), "z_L": slice(d_model, 2 * d_model)},
-        more_axes=more_axes or {},
+        **{"embedding": {"hook_embed": "residual"}, **sizes},
     )
 
 
@@ -96,14 +81,14 @@ class NestedModel(PublishedModel):
 
     @property
     @abstractmethod
-    def _stacks(self) -> tuple[Any, Any, int]:
+    def stacks(self) -> tuple[Any, Any, int]:
         """The fast stack, the slow one, and how often the fast one runs in a loop."""
 
     @abstractmethod
-    def _layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
+    def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """One layer of either stack."""
 
-    def _after_stack(self, stack: Any, h: Tensor, tap: Tap) -> Tensor:
+    def after_stack(self, stack: Any, h: Tensor, tap: Tap) -> Tensor:
         """What becomes of the stream at the end of a stack, past the tap of its last layer."""
         return h
 
@@ -119,78 +104,90 @@ class NestedModel(PublishedModel):
             raise unknown_name("part of the state", name, self.site_map.state_parts)
         return state[..., self.site_map.state_parts[name]]
 
-    def _loop(
+    def run_loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
     ) -> Tensor:
-        tap, (fast, slow, n_fast) = taps.at("block", loop), self._stacks
+        tap, (fast, slow, n_fast) = taps.at("block", loop), self.stacks
         h = tap("hook_state_pre", h)
         z_H, z_L = (self.part(h, name) for name in ("z_H", "z_L"))
         injects = "hook_injection" in self.site_map.opening
         e = tap("hook_injection", e) if injects else e
         inside = (taps.at("block", loop, k) for k in range(self.site_map.n_layers))
         for _ in range(n_fast):
-            z_L = self._run_stack(fast, z_L + (z_H + e if injects else z_H), context, inside)
-        z_H = self._run_stack(slow, z_H + z_L, context, inside)
+            z_L = self.run_stack(fast, z_L + (z_H + e if injects else z_H), context, inside)
+        z_H = self.run_stack(slow, z_H + z_L, context, inside)
         z_H, z_L = tap("hook_z_H", z_H), tap("hook_z_L", z_L)
         h = tap("hook_state_post", torch.cat((z_H, z_L), dim=-1))
-        self._at_end(h, tap)
+        self.at_end(h, tap)
         return h
 
-    def _run_stack(
+    def run_stack(
         self, stack: Any, h: Tensor, context: AttentionContext, taps: Iterable[Tap]
     ) -> Tensor:
         tap = SILENT
         for layer, tap in zip(stack.layers, taps):
-            h = self._layer(layer, h, context, tap)
-        return self._after_stack(stack, h, tap)
-
-    # The way back of a logit's direction, which is of both parts side by side
+            h = self.layer(layer, h, context, tap)
+        return self.after_stack(stack, h, tap)
 
     @property
     @abstractmethod
-    def _head(self) -> Any:
-        """What logits are read with from z_H."""
+    def head(self) -> Any:
+        """The linear map that reads logits from z_H."""
+
+    def run_readout(
+        self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
+    ) -> Tensor:
+        return self.head(self.part(h, "z_H"))
+
+    # Attribution, whose direction is that of both parts side by side
 
     @abstractmethod
-    def _layer_back(self, layer: Any, way: WayBack) -> None:
+    def attribute_layer(self, layer: Any, backward: AttributionPass) -> None:
         """From after a layer to before it."""
 
-    def _after_stack_back(self, way: WayBack) -> None:
+    def attribute_after_stack(self, backward: AttributionPass) -> None:
         """From the end of a stack to after its last layer."""
 
-    def _readout_back(self, way: WayBack) -> None:
-        way.through_unembedding(self._head.weight, self._head.bias)
-        way.direction = torch.cat((way.direction, torch.zeros_like(way.direction)), dim=-1)
+    def attribute_readout(self, backward: AttributionPass) -> None:
+        backward.through_unembedding(self.head.weight, self.head.bias)
+        of_slow = backward.direction
+        backward.direction = torch.cat((of_slow, torch.zeros_like(of_slow)), dim=-1)
 
-    def _loop_back(self, way: WayBack, loop: int) -> None:
-        fast, slow, n_fast = self._stacks
+    def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
+        fast, slow, n_fast = self.stacks
         numbers = reversed(range(self.site_map.n_layers))
-        z_H, z_L = (self.part(way.direction, name) for name in ("z_H", "z_L"))
-        z_H = self._stack_back(slow, z_H, way, loop, numbers)
+        z_H, z_L = (self.part(backward.direction, name) for name in ("z_H", "z_L"))
+        z_H = self.attribute_stack(slow, z_H, backward, loop, numbers)
+        # Both parts enter the slow stack's sum; the fast cycles follow, the last one first.
         z_L, injected = z_L + z_H, torch.zeros_like(z_L)
         for _ in range(n_fast):
-            z_L = self._stack_back(fast, z_L, way, loop, numbers)
+            z_L = self.attribute_stack(fast, z_L, backward, loop, numbers)
             z_H, injected = z_H + z_L, injected + z_L
-        way.stand(loop=loop)
+        backward.at(loop=loop)
         if "hook_injection" in self.site_map.opening:
-            way.direction = injected
-            way.write("injection", way.read("hook_injection"))
-        way.direction = torch.cat((z_H, z_L), dim=-1)
+            backward.direction = injected
+            backward.write("injection", backward.read("hook_injection"))
+        backward.direction = torch.cat((z_H, z_L), dim=-1)
 
-    def _stack_back(
-        self, stack: Any, direction: Tensor, way: WayBack, loop: int, numbers: Iterator[int]
+    def attribute_stack(
+        self,
+        stack: Any,
+        direction: Tensor,
+        backward: AttributionPass,
+        loop: int,
+        numbers: Iterator[int],
     ) -> Tensor:
-        way.direction = direction
+        backward.direction = direction
         for nth, layer in enumerate(reversed(stack.layers)):
-            way.stand(loop=loop, layer=next(numbers))
+            backward.at(loop=loop, layer=next(numbers))
             if nth == 0:
-                self._after_stack_back(way)
-            self._layer_back(layer, way)
-        return way.direction
+                self.attribute_after_stack(backward)
+            self.attribute_layer(layer, backward)
+        return backward.direction
 
-    def _at_end(self, h: Tensor, tap: Tap) -> None:
+    def at_end(self, h: Tensor, tap: Tap) -> None:
         """What a loop says besides its state."""
 
-    def _start(self, slow: Tensor, fast: Tensor, e: Tensor) -> Tensor:
+    def start(self, slow: Tensor, fast: Tensor, e: Tensor) -> Tensor:
         """A state of two parts, each given for every position or for all."""
         return torch.cat((slow.expand_as(e), fast.expand_as(e)), dim=-1).to(e)

@@ -14,27 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.adapters.published_layers import (
+from loopinterp.adapters.published_model import (
+    PublishedModel,
     gated,
     join_heads,
     layer_sites,
-    rms_norm,
     rotate_halves,
     split_heads,
+    weighted_norm,
 )
-from loopinterp.adapters.published_model import PublishedModel
-from loopinterp.errors import InputError
-from loopinterp.models.multihead_attention import attend
-from loopinterp.models.plain_layers import with_weights
+from loopinterp.core.errors import InputError
+from loopinterp.models.addresses import SiteMap, norm_sites
+from loopinterp.models.attention import attend
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.site_map import SiteMap, norm_sites
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.way_back import WayBack
+    from loopinterp.models.attribution import AttributionPass
 
 
 class OuroAdapter(PublishedModel):
@@ -115,30 +114,27 @@ class OuroAdapter(PublishedModel):
     def _gate(self, h: Tensor) -> Tensor:
         return self.published.model.early_exit_gate(h).sigmoid()
 
-    def _rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
+    def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
         rotary = self.published.model.rotary_emb
         place = torch.arange(n_pos, device=self.device).float()
+        # [pos, d_head]: the angles of the first half of the features, and again for the second.
         angles = torch.outer(place, rotary.inv_freq.to(place)).repeat(1, 2)
         scaling = getattr(rotary, "attention_scaling", 1.0)
         return (angles.cos() * scaling).to(self.dtype), (angles.sin() * scaling).to(self.dtype)
 
-    def _embed(
-        self,
-        inputs: Tensor,
-        context: AttentionContext,
-        positions: Tensor | None,
-        taps: Taps = NO_TAPS,
+    def run_embedding(
+        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
     ) -> Tensor:
         e = self.published.model.embed_tokens(inputs.long())
         return taps.at("top")("hook_embed", e)
 
-    def _loop(
+    def run_loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
     ) -> Tensor:
         tap, inner = taps.at("block", loop), self.published.model
         h = tap("hook_state_pre", h)
         for k, layer in enumerate(inner.layers):
-            h = self._layer(layer, h, context, taps.at("block", loop, k))
+            h = self.layer(layer, h, context, taps.at("block", loop, k))
         h = tap("hook_state_post", self.end_loop(h, e, tap))
         if tap.listens("hook_exit_gate"):
             tap("hook_exit_gate", self._gate(h))
@@ -146,45 +142,41 @@ class OuroAdapter(PublishedModel):
 
     def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
         """What a loop makes of the output of its last layer: ``model.norm`` of it."""
-        return _norm(self.published.model.norm, h, tap, "ln_loop")
+        return weighted_norm(self.published.model.norm, h, tap, "ln_loop")
 
-    def _layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
+    def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """``h + norm(attn(norm(h)))``, and the same for the MLP."""
         attention, mlp = layer.self_attn, layer.mlp
         h = tap("hook_resid_pre", h)
-        x = _norm(layer.input_layernorm, h, tap, "ln1")
+        x = weighted_norm(layer.input_layernorm, h, tap, "ln1")
         q, k, v = (
             split_heads(project(x), self._d_head)
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
         z = attend(q, k, v, context, tap, turn=rotate_halves)
-        x = _norm(layer.input_layernorm_2, attention.o_proj(join_heads(z)), tap, "ln1_post")
+        x = weighted_norm(layer.input_layernorm_2, attention.o_proj(join_heads(z)), tap, "ln1_post")
         h = tap("hook_resid_mid", h + tap("hook_attn_out", x))
-        x = _norm(layer.post_attention_layernorm, h, tap, "ln2")
+        x = weighted_norm(layer.post_attention_layernorm, h, tap, "ln2")
         x = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x), mlp.act_fn, tap))
-        x = _norm(layer.post_attention_layernorm_2, x, tap, "ln2_post")
+        x = weighted_norm(layer.post_attention_layernorm_2, x, tap, "ln2_post")
         return tap("hook_resid_post", h + tap("hook_mlp_out", x))
 
-    def _readout(
+    def run_readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
         return self.published.lm_head(h)
 
-    def _readout_back(self, way: WayBack) -> None:
-        way.through_unembedding(self.published.lm_head.weight, self.published.lm_head.bias)
+    def attribute_readout(self, backward: AttributionPass) -> None:
+        backward.through_unembedding(self.published.lm_head.weight, self.published.lm_head.bias)
 
-    def _loop_back(self, way: WayBack, loop: int) -> None:
+    def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
         inner = self.published.model
-        way.stand(loop=loop)
-        way.through_norm("ln_loop", inner.norm.weight)
+        backward.at(loop=loop)
+        backward.through_norm("ln_loop", inner.norm.weight)
         for k in reversed(range(len(inner.layers))):
-            way.stand(loop=loop, layer=k)
-            way.write("mlp", way.read("hook_mlp_out"))  # what its norm leaves
-            with way.aside():
-                way.through_norm("ln1_post", inner.layers[k].input_layernorm_2.weight)
+            backward.at(loop=loop, layer=k)
+            backward.write("mlp", backward.read("hook_mlp_out"))  # what its norm leaves
+            with backward.branch():
+                backward.through_norm("ln1_post", inner.layers[k].input_layernorm_2.weight)
                 projection = inner.layers[k].self_attn.o_proj
-                way.write_heads(projection.weight, projection.bias)
-
-
-def _norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
-    return rms_norm(x, with_weights(norm, uncalled=True).weight, norm.variance_epsilon, tap, name)
+                backward.write_heads(projection.weight, projection.bias)

@@ -8,26 +8,134 @@ loop has gradients, and nothing depends on the forward, masks or caches of the p
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from loopinterp.errors import InputError
-from loopinterp.models.hooked_run import HookedRun
+from loopinterp.core.errors import InputError
+from loopinterp.core.text import MOST, ShortRepr, as_table
+from loopinterp.models.addresses import SiteMap, norm_sites
 from loopinterp.models.positions import AttentionContext
-from loopinterp.models.run_inputs import check_tokens, refuse
-from loopinterp.models.run_length import LoopRule
-from loopinterp.models.site_map import SiteMap
-from loopinterp.models.taps import NO_TAPS, Taps
+from loopinterp.models.run import HookedRun
+from loopinterp.models.run_inputs import LoopRule, check_device, check_tokens, refuse
+from loopinterp.models.taps import SILENT, Tap
 from loopinterp.models.transformer_lens_calls import Absent
-from loopinterp.short_repr import MOST, ShortRepr, as_table
+from loopinterp.models.weights import with_weights
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
-    from transformer_lens.config import TransformerBridgeConfig
+
+    from loopinterp.models.addresses import Sites
+
+
+def layer_sites(
+    *,
+    before: bool,
+    after: bool,
+    rotary: bool = True,
+    grouped: bool = False,
+    gate: str | None = None,
+) -> Sites:
+    """Components of a layer with a gated MLP, in the order they fire.
+
+    Args:
+        before: Whether a norm stands before attention and before the MLP (``ln1``, ``ln2``).
+        after: Whether one stands after them (``ln1_post``, ``ln2_post``), on their output or on
+            its sum with the stream.
+        rotary: Whether queries and keys are turned.
+        grouped: Whether keys and values have fewer heads than queries.
+        gate: The kind of the gate on what heads read, where there is one (``attn.hook_gate``).
+    """
+    kv = "kv_head" if grouped else "head"
+    return {
+        "hook_resid_pre": "residual",
+        **norm_sites("ln1", present=before),
+        "attn.hook_q": "head",
+        "attn.hook_k": kv,
+        "attn.hook_v": kv,
+        **({"attn.hook_rot_q": "head", "attn.hook_rot_k": kv} if rotary else {}),
+        "attn.hook_attn_scores": "pattern",
+        "attn.hook_pattern": "pattern",
+        "attn.hook_z": "head",
+        **({} if gate is None else {"attn.hook_gate": gate}),
+        **norm_sites("ln1_post", present=after),
+        "hook_attn_out": "residual",
+        "hook_resid_mid": "residual",
+        **norm_sites("ln2", present=before),
+        "mlp.hook_pre": "neuron",
+        "mlp.hook_pre_linear": "neuron",
+        "mlp.hook_post": "neuron",
+        **norm_sites("ln2_post", present=after),
+        "hook_mlp_out": "residual",
+        "hook_resid_post": "residual",
+    }
+
+
+def rms_norm(
+    x: Float[Tensor, "*place d_model"],
+    weight: Float[Tensor, " d_model"] | None,
+    eps: float,
+    tap: Tap = SILENT,
+    name: str = "",
+) -> Float[Tensor, "*place d_model"]:
+    r"""``x / sqrt(mean(x^2) + eps) * weight``, the quotient in float32; hooks see it, and the root.
+
+    Example:
+        >>> rms_norm(torch.tensor([[3.0, 4.0]]), None, 0.0)
+        tensor([[0.8485, 1.1314]])
+    """
+    wide, scale_name = x.float(), f"{name}.hook_scale"
+    # Mean square over features: [*place, 1].
+    power = wide.square().mean(-1, keepdim=True) + eps
+    if tap.edits(scale_name):
+        wide = wide / tap(scale_name, power.sqrt().to(x.dtype)).float()
+    else:  # the root that is recorded may be rounded, the quotient's is not
+        wide = wide * power.rsqrt()
+        if tap.listens(scale_name):
+            tap(scale_name, power.sqrt().to(x.dtype))
+    normalized = tap(f"{name}.hook_normalized", wide.to(x.dtype))
+    return normalized if weight is None else normalized * weight
+
+
+def weighted_norm(norm: Any, x: Tensor, tap: Tap, name: str) -> Tensor:
+    """:func:`rms_norm` with the weight of a published norm, and its epsilon by either name."""
+    eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
+    return rms_norm(x, with_weights(norm, uncalled=True).weight, eps, tap, name)
+
+
+def split_heads(
+    x: Float[Tensor, "batch pos width"], d_head: int
+) -> Float[Tensor, "batch head pos d_head"]:
+    """The features of each head."""
+    return x.unflatten(-1, (-1, d_head)).transpose(1, 2)
+
+
+def join_heads(z: Float[Tensor, "batch head pos d_head"]) -> Float[Tensor, "batch pos width"]:
+    """The features of all heads, side by side."""
+    return z.transpose(1, 2).flatten(2)
+
+
+def gated(
+    pre: Float[Tensor, "batch pos d_mlp"],
+    linear: Float[Tensor, "batch pos d_mlp"],
+    act_fn: Callable[[Tensor], Tensor],
+    tap: Tap = SILENT,
+) -> Float[Tensor, "batch pos d_mlp"]:
+    """``act(pre) * linear``: the neurons of a gated MLP."""
+    pre, linear = tap("mlp.hook_pre", pre), tap("mlp.hook_pre_linear", linear)
+    return tap("mlp.hook_post", act_fn(pre) * linear)
+
+
+def rotate_halves(
+    x: Float[Tensor, "batch head pos d_head"], rotation: tuple[Tensor, Tensor]
+) -> Float[Tensor, "batch head pos d_head"]:
+    """Turn the pairs ``(i, i + d_head / 2)`` by the angle of their position."""
+    cos, sin = rotation
+    first, second = x.chunk(2, -1)
+    return (x * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -62,9 +170,9 @@ class PublishedConfig(ShortRepr):
 class PublishedModel(HookedRun):
     """A published looped model, hooked at every loop. Base of all adapters.
 
-    An adapter says its ``needs``, its site map, and in ``_embed``, ``_loop`` and ``_readout`` what
-    its model computes, past the taps of each place; further its start, the angles of its positions
-    (``_rotation``) and its gate, where it has any.
+    An adapter defines its ``needs``, its site map, and in :meth:`run_embedding`, :meth:`run_loop`
+    and :meth:`run_readout` what its model computes, past the taps of each place; further its
+    initial state, the angles of its positions (:meth:`rotation`) and its gate, where it has any.
 
     Args:
         published: The model as its own code makes it. Its weights are shared, not copied.
@@ -136,35 +244,12 @@ class PublishedModel(HookedRun):
         return self._site_map
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights lie."""
-        return next(self.parameters()).device
-
-    @property
     def n_coda(self) -> int:
         """Layers between the last state and the logits: none, if a readout sees one position."""
         return self._site_map.n_coda
 
-    @property
-    def cfg(self) -> TransformerBridgeConfig:
-        """TransformerLens' configuration of a run: ``n_layers`` counts every loop."""
-        from transformer_lens.config import TransformerBridgeConfig
-
-        sizes = self._site_map
-        return TransformerBridgeConfig(
-            d_model=sizes.d_model,
-            d_head=sizes.d_head,
-            n_heads=sizes.n_heads,
-            n_layers=sizes.layers_total(self.n_loops),
-            n_ctx=self.config.n_ctx or 2048,
-            d_mlp=sizes.d_mlp,
-            d_vocab=self.config.d_vocab,
-            d_vocab_out=self.config.d_vocab_out,
-            attention_dir="causal" if self.config.causal else "bidirectional",
-            device=str(self.device),
-            dtype=self.dtype,
-            model_name=self.config.architecture,
-        )
+    def cfg_options(self) -> dict[str, Any]:
+        return {"model_name": self.config.architecture}
 
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
@@ -194,46 +279,34 @@ class PublishedModel(HookedRun):
 
     # What attention is told
 
-    def _context(
+    def input_context(
         self,
         inputs: Tensor,
         offset: int | Tensor,
-        taps: Taps = NO_TAPS,
         *,
-        look: bool = True,
-        whole: bool = False,
+        all_pairs: bool = False,
+        checked: bool = False,
     ) -> AttentionContext:
         if isinstance(offset, torch.Tensor) or offset:
             refuse({"position_offset": offset}, "0 for a published model", "Leave it out.")
-        if look:
+        if not checked:
             check_tokens(inputs, self.config.d_vocab, "Use the model's own tokenizer.")
-        if inputs.device != self.device:
-            raise InputError(
-                "inputs",
-                expected=f"a tensor on {self.device}, where the model is",
-                given=str(inputs.device),
-                fix=f"Move it: inputs.to({str(self.device)!r}).",
-            )
-        return self._length_context(inputs.shape[1], taps, whole=whole)
+        check_device(inputs, self.device)
+        return self.length_context(inputs.shape[1], all_pairs=all_pairs)
 
-    def _length_context(
-        self, n_pos: int, taps: Taps = NO_TAPS, *, whole: bool = False
-    ) -> AttentionContext:
+    def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
         n_ctx = self.config.n_ctx
         if n_ctx is not None and n_pos > n_ctx:
-            raise InputError(
-                "inputs",
-                expected=f"at most {n_ctx} positions, of which the model knows the angles",
-                given=str(n_pos),
-                fix="Shorten the input.",
-            )
-        return AttentionContext(is_causal=self.config.causal, rotation=self._rotation(n_pos))
+            expected = f"at most {n_ctx} positions, of which the model knows the angles"
+            fix = "Shorten the input."
+            raise InputError("inputs", expected=expected, given=str(n_pos), fix=fix)
+        return AttentionContext(is_causal=self.config.causal, rotation=self.rotation(n_pos))
 
-    def _rotation(self, n_pos: int) -> tuple[Tensor, Tensor] | None:
+    def rotation(self, n_pos: int) -> tuple[Tensor, Tensor] | None:
         """Cosines and sines of the angles of positions ``[pos, d_head]``; None without any."""
         return None
 
-    def _mask_at(
+    def mask_at(
         self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
     ) -> tuple[Tensor, Tensor]:
         ahead = (key > query)[:, None] if self.config.causal else (key > key)[:, None]

@@ -1,8 +1,8 @@
-"""Looped transformers trained to run a program, with each variable in a place chosen before.
+"""Looped transformers trained to run a program, with each variable in a subspace chosen before.
 
-Compiled models have weights that nobody would learn. Here the weights are learnt, and what is known
-of a compiled model is known of them too, as far as variables go: where each is kept, and that
-nothing else counts. Which heads and neurons compute them is left to the training.
+Compiled models have weights that no training would find. Here the weights are trained, and as much
+is known about the variables: the subspace of each, and that nothing else counts. Which heads and
+neurons compute them is left to the training.
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from loopinterp.errors import InputError, check_integer
+from loopinterp.compiler.circuit import Circuit, Directions, FeatureNode
+from loopinterp.compiler.compiled import Compiled
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.progress import track
 from loopinterp.models import Iteration, LoopedTransformer, LoopedTransformerConfig, bind
-from loopinterp.models.recorded_gradients import recording_gradients
-from loopinterp.progress import track
-from loopinterp.rasp.compiler.circuit import Circuit, Directions, FeatureNode
-from loopinterp.rasp.compiler.compiled import Compiled
-from loopinterp.rasp.language import UNKNOWN
-from loopinterp.rasp.program_registry import get_program
+from loopinterp.models.taps import recording_gradients
+from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.registry import get_program
 from loopinterp.tasks.task_registry import get_task
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-    from loopinterp.rasp.program import LoopProgram
-    from loopinterp.rasp.trace import Trace
+    from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Task
 
 TRAINED = "trained"
 
-_FURTHER = 2
-"""Loops beyond T(n) that a run goes on for: a program's answers hold."""
+_EXTRA_LOOPS = 2
+"""Loops beyond T(n), where a program's answers hold."""
 
 _BATCH, _EXAMPLES = 64, 2048
 _NOISE = 0.2
@@ -50,24 +49,23 @@ def train_to_circuit(
     d_model: int = 64,
     seed: int = 0,
 ) -> Compiled:
-    r"""Train a looped transformer to run a program with its variables where they are put.
+    r"""Train a looped transformer to run a program with its variables in given subspaces.
 
-    Each variable is given a subspace of its own in the state, of as many dimensions as it has
-    values and in a random direction. The loss is the cross-entropy of the program's answers after
-    every loop, as the model runs by itself and, counted twice, after exchanges that the program
-    makes as well:
+    Each variable has a random subspace of the state, of as many dimensions as it has values. The
+    loss is the cross-entropy of the program's answers after every loop, in the clean run and, with
+    twice the weight, after interchanges that are made in the program too:
 
     * of the subspace of each variable, at positions drawn for each, between inputs and loops, each
-      of its values as often as the others;
+      of its values equally often;
     * of whole states, likewise, between positions of one token;
     * of all but the variables' subspaces, between positions of one token. It must not count.
 
-    Noise of a fifth of the state's spread, after every loop, keeps values apart. What they look
-    like in their subspace, and how they are computed, is not said.
+    Noise of a fifth of the state's spread, after every loop, keeps values separable. Their
+    encoding in the subspace, and their computation, are free.
 
     Args:
-        program: A program that reads the position itself and its left neighbour, or its name: the
-            model's heads see no more.
+        program: A program that reads the position and its left neighbour, or its name: the model's
+            heads see no more.
         n: Longest problems of the training.
         steps: Batches of 64.
         d_model: Width of the state.
@@ -75,7 +73,7 @@ def train_to_circuit(
 
     Returns:
         The model, and its circuit: each variable with its subspace, no heads, neurons and edges.
-        The directions of values are those of least squares: they need not tell all values apart.
+        The directions of values are a least-squares fit, and need not separate all values.
 
     Raises:
         InputError: A number out of range, or more values than dimensions.
@@ -88,7 +86,7 @@ def train_to_circuit(
     check_integer("steps", steps, least=1)
     check_integer("d_model", d_model, least=8)
     generator = torch.Generator().manual_seed(seed)
-    places = _places(program, task, n, d_model, generator)
+    subspaces = _draw_subspaces(program, task, n, d_model, generator)
     model = _model(program, task, d_model, seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=_RATE)
     rate = torch.optim.lr_scheduler.SequentialLR(
@@ -102,33 +100,30 @@ def train_to_circuit(
     for _ in track(range(steps), "step"):
         optimiser.zero_grad()
         with recording_gradients():
-            _loss(model, program, task, places, n, generator).backward()
+            _loss(model, program, task, subspaces, n, generator).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         rate.step()
     model.eval().requires_grad_(False)
-    return Compiled(model, _circuit(model, program, task, places, n, generator), program)
+    return Compiled(model, _circuit(model, program, task, subspaces, n, generator), program)
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Where variables are put: orthonormal rows ``[dimension, d_model]`` and values of each."""
+class _Subspaces:
+    """Orthonormal rows ``[dimension, d_model]`` and values of each variable, and all other rows."""
 
     rows: dict[str, Tensor]
     values: dict[str, tuple[int, ...]]
     rest: Tensor
 
-    def exchanged(self, h: Tensor, source: Tensor, rows: Tensor, where: Tensor) -> Tensor:
-        """States with the part of others in a subspace, at some positions."""
-        return h + where[..., None] * ((source - h) @ rows.mT @ rows)
 
-
-def _places(
+def _draw_subspaces(
     program: LoopProgram, task: Task, n: int, d_model: int, generator: torch.Generator
-) -> _Places:
-    trace = _trace(program, task, n, generator)
-    values = {name: tuple(of.unique().tolist()) for name, of in trace.variables.items()}
-    sizes = [max(len(of), 2) for of in values.values()]
+) -> _Subspaces:
+    inputs = task.sample(torch.full((_EXAMPLES,), n), generator=generator).inputs
+    trace = program.trace(inputs, program.n_loops(n) + _EXTRA_LOOPS)
+    values = {name: tuple(x.unique().tolist()) for name, x in trace.variables.items()}
+    sizes = [max(len(x), 2) for x in values.values()]
     if sum(sizes) > d_model // 2:
         raise InputError(
             "d_model",
@@ -137,13 +132,9 @@ def _places(
             fix="Pass a wider d_model, or a program of fewer values.",
         )
     square = torch.randn(d_model, d_model, generator=generator, dtype=torch.float64)
+    # Rows of one random orthogonal matrix, split by variable.
     *rows, rest = torch.linalg.qr(square).Q.float().split([*sizes, d_model - sum(sizes)])
-    return _Places(dict(zip(values, rows)), values, rest)
-
-
-def _trace(program: LoopProgram, task: Task, n: int, generator: torch.Generator) -> Trace:
-    inputs = task.sample(torch.full((_EXAMPLES,), n), generator=generator).inputs
-    return program.trace(inputs, program.n_loops(n) + _FURTHER)
+    return _Subspaces(dict(zip(values, rows)), values, rest)
 
 
 def _model(program: LoopProgram, task: Task, d_model: int, seed: int) -> LoopedTransformer:
@@ -170,62 +161,75 @@ def _loss(
     model: LoopedTransformer,
     program: LoopProgram,
     task: Task,
-    places: _Places,
+    subspaces: _Subspaces,
     longest: int,
     generator: torch.Generator,
 ) -> Tensor:
-    def drawn(high: int) -> int:
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float32)
+
+    def randint(high: int) -> int:
         return int(torch.randint(high, (), generator=generator))
 
-    # Lengths are mixed, so that what is padding in one input stands beside another's end.
+    # Lengths are mixed, so that padding of one input is beside the end of another.
     n = torch.randint(1, longest + 1, (_BATCH,), generator=generator)
     inputs = task.sample(n, generator=generator).inputs
-    n_loops = program.n_loops(int(n.max())) + _FURTHER
+    n_loops = program.n_loops(int(n.max())) + _EXTRA_LOOPS
     trace, run = program.trace(inputs, n_loops), bind(model, inputs)
     states = torch.stack([*_noisy(run, run.h0, n_loops, generator)])
-    loop = drawn(n_loops)
-    h, said = states[loop], {name: of[loop] for name, of in trace.variables.items()}
-    together = torch.rand(_BATCH, 1, generator=generator, dtype=torch.float32) < 0.3
-    for name, rows in places.rows.items():
-        of = trace.variables[name]
-        found = _balanced(of[None], generator)
-        where = torch.rand(inputs.shape, generator=generator, dtype=torch.float32) < 0.4
-        where &= (torch.rand(_BATCH, 1, generator=generator, dtype=torch.float32) < 0.7) & ~together
-        h = places.exchanged(h, _at(states, found), rows, where)
-        said[name] = _at(of, found).where(where, said[name])
-    at, other = drawn(n_loops + 1), torch.randperm(_BATCH, generator=generator)
-    where = torch.rand(inputs.shape, generator=generator, dtype=torch.float32) < 0.5
-    where &= (inputs == inputs[other]) & ~together
-    h = places.exchanged(h, states[at, other], places.rest, where)
-    found = _balanced(torch.stack([*trace.variables.values()]), generator)
-    where = (torch.rand(inputs.shape, generator=generator, dtype=torch.float32) < 0.8) & together
-    where &= _at(inputs.expand(n_loops + 1, -1, -1), found) == inputs
-    h = _at(states, found).where(where[..., None], h)
-    said = {k: _at(trace.variables[k], found).where(where, of) for k, of in said.items()}
-    after = program.run(inputs, n_loops=n_loops - loop, variables=said)
+    loop = randint(n_loops)
+    h, values = states[loop], {name: x[loop] for name, x in trace.variables.items()}
+    whole_state = rand(_BATCH, 1) < 0.3  # inputs that get an interchange of whole states alone
+    # Interchanges of the subspace of each variable, from any input and loop.
+    for name, rows in subspaces.rows.items():
+        variable = trace.variables[name]
+        source = _balanced(variable[None], generator)
+        where = rand(*inputs.shape) < 0.4
+        where &= (rand(_BATCH, 1) < 0.7) & ~whole_state
+        h = _interchange(h, _at(states, source), rows, where)
+        values[name] = _at(variable, source).where(where, values[name])
+    # Of all other directions, between equal tokens.
+    source_loop, other = randint(n_loops + 1), torch.randperm(_BATCH, generator=generator)
+    where = rand(*inputs.shape) < 0.5
+    where &= (inputs == inputs[other]) & ~whole_state
+    h = _interchange(h, states[source_loop, other], subspaces.rest, where)
+    # Of whole states, between equal tokens.
+    source = _balanced(torch.stack([*trace.variables.values()]), generator)
+    where = (rand(*inputs.shape) < 0.8) & whole_state
+    where &= _at(inputs.expand(n_loops + 1, -1, -1), source) == inputs
+    h = _at(states, source).where(where[..., None], h)
+    values = {k: _at(trace.variables[k], source).where(where, x) for k, x in values.items()}
+    after = program.run(inputs, n_loops=n_loops - loop, variables=values)
+    # The run that goes on from the changed state, [loop, batch, pos, d_model].
     changed = torch.stack([h, *(h := run.step(h) for _ in range(n_loops - loop))])
-    own = _cross_entropy(model.readout(states.flatten(0, 1)), trace.outputs)
-    return own + 2 * _cross_entropy(model.readout(changed.flatten(0, 1)), after.outputs)
+    clean_loss = _cross_entropy(model.readout(states.flatten(0, 1)), trace.outputs)
+    return clean_loss + 2 * _cross_entropy(model.readout(changed.flatten(0, 1)), after.outputs)
+
+
+def _interchange(h: Tensor, source: Tensor, rows: Tensor, where: Tensor) -> Tensor:
+    """States with the source's part in a subspace, at some positions."""
+    return h + where[..., None] * ((source - h) @ rows.mT @ rows)
 
 
 def _balanced(
     values: Int[Tensor, "variable loop batch pos"], generator: torch.Generator
 ) -> Int[Tensor, "batch pos"]:
-    """Which of all loops and inputs to take, for each position, with all values as often as others.
+    """Sources (loops and inputs, counted as one) for each position, all values equally often.
 
-    The values of a count that runs now and then are rare, and what is rare is not learnt.
+    Rare values, as those of a seldom counter, would not be learnt.
     """
     n_batch = values.shape[2]
-    each = values.flatten(1, 2)
-    kinds = each.flatten(1).unique(dim=1)
-    same = (each[..., None] == kinds[:, None, None]).all(0)
+    by_source = values.flatten(1, 2)
+    kinds = by_source.flatten(1).unique(dim=1)
+    # Whether each source has each combination of values, [source, pos, kind].
+    same = (by_source[..., None] == kinds[:, None, None]).all(0)
     weight = (same / same.sum(0).clamp(min=1)).sum(-1)
     return torch.multinomial(weight.T, n_batch, replacement=True, generator=generator).T
 
 
-def _at(of: Tensor, found: Int[Tensor, "batch pos"]) -> Tensor:
-    """What is at given loops and inputs, counted as one, at each position."""
-    return of.flatten(0, 1)[found, torch.arange(found.shape[1])]
+def _at(values: Tensor, source: Int[Tensor, "batch pos"]) -> Tensor:
+    """The values ``[loop, input, pos, ...]`` of the source of each position."""
+    return values.flatten(0, 1)[source, torch.arange(source.shape[1])]
 
 
 def _noisy(
@@ -234,39 +238,40 @@ def _noisy(
     yield h
     for _ in range(n_loops):
         h = run.step(h)
+        # Relative to the spread of the features at each position.
         noise = torch.randn(h.shape, generator=generator, dtype=torch.float32)
         h = h + _NOISE * h.detach().std(-1, keepdim=True) * noise
         yield h
 
 
 def _cross_entropy(logits: Tensor, answers: Int[Tensor, "loop batch pos"]) -> Tensor:
-    right = answers.flatten()
-    return F.cross_entropy(logits.flatten(0, 1), right, ignore_index=UNKNOWN)
+    return F.cross_entropy(logits.flatten(0, 1), answers.flatten(), ignore_index=UNKNOWN)
 
 
 def _circuit(
     model: LoopedTransformer,
     program: LoopProgram,
     task: Task,
-    places: _Places,
+    subspaces: _Subspaces,
     n: int,
     generator: torch.Generator,
 ) -> Circuit:
-    """Variables with the directions that their values have come to have."""
+    """Variables with the directions of their values, by least squares."""
     inputs = task.sample(torch.full((_EXAMPLES,), n), generator=generator).inputs
-    n_loops = program.n_loops(n) + _FURTHER
+    n_loops = program.n_loops(n) + _EXTRA_LOOPS
     trace = program.trace(inputs, n_loops)
     with torch.no_grad():
         states = torch.stack([h for _, h in bind(model, inputs).run(n_loops)])
     directions, features = {}, []
-    for name, rows in places.rows.items():
-        values = places.values[name]
-        there = (states @ rows.mT).flatten(0, 2).double()
+    for name, rows in subspaces.rows.items():
+        values = subspaces.values[name]
+        # Coordinates in the subspace [place, dimension] and one-hot values [place, value].
+        coordinates = (states @ rows.mT).flatten(0, 2).double()
         one_hot = (trace.variables[name].flatten()[:, None] == torch.tensor(values)).double()
-        read = torch.linalg.pinv(there) @ one_hot
+        read = torch.linalg.pinv(coordinates) @ one_hot
         write = torch.linalg.pinv(read)
-        own = [(of.to(rows) @ rows).contiguous() for of in (write, read.mT)]
-        directions[name] = Directions(write=own[0], read=own[1])
+        pair = [(x.to(rows) @ rows).contiguous() for x in (write, read.mT)]
+        directions[name] = Directions(write=pair[0], read=pair[1])
         features.append(FeatureNode(name, name, "variable", "block", 0, -1, values))
     return Circuit(
         program=program.name,

@@ -9,56 +9,55 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from loopinterp.benchmark.known_models import Disguise, compiled_with_inputs, disguised
-from loopinterp.benchmark.verdict_scores import rivals_of
-from loopinterp.circuits.comparison_evidence import gather_evidence
-from loopinterp.circuits.comparison_inputs import check_program_list
-from loopinterp.circuits.evidence_counts import count_evidence
-from loopinterp.circuits.pair_strategies import SpreadPairs
-from loopinterp.circuits.program_comparison import EXAMPLES, FIRST_LOOK, TO_NAME
-from loopinterp.circuits.verdict import decide
-from loopinterp.progress import track
-from loopinterp.rasp.mutations import equivalence, near_misses
-from loopinterp.rasp.program_registry import list_programs
-from loopinterp.results import Result, study
+from loopinterp.benchmark.known_models import LENGTHS, Disguise, compiled_with_inputs
+from loopinterp.benchmark.state_scores import rivals_of
+from loopinterp.comparison.counts import count_evidence
+from loopinterp.comparison.evidence import gather_evidence
+from loopinterp.comparison.inputs import check_program_list
+from loopinterp.comparison.pair_strategies import SpreadPairs
+from loopinterp.comparison.program_comparison import EXAMPLES, FIRST_LOOK, TO_IDENTIFY
+from loopinterp.comparison.rule import decide
+from loopinterp.compiler import near_misses
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.programs import equivalence
+from loopinterp.programs.registry import list_programs
 
 if TYPE_CHECKING:
-    from loopinterp.rasp.compiler.compiled import Compiled
-    from loopinterp.rasp.program import LoopProgram
+    from loopinterp.compiler.compiled import Compiled
+    from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Batch
 
-LENGTHS = {"multiplication": 3, "unique_set": 4, "token_addition": 4, "abacus_addition": 4}
-"""Problem lengths of the models, where they are not :data:`LENGTH`."""
-
 LENGTH = 8
-LONGER = 1.5
-"""Programs are laid over a model at one length, and tried at another, so many times as long."""
+"""Problem length of the models, where ``LENGTHS`` has no other."""
 
+LONGER = 1.5
+"""Program offsets are fitted at one length, and scored at another, so many times as long."""
 
 RARE = 1e-3
-"""Share of interventions up to which two programs that they tell apart count as rarely apart."""
+"""Largest share of separating interventions at which two programs count as rarely separated."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class FalseNames(Result, kind="false-names"):
     """What :func:`false_names_study` returns; one entry of ``model`` for each model.
 
-    - ``lists``: lists of rivals that lack the program that is run: all stock programs of the
-      task, and all but one of them, for each;
-    - ``wrong``: of these, lists from which a program was named that more than :data:`RARE` of
-      all interventions tell from it;
-    - ``rare``: lists from which one was named that some tell from it, but so few;
-    - ``equivalent``: of these, lists from which an equivalent one was named;
-    - ``named``: of a stock program's model, 1 if it is named when it is listed, 0 if not; NaN of
-      the near misses.
+    - ``lists``: lists of rivals without the model's program: all stock programs of the task, and
+      all but one of them, for each;
+    - ``wrong``: lists that identified a program which more than :data:`RARE` of all interventions
+      separate from the model's;
+    - ``rare``: lists that identified one which fewer interventions separate from it;
+    - ``equivalent``: lists that identified an equivalent one;
+    - ``named``: of a stock program's model, 1 if it is identified when it is listed, 0 if not; NaN
+      of the near misses.
 
     Attributes:
-        programs: The program that each model runs.
+        programs: The program of each model.
         originals: The stock program that it is a near miss of (itself for a stock program).
         tasks: Its task.
-        disguises: What was done to the model.
+        disguises: The model's disguise.
         wrong_names: Where ``wrong`` is not 0: model, name, and the share of interventions that
-            tell the two apart.
+            separate the two programs.
         rare_names: The same of ``rare``.
     """
 
@@ -69,7 +68,7 @@ class FalseNames(Result, kind="false-names"):
         "equivalent": "model",
         "named": "model",
     }
-    # Files of before these were counted by themselves are read all the same.
+    # Older files do not have it.
     OPTIONAL: ClassVar = frozenset({"rare"})
 
     programs: list[str]
@@ -80,7 +79,7 @@ class FalseNames(Result, kind="false-names"):
     rare_names: list[tuple[str, str, float]] = field(default_factory=list)
 
     def totals(self) -> dict[str, dict[str, int]]:
-        """Counts by task: near misses, models, lists, names of each kind, own names."""
+        """Counts by task: near misses, models, lists, names of each kind."""
         import pandas as pd
 
         table = self.data.to_dataframe().assign(task=self.tasks, program=self.programs)
@@ -106,41 +105,43 @@ def false_names_study(
     disguises: Sequence[tuple[str, Sequence[Disguise]]] = (("bare", ()),),
     seed: int = 0,
 ) -> FalseNames:
-    """Compile stock programs and near misses of them, and count the wrong names.
+    """Compile stock programs and near misses of them, and count false identifications.
 
-    A near miss is a mutation that answers alike at T(n) but works differently
-    (:func:`loopinterp.rasp.mutations.near_misses`). Each model is compared with the stock
-    programs of its task that are not it, all of them and with each left out, by the two looks of
-    :func:`~loopinterp.circuits.compare_programs`. A name is wrong if interchange interventions
-    tell the named program from the one that is run
-    (:func:`loopinterp.rasp.mutations.equivalence`). Where :data:`RARE` of them do or fewer, no
-    comparison that draws some thousands can see it, and such names are counted by themselves.
+    A near miss is a mutation with the same answers at T(n) and another mechanism
+    (:func:`loopinterp.compiler.near_misses`). Each model is compared with the other stock
+    programs of its task, all of them and with each left out, by the two stages of
+    :func:`~loopinterp.comparison.compare_programs`. A name is wrong if interchange interventions
+    separate the identified program from the model's
+    (:func:`loopinterp.programs.equivalence`). If only :data:`RARE` of them or fewer do, no
+    comparison of some thousands can see it, and such names are counted by themselves.
 
     Args:
         programs: Stock programs; by default all.
         misses_of_each: Most near misses of each.
-        disguises: What is done to each model: a name, and disguises one after the other.
+        disguises: A name, and disguises of each model, one after the other.
         seed: Seed of mutations, inputs, pairs.
 
     Raises:
-        InputError: no list of programs, or a name that none has.
+        InputError: no list of programs, or an unknown name.
     """
     stock = check_program_list(list_programs() if programs is None else programs)
     names = [program.name for program in stock]
     with study(seed, study="false names", programs=names, misses_of_each=misses_of_each) as watch:
-        rows, told = [], []
+        rows, separations = [], []
         programs_of = list(_stock_and_misses(stock, misses_of_each, seed))
         for original, program in track(programs_of, "programs"):
             n = LENGTHS.get(program.task, LENGTH)
             compiled, data = compiled_with_inputs(
                 program, [n, math.ceil(LONGER * n)], examples=EXAMPLES, seed=seed
             )
-            for label, disguise in disguises:
-                name = f"{program.name}, {label}"
-                counts, wrong = _score(disguised(compiled, disguise), program, data, seed)
+            for label, changes in disguises:
+                name, model = f"{program.name}, {label}", compiled
+                for change in changes:
+                    model = change(model)
+                counts, wrong = _score(model, program, data, seed)
                 about = {"model": name, "program": program, "original": original}
                 rows.append({**about, "disguise": label, **counts})
-                told += [(name, *found) for found in wrong.items()]
+                separations += [(name, *pair) for pair in wrong.items()]
         return FalseNames.of(
             watch,
             coords={"model": [row["model"] for row in rows]},
@@ -149,8 +150,8 @@ def false_names_study(
             originals=[row["original"] for row in rows],
             tasks=[row["program"].task for row in rows],
             disguises=[row["disguise"] for row in rows],
-            wrong_names=[one for one in told if one[2] > RARE],
-            rare_names=[one for one in told if one[2] <= RARE],
+            wrong_names=[x for x in separations if x[2] > RARE],
+            rare_names=[x for x in separations if x[2] <= RARE],
         )
 
 
@@ -167,31 +168,29 @@ def _stock_and_misses(
 def _score(
     model: Compiled, program: LoopProgram, data: list[Batch], seed: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Counts of names on one model; and those of others, with the share that tells them apart."""
+    """Counts of names on one model; the separating share of each wrong name."""
     _, *others = rivals_of(program)
     names = [p.name for p in others]
+    # All other programs, and all but one of them.
     lists = [names] if names else []
     if len(names) > 1:
         lists += [[p for p in names if p != out] for out in names]
-    named = _winners(model, others, lists, data, seed)
-    apart = {winner: _told_apart(winner, program) for winner in dict.fromkeys(named)}
-    own = math.nan
+    winners = _winners(model, others, lists, data, seed)
+    share = {}
+    for winner in dict.fromkeys(winners):
+        result = equivalence(winner, program)
+        share[winner] = 0.0 if result.equivalent else max(result.share, result.natural_share)
+    named = math.nan
     if program.name in list_programs():
         listed = _winners(model, [program, *others], [[program.name, *names]], data, seed)
-        own = float(listed == [program.name])
+        named = float(listed == [program.name])
     return {
         "lists": len(lists),
-        "wrong": sum(apart[winner] > RARE for winner in named),
-        "rare": sum(0 < apart[winner] <= RARE for winner in named),
-        "equivalent": sum(apart[winner] == 0 for winner in named),
-        "named": own,
-    }, {winner: share for winner, share in apart.items() if share}
-
-
-def _told_apart(winner: str, program: LoopProgram) -> float:
-    """Share of interventions, or of undisturbed runs, that tell two programs apart."""
-    found = equivalence(winner, program)
-    return 0.0 if found.equivalent else max(found.share, found.natural_share)
+        "wrong": sum(share[winner] > RARE for winner in winners),
+        "rare": sum(0 < share[winner] <= RARE for winner in winners),
+        "equivalent": sum(share[winner] == 0 for winner in winners),
+        "named": named,
+    }, {winner: x for winner, x in share.items() if x}
 
 
 def _winners(
@@ -201,19 +200,19 @@ def _winners(
     data: list[Batch],
     seed: int,
 ) -> list[str]:
-    """The program named from each list, of those from which one is named.
+    """The programs identified from lists, by the two stages of ``compare_programs``.
 
-    The two looks of ``compare_programs``; all lists are judged on the same pairs.
+    All lists are judged on the same pairs.
     """
-    looks = ((SpreadPairs(), FIRST_LOOK), (TO_NAME, EXAMPLES))
     winners: list[str] = []
-    for strategy, most in looks:
+    for strategy, most in ((SpreadPairs(), FIRST_LOOK), (TO_IDENTIFY, EXAMPLES)):
         if not lists:
             return []
-        seen = [batch[:most] for batch in data]
-        evidence = gather_evidence(model.model, programs, seen, strategy, seed=seed)
+        batches = [batch[:most] for batch in data]
+        evidence = gather_evidence(model.model, programs, batches, strategy, seed=seed)
+        # Each list is judged on its part of the same counts.
         counts = count_evidence([evidence]).sel(model=0)
-        found = [(some, decide(counts.sel(program=some, rival=some)).winner) for some in lists]
-        lists = [some for some, winner in found if winner is not None]
-        winners = [winner for _, winner in found if winner is not None]
+        verdicts = [(names, decide(counts.sel(program=names, rival=names))) for names in lists]
+        lists = [names for names, verdict in verdicts if verdict.identified is not None]
+        winners = [verdict.identified for _, verdict in verdicts if verdict.identified is not None]
     return winners

@@ -1,25 +1,70 @@
-"""Models whose circuit is known, with inputs to study them on."""
+"""Models whose circuit is known: compiled programs with inputs, and those of the benchmark."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from loopinterp.circuits.comparison_inputs import check_program_list
-from loopinterp.errors import check_integer, check_seed
-from loopinterp.models.looped_model import LoopedModel
-from loopinterp.rasp.compiler.circuit import orthonormal
-from loopinterp.rasp.compiler.compiled import Compiled, compile_program
-from loopinterp.rasp.program import LoopProgram
-from loopinterp.short_repr import ShortRepr
+from loopinterp.benchmark.circuit_training import TRAINED
+from loopinterp.comparison.inputs import check_program_list
+from loopinterp.compiler import add_noise, distract, permute, rotate
+from loopinterp.compiler.circuit import orthonormal
+from loopinterp.compiler.compiled import Compiled, compile_program
+from loopinterp.core.errors import check_integer, check_seed, unknown_name
+from loopinterp.core.text import ShortRepr
+from loopinterp.models.protocol import LoopedModel
+from loopinterp.programs.program import LoopProgram
+from loopinterp.programs.registry import get_program, list_programs
 from loopinterp.tasks.task import Batch
 from loopinterp.tasks.task_registry import get_task
 
+if TYPE_CHECKING:
+    from jaxtyping import Int
+
+    from loopinterp.tasks.task import Task
+
+
 Disguise = Callable[[Compiled], Compiled]
+
+VERSION = 1
+"""Of the benchmark's list of models. Scores of different versions are not comparable."""
+
+NOISY = "noisy"
+DISGUISES: dict[str, Disguise] = {
+    "bare": lambda compiled: compiled,
+    "rotated, permuted": lambda c: rotate(permute(c, seed=0), seed=0),
+    "distracted, rotated": lambda c: rotate(distract(c, seed=0), seed=0),
+    NOISY: partial(add_noise, relative=0.01, seed=0),
+}
+
+BROKEN_BY_NOISE = {
+    *("abacus_ripple", "binary_sum", "copy", "multiplication", "one_shot"),
+    *("token_addition", "unique_set"),
+}
+"""Programs whose models give other answers with noise on their weights: their circuit is not known.
+
+They are wide: noise of one relative size adds up over hundreds of directions.
+"""
+
+LEFT_OUT = {"regular_language"}
+"""Tasks whose programs came after this version of the list, and have no models in it."""
+
+TRAINED_MODELS = Path(__file__).parent / "trained_models"
+"""Models of :func:`~loopinterp.benchmark.train_to_circuit`, by program; part of the package."""
+
+LENGTHS = {"multiplication": 3, "unique_set": 4, "token_addition": 4, "abacus_addition": 4}
+"""Longest problems by task, where that is not :data:`LENGTH`: these programs are wide."""
+
+LENGTH = 6
+PAIRS = 48
+"""Pairs of inputs that edges are scored on."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,7 +75,7 @@ class KnownModel(ShortRepr):
         compiled: The model, its circuit, its program.
         batch: Inputs of one length.
         n_loops: T(n), the loops of a full run.
-        label: What was done to the model, in a word or two; "" for nothing.
+        label: The disguise, in a word or two; "" for none.
     """
 
     compiled: Compiled
@@ -40,25 +85,39 @@ class KnownModel(ShortRepr):
 
     @property
     def name(self) -> str:
-        """The program, and what was done to the model."""
+        """The program, and the disguise."""
         program = self.compiled.program.name
         return f"{program}, {self.label}" if self.label else program
 
     def of_distractors(self, states: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape d"]:
-        """The part of states along directions of which the circuit says nothing."""
+        """The part of states along directions that are not in the circuit."""
         directions = [d.write for d in self.compiled.circuit.directions.values()]
-        held = orthonormal(torch.cat(directions).double()).to(states)
-        rest = states - (states @ held.mT) @ held
-        return torch.zeros_like(rest) if len(held) == states.shape[-1] else rest
+        # Orthonormal rows that span the circuit; the rest of the state lies outside.
+        basis = orthonormal(torch.cat(directions).double()).to(states)
+        rest = states - (states @ basis.mT) @ basis
+        return torch.zeros_like(rest) if len(basis) == states.shape[-1] else rest
 
     @property
     def without_distractors(self) -> LoopedModel:
-        """The model, with distractors wiped from each state: nothing reads what they write.
+        """The model with distractors removed from each state: nothing reads them.
 
-        They hold functions of whatever they read: there a probe finds a variable before the
-        program has it, and the state settles a loop after the program.
+        They hold functions of what they read: there a probe finds a variable before the program
+        has it, and the state settles a loop after the program.
         """
         return _WithoutDistractors(self)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The answer of one tool on one model; NaN where a check does not apply.
+
+    Attributes:
+        value: The score.
+        control: Its control.
+    """
+
+    value: float
+    control: float = float("nan")
 
 
 class _WithoutDistractors:
@@ -67,12 +126,12 @@ class _WithoutDistractors:
         self.embed, self.readout = self._model.embed, self._model.readout
 
     def initial_state(self, e: Tensor) -> Tensor:
-        return self._wiped(self._model.initial_state(e))
+        return self._without(self._model.initial_state(e))
 
     def step(self, h: Tensor, e: Tensor) -> Tensor:
-        return self._wiped(self._model.step(h, e))
+        return self._without(self._model.step(h, e))
 
-    def _wiped(self, h: Tensor) -> Tensor:
+    def _without(self, h: Tensor) -> Tensor:
         return h - self._known.of_distractors(h)
 
 
@@ -91,8 +150,8 @@ def known_models(
         programs: Loop programs whose task is registered.
         n: Problem length of the inputs; the models are compiled for it.
         examples: Inputs for each model.
-        disguises: What is done to each model, e.g. ``partial(rotate, seed=0)``.
-        label: What tables call the disguises; by default a word for each.
+        disguises: Changes of each model, e.g. ``partial(rotate, seed=0)``.
+        label: Name of the disguises in tables; by default a word for each.
         seed: Seed of the inputs.
 
     Raises:
@@ -105,14 +164,15 @@ def known_models(
     """
     check_integer("examples", examples, least=8)
     check_integer("n", n, least=1)
-    made = []
+    models = []
     for program in check_program_list(programs):
-        bare, (batch,) = compiled_with_inputs(program, [n], examples=examples, seed=seed)
-        compiled = disguised(bare, disguises)
-        done = " ".join(words.split()[0] for words in compiled.circuit.disguises)
-        called = done if label is None else label
-        made.append(KnownModel(compiled, batch, program.n_loops(n), called))
-    return made
+        compiled, (batch,) = compiled_with_inputs(program, [n], examples=examples, seed=seed)
+        for disguise in disguises:
+            compiled = disguise(compiled)
+        names = " ".join(words.split()[0] for words in compiled.circuit.disguises)
+        name = names if label is None else label
+        models.append(KnownModel(compiled, batch, program.n_loops(n), name))
+    return models
 
 
 def compiled_with_inputs(
@@ -125,8 +185,92 @@ def compiled_with_inputs(
     return compile_program(program, max_length=batches[-1].inputs.shape[1]), batches
 
 
-def disguised(compiled: Compiled, disguises: Sequence[Disguise]) -> Compiled:
-    """A model put through disguises, one after the other."""
-    for disguise in disguises:
-        compiled = disguise(compiled)
-    return compiled
+@dataclass(frozen=True, repr=False)
+class BenchmarkModel(ShortRepr):
+    """One model of the benchmark.
+
+    Attributes:
+        program_name: The stock program that it runs.
+        disguise: One of :data:`DISGUISES`; or :data:`TRAINED`, if its weights were learnt.
+    """
+
+    program_name: str
+    disguise: str
+
+    @property
+    def name(self) -> str:
+        """Its name, and that of its folder."""
+        return f"{self.program_name}.{self.disguise.replace(', ', '-')}"
+
+    @property
+    def program(self) -> LoopProgram:
+        """Its program."""
+        return get_program(self.program_name)
+
+    @property
+    def task(self) -> Task:
+        """The task of the program."""
+        return get_task(self.program.task, **self.program.task_settings)
+
+    @property
+    def n(self) -> int:
+        """The longest problem of its inputs."""
+        return LENGTHS.get(self.program.task, LENGTH)
+
+    @property
+    def n_loops(self) -> int:
+        """T(n), the loops of a full run; at least two, so that edges go from loop to loop."""
+        return max(self.program.n_loops(self.n), 2)
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        """The model with its circuit, compiled anew, or as it was trained."""
+        if self.disguise == TRAINED:
+            return Compiled.load(TRAINED_MODELS / self.program_name, program=self.program)
+        bare = compile_program(self.program, max_length=self.task.n_positions(self.n))
+        return DISGUISES[self.disguise](bare)
+
+    def pairs(self) -> tuple[Int[Tensor, "pair pos"], Int[Tensor, "pair pos"]]:
+        """Inputs, base and source, that edges are scored on: of all lengths up to n."""
+        generator = torch.Generator().manual_seed(0)
+        # The first pair is of full length, so that all inputs are as long as it.
+        lengths = torch.randint(min(2, self.n), self.n + 1, (2, PAIRS), generator=generator)
+        lengths[:, 0] = self.n
+        base, source = (self.task.sample(n, generator=generator).inputs for n in lengths)
+        return base, source
+
+
+def benchmark_models(names: Iterable[str] | None = None) -> list[BenchmarkModel]:
+    """The models of the benchmark, or some of them.
+
+    Args:
+        names: Names of models; or of programs, for all models that run them; by default all.
+
+    Raises:
+        InputError: an unknown name.
+
+    Example:
+        >>> len(benchmark_models()), len({model.task.name for model in benchmark_models()})
+        (93, 9)
+        >>> benchmark_models(["ripple.noisy"])[0].n_loops
+        5
+    """
+    every = [
+        BenchmarkModel(program, disguise)
+        for program in list_programs()
+        if get_program(program).task not in LEFT_OUT
+        for disguise in DISGUISES
+        if disguise != NOISY or program not in BROKEN_BY_NOISE
+    ]
+    every += [BenchmarkModel(folder.name, TRAINED) for folder in sorted(TRAINED_MODELS.iterdir())]
+    if names is None:
+        return every
+    by_name = {model.name: [model] for model in every}
+    for model in every:
+        by_name.setdefault(model.program_name, []).append(model)
+    chosen: set[str] = set()
+    for name in [names] if isinstance(names, str) else names:
+        if name not in by_name:
+            raise unknown_name("model of the benchmark", name, by_name)
+        chosen |= {model.name for model in by_name[name]}
+    return [model for model in every if model.name in chosen]

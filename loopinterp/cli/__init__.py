@@ -1,20 +1,93 @@
 """The command line: train a looped transformer, open it, and write the report.
 
-Everything behind a command is imported when it is run, so that ``--help`` answers at once.
+Everything behind a command is imported when it is run, so that ``--help`` answers at once; what an
+interrupt (Ctrl-C) is caught with is in place before anything that takes long is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import signal
+import sys
+from contextlib import contextmanager, suppress
 
-from loopinterp.cli.interrupt import ending_in_one_line
+TYPE_CHECKING = False  # typing itself would take longer than this module
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any, NoReturn
 
 __all__ = ["main"]
+
+STATUS = 128 + signal.SIGINT
+"""What a shell reports of a process that an interrupt ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; bad input is one message on stderr and exit status 2."""
     with ending_in_one_line():
-        from loopinterp.cli.application import run
+        from loopinterp.cli import run_commands, study_commands  # noqa: F401, in this order
+        from loopinterp.cli.shared import run
 
         run(arguments)
+
+
+@contextmanager
+def ending_in_one_line() -> Iterator[None]:
+    """Inside, an interrupt ends the program, whatever libraries make of it on its way.
+
+    Compiled modules that are interrupted while they are imported raise errors of their own or
+    abort: an import is ended at once. What is interrupted in a destructor raises nothing at all:
+    so the signal itself is remembered.
+    A program that has a handler of its own, or ignores interrupts (``nohup``), keeps that; so does
+    one that calls from another thread than its main one.
+    """
+    interrupted = False
+
+    def remember(number: int, frame: Any) -> None:
+        nonlocal interrupted
+        interrupted = True
+        if _is_importing(frame):
+            end()
+        raise KeyboardInterrupt
+
+    def end() -> NoReturn:
+        with suppress(OSError, ValueError, RuntimeError):  # closed, or in the middle of a write
+            sys.stdout.flush()
+        _say()
+        os._exit(STATUS)
+
+    def end_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
+        if interrupted:  # in a destructor or a callback: the program would go on
+            end()
+        hook(unraisable)
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, remember)
+    except ValueError:  # not the main thread, which alone is interrupted
+        pass
+    hook, sys.unraisablehook = sys.unraisablehook, end_if_interrupted
+    try:
+        yield
+    except BaseException:
+        if not interrupted:
+            raise
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one comes too late
+        _say()
+        raise SystemExit(STATUS) from None
+    finally:
+        sys.unraisablehook = hook
+        if signal.getsignal(signal.SIGINT) in (remember, signal.SIG_IGN) and before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
+def _is_importing(frame: Any) -> bool:
+    while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _say() -> None:
+    sys.stderr.write("Interrupted.\n")
+    sys.stderr.flush()

@@ -1,16 +1,16 @@
-"""Commands that study a run, and report on it."""
+"""Commands that study a run, report on it, and list what there is."""
 
 from __future__ import annotations
 
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import loopinterp
-from loopinterp.cli.options import (
+from loopinterp.cli.shared import (
     FILE,
     Device,
     Json,
@@ -19,19 +19,22 @@ from loopinterp.cli.options import (
     Runs,
     StudySeed,
     Threads,
-    examples,
+    command,
+    next_step,
+    print_document,
     read_path,
+    spell_facts,
+    spell_findings,
     use_threads,
 )
-from loopinterp.cli.output import next_step, print_document, spell_findings
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
+from loopinterp.core.progress import showing
 
-commands = typer.Typer()
+if TYPE_CHECKING:
+    pass
 
 
-@commands.command(
-    epilog=examples("analyze runs/add", "analyze runs/add --study convergence --seed 1 --json")
-)
+@command("analyze runs/add", "analyze runs/add --study convergence --seed 1 --json")
 def analyze(
     run: Run,
     study: Annotated[
@@ -53,33 +56,38 @@ def analyze(
     task is left out; one that cannot be made says why.
     """
     use_threads(threads)
-    found = loopinterp.workflow.analyze_run(
+    from loopinterp.app.catalogue import spell_skip
+
+    analysis = loopinterp.app.workflow.analyze_run(
         run, studies=study, length=length, seed=seed, device=device, progress=progress
     )
     document = {
         name: {
-            "file": str(found.files[name]),
+            "file": str(analysis.files[name]),
             "seconds": result.provenance.wall_time,
             "findings": spell_findings([result])[0],
         }
-        for name, result in found.results.items()
+        for name, result in analysis.results.items()
     }
-    unsaid = [f"- {name}: cannot be said because {why}." for name, why in found.unsaid.items()]
-    unsaid += [f"- {name}: left out because {why}." for name, why in found.left_out.items()]
+    skipped, left_out = (
+        {name: spell_skip(skip) for name, skip in skips.items()}
+        for skips in (analysis.skipped, analysis.left_out)
+    )
+    reasons = [f"- {name}: cannot be said because {why}." for name, why in skipped.items()]
+    reasons += [f"- {name}: left out because {why}." for name, why in left_out.items()]
     print_document(
-        {"run": str(run), "results": document}
-        | {"unsaid": found.unsaid, "left_out": found.left_out},
-        "\n".join([spell_findings(found.results.values())[1], *unsaid, next_step("report", run)]),
+        {"run": str(run), "results": document} | {"unsaid": skipped, "left_out": left_out},
+        "\n".join(
+            [spell_findings(analysis.results.values())[1], *reasons, next_step("report", run)]
+        ),
         as_json,
     )
 
 
-@commands.command(
-    epilog=examples(
-        'lens runs/add --prompt "13 + 9"',
-        'lens addition --prompt "1+1 0+1 1+0" --lens tuned',
-        'lens models/hrm-text --prompt "The cat sat on" --lens logit',
-    )
+@command(
+    'lens runs/add --prompt "13 + 9"',
+    'lens addition --prompt "1+1 0+1 1+0" --lens tuned',
+    'lens models/hrm-text --prompt "The cat sat on" --lens logit',
 )
 def lens(
     model: Annotated[
@@ -120,7 +128,7 @@ def lens(
     position that is chosen, and the way of its state. A tuned or Jacobian lens is fitted first, to
     samples of the run's task. Published looped models (Ouro, Huginn, HRM-Text) read any text.
     """
-    from loopinterp.lens_page import write_lens_page
+    from loopinterp.app.lens_page import write_lens_page
 
     use_threads(threads)
     path, result = write_lens_page(
@@ -140,12 +148,10 @@ def lens(
     print_document(document | {"findings": findings}, f"{told}\n{path}", as_json)
 
 
-@commands.command(
-    epilog=examples(
-        "report runs/add --open",
-        "report runs/add --out add.html",
-        "report runs/seed-0 runs/seed-1 runs/compiled --out side-by-side.html",
-    )
+@command(
+    "report runs/add --open",
+    "report runs/add --out add.html",
+    "report runs/seed-0 runs/seed-1 runs/compiled --out side-by-side.html",
 )
 def report(
     runs: Runs,
@@ -167,13 +173,141 @@ def report(
             fix="Say which: --out side-by-side.html.",
         )
     if len(runs) > 1:
-        path = loopinterp.report.write_comparison(runs, str(out))
+        path = loopinterp.pages.write_comparison(runs, str(out))
         document = {"runs": [str(run) for run in runs], "report": str(path)}
     else:
-        path = loopinterp.report.write_report(runs[0], out)
+        path = loopinterp.pages.write_report(runs[0], out)
         document = {"run": str(runs[0]), "report": str(path)}
     print_document(document, str(path), as_json)
     if open_it:
         webbrowser.open(path.resolve().as_uri())
     elif not as_json and sys.stderr.isatty():  # the path alone is for scripts
         typer.echo("Next: open it in a browser.", err=True)
+
+
+@command("tasks", "tasks --json")
+def tasks(as_json: Json = False) -> None:
+    """List the tasks."""
+    listed = _list_task_facts()
+    print_document(listed, "\n\n".join(spell_facts(facts) for facts in listed), as_json)
+
+
+@command("recipes", "recipes addition --json")
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="One recipe, in full.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes, with what their models were measured at."""
+    if name is None:
+        listed = _list_recipe_facts()
+        print_document(listed, "\n\n".join(spell_facts(facts) for facts in listed), as_json)
+        return
+    from loopinterp.core.settings import flatten
+
+    recipe = loopinterp.training.get_recipe(name)
+    in_words = {"recipe": name, **flatten(recipe.to_dict(defaults=False))}
+    print_document({"recipe": name, **recipe.to_dict()}, spell_facts(in_words), as_json)
+
+
+@command("zoo", "zoo addition", "zoo addition --out runs/addition")
+def zoo(
+    name: Annotated[str | None, typer.Argument(help="One model, with its card.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(**FILE, help="Copy the model there, as a run.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the trained models that come with the package.
+
+    A copy is a run as any other, to evaluate, analyze and report; nothing is written into the
+    package.
+    """
+    if name is None:
+        if out is not None:
+            raise InputError(
+                "NAME",
+                expected="the model to copy",
+                given="--out alone",
+                fix="Say which one: `loopinterp zoo` lists them.",
+            )
+        table = loopinterp.list_pretrained().reset_index()
+        print_document(table.to_dict("records"), table.to_string(index=False), as_json)
+        return
+    card = loopinterp.zoo.get_card(name)
+    lowest = {
+        n: {"exact_match": share, "distributions": list(card.lowest(n).distributions)}
+        for n, share in card.worst().items()
+    }
+    facts = {"model": name, **card.to_dict(), "lowest": lowest, "fails_at": card.fails_at()}
+    if out is None:
+        about = {key: value for key, value in facts.items() if key not in ("exact_match", "lowest")}
+        text = (
+            f"{spell_facts(about)}\n\nExact match by loops beyond T(n)\n{card.table().to_string()}"
+            f"\n\nLowest of the distributions after T(n) loops\n{card.lowest_table().to_string()}"
+        )
+        print_document(facts, text, as_json)
+    else:
+        loopinterp.load_pretrained(name, out)
+        print_document(
+            {"run": str(out), **facts}, f"{out}: {card.note} {next_step('analyze', out)}", as_json
+        )
+
+
+@command("benchmark runs/known", "benchmark runs/ripple --only ripple --json")
+def benchmark(
+    folder: Annotated[Path, typer.Argument(**FILE, help="A new folder, or one with a benchmark.")],
+    only: Annotated[
+        list[str] | None, typer.Option(help="A program or a model; may be repeated. Default: all.")
+    ] = None,
+    progress: Progress = True,
+    as_json: Json = False,
+) -> None:
+    """Write the benchmark: models of known circuit, with cards, each file known by its digest.
+
+    `loopinterp.benchmark.Benchmark(FOLDER)` reads it back, and refuses what was changed since.
+    """
+    with showing(progress):
+        made = loopinterp.benchmark.make_benchmark(folder, only or None)
+    document = {"folder": str(folder), "digest": made.digest, "models": list(made)}
+    text = f"{folder}: {len(made)} models whose circuit is known, digest {made.digest}"
+    print_document(document, text, as_json)
+
+
+def _list_task_facts() -> list[dict[str, Any]]:
+    """What there is to know about each task, by name of the fact."""
+    return [
+        {
+            "task": name,
+            "asks": task.describe(),
+            "input": f"tokens 0..{task.d_vocab - 1}"
+            if task.d_vocab
+            else f"{task.d_features} numbers a position",
+            "outputs": task.d_vocab_out,
+            "loops T(n)": {f"n={n}": task.n_loops(n) for n in (4, 8, 16)},
+            "distributions": list(task.distributions),
+        }
+        for name in loopinterp.tasks.list_tasks()
+        for task in [loopinterp.tasks.get_task(name)]
+    ]
+
+
+def _list_recipe_facts() -> list[dict[str, Any]]:
+    """What there is to know about each recipe in short, by name of the fact."""
+    facts = []
+    for name in loopinterp.training.list_recipes():
+        recipe = loopinterp.training.get_recipe(name)
+        config, measured = recipe.config, recipe.measured
+        weights = loopinterp.models.LoopedTransformer(config.model).parameters()
+        facts.append(
+            {
+                "recipe": name,
+                "task": config.task,
+                "about": recipe.about,
+                "weights": sum(p.numel() for p in weights),
+                "minutes": measured.minutes,
+                "trained to": config.curriculum.max_n,
+                "exact match": {f"n={n}": round(p, 3) for n, p in measured.worst().items()},
+                "seeds": list(measured.seeds),
+            }
+        )
+    return facts

@@ -2,44 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
+from einops import einsum
 
-from loopinterp.dynamics.distinct_limits import (
+from loopinterp.core.errors import InputError, check_choice, check_integer, check_number, check_seed
+from loopinterp.core.intervals import share_of, wilson_of
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.dynamics.limits import (
     NO_LIMIT,
+    OWN_START,
+    ZERO,
     DistinctLimits,
+    Limits,
     answered_right,
-    limits_apart,
+    find_limits,
+    limit_distances,
+    other_starts,
 )
-from loopinterp.dynamics.limits import Limits, find_limits
-from loopinterp.dynamics.rounding import coarse_dtype
-from loopinterp.dynamics.state_checks import asked_positions, check_finite_state
-from loopinterp.dynamics.state_planes import StatePlane, corner_states
-from loopinterp.dynamics.state_trajectories import chunks
-from loopinterp.errors import InputError, check_integer, check_number, check_seed
-from loopinterp.intervals import share_of, wilson_of
-from loopinterp.models.looped_model import bind, need_one_map
-from loopinterp.models.model_description import describe_model
-from loopinterp.progress import track
-from loopinterp.results import Result, study
-from loopinterp.study_examples import examples_for
+from loopinterp.dynamics.measures import check_finite_state, check_shape
+from loopinterp.dynamics.runs import chunks, counted_examples, described
+from loopinterp.models.iteration import bind
+from loopinterp.models.protocol import need_one_map
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from loopinterp.models.looped_model import Iteration, LoopedModel
+    from loopinterp.models.iteration import Iteration
+    from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
-MOST_OTHERS = 8
+
+_MOST_OTHERS = 8
 """Other examples whose limits can be corners."""
 
-MARGIN = 1.25
+_MARGIN = 1.25
 """Where the grid ends, over the farthest coordinate of a corner."""
 
 _MAPS = ("reached", "status", "period", "loops", "distance", "exact")
@@ -133,10 +138,10 @@ class BasinMapResult(Result, kind="basins"):
     def limits(self) -> pd.DataFrame:
         """A row for each limit: its share, period, distance to the own one, and mean exactness."""
         cells = self.data[[*_MAPS]].to_dataframe()
-        found = cells[cells["reached"] != NO_LIMIT].groupby("reached")
-        first = found[["period", "distance"]].first()
-        shares = found.size() / len(cells)
-        return first.assign(share=shares, exact=found["exact"].mean()).rename_axis("limit")
+        reached = cells[cells["reached"] != NO_LIMIT].groupby("reached")
+        first = reached[["period", "distance"]].first()
+        shares = reached.size() / len(cells)
+        return first.assign(share=shares, exact=reached["exact"].mean()).rename_axis("limit")
 
     def _is_of_limit(self) -> xr.DataArray:
         import xarray as xr
@@ -199,14 +204,14 @@ def basin_map(
     Example:
         >>> from loopinterp import load_pretrained
         >>> run = load_pretrained("parity")
-        >>> found = basin_map(run.model(), run.task(), n=4, batch_size=2, points=3)
-        >>> found.shares().sel(limit=0, estimate="value").item()
+        >>> result = basin_map(run.model(), run.task(), n=4, batch_size=2, points=3)
+        >>> result.shares().sel(limit=0, estimate="value").item()
         1.0
     """
     need_one_map(model)
-    batch = examples_for(model, data, needs_loops=True, n=n, batch_size=batch_size, seed=seed)
-    counted = asked_positions(batch, positions)
-    _check(len(batch), example, points)
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batch, counted = counted_examples(model, data, positions, needs_loops=True, **drawn)
+    _check_grid(len(batch), example, points)
     for name, size in {"tol": tol, "same": same}.items():
         check_number(name, size, above=0)
     check_integer("n_loops", n_loops, least=1)
@@ -214,26 +219,25 @@ def basin_map(
         check_number("extent", extent, above=0)
     generator = torch.Generator().manual_seed(check_seed(seed))
     options = {"n_loops": n_loops, "tol": tol, "points": points, "positions": positions}
-    options |= coarse_dtype(model, batch)
-    with study(seed, model=describe_model(model), example=example, **options) as watch:
-        rows = (example + torch.arange(min(len(batch), MOST_OTHERS + 1))) % len(batch)
+    with study(seed, **described(model, batch), example=example, **options) as watch:
+        rows = (example + torch.arange(min(len(batch), _MOST_OTHERS + 1))) % len(batch)
         batch, counted = batch[rows], counted[rows]
         iteration = bind(model, batch.inputs)
         check_finite_state(iteration.h0, "initial state", fix="Check the embedding of the input.")
         with torch.no_grad():
-            own = find_limits(iteration, iteration.h0, max_loops=n_loops, tol=tol)
-        states = corner_states(corners, iteration, own, counted, generator, same=same)
-        plane = StatePlane.through(own.state[0], states)
+            clean_limits = find_limits(iteration, iteration.h0, max_loops=n_loops, tol=tol)
+        states = corner_states(corners, iteration, clean_limits, counted, generator, same=same)
+        plane = StatePlane.through(clean_limits.state[0], states)
         places = torch.tensor([*plane.corners.values()], dtype=torch.float64)
-        edge = float(MARGIN * places.abs().max()) if extent is None else extent
+        edge = float(_MARGIN * places.abs().max()) if extent is None else extent
         half = points // 2
         axis = edge * torch.arange(-half, half + 1, dtype=torch.float64) / half
         y, x = torch.meshgrid(axis, axis, indexing="ij")
-        grid = torch.stack([x, y], -1).flatten(0, 1)
+        grid = torch.stack([x, y], -1).flatten(0, 1)  # [start, axis], row by row
         # From near to far, so that limits are numbered in that order, and the corners at last.
         near = grid.norm(dim=-1).argsort(stable=True)
         starts = torch.cat([grid[near], places])
-        explore = _Exploration(iteration, own, batch.targets, counted, n_loops, tol, same)
+        explore = _Exploration(iteration, clean_limits, batch.targets, counted, n_loops, tol, same)
         here, there = (explore.run(plane, starts, k) for k in (0, 1))
         back = near.argsort()
         maps = {name: values[back].reshape(points, points) for name, values in here.items()}
@@ -257,7 +261,7 @@ class _Exploration:
     """Runs of some examples from states of a plane; the first example is the one it is of."""
 
     iteration: Iteration
-    own: Limits
+    clean_limits: Limits
     targets: Tensor
     counted: Tensor
     n_loops: int
@@ -267,12 +271,12 @@ class _Exploration:
     @torch.no_grad()
     def run(self, plane: StatePlane, places: Tensor, example: int) -> dict[str, Tensor]:
         """Of each start: where it leads, under the input of that example."""
-        just = slice(example, example + 1)
-        iteration, own = self.iteration.select(just), self.own.select(just)
+        row = slice(example, example + 1)
+        iteration, clean_limit = self.iteration.select(row), self.clean_limits.select(row)
         # Without an own limit no start reaches it, and the first one found is number 1.
-        known = bool(own.found)
-        distinct = DistinctLimits(iteration, self.counted[just], self.same, [own] * known)
-        found: list[dict[str, Tensor]] = []
+        known = bool(clean_limit.found)
+        distinct = DistinctLimits(iteration, self.counted[row], self.same, [clean_limit] * known)
+        parts: list[dict[str, Tensor]] = []
         bytes_each = 8 * plane.centre.numel() * plane.centre.element_size()
         for part in track(list(chunks(len(places), bytes_each)), "starts"):
             start = plane.at(places[part])
@@ -280,23 +284,23 @@ class _Exploration:
             some = iteration.select(same_input)
             ends = find_limits(some, start, max_loops=self.n_loops, tol=self.tol)
             numbers = distinct.number(ends, same_input)
-            of_first = self.own.select(same_input)
+            of_first = self.clean_limits.select(same_input)
             first_input = self.iteration.select(same_input), self.counted[same_input]
-            targets = self.targets[just].expand(len(start), -1)
-            found.append(
+            targets = self.targets[row].expand(len(start), -1)
+            parts.append(
                 {
                     "reached": torch.where(ends.found, numbers + (not known), NO_LIMIT),
                     "status": ends.status.to(torch.int8),
                     "period": ends.period.to(torch.int32),
                     "loops": ends.loops.to(torch.int32),
-                    "distance": limits_apart(ends, of_first, *first_input)[0].float(),
+                    "distance": limit_distances(ends, of_first, *first_input)[0].float(),
                     "exact": answered_right(some, ends, targets, self.n_loops),
                 }
             )
-        return {name: torch.cat([part[name] for part in found]).cpu() for name in found[0]}
+        return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
 
 
-def _check(n_examples: int, example: int, points: int) -> None:
+def _check_grid(n_examples: int, example: int, points: int) -> None:
     if n_examples < 2:
         raise InputError(
             "data",
@@ -312,3 +316,92 @@ def _check(n_examples: int, example: int, points: int) -> None:
             given=f"{points}",
             fix=f"Pass points={points + 1}.",
         )
+
+
+_FLAT = 1e-6
+"""Share of the sizes below which a length is rounding."""
+
+
+@dataclass(frozen=True)
+class StatePlane:
+    """A plane through a state, on which distances are those of the states over a unit.
+
+    Attributes:
+        centre: The state at (0, 0).
+        axes: Orthonormal: towards the first corner, and in the plane at right angles to it.
+        unit: Norm of the centre; where that is 0, the distance to the first corner.
+        corners: Places (x, y) of the corners, by name.
+    """
+
+    centre: Float[Tensor, "pos d_model"]
+    axes: Float[Tensor, "axis pos d_model"]
+    unit: float
+    corners: dict[str, tuple[float, float]]
+
+    @classmethod
+    def through(cls, centre: Tensor, corners: Mapping[str, Tensor]) -> StatePlane:
+        """The plane of a state and two corners.
+
+        Raises:
+            InputError: If they are on a line.
+        """
+        first, second = (state.double() - centre.double() for state in corners.values())
+        size = float(centre.double().norm())
+        unit = size if size > ZERO else float(first.norm())
+        along = first / first.norm()
+        across = second - (second * along).sum() * along
+        sizes = float(first.norm()), float(across.norm())
+        if not all(size > _FLAT * max(unit, float(second.norm())) for size in sizes):
+            raise InputError(
+                "corners",
+                expected="two states that span a plane with the limit of the example",
+                given=f"{' and '.join(map(repr, corners))}, which are on a line with it",
+                fix='Pass corners=("noise 1", "noise 2"), for instance.',
+            )
+        axes = torch.stack([along, across / across.norm()])  # orthonormal, [axis, pos, d_model]
+        places = einsum(torch.stack([first, second]), axes, "corner p d, k p d -> corner k")
+        named = {name: (x, y) for name, (x, y) in zip(corners, (places / unit).tolist())}
+        return cls(centre, axes, unit, named)
+
+    def at(self, places: Float[Tensor, "row axis"]) -> Float[Tensor, "row pos d_model"]:
+        """The states at some places."""
+        moved = einsum(places.to(self.axes), self.axes, "row k, k p d -> row p d")
+        return (self.centre.double() + self.unit * moved).to(self.centre)
+
+
+def corner_states(
+    corners: Collection[str] | Mapping[str, Tensor] | None,
+    iteration: Iteration,
+    limits: Limits,
+    counted: Bool[Tensor, "batch pos"],
+    generator: torch.Generator,
+    *,
+    same: float,
+) -> dict[str, Tensor]:
+    """Two states by name, for the first example; see :func:`~loopinterp.dynamics.basin_map`.
+
+    Raises:
+        InputError: If they are not two, a name is unknown, or a state is not one of the model.
+    """
+    starts = other_starts(limits.state, generator, n_noise=2, n_others=len(limits.state) - 1)
+    known = {OWN_START: iteration.h0, **starts}
+    if corners is None:
+        first = torch.zeros_like(limits.status)
+        gap = limit_distances(
+            limits, limits.select(first), iteration.select(first), counted[first]
+        )[0]
+        others = [k for k, near in enumerate((gap <= same).tolist()) if k and not near]
+        corners = (f"other {others[0]}" if others else "noise 2", "noise 1")
+    if not isinstance(corners, Mapping):
+        corners = {check_choice("corners", name, known): known[name][0] for name in corners}
+    for name, state in corners.items():
+        check_shape(state, limits.state[0], f"corner {name!r}", fix="Pass a state [pos, d_model].")
+        check_finite_state(state, f"corner {name!r}", fix="Choose another one.")
+    if len(corners) != 2:
+        raise InputError(
+            "corners",
+            expected="two that differ: names, or states by a name",
+            given=f"{list(corners)}",
+            fix='Leave it out, or pass corners=("other 1", "noise 1"), for instance.',
+        )
+    return dict(corners)

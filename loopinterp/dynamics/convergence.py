@@ -2,59 +2,62 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from loopinterp.dynamics.eigenvalues import spectral_radius
-from loopinterp.dynamics.limits import Limits, find_limits
+from loopinterp.core.errors import check_integer, check_number
+from loopinterp.core.intervals import share_of
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.dynamics.fixed_point import get_solver
+from loopinterp.dynamics.limits import limits_of_run
 from loopinterp.dynamics.measures import (
     SETTLED,
-    contraction_rates,
-    distance_to_limit,
-    relative_residual,
-    settling_time,
-    update_cosine,
-)
-from loopinterp.dynamics.readouts import (
     correctness,
+    cosines,
+    entropy,
+    kl,
     likeliest,
-    readout_entropy,
-    readout_kl,
-    readout_margin,
+    margin,
+    rates,
+    residuals,
+    settling_time,
+    share_of_size,
     stable_from,
 )
 from loopinterp.dynamics.regimes import LEAST_LOOPS, Regime, classify_regimes
-from loopinterp.dynamics.rounding import coarse_dtype
-from loopinterp.dynamics.solvers.fixed_point_solver import Solver, Status
-from loopinterp.dynamics.solvers.solver_registry import get_solver
-from loopinterp.dynamics.state_checks import asked_positions
-from loopinterp.dynamics.state_trajectories import chunks, gather, run_loops, state_bytes
-from loopinterp.errors import check_integer, check_number
-from loopinterp.intervals import share_of
-from loopinterp.models.foreign_model import takes_loop
-from loopinterp.models.looped_model import bind
-from loopinterp.models.model_description import describe_model
-from loopinterp.progress import track
-from loopinterp.results import Result, study
-from loopinterp.study_examples import answered_after, examples_for
+from loopinterp.dynamics.runs import (
+    chunks,
+    counted_examples,
+    described,
+    gather,
+    run_length,
+    run_loops,
+    state_bytes,
+)
+from loopinterp.dynamics.solvers import Solver, Status
+from loopinterp.dynamics.spectra import spectral_radius
+from loopinterp.models.iteration import bind
+from loopinterp.models.protocol import takes_loop
+from loopinterp.models.study_examples import answered_after
 
 if TYPE_CHECKING:
     import xarray as xr
     from torch import Tensor
 
-    from loopinterp.models.looped_model import Iteration, LoopedModel
+    from loopinterp.models.iteration import Iteration
+    from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
-KRYLOV = 64
+_KRYLOV = 64
 """Largest Krylov space for a spectral radius."""
 
 RITZ_TOLERANCE = 0.01
-"""Residual of the leading Ritz pair up to which the spectral radius counts as known."""
+"""Residual of the leading Ritz pair up to which a spectral radius counts as known."""
 
 FATES = (
     "rests right",
@@ -230,15 +233,12 @@ def convergence_study(
             is not finite.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch = examples_for(model, data, needs_loops=n_loops is None, of_states=True, **drawn)
-    counted = asked_positions(batch, positions)
-    if n_loops is None:
-        n_loops = max(24, math.ceil(1.25 * int(batch.n_loops.max())))
-    check_integer("n_loops", n_loops, least=LEAST_LOOPS)
-    check_integer("limit_steps", limit_steps, least=1)
-    check_integer("n_spectral", n_spectral, least=0)
-    check_number("threshold", threshold, above=0)
+    batch, counted = counted_examples(
+        model, data, positions, needs_loops=n_loops is None, of_states=True, **drawn
+    )
+    n_loops = run_length(batch, n_loops, times=1.25, usual=24, least=LEAST_LOOPS)
     solver = get_solver(solver)
+    _check_options(limit_steps, n_spectral, threshold)
     settings = {
         "n_loops": n_loops,
         "solver": repr(solver),
@@ -248,29 +248,21 @@ def convergence_study(
         "positions": positions,
         "n_examples": len(batch),
     }
-    settings |= coarse_dtype(model, batch)
-    with study(seed, model=describe_model(model), **settings) as watch, torch.no_grad():
+    with study(seed, **described(model, batch), **settings) as watch, torch.no_grad():
         parts = []
-        parts_of = list(chunks(len(batch), (n_loops + 1) * state_bytes(model, batch)))
-        for rows in track(parts_of, "convergence"):
+        rows_of = list(chunks(len(batch), (n_loops + 1) * state_bytes(model, batch)))
+        for rows in track(rows_of, "convergence"):
             iteration = bind(model, batch.inputs[rows])
             states = run_loops(iteration, n_loops)
-            if iteration.takes_loop:  # no one map goes on from the end of the run
-                ended = Limits.unsought(states[-1])
-            else:
-                ended = find_limits(
-                    iteration, states[-1], max_loops=limit_steps, tol=limit_tol, solver=solver
-                )
-            # Of a run that left the finite numbers and came back, no limit is claimed.
-            through = states.isfinite().flatten(2).all(dim=2).all(dim=0)
-            limit = ended.state
-            status = torch.where(through, ended.status, int(Status.DIVERGED)).to(torch.int8)
-            found = (status == Status.CONVERGED).nonzero().flatten()[:n_spectral]
-            n_spectral -= len(found)
-            part = _measure(states, limit, threshold)
+            limits = limits_of_run(
+                iteration, states, max_loops=limit_steps, tol=limit_tol, solver=solver
+            )
+            with_limit = (limits.status == Status.CONVERGED).nonzero().flatten()[:n_spectral]
+            n_spectral -= len(with_limit)
+            part = {"limit_status": limits.status.to(torch.int8)}
+            part |= _of_states(states, limits.state, threshold)
             part |= _readouts(iteration, states, batch.targets[rows], counted[rows])
-            part |= _stability(iteration, limit, found, seed)
-            parts.append(part | {"limit_status": status})
+            parts.append(part | _spectral_radii(iteration, limits.state, with_limit, seed))
         return ConvergenceResult.of(
             watch,
             coords={"loop": range(n_loops + 1)},
@@ -283,20 +275,25 @@ def convergence_study(
         )
 
 
-def _measure(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Tensor]:
-    """Everything that is read from the states alone."""
-    sequence = states.flatten(2)
-    options: dict[str, Any] = {"allow_nonfinite": True}
-    residual = relative_residual(states, **options)
-    regimes = classify_regimes(states)
+def _check_options(limit_steps: int, n_spectral: int, threshold: float) -> None:
+    check_integer("limit_steps", limit_steps, least=1)
+    check_integer("n_spectral", n_spectral, least=0)
+    check_number("threshold", threshold, above=0)
+
+
+def _of_states(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Tensor]:
+    """What is measured on the states alone."""
+    sequence = states.flatten(2)  # [loop, batch, pos * d_model]
+    residual, regimes = residuals(states), classify_regimes(states)
+    distance = share_of_size((states - limit).norm(dim=-1), limit.norm(dim=-1))
     return {
         "residual": _from_loop(residual, 1),
-        "residual_max": _from_loop(relative_residual(sequence, norm="max", **options), 1),
-        "distance": distance_to_limit(states, limit, relative=True, **options).float(),
-        "contraction": _from_loop(contraction_rates(states, **options).per_loop, 2),
-        "cosine": _from_loop(update_cosine(states, **options), 2),
+        "residual_max": _from_loop(residuals(sequence, order=float("inf")), 1),
+        "distance": distance.float(),
+        "contraction": _from_loop(rates(states).per_loop, 2),
+        "cosine": _from_loop(cosines(states), 2),
         "settled_at": settling_time(residual, threshold=threshold).to(torch.int32),
-        "asymptotic_rate": contraction_rates(sequence, **options).asymptotic.float(),
+        "asymptotic_rate": rates(sequence).asymptotic.float(),
         "regime": regimes.regime.to(torch.int8),
         "period": regimes.period.float(),
     }
@@ -305,42 +302,37 @@ def _measure(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Tenso
 def _readouts(
     iteration: Iteration, states: Tensor, targets: Tensor, counted: Tensor
 ) -> dict[str, Tensor]:
-    """What is read from the states, two loops at a time: large vocabularies do not add up."""
-    options: dict[str, Any] = {"allow_nonfinite": True}
-    answers, kl, entropy, margin = [], [], [], []
+    """What is read from the states, with logits of two loops held at a time."""
+    answers, gaps, entropies, margins = [], [], [], []
     before: Tensor | None = None
     for loop, state in enumerate(states):
-        logits = iteration.read(state, loop)[None]
-        answers.append(likeliest(logits[0]))
-        entropy.append(_mean(readout_entropy(logits, **options)[0], counted))
-        margin.append(_mean(_margin(logits), counted))
+        logits = iteration.read(state, loop)
+        log_p = logits.log_softmax(dim=-1)  # [batch, pos, d_vocab_out]
+        answers.append(likeliest(logits))
+        entropies.append(_mean(entropy(log_p), counted))
+        margins.append(_mean(margin(logits), counted))
         if before is not None:
-            kl.append(_mean(readout_kl(torch.cat([before, logits]), **options)[0], counted))
-        before = logits
+            gaps.append(_mean(kl(log_p, before), counted))
+        before = log_p
     answer = torch.stack(answers)
     return {
         "right": correctness(answer, targets),
         "stable_at": stable_from(answer).to(torch.int32),
-        "kl": _from_loop(torch.stack(kl), 1),
-        "entropy": torch.stack(entropy).float(),
-        "margin": torch.stack(margin).float(),
+        "kl": _from_loop(torch.stack(gaps), 1),
+        "entropy": torch.stack(entropies).float(),
+        "margin": torch.stack(margins).float(),
     }
 
 
-def _margin(logits: Tensor) -> Tensor:
-    """The margin of one loop's readout; NaN of one number, which has no runner-up."""
-    if logits.shape[-1] == 1:
-        return torch.full_like(logits[0, ..., 0], float("nan"))
-    return readout_margin(logits, allow_nonfinite=True)[0]
-
-
-def _stability(iteration: Iteration, limit: Tensor, rows: Tensor, seed: int) -> dict[str, Tensor]:
+def _spectral_radii(
+    iteration: Iteration, limit: Tensor, rows: Tensor, seed: int
+) -> dict[str, Tensor]:
     """Spectral radius at the limits of some examples."""
     radius = torch.full((len(limit),), float("nan"), dtype=torch.float32)
     residual = radius.clone()
     if len(rows):
-        some = iteration.select(rows)
-        spectrum = spectral_radius(some.step, limit[rows], max_vectors=KRYLOV, seed=seed)
+        step = iteration.select(rows).step
+        spectrum = spectral_radius(step, limit[rows], max_vectors=_KRYLOV, seed=seed)
         radius[rows.cpu()] = spectrum.radius.float().cpu()
         residual[rows.cpu()] = spectrum.residual.float().cpu()
     return {"spectral_radius": radius, "spectral_residual": residual}

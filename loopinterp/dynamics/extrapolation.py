@@ -9,23 +9,26 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from loopinterp.dynamics.readouts import correctness, exact_match, likeliest
-from loopinterp.dynamics.rounding import coarse_dtype
-from loopinterp.dynamics.state_checks import asked_positions
-from loopinterp.dynamics.state_trajectories import chunks, gather, state_bytes
-from loopinterp.dynamics.streamed_measures import stream_measures
-from loopinterp.errors import check_integer
-from loopinterp.models.looped_model import bind
-from loopinterp.models.model_description import describe_model
-from loopinterp.progress import track
-from loopinterp.results import Result, study
-from loopinterp.study_examples import answered_after, examples_for
+from loopinterp.core.errors import check_integer
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.dynamics.measures import correctness, exact_match, likeliest
+from loopinterp.dynamics.runs import (
+    chunks,
+    counted_examples,
+    described,
+    gather,
+    state_bytes,
+    stream_measures,
+)
+from loopinterp.models.iteration import bind
+from loopinterp.models.study_examples import answered_after
 
 if TYPE_CHECKING:
     import xarray as xr
     from torch import Tensor
 
-    from loopinterp.models.looped_model import LoopedModel
+    from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
 
@@ -38,12 +41,12 @@ class ExtrapolationResult(Result, kind="extrapolation"):
     Arrays:
         exact: Whether every asked position of an example is right.
         accuracy: Share of its asked positions that are right.
-        residual: Mean relative residual of its asked positions; NaN before the first loop. This
-            and the next four are those of :class:`LoopMeasures`, which says where they are NaN.
+        residual: Mean relative residual of its asked positions. This and the next four are those
+            of :class:`LoopMeasures`, which says where they are NaN.
         residual_max: Residual of the whole sequence in the maximum norm.
         norm: Mean norm of the state at its asked positions.
-        contraction: Median, over its asked positions, of the update's norm over that before.
-        cosine: Median, over its asked positions, of the cosine between successive updates.
+        contraction: Median contraction of its asked positions.
+        cosine: Median cosine between successive updates of its asked positions.
         length: Problem length of each example.
         answer_loops: T(n) of each example.
 
@@ -74,10 +77,10 @@ class ExtrapolationResult(Result, kind="extrapolation"):
         """Examples by whether they are right at T(n), after the last loop, and in between."""
         exact, loop = self.data["exact"], self.data["loop"]
         first, last = self.at_answer(), exact.isel(loop=-1)
-        kept = exact.where(loop >= self.data["answer_loops"], other=True).all("loop")
+        always_right = exact.where(loop >= self.data["answer_loops"], other=True).all("loop")
         fates = {
-            "right and stays right": kept,
-            "right at both, lost in between": first & last & ~kept,
+            "right and stays right": always_right,
+            "right at both, lost in between": first & last & ~always_right,
             "right, then lost": first & ~last,
             "wrong, then found": ~first & last,
             "wrong at both": ~first & ~last,
@@ -113,17 +116,16 @@ def extrapolation_study(
             is not finite.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)
-    asked = asked_positions(batch, "asked")
+    batch, counted = counted_examples(model, data, needs_loops=n_loops is None, **drawn)
     longest = int(batch.n_loops.max())
     n_loops = 10 * longest if n_loops is None else n_loops
     check_integer("n_loops", n_loops, least=max(1, longest))
     if trained_loops is not None:
         check_integer("trained_loops", trained_loops, least=1)
-    about = {"n_loops": n_loops, "n_examples": len(batch), **coarse_dtype(model, batch)}
-    with study(seed, model=describe_model(model), **about) as watch:
+    settings = {"n_loops": n_loops, "n_examples": len(batch)}
+    with study(seed, **described(model, batch), **settings) as watch:
         parts = (
-            _follow(model, batch[rows], asked[rows], n_loops)
+            _follow(model, batch[rows], counted[rows], n_loops)
             for rows in chunks(len(batch), 4 * state_bytes(model, batch))
         )
         return ExtrapolationResult.of(
@@ -138,20 +140,20 @@ def extrapolation_study(
 
 
 @torch.no_grad()
-def _follow(model: LoopedModel, batch: Batch, asked: Tensor, n_loops: int) -> dict[str, Tensor]:
-    """Exact match, accuracy and residual of some examples after 0..n_loops loops."""
-    share = asked / asked.sum(dim=1, keepdim=True)
-    found: dict[str, list[Tensor]] = defaultdict(list)
+def _follow(model: LoopedModel, batch: Batch, counted: Tensor, n_loops: int) -> dict[str, Tensor]:
+    """The arrays of some examples, [loop, batch] each."""
+    share = counted / counted.sum(dim=1, keepdim=True)  # weight of each position in a mean
+    arrays: dict[str, list[Tensor]] = defaultdict(list)
     run = stream_measures(iteration := bind(model, batch.inputs), n_loops)
     for loop, h, measures in track(run, "loops", total=n_loops + 1):
         right = correctness(likeliest(iteration.read(h, loop)), batch.targets)
-        found["exact"].append(exact_match(right).bool())
-        found["accuracy"].append(((right == 1) * share).sum(dim=1).float())
-        found["residual_max"].append(measures.residual_max.float())
+        arrays["exact"].append(exact_match(right).bool())
+        arrays["accuracy"].append(((right == 1) * share).sum(dim=1).float())
+        arrays["residual_max"].append(measures.residual_max.float())
         for name in ("residual", "norm"):
-            values = torch.where(asked, getattr(measures, name) * share, 0)
-            found[name].append(values.sum(dim=1).float())
+            values = torch.where(counted, getattr(measures, name) * share, 0)
+            arrays[name].append(values.sum(dim=1).float())
         for name in ("contraction", "cosine"):
-            values = getattr(measures, name).masked_fill(~asked, float("nan"))
-            found[name].append(values.nanmedian(dim=1).values.float())
-    return {name: torch.stack(values) for name, values in found.items()}
+            values = getattr(measures, name).masked_fill(~counted, float("nan"))
+            arrays[name].append(values.nanmedian(dim=1).values.float())
+    return {name: torch.stack(values) for name, values in arrays.items()}

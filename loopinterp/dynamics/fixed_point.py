@@ -1,4 +1,4 @@
-"""Fixed points of the loop: a state that one more loop does not change."""
+"""Fixed points of the loop, states that one more loop does not change; and cycles on the way."""
 
 from __future__ import annotations
 
@@ -8,19 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.dynamics.model_maps import map_and_start
-from loopinterp.dynamics.solvers.cycle_detection import CycleWatch
-from loopinterp.dynamics.solvers.fixed_point_solver import Solver, Status, Termination
-from loopinterp.dynamics.solvers.solver_registry import get_solver
-from loopinterp.dynamics.state_checks import check_finite_state
-from loopinterp.errors import InputError
-from loopinterp.short_repr import ShortRepr
+from loopinterp.core.errors import InputError, unknown_name
+from loopinterp.core.text import ShortRepr
+from loopinterp.dynamics.accelerated_solvers import Anderson, Broyden, NewtonKrylov
+from loopinterp.dynamics.measures import check_finite_state
+from loopinterp.dynamics.solvers import Picard, Solver, Status, Termination, distance
+from loopinterp.models.iteration import Iteration, bind, need_repeatable
+from loopinterp.models.protocol import LoopedModel, device_of, need_one_map
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.models.looped_model import LoopedModel
+
+_SOLVERS: dict[str, type[Solver]] = {
+    "anderson": Anderson,
+    "broyden": Broyden,
+    "newton-krylov": NewtonKrylov,
+    "picard": Picard,
+}
+
+_FINE = 1e-5
+"""Rounding up to this share of a state does not hide a cycle."""
+
+_ROUNDING = 64
+"""Rounding errors of the state by which a trajectory that has returned may miss."""
+
+_TURNS = 8
+"""Turns after which a return within rounding counts."""
+
+_WIDE = 1000
+"""A cycle must be this many times as wide as what its returns may miss by rounding."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,15 +92,14 @@ def find_fixed_point(
     examples independently of each other, as a looped model's step does. An example that is
     done stays where it is while the others go on. What ``f`` raises is raised.
 
-    By plain iteration the search also finds cycles (:attr:`Status.CYCLE`). Which solver to take is
-    the subject of a page of the guide, "Finding fixed points".
+    By plain iteration the search also finds cycles (:attr:`Status.CYCLE`). The page "Finding fixed
+    points" of the guide compares the solvers.
 
     Args:
-        model: A map, such as ``bind(model, inputs).step``; same shape and dtype out as in. Or a
-            looped model.
-        x0: Starting states, ``[batch, ...]``.
-            Of a looped model, its inputs or a batch; the state is then the
-            initial state.
+        model: A map, such as ``bind(model, inputs).step``, that keeps shape and dtype; or a looped
+            model.
+        x0: Starting states, ``[batch, ...]``. For a looped model its inputs or a batch, and the
+            search starts from the initial state.
         tol: Relative tolerance of the residual, :math:`\|f(x) - x\| \le` ``tol``
             :math:`\|f(x)\|` + ``atol``, and of returns to a cycle.
         max_iter: Largest number of steps.
@@ -163,3 +180,134 @@ def find_fixed_point(
         state.evaluations,
         period,
     )
+
+
+def list_solvers() -> list[str]:
+    """Names that :func:`get_solver` knows.
+
+    Example:
+        >>> list_solvers()
+        ['anderson', 'broyden', 'newton-krylov', 'picard']
+    """
+    return sorted(_SOLVERS)
+
+
+def get_solver(solver: str | Solver) -> Solver:
+    """A solver from its name, with default settings; an instance is given back as it is.
+
+    Raises:
+        InputError: If the name is unknown.
+
+    Example:
+        >>> get_solver("picard")
+        Picard(damping=1.0)
+    """
+    if isinstance(solver, Solver):
+        return solver
+    if solver not in _SOLVERS:
+        raise unknown_name("solver", solver, _SOLVERS)
+    return _SOLVERS[solver]()
+
+
+def iteration_of(model: LoopedModel | Callable[[Tensor], Tensor] | Any, h: Any) -> Iteration | None:
+    """A looped model's iteration over its inputs (or a batch of them); None of a map from states.
+
+    Raises:
+        InputError: If a model's step takes the loop's index, or it does not repeat itself.
+    """
+    if not (isinstance(model, LoopedModel) or hasattr(model, "bind")):
+        return None
+    inputs = getattr(h, "inputs", h).to(device_of(model))
+    need_one_map(model)
+    need_repeatable(model, inputs)
+    return bind(model, inputs)
+
+
+def map_and_start(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """A map and its state as given; or one loop of a model over its inputs, and its initial state.
+
+    Raises:
+        InputError: as :func:`iteration_of`.
+    """
+    iteration = iteration_of(model, h)
+    return (model, h) if iteration is None else (iteration.step, iteration.h0)
+
+
+class CycleWatch:
+    r"""Periods of a batch of trajectories, in the memory of one state (Brent's algorithm).
+
+    Iterates are compared with an anchor, which is moved up at steps 1, 2, 4, 8, ... The first lag
+    :math:`p` at which an example is back within the tolerance is its candidate, and :math:`e_m` its
+    distance to the anchor after :math:`m` turns. A slow spiral, a slow drift and a rotation by
+    nearly a fraction of a turn come back as well, and miss by as much in each turn
+    (:math:`e_4 = 2 e_2`). So a candidate counts where, :math:`A` being its extent and
+    :math:`\epsilon` rounding,
+
+    - the misses shrink so fast that all that are to come sum up to less than a tenth of the
+      extent: :math:`10\, e_2^2 \le A\,(2 e_2 - e_4 - \epsilon)`; or
+    - it misses by no more than rounding, and a thousandth of its extent, for eight turns;
+
+    and where it is wide enough to be no work of rounding. All linear spirals fail the first,
+    whatever their angle and decay. The second takes for a cycle what changes by less than rounding
+    in eight turns: in float32, a spiral that loses less than some 1e-4 of its extent a turn. A
+    trajectory that passes the ghost of a cycle more slowly than the tolerance a turn is taken for
+    the cycle, as with fixed points.
+
+    Args:
+        x0: Where the trajectories start.
+        tol: Relative tolerance of a return, to the size of the anchor or the extent.
+        atol: Absolute tolerance.
+
+    Source: Brent, 1980 (doi 10.1007/BF01933190).
+    """
+
+    def __init__(self, x0: Float[Tensor, "batch size"], tol: float, atol: float) -> None:
+        self.noise = _ROUNDING * torch.finfo(x0.dtype).eps
+        # No trajectory comes back more nearly than rounding lets it; where that is coarse, it may
+        # all the same, and what is nearly back says little.
+        self.tol, self.atol = max(tol, min(self.noise, _FINE)), atol
+        # Where the precision is low, all slow motion is rounded away: then what is wide counts.
+        self.least_extent = min(_WIDE * self.noise, 0.1)
+        self.n_steps = 0
+        self._move_anchor(x0)
+
+    def _move_anchor(self, x: Tensor) -> None:
+        self.anchor, self.moved_at, self.anchor_norm = x, self.n_steps, distance(x)
+        # Of each example: its candidate (0: none), largest distance, that after two turns, and
+        # the largest at a return.
+        self.period = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        self.extent, self.second, self.worst = (torch.zeros_like(self.anchor_norm) for _ in "123")
+
+    @property
+    def checking(self) -> Bool[Tensor, " batch"]:
+        """Examples that have come back once, and are followed for some turns more."""
+        return self.period > 0
+
+    def see(self, x: Float[Tensor, "batch size"]) -> Int[Tensor, " batch"]:
+        """Take in the next iterates; the period of each example on a cycle, else 0."""
+        self.n_steps += 1
+        lag = self.n_steps - self.moved_at
+        miss = distance(x, self.anchor)
+        self.extent = torch.where(self.checking, self.extent, torch.maximum(self.extent, miss))
+        scale = torch.maximum(self.anchor_norm, self.extent)
+        near = miss <= self.tol * scale + self.atol
+        if lag > 1:  # after one step it would be a fixed point
+            self.period = torch.where(near & ~self.checking, lag, self.period)
+        period = self.period.clamp(min=1)
+        turns = torch.where(self.checking & (lag % period == 0), lag // period, 0)
+        returned = turns > 0
+        self.worst = torch.where(returned, torch.maximum(self.worst, miss), self.worst)
+        self.second = torch.where(turns == 2, miss, self.second)
+        shrink = 2 * self.second - miss - self.noise * scale
+        arrives = (turns == 4) & (10 * self.second**2 <= self.extent * shrink)
+        exact = self.worst <= torch.minimum(self.noise * scale, self.extent / _WIDE)
+        exact_turns = (turns == _TURNS) & exact
+        wide = self.extent >= self.least_extent * scale
+        cycles = torch.where(near & wide & (arrives | exact_turns), self.period, 0)
+        refused = returned & (~near | (turns == _TURNS)) & (cycles == 0)
+        self.period, self.worst = (
+            torch.where(refused, 0, values) for values in (self.period, self.worst)
+        )
+        if self.n_steps & (self.n_steps - 1) == 0:
+            self._move_anchor(x)
+        return cycles

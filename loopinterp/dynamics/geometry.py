@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
@@ -10,31 +9,38 @@ from typing import TYPE_CHECKING, ClassVar, Literal, cast
 import numpy as np
 import torch
 
-from loopinterp.dynamics.geometry_measures import principal_axes
-from loopinterp.dynamics.layer_cycles import layer_limits, why_no_layers
-from loopinterp.dynamics.limits import Limits, centre, find_limits
-from loopinterp.dynamics.readouts import correctness, exact_match, likeliest
-from loopinterp.dynamics.regimes import LEAST_LOOPS, classify_regimes
-from loopinterp.dynamics.rounding import coarse_dtype
-from loopinterp.dynamics.settling_classes import SettlingClass, classify_settling
-from loopinterp.dynamics.solvers.fixed_point_solver import Status
-from loopinterp.dynamics.state_checks import asked_positions
-from loopinterp.dynamics.state_moments import StateSets
-from loopinterp.dynamics.state_trajectories import chunks, gather, run_loops, state_bytes
-from loopinterp.errors import check_integer, check_number, check_seed
-from loopinterp.intervals import share_of
-from loopinterp.models.looped_model import bind
-from loopinterp.models.model_description import describe_model
-from loopinterp.progress import track
-from loopinterp.results import Result, study
-from loopinterp.study_examples import examples_for
+from loopinterp.core.errors import check_integer, check_number, check_seed
+from loopinterp.core.intervals import share_of
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.dynamics.geometry_measures import StateSets, principal_axes
+from loopinterp.dynamics.inside_loop import layer_limits, no_layers
+from loopinterp.dynamics.limits import centre, limits_of_run
+from loopinterp.dynamics.measures import correctness, exact_match, likeliest
+from loopinterp.dynamics.regimes import (
+    LEAST_LOOPS,
+    SettlingClass,
+    classify_regimes,
+    classify_settling,
+)
+from loopinterp.dynamics.runs import (
+    chunks,
+    counted_examples,
+    described,
+    gather,
+    run_length,
+    run_loops,
+    state_bytes,
+)
+from loopinterp.models.iteration import bind
 
 if TYPE_CHECKING:
     import xarray as xr
     from torch import Tensor
 
-    from loopinterp.models.looped_model import Iteration, LoopedModel
-    from loopinterp.models.looped_transformer import LoopedTransformer
+    from loopinterp.models.iteration import Iteration
+    from loopinterp.models.protocol import LoopedModel
+    from loopinterp.models.run import HookedRun
     from loopinterp.tasks.task import Batch, Task
 
 EMBEDDING, LIMITS = "embedding", "limits"
@@ -81,7 +87,7 @@ class GeometryResult(Result, kind="geometry"):
         answer_loops: T(n) of each example.
 
     Attributes:
-        no_layers: Why there is nothing of layers, as a clause; "" if there is.
+        no_layers: Why there is nothing of layers, a :class:`NoLayers` code; "" if there is.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -187,48 +193,41 @@ def geometry_study(
     Example:
         >>> from loopinterp import load_pretrained
         >>> run = load_pretrained("parity")
-        >>> found = geometry_study(run.model(), run.task(), n=4, batch_size=4)
-        >>> found.classes().sel(settling="settling").values.tolist()
+        >>> result = geometry_study(run.model(), run.task(), n=4, batch_size=4)
+        >>> result.classes().sel(settling="settling").values.tolist()
         [8, 0, 0]
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch = examples_for(model, data, needs_loops=n_loops is None, of_states=True, **drawn)
-    counted = asked_positions(batch, positions)
-    if n_loops is None:
-        n_loops = max(48, math.ceil(2 * int(batch.n_loops.max())))
-    check_integer("n_loops", n_loops, least=LEAST_LOOPS)
+    batch, counted = counted_examples(
+        model, data, positions, needs_loops=n_loops is None, of_states=True, **drawn
+    )
+    n_loops = run_length(batch, n_loops, times=2, usual=48, least=LEAST_LOOPS)
     for name, number in {"n_trajectories": n_trajectories, "limit_steps": limit_steps}.items():
         check_integer(name, number, least=1)
     check_number("limit_tol", limit_tol, above=0)
     generator = torch.Generator().manual_seed(check_seed(seed))
     n_shown = min(n_trajectories, len(batch))
-    no_layers = why_no_layers(model)
+    skipped = no_layers(model)
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "limit_steps": limit_steps}
     settings |= {"positions": positions, "n_examples": len(batch)}
-    settings |= coarse_dtype(model, batch)
-    with study(seed, model=describe_model(model), **settings) as watch, torch.no_grad():
+    with study(seed, **described(model, batch), **settings) as watch, torch.no_grad():
         sets, shown, parts = StateSets(), [], []
         rows_of = list(chunks(len(batch), (n_loops + 1) * state_bytes(model, batch)))
         for rows in track(rows_of, "geometry"):
-            iteration, mine = bind(model, batch.inputs[rows]), counted[rows]
+            iteration, tokens = bind(model, batch.inputs[rows]), counted[rows]
             states = run_loops(iteration, n_loops)
-            if iteration.takes_loop:  # no one map goes on from the end of the run
-                ended = Limits.unsought(states[-1])
-            else:
-                ended = find_limits(iteration, states[-1], max_loops=limit_steps, tol=limit_tol)
-            # Of a run that left the finite numbers and came back, no limit is claimed.
-            through = states.isfinite().flatten(2).all(dim=2).all(dim=0)
-            found = ended.found & through
-            middle = centre(iteration, ended).masked_fill(~found[:, None, None], float("nan"))
-            sets.add("loops", states[:, mine])
-            sets.add(EMBEDDING, iteration.e[mine])
-            sets.add(LIMITS, middle[found][mine[found]])
-            if wanted := max(0, n_shown - rows.start):
-                shown.append(torch.cat([states, middle[None]])[:, :wanted].clone())
-            status = torch.where(through, ended.status, int(Status.DIVERGED)).to(torch.int8)
-            part = _tokens(iteration, states, batch.targets[rows]) | {"limit_status": status}
-            if not no_layers:
-                part |= _layers(cast("LoopedTransformer", model), batch.inputs[rows], mine, n_loops)
+            limits = limits_of_run(iteration, states, max_loops=limit_steps, tol=limit_tol)
+            reached = limits.found
+            middle = centre(iteration, limits).masked_fill(~reached[:, None, None], float("nan"))
+            sets.add("loops", states[:, tokens])
+            sets.add(EMBEDDING, iteration.e[tokens])
+            sets.add(LIMITS, middle[reached][tokens[reached]])
+            if n_left := max(0, n_shown - rows.start):
+                shown.append(torch.cat([states, middle[None]])[:, :n_left].clone())
+            part = _tokens(iteration, states, batch.targets[rows])
+            part["limit_status"] = limits.status.to(torch.int8)
+            if not skipped:
+                part |= _layers(cast("HookedRun", model), batch.inputs[rows], tokens, n_loops)
             parts.append(part)
         return GeometryResult.of(
             watch,
@@ -238,7 +237,7 @@ def geometry_study(
             **_paths(torch.cat(shown, dim=1), counted[:n_shown]),
             counted=counted,
             answer_loops=batch.n_loops,
-            no_layers=no_layers,
+            no_layers=skipped.value if skipped else "",
         )
 
 
@@ -257,9 +256,7 @@ def _tokens(iteration: Iteration, states: Tensor, targets: Tensor) -> dict[str, 
     }
 
 
-def _layers(
-    model: LoopedTransformer, inputs: Tensor, counted: Tensor, n_loops: int
-) -> dict[str, Tensor]:
+def _layers(model: HookedRun, inputs: Tensor, counted: Tensor, n_loops: int) -> dict[str, Tensor]:
     """Layers' limits; before the first loop there are no states between layers."""
     limits = layer_limits(model, inputs, n_loops=n_loops, counted=counted)
     residual = torch.cat([limits.residual[:1], limits.residual])

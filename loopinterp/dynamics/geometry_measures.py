@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.dynamics.state_checks import check_finite, check_states
-from loopinterp.dynamics.state_moments import StateMoments, participation_of, rank_of
-from loopinterp.errors import InputError, check_integer
-from loopinterp.short_repr import ShortRepr
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.text import ShortRepr
+from loopinterp.dynamics.measures import NOISE, check_finite, check_states
+from loopinterp.dynamics.runs import chunks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jaxtyping import Float
     from torch import Tensor
+
+
+_N_DRAWS = 4
+"""Draws of the Gaussian control."""
+
+_MEASURES = ("rank", "participation", "spread")
 
 
 def effective_rank(
@@ -38,7 +46,7 @@ def effective_rank(
         >>> effective_rank(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])).round()
         tensor(2.)
     """
-    return rank_of(_singular_values(states, centred)).to(states.dtype)
+    return _rank(_singular_values(states, centred)).to(states.dtype)
 
 
 def participation_ratio(
@@ -62,7 +70,7 @@ def participation_ratio(
         >>> participation_ratio(torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
         tensor(1.4706)
     """
-    return participation_of(_singular_values(states, centred)).to(states.dtype)
+    return _participation(_singular_values(states, centred)).to(states.dtype)
 
 
 def _singular_values(states: Tensor, centred: bool) -> Tensor:
@@ -74,8 +82,7 @@ def _singular_values(states: Tensor, centred: bool) -> Tensor:
             fix="Flatten examples and positions into one axis.",
         )
     check_finite(states.reshape(-1, states.shape[-1]), "states")
-    moments = StateMoments.of(states)
-    return moments.singular_values() if centred else moments.singular_values(about_zero=True)
+    return StateMoments.from_states(states).singular_values(about_zero=not centred)
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,8 +121,8 @@ def principal_axes(
 
     Example:
         >>> line = torch.arange(5.0)[:, None] * torch.tensor([3.0, 4.0])
-        >>> found = principal_axes(line, 1)
-        >>> found.axes, found.explained
+        >>> principal = principal_axes(line, 1)
+        >>> principal.axes, principal.explained
         (tensor([[0.6000, 0.8000]]), tensor([1.]))
     """
     check_states(states)
@@ -128,5 +135,152 @@ def principal_axes(
     variance = singular**2
     total = variance.sum()
     explained = variance / torch.where(total > 0, total, 1)
-    found = (mean, axes[:n_components], explained[:n_components])
-    return PrincipalAxes(*(x.to(states.dtype) for x in found))
+    parts = (mean, axes[:n_components], explained[:n_components])
+    return PrincipalAxes(*(x.to(states.dtype) for x in parts))
+
+
+def _rank(singular: Float[Tensor, "*lead value"]) -> Float[Tensor, "*lead"]:
+    """Effective rank of some singular values; 0 where all are 0."""
+    total = singular.sum(dim=-1, keepdim=True)
+    share = singular / torch.where(total > 0, total, 1)
+    rank = torch.special.entr(share).sum(dim=-1).exp()
+    return torch.where(total[..., 0] == 0, 0, rank)
+
+
+def _participation(singular: Float[Tensor, "*lead value"]) -> Float[Tensor, "*lead"]:
+    """Participation ratio of some singular values; 0 where all are 0."""
+    largest = singular.amax(dim=-1, keepdim=True)
+    variance = (singular / torch.where(largest > 0, largest, 1)) ** 2
+    squares = (variance**2).sum(dim=-1)
+    return variance.sum(dim=-1) ** 2 / torch.where(squares == 0, 1, squares)
+
+
+@dataclass
+class StateMoments:
+    """First and second moments of sets of states, to which more can be added.
+
+    Attributes:
+        origin: A state near the mean, which sums are about: they lose no digits where all states
+            are far from zero and near each other.
+        count: States in each set.
+        total: Their sum.
+        products: Sum of their outer products.
+        eps: Rounding error of their numbers.
+    """
+
+    origin: Tensor
+    count: int
+    total: Tensor
+    products: Tensor
+    eps: float
+
+    @classmethod
+    def from_states(cls, states: Float[Tensor, "*lead sample d_model"]) -> StateMoments:
+        """The moments of a first part of each set."""
+        origin = states.double().mean(dim=-2)
+        moments = cls(
+            origin=origin,
+            count=0,
+            total=torch.zeros_like(origin),
+            products=torch.zeros(*origin.shape, origin.shape[-1]).to(origin),
+            eps=torch.finfo(states.dtype).eps,
+        )
+        moments.add(states)
+        return moments
+
+    def add(self, states: Float[Tensor, "*lead sample d_model"]) -> None:
+        """Count more states in."""
+        lead = states.shape[:-2]
+        flat = (states.reshape(-1, *states.shape[-2:]), self.origin.reshape(-1, states.shape[-1]))
+        total, products = (
+            x.reshape(-1, *x.shape[len(lead) :]) for x in (self.total, self.products)
+        )
+        # Set by set, [sample, d_model]: float64 of all at once takes many times the memory.
+        for k, (part, origin) in enumerate(zip(*flat)):
+            about = part.double() - origin
+            total[k] += about.sum(dim=0)
+            products[k] += about.T @ about
+        self.count += states.shape[-2]
+
+    def singular_values(self, *, about_zero: bool = False) -> Float[Tensor, "*lead d_model"]:
+        """Those of each set, about its mean; NaN where a state is not finite.
+
+        Zeros where the spread is no larger than rounding errors of the states.
+        """
+        mean = self.total / self.count
+        # Gram matrix of the states about their mean (or about zero), [*lead, d_model, d_model].
+        gram = self.products - self.count * mean[..., :, None] * mean[..., None, :]
+        if about_zero:
+            middle = self.origin + mean
+            gram += self.count * middle[..., :, None] * middle[..., None, :]
+        known = gram.isfinite().all(dim=-1).all(dim=-1)
+        values = torch.linalg.eigvalsh(torch.where(known[..., None, None], gram, 0))
+        # Directions without any spread get no more than the rounding of the others.
+        nothing = values <= values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
+        singular = values.masked_fill(nothing, 0).sqrt()
+        if not about_zero:
+            singular = singular.masked_fill((self.spread() == 0)[..., None], 0)
+        return singular.masked_fill(~known[..., None], float("nan"))
+
+    def spread(self) -> Float[Tensor, "*lead"]:
+        """Root mean square distance from the mean over the root mean square norm; 0 by rounding."""
+        mean = self.total / self.count
+        squares = self.products.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / self.count
+        variance = (squares - (mean**2).sum(dim=-1)).clamp_min(0)
+        size = variance + ((self.origin + mean) ** 2).sum(dim=-1)
+        spread = (variance / torch.where(size == 0, 1, size)).sqrt()
+        return torch.where(spread <= NOISE * self.eps, 0, spread)
+
+
+@dataclass
+class StateSets:
+    """Moments of sets of states by name, each one set or one for every loop."""
+
+    moments: dict[str, StateMoments] = field(default_factory=dict)
+
+    def add(self, name: str, states: Float[Tensor, "*lead sample d_model"]) -> None:
+        """Count states in; an empty batch makes no set."""
+        if name in self.moments:
+            self.moments[name].add(states)
+        elif states.shape[-2]:
+            self.moments[name] = StateMoments.from_states(states)
+
+    def measures(
+        self, loops: str, others: Sequence[str], generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Dimensions of the sets of all loops, of others beside them, and of as many Gaussians."""
+        other_sets = [self.moments.get(name) for name in others]
+        arrays = dict(zip(_MEASURES, _dimension(self.moments[loops])))
+        values = [_dimension(moments) for moments in other_sets]
+        controls = [_gaussian(moments, generator) for moments in other_sets]
+        arrays |= {f"set_{m}": torch.stack(v) for m, v in zip(_MEASURES, zip(*values))}
+        arrays |= {f"control_{m}": torch.stack(v) for m, v in zip(_MEASURES, zip(*controls))}
+        sizes = [0 if moments is None else moments.count for moments in other_sets]
+        return {**arrays, "set_size": torch.tensor(sizes)}
+
+
+def _dimension(moments: StateMoments | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Effective rank, participation ratio and spread; NaN where there is nothing."""
+    if moments is None:
+        nothing = torch.tensor(float("nan"))
+        return nothing, nothing, nothing
+    singular = moments.singular_values()
+    rank, participation = _rank(singular), _participation(singular)
+    return rank.float().cpu(), participation.float().cpu(), moments.spread().float().cpu()
+
+
+def _gaussian(like: StateMoments | None, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The dimensions of as many Gaussian vectors, [draw]."""
+    if like is None:
+        nothing = torch.full((_N_DRAWS,), float("nan"), dtype=torch.float64)
+        return nothing, nothing
+    width = like.origin.shape[-1]
+    draws = []
+    for _ in range(_N_DRAWS):
+        sets = StateSets()
+        for rows in chunks(like.count, 8 * width):
+            shape = rows.stop - rows.start, width
+            sets.add("", torch.randn(shape, generator=generator, dtype=torch.float64))
+        draws.append(_dimension(sets.moments[""])[:2])
+    rank, participation = (torch.stack(values) for values in zip(*draws))
+    return rank, participation

@@ -10,31 +10,27 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import torch
 
+from loopinterp.core.errors import InputError, check_integer, check_number, check_seed
+from loopinterp.core.intervals import bootstrap_ratio
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.dynamics.accelerated_solvers import Anderson
 from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.jacobian import jvp
-from loopinterp.dynamics.limits import Limits, centre, find_limits
-from loopinterp.dynamics.measures import share_of_size
-from loopinterp.dynamics.readouts import likeliest
-from loopinterp.dynamics.rounding import coarse_dtype
-from loopinterp.dynamics.solvers.anderson import Anderson
-from loopinterp.dynamics.solvers.fixed_point_solver import Status
-from loopinterp.dynamics.starts import other_starts
-from loopinterp.dynamics.state_checks import asked_positions
-from loopinterp.dynamics.state_trajectories import chunks
-from loopinterp.errors import InputError, check_integer, check_number, check_seed
-from loopinterp.intervals import bootstrap_ratio
-from loopinterp.models.looped_model import bind, need_one_map
-from loopinterp.models.model_description import describe_model
-from loopinterp.progress import track
-from loopinterp.results import Result, study
-from loopinterp.study_examples import examples_for
+from loopinterp.dynamics.limits import Limits, centre, find_limits, other_starts
+from loopinterp.dynamics.measures import likeliest, share_of_size
+from loopinterp.dynamics.runs import chunks, counted_examples, described
+from loopinterp.dynamics.solvers import Status
+from loopinterp.models.iteration import bind
+from loopinterp.models.protocol import need_one_map
 
 if TYPE_CHECKING:
     import xarray as xr
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.looped_model import Iteration, LoopedModel
+    from loopinterp.models.iteration import Iteration
+    from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
 _TOKENS = "batch source pos"
@@ -145,8 +141,8 @@ def input_dependence_study(
     Source: input dependence, arXiv 2604.15259.
     """
     need_one_map(model)
-    batch = examples_for(model, data, needs_loops=True, n=n, batch_size=batch_size, seed=seed)
-    counted = asked_positions(batch, positions)
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batch, counted = counted_examples(model, data, positions, needs_loops=True, **drawn)
     if len(batch) < 3:
         raise InputError(
             "data",
@@ -166,34 +162,35 @@ def input_dependence_study(
     generator = torch.Generator().manual_seed(check_seed(seed))
     options = {"n_loops": n_loops, "tol": tol, "positions": positions, "n_examples": len(batch)}
     seek = partial(find_limits, max_loops=n_loops, tol=tol)
-    options |= coarse_dtype(model, batch)
-    with study(seed, model=describe_model(model), **options) as watch:
+    with study(seed, **described(model, batch), **options) as watch:
         iteration = bind(model, batch.inputs)
         with torch.no_grad():
-            own = seek(iteration, iteration.h0)
-            starts = other_starts(own.state, generator, n_noise=n_noise, n_others=n_others)
-            ends = [own, *(seek(iteration, start) for start in starts.values())]
-            limits = torch.stack([centre(iteration, end) for end in ends])
+            clean_limits = seek(iteration, iteration.h0)
+            starts = other_starts(clean_limits.state, generator, n_noise=n_noise, n_others=n_others)
+            ends = [clean_limits, *(seek(iteration, start) for start in starts.values())]
+            limits = torch.stack([centre(iteration, end) for end in ends])  # [start, batch, pos, d]
             middle = limits[0]
-            answer = likeliest(iteration.read(own.state, int(own.loops.max())))
+            answer = likeliest(iteration.read(clean_limits.state, int(clean_limits.loops.max())))
             effect, changes = _substitute(model, batch, middle, answer, seek, n_substituted)
-        found = own.found
+        reached = clean_limits.found
         everywhere = torch.stack([end.found for end in ends]).all(dim=0)
-        size = _squared(middle[found], 0, counted[found]).mean().clamp_min(1e-30)
-        over_inputs = _squared(middle, middle[found].mean(dim=0), counted) / size
+        size = _squared(middle[reached], 0, counted[reached]).mean().clamp_min(1e-30)
+        over_inputs = _squared(middle, middle[reached].mean(dim=0), counted) / size
         over_starts = _squared(limits, limits.mean(dim=0), counted).mean(dim=0) / size
         sensitivity = torch.full_like(effect, float("nan"))
-        rows = (own.status == Status.CONVERGED).nonzero().flatten()[:n_sensitivity]
+        rows = (clean_limits.status == Status.CONVERGED).nonzero().flatten()[:n_sensitivity]
         if len(rows):
             some = iteration.select(rows)
-            derivative = limit_sensitivity(some, own.state[rows], n_probes=n_probes, seed=seed)
+            derivative = limit_sensitivity(
+                some, clean_limits.state[rows], n_probes=n_probes, seed=seed
+            )
             sensitivity[rows.cpu()] = derivative.float().cpu()
-        unknown = ~found[:, None, None].cpu()
+        unknown = ~reached[:, None, None].cpu()
         return InputDependenceResult.of(
             watch,
-            status=own.status.to(torch.int8),
-            period=own.period.to(torch.int32),
-            over_inputs=over_inputs.float().masked_fill(~found, float("nan")),
+            status=clean_limits.status.to(torch.int8),
+            period=clean_limits.period.to(torch.int32),
+            over_inputs=over_inputs.float().masked_fill(~reached, float("nan")),
             over_starts=over_starts.float().masked_fill(~everywhere, float("nan")),
             effect=effect.masked_fill(unknown, float("nan")),
             answer_changes=changes.masked_fill(unknown, -1),
@@ -246,15 +243,16 @@ def limit_sensitivity(
         change = torch.zeros_like(some.e)
         change[each, source] = direction.to(size) * size
         into = jvp(lambda e, some=some, h=here: some.advance(h, e, some.context), some.e, change)
-        found = find_fixed_point(
+        # (I - J)^-1 into is the fixed point of x -> J x + into.
+        response = find_fixed_point(
             lambda x, some=some, h=here, into=into: jvp(some.step, h, x) + into,
             into,
             solver=Anderson(),
             tol=tol,
             max_iter=max_products,
         )
-        moved = found.state.norm(dim=-1).double() / here.norm(dim=-1).double()
-        moved = moved.masked_fill(~found.converged[:, None], float("nan"))
+        moved = response.state.norm(dim=-1).double() / here.norm(dim=-1).double()
+        moved = moved.masked_fill(~response.converged[:, None], float("nan"))
         squares.index_put_((row, source), moved**2, accumulate=True)
     return (squares / n_probes).sqrt()
 
@@ -267,10 +265,10 @@ def _substitute(
     seek: Callable[..., Limits],
     n_substituted: int,
 ) -> tuple[Tensor, Tensor]:
-    """What becomes of limits and answers when one token is that of the next example."""
+    """Effect on limits and answers ``[batch, source, pos]`` of one token of the next example."""
     n_examples, n_pos = batch.inputs.shape[:2]
     other = batch.inputs.roll(-1, 0)
-    differs = (batch.inputs != other).reshape(n_examples, n_pos, -1).any(dim=-1)
+    differs = (batch.inputs != other).reshape(n_examples, n_pos, -1).any(dim=-1)  # [batch, pos]
     effect = torch.full((n_examples, n_pos, n_pos), float("nan"), dtype=torch.float32)
     changes = torch.full((n_examples, n_pos, n_pos), -1, dtype=torch.int8)
     rows, sources = differs[:n_substituted].cpu().nonzero(as_tuple=True)
@@ -283,10 +281,10 @@ def _substitute(
         gap = centre(iteration, end) - limit[row]
         moved = share_of_size(gap.norm(dim=-1), limit[row].norm(dim=-1))
         there = likeliest(iteration.read(end.state, int(end.loops.max())))
-        found = end.found[:, None]
-        effect[row, source] = moved.float().masked_fill(~found, float("nan")).cpu()
+        reached = end.found[:, None]
+        effect[row, source] = moved.float().masked_fill(~reached, float("nan")).cpu()
         changed = (there != answer[row]).to(torch.int8)
-        changes[row, source] = changed.masked_fill(~found, -1).cpu()
+        changes[row, source] = changed.masked_fill(~reached, -1).cpu()
     return effect, changes
 
 

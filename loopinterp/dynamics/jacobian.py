@@ -16,12 +16,12 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from loopinterp.dynamics.state_checks import check_finite_state, check_shape
-from loopinterp.dynamics.state_trajectories import chunks
-from loopinterp.errors import InputError, check_integer
-from loopinterp.models.looped_model import Iteration
-from loopinterp.models.recorded_gradients import recording_gradients
-from loopinterp.short_repr import ShortRepr
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.text import ShortRepr
+from loopinterp.dynamics.measures import check_finite_state, check_shape
+from loopinterp.dynamics.runs import chunks
+from loopinterp.models.iteration import Iteration
+from loopinterp.models.taps import recording_gradients
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -60,7 +60,7 @@ def jvp(
     """
     check_shape(v, h, "tangent", fix="Pass one tangent for each example, shaped like the state.")
     mask = position_mask(h, positions)
-    return _kept(push_forward(step, h, _kept(v, mask))[1], mask)
+    return _masked(push_forward(step, h, _masked(v, mask))[1], mask)
 
 
 def vjp(
@@ -89,7 +89,7 @@ def vjp(
     """
     check_shape(u, h, "cotangent", fix="Pass one for each example, shaped like the state.")
     mask = position_mask(h, positions)
-    u = _kept(u, mask)
+    u = _masked(u, mask)
     with recording_gradients(), _differentiable_kernels():
         h = h.detach().clone().requires_grad_()
         after = step(h)
@@ -97,7 +97,7 @@ def vjp(
             (gradient,) = torch.autograd.grad(after, h, u)
         except RuntimeError as error:
             raise _not_differentiable(error, "backwards") from error
-    return _kept(gradient, mask)
+    return _masked(gradient, mask)
 
 
 def push_forward(
@@ -165,7 +165,7 @@ def dense_jacobian(
     Entry ``[b, i, j]`` is the derivative of component ``i`` after the loop by component ``j``
     before it, in the order of ``h.flatten(1)``.
     """
-    units = torch.eye(h[0].numel()).to(h).unflatten(1, h.shape[1:])
+    units = torch.eye(h[0].numel()).to(h).unflatten(1, h.shape[1:])  # [size, *state]
     columns = [jvp(step, h, unit.expand_as(h).contiguous()).flatten(1) for unit in units]
     return torch.stack(columns, dim=-1)
 
@@ -179,13 +179,13 @@ def position_mask(h: Tensor, positions: Positions | None) -> Bool[Tensor, "batch
     if positions is None:
         return None
     n_pos = h.shape[1] if h.ndim > 2 else 0
-    wanted = "indices, or a mask [pos] or [batch, pos], of a state [batch, pos, ...]"
+    form = "indices, or a mask [pos] or [batch, pos], of a state [batch, pos, ...]"
     if isinstance(positions, torch.Tensor):
         mask = positions.expand(len(h), -1) if positions.ndim == 1 else positions
         if mask.dtype != torch.bool or mask.shape != (len(h), n_pos) or not mask.any(1).all():
             raise InputError(
                 "positions",
-                expected=f"{wanted}, at least one in each example",
+                expected=f"{form}, at least one in each example",
                 given=f"{positions.dtype} {tuple(positions.shape)} of a state {tuple(h.shape)}",
                 fix="Pass batch.targets != IGNORE, for instance.",
             )
@@ -196,12 +196,12 @@ def position_mask(h: Tensor, positions: Positions | None) -> Bool[Tensor, "batch
             mask[:, check_integer("positions", position, least=-n_pos, most=n_pos - 1)] = True
         if not len(positions):
             raise InputError(
-                "positions", expected=wanted, given="an empty list", fix="Pass None for all."
+                "positions", expected=form, given="an empty list", fix="Pass None for all."
             )
     return mask.reshape(*mask.shape, *[1] * (h.ndim - 2)).expand_as(h)
 
 
-def _kept(v: Tensor, mask: Tensor | None) -> Tensor:
+def _masked(v: Tensor, mask: Tensor | None) -> Tensor:
     return v if mask is None else torch.where(mask, v, 0)
 
 
@@ -235,13 +235,13 @@ class JacobianOperator(ShortRepr):
         self.n_products = 0
 
     @classmethod
-    def of(
+    def with_values(
         cls, step: Callable[[Tensor], Tensor], h: Tensor, positions: Positions | None, least: int
     ) -> Self:
         """The operator, for a study that wants ``least`` values of each example."""
-        made = cls(step, h, positions)
-        check_integer("k", least, least=1, most=int(made.sizes.min()))
-        return made
+        operator = cls(step, h, positions)
+        check_integer("k", least, least=1, most=int(operator.sizes.min()))
+        return operator
 
     def parts(self, n_vectors: int) -> Iterator[tuple[Int[Tensor, " row"], JacobianOperator]]:
         """The operator in parts of the batch, of which few enough vectors are held at once.
@@ -277,12 +277,12 @@ class JacobianOperator(ShortRepr):
 
     def apply_transposed(self, u: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
         r""":math:`J^\top u`."""
-        return self._product(lambda *given: (None, vjp(*given)), u)
+        return self._product(lambda *args: (None, vjp(*args)), u)
 
     def _product(self, product: Callable[..., tuple[Tensor | None, Tensor]], v: Tensor) -> Tensor:
         self.n_products += 1
-        made = product(self.step, self.h, _kept(v.reshape(self.h.shape), self.mask))[1]
-        return _kept(made, self.mask).reshape(self.like.shape)
+        result = product(self.step, self.h, _masked(v.reshape(self.h.shape), self.mask))[1]
+        return _masked(result, self.mask).reshape(self.like.shape)
 
     def random(self, generator: torch.Generator) -> Float[Tensor, "batch size"]:
         """A random vector of length 1 for each example."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loopinterp.errors import check_seed
+from loopinterp.core.errors import check_seed
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,30 +1,38 @@
-"""Where a looped model goes from a state: to a limit, or to none in the loops given."""
+"""Limits: where a looped model goes from a state, other initial states, and equality of limits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.dynamics.fixed_point import find_fixed_point
-from loopinterp.dynamics.model_maps import iteration_of
-from loopinterp.dynamics.solvers.fixed_point_solver import Status
-from loopinterp.dynamics.solvers.solver_registry import get_solver
-from loopinterp.short_repr import ShortRepr
+from loopinterp.core.text import ShortRepr
+from loopinterp.dynamics.fixed_point import find_fixed_point, get_solver, iteration_of
+from loopinterp.dynamics.measures import correctness, exact_match, likeliest
+from loopinterp.dynamics.solvers import Status
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.dynamics.solvers.fixed_point_solver import Solver
-    from loopinterp.models.looped_model import Iteration
+    from loopinterp.dynamics.solvers import Solver
+    from loopinterp.models.iteration import Iteration
 
 LIMIT_LOOPS = 200
 """Loops in which a model's own limit is sought."""
 
-PHASE = 16
+OWN_START = "own"
+"""The initial state that the model itself makes."""
+
+NO_LIMIT = -1
+"""Number of a run that found no limit."""
+
+ZERO = 1e-4
+"""Norm below which a limit is at 0 and has no size to compare with: searches end at 1e-8 there."""
+
+_PHASE = 16
 """Loops of the first phase of a search."""
 
 
@@ -47,15 +55,9 @@ class Limits(ShortRepr):
 
     @classmethod
     def none_like(cls, state: Float[Tensor, "batch pos d_model"]) -> Limits:
-        """No limit of any example, for them to be put in (:meth:`put`)."""
+        """No limit of any example, to be filled in with :meth:`put`."""
         status = torch.full(state.shape[:1], int(Status.RUNNING), device=state.device)
         return cls(torch.zeros_like(state), status, torch.zeros_like(status), status * 0)
-
-    @classmethod
-    def unsought(cls, state: Float[Tensor, "batch pos d_model"]) -> Limits:
-        """The ends of runs from which no limit is sought, as no one map goes on from there."""
-        status = torch.full(state.shape[:1], int(Status.OUT_OF_BUDGET), device=state.device)
-        return cls(state, status, torch.zeros_like(status), torch.zeros_like(status))
 
     def select(self, rows: Int[Tensor, " row"] | slice) -> Limits:
         """Those of some examples."""
@@ -97,20 +99,37 @@ def find_limits(
     state = start.clone()
     status = torch.where(finite, int(Status.OUT_OF_BUDGET), int(Status.DIVERGED))
     loops, period = torch.zeros_like(status), torch.zeros_like(status)
-    # A cycle is told within one phase, so the later ones are long.
-    done, steps = 0, PHASE
+    # A cycle is detected within one phase, so the later ones are long.
+    done, steps = 0, _PHASE
     while (
         done < max_loops and (rows := (status == Status.OUT_OF_BUDGET).nonzero().flatten()).numel()
     ):
         steps = min(steps, max_loops - done)
-        found = find_fixed_point(
+        end = find_fixed_point(
             iteration.select(rows).step, state[rows], solver=solver, tol=tol, max_iter=steps
         )
-        state[rows], status[rows] = found.state, found.status
-        loops[rows] += found.n_steps
-        period[rows] = torch.where(found.converged, 1, found.period)
+        state[rows], status[rows] = end.state, end.status
+        loops[rows] += end.n_steps
+        period[rows] = torch.where(end.converged, 1, end.period)
         done, steps = done + steps, 4 * steps
     return Limits(state, status, loops, period)
+
+
+def limits_of_run(
+    iteration: Iteration, states: Float[Tensor, "loop batch pos d_model"], **search: Any
+) -> Limits:
+    """The limits that the end of a run leads to, sought as by :func:`find_limits`.
+
+    A run that left the finite numbers and came back counts as diverged. Where the step takes the
+    loop's index no one map goes on from the end, and no limit is sought.
+    """
+    if iteration.takes_loop:
+        status = torch.full(states.shape[1:2], int(Status.OUT_OF_BUDGET), device=states.device)
+        ends = Limits(states[-1], status, torch.zeros_like(status), torch.zeros_like(status))
+    else:
+        ends = find_limits(iteration, states[-1], **search)
+    finite = states.isfinite().flatten(2).all(dim=2).all(dim=0)
+    return replace(ends, status=torch.where(finite, ends.status, int(Status.DIVERGED)))
 
 
 def around(iteration: Iteration, limits: Limits) -> Iterator[Float[Tensor, "batch pos d_model"]]:
@@ -135,12 +154,9 @@ def centre(iteration: Iteration, limits: Limits) -> Float[Tensor, "batch pos d_m
 
 @torch.no_grad()
 def map_and_limit(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """A map and its state as given; or one loop of a model, and where its own loops have come.
+    """A map and its state as given; or one loop of a model, and the limit over its inputs.
 
-    Args:
-        model: A map from states to states, or any looped model.
-        h: A state; of a looped model its inputs, or a batch of them. The state is then that after
-            :data:`LIMIT_LOOPS` at most: the limit, if they reach one.
+    Where no limit is reached it is the state after :data:`LIMIT_LOOPS` loops.
 
     Raises:
         InputError: If a model's step takes the loop's index, or it does not repeat itself.
@@ -149,3 +165,117 @@ def map_and_limit(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tenso
     if iteration is None:
         return model, h
     return iteration.step, find_limits(iteration, iteration.h0, max_loops=LIMIT_LOOPS).state
+
+
+@torch.no_grad()
+def limit_distances(
+    ends: Limits, others: Limits, iteration: Iteration, counted: Bool[Tensor, "batch pos"]
+) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """Distance over the norm, and cosine, of each limit and another one; NaN where one is none.
+
+    Two cycles are compared where they are nearest.
+
+    Args:
+        ends: Limits; of a cycle, one of its states counts.
+        others: Those they are compared with, all around their cycles; the norm is theirs.
+        iteration: The model bound to the inputs of ``others``.
+        counted: Positions that are compared.
+    """
+
+    def compared(state: Tensor) -> Tensor:
+        return torch.where(counted[..., None], state, 0).flatten(1)  # [batch, pos * d_model]
+
+    here = compared(ends.state)
+    distance = torch.full_like(here[:, 0], float("inf"))
+    alignment = torch.full_like(distance, float("nan"))
+    for state in around(iteration, others):
+        there = compared(state)
+        gap = (here - there).norm(dim=-1) / there.norm(dim=-1).clamp_min(ZERO)
+        alignment = torch.where(
+            gap < distance, torch.cosine_similarity(here, there, dim=-1), alignment
+        )
+        distance = torch.minimum(gap, distance)
+    unknown, nan = ~(ends.found & others.found), float("nan")
+    return distance.masked_fill(unknown, nan), alignment.masked_fill(unknown, nan)
+
+
+@torch.no_grad()
+def answered_right(
+    iteration: Iteration, ends: Limits, targets: Int[Tensor, "batch pos"], loop: int
+) -> Bool[Tensor, " batch"]:
+    """Whether the whole answer is right in each state reached; on a cycle, all around it."""
+    right = [
+        exact_match(correctness(likeliest(iteration.read(state, loop)), targets)).bool()
+        for state in around(iteration, ends)
+    ]
+    return torch.stack(right).all(dim=0)
+
+
+@dataclass
+class DistinctLimits:
+    """Numbers the limits of each example as they come: 0 is the first, the next far from it is 1.
+
+    A limit takes the number of the first one on record that is within ``same`` of it.
+
+    Attributes:
+        iteration: The model bound to the inputs of the examples.
+        counted: Positions that are compared.
+        same: Distance over the norm up to which two limits are one.
+        firsts: For each number, the first limit of each example that has it.
+    """
+
+    iteration: Iteration
+    counted: Bool[Tensor, "batch pos"]
+    same: float
+    firsts: list[Limits] = field(default_factory=list)
+
+    def number(self, ends: Limits, example: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
+        """The numbers of some limits, each of the example given; :data:`NO_LIMIT` of none."""
+        numbers = torch.full_like(ends.status, NO_LIMIT)
+        k = 0
+        while (left := (ends.found & (numbers == NO_LIMIT)).nonzero().flatten()).numel():
+            if k == len(self.firsts):
+                self.firsts.append(Limits.none_like(self.iteration.h0))
+            examples, first = example[left], self.firsts[k]
+            # Of each example without a limit of that number, the first row that is left.
+            row = torch.full_like(first.status, len(numbers))
+            row.scatter_reduce_(0, examples, left, "amin")
+            new = (~first.found & (row < len(numbers))).nonzero().flatten()
+            first.put(new, ends.select(row[new]))
+            bound = self.iteration.select(examples), self.counted[examples]
+            near = (
+                limit_distances(ends.select(left), first.select(examples), *bound)[0] <= self.same
+            )
+            numbers[left[near]] = k
+            k += 1
+        return numbers
+
+    def count(self) -> Int[Tensor, " batch"]:
+        """How many limits each example has so far."""
+        has_number = [first.found for first in self.firsts]
+        none = torch.zeros(len(self.counted), dtype=torch.int64, device=self.counted.device)
+        return torch.stack(has_number).sum(dim=0) if has_number else none
+
+
+def other_starts(
+    limit: Float[Tensor, "batch pos d_model"],
+    generator: torch.Generator,
+    *,
+    n_noise: int,
+    n_others: int,
+) -> dict[str, Float[Tensor, "batch pos d_model"]]:
+    """Zeros, noise of the size of the limits, and the limits of other examples ("other 1": the
+    next one's), by name.
+    """
+    starts = {"zeros": torch.zeros_like(limit)}
+    starts |= {f"noise {k + 1}": noise_like(limit, generator) for k in range(n_noise)}
+    return starts | {f"other {k + 1}": limit.roll(-k - 1, 0) for k in range(n_others)}
+
+
+def noise_like(
+    state: Float[Tensor, "batch pos d_model"], generator: torch.Generator
+) -> Float[Tensor, "batch pos d_model"]:
+    """A random direction at each position, as long as the state is there."""
+    noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
+    unit = noise / noise.norm(dim=-1, keepdim=True)
+    return unit.to(state) * state.norm(dim=-1, keepdim=True)

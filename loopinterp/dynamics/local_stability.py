@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,37 +9,42 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
+from loopinterp.core.errors import check_integer, check_number
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE
-from loopinterp.dynamics.eigenvalues import leading_eigenvalues, turn_of
-from loopinterp.dynamics.limits import find_limits
-from loopinterp.dynamics.lyapunov import lyapunov_exponents
-from loopinterp.dynamics.nonnormal_growth import transient_growth
-from loopinterp.dynamics.readouts import correctness, exact_match, likeliest
+from loopinterp.dynamics.growth import lyapunov_exponents, of_each, transient_growth
+from loopinterp.dynamics.limits import LIMIT_LOOPS, find_limits, noise_like
+from loopinterp.dynamics.measures import correctness, exact_match, likeliest
 from loopinterp.dynamics.regimes import LEAST_LOOPS, classify_regimes
-from loopinterp.dynamics.rounding import coarse_dtype
-from loopinterp.dynamics.singular_values import fixed_point_condition, largest_singular_values
-from loopinterp.dynamics.starts import noise_like
-from loopinterp.dynamics.state_checks import asked_positions, of_each
-from loopinterp.dynamics.state_trajectories import chunks, gather, run_loops, state_bytes
-from loopinterp.errors import check_integer, check_number
-from loopinterp.models.looped_model import bind, need_one_map
-from loopinterp.models.model_description import describe_model
-from loopinterp.progress import track
-from loopinterp.results import Result, study
-from loopinterp.study_examples import examples_for
+from loopinterp.dynamics.runs import (
+    chunks,
+    counted_examples,
+    described,
+    gather,
+    run_length,
+    run_loops,
+    state_bytes,
+)
+from loopinterp.dynamics.spectra import (
+    fixed_point_condition,
+    largest_singular_values,
+    leading_eigenvalues,
+    turn_of,
+)
+from loopinterp.models.iteration import bind
+from loopinterp.models.protocol import need_one_map
 
 if TYPE_CHECKING:
     import xarray as xr
     from torch import Tensor
 
-    from loopinterp.models.looped_model import Iteration, LoopedModel
+    from loopinterp.models.iteration import Iteration
+    from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
 WHERE = ("limit", "start", "random")
 """States at which the Jacobian is taken: the limit (or cycle), and its two controls."""
-
-LIMIT_LOOPS = 200
-"""Most loops of the search for a limit, beyond the run."""
 
 STATES_HELD = 200
 """States that a chunk of examples needs at once, for the spaces of the Krylov methods."""
@@ -155,11 +159,8 @@ def local_stability_study(
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     need_one_map(model)
-    batch = examples_for(model, data, needs_loops=n_loops is None, of_states=True, **drawn)
-    asked_positions(batch)
-    if n_loops is None:
-        n_loops = max(24, math.ceil(1.25 * int(batch.n_loops.max())))
-    check_integer("n_loops", n_loops, least=LEAST_LOOPS)
+    batch, _ = counted_examples(model, data, needs_loops=n_loops is None, of_states=True, **drawn)
+    n_loops = run_length(batch, n_loops, times=1.25, usual=24, least=LEAST_LOOPS)
     check_number("limit_tol", limit_tol, above=0)
     options: dict[str, Any] = {
         "k": check_integer("k", k, least=1),
@@ -171,14 +172,19 @@ def local_stability_study(
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "lyapunov_loops": lyapunov_loops}
     settings |= {**options, "n_examples": len(batch)}
     generator = torch.Generator().manual_seed(seed)
-    settings |= coarse_dtype(model, batch)
-    with study(seed, model=describe_model(model), **settings) as watch, torch.no_grad():
+    with study(seed, **described(model, batch), **settings) as watch, torch.no_grad():
         parts = []
-        held = max(n_loops + 1, STATES_HELD)
-        for rows in track(list(chunks(len(batch), held * state_bytes(model, batch))), "stability"):
+        n_states = max(n_loops + 1, STATES_HELD)
+        for rows in track(
+            list(chunks(len(batch), n_states * state_bytes(model, batch))), "stability"
+        ):
             iteration = bind(model, batch.inputs[rows])
             states = run_loops(iteration, n_loops)
-            at, part = _find(iteration, states, limit_tol)
+            limits = find_limits(iteration, states[-1], max_loops=LIMIT_LOOPS, tol=limit_tol)
+            finite = limits.state.flatten(1).isfinite().all(1)
+            at = torch.where(of_each(finite, limits.state), limits.state, 0)
+            regimes = classify_regimes(states.flatten(2)).regime.to(torch.int8)
+            part = {"turn": limits.period.to(torch.int32), "regime": regimes}
             answer = likeliest(iteration.read(states[-1], n_loops))
             right = correctness(answer, batch.targets[rows])
             part["right"] = exact_match(right).to(torch.int8)
@@ -192,23 +198,12 @@ def local_stability_study(
         )
 
 
-def _find(iteration: Iteration, states: Tensor, tol: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """The limit, or a state of the cycle, of each example; loops of its turn; and its regime."""
-    regimes = classify_regimes(states.flatten(2))
-    limits = find_limits(iteration, states[-1], max_loops=LIMIT_LOOPS, tol=tol)
-    at = torch.where(
-        of_each(limits.state.flatten(1).isfinite().all(1), limits.state), limits.state, 0
-    )
-    part = {"turn": limits.period.to(torch.int32), "regime": regimes.regime.to(torch.int8)}
-    return at, part
-
-
 def _lyapunov(step: Callable[[Tensor], Tensor], state: Tensor, n_loops: int, seed: int) -> Tensor:
     """The largest exponent with its interval, [batch, estimate]; NaN for what diverges."""
     finite = state.flatten(1).isfinite().all(1)
     safe = torch.where(of_each(finite, state), state, 0)
-    found = lyapunov_exponents(step, safe, n_loops, seed=seed)
-    ends = torch.cat([found.values, found.low, found.high], dim=1).float()
+    exponents = lyapunov_exponents(step, safe, n_loops, seed=seed)
+    ends = torch.cat([exponents.values, exponents.low, exponents.high], dim=1).float()
     return torch.where(finite[:, None], ends, float("nan"))
 
 
@@ -222,8 +217,8 @@ def _spectra(
     growth_loops: int,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """Everything that is read from the Jacobian, of examples of one turn together."""
-    made: dict[str, Tensor] = {}
+    """What is read from the Jacobian, for examples of one period together: [where, batch, …]."""
+    arrays: dict[str, Tensor] = {}
     for p in turn[turn > 0].unique().tolist():
         rows = (turn == p).nonzero().flatten()
         step = turn_of(iteration.select(rows).step, p)
@@ -232,18 +227,18 @@ def _spectra(
             for name, value in values.items():
                 value = value.float().cpu()
                 blank = value.new_full((len(where), len(turn), *value.shape[1:]), float("nan"))
-                made.setdefault(name, blank)[place, rows.cpu()] = value
-    if not made:
+                arrays.setdefault(name, blank)[place, rows.cpu()] = value
+    if not arrays:
         sizes = {name: axes.split()[2:] for name, axes in LocalStabilityResult.VARIABLES.items()}
         shape = (len(where), len(turn))
-        made = {
+        arrays = {
             name: torch.full((*shape, *[k] * len(rest)), float("nan"), dtype=torch.float32)
             for name, rest in sizes.items()
             if LocalStabilityResult.VARIABLES[name].startswith(_AT)
         }
     for name in ("solve_known", "growth_closed"):
-        made[name] = made[name] == 1
-    return made
+        arrays[name] = arrays[name] == 1
+    return arrays
 
 
 def _at_state(

@@ -1,9 +1,10 @@
-r"""How a trajectory settles: residuals, distances, rates, angles, settling times.
+r"""Measures of a run: residuals, rates and angles of its states; entropy, answers of its readout.
 
-All functions take states ``h_0 .. h_T`` as ``[loop+1, ..., d_model]`` and work on the last axis:
-per token on ``[loop+1, batch, pos, d_model]``, per example on states flattened to
+Functions of states take ``h_0 .. h_T`` as ``[loop+1, ..., d_model]`` and work on the last axis: per
+token on ``[loop+1, batch, pos, d_model]``, per example on states flattened to
 ``[loop+1, batch, pos*d_model]``. :math:`D_t = h_t - h_{t-1}`; entry ``t - 1`` of a result with
-``T`` entries belongs to :math:`D_t`.
+``T`` entries belongs to :math:`D_t`. Functions of readouts take the logits of every loop,
+``[loop+1, ..., d_vocab_out]`` (``return_type="all_logits"``); entry ``t`` belongs to loop ``t``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from loopinterp.dynamics.state_checks import check_shape, check_states
-from loopinterp.errors import InputError, check_choice, check_integer, check_number
-from loopinterp.short_repr import ShortRepr
+from loopinterp.core.errors import InputError, check_choice, check_integer, check_number
+from loopinterp.core.text import ShortRepr
+from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -30,6 +31,9 @@ NOISE = 16
 AT_ROUNDING = 2
 """Updates up to so many rounding errors of the state are what a state at rest makes: in half
 precision the last loops of models at rest move them by .5 to .7, in float32 by 1.5 to 2.1."""
+
+NO_ANSWER, ONE_NUMBER = -1, -2
+"""In place of an answer where a logit is NaN, and where the readout is one number (regression)."""
 
 
 def relative_residual(
@@ -59,15 +63,7 @@ def relative_residual(
     """
     check_choice("norm", norm, ("2", "max"))
     check_states(states, allow_nonfinite=allow_nonfinite)
-    order = 2 if norm == "2" else float("inf")
-    update = torch.linalg.vector_norm(states[1:] - states[:-1], ord=order, dim=-1)
-    size = torch.linalg.vector_norm(states[1:], ord=order, dim=-1)
-    return share_of_size(update, size)
-
-
-def share_of_size(part: Float[Tensor, "*part"], size: Float[Tensor, "*#part"]) -> Tensor:
-    """A length over that of a state: 0 where both are 0, infinity where only the state's is."""
-    return torch.where(part == 0, part, part / size)
+    return residuals(states, order=2 if norm == "2" else float("inf"))
 
 
 def distance_to_limit(
@@ -109,9 +105,7 @@ def update_cosine(
         InputError: If there are fewer than three states.
     """
     check_states(states, at_least=3, allow_nonfinite=allow_nonfinite)
-    update, size, real = _updates(states)
-    cosine = (update[1:] * update[:-1]).sum(dim=-1) / (size[1:] * size[:-1])
-    return cosine.clamp(-1, 1).masked_fill(~(real[1:] & real[:-1]), float("nan"))
+    return cosines(states)
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,18 +148,7 @@ def contraction_rates(
     """
     check_states(states, at_least=3, allow_nonfinite=allow_nonfinite)
     check_integer("last", last, least=1)
-    _, size, real = _updates(states)
-    valid = real[1:] & real[:-1]
-    ratio = (size[1:] / size[:-1]).masked_fill(~valid, float("nan"))
-    count = valid.sum(dim=0)
-    mean = ratio.nansum(dim=0) / count
-    spread = ((ratio - mean) ** 2).nansum(dim=0).div(count).sqrt()
-    # Valid loops counted from the end: the last ones are numbered 1 .. last.
-    from_end = valid.flip(0).cumsum(dim=0).flip(0)
-    late = valid & (from_end <= last)
-    log_ratio = torch.where(late, ratio, 1).log()
-    asymptotic = (log_ratio.sum(dim=0) / late.sum(dim=0)).exp()
-    return ContractionRates(ratio, mean, spread, asymptotic)
+    return rates(states, last)
 
 
 def settling_time(
@@ -173,16 +156,15 @@ def settling_time(
 ) -> Int[Tensor, "*lead"]:
     """First loop from which the residual stays under the threshold; -1 where it never does.
 
+    The residual of a state that grows by as much in each loop falls below any threshold, as 1/t:
+    whether a token comes to rest is for :func:`classify_regimes` to say.
+
     Args:
         residual: :func:`relative_residual`; entry ``t - 1`` belongs to loop ``t``.
         threshold: Residual that counts as settled.
 
-    The residual of a state that grows by as much in each loop falls below any threshold, as 1/t:
-    whether a token comes to rest is for :func:`classify_regimes` to say.
-
     Returns:
-        Loops, counted from 1: a token with settling time ``t`` no longer moves by more than the
-        threshold in loop ``t`` and after. NaN counts as unsettled.
+        Loops, counted from 1. NaN counts as unsettled.
 
     Raises:
         InputError: If there is no loop, or the threshold is not positive.
@@ -201,11 +183,252 @@ def settling_time(
             given=f"shape {tuple(residual.shape)}",
             fix="Pass the output of relative_residual.",
         )
-    last_moving = last_loop(~(residual < threshold))
+    last_moving = _last_loop(~(residual < threshold))
     return torch.where(last_moving == len(residual), -1, last_moving + 1)
 
 
-def last_loop(holds: Bool[Tensor, "loop ..."]) -> Int[Tensor, "*lead"]:
+def readout_kl(
+    logits: Float[Tensor, "readouts *lead d_vocab_out"], *, allow_nonfinite: bool = False
+) -> Float[Tensor, "loop ..."]:
+    r"""Change of the readout in each loop, :math:`\mathrm{KL}(p_t \| p_{t-1})`, in nats.
+
+    Args:
+        logits: Logits after 0..T loops.
+        allow_nonfinite: Let NaN and infinity through.
+
+    Returns:
+        ``T`` entries, the first for loop 1.
+
+    Raises:
+        InputError: If there are fewer than two loops' logits, or they are not finite.
+    """
+    check_states(logits, name="logits", allow_nonfinite=allow_nonfinite)
+    log_p = logits.log_softmax(dim=-1)
+    return kl(log_p[1:], log_p[:-1])
+
+
+def readout_entropy(
+    logits: Float[Tensor, "readouts *lead d_vocab_out"], *, allow_nonfinite: bool = False
+) -> Float[Tensor, "readouts ..."]:
+    """Entropy of each readout in nats.
+
+    Example:
+        >>> readout_entropy(torch.zeros(1, 4))
+        tensor([1.3863])
+    """
+    check_states(logits, at_least=1, name="logits", allow_nonfinite=allow_nonfinite)
+    return entropy(logits.log_softmax(dim=-1))
+
+
+def readout_margin(
+    logits: Float[Tensor, "readouts *lead d_vocab_out"], *, allow_nonfinite: bool = False
+) -> Float[Tensor, "readouts ..."]:
+    """Largest logit minus the second largest.
+
+    Raises:
+        InputError: If there is only one class.
+    """
+    check_states(logits, at_least=1, name="logits", allow_nonfinite=allow_nonfinite)
+    if logits.shape[-1] < 2:
+        raise InputError(
+            "logits",
+            expected="at least two classes",
+            given="one",
+            fix="A margin needs a runner-up; this model has none.",
+        )
+    return margin(logits)
+
+
+def likeliest(
+    logits: Float[Tensor, "*lead d_vocab_out"],
+) -> Int[Tensor, " *lead"]:
+    """The class of the largest logit, -1 where a logit is NaN: a broken state answers nothing.
+
+    Of a readout of one number it is :data:`ONE_NUMBER`.
+
+    Example:
+        >>> likeliest(torch.tensor([[0.0, 1.0], [2.0, torch.inf], [0.0, torch.nan]]))
+        tensor([ 1,  1, -1])
+    """
+    if logits.shape[-1] == 1:
+        return torch.full_like(logits[..., 0], ONE_NUMBER, dtype=torch.int64)
+    return logits.argmax(dim=-1).masked_fill(logits.isnan().any(dim=-1), NO_ANSWER)
+
+
+def stable_from(
+    answers: Int[Tensor, "readouts ..."], *, hold: int | None = None
+) -> Int[Tensor, "*lead"]:
+    """First loop whose answer is kept.
+
+    Args:
+        answers: Answer (argmax) after 0..T loops.
+        hold: Loops that must follow with the same answer; if ``None``, all up to the last.
+
+    Returns:
+        Loops from 0; -1 where no answer is held for ``hold`` loops. With ``hold=None`` the last
+        loop always qualifies: an answer that changed there gives ``T``.
+
+    Raises:
+        InputError: If ``hold`` is not in 1..T.
+
+    Example:
+        >>> answers = torch.tensor([0, 1, 1, 1, 0])
+        >>> stable_from(answers, hold=2), stable_from(answers)
+        (tensor(1), tensor(4))
+    """
+    n_loops = len(answers) - 1
+    if n_loops < 1:
+        raise InputError(
+            "answers",
+            expected="answers of at least two loops, [loop, ...]",
+            given=f"shape {tuple(answers.shape)}",
+            fix="Take the argmax of the logits of all loops.",
+        )
+    same = answers[1:] == answers[:-1]
+    if hold is None:
+        return _last_loop(~same)
+    check_integer("hold", hold, most=n_loops, least=1)
+    constant = same.unfold(0, hold, 1).all(dim=-1)
+    return torch.where(constant.any(dim=0), constant.int().argmax(dim=0), -1)
+
+
+def correctness(
+    answers: Int[Tensor, "*loop batch pos"], targets: Int[Tensor, "batch pos"]
+) -> Int[Tensor, "*loop batch pos"]:
+    """1 where the answer is right, 0 where it is wrong, -1 where nothing is asked (int8).
+
+    Of a readout of one number nothing is asked.
+
+    Args:
+        answers: Answers, at one loop or at all (:func:`likeliest`).
+        targets: Right answers; ``IGNORE`` where nothing is asked.
+
+    Raises:
+        InputError: If batch or positions differ.
+    """
+    if answers.shape[-2:] != targets.shape:
+        raise InputError(
+            "answers",
+            expected=f"[..., batch, pos] with batch and pos {tuple(targets.shape)}",
+            given=f"shape {tuple(answers.shape)}",
+            fix="Pass the likeliest classes of the readout of the same batch.",
+        )
+    right = (answers == targets).to(torch.int8)
+    return right.masked_fill((targets == IGNORE) | (answers == ONE_NUMBER), -1)
+
+
+def exact_match(right: Int[Tensor, "*loop batch pos"]) -> Float[Tensor, "*loop batch"]:
+    """1.0 for an example whose every asked position is right, else 0.0.
+
+    Args:
+        right: What :func:`correctness` gives.
+
+    Example:
+        >>> exact_match(torch.tensor([[[1, 1, -1], [1, 0, -1]]], dtype=torch.int8))
+        tensor([[1., 0.]])
+    """
+    return (right != 0).all(dim=-1).float()
+
+
+def check_states(
+    states: Tensor, *, at_least: int = 2, name: str = "states", allow_nonfinite: bool = False
+) -> None:
+    """Raise unless ``states`` is ``[loop+1, ..., d_model]``, long enough and finite."""
+    if states.ndim < 2 or len(states) < at_least or not states.is_floating_point():
+        raise InputError(
+            name,
+            expected=f"a floating-point tensor [loop, ..., feature] with at least {at_least} loops",
+            given=f"shape {tuple(states.shape)}, {states.dtype}",
+            fix="Pass what the model returns with return_type='states' (or run_loops).",
+        )
+    if not allow_nonfinite:
+        check_finite(states, name)
+
+
+def check_finite(values: Tensor, name: str, *, start: int = 0) -> None:
+    """Raise if a value is not finite, with its loop: the leading axis begins at ``start``."""
+    bad = ~values.isfinite()
+    if bad.any():
+        first = start + int(bad.reshape(len(values), -1).any(dim=1).nonzero()[0])
+        raise InputError(
+            name,
+            expected="finite values",
+            given=f"NaN or infinity, first at index {first} of the loop axis",
+            fix="Cut the run before that loop, or pass allow_nonfinite=True where it is offered.",
+        )
+
+
+def check_finite_state(state: Tensor, name: str, *, fix: str) -> None:
+    """Raise if a state is empty or not finite."""
+    empty = state.numel() == 0
+    if empty or not state.isfinite().all():
+        got = f"an empty tensor {tuple(state.shape)}" if empty else "NaN or infinity"
+        raise InputError(name, expected="finite values", given=got, fix=fix)
+
+
+def check_shape(values: Tensor, like: Tensor, name: str, *, fix: str) -> None:
+    """Raise unless a tensor has the shape of another one."""
+    expected, shape = tuple(like.shape), tuple(values.shape)
+    if shape != expected:
+        raise InputError(name, expected=f"shape {expected}", given=f"shape {shape}", fix=fix)
+
+
+# The formulas, on states and readouts of this package's own runs: they may hold NaN and infinity.
+
+
+def residuals(states: Tensor, order: float = 2) -> Float[Tensor, "loop ..."]:
+    """Norm of each update over that of the state after it."""
+    update = torch.linalg.vector_norm(states[1:] - states[:-1], ord=order, dim=-1)
+    return share_of_size(update, torch.linalg.vector_norm(states[1:], ord=order, dim=-1))
+
+
+def share_of_size(part: Float[Tensor, "*part"], size: Float[Tensor, "*#part"]) -> Tensor:
+    """A length over that of a state: 0 where both are 0, infinity where only the state's is."""
+    return torch.where(part == 0, part, part / size)
+
+
+def cosines(states: Tensor) -> Float[Tensor, "loop ..."]:
+    """Cosines of successive updates; NaN where one is no larger than rounding."""
+    update, size, real = _updates(states)
+    cosine = (update[1:] * update[:-1]).sum(dim=-1) / (size[1:] * size[:-1])
+    return cosine.clamp(-1, 1).masked_fill(~(real[1:] & real[:-1]), float("nan"))
+
+
+def rates(states: Tensor, last: int = 8) -> ContractionRates:
+    """Contraction rates, the asymptotic one over the ``last`` loops above rounding."""
+    _, size, real = _updates(states)
+    valid = real[1:] & real[:-1]
+    ratio = (size[1:] / size[:-1]).masked_fill(~valid, float("nan"))
+    count = valid.sum(dim=0)
+    mean = ratio.nansum(dim=0) / count
+    spread = ((ratio - mean) ** 2).nansum(dim=0).div(count).sqrt()
+    # Valid loops counted from the end: the last ones are numbered 1 .. last.
+    from_end = valid.flip(0).cumsum(dim=0).flip(0)
+    late = valid & (from_end <= last)
+    log_ratio = torch.where(late, ratio, 1).log()
+    asymptotic = (log_ratio.sum(dim=0) / late.sum(dim=0)).exp()
+    return ContractionRates(ratio, mean, spread, asymptotic)
+
+
+def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL divergence of log-probabilities in nats."""
+    return (log_p.exp() * (log_p - log_q)).sum(dim=-1).clamp_min(0)
+
+
+def entropy(log_p: Tensor) -> Tensor:
+    """Entropy of log-probabilities in nats."""
+    return -(log_p.exp() * log_p).sum(dim=-1)
+
+
+def margin(logits: Tensor) -> Tensor:
+    """Largest logit minus the second; NaN of a readout of one number, which has no runner-up."""
+    if logits.shape[-1] == 1:
+        return torch.full_like(logits[..., 0], float("nan"))
+    best = logits.topk(2, dim=-1).values
+    return best[..., 0] - best[..., 1]
+
+
+def _last_loop(holds: Bool[Tensor, "loop ..."]) -> Int[Tensor, "*lead"]:
     """The last loop, counted from 1, at which something holds; 0 where it never does."""
     loops = torch.arange(1, len(holds) + 1, device=holds.device)
     return (holds * loops.reshape(-1, *[1] * (holds.ndim - 1))).amax(dim=0)
@@ -215,5 +438,9 @@ def _updates(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Updates, their norms, and which are larger than the rounding error of the state."""
     update = states[1:] - states[:-1]
     size, norm = update.norm(dim=-1), states.norm(dim=-1)
-    rounding = NOISE * torch.finfo(states.dtype).eps * torch.maximum(norm[1:], norm[:-1])
-    return update, size, size > rounding
+    return update, size, above_rounding(size, norm[1:], norm[:-1])
+
+
+def above_rounding(size: Tensor, norm: Tensor, norm_before: Tensor) -> Tensor:
+    """Where an update is larger than the rounding error of the two states it leads between."""
+    return size > NOISE * torch.finfo(size.dtype).eps * torch.maximum(norm, norm_before)

@@ -1,4 +1,4 @@
-"""Reachability: is the same limit reached from every start, and again after a kick?"""
+"""Reachability: is one limit reached from every initial state, and again after a perturbation?"""
 
 from __future__ import annotations
 
@@ -8,24 +8,30 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from loopinterp.dynamics.distinct_limits import DistinctLimits, answered_right, limits_apart
-from loopinterp.dynamics.limits import Limits, find_limits
-from loopinterp.dynamics.rounding import coarse_dtype
-from loopinterp.dynamics.starts import OWN, noise_like, other_starts
-from loopinterp.dynamics.state_checks import asked_positions
-from loopinterp.errors import InputError, check_integer, check_number, check_seed
-from loopinterp.intervals import share_of
-from loopinterp.models.looped_model import bind, need_one_map
-from loopinterp.models.model_description import describe_model
-from loopinterp.progress import track
-from loopinterp.results import Result, study
-from loopinterp.study_examples import examples_for
+from loopinterp.core.errors import InputError, check_integer, check_number, check_seed
+from loopinterp.core.intervals import share_of
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.dynamics.limits import (
+    OWN_START,
+    DistinctLimits,
+    Limits,
+    answered_right,
+    find_limits,
+    limit_distances,
+    noise_like,
+    other_starts,
+)
+from loopinterp.dynamics.runs import counted_examples, described
+from loopinterp.models.iteration import bind
+from loopinterp.models.protocol import need_one_map
 
 if TYPE_CHECKING:
     import xarray as xr
     from torch import Tensor
 
-    from loopinterp.models.looped_model import Iteration, LoopedModel
+    from loopinterp.models.iteration import Iteration
+    from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
 KICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -72,16 +78,17 @@ class ReachabilityResult(Result, kind="reachability"):
 
     def found(self) -> xr.DataArray:
         """Examples whose own start leads to a limit, [batch]."""
-        return self.data["period"].sel(start=OWN, drop=True) > 0
+        return self.data["period"].sel(start=OWN_START, drop=True) > 0
 
     def reached(self) -> xr.DataArray:
         """Share of the examples with an own limit that reach it from a start, [start, estimate]."""
-        return share_of(self._of_found(self.data["distance"]) <= self.same, "batch")
+        distance = self.data["distance"].isel(batch=self.found().values)
+        return share_of(distance <= self.same, "batch")
 
     def recovered(self) -> xr.DataArray:
         """Share of kicked limits that are reached again, [kick, estimate]."""
-        back = self._of_found(self.data["kick_distance"]) <= self.same
-        return share_of(back, "draw", "batch")
+        distance = self.data["kick_distance"].isel(batch=self.found().values)
+        return share_of(distance <= self.same, "draw", "batch")
 
     def own_limit_differs(self) -> xr.DataArray:
         """Examples whose limit is another than that of the next: where a start can mislead."""
@@ -91,9 +98,6 @@ class ReachabilityResult(Result, kind="reachability"):
         """Share of the examples for which every start led to one and the same limit, [estimate]."""
         everywhere = (self.data["period"] > 0).all("start")
         return share_of(everywhere & (self.data["n_limits"] == 1), "batch")
-
-    def _of_found(self, values: xr.DataArray) -> xr.DataArray:
-        return values.isel(batch=self.found().values)
 
 
 def reachability_study(
@@ -141,38 +145,38 @@ def reachability_study(
     Example:
         >>> from loopinterp import load_pretrained
         >>> run = load_pretrained("parity")
-        >>> found = reachability_study(run.model(), run.task(), n=4, batch_size=4, kicks=(0.1,))
-        >>> found.reached().sel(start="zeros", estimate="value").item()
+        >>> result = reachability_study(run.model(), run.task(), n=4, batch_size=4, kicks=(0.1,))
+        >>> result.reached().sel(start="zeros", estimate="value").item()
         1.0
     """
     need_one_map(model)
-    batch = examples_for(model, data, needs_loops=True, n=n, batch_size=batch_size, seed=seed)
-    counted = asked_positions(batch, positions)
-    _check(len(batch), n_others, kicks)
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batch, counted = counted_examples(model, data, positions, needs_loops=True, **drawn)
+    _check_examples(len(batch), n_others, kicks)
     for name, number in {"n_loops": n_loops, "n_draws": n_draws}.items():
         check_integer(name, number, least=1)
     check_integer("n_noise", n_noise, least=0)
     for name, size in {"tol": tol, "same": same}.items():
         check_number(name, size, above=0)
     generator = torch.Generator().manual_seed(check_seed(seed))
-    options = {"n_loops": n_loops, "tol": tol, "same": same, "positions": positions}
-    options |= coarse_dtype(model, batch)
-    with study(seed, model=describe_model(model), **options, n_examples=len(batch)) as watch:
+    settings = {"n_loops": n_loops, "tol": tol, "same": same, "positions": positions}
+    settings |= {"n_examples": len(batch)}
+    with study(seed, **described(model, batch), **settings) as watch:
         search = _Search(bind(model, batch.inputs), batch.targets, counted, n_loops, tol)
-        own = search.run(search.iteration.h0)
-        starts = other_starts(own.state, generator, n_noise=n_noise, n_others=n_others)
-        reached = {OWN: own}
+        clean_limits = search.run(search.iteration.h0)
+        starts = other_starts(clean_limits.state, generator, n_noise=n_noise, n_others=n_others)
+        reached = {OWN_START: clean_limits}
         for name, start in track(list(starts.items()), "starts"):
             reached[name] = search.run(start)
         kicked = [
-            search.run(own.state + size * noise_like(own.state, generator))
+            search.run(clean_limits.state + size * noise_like(clean_limits.state, generator))
             for size in track([size for size in kicks for _ in range(n_draws)], "kicks")
         ]
-        fates = [search.fate(end, own) for end in reached.values()]
-        after = [search.fate(end, own) for end in kicked]
-        each = torch.arange(len(batch), device=own.status.device)
-        other_distance, other_alignment = limits_apart(
-            own.select(each.roll(-1)), own, search.iteration, counted
+        fates = [search.fate(end, clean_limits) for end in reached.values()]
+        after = [search.fate(end, clean_limits) for end in kicked]
+        each = torch.arange(len(batch), device=clean_limits.status.device)
+        other_distance, other_alignment = limit_distances(
+            clean_limits.select(each.roll(-1)), clean_limits, search.iteration, counted
         )
         distinct = DistinctLimits(search.iteration, counted, same)
         for end in reached.values():
@@ -207,9 +211,9 @@ class _Search:
     def run(self, start: Tensor) -> Limits:
         return find_limits(self.iteration, start, max_loops=self.n_loops, tol=self.tol)
 
-    def fate(self, end: Limits, own: Limits) -> dict[str, Tensor]:
+    def fate(self, end: Limits, clean_limits: Limits) -> dict[str, Tensor]:
         """How a run ended, and how far from where the model's own one did."""
-        distance, alignment = limits_apart(end, own, self.iteration, self.counted)
+        distance, alignment = limit_distances(end, clean_limits, self.iteration, self.counted)
         return {
             "status": end.status.to(torch.int8),
             "period": end.period.to(torch.int32),
@@ -220,7 +224,7 @@ class _Search:
         }
 
 
-def _check(n_examples: int, n_others: int, kicks: Sequence[float]) -> None:
+def _check_examples(n_examples: int, n_others: int, kicks: Sequence[float]) -> None:
     if n_examples < 2:
         raise InputError(
             "data",

@@ -1,4 +1,4 @@
-"""What kind of trajectory a token follows: fixed point, orbit, drift, divergence, or none."""
+"""Class of a trajectory: where it ends (fixed point, orbit, drift, …), and how its updates fall."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field, PositiveFloat
 
-from loopinterp.dynamics.measures import AT_ROUNDING
-from loopinterp.dynamics.state_checks import check_states
-from loopinterp.errors import check_integer
-from loopinterp.settings import Settings, settings
-from loopinterp.short_repr import ShortRepr
+from loopinterp.core.errors import check_integer
+from loopinterp.core.settings import Settings, settings
+from loopinterp.core.text import ShortRepr
+from loopinterp.dynamics.measures import AT_ROUNDING, NOISE, check_states
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
 LEAST_LOOPS = 12
-"""Fewest loops from which a regime can be told."""
+"""Fewest loops from which a trajectory can be classified."""
 
 
 class Regime(IntEnum):
@@ -109,17 +108,17 @@ def classify_regimes(
     Example:
         >>> turns = torch.arange(25) * torch.pi / 3
         >>> circle = torch.stack([turns.cos(), turns.sin()], dim=-1)
-        >>> found = classify_regimes(circle)
-        >>> Regime(found.regime.item()).label, found.period.item()
+        >>> regimes = classify_regimes(circle)
+        >>> Regime(regimes.regime.item()).label, regimes.period.item()
         ('orbit', 6.0)
     """
     criteria = criteria or RegimeCriteria()
-    late, finite = late_states(states, criteria.window)
+    late, finite = _late_states(states, criteria.window)
     update, size = (late[1:] - late[:-1]).norm(dim=-1), late.norm(dim=-1)
     loops = torch.arange(len(update), dtype=update.dtype, device=update.device)
-    slope, fit = fit_line(loops, logarithm(update))
+    slope, fit = _fit_line(loops, _logarithm(update))
     growth = slope.clamp(-50, 50).exp()
-    # Net displacement over path length: 1 for a straight path, 0 for a return.
+    # Net displacement over path length [trajectory]: 1 for a straight path, 0 for a return.
     path = update.sum(dim=0)
     straightness = (late[-1] - late[0]).norm(dim=-1) / torch.where(path > 0, path, 1)
     grown = growth ** len(update)  # over the window
@@ -132,7 +131,7 @@ def classify_regimes(
     # Over the window the updates of a spiral must fall by a fifth, and do so evenly.
     spiral = (grown < 0.8) & (fit > 0.9) & (straightness < criteria.straight)
     # At rest as far as rounding shows: no larger updates for a while, and they lead nowhere.
-    rounding = AT_ROUNDING * torch.finfo(states.dtype).eps
+    rounding = rounding_of(states.dtype)
     last = slice(-max(1, len(update) // 3), None)
     at_rest |= (update[last] <= rounding * size[1:][last]).all(dim=0) & (
         straightness < criteria.straight
@@ -148,6 +147,128 @@ def classify_regimes(
     return Regimes(regime.reshape(lead), period.reshape(lead).to(states.dtype))
 
 
+_LEAST_MOVES = 4
+"""Fewest updates above rounding through which a line is laid."""
+
+
+class SettlingClass(IntEnum):
+    """How the updates of a trajectory fall over its late loops."""
+
+    SETTLING = 0
+    MARGINAL = 1
+    DRIFTING = 2
+
+    @property
+    def label(self) -> str:
+        """The name in plain words."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, repr=False)
+class SettlingClasses(ShortRepr):
+    r"""Class of each trajectory, and the two lines that were laid through its updates.
+
+    Attributes:
+        settling: :class:`SettlingClass` code.
+        rate: Factor per loop of the update's norm, by the line against the loop; NaN of what is at
+            rest or not finite.
+        exponent: p of the power :math:`\|D_t\| \propto t^{-p}`, by the line against the _logarithm
+            of the loop; NaN likewise. Up to 1 the path has no end.
+    """
+
+    settling: Int[Tensor, "*lead"]
+    rate: Float[Tensor, "*lead"]
+    exponent: Float[Tensor, "*lead"]
+
+
+@settings
+class SettlingCriteria(Settings):
+    """Where the lines between settling, marginal and drifting are drawn.
+
+    Attributes:
+        window: Late loops that are looked at; half of the trajectory if ``None``.
+        rounding: Updates up to so many rounding errors of the state are none.
+        fit: Share of the variance of the log updates that a line must explain (R²) for them to
+            fall.
+        fall: Factor over the window to which updates must fall for their rate to be told from 1.
+        lasting: A fall goes on if its second half is at least so steep, relative to its first half.
+    """
+
+    window: Annotated[int, Field(ge=LEAST_LOOPS // 2)] | None = None
+    rounding: PositiveFloat = float(NOISE)
+    fit: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    fall: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    lasting: Annotated[float, Field(gt=0, lt=1)] = 0.5
+
+
+def classify_settling(
+    states: Float[Tensor, "states *lead d_model"], criteria: SettlingCriteria | None = None
+) -> SettlingClasses:
+    r"""Class of each trajectory by how its updates :math:`D_t = h_t - h_{t-1}` fall.
+
+    Lines are laid through :math:`\log \|D_t\|` against :math:`t` and against :math:`\log t`, over
+    the last ``window`` loops that move the state by more than rounding:
+
+    - **settling**: at rest at the level of rounding; or the line against :math:`t` is the better
+      one and falls visibly: the path ends at a limit.
+    - **marginal**: updates fall, but as a power of the loop, or geometrically at a rate that the
+      loops seen do not tell from 1: whether the path ends is not known.
+    - **drifting**: they do not fall: a slide, an orbit, chaos, divergence
+      (:func:`classify_regimes` says which), or a fall that dies out before it ends.
+
+    The norm of the update is not divided by that of the state: the residual of a state that grows
+    by as much in each loop falls as 1/t. A class is a statement about the loops seen: two rates
+    that take turns look like a power, and a power looks geometric over few late loops.
+
+    Args:
+        states: States after 0..T loops; NaN and infinity are allowed and mean drifting.
+        criteria: Thresholds.
+
+    Raises:
+        InputError: If there are fewer than 12 loops, or the window is longer than the run.
+
+    Example:
+        >>> loops = torch.arange(1.0, 62.0, dtype=torch.float64)
+        >>> states = torch.stack([0.8**loops, loops**-0.5, loops], dim=1)[..., None]
+        >>> [SettlingClass(code).label for code in classify_settling(states).settling.tolist()]
+        ['settling', 'marginal', 'drifting']
+    """
+    criteria = criteria or SettlingCriteria()
+    late, finite = _late_states(states, criteria.window)
+    update, size = (late[1:] - late[:-1]).norm(dim=-1), late.norm(dim=-1)
+    rounding = criteria.rounding * torch.finfo(states.dtype).eps
+    floor = rounding * torch.maximum(size[1:], size[:-1])
+    moves = update > floor
+    window, log = len(update), _logarithm(update)
+    loops = torch.arange(len(states) - window, len(states), device=log.device).to(log)
+    slope, geometric = _fit_line(loops, log, moves)
+    power, as_power = _fit_line(loops.log(), log, moves)
+
+    first, second = slice(window // 2), slice(-(window // 2), None)
+    halves = [_fit_line(loops[part], log[part], moves[part])[0] for part in (first, second)]
+    goes_on = halves[1] <= criteria.lasting * halves[0]
+    drop = (slope * moves.sum(dim=0)).exp()
+    # The slope of updates that hardly change is known up to their rounding, at the best of loops.
+    resolved = torch.where(moves, floor / update.clamp_min(1e-300), 1).amin(dim=0)
+    falls = (torch.maximum(geometric, as_power) > criteria.fit) & (slope < -resolved)
+    falls &= (moves.sum(dim=0) >= _LEAST_MOVES) & (goes_on | (drop <= criteria.fall)) & finite
+    rests = ~moves[-(window // 3) :].any(dim=0) & finite
+    settles = rests | (falls & (geometric >= as_power) & (drop <= criteria.fall))
+
+    code = torch.where(falls, int(SettlingClass.MARGINAL), int(SettlingClass.DRIFTING))
+    code = torch.where(settles, int(SettlingClass.SETTLING), code)
+    known = (moves.sum(dim=0) >= _LEAST_MOVES) & ~rests & finite
+    values = (torch.where(known, value, float("nan")) for value in (slope.exp(), -power))
+    lead = states.shape[1:-1]
+    rate, exponent = (value.reshape(lead).to(states.dtype) for value in values)
+    return SettlingClasses(code.reshape(lead), rate, exponent)
+
+
+def rounding_of(dtype: torch.dtype) -> float:
+    """Largest relative residual that rounding alone makes of a state at rest."""
+    return AT_ROUNDING * torch.finfo(dtype).eps
+
+
 def _motion(late: Tensor, straightness: Tensor, criteria: RegimeCriteria) -> tuple[Tensor, Tensor]:
     """Regime and period of trajectories that neither settle nor diverge."""
     returns, return_time = _recurrence(late, criteria.recurrence)
@@ -161,7 +282,7 @@ def _motion(late: Tensor, straightness: Tensor, criteria: RegimeCriteria) -> tup
     return regime, period
 
 
-def late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+def _late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
     """The last ``window`` loops of each trajectory and the state before them, and which are finite.
 
     In float64, because small differences of large states are compared; each trajectory is divided
@@ -183,12 +304,12 @@ def late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
     return late / largest[:, None], finite
 
 
-def logarithm(update: Tensor) -> Tensor:
+def _logarithm(update: Tensor) -> Tensor:
     """Of the norm of an update, which may be 0."""
     return update.clamp_min(torch.finfo(torch.float64).tiny).log()
 
 
-def fit_line(x: Tensor, y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _fit_line(x: Tensor, y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Slope of ``y [loop, trajectory]`` against ``x [loop]``, and the share it explains (R²).
 
     With ``counts``, of those loops alone; of fewer than two the slope is NaN and explains nothing.
@@ -213,30 +334,30 @@ def _recurrence(late: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     centred = late - late.mean(dim=0)
     variance = (centred**2).sum(dim=-1).mean(dim=0)
     lags = len(late) // 2
-    apart = [torch.zeros_like(variance)]
+    miss = [torch.zeros_like(variance)]  # one minus the autocorrelation at each lag
     for lag in range(1, lags + 2):
         change = ((late[lag:] - late[:-lag]) ** 2).sum(dim=-1).mean(dim=0)
-        apart.append(change / torch.where(variance > 0, 2 * variance, 1))
+        miss.append(change / torch.where(variance > 0, 2 * variance, 1))
     away = torch.zeros_like(variance, dtype=torch.bool)
-    found = torch.zeros_like(variance)
+    period = torch.zeros_like(variance)
     for lag in range(2, lags + 1):
-        away |= apart[lag - 1] > 0.25
-        minimum = (apart[lag] <= apart[lag - 1]) & (apart[lag] <= apart[lag + 1])
-        back = away & minimum & (apart[lag] < tolerance) & (found == 0) & (variance > 0)
-        found = torch.where(back, float(lag), found)
-    return found > 0, found
+        away |= miss[lag - 1] > 0.25
+        minimum = (miss[lag] <= miss[lag - 1]) & (miss[lag] <= miss[lag + 1])
+        back = away & minimum & (miss[lag] < tolerance) & (period == 0) & (variance > 0)
+        period = torch.where(back, float(lag), period)
+    return period > 0, period
 
 
 def _rotation(late: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Share of variance in the first two components, loops per turn there, and evenness of turn."""
-    centred = late - late.mean(dim=0)
+    centred = late - late.mean(dim=0)  # [loop, trajectory, d_model]
     # Principal components by the Gram matrix over loops: the window is shorter than the state.
     gram = torch.einsum("snd,tnd->nst", centred, centred)
     values, vectors = torch.linalg.eigh(gram)
     total = values.sum(dim=-1)
     planarity = values[:, -2:].sum(dim=-1) / torch.where(total > 0, total, 1)
     # Scaling both components to equal size makes an ellipse a circle, so that it turns evenly.
-    angle = torch.atan2(vectors[:, :, -2], vectors[:, :, -1])
+    angle = torch.atan2(vectors[:, :, -2], vectors[:, :, -1])  # [trajectory, loop]
     step = angle[:, 1:] - angle[:, :-1]
     mean = torch.polar(torch.ones_like(step), step).mean(dim=-1)
     two_dimensional = values[:, -2] > 1e-6 * values[:, -1]

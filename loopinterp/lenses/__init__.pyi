@@ -3,7 +3,7 @@ from .attention_by_loop import attention_study as attention_study
 from .exits_by_loop import ExitResult as ExitResult
 from .exits_by_loop import exit_study as exit_study
 from .fitted_lens import FittedLens as FittedLens
-from .jacobian_lens import fit_jacobian_lens as fit_jacobian_lens
 from .lens_by_loop import LensResult as LensResult
 from .lens_by_loop import lens_study as lens_study
-from .tuned_lens import fit_tuned_lens as fit_tuned_lens
+from .lens_fits import fit_jacobian_lens as fit_jacobian_lens
+from .lens_fits import fit_tuned_lens as fit_tuned_lens

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from loopinterp.errors import InputError, check_integer
-from loopinterp.intervals import ESTIMATE
-from loopinterp.models.looped_model import need_hooks
-from loopinterp.models.model_description import describe_model
-from loopinterp.results import Result, study
-from loopinterp.study_examples import inputs_and_loops
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.intervals import ESTIMATE
+from loopinterp.core.results import Result, study
+from loopinterp.models.protocol import describe_model, need_hooks
+from loopinterp.models.study_examples import inputs_and_loops
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -180,6 +179,7 @@ def _by_key(
 ) -> tuple[Tensor, Float[Tensor, "head key"]]:
     """Mass that each key receives ``[loop, batch, layer, head, key]``, and its even control."""
     n_pos = visible.shape[-1]
+    # Queries that may see a key, the key itself left out: [head, query, key].
     others = visible & ~torch.eye(n_pos, dtype=torch.bool, device=visible.device)
     seen_by = others.sum(-2)
     even = visible / visible.sum(-1, keepdim=True)
@@ -199,8 +199,8 @@ def _by_distance(
         seen = visible.diagonal(-distance, dim1=-2, dim2=-1).all(-1)
         if not seen.any():
             continue
-        for shares, of in ((mass, patterns), (control, even)):
-            share = of.diagonal(-distance, dim1=-2, dim2=-1).mean(-1)
+        for shares, weights in ((mass, patterns), (control, even)):
+            share = weights.diagonal(-distance, dim1=-2, dim2=-1).mean(-1)
             shares.append(torch.where(seen, share, float("nan")))
         distances.append(distance)
     return torch.stack(mass, -1), torch.stack(control, -1), distances

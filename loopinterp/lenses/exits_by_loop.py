@@ -11,26 +11,31 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from loopinterp.dynamics.readouts import correctness, exact_match
-from loopinterp.dynamics.state_trajectories import chunks, gather
-from loopinterp.dynamics.streamed_measures import stream_measures
-from loopinterp.errors import InputError, check_integer
-from loopinterp.models.looped_model import bind, need_model
-from loopinterp.models.model_description import describe_model
-from loopinterp.models.settling_rules import AccelerationBelow, ReadoutKL, ResidualBelow
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.dynamics.measures import correctness, exact_match
+from loopinterp.dynamics.runs import chunks, gather, stream_measures
+from loopinterp.models.iteration import bind
+from loopinterp.models.protocol import describe_model, need_model
 from loopinterp.models.stopped_run import first_ready, score_loops
-from loopinterp.models.sureness_rules import ConfidenceAbove, EntropyBelow, GateAbove
-from loopinterp.progress import track
-from loopinterp.results import Result, study
-from loopinterp.study_examples import examples_for, inputs_and_loops, need_loops
-from loopinterp.tasks.study_data import need_asked
+from loopinterp.models.stopping import (
+    AccelerationBelow,
+    ConfidenceAbove,
+    EntropyBelow,
+    GateAbove,
+    ReadoutKL,
+    ResidualBelow,
+)
+from loopinterp.models.study_examples import examples_for, inputs_and_loops, need_loops
+from loopinterp.tasks.sampling import need_asked
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models import LoopedModel
-    from loopinterp.models.stopping_rules import StoppingRule
+    from loopinterp.models.stopped_run import StoppingRule
     from loopinterp.tasks.task import Batch, Task
 
 RULES: dict[str, StoppingRule] = {
@@ -168,7 +173,7 @@ def exit_study(
         arXiv 2509.23314.
 
     Example:
-        >>> from loopinterp.rasp import compile_program
+        >>> from loopinterp.programs import compile_program
         >>> from loopinterp.tasks import Addition
         >>> model = compile_program("ripple", max_length=6).model
         >>> result = exit_study(model, Addition(), n=5, batch_size=32)
@@ -190,8 +195,10 @@ def exit_study(
             _follow(model, inputs[rows], None if targets is None else targets[rows], n_loops)
             for rows in track(list(chunks(len(inputs), size)), "exits")
         ]
-        found = gather(ExitResult, [{k: v for k, v in p.items() if k[0] != "_"} for p in parts])
-        answers, wanted = (torch.cat([p[k].cpu() for p in parts], -2) for k in ("_answer", "_want"))
+        arrays = gather(ExitResult, [{k: v for k, v in p.items() if k[0] != "_"} for p in parts])
+        answers, right_answers = (
+            torch.cat([p[k].cpu() for p in parts], -2) for k in ("_answer", "_want")
+        )
         scores = [
             torch.cat([s.cpu() for s in each], 1)
             for each in zip(*(_scores(model, p, asked_rules, n_loops) for p in parts))
@@ -199,10 +206,10 @@ def exit_study(
         return ExitResult.of(
             watch,
             coords={"loop": range(n_loops + 1), "rule": list(asked_rules)},
-            **found,
+            **arrays,
             score=torch.stack(scores),
-            **_sweep(found["exact"], scores, list(asked_rules.values())),
-            another=_of_another(answers, wanted),
+            **_sweep(arrays["exact"], scores, list(asked_rules.values())),
+            another=_of_another(answers, right_answers),
             answer_loops=ends,
             targets=targets is not None,
             rules={name: repr(rule) for name, rule in asked_rules.items()},
@@ -241,32 +248,32 @@ def _examples(
 
 def _follow(model: Any, inputs: Tensor, targets: Tensor | None, n_loops: int) -> dict[str, Tensor]:
     """What is read of some examples after every loop, and how their states move."""
-    found: dict[str, list[Tensor]] = defaultdict(list)
-    asked = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
-    asked = asked if targets is None else targets != IGNORE
-    share = asked / asked.sum(1, keepdim=True)
+    series: dict[str, list[Tensor]] = defaultdict(list)
+    counted = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+    counted = counted if targets is None else targets != IGNORE
+    share = counted / counted.sum(1, keepdim=True)
     before: Tensor | None = None
     iteration = bind(model, inputs)
     for loop, h, moved in stream_measures(iteration, n_loops):
         logits = iteration.read(h, loop)
         log_p = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         p = log_p.exp()
-        found["_answer"].append(log_p.argmax(-1))
+        series["_answer"].append(log_p.argmax(-1))
         gap = torch.full_like(share, math.nan) if before is None else (p * (log_p - before)).sum(-1)
         per_position = {"confidence": p.amax(-1), "readout_kl": gap.clamp(min=0)}
         per_position |= {"entropy": torch.special.entr(p).sum(-1)}
         per_position |= {name: getattr(moved, name) for name in ("norm", "residual")}
         for name, values in per_position.items():
-            found[name].append(torch.where(asked, values * share, 0).sum(1).float())
-        cosine = moved.cosine.masked_fill(~asked, math.nan)
-        found["cosine"].append(cosine.nanmedian(dim=1).values.float())
+            series[name].append(torch.where(counted, values * share, 0).sum(1).float())
+        cosine = moved.cosine.masked_fill(~counted, math.nan)
+        series["cosine"].append(cosine.nanmedian(dim=1).values.float())
         before = log_p
-    arrays = {name: torch.stack(values) for name, values in found.items()}
+    arrays = {name: torch.stack(values) for name, values in series.items()}
     answers = arrays["_answer"]
-    wanted = answers[-1] if targets is None else targets
-    arrays["exact"] = exact_match(correctness(answers, wanted)).bool()
+    right_answers = answers[-1] if targets is None else targets
+    arrays["exact"] = exact_match(correctness(answers, right_answers)).bool()
     arrays["agreement"] = ((answers == answers[-1]) * share).sum(-1).float()
-    arrays["_want"], arrays["_inputs"] = wanted, inputs
+    arrays["_want"], arrays["_inputs"] = right_answers, inputs
     return arrays
 
 
@@ -280,35 +287,35 @@ def _scores(
 def _sweep(exact: Tensor, scores: list[Tensor], rules: list[StoppingRule]) -> dict[str, np.ndarray]:
     """Every rule with tolerances from one at which none fires to one at which all do."""
     by_loop = exact.double().mean(1)
-    found: dict[str, list[Any]] = defaultdict(list)
+    swept: dict[str, list[Any]] = defaultdict(list)
 
     def stopped(score: Tensor, tolerance: float) -> tuple[float, float, float]:
         loops = first_ready(score, tolerance)
         right = exact.gather(0, loops[None])[0].double().mean()
         return float(right), float(loops.double().mean()), float(by_loop[loops].mean())
 
-    for rule, whole in zip(rules, scores):
-        score = whole.clone()
+    for rule, by_example in zip(rules, scores):
+        score = by_example.clone()
         score[0] = math.inf  # no loop was made
         finite = score[score.isfinite()].double()
         steps = torch.linspace(0, 1, _SWEPT, dtype=torch.float64)
         tolerances = finite.quantile(steps).float().tolist() if len(finite) else [0.0] * _SWEPT
         tolerances = [-math.inf, *tolerances]
         rows = [stopped(score, tolerance) for tolerance in tolerances]
-        found["tolerance"].append(tolerances)
+        swept["tolerance"].append(tolerances)
         for name, values in zip(("swept_exact", "swept_loops", "swept_dealt"), zip(*rows)):
-            found[name].append(values)
+            swept[name].append(values)
         assert rule.tolerance is not None  # checked on entry
         right, loops, _ = stopped(score, rule.tolerance)
-        found["own_exact"].append(right)
-        found["own_loops"].append(loops)
-    return {name: np.asarray(values, dtype=float) for name, values in found.items()}
+        swept["own_exact"].append(right)
+        swept["own_loops"].append(loops)
+    return {name: np.asarray(values, dtype=float) for name, values in swept.items()}
 
 
-def _of_another(answers: Tensor, wanted: Tensor) -> Tensor:
+def _of_another(answers: Tensor, right_answers: Tensor) -> Tensor:
     """Whether the right answer of the next example, where it differs, is read at some loop."""
-    other = wanted.roll(1, 0)
-    mine = (other == wanted).all(1)
+    other = right_answers.roll(1, 0)
+    mine = (other == right_answers).all(1)
     at_some = ((answers[1:] == other) | (other == IGNORE)).all(-1).any(0)
     # The same right answer twice is no other one; then its own being found says nothing.
     return torch.where(mine, math.nan, at_some.double())

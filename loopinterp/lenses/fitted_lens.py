@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 
-from loopinterp.errors import CheckpointError, InputError, check_choice
-from loopinterp.lenses.lens_places import Layer, as_wide
-from loopinterp.short_repr import ShortRepr
-from loopinterp.storage import parse_json_object, read_tensors_and_metadata, write_tensors
+from loopinterp.core.errors import CheckpointError, InputError, check_choice
+from loopinterp.core.storage import parse_json_object, read_tensors_and_metadata, write_tensors
+from loopinterp.core.text import ShortRepr
+from loopinterp.models.iteration import bind, iterate
+from loopinterp.models.protocol import need_hooks
+from loopinterp.models.taps import recording_gradients
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
+
+    from loopinterp.models import LoopedModel
+
 
 FittedKind = Literal["tuned", "jacobian"]
 _HEADER = "loopinterp.lens"
@@ -37,7 +43,7 @@ class FittedLens(ShortRepr):
         kind: "tuned" (:func:`fit_tuned_lens`) or "jacobian" (:func:`fit_jacobian_lens`).
         matrix: A of each place.
         offset: b of each place.
-        places: ``(loop, layer)`` of each, as :mod:`loopinterp.lenses.lens_places` counts them. One
+        places: ``(loop, layer)`` of each, as :mod:`loopinterp.lenses.fitted_lens` counts them. One
             entry :data:`EVERYWHERE` where one map serves all.
         n_loops: Loops of the run whose end it maps to.
         n_layers: Layers of the tied block, where places inside loops are among them; else 0.
@@ -144,7 +150,7 @@ class FittedLens(ShortRepr):
                 expected="a lens that FittedLens.save wrote",
                 given=f"another file ({error})",
                 fix="Fit the lens again, or read a result with "
-                "loopinterp.saved_results.load_result.",
+                "loopinterp.core.results.load_result.",
             ) from error
 
     def to_transformer_lens(self) -> Any:
@@ -170,24 +176,27 @@ class FittedLens(ShortRepr):
         # With layers inside, the state that a loop leaves is the output of no block of its own,
         # and what the last block puts out is the target.
         inside = self.n_layers > 0
-        kept = {
+        matrices = {
             flat: matrix
             for (loop, layer), matrix in zip(self.places, self.matrix)
             if loop > 0 and (layer is not None) == inside
             if (flat := self._flat(loop, layer)) < last
         }
-        if not kept:
+        if not matrices:
             raise InputError(
                 "lens",
                 expected="a place after the first loop, before the last state",
                 given=f"places {self.places}",
                 fix="Fit it for two loops or more.",
             )
-        said = {"n_loops": self.n_loops, "n_layers": self.n_layers, "n_before": self.n_before}
+        layout = {"n_loops": self.n_loops, "n_layers": self.n_layers, "n_before": self.n_before}
         metadata = {"estimator": "jacobian_lens", "target_layer": last}
-        metadata |= {"loopinterp": said, "source": "block outputs" if inside else "states of loops"}
+        metadata |= {
+            "loopinterp": layout,
+            "source": "block outputs" if inside else "states of loops",
+        }
         return JacobianLens(
-            kept, n_prompts=self.n_examples, d_model=self.d_model, metadata=metadata
+            matrices, n_prompts=self.n_examples, d_model=self.d_model, metadata=metadata
         )
 
     @classmethod
@@ -206,7 +215,7 @@ class FittedLens(ShortRepr):
             InputError: If a layer of the lens lies in no loop of such a run.
         """
         per_loop = max(n_layers, 1)
-        found: list[tuple[int, Layer]] = []
+        fitted_at: list[tuple[int, Layer]] = []
         for flat in lens.source_layers:
             loop, layer = divmod(flat - n_before, per_loop)
             if not 0 <= loop < n_loops:
@@ -217,13 +226,13 @@ class FittedLens(ShortRepr):
                     given=f"layer {flat}",
                     fix="Pass the n_loops, n_layers and n_before of the model it was fitted on.",
                 )
-            found.append((loop + 1, layer if n_layers else None))
+            fitted_at.append((loop + 1, layer if n_layers else None))
         matrix = torch.stack([lens.jacobians[flat] for flat in lens.source_layers])
         return cls(
             kind="jacobian",
             matrix=matrix,
             offset=matrix.new_zeros(matrix.shape[:2]),
-            places=found,
+            places=fitted_at,
             n_loops=n_loops,
             n_layers=n_layers,
             n_before=n_before,
@@ -239,3 +248,182 @@ class FittedLens(ShortRepr):
         if self.n_layers and layer is not None:
             return self.n_before + (loop - 1) * self.n_layers + layer
         return self.n_before + loop - 1
+
+
+STATE = "state"
+"""The layer coordinate of the state that a loop leaves."""
+
+Layer = int | None
+
+
+class Place(NamedTuple):
+    """A residual of a run, ``[batch, pos, d_model]``.
+
+    Attributes:
+        loop: Loops made.
+        layer: Layer of the last of them; None for the state after it.
+        residual: What stands there.
+        ended: What the loop leaves if its last layer puts this out: the residual with what comes
+            after the layers (an injection that is added to the output, the loop norm); of a state,
+            the state itself.
+    """
+
+    loop: int
+    layer: Layer
+    residual: Tensor
+    ended: Tensor
+
+
+def places(
+    model: LoopedModel | Any,
+    inputs: Tensor,
+    n_loops: int,
+    *,
+    inside: bool = False,
+    ended: bool = True,
+) -> Iterator[Place]:
+    """The residuals of a run, one loop at a time, in the order in which they are made.
+
+    Args:
+        model: Any looped model.
+        inputs: Its inputs.
+        n_loops: Loops to run.
+        inside: Whether to read after each layer too, which takes a model with hooks.
+        ended: Whether to make :attr:`Place.ended` of layers; else it is the residual again. Of a
+            model that has no ``end_loop(h, e)``, which says it, each takes a loop more.
+
+    Raises:
+        InputError: As :func:`~loopinterp.models.iterate`; if ``inside`` and there are no hooks.
+    """
+    if not inside:
+        for loop, h in iterate(model, inputs, n_loops):
+            yield Place(loop, None, h, h)
+        return
+    hooked = _hooked(model)
+    iteration = bind(model, inputs)  # refuses hooks that are on
+    h, end_loop = iteration.h0, getattr(model, "end_loop", None)
+    yield Place(0, None, h, h)
+    for loop in range(n_loops):
+        layers = layer_hooks(model, loop, n_loops)
+        span = {"n_loops": n_loops, "start_at_loop": loop, "stop_at_loop": loop + 1, "state": h}
+        after, cache = hooked.run_with_cache(
+            inputs, names_filter=layers, return_type="state", **span
+        )
+        for layer, name in enumerate(layers):
+            x = end = cache[name]
+            if name == layers[-1]:
+                end = after
+            elif ended and end_loop is not None:
+                end = end_loop(x, iteration.e)
+            elif ended:
+                end = end_by_hook(model, inputs, x, layers[-1], span)
+            yield Place(loop + 1, layer, x, end)
+        yield Place(loop + 1, None, after, after)
+        h = after
+
+
+def _hooked(model: Any) -> Any:
+    need_hooks(model)
+    return model
+
+
+def layer_hooks(model: Any, loop: int, n_loops: int) -> list[str]:
+    """The hooks after each layer of one loop."""
+    return _listed(model.site("resid_post", loop=loop, n_loops=n_loops))
+
+
+def layers_around(model: Any, section: str) -> list[str]:
+    """The hooks after each layer of prelude or coda in a run of 1 loop; none without hooks."""
+    if not hasattr(model, "site"):
+        return []
+    return _listed(model.site("resid_post", section=section, n_loops=1))
+
+
+def _listed(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else names
+
+
+def end_by_hook(model: Any, inputs: Tensor, x: Tensor, last: str, span: dict[str, Any]) -> Tensor:
+    """What a loop leaves where the hook ``last`` puts out x, of whatever model: by running it."""
+    hooks = [(last, lambda residual, hook: x)]
+    return model.run_with_hooks(inputs, fwd_hooks=hooks, return_type="state", **span)
+
+
+def live_places(
+    model: LoopedModel | Any, inputs: Tensor, n_loops: int, *, inside: bool = False
+) -> tuple[Tensor, dict[tuple[int, Layer], Tensor]]:
+    """The last state of a run, and the residuals before it, all in one graph of derivatives.
+
+    Args:
+        model: As for :func:`places`.
+        inputs: Its inputs.
+        n_loops: Loops to run.
+        inside: As for :func:`places`.
+
+    Returns:
+        The state after ``n_loops``; and at each earlier place the tensor itself that the run went
+        on from, so that the former can be differentiated by it.
+    """
+    recorded: dict[tuple[int, Layer], Tensor] = {}
+    with recording_gradients():
+        iteration = bind(model, inputs)
+        start = iteration.h0.detach().clone().requires_grad_()
+        if not inside:
+            for loop, h in iteration.run(n_loops, state=start, start_at_loop=0):
+                recorded[loop, None] = h
+            return recorded.pop((n_loops, None)), recorded
+        hooked = _hooked(model)
+
+        def keep(place: tuple[int, Layer]) -> Callable[..., None]:
+            def hook(x: Tensor, hook: Any) -> None:
+                recorded[place] = x
+
+            return hook
+
+        hooks: list[tuple[str, Any]] = []
+        for loop in range(n_loops):
+            names = layer_hooks(model, loop, n_loops)
+            hooks += [(name, keep((loop + 1, layer))) for layer, name in enumerate(names)]
+            state = hooked.site("hook_state_post", loop=loop, n_loops=n_loops)
+            hooks.append((state, keep((loop + 1, None))))
+        end = hooked.run_with_hooks(
+            inputs, n_loops=n_loops, state=start, fwd_hooks=hooks, return_type="state"
+        )
+    del recorded[n_loops, None]
+    return end, {(0, None): start, **recorded}
+
+
+def readout_without_coda(
+    model: LoopedModel | Any, inputs: Tensor
+) -> Callable[[Tensor], Tensor] | None:
+    """What a model reads where its coda is left out; None if it has none.
+
+    Final norm and unembedding, by a run of no loop in which the last layer of the coda puts out
+    what is to be read. What has the four methods alone shows one readout, whatever is in it.
+    """
+    hooked: Any = model
+    coda = layers_around(model, "coda")
+    if not coda:
+        return None
+    name = coda[-1]
+
+    def read(h: Tensor) -> Tensor:
+        hooks = [(name, lambda residual, hook: h)]
+        return hooked.run_with_hooks(inputs, n_loops=1, start_at_loop=1, state=h, fwd_hooks=hooks)
+
+    return read
+
+
+def as_wide(x: Tensor, width: int) -> Tensor:
+    """A residual with zeros behind it, where a layer is narrower than the state of several parts.
+
+    Example:
+        >>> as_wide(torch.ones(1, 2), 3)
+        tensor([[1., 1., 0.]])
+    """
+    return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
+
+
+def layer_label(layer: Layer) -> str:
+    """A layer as a coordinate of a result: "layer 0", or :data:`STATE`."""
+    return STATE if layer is None else f"layer {layer}"

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from loopinterp.dynamics.state_trajectories import gather
-from loopinterp.errors import InputError, check_integer
-from loopinterp.lenses.chosen_lens import check_lens, fitted_lens, loops_of_lens, of_other_weights
-from loopinterp.lenses.lens_readings import LensReader, baselines
-from loopinterp.models.looped_model import need_hooks, need_model
-from loopinterp.models.model_description import describe_model
-from loopinterp.results import Result, study
-from loopinterp.study_examples import examples_for, inputs_and_loops, need_loops
-from loopinterp.tasks.task import Batch
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.dynamics.measures import stable_from
+from loopinterp.dynamics.runs import chunks, gather
+from loopinterp.lenses.fitted_lens import (
+    Place,
+    layer_label,
+    layers_around,
+    places,
+    readout_without_coda,
+)
+from loopinterp.lenses.lens_fits import check_lens, fitted_lens, loops_of_lens, of_other_weights
+from loopinterp.models.iteration import bind
+from loopinterp.models.protocol import describe_model, device_of, need_hooks, need_model
+from loopinterp.models.study_examples import examples_for, inputs_and_loops, need_loops
+from loopinterp.tasks.task import IGNORE, Batch
 
 if TYPE_CHECKING:
     import xarray as xr
-    from jaxtyping import Int
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.lenses.chosen_lens import LensName
     from loopinterp.lenses.fitted_lens import FittedLens
+    from loopinterp.lenses.lens_fits import LensName
     from loopinterp.models import LoopedModel
     from loopinterp.tasks.task import Task
+
 
 _CELL = "loop layer batch pos"
 
@@ -163,7 +173,7 @@ def lens_study(
             the model, or nothing is asked at any position that is read.
 
     Example:
-        >>> from loopinterp.rasp import compile_program
+        >>> from loopinterp.programs import compile_program
         >>> from loopinterp.tasks import Addition
         >>> model = compile_program("ripple", max_length=6).model
         >>> result = lens_study(model, Addition(), lens="coda", n=5, batch_size=32)
@@ -173,7 +183,7 @@ def lens_study(
     need_model(model)
     name = check_lens(lens)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    inputs, targets, n_loops = _inputs(model, data, n_loops, lens, drawn)
+    inputs, targets, n_loops = _lens_inputs(model, data, n_loops, lens, drawn)
     if inside:
         need_hooks(model)
     n_pos = inputs.shape[1]
@@ -195,17 +205,17 @@ def lens_study(
         fitted = fitted_lens(lens, model, data, fit_on=fit_on, n=n, **how)
         reader = LensReader(model, name, fitted, n_loops, inside, chosen, seed)
         run = reader.parts(inputs, targets)
-        wanted = torch.cat([part["wanted"] for part in run])
-        if not bool((wanted >= 0).any(1).all()):
+        target_class = torch.cat([part["wanted"] for part in run])
+        if not bool((target_class >= 0).any(1).all()):
             raise InputError(
                 "data",
                 expected="an answer to be asked for at some position of each example that is read",
-                given=f"none in {int((wanted < 0).all(1).sum())} of {len(wanted)} examples",
+                given=f"none in {int((target_class < 0).all(1).sum())} of {len(inputs)} examples",
                 fix="Leave positions= out, or pass inputs alone to read what the model ends with.",
             )
         controls = baselines(run)
         if expected is not None:
-            controls["expected_top"] = _expected_top(run, wanted, expected, chosen)
+            controls["expected_top"] = _expected_top(run, target_class, expected, chosen)
         coords: dict[str, Any] = {
             "loop": range(n_loops + 1),
             "layer": reader.layers,
@@ -228,7 +238,7 @@ def lens_study(
 
 
 def _expected_top(
-    run: list[dict[str, Tensor]], wanted: Tensor, expected: Tensor, chosen: list[int]
+    run: list[dict[str, Tensor]], target_class: Tensor, expected: Tensor, chosen: list[int]
 ) -> Tensor:
     """Share of the asked positions whose state is read as the expected class, [loop]."""
     answer = torch.cat([part["answer"][:, -1] for part in run], dim=1)  # [loop, batch, pos]
@@ -242,12 +252,12 @@ def _expected_top(
             fix="Trace the program on the same inputs, over as many loops.",
         )
     wish = expected.to(answer.device)[:, :, chosen]
-    decided = (wish >= 0) & (wanted >= 0)
+    decided = (wish >= 0) & (target_class >= 0)
     # Of no decided position the share is 0 / 0: NaN, nothing is known of that loop.
     return ((answer == wish) & decided).sum((1, 2)) / decided.sum((1, 2))
 
 
-def _inputs(
+def _lens_inputs(
     model: Any, data: Any, n_loops: int | None, lens: LensName | FittedLens, drawn: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None, int]:
     """Inputs, what is right if that is known, and loops."""
@@ -259,12 +269,249 @@ def _inputs(
     batch = examples_for(model, data, **drawn)
     if n_loops is None:
         need_loops(model)
-        if len(own := batch.n_loops.unique().tolist()) != 1:
+        if len(loops := batch.n_loops.unique().tolist()) != 1:
             raise InputError(
                 "data",
                 expected="examples that are asked for after one number of loops",
-                given=f"examples asked for after {own} loops",
+                given=f"examples asked for after {loops} loops",
                 fix="Sample them with one n, or pass n_loops.",
             )
-        n_loops = own[0]
+        n_loops = loops[0]
     return batch.inputs, batch.targets, check_integer("n_loops", n_loops, least=1)
+
+
+_TRANSFERRED = 8
+"""Loops of which each reads with the map of each other."""
+
+_SHUFFLES = 4
+"""One may by chance read what another does not."""
+
+
+class PlaceReader:
+    """What a lens reads at the places of a run over one input: logits ``[batch, pos, class]``.
+
+    Args:
+        model: The model.
+        inputs: What it runs on.
+        name: "logit", "coda", "tuned" or "jacobian".
+        fitted: The lens, where it is one of the last two.
+    """
+
+    def __init__(
+        self, model: Any, inputs: Tensor, name: str, fitted: FittedLens | None = None
+    ) -> None:
+        self.iteration, self._name, self._fitted = bind(model, inputs), name, fitted
+        self.own = self.iteration.readout
+        self.plain = readout_without_coda(model, inputs) or self.own
+
+    @property
+    def reads_layers(self) -> bool:
+        """Whether it reads within loops too: a fitted lens has to have maps for that."""
+        lens = self._fitted
+        return lens is None or lens.shared or lens.n_layers > 0
+
+    def read(self, h: Tensor, loop: int) -> Tensor:
+        """The reading of the state after some loop.
+
+        Raises:
+            InputError: If the logits of a finite state are not finite.
+        """
+        if self._name == "coda":
+            return self.iteration.read(h, loop)
+        return self.at(Place(loop, None, h, h))
+
+    def at(self, place: Place) -> Tensor:
+        """The reading of a place."""
+        if self._fitted is None:
+            return (self.plain if self._name == "logit" else self.own)(place.ended)
+        h = place.ended if self._fitted.kind == "tuned" else place.residual
+        return self.own(self._fitted.transport(h, place.loop, place.layer))
+
+
+class LensReader:
+    """Reads the places of a run through a lens and its controls.
+
+    Args:
+        model: The model.
+        name: "logit", "coda", "tuned" or "jacobian".
+        fitted: The lens, where it is one of the last two.
+        n_loops: Loops of the run.
+        inside: Whether layers are read too.
+        positions: Positions that are read.
+        seed: Seed of the shuffles.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        fitted: FittedLens | None,
+        n_loops: int,
+        inside: bool,
+        positions: list[int],
+        seed: int,
+    ) -> None:
+        self.model, self.name, self.fitted, self.seed = model, name, fitted, seed
+        self.n_loops, self.inside, self.positions = n_loops, inside, positions
+        self.has_coda = bool(layers_around(model, "coda"))
+        controls = ["plain"] if fitted is not None or self.has_coda else []
+        if name == "logit" and self.has_coda:
+            controls = ["coda"]
+        self.readings = ["lens", *controls, "shuffled"]
+        self.layers = [layer_label(None)]
+        self.transferred: list[int] = []
+        if fitted is not None and not fitted.shared:
+            some = torch.linspace(0, n_loops, min(_TRANSFERRED, n_loops + 1)).round().int()
+            self.transferred = some.tolist()
+
+    def parts(self, inputs: Tensor, targets: Tensor | None) -> list[dict[str, Tensor]]:
+        """The arrays of each part of a batch."""
+        first_loop = list(places(self.model, inputs[:1], 1, inside=self.inside))
+        self.layers = [layer_label(place.layer) for place in first_loop[1:]]
+        size = first_loop[0].residual
+        logits = bind(self.model, inputs[:1]).readout(size)
+        each = (size.numel() * len(self.layers) * (self.n_loops + 1) + 8 * logits.numel()) * 4
+        rows = list(chunks(len(inputs), each))
+        device = device_of(self.model)
+        part_targets = [None if targets is None else targets[part].to(device) for part in rows]
+        return [self._part(inputs[part], t) for part, t in zip(track(rows, "lens"), part_targets)]
+
+    def _part(self, inputs: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
+        run = list(places(self.model, inputs, self.n_loops, inside=self.inside))
+        lens = PlaceReader(self.model, inputs, self.name, self.fitted)
+        log_p = self._chosen(_log(lens.iteration.read(run[-1].residual, self.n_loops)))
+        if targets is None:
+            target_class = log_p.argmax(-1)
+        else:
+            targets = self._chosen(targets[..., None])[..., 0]
+            target_class = targets.where(targets != IGNORE, -1)
+            n_classes = log_p.shape[-1]
+            if int(target_class.max()) >= n_classes:
+                raise InputError(
+                    "data",
+                    expected=f"right answers among the model's {n_classes} classes",
+                    given=f"class {int(target_class.max())}",
+                    fix="Pass the model's own task, or inputs alone.",
+                )
+        has_target = target_class >= 0
+        share = has_target / has_target.sum(1, keepdim=True).clamp(min=1)
+        orders = self._shuffles(run[0].residual)
+        measured: dict[str, list[Tensor]] = defaultdict(list)
+        readings: dict[str, list[Tensor]] = defaultdict(list)
+        for place in run:
+            log_q = self._chosen(_log(lens.at(place)))
+            for name, values in measures(log_p, log_q, target_class).items():
+                measured[name].append(values)
+            others = (lens.own(place.ended), lens.plain(place.ended))
+            full_readout, plain = (self._chosen(_log(logits)) for logits in others)
+            turned = (_shuffled(place, order) for order in orders)
+            shuffled = [self._chosen(_log(lens.at(one))) for one in turned]
+            read = {"lens": [log_q], "plain": [plain], "coda": [full_readout], "shuffled": shuffled}
+            for reading in self.readings:
+                gaps = [(divergence(log_p, one) * share).sum(1) for one in read[reading]]
+                tops = [((one.argmax(-1) == target_class) * share).sum(1) for one in read[reading]]
+                readings["reading_kl"].append(torch.stack(gaps).mean(0))
+                readings["reading_top"].append(torch.stack(tops).mean(0))
+        arrays = {k: self._laid_out(torch.stack(v)) for k, v in measured.items()}
+        for name, values in readings.items():
+            by_reading = torch.stack(values).unflatten(0, (len(run), len(self.readings)))
+            arrays[name] = torch.stack([self._laid_out(x) for x in by_reading.unbind(1)])
+        answers = arrays["answer"][:, -1]
+        arrays |= {"wanted": target_class, "flips": (answers[2:] != answers[1:-1]).sum(0)}
+        arrays["settled"] = (
+            1 + stable_from(answers[1:]) if self.n_loops > 1 else torch.ones_like(target_class)
+        )
+        if self.transferred:
+            arrays["transfer_kl"] = self._transfer(run, lens.own, log_p, share)
+        p = log_p.exp() * share[..., None]
+        arrays["_mean"], arrays["_negentropy"] = p.sum(1), (p * log_p).nan_to_num().sum((1, 2))
+        return arrays
+
+    def _shuffles(self, like: Tensor) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        orders = (torch.randperm(like.shape[-1], generator=generator) for _ in range(_SHUFFLES))
+        return [order.to(like.device) for order in orders]
+
+    def _transfer(
+        self,
+        run: list[Place],
+        readout: Callable[[Tensor], Tensor],
+        log_p: Tensor,
+        share: Tensor,
+    ) -> Tensor:
+        assert self.fitted is not None
+        states = {place.loop: place.residual for place in run if place.layer is None}
+        rows = []
+        for translator in self.transferred:
+            for applied in self.transferred:
+                moved = self.fitted.transport(states[applied], translator)
+                gap = divergence(log_p, self._chosen(_log(readout(moved))))
+                rows.append((gap * share).sum(1))
+        return torch.stack(rows).unflatten(0, (len(self.transferred),) * 2)
+
+    def _laid_out(self, values: Tensor) -> Tensor:
+        """Values of all places as [loop, layer, …], with nothing where loop 0 has no layers."""
+        n = len(self.layers)
+        empty = -1 if not values.is_floating_point() else torch.nan
+        before = torch.full_like(values[:1].expand(n - 1, *values.shape[1:]), empty)
+        return torch.cat([before, values]).unflatten(0, (self.n_loops + 1, n))
+
+    def _chosen(self, x: Tensor) -> Tensor:
+        return x if self.positions == [*range(x.shape[1])] else x[:, self.positions]
+
+
+def _shuffled(place: Place, order: Tensor) -> Place:
+    # A layer may be narrower than the state, and then has the order of its own components.
+    within = order[order < place.residual.shape[-1]]
+    return place._replace(residual=place.residual[..., within], ended=place.ended[..., order])
+
+
+def _log(logits: Tensor) -> Tensor:
+    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
+def divergence(
+    log_p: Float[Tensor, "*at d_vocab_out"], log_q: Float[Tensor, "*at d_vocab_out"]
+) -> Float[Tensor, "*at"]:
+    r""":math:`\mathrm{KL}(p \| q)` in nats, of log-probabilities."""
+    terms = log_p.exp() * (log_p - log_q)
+    return torch.where(log_p == -torch.inf, 0, terms).sum(-1).clamp(min=0)
+
+
+def measures(
+    log_p: Float[Tensor, "batch pos d_vocab_out"],
+    log_q: Float[Tensor, "batch pos d_vocab_out"],
+    target_class: Int[Tensor, "batch pos"],
+) -> dict[str, Tensor]:
+    """What a reading q says of the wanted class, and how far it is from p, at each position.
+
+    Example:
+        >>> log_q = torch.tensor([[[0.5, 0.25, 0.25]]]).log()
+        >>> found = measures(log_q, log_q, torch.tensor([[1]]))
+        >>> found["rank"].item(), found["probability"].item(), found["kl"].item()
+        (2, 0.25, 0.0)
+    """
+    target_log_q = log_q.gather(-1, target_class.clamp(min=0)[..., None])
+    has_target: Bool[Tensor, "batch pos"] = target_class >= 0
+    return {
+        "answer": log_q.argmax(-1).int(),
+        "rank": (1 + (log_q > target_log_q).sum(-1)).where(has_target, -1).int(),
+        "probability": target_log_q[..., 0].exp().float().masked_fill(~has_target, torch.nan),
+        "entropy": torch.special.entr(log_q.exp()).sum(-1).float(),
+        "kl": divergence(log_p, log_q).float(),
+    }
+
+
+def baselines(run: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """What one distribution for all, and one class for all, come to in each example."""
+    mean_p, negentropy, target_class = (
+        torch.cat([part[name] for part in run]) for name in ("_mean", "_negentropy", "wanted")
+    )
+    mean = mean_p.mean(0)
+    common = mean.log().clamp(min=-1e4)
+    counts = torch.bincount(target_class[target_class >= 0], minlength=2)
+    n_targets = (target_class >= 0).sum(1).clamp(min=1)
+    return {
+        "unigram_kl": (negentropy - mean_p @ common).clamp(min=0),
+        "majority_top": (target_class == counts.argmax()).sum(1) / n_targets,
+    }

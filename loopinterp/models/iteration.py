@@ -1,24 +1,184 @@
-"""Stepping a looped model: the one loop that every study shares."""
+"""Stepping a looped model that is bound to its input, and whether it repeats itself."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError, check_integer
-from loopinterp.models.looped_model import bind
+from loopinterp.core.errors import MOST_LOOPS, InputError, check_integer
+from loopinterp.core.progress import track
+from loopinterp.core.text import ShortRepr
+from loopinterp.models.protocol import CheckedModel, declared, need_model
 from loopinterp.models.run_inputs import need_examples
-from loopinterp.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-    from loopinterp.models.looped_model import LoopedModel
+    from loopinterp.models.protocol import LoopedModel
+
+
+@dataclass(frozen=True, repr=False)
+class Iteration(ShortRepr):
+    """A looped model bound to one input: ``h -> step(h)``, and the state it starts from.
+
+    Attributes:
+        e: The injected input.
+        h0: The state before the first loop.
+        advance: One loop, ``(h, e, context) -> h``; that of a ``LoopedTransformer`` takes taps too.
+        readout: Logits read from a state.
+        context: What a loop knows of the input beyond ``e``; its ``select`` gives that of some
+            examples. None if there is nothing.
+        takes_loop: Whether ``advance`` takes the index of the loop too, as ``loop=``.
+    """
+
+    e: Float[Tensor, "batch pos d_model"]
+    h0: Float[Tensor, "batch pos d_model"]
+    advance: Callable[..., Tensor]
+    readout: Callable[[Tensor], Tensor]
+    context: Any = None
+    takes_loop: bool = False
+
+    def step(
+        self, h: Float[Tensor, "batch pos d_model"], loop: int | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """One loop.
+
+        Args:
+            h: The state before it.
+            loop: Its index, from 0 on. Needed where the model's step takes it.
+
+        Raises:
+            InputError: If the model's step takes the index, and none is given.
+        """
+        return self.advance(h, self.e, self.context, **self.index(loop))
+
+    def step_each(
+        self, h: Float[Tensor, "batch pos d_model"], loop: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """One loop of examples that are not all at the same one."""
+        if not self.takes_loop:
+            return self.step(h)
+        # The examples at each loop go together, and are put back in their order afterwards.
+        rows = [(loop == t).nonzero().flatten() for t in loop.unique()]
+        parts = [self.select(some).step(h[some], int(loop[some[0]])) for some in rows]
+        return torch.cat(parts)[torch.cat(rows).argsort()]
+
+    def index(self, loop: int | None) -> dict[str, int]:
+        """The loop's index as an argument of ``advance``; nothing, where it does not take it."""
+        return {"loop": loop} if self.takes_loop and loop is not None else {}
+
+    def at(self, loop: int) -> Iteration:
+        """The iteration of the map that the model applies at one loop, whatever its index later.
+
+        Fixed points, spectra and exponents are those of one map. Of a step that takes the loop's
+        index, study those of ``bind(model, inputs).at(loop)``.
+        """
+        check_integer("loop", loop, least=0)
+        if not self.takes_loop:
+            return self
+        return replace(self, advance=partial(self.advance, loop=loop), takes_loop=False)
+
+    def select(self, rows: Tensor | slice) -> Iteration:
+        """The iteration of some examples of the batch."""
+        context = None if self.context is None else self.context.select(rows)
+        return replace(self, e=self.e[rows], h0=self.h0[rows], context=context)
+
+    def run(
+        self,
+        n_loops: int,
+        *,
+        state: Float[Tensor, "batch pos d_model"] | None = None,
+        start_at_loop: int | None = None,
+        may_diverge: bool = False,
+    ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"]]]:
+        """The states after 0, 1, … ``n_loops`` loops; see :func:`~loopinterp.models.iterate`.
+
+        With ``may_diverge``, states may leave the finite numbers after the first loop.
+        """
+        check_integer("n_loops", n_loops, least=0, far=MOST_LOOPS)
+        if start_at_loop is None and state is not None and self.takes_loop:
+            raise InputError(
+                "start_at_loop",
+                expected="the index of the first loop to make, as the model's step depends on it",
+                given="a state alone",
+                fix="Pass start_at_loop=t with the state after t loops.",
+            )
+        first = check_integer("start_at_loop", start_at_loop or 0, least=0)
+        return self._states(n_loops, self.h0 if state is None else state, first, may_diverge)
+
+    def _states(
+        self, n_loops: int, h: Tensor, first: int, may_diverge: bool
+    ) -> Iterator[tuple[int, Tensor]]:
+        for loop in range(n_loops + 1):
+            h = self.step(h, first + loop - 1) if loop else h
+            if loop < 2 or not may_diverge:
+                _check_finite(h, "state", loop)
+            yield loop, h
+
+    def read(
+        self, h: Float[Tensor, "batch pos d_model"], loop: int
+    ) -> Float[Tensor, "batch pos d_vocab_out"]:
+        """The readout of the state after some loop.
+
+        Raises:
+            InputError: If the logits of a finite state are not finite.
+        """
+        logits = self.readout(h)
+        _check_finite(logits, "logits", loop, state=h)
+        return logits
+
+
+def _check_finite(values: Tensor, what: str, loop: int, *, state: Tensor | None = None) -> None:
+    """Raise at the first example whose values are not finite, though its state is."""
+    # One sum shows that all are finite; where gradients are wanted, training looks at the loss.
+    if values.requires_grad or values.sum().isfinite():
+        return
+    bad = ~values.isfinite().flatten(1).all(1)
+    if state is not None:
+        bad &= state.isfinite().flatten(1).all(1)
+    if bad.any():
+        raise InputError(
+            f"{what} after loop {loop}",
+            expected="finite numbers",
+            given=f"NaN or infinity in {int(bad.sum())} of {len(bad)} examples, "
+            f"first in example {int(bad.nonzero()[0])}",
+            fix="Check the model's weights and its inputs; mask logits with a large negative "
+            "number, not with -inf.",
+        )
+
+
+def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
+    """Bind a model to its input, so that a solver sees a plain map ``h -> h'``.
+
+    A model whose step depends on the tokens beyond ``e`` (abacus positions on queries and keys)
+    has a ``bind`` of its own, which is used.
+
+    Raises:
+        InputError: If the model is none, or there is no example; if one of its methods, now or
+            later, returns anything but floats ``[batch, pos, …]``, or writes into its arguments.
+        HookError: If hooks are on, which the steps would go past.
+    """
+    need_model(model)
+    need_examples(inputs)
+    own_bind = getattr(model, "bind", None)
+    if own_bind is not None:
+        return own_bind(inputs)
+    checked = CheckedModel(model)
+    e = checked.embed(inputs)
+    return Iteration(
+        e,
+        checked.initial_state(e),
+        advance=lambda h, e, _, loop=None: checked.step(h, e, loop),
+        readout=checked.readout,
+        takes_loop=checked.takes_loop,
+    )
 
 
 def iterate(
@@ -70,7 +230,7 @@ def states_at(
     """States after given numbers of loops, and the embedding, at given places only.
 
     Args:
-        model: Any looped model; no gradients are kept.
+        model: Any looped model; it is run without gradients.
         inputs: Its inputs, on its device.
         row: Row of ``inputs`` of each place.
         pos: Position of each place.
@@ -83,7 +243,7 @@ def states_at(
     Raises:
         InputError: If the loops do not increase, there are no inputs, or no such row.
     """
-    wanted = {loop: at for at, loop in enumerate(check_increasing(loops))}
+    index_of = {loop: index for index, loop in enumerate(check_increasing(loops))}
     need_examples(inputs)
     if row.numel():
         for end in (int(row.min()), int(row.max())):
@@ -91,16 +251,17 @@ def states_at(
     states: Tensor | None = None
     embedding: Tensor | None = None
     for start in track(range(0, len(inputs), batch_size), "run"):
+        # The places of this batch of inputs, by row and position within it.
         here = (row >= start) & (row < start + batch_size)
         r, p = row[here] - start, pos[here]
         bound = bind(model, inputs[start : start + batch_size])
         if states is None or embedding is None:
-            states = bound.h0.new_empty(len(wanted), *row.shape, bound.h0.shape[-1])
+            states = bound.h0.new_empty(len(index_of), *row.shape, bound.h0.shape[-1])
             embedding = bound.e.new_empty(*row.shape, bound.e.shape[-1])
         embedding[here] = bound.e[r, p]
-        for loop, h in bound.run(max(wanted)):
-            if loop in wanted:
-                states[wanted[loop], here] = h[r, p]
+        for loop, h in bound.run(max(index_of)):
+            if loop in index_of:
+                states[index_of[loop], here] = h[r, p]
     assert states is not None and embedding is not None
     return states, embedding
 
@@ -110,10 +271,94 @@ def check_increasing(loops: Sequence[int], *, most: int | None = None) -> list[i
     fix = f"Pass e.g. loops=range(0, {37 if most is None else most + 1})."
     steps = [check_integer("loops", loop, least=0, most=most, fix=fix) for loop in loops]
     if not steps or any(b <= a for a, b in pairwise(steps)):
-        raise InputError(
-            "loops",
-            expected="numbers of loops, increasing, 0 or more",
-            given=reprlib.repr(steps),
-            fix=fix,
-        )
+        expected = "numbers of loops, increasing, 0 or more"
+        raise InputError("loops", expected=expected, given=reprlib.repr(steps), fix=fix)
     return steps
+
+
+# Repeatability
+
+# Units of rounding by which two runs of one computation may differ, as on GPUs; else 4.
+_ROUNDING = {torch.float32: 64, torch.float64: 64}
+
+# So many times as far may a run be rounded otherwise where other examples are beside it.
+_BESIDE_OTHERS = 8
+
+# A channel that is smaller than this share of the largest counts as one of that size.
+_QUIET = 1e-3
+
+# Loops that are run and then repeated, the last first.
+_LOOPS = 8
+
+
+@torch.no_grad()
+def need_repeatable(model: Any, inputs: Tensor) -> None:
+    """Raise if a method of a model is no function of its arguments, on some of the inputs.
+
+    Studies run a model again and again from kept states, in batches of any make. A model that
+    counts its calls, keeps a state from call to call, draws by chance or reads the other examples
+    gives them numbers of another model. Embedding and start are made twice. Eight loops are run,
+    and each is repeated from its kept state, the last first, after the model was bound to another
+    input; so is the readout. Then one example is compared with itself beside another one. Models
+    that are declared ``repeatable``, as a ``LoopedTransformer`` and adapters are, are not tried.
+
+    Raises:
+        InputError: If one of the four methods differs by more than rounding; it names the method.
+    """
+    if declared(model, "repeatable") or not len(inputs):
+        return
+    inner = model
+    while (wrapped := declared(inner, "wrapped")) is not None:
+        inner = wrapped
+    one = inputs[:1]
+    unlike = int((inputs != one).flatten(1).sum(1).argmax())
+    other = inputs[unlike : unlike + 1] if unlike else inputs.flip(1)
+    first, again = (bind(model, one) for _ in range(2))
+    _compare(inner, "embed", first.e, again.e)
+    _compare(inner, "initial_state", first.h0, again.h0)
+    only = first.at(0)  # a table of timing signals may hold one loop alone
+    states = [first.h0]
+    for _ in range(_LOOPS):
+        states.append(only.step(states[-1]))
+    logits = first.readout(states[1])
+    first.readout(states[-1])
+    bound_other = bind(model, other)
+    other_state = bound_other.at(0).step(bound_other.h0)
+    other_logits = bound_other.readout(other_state)
+    for before, after in reversed([*pairwise(states)]):
+        _compare(inner, "step", after, only.step(before))
+    _compare(inner, "readout", logits, first.readout(states[1]))
+    both = bind(model, torch.cat([one, other]))
+    state_of_both = both.at(0).step(both.h0)
+    for name, one_by_one, part in (
+        ("embed", (first.e, bound_other.e), both.e),
+        ("initial_state", (first.h0, bound_other.h0), both.h0),
+        ("step", (states[1], other_state), state_of_both),
+        ("readout", (logits, other_logits), both.readout(state_of_both)),
+    ):
+        _compare(inner, name, torch.cat(one_by_one), part, times=_BESIDE_OTHERS)
+
+
+def _compare(model: Any, name: str, first: Tensor, again: Tensor, times: int = 1) -> None:
+    difference = "another shape"
+    if first.shape == again.shape:
+        units = times * _ROUNDING.get(first.dtype, 4) * torch.finfo(first.dtype).eps
+        # Rounding goes with the size of a channel: one that is large hides no other.
+        size = first.abs().masked_fill(~first.isfinite(), 0).flatten(0, -2).amax(0)
+        gap = (first - again).abs()
+        alike = gap <= units * size.clamp(min=_QUIET * float(size.max()))
+        same = (first == again) | (first.isnan() & again.isnan())
+        if bool((alike | same).all()):
+            return
+        difference = f"values that differ by up to {float(gap.nan_to_num().max()):.2g}"
+    in_batch = times > 1
+    raise InputError(
+        f"{name} of {type(model).__name__}",
+        expected="the same whenever it is given the same"
+        + ", whatever stands beside it" * in_batch,
+        given=f"{difference} " + ("beside another example" if in_batch else "at a repeated call"),
+        fix="Call .eval() first, and draw nothing by chance; where a start is random, draw that of "
+        "each example by itself from a seed of its own, in initial_state. A step that counts its "
+        "loops takes their index instead: def step(self, h, e, loop). Keep nothing from call to "
+        "call, and let no example depend on the others.",
+    )

@@ -1,32 +1,136 @@
-"""Run a looped model until a stopping rule is content with each example."""
+"""Run a looped model until a stopping rule is met by each example, and what a rule sees of it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
-from loopinterp.errors import InputError, check_integer
-from loopinterp.models.looped_model import bind
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.text import ShortRepr
+from loopinterp.models.iteration import Iteration, bind
 from loopinterp.models.run_inputs import check_ends, check_logits
-from loopinterp.models.stopping_rules import LoopView
-from loopinterp.short_repr import ShortRepr
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.models.looped_model import Iteration, LoopedModel
-    from loopinterp.models.stopping_rules import StoppingRule
+    from loopinterp.models.protocol import LoopedModel
+
+
+@dataclass(frozen=True, repr=False)
+class LoopView(ShortRepr):
+    """What a rule sees after ``loop`` loops.
+
+    Attributes:
+        loop: Loops done; 0 is the initial state.
+        state: h_t of the examples that still run.
+        mask: Positions that count.
+        n_loops: T(n) of each example, where it is known.
+        read: The model's readout; :attr:`logits` calls it once, and only if a rule asks.
+        previous: The same examples one loop earlier; None at loop 0.
+        past: How many earlier loops are remembered, one behind the other.
+        notes: What a rule writes down of each example, to find it in :attr:`previous` next time.
+    """
+
+    loop: int
+    state: Float[Tensor, "batch pos d_model"]
+    mask: Bool[Tensor, "batch pos"]
+    n_loops: Int[Tensor, " batch"] | None
+    read: Callable[[Tensor], Tensor]
+    previous: LoopView | None
+    past: int = 1
+    notes: dict[Any, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def logits(self) -> Float[Tensor, "batch pos d_vocab_out"]:
+        """The readout of the state."""
+        return self.read(self.state)
+
+    @cached_property
+    def answers(self) -> Int[Tensor, "batch pos"]:
+        """The most probable class at each position."""
+        return self.logits.argmax(-1)
+
+    @cached_property
+    def log_probs(self) -> Float[Tensor, "batch pos d_vocab_out"]:
+        """Log-probabilities of the readout, at least float32."""
+        dtype = torch.promote_types(self.logits.dtype, torch.float32)
+        return self.logits.log_softmax(-1, dtype=dtype)
+
+    def next(self, state: Float[Tensor, "batch pos d_model"]) -> LoopView:
+        """The view one loop on, which remembers this one and ``past - 1`` before it."""
+        before = self._remembering(self.past)
+        return replace(self, loop=self.loop + 1, state=state, previous=before, notes={})
+
+    def _remembering(self, past: int) -> LoopView:
+        """The view, with this and the loops before it: ``past`` in all."""
+        before = self.previous._remembering(past - 1) if self.previous and past > 1 else None
+        return self._copy(lambda readout: readout, previous=before)
+
+    def select(self, rows: Bool[Tensor, " batch"]) -> LoopView:
+        """The view of some examples; readouts that were computed stay."""
+        return self._copy(
+            lambda readout: readout[rows],
+            state=self.state[rows],
+            mask=self.mask[rows],
+            n_loops=None if self.n_loops is None else self.n_loops[rows],
+            previous=self.previous.select(rows) if self.previous and self.past > 1 else None,
+        )
+
+    def _copy(self, change: Callable[[Tensor], Tensor], **fields: Any) -> LoopView:
+        notes = {rule: change(note) for rule, note in self.notes.items()}
+        other = replace(self, **fields, notes=notes)
+        for name in vars(self).keys() & {"logits", "answers", "log_probs"}:
+            vars(other)[name] = change(vars(self)[name])
+        return other
+
+    def updates(self) -> Iterator[tuple[LoopView, Float[Tensor, "batch pos d_model"]]]:
+        """The views that are remembered with ``D_t = h_t - h_{t-1}``, the last loop first."""
+        view = self
+        while view.previous is not None:
+            yield view, (view.state - view.previous.state).float()
+            view = view.previous
+
+    def worst(self, per_position: Float[Tensor, "batch pos"]) -> Float[Tensor, " batch"]:
+        """The largest value over the positions that count."""
+        return per_position.masked_fill(~self.mask, -math.inf).amax(-1)
+
+    def constant(self, value: float) -> Float[Tensor, " batch"]:
+        """The same score for every example."""
+        return torch.full(
+            (self.state.shape[0],), value, dtype=torch.float32, device=self.state.device
+        )
+
+
+@runtime_checkable
+class StoppingRule(Protocol):
+    """A score per example and loop, and when it is low enough.
+
+    A rule that looks back further than one loop says how far, in an attribute ``past``.
+    """
+
+    @property
+    def tolerance(self) -> float | None:
+        """Stop at the first score at or below it; None for an offline rule."""
+        ...
+
+    def horizon(self, max_loops: int | None, n_loops: Int[Tensor, " batch"] | None) -> int:
+        """The last loop worth running, given the caller's limit and T(n)."""
+        ...
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """Lower is readier to stop."""
+        ...
 
 
 @dataclass(frozen=True, repr=False)
 class Stopped(ShortRepr):
-    """Where each example stopped, and what the model held and said there.
+    """Where each example stopped, with its state and logits there.
 
     Attributes:
         loop: Loops run when it stopped.
@@ -67,12 +171,12 @@ def run_until(
         n_loops: T(n) of each example, for :class:`Oracle`.
 
     Raises:
-        InputError: If there is no limit to the loops, a shape or dtype is wrong, or what an
-            example answers where it stops is NaN.
+        InputError: If there is no limit to the loops, a shape or dtype is wrong, or the answer of
+            an example where it stops is NaN.
 
     Example:
         >>> from types import SimpleNamespace
-        >>> from loopinterp.models.settling_rules import ResidualBelow
+        >>> from loopinterp.models import ResidualBelow
         >>> halve = SimpleNamespace(
         ...     embed=lambda x: x, initial_state=torch.ones_like, readout=lambda h: h,
         ...     step=lambda h, e: (h + e) / 2)   # h_t = e + (1 - e) / 2**t
@@ -81,17 +185,10 @@ def run_until(
     """
     if max_loops is not None:
         check_integer("max_loops", max_loops, least=0)
-    iteration = bind(model, inputs)
-    mask = _check_mask(mask, iteration.h0)
-    if n_loops is not None:
-        check_ends(n_loops, iteration.h0)
+    iteration, view = _first_view(model, inputs, [rule], mask, n_loops)
     horizon = rule.horizon(max_loops, n_loops)
-    past = getattr(rule, "past", 1)
-    view = LoopView(0, iteration.h0, mask, n_loops, iteration.readout, None, past)
-    if rule.tolerance is None:
-        stopped = _choose_best(iteration, view, rule, horizon)
-    else:
-        stopped = _stop_at_first(iteration, view, rule, horizon, tolerance=rule.tolerance)
+    run = _choose_best if rule.tolerance is None else _stop_at_first
+    stopped = run(iteration, view, rule, horizon)
     check_logits(stopped.logits, "at the loop of the answer")
     return stopped
 
@@ -107,16 +204,7 @@ def run_rules(
 ) -> Int[Tensor, "rule batch"]:
     """Where each of several rules stops each example, from one run of all loops.
 
-    Args:
-        model: Any looped model.
-        inputs: Its input.
-        rules: When to stop; each stops where :func:`run_until` would.
-        max_loops: Loops after which an example is stopped in any case.
-        mask: Positions that count for the rules; all by default.
-        n_loops: T(n) of each example, for :class:`Oracle`.
-
-    Raises:
-        InputError: If there is no rule, and as :func:`run_until`.
+    Arguments and errors are those of :func:`run_until`, where each rule would stop the same.
     """
     scores = score_loops(model, inputs, rules, max_loops=max_loops, mask=mask, n_loops=n_loops)
     return torch.stack([first_ready(s, r.tolerance) for s, r in zip(scores, rules)])
@@ -132,7 +220,7 @@ def score_loops(
     mask: Bool[Tensor, "batch pos"] | None = None,
     n_loops: Int[Tensor, " batch"] | None = None,
 ) -> list[Float[Tensor, "loop batch"]]:
-    """What each of several rules scores after each loop, from one run; see :func:`run_rules`.
+    """The scores of each of several rules after each loop, from one run; see :func:`run_rules`.
 
     Returns:
         The scores of each rule, 0 loops first, up to its own horizon.
@@ -140,20 +228,15 @@ def score_loops(
     check_integer("max_loops", max_loops, least=0)
     if not rules:
         raise InputError("rules", expected="at least one", given="none", fix="Pass e.g. Fixed(4).")
-    iteration = bind(model, inputs)
-    mask = _check_mask(mask, iteration.h0)
-    if n_loops is not None:
-        check_ends(n_loops, iteration.h0)
+    iteration, view = _first_view(model, inputs, rules, mask, n_loops)
     ends = [rule.horizon(max_loops, n_loops) for rule in rules]
-    past = max(getattr(rule, "past", 1) for rule in rules)
-    view = LoopView(0, iteration.h0, mask, n_loops, iteration.readout, None, past)
     scores: list[list[Tensor]] = [[] for _ in rules]
     for loop in range(max(ends) + 1):
         view = view.next(iteration.step(view.state, view.loop)) if loop else view
-        for found, rule, end in zip(scores, rules, ends):
+        for per_loop, rule, end in zip(scores, rules, ends):
             if loop <= end:
-                found.append(rule.score(view).float())
-    return [torch.stack(found) for found in scores]
+                per_loop.append(rule.score(view).float())
+    return [torch.stack(per_loop) for per_loop in scores]
 
 
 def first_ready(
@@ -161,15 +244,34 @@ def first_ready(
 ) -> Int[Tensor, " batch"]:
     """The first score at or below the tolerance, or the least; the last loop where none is."""
     scores = torch.where(scores.isnan(), math.inf, scores)
-    wanted = scores.amin(0) if tolerance is None else tolerance
-    ready = (scores <= wanted) & (scores < math.inf)
+    limit = scores.amin(0) if tolerance is None else tolerance
+    # [loop, batch]; argmax gives the first True of each example.
+    ready = (scores <= limit) & (scores < math.inf)
     return torch.where(ready.any(0), ready.int().argmax(0), len(scores) - 1)
 
 
+def _first_view(
+    model: Any,
+    inputs: Tensor,
+    rules: Sequence[StoppingRule],
+    mask: Tensor | None,
+    n_loops: Tensor | None,
+) -> tuple[Iteration, LoopView]:
+    """The model bound to its input, and its state before the first loop, as rules see it."""
+    iteration = bind(model, inputs)
+    mask = _check_mask(mask, iteration.h0)
+    if n_loops is not None:
+        check_ends(n_loops, iteration.h0)
+    past = max(getattr(rule, "past", 1) for rule in rules)
+    return iteration, LoopView(0, iteration.h0, mask, n_loops, iteration.readout, None, past)
+
+
 def _stop_at_first(
-    iteration: Iteration, view: LoopView, rule: StoppingRule, horizon: int, *, tolerance: float
+    iteration: Iteration, view: LoopView, rule: StoppingRule, horizon: int
 ) -> Stopped:
     """Online: an example leaves at the first score at or below the tolerance."""
+    tolerance = rule.tolerance
+    assert tolerance is not None
     n_examples, device = view.state.shape[0], view.state.device
     rows = torch.arange(n_examples, device=device)
     loops = torch.full_like(rows, horizon)
@@ -190,6 +292,7 @@ def _stop_at_first(
             rows, view = rows[~leaving], view.select(~leaving)
             iteration = iteration.select(~leaving)
         view = view.next(iteration.step(view.state, view.loop))
+    # Examples left in groups; this puts them back in their order.
     order = torch.cat([part_rows for part_rows, _ in parts]).argsort()
     logits = torch.cat([part.logits for _, part in parts])[order]
     state = torch.cat([part.state for _, part in parts])[order]
@@ -197,7 +300,7 @@ def _stop_at_first(
 
 
 def _choose_best(iteration: Iteration, view: LoopView, rule: StoppingRule, horizon: int) -> Stopped:
-    """Offline: the loop of least score, the earliest of equals; the best so far is kept."""
+    """Offline: the loop of least score, the earliest of equals; the best so far stays."""
     n_examples, device = view.state.shape[0], view.state.device
     best = torch.full((n_examples,), math.inf, dtype=torch.float32, device=device)
     loops = torch.full((n_examples,), horizon, device=device)
@@ -212,6 +315,7 @@ def _choose_best(iteration: Iteration, view: LoopView, rule: StoppingRule, horiz
         # At the end the last loop stands in wherever no score was a number.
         take = better | (best == math.inf) if loop == horizon else better
         if take.any():
+            # [batch, 1, 1], against logits and states [batch, pos, feature].
             rows = take[:, None, None]
             logits, state = view.logits.where(rows, logits), view.state.where(rows, state)
     return Stopped(loops, best < math.inf, logits, state, torch.stack(scores))
@@ -222,17 +326,13 @@ def _check_mask(mask: Tensor | None, h0: Tensor) -> Tensor:
     if mask is None:
         return torch.ones(shape, dtype=torch.bool, device=h0.device)
     if mask.dtype != torch.bool or tuple(mask.shape) != shape or mask.device != h0.device:
-        raise InputError(
-            "mask",
-            expected=f"a bool tensor {list(shape)} on {h0.device}",
-            given=f"{mask.dtype} {list(mask.shape)} on {mask.device}",
-            fix="Pass for instance batch.targets != IGNORE.",
-        )
+        expected = f"a bool tensor {list(shape)} on {h0.device}"
+        given, fix = f"{mask.dtype} {list(mask.shape)} on {mask.device}", "batch.targets != IGNORE"
+        raise InputError("mask", expected=expected, given=given, fix=f"Pass for instance {fix}.")
     if not mask.any(-1).all():
+        given = f"none in {int((~mask.any(-1)).sum())} of {shape[0]} examples"
+        fix = "Leave those examples out, or mark the positions that count."
         raise InputError(
-            "mask",
-            expected="at least one position in each example",
-            given=f"none in {int((~mask.any(-1)).sum())} of {shape[0]} examples",
-            fix="Leave those examples out, or mark the positions that count.",
+            "mask", expected="at least one position in each example", given=given, fix=fix
         )
     return mask

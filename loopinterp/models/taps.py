@@ -1,27 +1,67 @@
-"""Taps: where a run lets hooks at its activations, and where nobody listens; what is recorded.
+"""Taps: where a run passes its activations to hooks, and what it records.
 
 The forward pass is written once and passes every activation that has a name through the tap of
-its place. Where nobody listens the tap hands it back. Nothing that it has seen is written in
-place afterwards, so a cache need not clone.
+its place. Without a hook the tap hands it back. Nothing that a tap has seen is written in place
+afterwards, so a cache need not clone.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformer_lens.utilities import Slice
 
-from loopinterp.errors import HookError, InputError
-from loopinterp.models.run_readout import RunReadout
+from loopinterp.core.errors import HookError, InputError
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, UInt8
     from torch import Tensor
     from transformer_lens.hook_points import HookPoint
 
-    from loopinterp.models.sites import Address, Place
+    from loopinterp.models.addresses import Address, LayerKey
+
+_PREFIX = "readout."
+
+
+@dataclass(frozen=True)
+class RunReadout:
+    """The end of a run.
+
+    Attributes:
+        state: The last state, that of each example's own last loop.
+        positions: Those that the run's cache keeps, in their order there.
+        by_example: Whether each example made a number of loops of its own.
+        logits: What was read from the state; None where nothing was.
+        weights: Where nothing was, a digest of the weights that would have read it.
+    """
+
+    state: Float[Tensor, "batch pos d_model"]
+    positions: Int[Tensor, " kept"]
+    by_example: Bool[Tensor, ""]
+    logits: Float[Tensor, "batch pos d_vocab_out"] | None = None
+    weights: UInt8[Tensor, " byte"] | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As a file has it, under names that no activation has."""
+        return {_PREFIX + name: x for name, x in vars(self).items() if x is not None}
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """All names that :meth:`tensors` may have."""
+        return [_PREFIX + field.name for field in fields(cls)]
+
+    @classmethod
+    def take(cls, tensors: dict[str, Tensor]) -> RunReadout | None:
+        """Take it out of what a file holds; None where it is not there."""
+        values = {name.removeprefix(_PREFIX): tensors.pop(name, None) for name in cls.names()}
+        needed = (values[name] for name in ("state", "positions", "by_example"))
+        return None if any(x is None for x in needed) else cls(**values)  # type: ignore[arg-type]
 
 
 class Tap:
@@ -94,27 +134,29 @@ class Taps:
 
     Args:
         points: The hook points of the run that carry functions, with their addresses.
-        wanted: Addresses to record.
+        record: Addresses to record.
         recorder: What keeps them.
     """
 
     def __init__(
         self,
         points: Iterable[tuple[Address, HookPoint]] = (),
-        wanted: Iterable[Address] = (),
+        record: Iterable[Address] = (),
         recorder: Recorder | None = None,
     ) -> None:
-        self._taps: dict[Place, Tap] = {}
+        self._taps: dict[LayerKey, Tap] = {}
         self._recorder = recorder
-        opened: defaultdict[Place, _OpenTap] = defaultdict(lambda: _OpenTap(recorder or Recorder()))
+        opened: defaultdict[LayerKey, _OpenTap] = defaultdict(
+            lambda: _OpenTap(recorder or Recorder())
+        )
         for address, point in points:
             opened[address.place].points.setdefault(address.component, []).append(point)
-        for address in wanted:
+        for address in record:
             opened[address.place].wanted[address.component] = address
         self._taps.update(opened)
 
     @classmethod
-    def changing(cls, changes: Mapping[Place, Mapping[str, Callable[[Tensor], Tensor]]]) -> Taps:
+    def changing(cls, changes: Mapping[LayerKey, Mapping[str, Callable[[Tensor], Tensor]]]) -> Taps:
         """Changes of activations, by place and component."""
         taps = cls()
         taps._taps.update({place: ChangingTap(these) for place, these in changes.items()})
@@ -129,9 +171,10 @@ class Taps:
         if self._recorder is not None:
             self._recorder.last = (state, logits)
 
-    def listen(self, *components: str) -> bool:
-        """Whether anybody listens to one of the components, at any place."""
-        return any(tap.listens(*components) for tap in self._taps.values())
+    def see_scores(self) -> bool:
+        """Whether anybody looks at attention scores or patterns, at any place."""
+        scores = ("attn.hook_attn_scores", "attn.hook_pattern")
+        return any(tap.listens(*scores) for tap in self._taps.values())
 
 
 NO_TAPS = Taps()
@@ -215,18 +258,160 @@ class Recorder:
         axis = address.pos_axis
         if self._slice is not None and axis is not None:
             try:
-                # Cloned, or the part kept would hold the whole activation in memory.
-                kept = self._slice.apply(x, dim=axis).clone()
+                # Cloned, or the part would keep the whole activation in memory.
+                part = self._slice.apply(x, dim=axis).clone()
             except IndexError:
-                kept = x[:0]
-            if not kept.numel():
+                part = x[:0]
+            if not part.numel():
                 raise HookError(
                     "pos_slice",
                     expected=f"some of the {x.shape[axis]} positions",
                     given="none of them",
                     fix="Name positions inside the sequence.",
                 )
-            x = kept
+            x = part
         if self._device is not None or self._dtype is not None:
             x = x.to(device=self._device, dtype=self._dtype)
         return x
+
+
+def recording_gradients() -> torch.enable_grad:
+    """The context in which what needs gradients runs, also under ``torch.no_grad()``.
+
+    Raises:
+        InputError: Under ``torch.inference_mode()``, whose tensors can never have gradients.
+
+    Example:
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> with torch.no_grad(), recording_gradients():
+        ...     (2 * x).sum().backward()
+        >>> x.grad
+        tensor([2., 2.])
+    """
+    if torch.is_inference_mode_enabled():
+        raise InputError(
+            "gradients",
+            expected="a place where PyTorch records them",
+            given="a call under torch.inference_mode(), whose tensors never have any",
+            fix="Call it outside; torch.no_grad() does no harm.",
+        )
+    return torch.enable_grad()
+
+
+ALWAYS_FITS = 64 * 1024**2
+"""Bytes of a cache that nobody is asked about: asking takes as long as a short run."""
+
+
+def need_room(
+    addresses: Sequence[Address],
+    batch: int,
+    n_pos: int,
+    n_kept: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    gradients: bool = False,
+) -> None:
+    """Raise where a cache of some activations is larger than what is free on its device.
+
+    What the run itself needs is not counted, nor a graph for gradients; where nobody can say what
+    is free, nothing is refused.
+
+    Args:
+        addresses: What it keeps.
+        batch: Examples.
+        n_pos: Positions of the input.
+        n_kept: Positions that a position slice keeps.
+        dtype: Type of the cache.
+        device: Where it is kept.
+        gradients: Whether it keeps the gradient of each activation too.
+
+    Raises:
+        InputError: If it does not fit, with its size, what is free, and what to do.
+    """
+    copies = dtype.itemsize * (2 if gradients else 1)
+    axes = {
+        address.axes: address for address in addresses
+    }  # few, where a run has thousands of sites
+    largest = max(_numbers(address, batch, n_pos, n_kept) for address in axes.values())
+    if len(addresses) * largest * copies <= ALWAYS_FITS:
+        return
+    size = sum(_numbers(address, batch, n_pos, n_kept) for address in addresses) * copies
+    free = free_bytes(device) if size > ALWAYS_FITS else None
+    if free is not None and size > free:
+        smaller = " or dtype=torch.float16" if dtype.itemsize > 2 else ""
+        elsewhere = "" if device.type == "cpu" else " or device='cpu'"
+        raise InputError(
+            "cache",
+            expected=f"at most the {spell_bytes(free)} that are free on {device}",
+            given=f"{spell_bytes(size)}: {len(addresses)} activations of {batch} x {n_pos} "
+            f"positions in {str(dtype).removeprefix('torch.')}",
+            fix=f"Pass names_filter=, loops=, pos_slice={smaller}{elsewhere}; or cache some loops "
+            "at a time, and write each to shards: cache.save(folder).",
+        )
+
+
+def _numbers(address: Address, batch: int, n_pos: int, n_kept: int) -> int:
+    return math.prod(address.shape(batch, n_pos, n_kept))
+
+
+def spell_bytes(number: int) -> str:
+    """A number of bytes in words.
+
+    Example:
+        >>> spell_bytes(1_234_567), spell_bytes(3_456_000_000_000)
+        ('1.2 MB', '3456.0 GB')
+    """
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that can still be had on a device; None where nobody can say.
+
+    On a GPU that is what its driver has left, with what PyTorch holds for reuse. On a CPU it is
+    what the system can give without swapping, or what a limit of this process's group (that of a
+    container or a job on a cluster) leaves of it.
+    """
+    if device.type == "cuda":
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + idle
+    if device.type != "cpu":
+        return None
+    import psutil
+
+    return min([psutil.virtual_memory().available, *_left_in_groups()])
+
+
+def _left_in_groups(
+    member: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
+) -> Iterator[int]:
+    """What each group that this process is in leaves of its limit, in both versions of Linux'."""
+    try:
+        lines = member.read_text().splitlines()
+    except OSError:  # another system
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        first = mounted / controllers
+        inside = first / path.lstrip("/")
+        for folder in (inside, *inside.parents):
+            if folder.is_relative_to(first):
+                left = _left_in(folder)
+                if left is not None:
+                    yield left
+
+
+def _left_in(folder: Path) -> int | None:
+    """What one group leaves; files that were read and could be read again do not count."""
+    files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for limit, usage in files:
+        try:
+            most, used = (int((folder / name).read_text()) for name in (limit, usage))
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # no such file, or no limit: "max"
+            continue
+        again = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+        return max(0, most - used + again)
+    return None

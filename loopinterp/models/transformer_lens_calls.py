@@ -6,18 +6,21 @@ There is no tokenizer: tokens are numbers, text is refused, and a token is shown
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 from transformer_lens.hook_points import HookPoint
 
-from loopinterp.errors import InputError, check_integer
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.run_inputs import TOKEN_TYPES
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
+    from transformer_lens.config import TransformerBridgeConfig
 
 NOT_THE_STATE = (None, "loss", "both")
 """What TransformerLens' ``return_type`` may be besides "logits"."""
@@ -33,11 +36,103 @@ _OPTIONS: Mapping[str, str] = {
 }
 
 
+@dataclass(frozen=True)
+class Needs:
+    """The settings of a model for which a method of TransformerLens means what its name says.
+
+    Attributes:
+        expected: The same in words.
+        fix: What to do without it.
+        settings: The values that a setting of the model may have.
+    """
+
+    expected: str
+    fix: str
+    settings: Mapping[str, tuple[Any, ...]]
+
+    def check(self, config: Any, method: str) -> None:
+        """Raise unless a model has every one of the settings."""
+        if not isinstance(config, LoopedTransformerConfig):
+            raise InputError(
+                method,
+                expected=self.expected,
+                given="an adapter, which knows the weights of a published model by no such names",
+                fix="Use the lenses of loopinterp, or read the activations themselves.",
+            )
+        values = {name: getattr(config, name) for name in self.settings}
+        wrong = [f"{k}={value!r}" for k, value in values.items() if value not in self.settings[k]]
+        if wrong:
+            raise InputError(method, expected=self.expected, given=", ".join(wrong), fix=self.fix)
+
+
+DIRECT_WRITES = Needs(
+    "heads, neurons and biases that reach the stream without a norm or gate between",
+    "Read what a sublayer writes from hook_attn_out and hook_mlp_out, or use a model with "
+    "norm='pre' or 'none'.",
+    {"norm": ("none", "pre")},
+)
+
+DIRECT_PATHS = Needs(
+    "a stream that carries what a head writes, unchanged, to every later layer",
+    "Use loopinterp.edges.path_patching, which goes through norms and injections.",
+    {
+        "norm": ("none", "pre"),
+        "loop_norm": (False,),
+        "state_code": (None,),
+        "injection": ("none", "input", "gated_output", "sublayer", "internal"),
+    },
+)
+FROM_PRELUDE = replace(
+    DIRECT_PATHS,
+    settings={**DIRECT_PATHS.settings, "injection": ("none",), "initial_state": ("embedding",)},
+)
+EDGES = Needs(
+    "a stream that is the sum of the token embedding and what heads and MLPs write",
+    "Use loopinterp.edges.edge_study, which knows norms and injections. For hooks alone, turn "
+    "on one or two of the three flags.",
+    {
+        "norm": ("none", "pre"),
+        "loop_norm": (False,),
+        "state_code": (None,),
+        "injection": ("none",),
+        "initial_state": ("embedding",),
+        "positions": ("none", "absolute", "relative", "rotary", "fire", "grid"),
+    },
+)
+
+
 class TransformerLensCalls(nn.Module):
     """Calls of TransformerLens that ask nothing of the weights."""
 
     config: Any
-    task: Any
+    task: Any = None
+    """The task it was trained on, if known: :func:`loopinterp.load` puts the run's task here."""
+
+    @property
+    def cfg(self) -> TransformerBridgeConfig:
+        """TransformerLens' configuration of a run: ``n_layers`` counts every loop."""
+        from transformer_lens.config import TransformerBridgeConfig
+
+        model: Any = self  # device, dtype and site map are those of the class that has weights
+        config, sizes = model.config, model.site_map
+        return TransformerBridgeConfig(
+            d_model=sizes.d_model,
+            d_head=sizes.d_head,
+            n_heads=sizes.n_heads,
+            n_layers=sizes.layers_total(self.n_loops),
+            n_ctx=config.n_ctx or 2048,
+            d_mlp=sizes.d_mlp,
+            d_vocab=config.d_vocab or 1,
+            d_vocab_out=config.d_vocab_out,
+            attention_dir="causal" if config.causal else "bidirectional",
+            device=str(model.device),
+            dtype=model.dtype,
+            **self.cfg_options(),
+        )
+
+    def cfg_options(self) -> dict[str, Any]:
+        """Further settings of :attr:`cfg`, where a model knows them."""
+        return {}
 
     def loss_fn(
         self,
@@ -60,26 +155,23 @@ class TransformerLensCalls(nn.Module):
         """
         from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
 
-        config = self.config
-        given = (
-            f"{config.d_vocab_out} answers for {config.d_vocab} tokens"
-            if config.d_vocab_out != config.d_vocab
-            else "attention in both directions"
-            if not config.causal
-            else f"a model of the task {self.task.name!r}"
-            if getattr(self, "task", None) is not None
-            else None
-        )
-        if given is not None:
+        config, unfit = self.config, None
+        if config.d_vocab_out != config.d_vocab:
+            unfit = f"{config.d_vocab_out} answers for {config.d_vocab} tokens"
+        elif not config.causal:
+            unfit = "attention in both directions"
+        elif self.task is not None:
+            unfit = f"a model of the task {self.task.name!r}"
+        if unfit is not None:
             raise InputError(
                 "loss of the next token",
                 expected="a causal model that predicts the tokens that it reads",
-                given=given,
+                given=unfit,
                 fix="Compare logits with the targets of the task: torch.nn.functional."
                 "cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).",
             )
         if attention_mask is not None:
-            refuse_option("attention_mask", attention_mask)
+            _refuse_option("attention_mask", attention_mask)
         return lm_cross_entropy_loss(logits, tokens.long(), None, per_token)
 
     def to_tokens(self, tokens: Any, *_: Any, **__: Any) -> Tensor:
@@ -104,23 +196,23 @@ class TransformerLensCalls(nn.Module):
         Raises:
             InputError: If it is text, or several examples.
         """
-        given = torch.as_tensor(self.to_tokens(tokens))
-        flat = given[0] if given.dim() == 2 and len(given) == 1 else given
-        if flat.dim() > 1 or given.dtype not in TOKEN_TYPES:
+        tensor = torch.as_tensor(self.to_tokens(tokens))
+        flat = tensor[0] if tensor.dim() == 2 and len(tensor) == 1 else tensor
+        if flat.dim() > 1 or tensor.dtype not in TOKEN_TYPES:
             raise InputError(
                 "tokens",
                 expected="the tokens of one example, [pos] or [1, pos]",
-                given=f"{given.dtype} {list(given.shape)}",
+                given=f"{tensor.dtype} {list(tensor.shape)}",
                 fix="Pass one row of them: tokens[0].",
             )
         return [str(token) for token in flat.reshape(-1).tolist()]
 
     def to_string(self, tokens: Any, *_: Any, **__: Any) -> str | list[str]:
         """The numbers of the tokens with spaces between, for each example of a batch."""
-        given = torch.as_tensor(tokens if isinstance(tokens, int) else self.to_tokens(tokens))
-        if given.dim() == 2:
-            return [" ".join(self.to_str_tokens(row)) for row in given]
-        return " ".join(self.to_str_tokens(given))
+        tensor = torch.as_tensor(tokens if isinstance(tokens, int) else self.to_tokens(tokens))
+        if tensor.dim() == 2:
+            return [" ".join(self.to_str_tokens(row)) for row in tensor]
+        return " ".join(self.to_str_tokens(tensor))
 
     def get_token_position(self, token: Any, tokens: Any, mode: str = "first", **_: Any) -> int:
         """The position of a token in one example: its first, or its last (``mode="last"``).
@@ -186,7 +278,7 @@ class Absent:
         )
 
 
-def refuse_option(name: str, value: Any) -> NoReturn:
+def _refuse_option(name: str, value: Any) -> NoReturn:
     """Raise on an option that runs of this package have not, with what to use in its place."""
     raise InputError(
         name,
@@ -199,7 +291,7 @@ def refuse_option(name: str, value: Any) -> NoReturn:
 def refuse_options(options: Mapping[str, Any]) -> None:
     """Raise on the first option that runs of this package have not, if there is any."""
     for name, value in options.items():
-        refuse_option(name, value)
+        _refuse_option(name, value)
 
 
 class StoppedRun(Exception):

@@ -7,23 +7,26 @@ weights happen to be the same, for its default number of loops T.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from loopinterp.errors import InputError, check_choice
-from loopinterp.models.component_sites import OPTIONAL_SITES
-from loopinterp.models.looped_network import LoopedNetwork
-from loopinterp.models.model_config import LoopedTransformerConfig
-from loopinterp.models.plain_layers import with_weights
+from loopinterp.core.errors import InputError, check_choice
+from loopinterp.models.config import OPTIONAL_SITES
+from loopinterp.models.run import HookedRun
+from loopinterp.models.transformer_lens_calls import (
+    DIRECT_PATHS,
+    DIRECT_WRITES,
+    EDGES,
+    FROM_PRELUDE,
+)
+from loopinterp.models.weights import with_weights
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
     from transformer_lens import FactoredMatrix
-    from transformer_lens.config import TransformerBridgeConfig
     from transformer_lens.model_bridge.composition_scores import CompositionScores
 
 _NORM_TYPES = {"layernorm": "LN", "rmsnorm": "RMS"}
@@ -79,7 +82,7 @@ def _flag(name: str) -> Callable[[Any, bool], None]:
     return set_flag
 
 
-class NamedWeights:
+class _NamedWeights:
     """A module or method that is called as ever, under a name where weights are looked up too."""
 
     def __init__(self, call: Callable[..., Any], weights: Mapping[str, Callable[[], Tensor]]):
@@ -94,7 +97,7 @@ class NamedWeights:
         return self._call(*args, **options)
 
 
-class HeadLabels(list[str]):
+class _HeadLabels(list[str]):
     """Labels of heads; called, too, as in earlier versions of TransformerLens."""
 
     def __call__(self) -> list[str]:
@@ -111,107 +114,27 @@ def _stacked(part: str, name: str) -> property:
     return property(stacked, doc=doc)
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What a method of TransformerLens needs of a model to say what it seems to say.
-
-    Attributes:
-        expected: The same in words.
-        fix: What to do without it.
-        settings: The values that a setting of the model may have.
-    """
-
-    expected: str
-    fix: str
-    settings: Mapping[str, tuple[Any, ...]]
-
-    def check(self, config: Any, method: str) -> None:
-        """Raise unless a model has every one of the settings."""
-        if not isinstance(config, LoopedTransformerConfig):
-            raise InputError(
-                method,
-                expected=self.expected,
-                given="an adapter, which knows the weights of a published model by no such names",
-                fix="Use the lenses of loopinterp, or read the activations themselves.",
-            )
-        given = {name: getattr(config, name) for name in self.settings}
-        wrong = [f"{k}={value!r}" for k, value in given.items() if value not in self.settings[k]]
-        if wrong:
-            raise InputError(method, expected=self.expected, given=", ".join(wrong), fix=self.fix)
-
-
-DIRECT_WRITES = Needs(
-    "heads, neurons and biases that reach the stream without a norm or gate between",
-    "Read what a sublayer writes from hook_attn_out and hook_mlp_out, or use a model with "
-    "norm='pre' or 'none'.",
-    {"norm": ("none", "pre")},
-)
-
-
-_EDGES_FIX = "Use loopinterp.circuits.edge_study, which knows norms and injections."
-
-DIRECT_PATHS = Needs(
-    "a stream that carries what a head writes, unchanged, to every later layer",
-    "Use loopinterp.circuits.path_patching, which goes through norms and injections.",
-    {
-        "norm": ("none", "pre"),
-        "loop_norm": (False,),
-        "state_code": (None,),
-        "injection": ("none", "input", "gated_output", "sublayer", "internal"),
-    },
-)
-FROM_PRELUDE = replace(
-    DIRECT_PATHS,
-    settings={
-        **DIRECT_PATHS.settings,
-        "injection": ("none",),
-        "initial_state": ("embedding",),
-    },
-)
-EDGES = Needs(
-    "a stream that is the sum of the token embedding and what heads and MLPs write",
-    f"{_EDGES_FIX} For hooks alone, turn on one or two of the three flags.",
-    {
-        "norm": ("none", "pre"),
-        "loop_norm": (False,),
-        "state_code": (None,),
-        "injection": ("none",),
-        "initial_state": ("embedding",),
-        "positions": ("none", "absolute", "relative", "rotary", "fire", "grid"),
-    },
-)
-
-
-class TransformerLensNames(LoopedNetwork):
+class TransformerLensNames(HookedRun):
     """Names that TransformerLens' caches, patching and attribution look up on a model."""
 
-    @property
-    def cfg(self) -> TransformerBridgeConfig:
-        """TransformerLens' configuration of a run: ``n_layers`` counts every loop."""
-        from transformer_lens.config import TransformerBridgeConfig
+    embedding: nn.Module
+    position_embedding: nn.Embedding | None
+    prelude: nn.ModuleList
+    block: nn.ModuleList
+    coda: nn.ModuleList
+    unembedding: nn.Linear
 
+    def cfg_options(self) -> dict[str, Any]:
         config = self.config
-        flags: dict[str, Any] = dict.fromkeys(self._flags, True)
-        return TransformerBridgeConfig(
-            d_model=config.d_model,
-            d_head=config.head_width,
-            n_heads=config.n_heads,
-            n_layers=config.layers_total(self.n_loops),
-            n_ctx=config.n_ctx or 2048,
-            d_mlp=config.mlp_width,
-            d_vocab=config.d_vocab or 1,
-            d_vocab_out=config.d_vocab_out,
-            act_fn=config.act_fn,
-            eps=config.norm_eps,
-            normalization_type=None if config.norm == "none" else _NORM_TYPES[config.norm_type],
-            uses_rms_norm=config.norm_type == "rmsnorm",
-            attention_dir="causal" if config.causal else "bidirectional",
-            positional_embedding_type="rotary" if config.positions == "rotary" else "standard",
-            device=str(self.device),
-            dtype=self.dtype,
-            model_name="loopinterp",
-            **flags,
-        )
+        return {
+            "act_fn": config.act_fn,
+            "eps": config.norm_eps,
+            "normalization_type": None if config.norm == "none" else _NORM_TYPES[config.norm_type],
+            "uses_rms_norm": config.norm_type == "rmsnorm",
+            "positional_embedding_type": "rotary" if config.positions == "rotary" else "standard",
+            "model_name": "loopinterp",
+            **dict.fromkeys(self._flags, True),
+        }
 
     @property
     def blocks(self) -> list[Any]:
@@ -250,23 +173,22 @@ class TransformerLensNames(LoopedNetwork):
         return self.W_U.new_zeros(self.config.d_vocab_out) if bias is None else bias
 
     @property
-    def unembed(self) -> NamedWeights:
+    def unembed(self) -> _NamedWeights:
         """The unembedding under TransformerLens' name, with ``W_U`` and ``b_U``."""
-        return NamedWeights(self.unembedding, {"W_U": lambda: self.W_U, "b_U": lambda: self.b_U})
+        return _NamedWeights(self.unembedding, {"W_U": lambda: self.W_U, "b_U": lambda: self.b_U})
 
     if not TYPE_CHECKING:  # to a type checker it stays the method of the protocol
 
         @property
-        def embed(self) -> NamedWeights:
+        def embed(self) -> _NamedWeights:
             """:meth:`HookedRun.embed`, the injected input; also with ``W_E``."""
-            call = super().embed  # of the run that this class is mixed into
-            return NamedWeights(call, {"W_E": lambda: self.W_E})
+            return _NamedWeights(super().embed, {"W_E": lambda: self.W_E})
 
     @property
-    def all_head_labels(self) -> HeadLabels:
+    def all_head_labels(self) -> _HeadLabels:
         """``L0H0``, ``L0H1``, …: the heads of all layers, loop after loop."""
         n_layers, n_heads = self.config.layers_total(self.n_loops), self.config.n_heads
-        return HeadLabels(
+        return _HeadLabels(
             f"L{layer}H{head}" for layer in range(n_layers) for head in range(n_heads)
         )
 
@@ -290,9 +212,10 @@ class TransformerLensNames(LoopedNetwork):
         reads = {"Q": self.QK, "K": self.QK.T, "V": self.OV}
         scores = composition_scores(self.OV, reads[mode], broadcast_dims=True)
         layers = torch.arange(len(scores), device=scores.device)
+        # [layer, head, layer, head]: True where the first head is in an earlier layer.
         earlier = layers[:, None, None, None] < layers[:, None]
-        kept = scores.masked_fill(~earlier, 0.0)
-        return CompositionScores(kept, layers.tolist(), list(self.all_head_labels))
+        later = scores.masked_fill(~earlier, 0.0)
+        return CompositionScores(later, layers.tolist(), list(self.all_head_labels))
 
     def tokens_to_residual_directions(
         self, tokens: int | Tensor
@@ -303,7 +226,7 @@ class TransformerLensNames(LoopedNetwork):
             tokens: Output classes, of any shape.
         """
         if isinstance(tokens, str):
-            self.to_tokens(tokens)  # type: ignore[attr-defined]  # which refuses text
+            self.to_tokens(tokens)  # which refuses text
         return self.W_U.T[torch.as_tensor(tokens, device=self.device)]
 
     def accumulated_bias(

@@ -1,67 +1,77 @@
-"""The carry study: how far a carry has come after each loop, read off by linear probes."""
+"""The carry study: how far a carry has come after each loop, read by linear probes.
+
+The chain length of a carry is the number of positions it travels: from the bit that decides it
+(which generates or kills) to the position it enters, one more than the propagating positions it
+passes (:meth:`Addition.chain_length_in`). Information that moves one position a loop brings a carry
+of chain length d after d loops, no sooner.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
-from loopinterp.errors import check_integer, check_number, check_seed
-from loopinterp.models.iteration import check_increasing, states_at
-from loopinterp.models.looped_model import need_model
-from loopinterp.models.model_description import describe_model, device_of, reach
-from loopinterp.models.repeatability import need_repeatable
-from loopinterp.models.run_length import own_depth
-from loopinterp.probing.carry_chains import VARIABLES, ChainSample, sample_chains
-from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe
-from loopinterp.probing.prequential_code import online_code_length
-from loopinterp.probing.probe_controls import (
+from loopinterp.core.errors import InputError, check_integer, check_number, check_seed
+from loopinterp.core.results import Result, study
+from loopinterp.core.text import ShortRepr
+from loopinterp.models.iteration import check_increasing, need_repeatable, states_at
+from loopinterp.models.protocol import describe_model, device_of, need_model, own_depth, reach
+from loopinterp.models.study_examples import need_loops, need_model_of
+from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe, online_code_length
+from loopinterp.probing.probe_grid import (
     context_types,
     control_labels,
     majority_accuracy,
     with_random_weights,
 )
-from loopinterp.results import Result, study
-from loopinterp.study_examples import need_loops, need_model_of
-from loopinterp.tasks.study_data import as_batch, need_task
+from loopinterp.tasks.addition import PROPAGATE_PROBABILITIES, Addition
+from loopinterp.tasks.sampling import as_batch, need_task
 
 if TYPE_CHECKING:
     import xarray as xr
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.models.looped_model import LoopedModel
-    from loopinterp.tasks.addition import Addition
+    from loopinterp.models.protocol import LoopedModel
 
+
+_READ = {
+    "carry in": Addition.carry_in,
+    "carry out": Addition.carries,
+    "generate": Addition.generate,
+    "propagate": Addition.propagate,
+    "sum": Addition.targets,
+}
+VARIABLES = tuple(_READ)
+"""Variables of an addition at each position, in the order of :attr:`ChainSample.variables`."""
+
+_CARRY = VARIABLES.index("carry in")
 _GRID = "loop chain_length"
 _CODED_PAIRS = 1024
-_CARRY = VARIABLES.index("carry in")
+_LONG_SHARE = 0.6
+"""Share of the additions that have a chain of the greatest length."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CarryStudyResult(Result, kind="carry"):
     """Accuracy of probes for the carry into a position, after each number of loops.
 
-    The chain length of a carry is the number of positions it travels, from the bit that decides
-    it to the position it enters: one more than the propagating positions it passes. ``loop`` is
-    the number of loops run (0: the initial state). A carry that travels one position a loop is
-    decodable exactly where chain length <= loops. Chains that run back to bit 0 are left out.
-
-    Half of that picture may be no finding. Where attention has a hard window, the states form a
-    light cone: a position cannot depend on what lies further to its left than ``reach`` positions
-    a loop, and no probe whatever could read a carry ahead of it. Those cells cannot fail; they are
-    the ones where ``in_reach`` is false.
+    ``loop`` is the number of loops run (0: the initial state). A carry that travels one position a
+    loop is decodable exactly where chain length <= loops. Chains that run back to bit 0 are left
+    out. Where attention has a hard window, a position cannot depend on what lies further to its
+    left than ``reach`` positions a loop (its light cone): no probe could read a carry outside it,
+    where ``in_reach`` is false.
 
     Arrays:
-        accuracy: Probes that each have one loop and one chain length. Where they fail, no linear
-            probe trained on more does better.
+        accuracy: Probes that each have one loop and one chain length.
         in_reach: Whether the deciding bit is within the position's reach by then.
         shared_probe: One probe for each loop, trained on all chain lengths together: whether
-            there is one code for all. It has to compromise with carries that have not arrived.
+            there is one code for all.
         last_loop_probe: The shared probe of the last loop, applied to all: whether the carry is
             written in the same direction as soon as it arrives.
         short_to_long: Shared probes trained on ``n_short`` bits, scored on ``n``.
@@ -138,11 +148,10 @@ class CarryStudyResult(Result, kind="carry"):
 
     @property
     def speed(self) -> float:
-        """Positions the front travels in a loop, by least squares.
+        """Positions the front travels in a loop: the inverse slope of loops on chain lengths.
 
-        The slope of the first decodable loop on the chain length, inverted; infinite if all
-        chain lengths become decodable at once. NaN, and no wavefront, if less than half of the
-        chain lengths (or fewer than three) ever are: any model passes on a position or two.
+        Infinite if all chain lengths become decodable at once; NaN, no wavefront, if less than
+        half of the chain lengths (or fewer than three) ever are.
         """
         first = self.first_loop.dropna("chain_length")
         if first.size < max(3, self.data.sizes["chain_length"] / 2):
@@ -175,10 +184,9 @@ def carry_study(
     """Probe for the carry INTO each position, by loops run and by chain length, with controls.
 
     Each number of loops and each chain length has a probe of its own, on carries into all
-    positions, scored on other additions. Additions come in matched pairs (:class:`ChainSample`),
-    so that the majority class scores 0.5 in every cell, and a state that has not seen the
-    deciding bit scores 0.5 too but for chance. The controls, and what is read besides, are the
-    arrays of :class:`CarryStudyResult`.
+    positions, scored on other additions. Additions come in matched pairs (:class:`ChainSample`):
+    the majority class scores 0.5 in every cell, and so does a state that has not seen the deciding
+    bit. The controls are arrays of :class:`CarryStudyResult`.
 
     Args:
         model: Any looped model of the task.
@@ -243,7 +251,7 @@ def carry_study(
             coords={"loop": steps, "chain_length": chains, "variable": VARIABLES},
             in_reach=[[chain <= edge for chain in chains] for edge in edges],
             majority=majority_accuracy(sample.carry[:, :split], sample.carry[:, split:]),
-            **_own_scores(probe, trained, random, e[None], labels, split),
+            **_cell_scores(probe, trained, random, e[None], labels, split),
             **_shared_scores(probe, trained, sample.carry, split, short_states, short.carry),
             **_code_lengths(trained, random, labels, split, generator),
             n=n,
@@ -256,7 +264,7 @@ def carry_study(
         )
 
 
-def _own_probes(
+def _cell_probes(
     probe: LinearProbe, states: Tensor, labels: Tensor, split: int
 ) -> tuple[Tensor, Tensor]:
     """Accuracy and balanced accuracy [label, loop, chain] of a probe for each of these cells."""
@@ -267,7 +275,7 @@ def _own_probes(
     return right.mean(-1), torch.stack(recalls).mean(0)
 
 
-def _own_scores(
+def _cell_scores(
     probe: LinearProbe,
     trained: Tensor,
     random: Tensor,
@@ -277,17 +285,17 @@ def _own_scores(
 ) -> dict[str, Tensor]:
     """Probes that each have one loop and one chain length, and the same on the controls."""
     n_variables = len(VARIABLES)
-    accuracy, balanced = _own_probes(probe, trained, labels, split)
-    random_accuracy, random_balanced = _own_probes(probe, random, labels[:n_variables], split)
-    own_input, own_input_balanced = _own_probes(probe, embedding, labels[:n_variables], split)
+    accuracy, balanced = _cell_probes(probe, trained, labels, split)
+    random_accuracy, random_balanced = _cell_probes(probe, random, labels[:n_variables], split)
+    input_accuracy, input_balanced = _cell_probes(probe, embedding, labels[:n_variables], split)
     return {
         "accuracy": accuracy[_CARRY],
         "control_task": accuracy[n_variables:].mean(0),
         "random_model": random_accuracy[_CARRY],
-        "embedding": own_input[_CARRY, 0],
+        "embedding": input_accuracy[_CARRY, 0],
         "variable_accuracy": balanced[:n_variables],
         "variable_random_model": random_balanced,
-        "variable_embedding": own_input_balanced[:, 0],
+        "variable_embedding": input_balanced[:, 0],
     }
 
 
@@ -331,3 +339,156 @@ def _code_lengths(
         "code_length_control": bits(trained, control),
         "code_length_random_model": bits(random, carry),
     }
+
+
+@dataclass(frozen=True, repr=False)
+class ChainSample(ShortRepr):
+    """Carries of every chain length, from additions in matched pairs.
+
+    A pair differs only in that every generating position of one kills in the other. So all
+    chains keep their length and all their carries flip: each chain length has exactly as many
+    carries of 0 as of 1, and a model that cannot see the deciding bit sees no difference.
+
+    Attributes:
+        inputs: Model inputs; rows 2k and 2k + 1 are a pair.
+        row: Row of each carry in ``inputs``, by chain length, from 1 on; samples 2k and 2k + 1 are
+            a pair.
+        pos: Position it enters.
+        variables: Class of every variable of :data:`VARIABLES` there.
+    """
+
+    inputs: Tensor
+    row: Int[Tensor, "chain sample"]
+    pos: Int[Tensor, "chain sample"]
+    variables: Int[Tensor, "variable chain sample"]
+
+    @property
+    def carry(self) -> Int[Tensor, "chain sample"]:
+        """The carry into each position."""
+        return self.variables[VARIABLES.index("carry in")]
+
+    def joined(self, other: ChainSample) -> ChainSample:
+        """Both, the samples of the other after those of this one."""
+        return ChainSample(
+            inputs=torch.cat([self.inputs, other.inputs]),
+            row=torch.cat([self.row, other.row + len(self.inputs)], dim=-1),
+            pos=torch.cat([self.pos, other.pos], dim=-1),
+            variables=torch.cat([self.variables, other.variables], dim=-1),
+        )
+
+    def to(self, device: torch.device | str) -> ChainSample:
+        names = ("inputs", "row", "pos", "variables")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+
+def sample_chains(
+    task: Addition, n: int, *, max_chain: int, n_pairs: int, generator: torch.Generator
+) -> ChainSample:
+    """Draw additions until each chain length from 1 to ``max_chain`` has ``n_pairs`` pairs.
+
+    Each addition has one chain at a random position, most of length ``max_chain``, the others of
+    any length. Its other bits are the propagate-enriched mix of training, or runs of all lengths
+    alike. No pair gives more than one carry to a chain length, and up to half of the carries of
+    each are read where the chain ends. Carries whose chain runs back to bit 0 are left out: they
+    are always 0.
+
+    Args:
+        task: The addition task, in either format.
+        n: Bits of each operand.
+        max_chain: Longest chain, at most ``n - 2``.
+        n_pairs: Pairs for each chain length.
+        generator: Source of randomness.
+
+    Raises:
+        InputError: If a chain of that length does not fit, or the task is no addition.
+
+    Example:
+        >>> g = torch.Generator().manual_seed(0)
+        >>> sample = sample_chains(Addition(), 12, max_chain=6, n_pairs=10, generator=g)
+        >>> sample.carry.float().mean(1).tolist()
+        [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+    """
+    _check_chains(task, n, max_chain, n_pairs)
+    drawn = [_draw_pairs(task, n, max_chain, n_pairs, generator)]
+    while True:  # ends: in each round every chain length has a fair chance to occur
+        drawn.append(_draw_pairs(task, n, max_chain, n_pairs, generator))
+        inputs = torch.cat(drawn)
+        length = task.chain_length_in(inputs[::2]) + 1
+        length = length.masked_fill(task.chain_in_reaches_start(inputs[::2]), 0)
+        if min(int((length == d).any(1).sum()) for d in range(1, max_chain + 1)) >= n_pairs:
+            break
+    ends = ~task.propagate(inputs[::2])
+    score = torch.rand(length.shape, generator=generator, dtype=torch.float32)
+    picked = [_pick(length == d, ends, score, n_pairs) for d in range(1, max_chain + 1)]
+    base, pos = (torch.stack(part) for part in zip(*picked))  # [chain, pair]
+    row = torch.stack([2 * base, 2 * base + 1], dim=2).flatten(1)
+    pos = pos.repeat_interleave(2, dim=1)
+    used, row = torch.unique(row, return_inverse=True)
+    inputs = inputs[used]
+    variables = torch.stack([read(task, inputs).long()[row, pos] for read in _READ.values()])
+    return ChainSample(inputs, row, pos, variables)
+
+
+def _pick(
+    here: Bool[Tensor, "pair pos"],
+    ends: Bool[Tensor, "pair pos"],
+    score: Float[Tensor, "pair pos"],
+    n_pairs: int,
+) -> tuple[Int[Tensor, " chosen"], Int[Tensor, " chosen"]]:
+    """One position in each of ``n_pairs`` pairs, half of them where the chain ends if it can.
+
+    Long chains seldom end there: without a preference nearly all positions would propagate.
+    """
+    best = (score + (here & ends)).masked_fill(~here, -1.0)
+    value, pos = best.max(dim=1)
+    rows = here.any(1).nonzero()[:, 0]
+    rows = rows[score[rows, 0].argsort()]
+    at_end = value[rows] >= 1
+    first, others = rows[at_end], rows[~at_end]
+    n_first = min(len(first), max(n_pairs // 2, n_pairs - len(others)))
+    chosen = torch.cat([first[:n_first], others[: n_pairs - n_first]])
+    return chosen, pos[chosen]
+
+
+def _draw_pairs(
+    task: Addition, n: int, max_chain: int, n_pairs: int, generator: torch.Generator
+) -> Tensor:
+    """Inputs in matched pairs, [2 * n_pairs, pos, ...]: each base, then its partner."""
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, dtype=torch.float32)
+
+    index = torch.arange(n)
+    which = (uniform(n_pairs, 1) * len(PROPAGATE_PROBABILITIES)).long()
+    enriched = uniform(n_pairs, n) < torch.tensor(PROPAGATE_PROBABILITIES)[which]
+    step = 1 + (uniform(n_pairs, n) * (max_chain + 1)).long()
+    deciders = (step.cumsum(1) - 1 - (uniform(n_pairs, 1) * step[:, :1]).long()).clamp_max(n)
+    even = torch.ones(n_pairs, n + 1, dtype=torch.bool).scatter(1, deciders, False)[:, :n]
+    propagates = torch.where(uniform(n_pairs, 1) < 0.5, enriched, even)
+
+    is_long = uniform(n_pairs, 1) < _LONG_SHARE
+    stops = ~is_long | (uniform(n_pairs, 1) < 0.5)
+    shorter = (uniform(n_pairs, 1) * max_chain).long()
+    length = torch.where(is_long, max_chain - stops.long(), shorter)
+    start = (uniform(n_pairs, 1) * (n - 1 - length)).long()
+    inside = (index > start) & (index <= start + length)
+    decides = (index == start) | (stops & (index == start + length + 1))
+    propagates = (propagates | inside) & ~decides
+
+    a = (uniform(n_pairs, n) < 0.5).long()
+    b = torch.where(propagates, 1 - a, a)
+    a, b = (torch.stack([x, x ^ ~propagates], dim=1).flatten(0, 1) for x in (a, b))
+    return task.from_bits(a, b, torch.full((2 * n_pairs,), n)).inputs
+
+
+def _check_chains(task: Addition, n: int, max_chain: int, n_pairs: int) -> None:
+    if not isinstance(task, Addition):
+        raise InputError(
+            "task of the carry study",
+            expected="the addition task",
+            given=getattr(task, "name", type(task).__name__),
+            fix="Only additions have carries; use probe_study for other tasks.",
+        )
+    fix = f"It must fit in n = {n} bits: pass a shorter max_chain or a larger n."
+    check_integer("max_chain", max_chain, least=1, most=n - 2, fix=fix)
+    check_integer("n_pairs", n_pairs, least=1)

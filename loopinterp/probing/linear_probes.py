@@ -7,7 +7,9 @@ axes (loop, site, position group). ``y`` of shape [..., n] broadcasts against it
 
 from __future__ import annotations
 
+import math
 import warnings
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -18,12 +20,13 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.utils.validation import check_is_fitted
 
-from loopinterp.errors import InputError, check_number
+from loopinterp.core.errors import InputError, check_number
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
     from typing_extensions import Self
+
 
 _TOLERANCE = 1e-6
 """Largest entry of the mean gradient at which a logistic probe has converged."""
@@ -86,8 +89,8 @@ class LinearProbe(BaseEstimator):
             here = tuple(slice(None) if x.shape[axis] == 1 else at for axis, at in enumerate(cell))
             targets = labels[here].reshape(-1, X.shape[-2])
             coef, intercept = self._solve(x[cell].double().cpu().numpy(), targets, n_classes)
-            for found, store in ((coef, self.coef_), (intercept, self.intercept_)):
-                store[here] = torch.from_numpy(found).to(store).reshape(store[here].shape)
+            for values, store in ((coef, self.coef_), (intercept, self.intercept_)):
+                store[here] = torch.from_numpy(values).to(store).reshape(store[here].shape)
         return self
 
     def fresh(self) -> Self:
@@ -154,12 +157,12 @@ class RidgeProbe(LinearProbe):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", LinAlgWarning)
-                found = Ridge(alpha=self.alpha).fit(x, targets)
+                ridge = Ridge(alpha=self.alpha).fit(x, targets)
         except LinAlgWarning:
             # States that blow up: the normal equations lose their small directions.
-            found = Ridge(alpha=self.alpha, solver="svd").fit(x, targets)
-        coef: Any = found.coef_
-        intercept: Any = found.intercept_
+            ridge = Ridge(alpha=self.alpha, solver="svd").fit(x, targets)
+        coef: Any = ridge.coef_
+        intercept: Any = ridge.intercept_
         return coef.reshape(len(y), -1, x.shape[1]), intercept.reshape(len(y), -1)
 
 
@@ -250,3 +253,51 @@ def _check_classes(y: Any, x: Tensor) -> None:
             given=f"shape {tuple(y.shape)} for X of shape {tuple(x.shape)}",
             fix="Give one value for each sample of each cell.",
         )
+
+
+_DOUBLINGS = 6
+_LEAST_BLOCK = 8
+
+
+def online_code_length(
+    x: Float[Tensor, "*#grid sample d"],
+    y: Int[Tensor, "*#grid sample"],
+    *,
+    alpha: float = 1.0,
+) -> Float[Tensor, "*cell"]:
+    """Bits per label of the prequential code, for each cell of a grid.
+
+    Each block doubles what is known: they end at n/64, n/32, ..., n samples, from 8 at least. The
+    first is sent with the uniform code (log2 of the classes), and so are others until every class
+    has occurred; each later one with the probabilities of a :class:`LogisticProbe` trained on all
+    before it. 1 bit per label of two balanced classes means that the activations tell nothing.
+
+    Args:
+        x: Activations, in the order in which their labels are sent: shuffle them first.
+        y: Classes.
+        alpha: L2 penalty of the probes.
+
+    Raises:
+        InputError: there are no samples.
+    """
+    n = x.shape[-2]
+    if not n:
+        raise InputError(
+            "y", expected="at least one label to send", given="none", fix="Give samples."
+        )
+    doubling = [n >> k for k in range(_DOUBLINGS, -1, -1)]
+    ends = [end for end in doubling if end >= _LEAST_BLOCK or end == n]
+    n_classes = len(torch.unique(y))
+    grid = torch.broadcast_shapes(x.shape[:-2], y.shape[:-1])
+    # The first block costs the uniform code; [*cell] bits in all.
+    bits = x.new_full(grid, ends[0] * math.log2(n_classes), dtype=torch.float64)
+    for start, end in pairwise(ends):
+        if len(torch.unique(y[..., :start])) < n_classes:
+            bits = bits + (end - start) * math.log2(n_classes)
+            continue
+        probe = LogisticProbe(alpha=alpha).fit(x[..., :start, :], y[..., :start])
+        logs = probe.predict_log_proba(x[..., start:end, :]).double()
+        index = torch.searchsorted(probe.classes_, y[..., start:end].contiguous())
+        coded = logs.gather(-1, index.expand(logs.shape[:-1])[..., None])
+        bits = bits - coded.sum((-2, -1)) / math.log(2)
+    return bits / n

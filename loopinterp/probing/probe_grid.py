@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 
-from loopinterp.errors import InputError, check_integer, check_seed
-from loopinterp.models.looped_model import need_hooks
-from loopinterp.models.model_description import describe_model
-from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe
-from loopinterp.probing.prequential_code import online_code_length
-from loopinterp.probing.probe_controls import (
-    context_types,
-    control_labels,
-    majority_accuracy,
-    with_random_weights,
-)
-from loopinterp.progress import track
-from loopinterp.results import Result, study
-from loopinterp.study_examples import inputs_and_loops
-from loopinterp.tasks.sampling import describe_tensor
-from loopinterp.tasks.task import IGNORE
+from loopinterp.core.errors import InputError, check_integer, check_seed
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.models.protocol import describe_model, need_hooks
+from loopinterp.models.study_examples import inputs_and_loops
+from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe, online_code_length
+from loopinterp.tasks.task import IGNORE, describe_tensor
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -34,6 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.tasks.task import Batch, Task
+
+    Model = TypeVar("Model", bound=torch.nn.Module)
+
 
 _CODED_SAMPLES = 2048
 _GRID = "loop site group target"
@@ -143,13 +138,13 @@ def probe_study(
         control = _control_task(labels, context_types(inputs), generator)
         with torch.no_grad():
             e = model.embed(inputs)
-        own = _activations(model, inputs, sites, n_loops)
+        trained = _activations(model, inputs, sites, n_loops)
         random = _activations(random_model, inputs, sites, n_loops)
         with_control = torch.cat([labels[None], control])
         scores = np.stack(
-            [_scores(probe, x, with_control, halves) for x in track(own, "probes")], 2
+            [_scores(probe, x, with_control, halves) for x in track(trained, "probes")], 2
         )
-        coded = [_code_lengths(x, labels, halves) for x in own] if code_lengths else None
+        coded = [_code_lengths(x, labels, halves) for x in trained] if code_lengths else None
         return ProbeResult.of(
             watch,
             coords={
@@ -167,7 +162,7 @@ def probe_study(
             majority=_majority(labels, halves),
             code_length=None if coded is None else np.stack(coded, 1),
             n_train=[int(fit.sum()) for fit, _ in halves],
-            n_test=[int(held.sum()) for _, held in halves],
+            n_test=[int(test.sum()) for _, test in halves],
         )
 
 
@@ -236,11 +231,11 @@ def _scores(
     scores = np.empty((n_draws, n_loops, len(halves), n_targets))
     for loop, group, target in np.ndindex(*scores.shape[1:]):
         x, y = activations[loop], labels[:, target, loop]
-        fit, held = (places & (y[0] != IGNORE) for places in halves[group])
-        said = y[:, fit][:, :1]  # where there is one class, there is nothing to fit
+        fit, test = (places & (y[0] != IGNORE) for places in halves[group])
+        predicted = y[:, fit][:, :1]  # where there is one class, there is nothing to fit
         if len(y[:, fit].unique()) > 1:
-            said = probe.fresh().fit(x[fit], y[:, fit]).predict(x[held])
-        scores[:, loop, group, target] = (said == y[:, held]).double().mean(-1).cpu()
+            predicted = probe.fresh().fit(x[fit], y[:, fit]).predict(x[test])
+        scores[:, loop, group, target] = (predicted == y[:, test]).double().mean(-1).cpu()
     return scores
 
 
@@ -248,7 +243,7 @@ def _majority(
     labels: Int[Tensor, "target loop batch pos"], halves: list[tuple[Tensor, Tensor]]
 ) -> np.ndarray:
     """[loop, group, target]."""
-    scores = [majority_accuracy(labels[..., fit], labels[..., held]) for fit, held in halves]
+    scores = [majority_accuracy(labels[..., fit], labels[..., test]) for fit, test in halves]
     return torch.stack(scores).permute(2, 0, 1).cpu().numpy()
 
 
@@ -310,3 +305,83 @@ def _activations(
     with torch.no_grad():
         _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=list(sites))
     return [cache.stack(site).flatten(3) for site in sites]
+
+
+def with_random_weights(model: Model, *, seed: int) -> Model:
+    """A copy of a model with the entries of each weight shuffled.
+
+    Every weight keeps its distribution and loses its structure, so that the copy is as large in
+    scale as the trained model. What a probe reads from it was in the input, and in the wiring.
+
+    Raises:
+        InputError: If the model is no ``torch.nn.Module``.
+    """
+    if not isinstance(model, torch.nn.Module) or next(model.parameters(), None) is None:
+        raise InputError(
+            "model",
+            expected="a torch.nn.Module with weights, to be shuffled",
+            given=type(model).__name__,
+            fix="Pass random_model=, the same model with random weights.",
+        )
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    shuffled = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in shuffled.parameters():
+            order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
+            weight.copy_(weight.flatten()[order].view_as(weight))
+    return shuffled
+
+
+def context_types(
+    inputs: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos feature"], *, width: int = 4
+) -> Int[Tensor, "batch pos"]:
+    """A number for each distinct local context: the input at a position and ``width - 1`` before.
+
+    Contexts that reach before the first position count as their own kinds.
+
+    Args:
+        inputs: Tokens or feature vectors.
+        width: Positions in a context.
+    """
+    n_places = inputs.shape[:2].numel()
+    codes = torch.unique(inputs.reshape(n_places, -1), dim=0, return_inverse=True)[1]
+    padded = torch.nn.functional.pad(codes.reshape(inputs.shape[:2]), (width - 1, 0), value=-1)
+    windows = padded.unfold(1, width, 1).flatten(0, 1)  # [batch * pos, width]
+    return torch.unique(windows, dim=0, return_inverse=True)[1].reshape(inputs.shape[:2])
+
+
+def control_labels(
+    pool: Int[Tensor, " known"],
+    types: Int[Tensor, "*place"],
+    *,
+    n_draws: int = 8,
+    generator: torch.Generator,
+) -> Int[Tensor, "draw *place"]:  # noqa: UP037
+    """Random labels, the same wherever the same type of input occurs: a control task.
+
+    Each type gets a class at random, with the frequencies of the true classes. A probe that does
+    well on them can learn anything from these activations, and its accuracy on the true classes
+    says little; selectivity is the difference. Source: Hewitt and Liang, arXiv 1909.03368.
+
+    Args:
+        pool: True classes, whose frequencies the control keeps.
+        types: Type of the input at each place, such as :func:`context_types`.
+        n_draws: Independent random labelings; average over them.
+        generator: Source of randomness, on the CPU.
+    """
+    n_types = int(types.max()) + 1
+    drawn = torch.randint(len(pool), (n_draws, n_types), generator=generator)
+    return pool[drawn.to(pool.device)][:, types]
+
+
+def majority_accuracy(
+    train: Int[Tensor, "*cell train_sample"], test: Int[Tensor, "*cell test_sample"]
+) -> Float[Tensor, "*cell"]:
+    """Accuracy on ``test`` of always saying the most frequent class of ``train``.
+
+    Places whose class is ``IGNORE`` do not count.
+    """
+    classes = torch.unique(train[train != IGNORE])
+    count = torch.stack([(train == cls).sum(-1) for cls in classes])
+    right = test == classes[count.argmax(0)][..., None]
+    return right.sum(-1).double() / (test != IGNORE).sum(-1)

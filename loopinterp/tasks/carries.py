@@ -38,6 +38,7 @@ def chain_start(
 ) -> Int[Tensor, "*batch pos"]:
     """The last position j <= i that does not propagate, which decides c_i; -1 if there is none."""
     index = torch.arange(a.shape[-1], device=a.device).expand_as(a)
+    # The running maximum of the indices that do not propagate.
     return torch.where(propagate(a, b), -1, index).cummax(dim=-1).values
 
 

@@ -1,7 +1,7 @@
-"""What the tasks with full-output prediction share: ``BOS prompt = EOS …``, answered at the ``=``.
+"""Tasks with full-output prediction, ``BOS prompt = EOS …``: copy, parity, ones, distinct symbols.
 
-The whole answer is read at once. It starts AT the ``=``; after it comes EOS, which is asked for
-up to the padded length. Source: arXiv 2409.15647.
+The whole answer is read at once. It starts at the ``=``; EOS follows up to the padded length.
+Source: arXiv 2409.15647.
 """
 
 from __future__ import annotations
@@ -11,12 +11,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import PositiveInt
 
-from loopinterp.tasks.examples_in_words import spell, until
-from loopinterp.tasks.prompt_reading import answer_from, malformed, place_of
-from loopinterp.tasks.rows import cut, join, same
-from loopinterp.tasks.sampling import Sampler, check_length, check_tokens
-from loopinterp.tasks.task import Batch
+from loopinterp.core.settings import settings
+from loopinterp.tasks.rows import cut, join, malformed, place_of_equals, same
+from loopinterp.tasks.sampling import (
+    Sampler,
+    check_digits,
+    check_length,
+    check_tokens,
+    inside,
+    integers,
+    random_bits,
+    uniform,
+)
+from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.words import spell, until
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -24,15 +34,15 @@ if TYPE_CHECKING:
 
 
 class FullOutput(Sampler):
-    """Base of these tasks.
+    """Base of tasks with full-output prediction.
 
     Tokens: the prompt's symbols from 0 on, then ``=``, EOS (which is also the padding), BOS.
     Output classes: the answer's symbols from 0 on, then EOS.
 
     Attributes:
-        symbols: What the prompt is written with.
-        n_answer_symbols: What the answer is written with: so many of the first symbols.
-        question: What is asked about the prompt, in words.
+        symbols: The symbols of the prompt.
+        n_answer_symbols: How many of them, the first ones, an answer is written with.
+        question: The question about the prompt, in words.
         least_first: Which of ``"prompt"`` and ``"answer"`` have the least significant digit first.
     """
 
@@ -45,36 +55,6 @@ class FullOutput(Sampler):
     def equals(self) -> int:
         return len(self.symbols)
 
-    def prompt_length(self, n: int) -> int:
-        """Longest prompt of a problem of length n."""
-        return n
-
-    def answer_length(self, n: int) -> int:
-        """Longest answer to a problem of length n."""
-        return n
-
-    def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
-        equals = row.index(self.equals)
-        space = " " if max(map(len, self.symbols)) > 1 else ""
-        turned = {part: part in self.least_first for part in ("prompt", "answer")}
-        said = spell(row[1:equals], self.symbols, separator=space, turned=turned["prompt"])
-        for operator in {"+", "*"} & {*self.symbols}:
-            a, b = said.split(operator)[:: -1 if turned["prompt"] else 1]
-            said = f"{a} {operator} {b}"
-        said = f"{self.question.format(said)} ="
-        if answer is None:
-            return said
-        words = self.symbols[: self.n_answer_symbols]
-        answer = until(answer[equals:], self.n_answer_symbols)
-        return f"{said} {spell(answer, words, separator=space, turned=turned['answer'])}"
-
-    @abstractmethod
-    def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-        """The answers [batch, width], and how many columns of each count.
-
-        Of the prompts [batch, width] the first ``n`` symbols of each row count; the rest are 0.
-        """
-
     @property
     def d_vocab(self) -> int:
         return len(self.symbols) + 3
@@ -83,12 +63,42 @@ class FullOutput(Sampler):
     def d_vocab_out(self) -> int:
         return self.n_answer_symbols + 1
 
+    def prompt_length(self, n: int) -> int:
+        """Longest prompt of a problem of length n."""
+        return n
+
+    def answer_length(self, n: int) -> int:
+        """Longest answer to a problem of length n."""
+        return n
+
     def n_loops(self, n: int) -> int:
         return check_length(n)
 
     def n_positions(self, n: int) -> int:
         """BOS, the prompt, ``=``, and room for the answer and one EOS."""
         return self.prompt_length(check_length(n)) + self.answer_length(n) + 2
+
+    @abstractmethod
+    def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        """The answers [batch, width], and how many columns of each count.
+
+        Of the prompts [batch, width] the first ``n`` symbols of each row count; the rest are 0.
+        """
+
+    def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
+        equals = row.index(self.equals)
+        space = " " if max(map(len, self.symbols)) > 1 else ""
+        prompt_turned, answer_turned = (part in self.least_first for part in ("prompt", "answer"))
+        prompt = spell(row[1:equals], self.symbols, separator=space, turned=prompt_turned)
+        for operator in {"+", "*"} & {*self.symbols}:
+            a, b = prompt.split(operator)[:: -1 if prompt_turned else 1]
+            prompt = f"{a} {operator} {b}"
+        question = f"{self.question.format(prompt)} ="
+        if answer is None:
+            return question
+        words = self.symbols[: self.n_answer_symbols]
+        answer = until(answer[equals:], self.n_answer_symbols)
+        return f"{question} {spell(answer, words, separator=space, turned=answer_turned)}"
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
         """The exact answer to given inputs: from ``=`` on, then EOS; ``IGNORE`` before ``=``.
@@ -97,18 +107,22 @@ class FullOutput(Sampler):
             InputError: the inputs are not tokens of this task, or lack a prompt or their one ``=``.
         """
         tokens = check_tokens(inputs, self.d_vocab)
-        end, width = self.n_answer_symbols, tokens.shape[1]
-        return answer_from(*self.solve(tokens), width=width, end=end)[1]
+        equals, answer, length = self.solve(tokens)
+        # [batch, pos]: places counted from the "="
+        place = torch.arange(tokens.shape[1], device=tokens.device) - equals[:, None]
+        targets = answer.gather(1, place.clamp(0, answer.shape[1] - 1))
+        targets = targets.masked_fill(place >= length[:, None], self.n_answer_symbols)
+        return targets.masked_fill(place < 0, IGNORE)
 
     def solve(
         self, tokens: Int[Tensor, "batch pos"]
     ) -> tuple[Int[Tensor, " batch"], Int[Tensor, "batch longest"], Int[Tensor, " batch"]]:
-        """Where each row has its ``=``, the answer to what is before it, and that one's length.
+        """Where each row has its ``=``, the answer to the prompt before it, and its length.
 
         Raises:
             InputError: a row lacks its one ``=``, or a prompt before it.
         """
-        equals = place_of(self.equals, tokens, self.name, "'='")
+        equals = place_of_equals(self.equals, tokens, self.name)
         n = equals - 1
         if not bool((n > 0).all()):
             raise malformed(self.name, "a prompt between BOS and the '='")
@@ -125,6 +139,186 @@ class FullOutput(Sampler):
     ) -> Batch:
         """The batch of prompts that are given as parts: values, and how many of them count."""
         eos, bos = self.equals + 1, self.equals + 2
-        whole = [same(bos, n), *parts, same(self.equals, n)]
-        tokens = join(whole, width=self.n_positions(int(n.max())), fill=eos)
+        rows = [same(bos, n), *parts, same(self.equals, n)]
+        tokens = join(rows, width=self.n_positions(int(n.max())), fill=eos)
         return Batch(tokens, self.targets(tokens), n, n_loops, self)
+
+
+class BitPrompt(FullOutput):
+    """A question about n bits, in the full-output format: ``BOS b_1 … b_n = EOS …``. T(n) = n.
+
+    Tokens: bits 0 and 1, ``=`` (2), EOS (3, which is also the padding), BOS (4). Output classes:
+    0, 1, EOS (2).
+
+    Distributions: ``"uniform"`` (fair bits), ``"biased"`` (each example draws its probability
+    of a one from {.05, .5, .95}).
+
+    Source: arXiv 2409.15647.
+    """
+
+    symbols = ("0", "1")
+    distributions = ("uniform", "biased")
+
+    def from_bits(self, bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
+        """The batch of given bits; only the first ``n`` of each row count.
+
+        Raises:
+            InputError: ``bits`` are not 0 and 1, or a length does not fit.
+        """
+        check_digits(bits, n, 2, "bits")
+        return self._batch([(bits, n)], n, n.clone())
+
+    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
+        return self.from_bits(random_bits(kind, len(n), int(n.max()), generator), n)
+
+
+@settings
+class Copy(BitPrompt):
+    """The n bits again; see :class:`BitPrompt` for the format and the distributions.
+
+    Bit k is asked for k - 1 positions after the ``=``, then EOS to the end.
+
+    Example:
+        >>> batch = Copy().from_bits(torch.tensor([[1, 0, 0]]), torch.tensor([3]))
+        >>> batch.inputs.tolist(), batch.targets.tolist()
+        ([[4, 1, 0, 0, 2, 3, 3, 3]], [[-100, -100, -100, -100, 1, 0, 0, 2]])
+    """
+
+    name = "copy"
+    question = "copy of {}"
+
+    def describe(self) -> str:
+        return "The n bits again, answered from the '=' sign on and closed by EOS."
+
+    def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        return prompt, n
+
+
+@settings
+class Parity(BitPrompt):
+    """Whether the number of ones is odd; see :class:`BitPrompt` for format and distributions.
+
+    At the ``=`` the parity bit is asked for, then EOS to the end.
+
+    Example:
+        >>> batch = Parity().from_bits(torch.tensor([[1, 0, 1, 1]]), torch.tensor([4]))
+        >>> batch.inputs.tolist(), batch.targets.tolist()
+        ([[4, 1, 0, 1, 1, 2, 3]], [[-100, -100, -100, -100, -100, 1, 2]])
+    """
+
+    name = "parity"
+    question = "parity of {}"
+
+    def answer_length(self, n: int) -> int:
+        return 1
+
+    def describe(self) -> str:
+        return "Parity of n bits, answered at the '=' sign and closed by EOS."
+
+    def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        return (prompt == 1).sum(dim=1, keepdim=True) % 2, torch.ones_like(n)
+
+
+@settings
+class BinarySum(BitPrompt):
+    """The number of ones; see :class:`BitPrompt` for the format and the distributions.
+
+    The answer is that number in binary, least significant bit first, without leading zeros (a
+    single 0 if there are no ones), then EOS to the end.
+
+    Example:
+        >>> batch = BinarySum().from_bits(torch.tensor([[1, 1, 0, 1, 1, 1]]), torch.tensor([6]))
+        >>> batch.inputs.tolist(), batch.targets[0, 7:].tolist()    # 5 = 101
+        ([[4, 1, 1, 0, 1, 1, 1, 2, 3, 3, 3]], [1, 0, 1, 2])
+    """
+
+    name = "binary_sum"
+    question = "ones in {}"
+    least_first = ("answer",)
+
+    def answer_length(self, n: int) -> int:
+        return n.bit_length()
+
+    def describe(self) -> str:
+        return "How many of n bits are ones, in binary, from the '=' sign on and closed by EOS."
+
+    def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        ones = (prompt == 1).sum(dim=1)
+        place = torch.arange(max(int(ones.max()).bit_length(), 1), device=prompt.device)
+        shifted = ones[:, None] >> place  # [batch, place]: the number without its lower bits
+        return shifted & 1, (shifted > 0).sum(dim=1).clamp(min=1)
+
+
+@settings
+class UniqueSet(FullOutput):
+    """The distinct ones of n symbols, by first appearance: ``BOS s_1 … s_n = EOS …``. T(n) = n.
+
+    Tokens: the symbols 0 .. n_symbols - 1, ``=``, EOS (which is also the padding), BOS. Output
+    classes: the symbols, then EOS.
+
+    Distributions: ``"uniform"`` (independent symbols), ``"few"`` (each example uses at most 4 of
+    them, so most are seen before), ``"distinct"`` (a random order of the symbols, again and
+    again: no two of the first n_symbols are equal), ``"varied"`` (each example draws how many of
+    them it uses at most: k of N with probability ``log(1 + 1/k) / log(N + 1)``).
+
+    Args:
+        n_symbols: Size of the alphabet.
+
+    Raises:
+        ConfigError: ``n_symbols`` is not an integer of at least 1.
+
+    Source: arXiv 2409.15647.
+
+    Example:
+        >>> task = UniqueSet(n_symbols=9)
+        >>> batch = task.from_symbols(torch.tensor([[7, 2, 7, 5]]), torch.tensor([4]))
+        >>> batch.inputs.tolist(), batch.targets[0, 5:].tolist()
+        ([[11, 7, 2, 7, 5, 9, 10, 10, 10, 10]], [7, 2, 5, 9, 9])
+    """
+
+    name = "unique_set"
+    question = "distinct ones of {}"
+    distributions = ("uniform", "few", "distinct", "varied")
+
+    n_symbols: PositiveInt = 50
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return tuple(f"s{i}" for i in range(self.n_symbols))
+
+    @property
+    def n_answer_symbols(self) -> int:
+        return self.n_symbols
+
+    def describe(self) -> str:
+        return f"The distinct ones of n symbols (of {self.n_symbols}), by first appearance."
+
+    def from_symbols(self, symbols: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
+        """The batch of given symbols; only the first ``n`` of each row count.
+
+        Raises:
+            InputError: a symbol is not of the alphabet, or a length does not fit.
+        """
+        check_digits(symbols, n, self.n_symbols, "symbols")
+        return self._batch([(symbols, n)], n, n.clone())
+
+    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
+        rows, width = len(n), int(n.max())
+        drawn = integers(0, self.n_symbols, (rows, width), generator)
+        order = uniform((rows, self.n_symbols), generator).argsort(1)
+        if kind == "few":
+            drawn = order.gather(1, drawn % min(4, self.n_symbols))
+        elif kind == "distinct":
+            drawn = order[:, torch.arange(width, device=n.device) % self.n_symbols]
+        elif kind == "varied":
+            share = uniform((rows, 1), generator)
+            used = ((self.n_symbols + 1) ** share).long().clamp(max=self.n_symbols)
+            drawn = order.gather(1, drawn % used)
+        return self.from_symbols(drawn, n)
+
+    def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        # [batch, pos, earlier pos]: whether the symbol stood there before
+        repeated = (prompt[:, :, None] == prompt[:, None, :]).tril(diagonal=-1)
+        new = ~repeated.any(dim=2) & inside(n, prompt.shape[1])
+        order = (~new).long().argsort(dim=1, stable=True)  # new symbols first, each in its order
+        return prompt.gather(1, order), new.sum(dim=1)

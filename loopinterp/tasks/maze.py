@@ -1,4 +1,4 @@
-"""The path through a maze, every cell asked at once."""
+"""The path through a maze, answered at every cell at once."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError
-from loopinterp.settings import settings
-from loopinterp.tasks.examples_in_words import spell
-from loopinterp.tasks.maze_walks import WAYS, farthest, fill_dead_ends, grow, next_to
-from loopinterp.tasks.sampling import Sampler, check_length, check_tokens
+from loopinterp.core.errors import InputError
+from loopinterp.core.settings import settings
+from loopinterp.tasks.sampling import Sampler, check_length, check_tokens, uniform
 from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.words import spell
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
+
+WAYS = ((-1, 0), (0, 1), (1, 0), (0, -1))
+"""Up, right, down, left: rows down and columns right."""
+
 
 START, GOAL, PAD = 16, 32, 64
 """Added to the passages of a cell; and what stands beside a smaller maze."""
@@ -87,11 +90,11 @@ class Maze(Sampler):
             for (down, right), bit in zip(WAYS, _PASSAGES):
                 if token & bit:
                     picture[i + down][j + right] = _OPEN[0]
-        said = "/".join(map("".join, picture)) + " ="
+        maze = "/".join(map("".join, picture)) + " ="
         if answer is None:
-            return said
+            return maze
         rows = spell([answer[at] for at in inside], "01")
-        return f"{said} {'/'.join(rows[k : k + size] for k in range(0, len(rows), size))}"
+        return f"{maze} {'/'.join(rows[k : k + size] for k in range(0, len(rows), size))}"
 
     def encode(self, pictures: Sequence[str]) -> Batch:
         """The batch of given pictures, of any sizes: rows of ``#`` (wall), ``.``, ``S`` and ``G``.
@@ -103,14 +106,14 @@ class Maze(Sampler):
         Raises:
             InputError: no picture, other signs, or no maze with one path between one S and one G.
         """
-        made = [self._read(picture) for picture in pictures]
-        if not made:
+        mazes = [self._read(picture) for picture in pictures]
+        if not mazes:
             raise self._refused("at least one picture", "none")
-        width = max(map(len, made))
-        tokens = torch.full((len(made), width, width), PAD)
-        for row, cells in enumerate(made):
+        width = max(map(len, mazes))
+        tokens = torch.full((len(mazes), width, width), PAD)
+        for row, cells in enumerate(mazes):
             tokens[row, : len(cells), : len(cells)] = torch.tensor(cells)
-        return self._asked(tokens.flatten(1), self.targets(tokens.flatten(1)))
+        return self._batch(tokens.flatten(1), self.targets(tokens.flatten(1)))
 
     def _read(self, picture: str) -> list[list[int]]:
         rows = picture.strip().replace("\n", "/").split("/")
@@ -163,19 +166,20 @@ class Maze(Sampler):
         size = there[:, 0].sum(1)
         line = torch.arange(width, device=tokens.device) < size[:, None]
         square = (there == (line[:, :, None] & line[:, None])).flatten(1).all(1) & (size > 0)
+        # [batch, way, row, column]
         bits = torch.tensor(_PASSAGES, device=tokens.device)[:, None, None]
         passages = (cells[:, None] & bits > 0) & there[:, None]
         start, goal = ((cells & mark > 0) & there for mark in (START, GOAL))
         ends = [(mark.flatten(1).sum(1) == 1) for mark in (start, goal)]
         # A tree has one passage less than cells, and is all dead ends but for one cell. What a way
         # out of the grid would lead to on the other side of it has no way back.
-        back = torch.stack([next_to(passages[:, way - 2])[:, way] for way in range(4)], 1)
+        back = torch.stack([_next_to(passages[:, way - 2])[:, way] for way in range(4)], 1)
         edge = torch.zeros_like(passages)
         edge[:, 0, 0] = edge[:, 1, :, -1] = edge[:, 2, -1] = edge[:, 3, :, 0] = True
-        whole = ((passages == back) & ~(passages & edge)).flatten(1).all(1)
+        mutual = ((passages == back) & ~(passages & edge)).flatten(1).all(1)
         few = passages.flatten(1).sum(1) == 2 * (size**2 - 1)
         left, _ = fill_dead_ends(passages, start)
-        fine = square & ends[0] & ends[1] & whole & few & (left == start).flatten(1).all(1)
+        fine = square & ends[0] & ends[1] & mutual & few & (left == start).flatten(1).all(1)
         if not bool(fine.all()):
             row = int((~fine).nonzero()[0])
             expected = "in each row a maze with one path between any two cells, one start, one goal"
@@ -186,7 +190,7 @@ class Maze(Sampler):
         fix = "Pass inputs of Maze().sample(...), or pictures like '#####/#S..#/###.#/#G..#/#####'."
         return InputError("mazes", expected=expected, given=given, fix=fix)
 
-    def _asked(self, tokens: Tensor, answer: Tensor) -> Batch:
+    def _batch(self, tokens: Tensor, answer: Tensor) -> Batch:
         n = (tokens != PAD).sum(1).double().sqrt().long()
         return Batch(tokens, answer, n, n**2, self)
 
@@ -195,9 +199,7 @@ class Maze(Sampler):
         width = passages.shape[-1]
         line = torch.arange(width, device=n.device) < n[:, None]
         there = line[:, :, None] & line[:, None]
-        luck = torch.rand(
-            there.shape, generator=generator, device=n.device, dtype=torch.float32
-        ).masked_fill(~there, -1)
+        luck = uniform(there.shape, generator).masked_fill(~there, -1)
         start, goal = self._two(luck)
         if kind == "far":
             goal = farthest(passages, start)
@@ -205,7 +207,7 @@ class Maze(Sampler):
         bits = torch.tensor(_PASSAGES, device=n.device)[:, None, None]
         cells = (passages * bits).sum(1) + START * start + GOAL * goal
         path, _ = fill_dead_ends(passages, start | goal)
-        return self._asked(cells.masked_fill(~there, PAD).flatten(1), _answer(path, there))
+        return self._batch(cells.masked_fill(~there, PAD).flatten(1), _answer(path, there))
 
     @staticmethod
     def _two(luck: Tensor) -> tuple[Bool[Tensor, "batch row column"], Tensor]:
@@ -221,3 +223,102 @@ class Maze(Sampler):
 
 def _answer(path: Tensor, there: Tensor) -> Int[Tensor, "batch pos"]:
     return path.long().masked_fill(~there, IGNORE).flatten(1)
+
+
+def _next_to(marks: Bool[Tensor, "batch row column"]) -> Bool[Tensor, "batch 4 row column"]:
+    """Whether the neighbour in each way is marked; borders are open, and joined to the other side.
+
+    Example:
+        >>> _next_to(torch.tensor([[[True, False, False]]]))[0, :, 0].int().tolist()
+        [[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
+    """
+    return torch.stack([marks.roll((-down, -right), (1, 2)) for down, right in WAYS], 1)
+
+
+def grow(
+    n: Int[Tensor, " batch"], generator: torch.Generator
+) -> Bool[Tensor, "batch 4 row column"]:
+    """Passages of random mazes of ``n x n`` cells: a random walk that goes back from dead ends.
+
+    Each is a tree, so that one path leads from any cell to any other. A smaller maze lies in the
+    upper left corner.
+    """
+    width, rows, device = int(n.max()), torch.arange(len(n), device=n.device), n.device
+    step = torch.tensor([down * width + right for down, right in WAYS], device=device)
+    line = torch.arange(width, device=device)
+    stays = {by: (line + by >= 0) & (line + by < width) for by in (-1, 0, 1)}
+    # [cell, way]: whether the way stays inside
+    inside = torch.stack([stays[down][:, None] & stays[right] for down, right in WAYS], 2)
+    inside = inside.flatten(0, 1)
+    small = line < n[:, None]  # [batch, line]: whether a line is in the maze
+    visited = ~(small[:, :, None] & small[:, None]).flatten(1)
+    passages = torch.zeros((len(n), width**2, 4), dtype=torch.bool, device=device)
+    row, column = (uniform((2, len(n)), generator) * n).long()
+    here = row * width + column
+    visited[rows, here] = True
+    # [batch, step]: the cells that lead to the present one, to which a dead end goes back
+    stack, depth = torch.zeros((len(n), width**2), dtype=torch.long, device=device), here * 0
+    # Each cell but the first is entered once, and left once for good.
+    for _ in range(2 * (width**2 - 1)):
+        there = here[:, None] + step
+        # [batch, way]: neighbours inside the maze that were not visited
+        free = inside[here] & ~visited.gather(1, there.clamp(0, width**2 - 1))
+        luck = uniform(free.shape, generator)
+        way = luck.masked_fill(~free, -1).argmax(1)
+        goes = free.any(1)
+        there = there[rows, way]
+        on = rows[goes]
+        passages[on, here[on], way[on]] = True
+        passages[on, there[on], (way[on] + 2) % 4] = True
+        visited[on, there[on]] = True
+        stack[rows, depth] = here
+        back = stack[rows, (depth - 1).clamp(min=0)]
+        depth = torch.where(goes, depth + 1, depth - 1).clamp(min=0)
+        here = torch.where(goes, there, back)
+    return passages.view(len(n), width, width, 4).permute(0, 3, 1, 2).contiguous()
+
+
+def fill_dead_ends(
+    passages: Bool[Tensor, "batch 4 row column"], keep: Bool[Tensor, "batch row column"]
+) -> tuple[Bool[Tensor, "batch row column"], Int[Tensor, " batch"]]:
+    """Fill all dead ends at once, again and again: what is left, and how many rounds that took.
+
+    A dead end is a cell with at most one passage to a cell that is not filled.
+
+    Args:
+        passages: Of each cell up, right, down and left.
+        keep: Cells that are never filled.
+
+    Example:
+        >>> across = torch.zeros(1, 4, 1, 3, dtype=torch.bool)
+        >>> across[0, 1, 0, :2] = across[0, 3, 0, 1:] = True
+        >>> left, rounds = fill_dead_ends(across, torch.tensor([[[True, False, False]]]))
+        >>> left.tolist(), rounds.tolist()
+        ([[[True, False, False]]], [2])
+    """
+    left = passages.any(1) | keep
+    rounds = torch.zeros_like(left[:, 0, 0], dtype=torch.long)
+    while True:
+        dead = left & ~keep & ((passages & _next_to(left)).sum(1) <= 1)
+        if not bool(dead.any()):
+            return left, rounds
+        left, rounds = left & ~dead, rounds + dead.flatten(1).any(1)
+
+
+def farthest(
+    passages: Bool[Tensor, "batch 4 row column"], start: Bool[Tensor, "batch row column"]
+) -> Bool[Tensor, "batch row column"]:
+    """One of the cells that are the most steps away from the start."""
+    seen = last = start
+    while bool(last.any()):
+        new = (passages & _next_to(last)).any(1) & ~seen
+        # A maze that has no further cell keeps those of the step before.
+        more = new.flatten(1).any(1)[:, None, None]
+        start, seen, last = torch.where(more, new, start), seen | new, new
+    return first_of(start)
+
+
+def first_of(cells: Bool[Tensor, "batch row column"]) -> Bool[Tensor, "batch row column"]:
+    """The first of the marked cells."""
+    flat = cells.flatten(1)
+    return (flat & (flat.cumsum(1) == 1)).view_as(cells)

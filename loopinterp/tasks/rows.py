@@ -1,14 +1,16 @@
-"""Sequences of different lengths in one tensor: putting parts one after another, and cutting."""
+"""Rows of tokens: joined, cut and read; integers as rows of digits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import reprlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import pad
 
-from loopinterp.tasks.sampling import inside
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.tasks.sampling import check_length, inside
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -23,7 +25,7 @@ def join(
     Args:
         parts: Values, and how many of each row count.
         width: Columns of the result, at least the longest row.
-        fill: What stands after the last part.
+        fill: The value after the last part.
 
     Example:
         >>> a, b = torch.tensor([[1, 2], [3, 0]]), torch.tensor([[7], [8]])
@@ -42,14 +44,14 @@ def pack(
     width: int,
     fill: int,
 ) -> Int[Tensor, "batch width"]:
-    """What is kept of each row, without gaps, and ``fill`` up to the width.
+    """The kept values of each row without gaps, and ``fill`` up to the width.
 
     Example:
         >>> values = torch.tensor([[1, 2, 3], [4, 5, 6]])
         >>> pack(values, values % 2 == 0, width=3, fill=0).tolist()
         [[2, 0, 0], [4, 6, 0]]
     """
-    # What is not kept goes to one more column, which is dropped.
+    # Values that are not kept go to one more column, which is dropped.
     at = torch.where(keep, keep.cumsum(dim=1) - 1, width)
     out = values.new_full((len(values), width + 1), fill)
     return out.scatter_(1, at, values)[:, :width]
@@ -61,7 +63,7 @@ def put(
     start: Int[Tensor, " batch"],
     length: Int[Tensor, " batch"],
 ) -> Int[Tensor, "batch width"]:
-    """The rows with ``length`` of the values in place of what they have from ``start`` on.
+    """The rows with ``length`` of the values written over them from ``start`` on.
 
     Example:
         >>> rows, values = torch.zeros(2, 4, dtype=torch.int64), torch.tensor([[1, 2], [3, 4]])
@@ -69,8 +71,8 @@ def put(
         [[0, 1, 0, 0], [0, 0, 0, 3]]
     """
     width = rows.shape[1]
-    at = start[:, None] + torch.arange(values.shape[1], device=rows.device)
-    # What does not count, or is beyond the row's end, goes to one more column, which is dropped.
+    at = start[:, None] + torch.arange(values.shape[1], device=rows.device)  # [batch, longest]
+    # Values that do not count, or are beyond the row's end, go to one more column: dropped.
     at = torch.where(inside(length, values.shape[1]) & (at < width), at, width)
     return pad(rows, (0, 1)).scatter_(1, at, values)[:, :width]
 
@@ -100,8 +102,9 @@ def places(marks: Bool[Tensor, "batch width"], most: int) -> Int[Tensor, "batch 
     """
     column = torch.arange(marks.shape[1], device=marks.device)
     at = torch.where(marks, marks.cumsum(dim=1) - 1, most).clamp(max=most)
-    found = column.new_zeros((len(marks), most + 1))
-    return found.scatter_(1, at, column.expand_as(at))[:, :most]
+    # Marks beyond the first ``most`` go to one more column, which is dropped.
+    columns = column.new_zeros((len(marks), most + 1))
+    return columns.scatter_(1, at, column.expand_as(at))[:, :most]
 
 
 def split(
@@ -110,7 +113,7 @@ def split(
     """The parts of each row between its ``ends``, padded with zeros; and how long each is.
 
     Args:
-        rows: What is split.
+        rows: The rows.
         ends: The column after each part, which belongs to none; 0 where there are no more parts.
 
     Example:
@@ -118,6 +121,7 @@ def split(
         (tensor([[[1, 2],
                  [3, 0]]]), tensor([[2, 1]]))
     """
+    # [batch, part]: each part starts one column after the end of the part before
     start = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1] + 1], dim=1)
     length = (ends - start).clamp(min=0)
     longest = max(int(length.max()), 1)
@@ -129,3 +133,160 @@ def split(
 def same(symbol: int, like: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
     """A part of one symbol, the same in every row."""
     return torch.full_like(like, symbol)[:, None], torch.ones_like(like)
+
+
+def operand_digits(
+    operands: Sequence[Sequence[int]], *n: int, base: int = 2
+) -> tuple[Int[Tensor, "example _"], ...]:
+    """The digits of the first operands, of the second, and so on: ``n`` of each; the least first.
+
+    Raises:
+        InputError: they are not as many operands, or a number does not fit in its digits.
+
+    Example:
+        >>> a, b = operand_digits([(6, 1), (1, 0)], 3, 2)
+        >>> a.tolist(), b.tolist()
+        ([[0, 1, 1], [1, 0, 0]], [[1, 0], [0, 0]])
+    """
+    columns = zip(*check_operands(operands, len(n)))
+    return tuple(to_digits(column, k, base) for column, k in zip(columns, n))
+
+
+def check_operands(operands: Iterable[Any], n: int = 2) -> list[tuple[Any, ...]]:
+    """The operands as tuples of ``n``; raise unless they are tuples, lists or rows of arrays."""
+    try:
+        rows = [tuple(example) for example in operands]
+    except TypeError:  # not a sequence, or not of sequences
+        rows = []
+    if not rows or any(len(example) != n for example in rows):
+        kind, several = ("pair", "pairs") if n == 2 else (f"list of {n}", f"lists of {n}")
+        raise InputError(
+            "operands",
+            expected=f"at least one {kind} of integers, and nothing but {several}",
+            given=reprlib.repr(operands),
+            fix=f"Pass e.g. [{tuple(range(3, 3 + 2 * n, 2))}].",
+        )
+    return rows
+
+
+def to_digits(numbers: Sequence[int], n: int, base: int) -> Int[Tensor, "number n"]:
+    """The ``n`` digits of each number, the least significant first.
+
+    Raises:
+        InputError: a number is no integer of at least 0, or does not fit.
+    """
+    most = base ** check_length(n) - 1
+    fix = f"It must fit in {n} digits to base {base}: pass a larger n, or a smaller number."
+    integers = [check_integer("operand", x, least=0, most=most, fix=fix) for x in numbers]
+    return torch.tensor([[x // base**k % base for k in range(n)] for x in integers])
+
+
+def carry_over(columns: Int[Tensor, "batch width"], base: int) -> Int[Tensor, "batch width"]:
+    """Digits of numbers given as column sums, least significant first; carries are resolved.
+
+    The carry out of the last column is dropped.
+
+    Example:
+        >>> carry_over(torch.tensor([[12, 9, 0]]), 10).tolist()
+        [[2, 0, 1]]
+    """
+    carry = torch.zeros_like(columns[:, 0])
+    digits = []
+    for column in columns.unbind(dim=1):
+        total = column + carry
+        digits.append(total % base)
+        carry = total // base
+    return torch.stack(digits, dim=1)
+
+
+def product_digits(
+    a: Int[Tensor, "batch width_a"], b: Int[Tensor, "batch width_b"], base: int
+) -> Int[Tensor, "batch width"]:
+    """Digits of the products, the least significant first, as many as both factors together.
+
+    Example:
+        >>> product_digits(torch.tensor([[5, 2]]), torch.tensor([[4, 1]]), 10).tolist()  # 25 * 14
+        [[0, 5, 3, 0]]
+    """
+    # Long multiplication: [batch, width] sums of columns, carried over at the end.
+    columns = b.new_zeros((len(b), a.shape[1] + b.shape[1]))
+    for i in range(a.shape[1]):
+        columns[:, i : i + b.shape[1]] += a[:, i : i + 1] * b
+    return carry_over(columns, base)
+
+
+def n_significant(digits: Int[Tensor, "batch width"]) -> Int[Tensor, " batch"]:
+    """How many digits (least significant first) each number has without leading zeros; 0 of 0.
+
+    Example:
+        >>> n_significant(torch.tensor([[3, 0, 1, 0], [0, 0, 0, 0]])).tolist()
+        [3, 0]
+    """
+    column = torch.arange(1, digits.shape[1] + 1, device=digits.device)
+    return ((digits > 0) * column).amax(dim=1)
+
+
+def lead(
+    digits: Int[Tensor, "*batch width"],
+    n_digits: Int[Tensor, "*batch"],
+    first: Int[Tensor, "*batch"],
+) -> Int[Tensor, "*batch width"]:
+    """Numbers of ``n_digits`` (least significant first) with another leading digit.
+
+    Numbers of one digit stay as they are, as a single 0 is well written.
+
+    Example:
+        >>> digits, n_digits = torch.tensor([[4, 0, 9], [0, 9, 9]]), torch.tensor([2, 1])
+        >>> lead(digits, n_digits, torch.tensor([7, 7])).tolist()
+        [[4, 7, 9], [0, 9, 9]]
+    """
+    at = (n_digits - 1)[..., None]  # the place of the leading digit
+    fresh = torch.where(at > 0, first[..., None], digits.gather(-1, at))
+    return digits.scatter(-1, at, fresh)
+
+
+def place_of_equals(
+    equals: int, tokens: Int[Tensor, "batch pos"], task: str
+) -> Int[Tensor, " batch"]:
+    """Where each row has its ``=`` (token ``equals``), of which it must have one."""
+    marks = tokens == equals
+    if not bool((marks.sum(dim=1) == 1).all()):
+        raise malformed(task, f"one '=' (token {equals})")
+    return marks.long().argmax(dim=1)
+
+
+def operands_of(
+    prompt: Int[Tensor, "batch width"],
+    n: Int[Tensor, " batch"],
+    *,
+    operator: int,
+    base: int,
+    task: str,
+    n_operands: int = 2,
+) -> tuple[Int[Tensor, "batch operand longest"], Int[Tensor, "batch operand"]]:
+    """The digits of the operands in the first ``n`` symbols of each prompt; how many each has.
+
+    Raises where a row has another number of operators, no digit on a side of one, or an operand
+    with something else in it.
+    """
+    marks = (prompt == operator) & inside(n, prompt.shape[1])
+    if not bool((marks.sum(dim=1) == n_operands - 1).all()):
+        number = "one operator" if n_operands == 2 else f"{n_operands - 1} operators"
+        raise malformed(task, f"{number} (token {operator})")
+    ends = torch.cat([places(marks, n_operands - 1), n[:, None]], dim=1)
+    digits, n_digits = split(prompt, ends)
+    if not bool((n_digits > 0).all()):
+        raise malformed(task, "a digit on both sides of each operator, and then the '='")
+    if digits.numel() and int(digits.max()) >= base:
+        raise malformed(task, f"operands of digits 0..{base - 1} alone")
+    return digits, n_digits
+
+
+def malformed(task: str, expected: str) -> InputError:
+    """The error for inputs of which a row is not what a task writes."""
+    return InputError(
+        f"inputs of task {task}",
+        expected=f"{expected} in every row",
+        given="a row without",
+        fix="Pass the tokens of a batch of this task.",
+    )

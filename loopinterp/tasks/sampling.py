@@ -1,18 +1,18 @@
-"""What the samplers share: their arguments and the checks of them, lengths, and random bits."""
+"""Drawing batches: the base of all tasks, the data of studies, checks of lengths and tokens."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.errors import InputError, check_choice, check_integer
-from loopinterp.settings import Settings
-from loopinterp.tasks.batch_checks import describe_tensor
-from loopinterp.tasks.examples_in_words import InWords
-from loopinterp.tasks.task import Batch, inputs_of
+from loopinterp.core.errors import InputError, check_choice, check_integer, check_seed
+from loopinterp.core.settings import Settings
+from loopinterp.tasks.task import IGNORE, Batch, check_values, describe_tensor, inputs_of, is_task
+from loopinterp.tasks.words import InWords
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
     from loopinterp.tasks.task import Task
 
+_LENGTH, _EXAMPLES = 8, 64
+"""Problem length and number of the examples that are drawn by default."""
 
-BIASES = (0.05, 0.5, 0.95)
-"""Probabilities of a one among which each example of the ``"biased"`` distribution draws."""
+MOST_TOKENS, _MOST_STEPS = 2**27, 10**11
+"""Positions drawn at once (1 GiB), and times loops; more is taken for a slip."""
 
 
 class Sampler(Settings, InWords, ABC):
@@ -68,14 +70,148 @@ class Sampler(Settings, InWords, ABC):
         return self._draw(kind, lengths(n, batch_size=batch_size, generator=generator), generator)
 
 
+def as_batch(
+    data: object,
+    *,
+    n: int | None = None,
+    batch_size: int | None = None,
+    examples: int = _EXAMPLES,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Batch:
+    """The batch that a study is given, or one drawn from a task; T(n) is then the task's.
+
+    Args:
+        data: A batch, which is taken as it is, or a task.
+        n: Problem length of the examples drawn from a task; 8 by default.
+        batch_size: Number of examples drawn from a task; ``examples`` by default.
+        examples: The default of a study for ``batch_size``.
+        seed: Seed of the drawn examples.
+        device: Where the drawn examples are put.
+
+    Raises:
+        InputError: neither a batch nor a task, a batch with ``n`` or ``batch_size``, or more than
+            can be drawn at once.
+
+    Example:
+        >>> from loopinterp.tasks import Addition
+        >>> as_batch(Addition(), n=5, batch_size=2)
+        Batch(examples=2, n=5, n_loops=6, inputs=int64[2, 6])
+    """
+    if is_task(data):
+        generator = torch.Generator().manual_seed(check_seed(seed))
+        size = check_integer("batch_size", examples if batch_size is None else batch_size, least=1)
+        length = check_length(_LENGTH if n is None else n)
+        check_size(data, length, size, "n, batch_size")
+        batch = data.sample(length, batch_size=size, generator=generator)
+        return replace(batch, task=data).to(device)  # a task of a user's own may leave it out
+    if not isinstance(data, Batch):
+        raise _no_task("data", "a Batch, or a task to draw one from", data)
+    for name, value in (("n", n), ("batch_size", batch_size)):
+        if value is not None:
+            raise InputError(
+                name,
+                expected=f"no {name} beside a batch, whose examples are there already",
+                given=repr(value),
+                fix=f"Leave {name} out, or pass the task instead of the batch.",
+            )
+    check_values(data)
+    if data.inputs.numel() == 0:
+        raise InputError(
+            "data",
+            expected="a batch of at least one example and position",
+            given=f"inputs of shape {list(data.inputs.shape)}",
+            fix="Draw it with task.sample(n, batch_size=..., generator=...).",
+        )
+    return data
+
+
+def as_batches(data: object, *, n: int | Sequence[int] | None = None, **drawn: Any) -> list[Batch]:
+    """One batch or several; from each task, one of each length in ``n``. See :func:`as_batch`.
+
+    Raises:
+        InputError: as :func:`as_batch`, or an empty list of batches or of lengths.
+    """
+    several = data if isinstance(data, (list, tuple)) else [data]
+    each: Any = n if isinstance(n, (list, tuple, range)) else [n]
+    if not several or not each:
+        expected = "a Batch or a task, or a list of them; with a task, a length n or a list of them"
+        raise InputError("data", expected=expected, given="an empty list", fix=_fix(data))
+    return [as_batch(one, n=length, **drawn) for one in several for length in each]
+
+
+def as_prompts(tokens: Int[Tensor, "batch pos"], *, n_loops: int) -> Batch:
+    """Prompts of a language model as a batch: the right output of each token is the next one.
+
+    Args:
+        tokens: A tokenizer's output, all of one length.
+        n_loops: Loops after which the answer is read.
+
+    Raises:
+        InputError: no integers ``[batch, pos]`` of two positions or more.
+
+    Example:
+        >>> as_prompts(torch.tensor([[5, 3, 8]]), n_loops=4).targets
+        tensor([[   3,    8, -100]])
+    """
+    check_integer("n_loops", n_loops, least=0)
+    numbers = isinstance(tokens, torch.Tensor) and tokens.dtype in (torch.int32, torch.int64)
+    if not numbers or tokens.dim() != 2 or tokens.shape[1] < 2:
+        expected = "integers [batch, pos], of two positions or more"
+        fix = "Pass tokenizer(texts, return_tensors='pt')['input_ids']."
+        raise InputError("tokens", expected=expected, given=_kind(tokens), fix=fix)
+    targets = tokens.long().roll(-1, dims=1)
+    targets[:, -1] = IGNORE
+    each = torch.ones(len(tokens), dtype=torch.int64, device=tokens.device)
+    return Batch(tokens, targets, each * tokens.shape[1], each * n_loops)
+
+
+def need_asked(batch: Batch) -> None:
+    """Raise unless each example has a target: an answer to nothing would count as right.
+
+    Raises:
+        InputError: no examples, or one whose targets are all ``IGNORE``.
+    """
+    missing = (batch.targets == IGNORE).all(dim=1).nonzero().flatten().tolist()
+    if len(batch) == 0 or missing:
+        raise InputError(
+            "batch",
+            expected="examples that each have a position with a target",
+            given="no examples" if len(batch) == 0 else f"none in examples {missing[:8]}",
+            fix="Leave those examples out, or sample the batch from a task.",
+        )
+
+
+def need_task(task: object) -> None:
+    """Raise unless an object is a task."""
+    if not is_task(task):
+        raise _no_task("task", "a task", task)
+
+
+def _no_task(what: str, expected: str, data: object) -> InputError:
+    return InputError(what, expected=expected, given=_kind(data), fix=_fix(data))
+
+
+def _kind(data: object) -> str:
+    if isinstance(data, type):
+        return f"the class {data.__name__} itself"
+    if isinstance(data, torch.Tensor):
+        return f"a tensor, {describe_tensor(data)}"
+    return repr(data) if isinstance(data, str) else f"a {type(data).__name__}"
+
+
+def _fix(data: object) -> str:
+    if isinstance(data, str):
+        return f"Pass get_task({data!r}), or a batch drawn from it."
+    if isinstance(data, type):
+        return f"Pass {data.__name__}()."
+    return "Draw one with task.sample(n, batch_size=..., generator=...), or pass the task itself."
+
+
 def check_length(n: int) -> int:
     """Return ``n``; raise unless it is a problem length, an integer of at least 1."""
     fix = "Pass a problem length, e.g. n=8."
     return check_integer("n", n, least=1, far=MOST_TOKENS, fix=fix)
-
-
-MOST_TOKENS, MOST_STEPS = 2**27, 10**11
-"""Positions drawn at once (1 GiB), and times loops; more is taken for a slip."""
 
 
 def longest_length(task: Task, n: int) -> int:
@@ -96,11 +232,11 @@ def check_size(task: Task, n: int, n_examples: int, what: str) -> None:
     """Raise unless so many examples of a length can be drawn at once, and run to T(n)."""
     positions = n_examples * task.n_positions(n)
     steps = positions * max(task.n_loops(n), 1)
-    if positions > MOST_TOKENS or steps > MOST_STEPS:
+    if positions > MOST_TOKENS or steps > _MOST_STEPS:
         raise InputError(
             what,
             expected=f"examples of at most {MOST_TOKENS:,} positions together, which are "
-            f"{MOST_STEPS:,} times loops",
+            f"{_MOST_STEPS:,} times loops",
             given=f"{n_examples:,} of length {n:,}: {positions:,} positions, {steps:,} times loops",
             fix="Take shorter ones, or fewer.",
         )
@@ -122,13 +258,8 @@ def lengths(
             fix="Pass generator=torch.Generator().manual_seed(0).",
         )
     if not isinstance(n, torch.Tensor):
-        size = check_integer(
-            "batch_size",
-            batch_size,
-            least=1,
-            far=MOST_TOKENS,
-            fix="Pass batch_size=64, or a tensor with one length per example as n.",
-        )
+        fix = "Pass batch_size=64, or a tensor with one length per example as n."
+        size = check_integer("batch_size", batch_size, least=1, far=MOST_TOKENS, fix=fix)
         return torch.full((size,), check_length(n), device=generator.device)
     if n.dtype != torch.int64 or n.ndim != 1 or n.numel() == 0 or int(n.min()) < 1:
         raise InputError(
@@ -166,23 +297,25 @@ def inside(n: Int[Tensor, "*batch"], width: int) -> Bool[Tensor, "*batch width"]
     return torch.arange(width, device=n.device) < n[..., None]
 
 
+def uniform(shape: tuple, generator: torch.Generator) -> Tensor:
+    """Numbers drawn uniformly from [0, 1), in float32 whatever the default type is."""
+    return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float32)
+
+
 def coins(
     probability: float | Tensor, shape: Sequence[int], generator: torch.Generator
 ) -> Bool[Tensor, "*shape"]:
     """Independent coins that are True with the given probability (broadcast to ``shape``)."""
-    return (
-        torch.rand(*shape, generator=generator, device=generator.device, dtype=torch.float32)
-        < probability
-    )
+    return uniform(tuple(shape), generator) < probability
 
 
 def random_bits(
     distribution: str, batch_size: int, width: int, generator: torch.Generator
 ) -> Int[Tensor, "batch width"]:
-    """Fair bits (``"uniform"``), or bits of a bias that each row draws (``"biased"``)."""
+    """Fair bits (``"uniform"``), or bits whose bias each row draws (``"biased"``)."""
     probability: float | Tensor = 0.5
     if distribution == "biased":
-        probability = choice(BIASES, (batch_size, 1), generator)
+        probability = choice((0.05, 0.5, 0.95), (batch_size, 1), generator)
     return coins(probability, (batch_size, width), generator).long()
 
 
@@ -202,8 +335,12 @@ def choice(values: Sequence[float], shape: Sequence[int], generator: torch.Gener
 def check_tokens(inputs: Batch | Tensor, d_vocab: int, what: str = "inputs") -> Tensor:
     """Return the inputs; raise unless they are tokens [batch, pos] in ``0 .. d_vocab - 1``."""
     tokens = inputs_of(inputs)
-    whole = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64 and tokens.ndim == 2
-    if not whole or (tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < d_vocab):
+    well_typed = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64
+    if (
+        not well_typed
+        or tokens.ndim != 2
+        or (tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < d_vocab)
+    ):
         raise InputError(
             what,
             expected=f"tokens in 0..{d_vocab - 1}, as int64 tokens of shape [batch, pos]",
@@ -216,8 +353,8 @@ def check_tokens(inputs: Batch | Tensor, d_vocab: int, what: str = "inputs") -> 
 def check_digits(digits: Tensor, n: Tensor, base: int, what: str) -> None:
     """Raise unless they are digits [batch, width], the first ``n`` [batch] of which count."""
     rows, width = check_tokens(digits, base, what).shape
-    whole = isinstance(n, torch.Tensor) and n.dtype == torch.int64 and n.shape == (rows,)
-    if not whole or (rows and not 1 <= int(n.min()) <= int(n.max()) <= width):
+    well_formed = isinstance(n, torch.Tensor) and n.dtype == torch.int64 and n.shape == (rows,)
+    if not well_formed or (rows and not 1 <= int(n.min()) <= int(n.max()) <= width):
         raise InputError(
             "n",
             expected=f"int64 of shape [{rows}] with lengths in 1..{width}, the width of {what}",

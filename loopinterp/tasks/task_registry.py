@@ -5,21 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-from loopinterp.errors import ConfigError, InputError, check_new_name, unknown_name
-from loopinterp.tasks.abacus_addition import AbacusAddition, AbacusSum
-from loopinterp.tasks.abacus_multiplication import AbacusMultiplication
-from loopinterp.tasks.abacus_sorting import AbacusSorting
-from loopinterp.tasks.addition import Addition
-from loopinterp.tasks.bit_prompts import BinarySum, Copy, Parity
-from loopinterp.tasks.chess_puzzles import ChessPuzzles
+from loopinterp.core.errors import ConfigError, InputError, check_new_name, unknown_name
+from loopinterp.tasks.abacus import AbacusAddition, AbacusMultiplication, AbacusSum
+from loopinterp.tasks.addition import Addition, Multiplication, TokenAddition
+from loopinterp.tasks.chess import ChessPuzzles
+from loopinterp.tasks.full_output import BinarySum, Copy, Parity, UniqueSet
 from loopinterp.tasks.maze import Maze
-from loopinterp.tasks.next_token import NextToken
-from loopinterp.tasks.prefix_sum import PrefixSum
-from loopinterp.tasks.regular_language import RegularLanguage
+from loopinterp.tasks.prefixes import PrefixSum, RegularLanguage
+from loopinterp.tasks.sorting import AbacusSorting
 from loopinterp.tasks.sudoku import Sudoku
 from loopinterp.tasks.task import Task
-from loopinterp.tasks.token_arithmetic import Multiplication, TokenAddition
-from loopinterp.tasks.unique_set import UniqueSet
+from loopinterp.tasks.token_by_token import NextToken
 
 _BUILT_IN = (
     AbacusAddition,

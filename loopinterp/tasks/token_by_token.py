@@ -1,20 +1,28 @@
-"""What the tasks with next-token prediction share: a prompt, then its answer, and what closes it.
+"""Tasks with next-token prediction, and the full-output tasks in that form.
 
-At the last sign of the prompt and at each token of the answer the next one is asked for.
+The last sign of the prompt and each token of the answer ask for the next token.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+import torch
+from pydantic import NonNegativeInt
 from torch.nn.functional import pad
 
-from loopinterp.errors import InputError
-from loopinterp.tasks.rows import put
+from loopinterp.core.errors import ConfigError, InputError, unknown_name
+from loopinterp.core.settings import settings
+from loopinterp.tasks.addition import Multiplication, TokenAddition
+from loopinterp.tasks.full_output import BinarySum, Copy, FullOutput, Parity, UniqueSet
+from loopinterp.tasks.rows import cut, join, malformed, place_of_equals, put
 from loopinterp.tasks.sampling import Sampler, check_tokens, inside
 from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.words import until
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -25,7 +33,7 @@ class TokenByToken(Sampler):
     """Base of these tasks; outputs are tokens too, so that an answer can be fed back as input.
 
     A subclass says where an answer begins and what it is (:meth:`_answer`); from that follow the
-    targets, the batches, what a decoder is given, and whether what it makes is right.
+    targets, the batches, the prompts for a decoder, and whether its answer is right.
 
     Attributes:
         symbols: A word for each token.
@@ -53,28 +61,27 @@ class TokenByToken(Sampler):
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
         """The exact next token from the last sign of the prompt to ``end``; else ``IGNORE``.
 
-        It follows from the prompt alone: what stands after it is not read, and may be wrong or
-        missing.
+        It follows from the prompt alone: tokens after it are not read, and may be wrong or missing.
 
         Raises:
             InputError: the inputs are not tokens of this task, or a prompt is malformed.
         """
         tokens = check_tokens(inputs, self.d_vocab)
-        return self._asked(*self._answer(tokens), width=tokens.shape[1])
+        return self._targets(*self._answer(tokens), width=tokens.shape[1])
 
-    def _asked(self, start: Tensor, answer: Tensor, length: Tensor, *, width: int) -> Tensor:
-        nothing = start.new_full((len(start), width), IGNORE)
-        return put(nothing, self._closed(answer, length), start, length + 1)
+    def _targets(self, start: Tensor, answer: Tensor, length: Tensor, *, width: int) -> Tensor:
+        ignored = start.new_full((len(start), width), IGNORE)
+        return put(ignored, self._with_end(answer, length), start, length + 1)
 
-    def _closed(self, answer: Tensor, length: Tensor) -> Tensor:
-        """Answers with ``end`` after what counts of them."""
+    def _with_end(self, answer: Tensor, length: Tensor) -> Tensor:
+        """Answers with ``end`` after their last token."""
         width = int(length.max()) + 1
         return pad(answer, (0, 1))[:, :width].masked_fill(~inside(length, width), self.end)
 
     def prompt_of(
         self, inputs: Batch | Tensor
     ) -> tuple[Int[Tensor, "batch longest"], Int[Tensor, " batch"]]:
-        """What a decoder is given: each prompt, padded with ``end`` on the right; its length.
+        """The prompts for a decoder, padded with ``end`` on the right; their lengths.
 
         Raises:
             InputError: as :meth:`targets`.
@@ -93,7 +100,7 @@ class TokenByToken(Sampler):
     def answers(
         self, inputs: Batch | Tensor
     ) -> tuple[Int[Tensor, "batch longest"], Int[Tensor, " batch"]]:
-        """What a decoder should make of each prompt: the answer with its ``end``; its length.
+        """The right continuation of each prompt: the answer with its ``end``; its length.
 
         Raises:
             InputError: as :meth:`targets`.
@@ -105,14 +112,14 @@ class TokenByToken(Sampler):
                     [ 3, 14, 14, 14]]), tensor([4, 2]))
         """
         _, answer, length = self._answer(check_tokens(inputs, self.d_vocab))
-        return self._closed(answer, length), length + 1
+        return self._with_end(answer, length), length + 1
 
     def is_right(
         self, inputs: Batch | Tensor, generated: Int[Tensor, "batch step"]
     ) -> Bool[Tensor, " batch"]:
         """Whether generated tokens are the answer, up to and with the first ``end`` among them.
 
-        What comes after that counts for nothing; what never ends is wrong.
+        Tokens after that do not count; an answer that never ends is wrong.
 
         Raises:
             InputError: as :meth:`targets`, or ``generated`` are no tokens.
@@ -126,8 +133,8 @@ class TokenByToken(Sampler):
         """
         answer, length = self.answers(inputs)
         missing = answer.shape[1] - generated.shape[1]
-        given = pad(check_tokens(generated, self.d_vocab, "generated"), (0, missing), value=-1)
-        return ((given == answer) | ~inside(length, answer.shape[1])).all(dim=1)
+        tokens = pad(check_tokens(generated, self.d_vocab, "generated"), (0, missing), value=-1)
+        return ((tokens == answer) | ~inside(length, answer.shape[1])).all(dim=1)
 
     def _batch(self, prompt: Tensor, n: Tensor, n_loops: Tensor | None = None) -> Batch:
         """The batch of prompts padded on the right, with their answers; T(n) by default."""
@@ -146,5 +153,157 @@ class TokenByToken(Sampler):
         if n_loops is None:
             each, which = n.unique(return_inverse=True)
             n_loops = n.new_tensor([self.n_loops(k) for k in each.tolist()])[which]
-        targets = self._asked(start, answer, length, width=width)
+        targets = self._targets(start, answer, length, width=width)
         return Batch(tokens, targets, n, n_loops, self)
+
+
+@settings
+class NextToken(TokenByToken):
+    """A full-output task answered token by token: ``BOS prompt = PAUSE … answer EOS``.
+
+    The prompt is the wrapped task's, and so are its sampler, its answers, its distributions and
+    T(n). Nothing is asked for at the ``=`` if pauses come after it: the last of them asks for the
+    first token of the answer, each token of the answer for the next one, and the last one for EOS,
+    which is in the inputs too.
+
+    Tokens: those of the wrapped task, and PAUSE after them if there are pauses; in and out, so
+    that answers are written with the prompt's symbols and EOS is the same in both. Padding is EOS.
+
+    Args:
+        of: Name of the wrapped task: any subclass of :class:`FullOutput` that has been defined.
+        of_settings: Its settings.
+        n_pause: Pause tokens between the ``=`` and the answer.
+
+    Raises:
+        ConfigError: the wrapped task is unknown, or none with full-output prediction.
+
+    Source: the baselines of arXiv 2409.15647.
+
+    Example:
+        >>> task = NextToken(of="copy", n_pause=2)
+        >>> batch = task.sample(3, batch_size=1, generator=torch.Generator().manual_seed(0))
+        >>> [task.symbols[t] for t in batch.inputs[0].tolist()]
+        ['BOS', '1', '0', '1', '=', 'PAUSE', 'PAUSE', '1', '0', '1', 'EOS']
+        >>> [task.symbols[t] if t >= 0 else '' for t in batch.targets[0].tolist()]
+        ['', '', '', '', '', '', '1', '0', '1', 'EOS', '']
+    """
+
+    name = "next_token"
+
+    of: str = "copy"
+    of_settings: dict[str, Any] = field(default_factory=dict)
+    n_pause: NonNegativeInt = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.of not in _wrappable():
+            raise unknown_name("of", self.of, _wrappable(), ConfigError)
+        self.task  # noqa: B018  (which checks its settings)
+
+    @cached_property
+    def task(self) -> FullOutput:
+        """The wrapped task."""
+        return _wrappable()[self.of](**self.of_settings)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        pause = ("PAUSE",) if self.n_pause else ()
+        return (*self.task.symbols, "=", "EOS", "BOS", *pause)
+
+    @property
+    def end(self) -> int:
+        return self.task.equals + 1
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        return self.task.distributions
+
+    def n_loops(self, n: int) -> int:
+        return self.task.n_loops(n)
+
+    def n_positions(self, n: int) -> int:
+        """Those of the wrapped task, one for each pause, and one more as EOS is in the inputs."""
+        return self.task.n_positions(n) + self.n_pause + 1
+
+    def describe(self) -> str:
+        after = f" after {self.n_pause} pause tokens" if self.n_pause else ""
+        return f"Token by token{after}: {self.task.describe()}"
+
+    def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
+        equals = row.index(self.task.equals)
+        if answer is not None:
+            classes = self.task.n_answer_symbols
+            tokens = until(answer[equals + self.n_pause :], self.end)
+            answer = [t if t < classes else IGNORE for t in tokens]
+            answer = [*[IGNORE] * equals, *answer, classes]
+        return self.task.say(row[: equals + 1], answer)
+
+    def from_batch(self, batch: Batch) -> Batch:
+        """The wrapped task's examples in this form.
+
+        Raises:
+            InputError: the batch is not one of the wrapped task.
+
+        Example:
+            >>> from loopinterp.tasks import TokenAddition
+            >>> task = NextToken(of="token_addition")
+            >>> task.decode(task.from_batch(TokenAddition().encode([(11, 6)], n=4)))
+            ['1011 + 0110 = 10001']
+        """
+        tokens = check_tokens(batch, self.task.d_vocab)
+        equals = place_of_equals(self.task.equals, tokens, self.name)
+        pauses = tokens.new_full((len(batch), self.n_pause), len(self.symbols) - 1)
+        parts = [(tokens, equals + 1), (pauses, torch.full_like(equals, self.n_pause))]
+        prompt = join(parts, width=tokens.shape[1] + self.n_pause, fill=self.end)
+        return self._batch(prompt, batch.n, batch.n_loops)
+
+    def encode(self, *operands: Any, **options: Any) -> Batch:
+        """What the wrapped task's own ``encode`` makes of its arguments, in this form.
+
+        Raises:
+            InputError: as there, or the wrapped task has none.
+        """
+        return self._rewritten("encode", *operands, **options)
+
+    def sample_operands(self, *lengths: int, batch_size: int, generator: torch.Generator) -> Batch:
+        """Operands of given lengths, as the wrapped task draws them, in this form.
+
+        Raises:
+            InputError: as there, or the wrapped task has no such sampler.
+        """
+        return self._rewritten(
+            "sample_operands", *lengths, batch_size=batch_size, generator=generator
+        )
+
+    def _rewritten(self, how: str, *args: Any, **options: Any) -> Batch:
+        make = getattr(self.task, how, None)
+        if make is None:
+            raise InputError(
+                f"{how} of task {self.name}",
+                expected=f"a wrapped task that has {how}",
+                given=f"{self.of!r}, which has none",
+                fix="Make a batch of the wrapped task, and pass it to from_batch.",
+            )
+        return self.from_batch(make(*args, **options))
+
+    def _answer(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        equals, answer, length = self.task.solve(tokens)
+        if self.n_pause:
+            pauses = cut(tokens, equals + 1, torch.full_like(equals, self.n_pause))
+            there = int(equals.max()) + self.n_pause < tokens.shape[1]
+            if not (there and bool((pauses == len(self.symbols) - 1).all())):
+                raise malformed(self.name, f"{self.n_pause} pause tokens after the '='")
+        return equals + self.n_pause, answer, length
+
+    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
+        return self.from_batch(self.task._draw(kind, n, generator))
+
+
+def _wrappable() -> dict[str, Callable[..., FullOutput]]:
+    """The classes of the tasks that can be wrapped: the library's, and a user's of their base."""
+    classes: list[type[FullOutput]] = [FullOutput]
+    for cls in classes:
+        classes += cls.__subclasses__()
+    known = {cls.name: cls for cls in classes if "name" in vars(cls)}
+    library = (BinarySum, Copy, Multiplication, Parity, TokenAddition, UniqueSet)
+    return known | {cls.name: cls for cls in library}  # their names cannot be taken

@@ -1,28 +1,39 @@
-"""How right an answer is: exact match, share of right positions, cross-entropy; by example."""
+"""How right answers are, after any number of loops; and a stopping rule that is learned from it."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from loopinterp.models.looped_model import bind
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.progress import track
+from loopinterp.models.iteration import bind
+from loopinterp.models.protocol import device_of, need_model
+from loopinterp.models.stopping import LengthLine
+from loopinterp.models.study_examples import fit_to_model, need_model_of
+from loopinterp.tasks.sampling import check_size, need_task, pick_distribution
 from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.token_by_token import TokenByToken
+from loopinterp.training.device import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.models.looped_model import LoopedModel
-    from loopinterp.tasks.task import Batch
+    from loopinterp.models.protocol import LoopedModel
+    from loopinterp.tasks.task import Batch, Task
 
 _EXAMPLES_AT_ONCE = 32
 """Few enough that the activations stay in a CPU's cache."""
 
 _Z = 1.959964
+_ROUNDING = 1e-3
+"""Change of the logits, as a share of the largest, that counts as rounding."""
 
 
 class Scores(NamedTuple):
@@ -65,8 +76,9 @@ def lowest_of(shares: Mapping[str, float]) -> Lowest:
 def scores_at(
     model: LoopedModel | Any, batch: Batch, loops: Collection[int], *, may_diverge: bool = False
 ) -> dict[int, Scores]:
-    """The scores of a batch after each of some numbers of loops, from one run of a few examples
-    at a time; no state outlives its loop, and of the answers only their scores do.
+    """The scores of a batch after each of some numbers of loops.
+
+    A few examples are run at a time, and no state or logits outlive their loop.
     """
     parts: dict[int, list[Scores]] = {loop: [] for loop in sorted(loops)}
     inputs, targets = (x.split(_EXAMPLES_AT_ONCE) for x in (batch.inputs, batch.targets))
@@ -82,29 +94,30 @@ def score(
     logits: Float[Tensor, "batch pos d_vocab_out"], targets: Int[Tensor, "batch pos"]
 ) -> Scores:
     """The scores of one readout."""
-    exact, share = right_by_example(logits.argmax(-1), targets)
-    asked = targets != IGNORE
+    exact, share = _right_by_example(logits.argmax(-1), targets)
+    has_target = targets != IGNORE
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    of_right = targets.masked_fill(~asked, 0)[..., None]
-    doubt = -logits.log_softmax(-1, dtype=dtype).gather(-1, of_right)[..., 0]
-    total = doubt.masked_fill(~asked, 0).sum(-1, dtype=torch.float64)
-    return Scores(exact, share, total / asked.sum(-1))
+    right_class = targets.masked_fill(~has_target, 0)[..., None]
+    # [batch, pos]: cross-entropy of the right class
+    doubt = -logits.log_softmax(-1, dtype=dtype).gather(-1, right_class)[..., 0]
+    total = doubt.masked_fill(~has_target, 0).sum(-1, dtype=torch.float64)
+    return Scores(exact, share, total / has_target.sum(-1))
 
 
-def right_by_example(
+def _right_by_example(
     answer: Int[Tensor, "batch pos"], targets: Int[Tensor, "batch pos"]
 ) -> tuple[Bool[Tensor, " batch"], Float[Tensor, " batch"]]:
     """Whether each example is wholly right, and the share of its positions that are."""
-    asked = targets != IGNORE
-    right = (answer == targets) & asked
-    return (right | ~asked).all(-1), right.sum(-1).double() / asked.sum(-1).double()
+    has_target = targets != IGNORE
+    right = (answer == targets) & has_target
+    return (right | ~has_target).all(-1), right.sum(-1).double() / has_target.sum(-1).double()
 
 
 def shares_right(
     answer: Int[Tensor, "batch pos"], targets: Int[Tensor, "batch pos"]
 ) -> tuple[float, float]:
     """Share of examples that are wholly right, and mean share of right positions."""
-    exact, share = right_by_example(answer, targets)
+    exact, share = _right_by_example(answer, targets)
     return float(exact.double().mean()), float(share.mean())
 
 
@@ -120,25 +133,176 @@ def perplexity_estimate(cross_entropy: Float[Tensor, " example"]) -> np.ndarray:
     """
     mean, n = cross_entropy.double().mean(), len(cross_entropy)
     error = cross_entropy.double().std() / n**0.5 if n > 1 else mean.new_tensor(torch.inf)
+    # value, low, high; a perplexity is at least 1
     ends = torch.stack([mean, (mean - _Z * error).clamp(min=0), mean + _Z * error])
     return ends.exp().cpu().numpy()
 
 
 def constant_scores(targets: Int[Tensor, "batch pos"]) -> tuple[float, float]:
-    """Exact match and share of right positions of the best answers that read nothing of the input.
+    """Exact match and share of right positions of the best answers that ignore the input.
 
-    For the share that is the likeliest class at the first position that is asked for, at the
-    second, and so on; for exact match the commonest whole answer, if that is more often right.
+    For the share: the likeliest class at the first position with a target, at the second, and so
+    on. For exact match: the commonest whole answer, if that is more often right.
 
     Example:
         >>> constant_scores(torch.tensor([[IGNORE, 0, 2], [1, 2, IGNORE]]))
         (0.5, 0.75)
     """
     answers = targets.gather(1, (targets == IGNORE).int().argsort(dim=1, stable=True))
-    asked = answers != IGNORE  # from the first position on, wherever an example's answer starts
-    weight = asked.double() / asked.sum(1, keepdim=True)
+    has_target = answers != IGNORE  # from the first column on, wherever an answer starts
+    weight = has_target.double() / has_target.sum(1, keepdim=True)
     votes = [(weight * (answers == token)).sum(0) for token in range(int(answers.max()) + 1)]
     likeliest = torch.stack(votes).argmax(0).expand_as(answers)
     exact, share = shares_right(likeliest, answers)
     commonest = int(answers.unique(dim=0, return_counts=True)[1].max()) / len(answers)
     return max(exact, commonest), share
+
+
+@torch.no_grad()
+def need_unseen_answers(task: Task, model: LoopedModel | Any, n: int) -> None:
+    """Raise if a model of a task that is answered token by token looks ahead in its input.
+
+    Inputs whose answers are replaced by other tokens must give the same logits where the first
+    token of the answer is asked for.
+
+    Raises:
+        InputError: If they do not.
+    """
+    if not isinstance(task, TokenByToken):
+        return
+    generator = torch.Generator().manual_seed(0)
+    batch = task.sample(n, batch_size=8, generator=generator).to(device_of(model))
+    batch = fit_to_model(model, batch)
+    has_target = batch.targets != IGNORE
+    first, last = has_target.int().argmax(1), int(batch.n_loops.max())
+    # The token after a position with a target is the answer to it: put another token there.
+    written = torch.nn.functional.pad(has_target[:, :-1], (1, 0))
+    known = batch.inputs[written].unique()
+    other = batch.inputs.clone()
+    other[written] = known[(torch.searchsorted(known, other[written]) + 1) % len(known)]
+
+    def first_logits(inputs: Tensor) -> Tensor:
+        bound = bind(model, inputs)
+        *_, (loop, state) = bound.run(last, may_diverge=True)
+        return bound.read(state, loop)[torch.arange(len(inputs), device=inputs.device), first]
+
+    once, changed = first_logits(batch.inputs), first_logits(other)
+    if (changed - once).abs().max() > _ROUNDING * once.abs().max():
+        raise InputError(
+            "model",
+            expected="one whose answer at a position depends on no later one, as the right answer "
+            f"stands in the input of task {task.name!r}",
+            given="logits that change with the tokens after their position",
+            fix="Let no position see a later one, as with a causal mask.",
+        )
+
+
+_SLACK = 2
+"""Loops more or fewer with which the answers should be as right, if there is such a line."""
+
+_TOLERANCE = 0.01
+"""Exact match that may be given up for slack."""
+
+
+@torch.no_grad()
+def calibrate_stopping(
+    model: LoopedModel | Any,
+    task: Task,
+    lengths: Sequence[int],
+    *,
+    distributions: Sequence[str] | None = None,
+    max_loops: int | None = None,
+    n_samples: int = 100,
+    seed: int = 0,
+) -> LengthLine:
+    """Learn on lengths of training after how many loops to stop, as a line to be extrapolated.
+
+    Exact match after every number of loops is measured at each length. Of all lines
+    ``T = slope * n_pos + offset`` that do not fall, :func:`best_line` takes the one with the
+    highest, for each distribution and for the worst of them at each length. Of these lines, those
+    that do best on the worst are kept, and of them the steepest: on random inputs alone a few
+    loops do for any length, which extrapolates to too few for long chains.
+
+    It sees right answers of training lengths, but never the task's T(n), and nothing of the
+    lengths that it is used on.
+
+    Args:
+        model: Any looped model.
+        task: What to ask it.
+        lengths: At least two problem lengths, of those that it was trained on.
+        distributions: Input distributions; all of the task if None.
+        max_loops: Loops that are tried; twice the positions of the longest input if None.
+        n_samples: Examples for each length and distribution.
+        seed: Seed of the examples, which are neither those of training nor of evaluation.
+
+    Raises:
+        InputError: If there are fewer than two lengths, one is out of range, or the model is of
+            another task or sees the answers.
+    """
+    need_model(model)
+    need_task(task)
+    need_model_of(task, model)
+    cells = sorted(set(lengths))
+    names = list(distributions or task.distributions)
+    for name in names:
+        pick_distribution(task, name)
+    check_integer("n_samples", n_samples, least=1)
+    if len(cells) < 2:
+        fix = "Pass e.g. range(1, run.cutoff + 1)."
+        raise InputError("lengths", expected="at least two", given=str(cells), fix=fix)
+    check_size(task, cells[-1], n_samples, "lengths, n_samples")
+    need_unseen_answers(task, model, cells[0])
+    n_positions = [task.n_positions(n) for n in cells]
+    last = (
+        2 * n_positions[-1] if max_loops is None else check_integer("max_loops", max_loops, least=1)
+    )
+    exact = np.zeros((len(names), len(cells), last + 1))
+    for (d, name), (k, n) in track(list(product(enumerate(names), enumerate(cells))), "calibrate"):
+        generator = stream(seed, f"calibration {name} {n}")
+        batch = task.sample(n, batch_size=n_samples, generator=generator, distribution=name)
+        batch = batch.to(device_of(model))
+        n_positions[k] = batch.inputs.shape[1]
+        for loop, scores in scores_at(model, batch, range(last + 1), may_diverge=True).items():
+            exact[d, k, loop] = scores.exact.double().mean()
+    worst = exact.min(0)  # [length, loop]
+    lines = [best_line(table, n_positions) for table in (*exact, worst)]
+    stops = [[min(line.loops(n), last) for n in n_positions] for line in lines]
+    reached = [float(worst[np.arange(len(cells)), loops].mean()) for loops in stops]
+    good = [line for line, share in zip(lines, reached) if share >= max(reached) - _TOLERANCE]
+    return max(good, key=lambda line: (line.slope, line.offset))
+
+
+def best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
+    """The line of loops against positions that reads the best exact match off a table.
+
+    Where lines do as well with up to two loops more or fewer, as of a model that holds its answer,
+    they come before those that do not; of equals the one with the fewest loops is taken.
+
+    Args:
+        exact: Exact match ``[length, loop]``, from loop 0 on.
+        n_positions: Positions of the inputs of each length, increasing.
+
+    Example:
+        >>> right_at_n = np.eye(8)[[2, 4, 6]]
+        >>> best_line(right_at_n, [2, 4, 6])
+        LengthLine(slope=1.0, offset=0.0)
+    """
+    from scipy.ndimage import minimum_filter1d
+
+    first, final = n_positions[0], n_positions[-1]
+    # Every line that does not fall, by the loops at its two ends.
+    low, high = np.triu_indices(exact.shape[1])
+    at = (np.asarray(n_positions) - first) / (final - first)
+    loops = np.rint(low[:, None] + (high - low)[:, None] * at).astype(int)  # [line, length]
+    chosen, reached = None, -np.inf
+    for slack in range(_SLACK, -1, -1):
+        # The worst of the loops within the slack; beyond the last loop the last one counts.
+        lowest = minimum_filter1d(exact, 2 * slack + 1, axis=1, mode="nearest")
+        score = lowest[np.arange(len(n_positions)), loops].mean(1)
+        best = score.max()
+        fewest = np.where(score >= best - 1e-9, loops.sum(1), np.inf).argmin()
+        if chosen is None or best > reached + _TOLERANCE:
+            chosen, reached = int(fewest), best
+    assert chosen is not None
+    slope = float(high[chosen] - low[chosen]) / (final - first)
+    return LengthLine(slope, float(low[chosen]) - slope * first)

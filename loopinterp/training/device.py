@@ -1,21 +1,25 @@
-"""Where and how a run computes; decided once, never changed silently."""
+"""Where and how a run computes: device, threads, random streams, processes that train together."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
-from loopinterp.errors import InputError, unknown_name
+from loopinterp.core.errors import ConfigError, InputError, check_seed, unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models import Iteration, LoopedTransformer
+    from loopinterp.training.config import TrainingConfig
 
 
 def resolve_device(name: str) -> torch.device:
@@ -32,11 +36,11 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cpu":
         return torch.device("cpu")
-    found = re.fullmatch("cuda(?::([0-9]{1,4}))?", name)
-    if found is None:
+    match = re.fullmatch("cuda(?::([0-9]{1,4}))?", name)
+    if match is None:
         raise unknown_name("device", name, ("auto", "cpu", "cuda"))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(found[1] or 0) >= count:
+    if int(match[1] or 0) >= count:
         raise InputError(
             f"device {name!r}",
             expected="a GPU that PyTorch can use",
@@ -59,9 +63,9 @@ def cpu_threads(n_threads: int | None) -> Iterator[None]:
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on a device, without waiting for what the device has to do before.
+    """A tensor of the CPU on a device, without waiting for the device's earlier work.
 
-    What comes back from a device is not sent with this: it would be read before it is there.
+    Not for tensors that come back from a device: they would be read before they have arrived.
     """
     return x.to(device, non_blocking=True)
 
@@ -77,7 +81,7 @@ def with_state_noise(iteration: Iteration, std: float, generator: torch.Generato
 
 
 def with_given_noise(iteration: Iteration, noise: Sequence[Tensor]) -> Iteration:
-    """The same with noise that is there already: of each loop in turn, the first rows first."""
+    """The same with noise that is drawn already, by loop; its first rows are used."""
     left = iter(noise)
 
     def advance(h: Tensor, e: Tensor, context: Any) -> Tensor:
@@ -87,7 +91,7 @@ def with_given_noise(iteration: Iteration, noise: Sequence[Tensor]) -> Iteration
 
 
 def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iteration]:
-    """``bind(inputs, position_offset=0, look=True)`` of a model, its step compiled if asked.
+    """``bind(inputs, position_offset=0, checked=False)`` of a model, its step compiled if asked.
 
     The compiled step takes any number of examples and positions: batches shrink as examples
     finish, and grow with the curriculum.
@@ -100,3 +104,119 @@ def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iter
         return replace(model.bind(inputs, **options), advance=lambda h, e, _: step(h, e))
 
     return bind
+
+
+def stream(seed: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator for one purpose: streams of different purposes have nothing in common.
+
+    Without this, the test data of seed 0 would be the training data of seed 0.
+
+    Raises:
+        InputError: If the seed is out of range.
+
+    Example:
+        >>> a, b = stream(0, "data"), stream(0, "evaluation")
+        >>> bool(torch.equal(torch.rand(3, generator=a), torch.rand(3, generator=b)))
+        False
+    """
+    digest = hashlib.sha256(f"{purpose}:{check_seed(seed)}".encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that train together: each runs its share of every batch.
+
+    All draw the same batch from the same random streams and hold the same state. Each runs every
+    ``count``-th example; the sum of their gradients is the gradient of the whole batch.
+
+    Attributes:
+        rank: The number of this process, from 0.
+        count: How many there are.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.rank == 0
+
+    @property
+    def rows(self) -> slice:
+        """The rows of a batch that this process runs."""
+        return slice(self.rank, None, self.count)
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Each tensor becomes the sum over all processes, in one exchange."""
+        if self.count == 1:
+            return
+        flat = torch.cat([x.reshape(-1) for x in tensors])
+        dist.all_reduce(flat)
+        for x, total in zip(tensors, flat.split([x.numel() for x in tensors])):
+            x.copy_(total.view_as(x))
+
+    def wait(self) -> None:
+        """Wait until all processes have come here."""
+        if self.count > 1:
+            dist.barrier()
+
+
+ONE_PROCESS = Processes()
+
+
+def is_first() -> bool:
+    """Whether this process is the only one, or the first that ``torchrun`` started."""
+    return n_processes() == 1 or int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def joined(config: TrainingConfig) -> Iterator[Processes]:
+    """The processes that ``torchrun`` started, or this one alone.
+
+    On GPUs each takes the card of its own number on its machine.
+
+    Raises:
+        InputError: If the device is one card for all.
+        ConfigError: If there are more processes than examples in a batch.
+    """
+    count = n_processes()
+    if count > config.batch_size:
+        raise ConfigError(
+            "batch_size",
+            expected=f"an example at least for each of {count} processes",
+            given=str(config.batch_size),
+            fix="Start fewer processes, or take larger batches.",
+        )
+    if count > 1 and ":" in config.device:
+        raise InputError(
+            f"device {config.device!r}",
+            expected=f"cuda, of which each of {count} processes takes its own card",
+            given="one card for all",
+            fix="Pass --device cuda.",
+        )
+    if count == 1 or dist.is_initialized():
+        yield _present()
+        return
+    on_cards = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    if on_cards:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if on_cards else "gloo")
+    try:
+        yield _present()
+    finally:
+        dist.destroy_process_group()
+
+
+def n_processes() -> int:
+    """The number of processes that ``torchrun`` started to train together."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _present() -> Processes:
+    if dist.is_available() and dist.is_initialized():
+        return Processes(dist.get_rank(), dist.get_world_size())
+    return ONE_PROCESS

@@ -1,43 +1,57 @@
-"""Length generalisation: exact match and bit accuracy by length and distribution."""
+"""Length generalisation: how often a model is right, by length and distribution, or by operands."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
-from loopinterp.errors import InputError, check_integer
-from loopinterp.intervals import ESTIMATE
-from loopinterp.models.looped_model import need_model
-from loopinterp.models.model_description import describe_model, device_of
-from loopinterp.models.run_length import own_depth, rule_of
-from loopinterp.models.stopping_rules import Oracle
-from loopinterp.progress import track
-from loopinterp.results import Result, study
-from loopinterp.study_examples import fit_to_model, need_model_of
-from loopinterp.tasks.sampling import check_size, pick_distribution
-from loopinterp.tasks.study_data import need_task
-from loopinterp.training.answer_scores import Lowest, constant_scores, lowest_of
-from loopinterp.training.evaluation_cells import Cell, arrays_of, measure_cell
-from loopinterp.training.seeding import stream
-from loopinterp.training.unseen_answers import need_unseen_answers
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.intervals import ESTIMATE, wilson_estimate
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, config_hash, study
+from loopinterp.core.storage import read_arrays, write_arrays
+from loopinterp.models.iteration import check_increasing
+from loopinterp.models.protocol import describe_model, device_of, need_model, own_depth, rule_of
+from loopinterp.models.stopped_run import run_rules
+from loopinterp.models.stopping import Oracle
+from loopinterp.models.study_examples import fit_to_model, need_model_of
+from loopinterp.tasks.sampling import check_size, need_task, pick_distribution
+from loopinterp.tasks.task import IGNORE
+from loopinterp.training.answer_scores import (
+    Lowest,
+    Scores,
+    constant_scores,
+    lowest_of,
+    need_unseen_answers,
+    perplexity_estimate,
+    scores_at,
+)
+from loopinterp.training.device import stream
 
 if TYPE_CHECKING:
-    from loopinterp.models.looped_model import LoopedModel
-    from loopinterp.models.stopping_rules import StoppingRule
-    from loopinterp.tasks.task import Task
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from loopinterp.models.protocol import LoopedModel
+    from loopinterp.models.stopped_run import StoppingRule
+    from loopinterp.tasks.task import Batch, Task
+
 
 ORACLE = "oracle T(n)"
-"""The rule that is told T(n): what the others are compared with."""
+"""The rule that knows T(n): the baseline of the others."""
 
 BEST = "best loop in hindsight"
 """The one number of loops at which most examples of a cell are right; of equals the least."""
 
 ANY = "any loop right"
-"""Each example at the first loop at which it is right: what no rule can be above."""
+"""Each example at the first loop at which it is right: the upper bound of all rules."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -152,8 +166,8 @@ def evaluate(
         distributions: Input distributions; all of the task if None.
         extra_loops: Loops more than T(n), or fewer where negative.
         loops: Numbers of loops that do not depend on the length, as ``[1, 2, 4, 8, 16, 32]``.
-        stopping: Stopping rules by name (:func:`loopinterp.workflow.stopping_rules` makes some),
-            to be compared with reading the answer at T(n) and with the best loop in hindsight;
+        stopping: Stopping rules by name (:func:`~loopinterp.app.stopping_rules` makes some), to be
+            compared with reading the answer at T(n) and with the best loop in hindsight;
             none by default.
         stopping_margin: Loops past T(n) after which an example is stopped in any case.
         n_samples: Examples for each length and distribution.
@@ -167,11 +181,10 @@ def evaluate(
     need_model(model)
     need_task(task)
     need_model_of(task, model)
-    asked = task.distributions if distributions is None else distributions
-    names = list(dict.fromkeys(asked))
+    names = list(dict.fromkeys(task.distributions if distributions is None else distributions))
     _check(task, lengths, names, extra_loops, n_samples)
     need_unseen_answers(task, model, min(lengths))
-    extra, cells = sorted(set(extra_loops)), sorted(set(lengths))
+    extra, lengths = sorted(set(extra_loops)), sorted(set(lengths))
     loops = sorted({check_integer("loops", loop, least=0) for loop in loops})
     check_integer("stopping_margin", stopping_margin, least=0)
     if trained_up_to is not None:
@@ -180,31 +193,30 @@ def evaluate(
         fix = "Give that rule another name."
         raise InputError("stopping", expected=f"no {name!r}", given="one", fix=fix)
     rules = {ORACLE: Oracle(), **stopping} if stopping else {}
-    where = list(product(enumerate(names), enumerate(cells)))
-    found: dict[tuple[int, int], Cell] = {}
     described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
     settings = {"n_samples": n_samples, "stopping": [repr(rule) for rule in rules.values()]}
     with study(seed, **described, **settings) as watch:
-        for (d, distribution), (k, length) in track(where, "evaluate"):
+        cells = []
+        for distribution, length in track(list(product(names, lengths)), "evaluate"):
             generator = stream(seed, f"evaluation {distribution} {length}")
             batch = task.sample(
                 length, batch_size=n_samples, generator=generator, distribution=distribution
             )
             batch = fit_to_model(model, replace(batch, task=task).to(device_of(model)))
-            cell = measure_cell(model, batch, extra, loops, [*rules.values()], stopping_margin)
-            found[d, k] = cell._replace(constant=constant_scores(batch.targets))
-        by_loop = sorted({loop for cell in found.values() for loop in cell.by_loop})
-        shape = (len(names), len(cells))
+            cells.append(_cell(model, batch, extra, loops, [*rules.values()], stopping_margin))
+        by_loop = sorted({loop for cell in cells for loop in cell.by_loop})
+        measures = [_measures(cell, by_loop, n_samples) for cell in cells]
+        shape = (len(names), len(lengths))
         return EvaluationResult.of(
             watch,
             coords={
                 "extra_loop": extra,
                 "distribution": names,
-                "length": cells,
+                "length": lengths,
                 **({"loop": by_loop} if by_loop else {}),
                 **({"rule": [*rules, BEST, ANY]} if rules else {}),
             },
-            **arrays_of(found, shape, extra, by_loop, n_samples),
+            **{name: _over_cells([m[name] for m in measures], shape) for name in measures[0]},
             task=task.name,
             n_samples=n_samples,
             trained_up_to=trained_up_to,
@@ -221,8 +233,8 @@ def _check(
     extra: Sequence[int],
     n_samples: int,
 ) -> None:
-    given = {"lengths": lengths, "distributions": distributions, "extra_loops": extra}
-    for name, values in given.items():
+    lists = {"lengths": lengths, "distributions": distributions, "extra_loops": extra}
+    for name, values in lists.items():
         if not values:
             fix = f"Pass {name}=[…]."
             raise InputError(name, expected="at least one value", given="none", fix=fix)
@@ -232,3 +244,205 @@ def _check(
         check_integer("extra_loops", k)
     check_integer("n_samples", n_samples, least=1)
     check_size(task, max(lengths), n_samples, "lengths, n_samples")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class OperandGrid(Result, kind="operand-grid"):
+    """How often a model is right, by the lengths of both operands and the number of loops.
+
+    Arrays:
+        exact_match: Share of answers that are wholly right, with its 95% Wilson interval.
+
+    Attributes:
+        task: Name of the task.
+        n_samples: Examples in each cell.
+        trained_up_to: Greatest length seen in training, or None if not known.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {"exact_match": f"loop n_a n_b {ESTIMATE}"}
+
+    task: str
+    n_samples: int
+    trained_up_to: int | None = None
+
+
+@torch.no_grad()
+def operand_grid(
+    model: LoopedModel | Any,
+    task: Task | Any,
+    to: int,
+    *,
+    loops: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    n_samples: int = 100,
+    trained_up_to: int | None = None,
+    unfinished: str | Path | None = None,
+    seed: int = 0,
+) -> OperandGrid:
+    """Exact match for all pairs of operand lengths from 1 to N, after several numbers of loops.
+
+    An answer that is written token by token counts as right if greedy generation gives it: each
+    token is the most probable one after the right tokens before it.
+
+    Args:
+        model: Any looped model; one that sees what stands after a position is refused where the
+            answer stands in the input.
+        task: One with ``sample_operands(n_a, n_b, batch_size=, generator=)``.
+        to: N.
+        loops: Numbers of loops, increasing.
+        n_samples: Examples in each cell.
+        trained_up_to: Greatest length seen in training, to be said in the figure.
+        unfinished: A file of the cells that are done, complete or absent; a grid that was stopped
+            goes on from it with the same numbers. Remove it once the result is saved.
+        seed: Seed of the examples; those of a cell do not depend on the other cells.
+
+    Raises:
+        InputError: If the task cannot draw operands of given lengths, the model is of another
+            task or sees the answers, or a number is out of range.
+    """
+    need_model(model)
+    need_task(task)
+    draw: Any = getattr(task, "sample_operands", None)
+    if not callable(draw):
+        raise InputError(
+            "task",
+            expected="one that draws operands of given lengths (sample_operands)",
+            given=f"{task.name!r}, which does not",
+            fix="Take a task of two operands, or evaluate it by length.",
+        )
+    need_model_of(task, model)
+    need_unseen_answers(task, model, 1)
+    check_integer("to", to, least=1)
+    check_integer("n_samples", n_samples, least=1)
+    check_size(task, to, n_samples, "to, n_samples")
+    loops = check_increasing(loops)
+    described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
+    options = {"to": to, "loops": loops, "n_samples": n_samples, "seed": seed}
+    digest = json.dumps(config_hash(described | options))
+    file = None if unfinished is None else Path(unfinished)
+    exact = _finished_cells(file, digest, (len(loops), to, to))
+    with study(seed, **described, n_samples=n_samples) as watch:
+        for n_a, n_b in track(list(product(range(1, to + 1), repeat=2)), "grid"):
+            at = (slice(None), n_a - 1, n_b - 1)
+            if not np.isnan(exact[at]).any():
+                continue
+            generator = stream(seed, f"operands {n_a} {n_b}")
+            batch: Any = draw(n_a, n_b, batch_size=n_samples, generator=generator)
+            scores = scores_at(model, batch.to(device_of(model)), loops)
+            exact[at] = [float(scores[loop].exact.double().mean()) for loop in loops]
+            if file is not None:
+                write_arrays(file, {"exact": exact}, {"made": digest})
+        return OperandGrid.of(
+            watch,
+            coords={"loop": loops, "n_a": range(1, to + 1), "n_b": range(1, to + 1)},
+            exact_match=wilson_estimate(exact * n_samples, n_samples),
+            task=task.name,
+            n_samples=n_samples,
+            trained_up_to=trained_up_to,
+        )
+
+
+def _finished_cells(file: Path | None, digest: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The cells that are done, NaN where none is; those of another grid are not read."""
+    if file is not None and file.exists():
+        arrays, texts = read_arrays(file)
+        if texts.get("made") == digest and arrays["exact"].shape == shape:
+            return arrays["exact"].copy()
+    return np.full(shape, np.nan)
+
+
+class _Cell(NamedTuple):
+    """The scores of one distribution and length: beyond T(n), after any loop, by stopping rule."""
+
+    by_extra: list[Scores]
+    by_loop: dict[int, Scores]
+    stopped: list[tuple[float, float]]
+    constant: tuple[float, float]
+
+
+def _cell(
+    model: LoopedModel | Any,
+    batch: Batch,
+    extra: list[int],
+    loops: Sequence[int],
+    rules: list[StoppingRule],
+    margin: int,
+) -> _Cell:
+    """All scores of a batch, and where each rule stops its examples."""
+    n_loops, last = batch.n_loops, int(batch.n_loops.max()) + margin
+    least = int(n_loops.min())
+    if least + min(extra) < 0:
+        raise InputError(
+            "extra_loops",
+            expected=f"at least -{least}, as length {int(batch.n.min())} has {least} loops",
+            given=str(min(extra)),
+            fix="Take away fewer loops, or drop the short lengths.",
+        )
+    absolute = {*loops, *range(last + 1 if rules else 0)}
+    ends = {loop + k for loop in n_loops.unique().tolist() for k in extra}
+    # A rule may be asked long after the states have ceased to be finite.
+    scores = scores_at(model, batch, ends | absolute, may_diverge=bool(rules))
+    by_loop = {loop: scores[loop] for loop in sorted(absolute)}
+    stopped = _stopped(model, batch, rules, by_loop, last) if rules else []
+    by_extra = [_after(scores, n_loops + k) for k in extra]
+    return _Cell(by_extra, by_loop, stopped, constant_scores(batch.targets))
+
+
+def _after(scores: Mapping[int, Scores], ends: Int[Tensor, " batch"]) -> Scores:
+    """The scores of each example after its own number of loops."""
+    loops, which = ends.unique(return_inverse=True)
+    parts = zip(*(scores[loop] for loop in loops.tolist()))
+    return Scores(*(torch.stack(part).gather(0, which[None])[0] for part in parts))
+
+
+def _stopped(
+    model: LoopedModel | Any,
+    batch: Batch,
+    rules: list[StoppingRule],
+    scores: Mapping[int, Scores],
+    last: int,
+) -> list[tuple[float, float]]:
+    """Exact match and mean number of loops where each rule stops, and in hindsight."""
+    mask, n_loops = batch.targets != IGNORE, batch.n_loops
+    stops = run_rules(model, batch.inputs, rules, max_loops=last, mask=mask, n_loops=n_loops)
+    right = torch.stack([scores[loop].exact for loop in range(last + 1)])  # [loop, example]
+    best = right.double().mean(1).argmax().expand(1, len(batch))
+    first = torch.where(right.any(0), right.int().argmax(0), last)[None]
+    stops = torch.cat([stops, best, first])  # [rule, example]
+    exact = right.gather(0, stops).double().mean(1)
+    return list(zip(exact.tolist(), stops.double().mean(1).tolist()))
+
+
+def _measures(cell: _Cell, by_loop: list[int], n_samples: int) -> dict[str, np.ndarray]:
+    """The arrays of one cell; NaN after loops that its length was not run to."""
+
+    def shares(values: Sequence[float]) -> np.ndarray:
+        return wilson_estimate(np.array(values) * n_samples, n_samples)
+
+    def exact(scores: Sequence[Scores | None]) -> np.ndarray:
+        return shares([np.nan if s is None else float(s.exact.double().mean()) for s in scores])
+
+    def perplexity(scores: Sequence[Scores | None]) -> np.ndarray:
+        missing = np.full(3, np.nan)
+        each = [missing if s is None else perplexity_estimate(s.cross_entropy) for s in scores]
+        return np.stack(each)
+
+    measures = {
+        "exact_match": exact(cell.by_extra),
+        "bit_accuracy": shares([float(scores.share.mean()) for scores in cell.by_extra]),
+        "perplexity": perplexity(cell.by_extra),
+        "constant_exact_match": np.array(cell.constant[0]),
+        "constant_bit_accuracy": np.array(cell.constant[1]),
+    }
+    if by_loop:
+        at_loop = [cell.by_loop.get(loop) for loop in by_loop]
+        measures |= {"loop_exact_match": exact(at_loop), "loop_perplexity": perplexity(at_loop)}
+    if cell.stopped:
+        exact_match, loops = zip(*cell.stopped)
+        measures |= {"stopped_exact_match": shares(exact_match), "stopped_at": np.array(loops)}
+    return measures
+
+
+def _over_cells(values: Sequence[np.ndarray], shape: tuple[int, int]) -> np.ndarray:
+    """``[axis, distribution, length, …]`` from ``[axis, …]`` of each cell."""
+    stacked = np.stack(values).reshape(*shape, *values[0].shape)
+    return np.moveaxis(stacked, 2, 0) if stacked.ndim > 2 else stacked

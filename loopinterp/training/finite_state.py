@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loopinterp.errors import ConfigError, check_integer
-from loopinterp.short_repr import ShortRepr
+from loopinterp.core.errors import ConfigError, check_integer
+from loopinterp.core.text import ShortRepr
 from loopinterp.training.config import CodeConfig, CurriculumConfig
 from loopinterp.training.evaluation import evaluate
 from loopinterp.training.fitting import train

@@ -11,24 +11,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from loopinterp.errors import CheckpointError, ConfigError, InputError
-from loopinterp.file_locks import only_writer
-from loopinterp.models.pretrained import write_model
-from loopinterp.models.recorded_gradients import recording_gradients
-from loopinterp.progress import bar
-from loopinterp.results import config_hash
-from loopinterp.run_seal import LinesDigest, Seal
-from loopinterp.settings import Settings, flatten
-from loopinterp.storage import (
+from loopinterp.core.errors import CheckpointError, ConfigError, InputError
+from loopinterp.core.progress import bar
+from loopinterp.core.results import config_hash
+from loopinterp.core.run_files import LinesDigest, Seal
+from loopinterp.core.settings import Settings, flatten
+from loopinterp.core.storage import (
+    only_writer,
     read_json,
     read_tensors_and_metadata,
     write_bytes,
     write_json,
     write_tensors,
 )
+from loopinterp.models.checkpoints import write_model
+from loopinterp.models.taps import recording_gradients
 from loopinterp.training.config import TrainingConfig
-from loopinterp.training.device import cpu_threads, resolve_device
-from loopinterp.training.processes import ALONE, Processes, joined, n_processes
+from loopinterp.training.device import (
+    ONE_PROCESS,
+    Processes,
+    cpu_threads,
+    joined,
+    n_processes,
+    resolve_device,
+)
 from loopinterp.training.run import (
     CHECKPOINT,
     CONFIG,
@@ -44,7 +50,7 @@ from loopinterp.training.run import (
     parse_metrics,
     reading_counters,
 )
-from loopinterp.training.seed_ensemble import advance_together, check_together, read
+from loopinterp.training.seeds_together import advance_together, read
 from loopinterp.training.starting_model import with_start
 from loopinterp.training.trainer import Trainer
 
@@ -130,6 +136,24 @@ def train_seeds(
     return [part.run for part in parts]
 
 
+def check_together(config: TrainingConfig) -> None:
+    """Raise unless models of a configuration can be run together.
+
+    Shorter examples are padded to the longest of all seeds, which only a causal model ignores.
+    """
+    fix = "Train the seeds one by one."
+    if not config.model.causal:
+        what, wanted = "model.causal", "true where seeds are trained together, as they are padded"
+        raise ConfigError(what, expected=wanted, given="false", fix=fix)
+    if config.model.state_code is not None:
+        what, wanted = "model.state_code", "none where seeds are trained together"
+        raise ConfigError(what, expected=wanted, given=str(config.model.state_code), fix=fix)
+    if config.compile:
+        raise ConfigError(
+            "compile", expected="false where seeds are trained together", given="true", fix=fix
+        )
+
+
 @dataclass
 class _Part:
     """A run that is being trained, and the seconds that it has taken."""
@@ -137,7 +161,7 @@ class _Part:
     run: Run
     trainer: Trainer
     seconds: float
-    metrics: MetricsFile | None  # None where another process writes
+    metrics: _MetricsFile | None  # None where another process writes
 
     def record(self, metrics: Sequence[dict[str, float | int]]) -> None:
         """Write what is due of some steps; metrics reach the disk before the checkpoint does."""
@@ -152,7 +176,7 @@ class _Part:
 
 
 @dataclass
-class MetricsFile:
+class _MetricsFile:
     """The open ``metrics.jsonl`` of a run, and the digest of its lines."""
 
     file: TextIO
@@ -171,7 +195,7 @@ class MetricsFile:
 
 @contextmanager
 def _claimed(
-    config: TrainingConfig, folder: Path, resume: bool, processes: Processes = ALONE
+    config: TrainingConfig, folder: Path, resume: bool, processes: Processes = ONE_PROCESS
 ) -> Iterator[_Part]:
     """A run that nobody else trains, as far as it has come; its model is saved at the end."""
     config = with_start(config.replace(device=str(resolve_device(config.device))).with_data())
@@ -201,7 +225,7 @@ def _claimed(
         digest = _truncate_metrics(run, trainer.steps_done, config.log_every)
         processes.wait()
         with open(folder / METRICS, "a", encoding="utf-8") as file:
-            metrics = MetricsFile(file, digest)
+            metrics = _MetricsFile(file, digest)
             yield _Part(run, trainer, seconds, metrics)
             seal = metrics.seal(_hash_of(run))
         # A kill between the last checkpoint and its model would leave the older model.
@@ -216,23 +240,24 @@ def _fit(parts: Sequence[_Part], progress: bool) -> None:
     done = min(part.trainer.steps_done for part in parts)
     several = len(parts) > 1
     name = f"train {config.task}" + (f", {len(parts)} seeds" if several else "")
-    ask = read if several else Trainer.read
+    read_metrics = read if several else Trainer.read
     with bar(name, total=config.steps, initial=done, disable=not progress) as shown:
         while done < config.steps:
+            # Seeds that are behind catch up before all go on together.
             behind = [part for part in parts if part.trainer.steps_done == done]
             started = time.perf_counter()
             advance_together([part.trainer for part in behind])
             due = [part for part in behind if part.trainer.due]
-            found = [ask(part.trainer) for part in due]
+            metrics = [read_metrics(part.trainer) for part in due]
             took = (time.perf_counter() - started) / len(behind)
             for part in behind:
                 part.seconds += took
-            for part, metrics in zip(due, found):
-                part.record(metrics)
+            for part, of_part in zip(due, metrics):
+                part.record(of_part)
             done = min(part.trainer.steps_done for part in parts)
             shown.update()
-            if found and done % 20 == 0:
-                last = [metrics[-1] for metrics in found]
+            if metrics and done % 20 == 0:
+                last = [of_part[-1] for of_part in metrics]
                 shown.set_postfix(
                     loss=f"{max(m['loss'] for m in last):.4f}",
                     exact=f"{min(m['exact_match'] for m in last):.2f}",
@@ -294,9 +319,9 @@ def _need_own_model(folder: Path) -> None:
         )
 
 
-def check_same(saved: Settings, asked: TrainingConfig, folder: Path) -> None:
+def check_same(saved: Settings, config: TrainingConfig, folder: Path) -> None:
     """Resuming with another configuration would give numbers that no configuration gives."""
-    old, new = flatten(saved.to_dict()), flatten(asked.to_dict())
+    old, new = flatten(saved.to_dict()), flatten(config.to_dict())
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             raise ConfigError(
@@ -340,12 +365,12 @@ def _restore(run: Run, trainer: Trainer) -> float:
 def _truncate_metrics(run: Run, steps_done: int, log_every: int) -> LinesDigest:
     """Drop the lines of steps that a kill undid, which are made again; the digest of the others."""
     path, checkpoint = run.folder / METRICS, run.folder / CHECKPOINT
-    wanted = steps_done // log_every
-    lines = complete_lines(path)[:wanted]
-    if len(lines) < wanted:
+    n_lines = steps_done // log_every
+    lines = complete_lines(path)[:n_lines]
+    if len(lines) < n_lines:
         raise CheckpointError(
             f"file {path}",
-            expected=f"{wanted} lines, one for every {log_every} of {steps_done} steps",
+            expected=f"{n_lines} lines, one for every {log_every} of {steps_done} steps",
             given=f"{len(lines)}",
             fix="Restore it from a copy, or train into a new folder.",
         )

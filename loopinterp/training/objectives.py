@@ -1,4 +1,4 @@
-"""Training objectives: at which loops the answer is asked for.
+"""Training objectives (at which loops the answer is asked for), curriculum and learning rate.
 
 Every objective sees the model as a bare iteration ``h -> step(h)`` with a readout, so it works
 for any looped model, compiled or not.
@@ -6,6 +6,7 @@ for any looped model, compiled or not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,18 +14,19 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from loopinterp.errors import InputError
-from loopinterp.models.run_length import shifted_loops
+from loopinterp.core.errors import InputError
+from loopinterp.models.run_inputs import shifted_loops
 from loopinterp.tasks.task import IGNORE
+from loopinterp.training.config import OptimiserConfig
 from loopinterp.training.device import send
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-    from loopinterp.models.looped_model import Iteration
+    from loopinterp.models.iteration import Iteration
     from loopinterp.tasks.task import Batch
-    from loopinterp.training.config import ObjectiveConfig
+    from loopinterp.training.config import CurriculumConfig, ObjectiveConfig
 
 
 @dataclass(frozen=True)
@@ -41,16 +43,16 @@ class Supervised:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What an objective wants to know of a batch, and what it makes of the answers.
+class Questions:
+    """The questions of an objective to the examples of a batch, and the loss of the answers.
 
     Attributes:
         loops: The loops after which each example is asked, any number of times; on the CPU, which
             plans the run by them.
-        targets: The right answers of each asking.
-        combine: From the losses of each asking to that of all. None: every answer counts the same.
-        answer: The asking that counts as the model's answer.
-        share: What these examples are of those that the loss is the mean of.
+        targets: The right answers to each question.
+        combine: From the loss of each question to that of all. None: every answer counts the same.
+        answer: The question that counts as the model's answer.
+        share: The share of these examples in the mean that the loss is.
     """
 
     loops: Int[Tensor, "ask batch"]
@@ -59,14 +61,14 @@ class Asked:
     answer: int = 0
     share: float = 1.0
 
-    def of(self, rows: slice) -> Asked:
-        """What is asked of some of the examples; the losses of all shares add up to the whole."""
-        own = self.targets[:, rows]
-        share = int((own != IGNORE).sum()) / max(int((self.targets != IGNORE).sum()), 1)
-        return replace(self, loops=self.loops[:, rows], targets=own, share=share)
+    def share_of(self, rows: slice) -> Questions:
+        """The questions to some of the examples; the losses of all shares add up to the whole."""
+        targets = self.targets[:, rows]
+        share = int((targets != IGNORE).sum()) / max(int((self.targets != IGNORE).sum()), 1)
+        return replace(self, loops=self.loops[:, rows], targets=targets, share=share)
 
     def score(self, logits: Float[Tensor, "ask batch pos d_vocab_out"]) -> Supervised:
-        """Loss and answer, from the logits of each asking."""
+        """Loss and answer, from the logits of each question."""
         targets = send(self.targets, logits.device)
         if self.combine is None:
             loss = cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1))
@@ -76,45 +78,35 @@ class Asked:
         return Supervised(loss if self.share == 1 else loss * self.share, logits[self.answer])
 
 
-def supervise(
-    config: ObjectiveConfig, iteration: Iteration, batch: Batch, *, generator: torch.Generator
-) -> Supervised:
-    """Run the loops of a bound model, and take the loss where the configuration says.
+def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
+    """The loops at which each example of a batch is asked for its answer, and how that counts.
+
+    T(n) of the objectives is ``ceil(loop_scale T(n)) + extra_loops``, at least 1, where these are
+    set.
 
     Args:
         config: The objective.
-        iteration: The model bound to ``batch.inputs``.
         batch: The examples.
         generator: On the CPU, for objectives that draw a loop.
 
     Raises:
         InputError: If no number of loops is given and T(n) is 0 throughout.
     """
-    asked = ask(config, batch, generator)
-    return asked.score(answers_at(iteration, asked.loops))
-
-
-def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
-    """The part of :func:`supervise` before the model is run.
-
-    What the objectives call T(n) is ``ceil(loop_scale T(n)) + extra_loops``, at least 1, where
-    these are set.
-    """
     shifted = shifted_loops(batch.n_loops.cpu(), scale=config.loop_scale, extra=config.extra_loops)
     return _OBJECTIVES[config.kind](config, replace(batch, n_loops=shifted), generator)
 
 
-def _once(n_loops: Int[Tensor, " batch"], batch: Batch) -> Asked:
+def _once(n_loops: Int[Tensor, " batch"], batch: Batch) -> Questions:
     """Every answer once, all counting the same."""
-    return Asked(n_loops[None], batch.targets[None])
+    return Questions(n_loops[None], batch.targets[None])
 
 
-def _last(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
+def _last(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
     """Loss after the last loop: ``CE(y_T)``, the same T for all examples of a batch."""
     return _once(torch.full_like(batch.n_loops, _n_loops(config, batch)), batch)
 
 
-def _step_dependent(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
+def _step_dependent(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
     """Loss of each example at its own loop T(n), and nowhere else: ``CE(y_{T(n)})``.
 
     Examples leave the batch as they finish, so that a short one costs no more than its own
@@ -130,41 +122,43 @@ def _step_dependent(config: ObjectiveConfig, batch: Batch, generator: torch.Gene
     shape, device = batch.n_loops.shape, batch.targets.device
     loops, targets = [batch.n_loops], [batch.targets]
     if config.hold_loops:
+        # A second question to a share of the examples, 1..hold_loops after T(n).
         later = torch.randint(1, config.hold_loops + 1, shape, generator=generator)
         again = torch.rand(shape, generator=generator, dtype=torch.float32) < config.hold_share
         loops.append(batch.n_loops + later * again)
         targets.append(batch.targets.masked_fill(~send(again, device)[:, None], IGNORE))
     if config.due_share:
         again = torch.rand(shape, generator=generator, dtype=torch.float32) < config.due_share
+        # A second question before T(n), to the targets that are due by then.
         drawn = torch.rand(shape, generator=generator, dtype=torch.float32)
         early = (drawn * batch.n_loops).long() + 1  # uniform in 1..T(n)
         loops.append(early.where(again, batch.n_loops))
         left = send((batch.n_loops - early).where(again, -1), device)[:, None]
-        asked = batch.targets != IGNORE
-        after = asked.flip(-1).cumsum(-1).flip(-1) - asked.long()  # answers after each
+        has_target = batch.targets != IGNORE
+        after = has_target.flip(-1).cumsum(-1).flip(-1) - has_target.long()  # answers after each
         targets.append(batch.targets.masked_fill((after < left) | (left < 0), IGNORE))
-    return Asked(torch.stack(loops), torch.stack(targets))
+    return Questions(torch.stack(loops), torch.stack(targets))
 
 
-def _progressive(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
+def _progressive(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
     """``(1 - alpha) CE(y_T) + alpha CE(y_r)`` with r uniform in 1..T, drawn once per batch.
 
     Source: arXiv 2405.17399, progressive loss.
     """
     last = _n_loops(config, batch)
     drawn = int(torch.randint(1, last + 1, (), generator=generator))
-    asked = torch.full_like(batch.n_loops, last)
+    n_loops = torch.full_like(batch.n_loops, last)
     if drawn == last:
-        return _once(asked, batch)
+        return _once(n_loops, batch)
 
     def combine(losses: Tensor) -> Tensor:
         return (1 - config.alpha) * losses[0] + config.alpha * losses[1]
 
-    loops = torch.stack([asked, torch.full_like(asked, drawn)])
-    return Asked(loops, batch.targets.expand(2, -1, -1), combine)
+    loops = torch.stack([n_loops, torch.full_like(n_loops, drawn)])
+    return Questions(loops, batch.targets.expand(2, -1, -1), combine)
 
 
-def _every(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
+def _every(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
     """Weighted mean of the loss over loops: ``sum_t w_t CE(y_t) / sum_t w_t``, t = 1..T."""
     loops = torch.arange(1, _n_loops(config, batch) + 1)
 
@@ -175,10 +169,10 @@ def _every(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) ->
         return (weights * losses).sum() / weights.sum()
 
     targets = batch.targets.expand(len(loops), -1, -1)
-    return Asked(loops[:, None].expand(-1, len(batch)), targets, combine, answer=-1)
+    return Questions(loops[:, None].expand(-1, len(batch)), targets, combine, answer=-1)
 
 
-def _drawn(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Asked:
+def _drawn(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
     """``CE(y_r)`` with r uniform in least_loops..n_loops, drawn once per batch: T(n) unknown."""
     most = _n_loops(config, batch)
     drawn = int(torch.randint(config.least_loops, most + 1, (), generator=generator))
@@ -206,16 +200,17 @@ def answers_at(
         loops: Loops after which each example is asked, any number of times; on the CPU.
     """
     order = loops.amax(0).argsort(descending=True, stable=True)  # those that run longest first
-    asked, rows = loops[:, order], iteration.select(send(order, iteration.e.device))
+    loops, rows = loops[:, order], iteration.select(send(order, iteration.e.device))
+    # Logits are collected loop by loop, and put back in the order [question, example] at the end.
     answers, places = [], []
-    for loop, state in _running(rows, asked.amax(0)):
-        due = (asked[:, : len(state)] == loop).nonzero()  # [place, (ask, row)]
+    for loop, state in _running(rows, loops.amax(0)):
+        due = (loops[:, : len(state)] == loop).nonzero()  # [place, (ask, row)]
         if len(due):
             answers.append(iteration.readout(state[send(due[:, 1], state.device)]))
             places.append(due)
-    asking, row = torch.cat(places).unbind(1)
-    back = torch.empty_like(asked)
-    back[asking, order[row]] = torch.arange(len(asking))
+    question, row = torch.cat(places).unbind(1)
+    back = torch.empty_like(loops)
+    back[question, order[row]] = torch.arange(len(question))
     read_in_turn = torch.cat(answers)
     return read_in_turn[send(back, read_in_turn.device)]
 
@@ -253,3 +248,103 @@ def _n_loops(config: ObjectiveConfig, batch: Batch) -> int:
             fix="Set objective.n_loops.",
         )
     return longest
+
+
+_MOMENTUM = 0.9
+_STATE = ("longest", "running_accuracy", "n_steps", "grown_at", "done_at")
+
+
+class Curriculum:
+    """Draws one length per example, uniform in ``min_n .. M``; M grows with the accuracy.
+
+    By its kind, M grows by one when the running accuracy passes ``threshold`` (after
+    ``min_steps`` at least), or every ``interval`` steps however well it goes (arXiv 2409.15647),
+    or is ``max_n`` from the first step on.
+
+    Attributes:
+        longest: M: the greatest length drawn now.
+        done_at: Step at which M reached its greatest value, or None.
+    """
+
+    def __init__(self, config: CurriculumConfig) -> None:
+        self.config = config
+        self.longest = config.first_longest
+        self.running_accuracy = 0.0
+        self.n_steps = 0
+        self.grown_at = 0
+        self.done_at: int | None = 0 if self.longest == config.max_n else None
+
+    def lengths(self, batch_size: int, generator: torch.Generator) -> Int[Tensor, " batch"]:
+        return torch.randint(
+            self.config.min_n, self.longest + 1, (batch_size,), generator=generator
+        )
+
+    def update(self, exact_match: float) -> None:
+        """Take in the share of examples that the last step got wholly right."""
+        self.running_accuracy += (1 - _MOMENTUM) * (exact_match - self.running_accuracy)
+        self.n_steps += 1
+        if self.done_at is None and self._ready():
+            self.longest += 1
+            self.grown_at = self.n_steps
+            if self.longest == self.config.max_n:
+                self.done_at = self.n_steps
+
+    def may_grow(self, n_steps: int) -> bool:
+        """Whether M may have grown after that many more calls of :meth:`update`.
+
+        If it cannot, the next lengths can be drawn before the accuracy of these steps is known.
+        For ``accuracy`` the running accuracy reaches ``1 - (1 - a) momentum^n`` at most.
+        """
+        config, steps_at_this_length = self.config, self.n_steps + n_steps - self.grown_at
+        if self.done_at is not None:
+            return False
+        if config.kind == "interval":
+            return steps_at_this_length >= config.interval
+        highest = 1 - (1 - self.running_accuracy) * _MOMENTUM**n_steps
+        # Within the rounding of that many additions.
+        return steps_at_this_length >= config.min_steps and highest > config.threshold - 1e-9
+
+    def _ready(self) -> bool:
+        config, steps_at_this_length = self.config, self.n_steps - self.grown_at
+        if config.kind == "interval":
+            return steps_at_this_length >= config.interval
+        accurate = self.running_accuracy > config.threshold
+        return accurate and steps_at_this_length >= config.min_steps
+
+    def state(self) -> dict[str, float | int | None]:
+        """JSON-ready; :meth:`load` takes it back."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def load(self, state: dict[str, float | int | None]) -> None:
+        for name in _STATE:
+            setattr(self, name, state[name])
+
+
+def learning_rate_factor(
+    optimiser: OptimiserConfig, *, step: int, n_steps: int, curriculum_done_at: int | None
+) -> float:
+    """The factor of the peak learning rate at a step.
+
+    ``linear``: up over ``warmup_steps``, constant, and linearly down to 0 over the last
+    ``decay`` share of the steps. ``cosine``: up, constant while the curriculum grows, and from
+    there down to 0 along half a cosine (arXiv 2409.15647). ``constant``: up, then constant.
+
+    Args:
+        optimiser: The schedule's settings.
+        step: Index of the step, from 0.
+        n_steps: Steps of the whole run.
+        curriculum_done_at: Step at which the curriculum reached its end, or None.
+
+    Example:
+        >>> settings = OptimiserConfig(warmup_steps=10, decay=0.5)
+        >>> [learning_rate_factor(settings, step=s, n_steps=100, curriculum_done_at=None)
+        ...  for s in (0, 9, 50, 75, 99)]
+        [0.1, 1.0, 1.0, 0.5, 0.02]
+    """
+    warm = min(1.0, (step + 1) / optimiser.warmup_steps) if optimiser.warmup_steps else 1.0
+    if optimiser.schedule == "linear" and optimiser.decay > 0:
+        return warm * min(1.0, (n_steps - step) / (optimiser.decay * n_steps))
+    if optimiser.schedule == "cosine" and curriculum_done_at is not None:
+        span = max(n_steps - curriculum_done_at, 1)
+        return warm * 0.5 * (1 + math.cos(math.pi * (step - curriculum_done_at) / span))
+    return warm

@@ -1,4 +1,5 @@
-"""Configurations to start from, and what was measured of each: a JSON file each in ``recipes/``.
+"""Configurations to start from, with measurements: a JSON file each in ``recipes/``; and how to
+change one (``--set key=value``).
 
 A file has the four parts of a :class:`Recipe`; its name is the recipe's. To add a recipe is to add
 a file.
@@ -6,18 +7,20 @@ a file.
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from loopinterp.errors import ConfigError, check_choice
-from loopinterp.settings import Seed, Settings, settings
-from loopinterp.short_repr import say
-from loopinterp.storage import read_json_object
+from loopinterp.core.errors import ConfigError, check_choice, unknown_name
+from loopinterp.core.settings import Seed, Settings, flatten, settings
+from loopinterp.core.storage import read_json_object
+from loopinterp.core.text import say
 from loopinterp.training.answer_scores import Lowest, lowest_of
 from loopinterp.training.config import Share, TrainingConfig
 
@@ -29,7 +32,7 @@ Line = Annotated[str, Field(min_length=1, pattern=r"^\S[^\n]*$")]
 
 @settings
 class Measurement(Settings):
-    """What models of a recipe were seen to do.
+    """The measured accuracy of models of a recipe.
 
     Attributes:
         seeds: Seeds of training.
@@ -89,11 +92,11 @@ class Measurement(Settings):
         return {n: self.lowest(n).share for n in self.lengths}
 
     def reach(self) -> tuple[int, int | None]:
-        """How far it goes: the length up to which :meth:`worst` is .9 or more, and where it is not.
+        """The length up to which :meth:`worst` is .9 or more, and the first one where it is not.
 
-        Of the lengths that were measured: the last one before it falls under .9 (0 if it is under
-        .9 at all of them), and the one at which it has; None if it never has. A length at which
-        one distribution is under .9 counts as such, whether or not the others were measured.
+        Both are measured lengths: the first is 0 if it is under .9 at all of them, the second None
+        if it is so at none. One distribution under .9 is enough, whether or not the others were
+        measured at that length.
 
         Example:
             >>> shares = {"uniform": {12: (1.0,), 24: (0.95,), 30: (0.7,), 48: (0.9,)}}
@@ -102,7 +105,7 @@ class Measurement(Settings):
         """
         well = 0
         for n in sorted(set().union(*self.exact_match.values())):
-            measured = [name for name, of in self.exact_match.items() if n in of]
+            measured = [name for name, shares in self.exact_match.items() if n in shares]
             if min(self.mean(name, n).value for name in measured) < _WELL:
                 return well, n
             if len(measured) == len(self.exact_match):
@@ -120,13 +123,13 @@ class SeedMean(NamedTuple):
 
 @settings
 class Recipe(Settings):
-    """A configuration to start from, and what is known of it.
+    """A configuration to start from, with its measurements.
 
     Attributes:
-        about: What it is for, in a line.
+        about: Its purpose, in a line.
         config: The configuration.
-        measured: What its models were seen to do.
-        tried: What was tried and was worse, in a line each.
+        measured: The accuracy of its models.
+        tried: Changes that were tried and were worse, in a line each.
 
     Raises:
         ConfigError: If a setting is wrong, nothing was measured at the training cutoff, or a
@@ -218,4 +221,86 @@ class _Configurations(Mapping[str, TrainingConfig]):
 
 
 RECIPES: Mapping[str, TrainingConfig] = _Configurations()
-"""Configurations by the name of their recipe; :func:`get_recipe` has what was measured as well."""
+"""Configurations by the name of their recipe; :func:`get_recipe` has the measurements too."""
+
+
+_OPEN = "task_settings"
+"""The one part of a configuration whose names the task decides."""
+
+
+def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingConfig:
+    """A configuration with some settings changed, by dotted name.
+
+    Values are read by :func:`parse_value`; the type each setting wants is checked. All changes are
+    made together, so that the order does not matter.
+
+    Args:
+        config: What to start from.
+        settings: ``key=value`` each, with dots in the key for nested settings.
+
+    Raises:
+        ConfigError: If a key is unknown, or a value is of the wrong type or out of range.
+
+    Example:
+        >>> from loopinterp.training.recipes import RECIPES
+        >>> config = apply_settings(RECIPES["addition"], ["optimiser.lr=3e-4", "seed=7"])
+        >>> config.optimiser.lr, config.seed
+        (0.0003, 7)
+    """
+    values = config.to_dict()
+    known = sorted(flatten(values))
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise ConfigError(
+                f"setting {setting!r}",
+                expected="key=value",
+                given=repr(setting),
+                fix="Write for instance optimiser.lr=3e-4.",
+            )
+        _check_key(key, known)
+        *parents, last = path = key.split(".")
+        place = values
+        for parent in parents:
+            place = place[parent]
+        place[last] = parse_value(text, TrainingConfig.choices(path))
+    return TrainingConfig.from_dict(values)
+
+
+def parse_value(text: str, choices: Sequence[str] = ()) -> Any:
+    """A value from the command line: one of the choices of its setting, or else JSON.
+
+    ``none`` is None, unless it is one of the choices; anything but JSON is text.
+
+    Example:
+        >>> [parse_value(text) for text in ("3", "3e-4", "true", "none", "[1, 2]", "pairs")]
+        [3, 0.0003, True, None, [1, 2], 'pairs']
+        >>> parse_value("none", choices=("none", "rotary"))
+        'none'
+    """
+    text = text.strip()
+    if text in choices:
+        return text
+    if text.lower() == "none":
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # no JSON, or more of it than Python reads
+        return {"True": True, "False": False}.get(text, text)
+
+
+def _check_key(key: str, known: list[str]) -> None:
+    if key in known or (key.startswith(f"{_OPEN}.") and key.count(".") == 1):
+        return
+    # "lr" alone is far from "optimiser.lr" as text, and yet it is what was meant.
+    endings = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
+    if not endings:
+        raise unknown_name("setting", key, known, ConfigError)
+    nearest = difflib.get_close_matches(key, endings, n=1, cutoff=0.0)
+    raise ConfigError(
+        "setting",
+        expected="the full name of a setting",
+        given=repr(key),
+        fix=f"Did you mean {' or '.join(nearest[:1] + [e for e in endings if e not in nearest])}?",
+    )

@@ -10,21 +10,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.errors import CheckpointError, InputError
-from loopinterp.results import config_hash
-from loopinterp.run_seal import Mismatch, Seal, check_lines
-from loopinterp.run_seal_views import spell_mismatch
-from loopinterp.saved_results import CONFIG, Owner, read_run_config
-from loopinterp.short_repr import ShortRepr
-from loopinterp.storage import (
+from loopinterp.core.errors import CheckpointError, InputError
+from loopinterp.core.results import config_hash
+from loopinterp.core.run_files import (
+    CONFIG,
+    Mismatch,
+    Owner,
+    Seal,
+    check_lines,
+    read_run_config,
+    spell_mismatch,
+)
+from loopinterp.core.storage import (
     digest_tensors,
     parse_json_object,
     read_bytes,
     read_metadata,
     write_json,
 )
-from loopinterp.training.config import TrainingConfig
-from loopinterp.training.model_and_task import GivenModelConfig
+from loopinterp.core.text import ShortRepr
+from loopinterp.training.config import GivenModelConfig, TrainingConfig
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +71,7 @@ class Run(ShortRepr):
     A model that was not trained here (:meth:`from_model`) has the first two only. Every file is
     replaced in one step, and the checkpoint is one file, so a kill at any moment leaves a whole
     run that :func:`train` goes on with. Each says which run it is of, so that a file of another
-    run among them is found (:mod:`loopinterp.run_seal`). Nothing is pickled.
+    run among them is found (:mod:`loopinterp.core.run_files`). Nothing is pickled.
     """
 
     folder: Path
@@ -137,7 +142,7 @@ class Run(ShortRepr):
         cls, model: LoopedTransformer, folder: str | Path, config: GivenModelConfig
     ) -> Run:
         """Write a model and its configuration, which makes the folder a run and so comes last."""
-        from loopinterp.models.pretrained import write_model
+        from loopinterp.models.checkpoints import write_model
 
         folder = Path(folder)
         write_model(model, folder / MODEL, Seal(config_hash(config.to_dict())).texts())
@@ -170,7 +175,7 @@ class Run(ShortRepr):
             CheckpointError: If there is no checkpoint yet, or it is damaged or of another run.
         """
         from loopinterp.models import LoopedTransformer
-        from loopinterp.models.model_description import own_weights
+        from loopinterp.models.protocol import own_weights
 
         if not (self.folder / WEIGHTS).exists():
             raise CheckpointError(
@@ -192,7 +197,7 @@ class Run(ShortRepr):
             weights=digest_tensors(own_weights(model)),
             seal=Seal.of_file(self.folder / WEIGHTS),
         )
-        need_own_weights(owner, self.config, self.folder)
+        _need_own_weights(owner, self.config, self.folder)
         _warn_of_older(owner.seal, self.folder)
         model.loop_rule = self._loop_rule()
         return model
@@ -211,7 +216,7 @@ class Run(ShortRepr):
             return LoopRule(depth)
         of_length = LoopsByLength(self.task())
         rule = LoopRule(1, of_length, scale=loops.loop_scale, extra=loops.extra_loops)
-        return replace(rule, shown=int(rule.of(torch.tensor(of_length.of(self.cutoff)))))
+        return replace(rule, shown=int(rule.loops_for(torch.tensor(of_length.of(self.cutoff)))))
 
     def task(self) -> Task:
         """The task that the model is trained on, or asked.
@@ -291,8 +296,8 @@ class LoopsByLength:
 def _need_keepable(model: Any, task: Task) -> None:
     """Raise unless a model is its configuration and weights, looped T(n) times or a number."""
     from loopinterp.models import LoopedTransformer, WithVocabulary
-    from loopinterp.models.looped_model import need_model
-    from loopinterp.study_examples import need_model_of
+    from loopinterp.models.protocol import need_model
+    from loopinterp.models.study_examples import need_model_of
 
     need_model(model)
     if type(model) is not LoopedTransformer:
@@ -325,9 +330,9 @@ def given_model_config(
     distribution: str | None = None,
 ) -> GivenModelConfig:
     """The configuration of a run of this model; see :meth:`Run.from_model`."""
-    from loopinterp.models.model_description import own_weights
-    from loopinterp.models.run_length import LoopRule, own_depth
-    from loopinterp.tasks.study_data import need_task
+    from loopinterp.models.protocol import own_depth, own_weights
+    from loopinterp.models.run_inputs import LoopRule
+    from loopinterp.tasks.sampling import need_task
 
     need_task(task)
     _need_keepable(model, task)
@@ -371,7 +376,9 @@ def reading_counters(path: Path) -> Iterator[None]:
         ) from error
 
 
-def need_own_weights(owner: Owner, config: TrainingConfig | GivenModelConfig, folder: Path) -> None:
+def _need_own_weights(
+    owner: Owner, config: TrainingConfig | GivenModelConfig, folder: Path
+) -> None:
     """Raise if the weights of a run are another's; warn if nothing says whose they are."""
     digest = config.weights_sha256 if isinstance(config, GivenModelConfig) else None
     if digest not in (None, owner.weights) or owner.mismatch is Mismatch.OTHER_RUN:

@@ -1,33 +1,39 @@
-"""Evaluations of several seeds put together: mean and standard error over seeds in every cell."""
+"""Mean and standard error over seeds: of one setting, and of every setting of a sweep."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import xarray as xr
 
-from loopinterp.errors import InputError
-from loopinterp.intervals import ESTIMATE
-from loopinterp.results import Result, study
+from loopinterp.core.errors import InputError
+from loopinterp.core.intervals import ESTIMATE
+from loopinterp.core.results import Result, study
 from loopinterp.training.answer_scores import Lowest, lowest_of
 from loopinterp.training.evaluation import EvaluationResult
 
-MEASURES = {
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from loopinterp.training.sweep_file import Sweep
+
+_MEASURES = {
     **dict.fromkeys(
         ("exact_match", "bit_accuracy", "perplexity"), "extra_loop distribution length"
     ),
     **dict.fromkeys(("loop_exact_match", "loop_perplexity"), "loop distribution length"),
     **dict.fromkeys(("stopped_exact_match", "stopped_at"), "rule distribution length"),
 }
-"""What is summarised of an evaluation, and its axes."""
+"""The measures of an evaluation that are summarised, and their axes."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class SeedSummary(Result, kind="seed-summary"):
-    """Mean over seeds, and its standard error, of what evaluations of several seeds found.
+    """Mean over seeds and its standard error, from an evaluation of each seed.
 
     Arrays:
         exact_match: Mean over seeds; the other arrays of an evaluation likewise, as far as all of
@@ -44,7 +50,7 @@ class SeedSummary(Result, kind="seed-summary"):
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
-        name + end: axes for name, axes in MEASURES.items() for end in ("", "_se")
+        name + end: axes for name, axes in _MEASURES.items() for end in ("", "_se")
     }
     OPTIONAL: ClassVar[frozenset[str]] = frozenset(VARIABLES) - {"exact_match", "exact_match_se"}
 
@@ -64,8 +70,8 @@ class SeedSummary(Result, kind="seed-summary"):
 def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
     """Mean and standard error over seeds of evaluations of the same cells.
 
-    The standard error is over models trained from different seeds; it holds what examples add to
-    it as well, and takes no seed for granted as an interval over examples does.
+    The standard error is over models trained from different seeds; unlike an interval over the
+    examples of one model, it includes the variation between seeds.
 
     Args:
         results: One evaluation for each seed: of the same task with the same settings, lengths,
@@ -79,18 +85,18 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
         raise InputError("results", expected="two or more", given=str(len(results)), fix=fix)
     first = results[0]
     for at, result in enumerate(results[1:], 1):
-        if why := _differs(first, result):
+        if name := _difference(first, result):
             raise InputError(
                 f"results[{at}]",
                 expected="an evaluation of the same cells as results[0]",
-                given=f"one of another {why}",
+                given=f"one of another {name}",
                 fix="Evaluate all seeds with the same options.",
             )
     weights = [tuple(result.provenance.weights) for result in results]
     if len({digests for digests in weights if digests}) < sum(map(bool, weights)):
         fix = "Give each seed once."
         raise InputError("results", expected="different models", given="one twice", fix=fix)
-    arrays = over_seeds(results)
+    arrays = _over_seeds(results)
     axes = {axis for name in arrays for axis in SeedSummary.VARIABLES[name].split()}
     models = [result.provenance.config.get("model") for result in results]
     with study(first.provenance.seed, models=models) as watch:
@@ -106,29 +112,27 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
         )
 
 
-def over_seeds(results: Sequence[EvaluationResult]) -> dict[str, np.ndarray]:
+def _over_seeds(results: Sequence[EvaluationResult]) -> dict[str, np.ndarray]:
     """Mean and standard error (``NAME_se``) of each measure; NaN is the error of one seed alone."""
     arrays = {}
-    for name in (name for name in MEASURES if name in results[0].data):
-        values = np.stack([_values(result.data[name]) for result in results])
+    for name in (name for name in _MEASURES if name in results[0].data):
+        values = np.stack([_values(result.data[name]) for result in results])  # [seed, …]
         arrays |= dict(zip((name, f"{name}_se"), _mean_and_error(values, "perplexity" in name)))
     return arrays
 
 
-def _differs(one: EvaluationResult, other: EvaluationResult) -> str:
-    """What two evaluations do not share; "" if all is the same."""
+def _difference(one: EvaluationResult, other: EvaluationResult) -> str | None:
+    """The name of an option or axis that two evaluations do not share."""
     for name in ("task", "n_samples", "trained_up_to", "depth", "answered_after"):
         if getattr(one, name) != getattr(other, name):
             return name
     if one.provenance.config.get("task") != other.provenance.config.get("task"):
         return "setting of the task"
     for axis in ("extra_loop", "distribution", "length", "loop", "rule"):
-        mine, its = (result.data.coords.get(axis) for result in (one, other))
-        if (mine is None) != (its is None) or (mine is not None and not mine.equals(its)):
+        a, b = (result.data.coords.get(axis) for result in (one, other))
+        if (a is None) != (b is None) or (a is not None and not a.equals(b)):
             return axis.replace("_", " ")
-    if set(one.data.data_vars) != set(other.data.data_vars):
-        return "set of measures"
-    return ""
+    return "set of measures" if {*one.data.data_vars} != {*other.data.data_vars} else None
 
 
 def _values(array: xr.DataArray) -> np.ndarray:
@@ -142,3 +146,203 @@ def _mean_and_error(values: np.ndarray, geometric: bool) -> tuple[np.ndarray, np
         spread = values.std(0, ddof=1) if len(values) > 1 else np.full(values.shape[1:], np.nan)
         error = spread / np.sqrt(len(values))
         return (np.exp(values.mean(0)) if geometric else values.mean(0)), error
+
+
+_SUMMARISED = {name: axes for name, axes in _MEASURES.items() if "rule" not in axes}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class SweepResult(Result, kind="sweep"):
+    """Mean over the seeds of each setting, and its standard error.
+
+    A setting without a finished seed has NaN everywhere; one with a single seed has NaN as error.
+
+    Arrays:
+        exact_match: Mean over seeds (see :func:`~loopinterp.training.summarise_seeds`); the other
+            measures of an evaluation likewise.
+        exact_match_se: Its standard error.
+        n_seeds: Seeds behind the mean.
+        trained_up_to: Greatest length seen in training.
+        seconds: Mean time to train a seed.
+
+    Attributes:
+        about: What the sweep asks.
+        task: Name of the base's task.
+        n_samples: Examples behind each seed's share.
+        seeds: The seeds of the sweep.
+        figure_axes: The figures: each measure, and the axis that it is drawn along.
+        failed: Error messages, by setting and seed.
+        missing: Settings and seeds that were not run yet (``only``).
+        not_judged: Distributions of the task that were left out.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        **{
+            name + end: f"setting {axes}"
+            for name, axes in _SUMMARISED.items()
+            for end in ("", "_se")
+        },
+        **dict.fromkeys(("n_seeds", "trained_up_to", "seconds"), "setting"),
+    }
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset(
+        name + end for name in _SUMMARISED for end in ("", "_se") if name != "exact_match"
+    )
+
+    about: str
+    task: str
+    n_samples: int
+    seeds: list[int]
+    figure_axes: dict[str, str]
+    failed: dict[str, str]
+    missing: list[str]
+    not_judged: Sequence[str] = ()
+
+    def lowest(self, setting: str, length: int) -> Lowest:
+        """The lowest mean exact match of a setting over the distributions, and where it is."""
+        at = {"setting": setting, "length": length, "extra_loop": self.nearest_extra_loop}
+        return lowest_of(self.data["exact_match"].sel(at, drop=True).to_series().to_dict())
+
+    def table(self) -> pd.DataFrame:
+        """The table of ``sweep.csv``: :meth:`to_dataframe` with ``n_seeds`` and ``failed``.
+
+        ``failed`` has the errors of the seeds of each setting.
+        """
+        names = [n for n in self._widest() if n.removesuffix("_se") in _SUMMARISED]
+        rows = self.to_dataframe(*names)
+        settings = self.data["setting"].values.tolist()
+        counts = dict(zip(settings, self.data["n_seeds"].values))
+        errors = {name: "; ".join(self._errors_of(name)) for name in settings}
+        rows.insert(len(_ROW), "n_seeds", rows["setting"].map(counts))
+        return rows.assign(failed=rows["setting"].map(errors))
+
+    def _errors_of(self, setting: str) -> list[str]:
+        errors = {seed: self.failed.get(cell_name(setting, seed)) for seed in self.seeds}
+        return [f"seed {seed}: {error}" for seed, error in errors.items() if error]
+
+    def in_short(self, measure: str = "exact_match") -> pd.DataFrame:
+        """Mean ± standard error as text: a row for each setting and distribution, by length.
+
+        Answers are read after the model's own number of loops, or the nearest that was measured.
+        """
+        import pandas as pd
+
+        cells = self.data.sel(extra_loop=self.nearest_extra_loop)
+        rows = {}
+        for setting, distribution in itertools.product(*(cells[k].values for k in _ROW[::2])):
+            at = cells.sel(setting=setting, distribution=distribution)
+            pairs = zip(at["length"].values, at[measure].values, at[f"{measure}_se"].values)
+            rows[setting, distribution, int(at["n_seeds"])] = {
+                n: mean_and_error(mean, error) for n, mean, error in pairs
+            }
+        table = pd.DataFrame.from_dict(rows, orient="index")
+        return table.rename_axis(index=["setting", "distribution", "seeds"], columns="length")
+
+    @property
+    def nearest_extra_loop(self) -> int:
+        """The number of extra loops that is nearest to none."""
+        return min(self.data["extra_loop"].values.tolist(), key=abs)
+
+
+_ROW = ("setting", "extra_loop", "distribution", "length")
+
+
+def mean_and_error(mean: float, error: float) -> str:
+    """``mean ± error`` as text.
+
+    Example:
+        >>> mean_and_error(0.5, 0.1), mean_and_error(0.5, np.nan), mean_and_error(np.nan, np.nan)
+        ('0.500 ± 0.100', '0.500', '-')
+    """
+    return "-" if np.isnan(mean) else f"{mean:.3f}" + ("" if np.isnan(error) else f" ± {error:.3f}")
+
+
+def cell_name(setting: str, seed: int) -> str:
+    """The name of a cell in a result.
+
+    Example:
+        >>> cell_name("no noise", 2)
+        'no noise, seed 2'
+    """
+    return f"{setting}, seed {seed}"
+
+
+@dataclass(frozen=True)
+class FinishedCell:
+    """A finished cell: its setting and seed, and its evaluation."""
+
+    setting: str
+    seed: int
+    result: EvaluationResult
+    seconds: float
+    trained_up_to: int
+
+
+def gather(
+    sweep: Sweep,
+    coords: Mapping[str, list],
+    finished: Sequence[FinishedCell],
+    failed: Mapping[str, str],
+) -> SweepResult:
+    """The result of a sweep from those of its cells.
+
+    Args:
+        sweep: The sweep, at its scale.
+        coords: Axes of each cell's result, with their coordinates.
+        finished: The finished cells.
+        failed: Errors of others, by :func:`cell_name`.
+    """
+    settings = [*sweep.changes]
+    by_setting = [[cell for cell in finished if cell.setting == name] for name in settings]
+    known = {cell_name(cell.setting, cell.seed) for cell in finished} | set(failed)
+    weights = [
+        {"setting": cell.setting, "seed": cell.seed, "weights_sha256": digest}
+        for cell in finished
+        for digest in cell.result.provenance.weights
+    ]
+    with study(sweep.evaluation.seed, sweep=sweep.to_dict(defaults=False), models=weights) as watch:
+        return SweepResult.of(
+            watch,
+            coords={"setting": settings, **coords},
+            **_means(by_setting, {axis: len(values) for axis, values in coords.items()}),
+            n_seeds=[len(cells) for cells in by_setting],
+            trained_up_to=[_mean([cell.trained_up_to for cell in cells]) for cells in by_setting],
+            seconds=[_mean([cell.seconds for cell in cells]) for cells in by_setting],
+            about=sweep.about,
+            task=sweep.base.task,
+            n_samples=sweep.evaluation.samples,
+            seeds=list(sweep.seeds),
+            figure_axes={**sweep.show},
+            failed=dict(failed),
+            missing=[
+                name
+                for name in (cell_name(name, seed) for name in settings for seed in sweep.seeds)
+                if name not in known
+            ],
+            not_judged=[
+                name
+                for name in sweep.base.make_task().distributions
+                if name not in coords["distribution"]
+            ],
+        )
+
+
+def _means(
+    by_setting: Sequence[Sequence[FinishedCell]], sizes: Mapping[str, int]
+) -> dict[str, np.ndarray]:
+    """Arrays with the setting first, NaN where no seed came to its end."""
+    arrays = {}
+    done = {
+        k: _over_seeds([c.result for c in cells]) for k, cells in enumerate(by_setting) if cells
+    }
+    for name, axes in _SUMMARISED.items():
+        if all(axis in sizes for axis in axes.split()):
+            for full in (name, f"{name}_se"):
+                shape = (len(by_setting), *(sizes[axis] for axis in axes.split()))
+                arrays[full] = np.full(shape, np.nan)
+                for place, measured in done.items():
+                    arrays[full][place] = measured[full]
+    return arrays
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")

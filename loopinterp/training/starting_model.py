@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.errors import CheckpointError, ConfigError
+from loopinterp.core.errors import CheckpointError, ConfigError
+from loopinterp.core.storage import digest_tensors
 from loopinterp.models import LoopedTransformer
-from loopinterp.storage import digest_tensors
+from loopinterp.training.device import stream
 from loopinterp.training.objectives import answers_at, ask, cross_entropy
 from loopinterp.training.run import Run
-from loopinterp.training.seeding import stream
 
 if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from loopinterp.errors import CheckpointError, InputError, check_integer
-from loopinterp.file_locks import need_writable
-from loopinterp.progress import showing, track
-from loopinterp.storage import write_bytes, write_json
+from loopinterp.core.errors import CheckpointError, InputError, check_integer
+from loopinterp.core.progress import showing, track
+from loopinterp.core.results import SUFFIX
+from loopinterp.core.run_files import Owner, record_training
+from loopinterp.core.storage import in_turn, need_writable, write_bytes, write_json
 from loopinterp.training.config import TrainingConfig
-from loopinterp.training.fitting import check_same
-from loopinterp.training.run import CONFIG, Run
-from loopinterp.training.sweep_cells import SweepCell, run_cell
-from loopinterp.training.sweep_file import Sweep
-from loopinterp.training.sweep_result import Ended, SweepResult, cell_name, gather
-from loopinterp.training.sweep_workers import in_processes, on_cluster
+from loopinterp.training.device import cpu_threads, resolve_device
+from loopinterp.training.evaluation import EvaluationResult, evaluate
+from loopinterp.training.fitting import check_same, train
+from loopinterp.training.run import CHECKPOINT, CONFIG, Run
+from loopinterp.training.seed_summary import FinishedCell, SweepResult, cell_name, gather
+from loopinterp.training.sweep_file import Sweep, SweepEvaluation
 
-CELLS, PLAN, TABLE, LOGS = "cells", "sweep.json", "sweep.csv", "jobs"
+T = TypeVar("T")
+_Work = Callable[[T], str | None]
+"""From a cell to the message of its error, or None; it raises nothing."""
+
+_CELLS, _PLAN, _TABLE, _LOGS = "cells", "sweep.json", "sweep.csv", "jobs"
+RESULT = f"results/generalisation{SUFFIX}"
+"""Where ``loopinterp evaluate`` and the report have it too."""
+
+_AXES = ("extra_loop", "distribution", "length", "loop")
 
 
 def run_sweep(
@@ -43,18 +53,18 @@ def run_sweep(
         OUT/sweep.csv            the table
         OUT/sweep.safetensors    the result
 
-    A cell that fails, as for a setting that cannot be or a loss that is not finite, stops no
-    other: it is named in the result (``failed``). A cell that has come to its end is not run
-    again, so that a sweep that was killed goes on, and ends with the same table.
+    A cell that fails, as for an invalid setting or a loss that is not finite, stops no other: it
+    is named in the result (``failed``). A finished cell is not run again: an interrupted sweep
+    resumes, and ends with the same table.
 
     Args:
         sweep: The sweep (:meth:`Sweep.read` reads one).
         out: Its folder.
         scale: ``laptop`` or ``paper``, of those that it has; ``laptop`` if None.
-        only: Settings to run now; the table has the others as far as they are there. All if empty.
+        only: Settings to run now; the table has the others as far as they have run. All if empty.
         jobs: Processes of this machine, 1 if None; most jobs at the same time on a cluster, any
             number if None.
-        cluster: ``slurm``, to have each cell run as a job there.
+        cluster: ``slurm``, to run each cell as a job there.
         options: Parameters of submitit, as ``timeout_min`` and ``slurm_partition``.
         progress: Whether to show a bar over the cells.
 
@@ -71,13 +81,13 @@ def run_sweep(
         fix = "Leave them out, or name a cluster."
         raise InputError("options", expected="none on this machine", given=repr(options), fix=fix)
     plan = _plan(chosen, out)
-    write_json(out / PLAN, chosen.to_dict())
+    write_json(out / _PLAN, chosen.to_dict())
     picked_cells = [cell for cell in plan.cells if cell.setting in picked]
-    left = [cell for cell in picked_cells if _ended(cell) is None]
+    left = [cell for cell in picked_cells if _finished(cell) is None]
     if cluster is None:
         ends = in_processes(run_cell, left, jobs=jobs or 1)
     else:
-        more = {"cluster": cluster, "folder": out / LOGS, "jobs": jobs, "options": options or {}}
+        more = {"cluster": cluster, "folder": out / _LOGS, "jobs": jobs, "options": options or {}}
         ends = on_cluster(run_cell, left, **more)
     failed = {name: why for name, why in plan.failed.items() if name[0] in picked}
     with showing(progress):
@@ -88,17 +98,17 @@ def run_sweep(
     result = gather(
         chosen,
         plan.coords,
-        [ended for cell in cells if (ended := _ended(cell)) is not None],
+        [finished for cell in cells if (finished := _finished(cell)) is not None],
         {cell_name(*name): failed[name] for name in plan.order if name in failed},
     )
     result.save(out)
-    write_bytes(out / TABLE, result.table().to_csv(index=False).encode())
+    write_bytes(out / _TABLE, result.table().to_csv(index=False).encode())
     return result
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The cells that can be, and why others cannot."""
+    """The cells whose configuration is valid, and the errors of the others."""
 
     coords: dict[str, list[Any]]
     order: list[tuple[str, int]]
@@ -107,13 +117,13 @@ class _Plan:
 
 
 def _plan(sweep: Sweep, out: Path) -> _Plan:
-    """What there is to do; refused as a whole if a folder holds the run of another sweep."""
+    """All cells of a sweep; raise if a folder holds the run of another sweep."""
     plan = _Plan(
         sweep.evaluation.coords(sweep.base.make_task()),
         [(name, seed) for name in sweep.changes for seed in sweep.seeds],
     )
     for setting, seed in plan.order:
-        folder = out / CELLS / setting / f"seed-{seed}"
+        folder = out / _CELLS / setting / f"seed-{seed}"
         try:
             config = sweep.config_of(setting, seed)
         except InputError as error:
@@ -133,9 +143,200 @@ def _need_same(config: TrainingConfig, folder: Path) -> None:
             check_same(saved, config.replace(device=saved.device), folder)
 
 
-def _ended(cell: SweepCell) -> Ended | None:
+def _finished(cell: SweepCell) -> FinishedCell | None:
     with suppress(CheckpointError):
         if (result := cell.result()) is not None:
             run = Run.load(cell.folder)
-            return Ended(cell.setting, cell.seed, result, run.seconds, run.cutoff)
+            return FinishedCell(cell.setting, cell.seed, result, run.seconds, run.cutoff)
     return None
+
+
+_KILLED = "its process was killed; the machine may be out of memory"
+
+
+def in_processes(
+    work: _Work[T], cells: Sequence[T], *, jobs: int
+) -> Iterator[tuple[int, str | None]]:
+    """Work on cells in processes of this machine, with joblib; in this process for one job.
+
+    A process that dies (as for want of memory) ends those beside it too. The cells that are left
+    then run one by one, each in a process of its own, so that the right one is blamed.
+
+    Args:
+        work: The work on a cell.
+        cells: The cells.
+        jobs: Processes.
+
+    Yields:
+        Place of a cell, and the message of its error or None, as they end.
+    """
+    from joblib import Parallel, delayed
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    left = dict(enumerate(cells))
+    try:
+        pool: Any = Parallel(n_jobs=jobs, return_as="generator_unordered")
+        for place, error in pool(delayed(_numbered)(work, *each) for each in enumerate(cells)):
+            del left[place]
+            yield place, error
+    except TerminatedWorkerError:
+        for place, cell in left.items():
+            try:
+                single: Any = Parallel(n_jobs=2)([delayed(_numbered)(work, place, cell)])
+                yield from single
+            except TerminatedWorkerError:
+                yield place, _KILLED
+
+
+def _numbered(work: _Work[T], place: int, cell: T) -> tuple[int, str | None]:
+    return place, work(cell)
+
+
+def on_cluster(
+    work: _Work[T],
+    cells: Sequence[T],
+    *,
+    cluster: str,
+    folder: Path,
+    jobs: int | None,
+    options: Mapping[str, Any],
+) -> Iterator[tuple[int, str | None]]:
+    """Work on cells in jobs of a cluster, with submitit: one array of jobs, a cell each.
+
+    A job that is preempted or runs out of time is queued again, and goes on where it was. The
+    folders of the cells have to be on a file system that the nodes share.
+
+    Args:
+        work: The work on a cell.
+        cells: The cells.
+        cluster: ``slurm``, or another name that submitit knows (``local``).
+        folder: Where submitit keeps scripts and logs.
+        jobs: Most jobs that run at the same time; None for no bound.
+        options: Parameters of submitit, as ``timeout_min`` and ``slurm_partition``.
+
+    Yields:
+        Place of a cell, and the message of its error or None, as they end.
+
+    Raises:
+        InputError: If submitit is not installed, or refuses the cluster or an option.
+    """
+    submitit = _submitit()
+    bound = {} if jobs is None else {"slurm_array_parallelism": jobs}
+    try:
+        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        executor.update_parameters(name="loopinterp-sweep", **bound, **options)
+    except (ValueError, NameError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"cluster {cluster!r}",
+            expected="one that submitit has here, with options that it takes",
+            given=f"another ({error})",
+            fix="See submitit.AutoExecutor for the names.",
+        ) from error
+    submitted = executor.map_array(_Requeued(work), cells)
+    places = {id(job): place for place, job in enumerate(submitted)}
+    for job in submitit.helpers.as_completed(submitted):
+        try:
+            error = job.result()
+        except Exception as failed:  # submitit's own kinds: killed, timed out too often, lost
+            error = f"its job failed: {str(failed).strip().splitlines()[-1]}"
+        yield places[id(job)], error
+
+
+class _Requeued:
+    """Work that goes on in a new job when its own is taken away."""
+
+    def __init__(self, work: _Work[Any]) -> None:
+        self._work = work
+
+    def __call__(self, cell: Any) -> str | None:
+        return self._work(cell)
+
+    def checkpoint(self, cell: Any) -> Any:
+        """The job that submitit runs next; the cell's own checkpoint is on disk."""
+        return _submitit().helpers.DelayedSubmission(self, cell)
+
+
+def _submitit() -> Any:
+    try:
+        import_module("submitit.helpers")
+        return import_module("submitit")
+    except ImportError as error:
+        raise InputError(
+            "cluster",
+            expected="submitit, which talks to it",
+            given="a Python without it",
+            fix="Install it where the jobs will run too: pip install 'loopinterp[cluster]'.",
+        ) from error
+
+
+@dataclass(frozen=True)
+class SweepCell:
+    """One setting and seed of a sweep: an ordinary run, trained and then evaluated.
+
+    Attributes:
+        setting: Name of the setting.
+        seed: Seed of training.
+        folder: The run.
+        config: Its configuration.
+        evaluation: Its evaluation.
+        coords: The axes of the result, each with its coordinates.
+    """
+
+    setting: str
+    seed: int
+    folder: Path
+    config: TrainingConfig
+    evaluation: SweepEvaluation
+    coords: Mapping[str, list[Any]]
+
+    def result(self) -> EvaluationResult | None:
+        """The result of the run as it is now; None if it is not trained or not evaluated so."""
+        if not (self.folder / RESULT).exists() or not Run.load(self.folder).finished:
+            return None
+        try:
+            result = EvaluationResult.load(self.folder / RESULT)
+        except CheckpointError:  # damaged, or of another kind: it is made anew
+            return None
+        axes = {name: c.values.tolist() for name, c in result.data.coords.items() if name in _AXES}
+        options = (self.evaluation.samples, self.evaluation.seed)
+        same = axes == dict(self.coords) and options == (result.n_samples, result.provenance.seed)
+        return result if same and not Owner.of_run(self.folder).disowns(result.provenance) else None
+
+
+def run_cell(cell: SweepCell) -> str | None:
+    """Train and evaluate, or go on with an unfinished cell; returns the message of an error.
+
+    A cell that another process works on, as one that outlived a killed sweep, is waited for.
+    """
+    try:
+        with showing(False):
+            _train_and_evaluate(cell)
+    except InputError as error:
+        return str(error)
+    except Exception as error:  # whatever it is, the other cells can do without this one
+        return f"{type(error).__name__}: {str(error) or 'no more is said'}"
+    return None
+
+
+def _train_and_evaluate(cell: SweepCell) -> None:
+    state = (cell.folder / CHECKPOINT).parent
+    state.mkdir(parents=True, exist_ok=True)
+    with in_turn(state), cpu_threads(cell.config.threads):
+        if cell.result() is not None:
+            return
+        run = train(cell.config, cell.folder, progress=False)
+        record_training(run.folder, run.seconds)
+        result = evaluate(
+            run.model(resolve_device(cell.config.device)).eval(),
+            run.task(),
+            cell.coords["length"],
+            distributions=cell.coords["distribution"],
+            extra_loops=cell.coords["extra_loop"],
+            loops=cell.evaluation.loops,
+            n_samples=cell.evaluation.samples,
+            trained_up_to=run.cutoff,
+            seed=cell.evaluation.seed,
+        )
+        provenance = replace(result.provenance, run=Owner.of_run(run.folder).config)
+        path = run.folder / RESULT
+        replace(result, provenance=provenance).save(path.parent, path.name.removesuffix(SUFFIX))

@@ -1,4 +1,4 @@
-"""An experiment as a file: a base, settings that change it, seeds, and what is measured of each."""
+"""An experiment as a file: a base, settings that change it, seeds, and their evaluation."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from loopinterp.errors import ConfigError, InputError, check_choice
-from loopinterp.settings import Seed, Settings, settings
-from loopinterp.storage import check_file_name, read_json_object
+from loopinterp.core.errors import ConfigError, InputError, check_choice
+from loopinterp.core.settings import Seed, Settings, settings
+from loopinterp.core.storage import check_file_name, read_json_object
 from loopinterp.tasks.sampling import check_size, pick_distribution
 from loopinterp.training.config import TrainingConfig
-from loopinterp.training.overrides import apply_settings
-from loopinterp.training.recipes import Line, get_recipe
+from loopinterp.training.recipes import Line, apply_settings, get_recipe
 
 if TYPE_CHECKING:
     from loopinterp.tasks.task import Task
 
-LAPTOP = "laptop"
-BASE = "base"
-"""The one setting of a sweep that changes nothing but the seed."""
+_LAPTOP = "laptop"
+_BASE = "base"
+"""The setting of a sweep that changes nothing but the seed."""
 
 Scale = Literal["laptop", "paper"]
 Measure = Literal["exact_match", "bit_accuracy", "perplexity"]
@@ -34,7 +33,7 @@ Changes = tuple[str, ...]
 
 @settings
 class SweepEvaluation(Settings):
-    """What is measured of each model: the arguments of :func:`~loopinterp.training.evaluate`.
+    """The evaluation of each model: the arguments of :func:`~loopinterp.training.evaluate`.
 
     Attributes:
         lengths: Problem lengths.
@@ -53,7 +52,7 @@ class SweepEvaluation(Settings):
     seed: Seed = 0
 
     def coords(self, task: Task) -> dict[str, list[Any]]:
-        """The axes of what is found of a task, each with its coordinates.
+        """The axes of the result on a task, each with its coordinates.
 
         Raises:
             InputError: If a distribution is not the task's, or the examples are too many.
@@ -71,10 +70,10 @@ class SweepEvaluation(Settings):
 
 @settings
 class SweepScale(Settings):
-    """What a sweep does at one size of machine.
+    """The changes of a sweep for one size of machine.
 
     Attributes:
-        about: What it takes, in a line.
+        about: The time and machine it takes, in a line.
         set: ``KEY=VALUE`` each: more changes of the base.
         seeds: Seeds in place of the file's.
         evaluation: Names and values in place of those of the file's ``evaluation``.
@@ -88,25 +87,25 @@ class SweepScale(Settings):
 
 @settings
 class Sweep(Settings):
-    """Seeds times settings, what is measured of them, and the figure that comes out.
+    """Seeds times settings, their evaluation, and the figures.
 
     All changes are ``KEY=VALUE``, as ``loopinterp train --set`` takes them.
 
     Attributes:
-        about: What it asks, in a line.
+        about: Its question, in a line.
         seeds: Seeds of training.
-        evaluation: What is measured of each model.
+        evaluation: The evaluation of each model.
         recipe: Name of the recipe that is the base.
         config: The base, where it is no recipe's.
         set: Changes of the base, for all settings.
         settings: Changes by name of the setting.
         grid: In place of ``settings``: all combinations of the values of some keys.
         show: The figures: each measure, and the axis that it is drawn along.
-        scales: What differs by size of machine, ``laptop`` or ``paper``.
+        scales: Changes by size of machine, ``laptop`` or ``paper``.
 
     Raises:
-        ConfigError: If a name is unknown, a value is wrong, or the base is none. A single setting
-            that cannot be is found out later, and stops no other.
+        ConfigError: If a name is unknown, a value is wrong, or the base is none. A single invalid
+            setting is found later, and stops no other.
 
     Example:
         >>> sweep = Sweep(
@@ -140,8 +139,8 @@ class Sweep(Settings):
                 fix = f"Leave {one} or {other} out."
                 raise ConfigError(one, expected=f"it or {other}", given="both", fix=fix)
         if len({*self.seeds}) < len(self.seeds):
-            given, fix = repr(list(self.seeds)), "Name each seed once."
-            raise ConfigError("seeds", expected="each seed once", given=given, fix=fix)
+            seeds, fix = repr(list(self.seeds)), "Name each seed once."
+            raise ConfigError("seeds", expected="each seed once", given=seeds, fix=fix)
         for name, changes in {"set": self.set, **self.changes}.items():
             check_file_name(name, "name of a setting", ConfigError)  # each has a folder
             for change in changes:
@@ -157,13 +156,13 @@ class Sweep(Settings):
     def _check_what_is_shown(self) -> None:
         loops = {"loop": self.evaluation.loops, "extra_loop": self.evaluation.extra_loops[1:]}
         for measure, along in self.show.items():
-            asked = "extra_loops" if along == "extra_loop" else "loops"
+            option = "extra_loops" if along == "extra_loop" else "loops"
             if not loops.get(along, True) or (measure, along) == ("bit_accuracy", "loop"):
                 raise ConfigError(
                     f"show.{measure}",
                     expected="an axis that it is measured along",
                     given=repr(along),
-                    fix=f"Set evaluation.{asked}, or show exact_match along it, or use length.",
+                    fix=f"Set evaluation.{option}, or show exact_match along it, or use length.",
                 )
 
     @classmethod
@@ -184,7 +183,7 @@ class Sweep(Settings):
         """
         if scale is None and not self.scales:
             return self
-        chosen = self.scales[check_choice("scale", scale or LAPTOP, self.scales)]  # type: ignore[index]
+        chosen = self.scales[check_choice("scale", scale or _LAPTOP, self.scales)]  # type: ignore[index]
         evaluation = self.evaluation.to_dict() | chosen.evaluation
         return self.replace(
             set=(*self.set, *chosen.set),
@@ -199,8 +198,8 @@ class Sweep(Settings):
         start = self.config
         if start is None:
             if self.recipe is None:
-                given, fix = "neither", "Name a recipe (`loopinterp recipes` lists them)."
-                raise ConfigError("recipe", expected="it or config", given=given, fix=fix)
+                fix = "Name a recipe (`loopinterp recipes` lists them)."
+                raise ConfigError("recipe", expected="it or config", given="neither", fix=fix)
             start = get_recipe(self.recipe).config
         return apply_settings(start, self.set)
 
@@ -208,7 +207,7 @@ class Sweep(Settings):
     def changes(self) -> Mapping[str, Changes]:
         """What each setting changes, by its name."""
         if not self.grid:
-            return self.settings or {BASE: ()}
+            return self.settings or {_BASE: ()}
         named = [
             [(_short(key, self.grid), key, _text(v)) for v in self.grid[key]] for key in self.grid
         ]

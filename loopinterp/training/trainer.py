@@ -1,4 +1,4 @@
-"""One training run in memory: model, optimiser, curriculum and random streams."""
+"""One training run in memory: model, optimiser, averaged weights, curriculum, random streams."""
 
 from __future__ import annotations
 
@@ -10,71 +10,111 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from loopinterp.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError, InputError
+from loopinterp.core.text import ShortRepr
 from loopinterp.models import LoopedTransformer
-from loopinterp.models.pretrained import check_tensors
-from loopinterp.models.recorded_gradients import recording_gradients
-from loopinterp.models.state_code import Softening
-from loopinterp.short_repr import ShortRepr
+from loopinterp.models.checkpoints import check_tensors
+from loopinterp.models.layers import Softening
+from loopinterp.models.taps import recording_gradients
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.config import HARD_GAIN, SOMEWHERE
-from loopinterp.training.curriculum import Curriculum
 from loopinterp.training.device import (
+    ONE_PROCESS,
+    Processes,
     make_bind,
     resolve_device,
     send,
+    stream,
     with_given_noise,
     with_state_noise,
 )
-from loopinterp.training.ema import Ema
-from loopinterp.training.objectives import answers_at, ask
-from loopinterp.training.processes import ALONE, Processes
+from loopinterp.training.objectives import Curriculum, answers_at, ask, learning_rate_factor
 from loopinterp.training.run import reading_counters
-from loopinterp.training.schedule import learning_rate_factor
-from loopinterp.training.seeding import stream
 from loopinterp.training.starting_model import starting_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from torch import Tensor
+    from jaxtyping import Bool
+    from torch import Tensor, nn
 
-    from loopinterp.models.looped_model import Iteration
+    from loopinterp.models.iteration import Iteration
     from loopinterp.tasks.task import Batch
     from loopinterp.training.config import TrainingConfig
-    from loopinterp.training.objectives import Asked, Supervised
+    from loopinterp.training.objectives import Questions, Supervised
+
+
+class Ema:
+    """Running average of a model's parameters.
+
+    ``shadow <- decay_t * shadow + (1 - decay_t) * weights`` after each optimiser step, with
+    ``decay_t = min(decay, (1 + t) / (10 + t))``, so that the random initial weights are
+    forgotten at once.
+
+    Args:
+        model: The model whose parameters are averaged.
+        decay: The decay that ``decay_t`` rises to, in [0, 1); 0 keeps the weights themselves.
+
+    Example:
+        >>> layer = torch.nn.Linear(1, 1, bias=False)
+        >>> ema = Ema(layer, decay=0.0)
+        >>> _ = torch.nn.init.constant_(layer.weight, 5.0)
+        >>> ema.update()
+        >>> ema.shadow["weight"].item()
+        5.0
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.n_updates = 0
+        self._live = dict(model.named_parameters())
+        self.shadow: dict[str, Tensor] = {k: v.detach().clone() for k, v in self._live.items()}
+
+    @torch.no_grad()
+    def update(self, *, unless: Bool[Tensor, ""] | None = None) -> None:
+        """Average in the current weights, except where ``unless`` is true."""
+        decay = min(self.decay, (1 + self.n_updates) / (10 + self.n_updates))
+        average = get_ema_multi_avg_fn(decay)
+        shadow: list[Tensor] = list(self.shadow.values())
+        live: list[Tensor] = list(self._live.values())
+        if unless is not None:
+            live = [torch.where(unless, old, new) for old, new in zip(shadow, live)]
+        average(shadow, live, torch.tensor(0))
+        self.n_updates += 1
+
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a step draws.
+    """The data of a step.
 
     Attributes:
-        inputs: Those of this process's examples, on the model's device.
+        inputs: Inputs of this process's examples, on the model's device.
         position_offset: Where abacus positions start.
-        asked: What the objective wants to know of these examples.
+        questions: The objective's questions to these examples.
         ends: Loops of every example of the whole batch, of all processes.
     """
 
     inputs: Tensor
     position_offset: int | Tensor
-    asked: Asked
+    questions: Questions
     ends: Tensor
 
 
 class Trainer(ShortRepr):
     """Makes one optimiser step at a time; :meth:`state` and :meth:`load` freeze and thaw it.
 
-    :meth:`step` says how each went, which takes waiting for the device. :meth:`advance` does not;
-    :meth:`read` then says it of several at once, as soon as it is :attr:`due`.
+    :meth:`step` returns its metrics, which waits for the device. :meth:`advance` does not wait;
+    :meth:`read` then returns the metrics of several steps at once, when they are :attr:`due`.
 
     Args:
         config: The run. Its device is resolved here.
-        processes: Those that train together; this one alone if nothing is said.
+        processes: The processes that train together; this one alone by default.
 
     Example:
         >>> from loopinterp.training import RECIPES
@@ -84,7 +124,7 @@ class Trainer(ShortRepr):
         (1, 1)
     """
 
-    def __init__(self, config: TrainingConfig, processes: Processes = ALONE) -> None:
+    def __init__(self, config: TrainingConfig, processes: Processes = ONE_PROCESS) -> None:
         if processes.count > 1 and config.model.state_code is not None:
             raise ConfigError(
                 "model.state_code",
@@ -120,7 +160,7 @@ class Trainer(ShortRepr):
         self._unread: list[tuple[Tensor, dict[str, Any]]] = []
 
     def step(self) -> dict[str, float | int]:
-        """Draw a batch, descend once, and say how that went.
+        """Draw a batch, descend once, and return the metrics.
 
         Raises:
             InputError: If the loss or the gradient is not finite, where the weights are left as
@@ -130,10 +170,10 @@ class Trainer(ShortRepr):
         return self.read()[-1]
 
     def advance(self) -> None:
-        """A step whose metrics nobody has asked for yet: nothing waits for the device.
+        """A step whose metrics are read later: nothing waits for the device.
 
-        The device minds by itself that what is not finite changes no weight, and no step after it
-        does; :meth:`read` says so, and has to be called before what is saved is saved.
+        A step that is not finite changes no weight, and neither does any step after it;
+        :meth:`read` raises on it, and has to be called before a checkpoint is written.
         """
         with recording_gradients():
             drawn = self.begin()
@@ -150,15 +190,15 @@ class Trainer(ShortRepr):
         """A batch, looked at before it is sent to the device."""
         batch, offset = self._batch(), self._position_offset()
         self.model.check_inputs(batch.inputs, position_offset=offset)
-        asked = ask(self.config.objective, batch, self.generators["objective"])
-        ends, rows = asked.loops.amax(0), self.processes.rows
+        questions = ask(self.config.objective, batch, self.generators["objective"])
+        ends, rows = questions.loops.amax(0), self.processes.rows
         if self.processes.count > 1:
             _need_a_loop(ends)
-            asked = asked.of(rows)
+            questions = questions.share_of(rows)
         inputs = send(batch.inputs[rows], self.device)
         if isinstance(offset, torch.Tensor):
             offset = send(offset[rows], self.device)
-        return Drawn(inputs, offset, asked, ends)
+        return Drawn(inputs, offset, questions, ends)
 
     def finish(self, drawn: Drawn, supervised: Supervised) -> None:
         """The part of a step after the backward pass: the weights move, and are averaged."""
@@ -171,15 +211,16 @@ class Trainer(ShortRepr):
         )
         for group in self.optimiser.param_groups:
             group["lr"] = settings.lr * factor
-        exact = _exact_matches(supervised.logits, send(drawn.asked.targets[0], self.device))
-        said = torch.stack([supervised.loss.detach().float(), exact / len(drawn.ends)])
+        exact = _exact_matches(supervised.logits, send(drawn.questions.targets[0], self.device))
+        shares = torch.stack([supervised.loss.detach().float(), exact / len(drawn.ends)])
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        self.processes.add_up([*gradients, said])
+        self.processes.add_up([*gradients, shares])
+        # Without clipping the norm is measured all the same.
         limit = math.inf if settings.clip is None else settings.clip
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        made = torch.stack([said[0], norm.float(), said[1]])
-        self._spoiled |= ~made[:2].isfinite().all()
-        # PyTorch's word for it, from the scaling of gradients: a step in which it is 1 is none.
+        metrics = torch.stack([shares[0], norm.float(), shares[1]])
+        self._spoiled |= ~metrics[:2].isfinite().all()
+        # PyTorch's flag from the scaling of gradients: a step in which it is 1 changes nothing.
         self.optimiser.found_inf = self._spoiled.float()  # type: ignore[attr-defined]
         self.optimiser.step()
         # A finite gradient can still carry a weight beyond what its type holds.
@@ -187,9 +228,9 @@ class Trainer(ShortRepr):
         self._spoiled |= ~largest.isfinite()
         self.ema.update(unless=self._spoiled)
         self.steps_done += 1
-        known = {"step": self.steps_done, "longest_n": self.curriculum.longest}
-        known |= {"lr": settings.lr * factor}
-        self._unread.append((torch.cat([made, largest.float()[None]]), known))
+        known: dict[str, Any] = {"step": self.steps_done, "longest_n": self.curriculum.longest}
+        known["lr"] = settings.lr * factor
+        self._unread.append((torch.cat([metrics, largest.float()[None]]), known))
 
     @property
     def due(self) -> bool:
@@ -207,19 +248,18 @@ class Trainer(ShortRepr):
         """Metrics of the steps since the last reading, in turn; the one wait for the device.
 
         Raises:
-            InputError: As :meth:`step`, at the first of them that is not finite; what is left is
-                what the step before made.
+            InputError: As :meth:`step`, at the first of them that is not finite; the weights are
+                those of the step before.
         """
         unread, self._unread = self._unread, []
         if not unread:
             return []
-        found = []
-        for (loss, norm, exact, largest), known in zip(
-            torch.stack([values for values, _ in unread]).tolist(), [known for _, known in unread]
-        ):
+        metrics = []
+        values = torch.stack([row for row, _ in unread]).tolist()
+        for (loss, norm, exact, largest), (_, known) in zip(values, unread):
             self._check_finite(loss, norm, largest, known["step"])
             self.curriculum.update(exact)
-            found.append(
+            metrics.append(
                 {
                     "step": known["step"],
                     "loss": loss,
@@ -229,7 +269,7 @@ class Trainer(ShortRepr):
                     "grad_norm": norm,
                 }
             )
-        return found
+        return metrics
 
     def averaged_model(self) -> LoopedTransformer:
         """A copy of the model with the averaged weights, on the CPU: what is evaluated."""
@@ -252,6 +292,7 @@ class Trainer(ShortRepr):
                 given=f"{len(self._unread)} that have not been read",
                 fix="Call trainer.read() first.",
             )
+        # Names as in the checkpoint's file: weights/, ema/, exp_avg/, exp_avg_sq/, random/.
         tensors = {f"weights/{k}": v for k, v in self.model.named_parameters()}
         tensors |= {f"ema/{k}": v for k, v in self.ema.shadow.items()}
         for name, parameter in self.model.named_parameters():
@@ -278,15 +319,15 @@ class Trainer(ShortRepr):
                 "step": torch.tensor(0.0, device=parameter.device),
                 **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
             }
-        wanted, _ = self.state()
+        current, _ = self.state()
         fix = "Restore them, or train in another folder."
-        check_tensors(tensors, wanted, f"checkpoint {path}", fix=fix)
+        check_tensors(tensors, current, f"checkpoint {path}", fix=fix)
         with reading_counters(path):
             scalars: dict[str, Any] = json.loads(metadata["scalars"])
             self.steps_done = int(scalars["steps_done"])
             self.ema.n_updates = int(scalars["ema_updates"])
             self.curriculum.load(scalars["curriculum"])
-        for name, tensor in wanted.items():
+        for name, tensor in current.items():
             tensor.copy_(tensors[name])
         for moments in self.optimiser.state.values():
             moments["step"].fill_(self.steps_done)
@@ -301,13 +342,13 @@ class Trainer(ShortRepr):
         return self.task.sample(lengths, generator=generator, distribution=self.config.distribution)
 
     def autocast(self) -> torch.autocast:
-        """What a forward pass runs in: the precision that is configured."""
+        """The context of a forward pass: the configured precision."""
         half = self.config.precision == "bf16"
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half)
 
     def bind(self, drawn: Drawn) -> Iteration:
         """The model bound to what was drawn."""
-        return self._bind(drawn.inputs, position_offset=drawn.position_offset, look=False)
+        return self._bind(drawn.inputs, position_offset=drawn.position_offset, checked=True)
 
     def _supervise(self, drawn: Drawn) -> Supervised:
         with self.autocast(), self._soft_signs():
@@ -318,7 +359,7 @@ class Trainer(ShortRepr):
                 iteration = with_state_noise(
                     iteration, self.config.state_noise, self.generators["noise"]
                 )
-            return drawn.asked.score(answers_at(iteration, drawn.asked.loops))
+            return drawn.questions.score(answers_at(iteration, drawn.questions.loops))
 
     @contextmanager
     def _soft_signs(self) -> Iterator[None]:
@@ -351,7 +392,7 @@ class Trainer(ShortRepr):
         return replace(iteration, h0=code.state(2.0 * bits - 1).to(h).where(drawn[..., None], h))
 
     def noise(self, like: Tensor, running: Iterable[int]) -> list[Tensor]:
-        """What :func:`with_state_noise` adds before each loop to as many examples as run it."""
+        """The noise before each loop, for the examples that run it, as :func:`with_state_noise`."""
         std, generator = self.config.state_noise, self.generators["noise"]
         if not std:
             return []
@@ -359,7 +400,7 @@ class Trainer(ShortRepr):
         return [std * torch.randn(n, *like.shape[1:], **kind) for n in running]
 
     def _share_of_noise(self, drawn: Drawn, like: Tensor) -> list[Tensor]:
-        """Of the noise of the whole batch, what this process's examples would get in it."""
+        """The rows of the whole batch's noise that belong to this process's examples."""
         order = drawn.ends.argsort(descending=True, stable=True)  # as they run, the longest first
         mine = (order % self.processes.count == self.processes.rank).nonzero()[:, 0]
         running = [int((drawn.ends >= loop).sum()) for loop in range(1, int(drawn.ends.max()) + 1)]
@@ -377,7 +418,7 @@ class Trainer(ShortRepr):
         return int(torch.randint(highest, (), generator=data))
 
     def _check_finite(self, loss: float, grad_norm: float, largest: float, step: int) -> None:
-        """Raise where a step was none, or spoiled a weight; it and those after it do not count."""
+        """Raise if a step was not finite, or spoiled a weight; it and later ones do not count."""
         numbers = {"loss": loss, "gradient norm": grad_norm, "largest weight": largest}
         for what, value in numbers.items():
             if math.isfinite(value):

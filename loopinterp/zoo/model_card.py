@@ -12,13 +12,18 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
 from loopinterp import __version__
-from loopinterp.errors import InputError
-from loopinterp.file_locks import need_writable
-from loopinterp.models.run_length import own_depth
-from loopinterp.results import config_hash
-from loopinterp.saved_results import CONFIG
-from loopinterp.settings import Seed, Settings, flatten, settings
-from loopinterp.storage import digest_tensors, read_json, read_tensors, write_json
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import config_hash
+from loopinterp.core.run_files import CONFIG
+from loopinterp.core.settings import Seed, Settings, flatten, settings
+from loopinterp.core.storage import (
+    digest_tensors,
+    need_writable,
+    read_json,
+    read_tensors,
+    write_json,
+)
+from loopinterp.models.protocol import own_depth
 from loopinterp.training import Run, evaluate, get_recipe
 from loopinterp.training.answer_scores import Lowest, lowest_of
 from loopinterp.training.config import Share
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CARD = "card.json"
-EXTRA_LOOPS = (-2, -1, 0, 6, 12, 24, 48)
+_EXTRA_LOOPS = (-2, -1, 0, 6, 12, 24, 48)
 """Loops beyond T(n) after which a model of the zoo is asked as well."""
 
 TIMES_THE_CUTOFF = (1, 2, 4, 8)
@@ -71,7 +76,7 @@ class Card(Settings):
 
     def lowest(self, length: int, extra_loop: int = 0) -> Lowest:
         """The lowest exact match over the distributions at a length, and where it is."""
-        return lowest_of({d: of[length][extra_loop] for d, of in self.exact_match.items()})
+        return lowest_of({d: by_n[length][extra_loop] for d, by_n in self.exact_match.items()})
 
     def worst(self, extra_loop: int = 0) -> dict[int, float]:
         """The share of :meth:`lowest` by length."""
@@ -85,7 +90,11 @@ class Card(Settings):
         """
         import pandas as pd
 
-        rows = {(d, n): shares for d, of in self.exact_match.items() for n, shares in of.items()}
+        rows = {
+            (d, n): shares
+            for d, by_length in self.exact_match.items()
+            for n, shares in by_length.items()
+        }
         table = pd.DataFrame.from_dict(rows, orient="index")
         return table.rename_axis(index=["distribution", "length"], columns="extra_loop")
 
@@ -102,12 +111,12 @@ class Card(Settings):
 
     def fails_at(self) -> list[str]:
         """Where exact match falls under .9 first, and how long an answer lasts, in words."""
-        said = []
+        failures = []
         for distribution, by_length in self.exact_match.items():
             wrong = [n for n, shares in by_length.items() if shares[0] < _WELL]
             if wrong:
                 share = by_length[wrong[0]][0]
-                said.append(f"{distribution}: exact match {share:.2f} at length {wrong[0]}")
+                failures.append(f"{distribution}: exact match {share:.2f} at length {wrong[0]}")
             lost = {
                 k: n
                 for n, shares in by_length.items()
@@ -117,10 +126,10 @@ class Card(Settings):
             if lost:
                 k, n = min(lost.items())
                 share = by_length[n][k]
-                said.append(
+                failures.append(
                     f"{distribution}: exact match {share:.2f} at length {n}, {k} loops after T(n)"
                 )
-        return said
+        return failures
 
 
 def make_entry(
@@ -132,7 +141,7 @@ def make_entry(
     samples: int = 200,
     seed: int = 0,
 ) -> Card:
-    """Make of a finished run what the zoo holds: configuration, weights, metrics, and a card.
+    """Make a zoo entry of a finished run: configuration, weights, metrics, and a card.
 
     Args:
         run: The run, trained to its end; or, without a recipe, one of a model trained elsewhere.
@@ -207,7 +216,7 @@ def measure_card(
         task,
         [n for k in TIMES_THE_CUTOFF if fits(n := run.cutoff * k)],
         distributions=distributions,
-        extra_loops=[k for k in EXTRA_LOOPS if k >= -least],
+        extra_loops=[k for k in _EXTRA_LOOPS if k >= -least],
         n_samples=samples,
         trained_up_to=run.cutoff,
         seed=seed,
@@ -227,5 +236,7 @@ def measure_card(
 
 def _changes(run: Run, recipe: str) -> dict[str, Any]:
     """Settings that are not the recipe's; where it was trained changes nothing that is asked."""
-    usual, own = (flatten(config.to_dict()) for config in (get_recipe(recipe).config, run.config))
-    return {k: v for k, v in own.items() if k != "device" and usual.get(k, ...) != v}
+    usual, changed = (
+        flatten(config.to_dict()) for config in (get_recipe(recipe).config, run.config)
+    )
+    return {k: v for k, v in changed.items() if k != "device" and usual.get(k, ...) != v}

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loopinterp.errors import InputError, check_choice
-from loopinterp.file_locks import need_writable
-from loopinterp.saved_results import CONFIG, Owner
-from loopinterp.stages import record_how_it_was_made
-from loopinterp.storage import read_bytes, read_json_object, write_bytes
+from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.run_files import CONFIG, Owner, record_how_it_was_made
+from loopinterp.core.storage import need_writable, read_bytes, read_json_object, write_bytes
 from loopinterp.training import Run
 from loopinterp.training.run import need_free_folder
 from loopinterp.zoo.model_card import CARD, TIMES_THE_CUTOFF, Card

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from loopinterp.adapters import adapt, load_published
-from loopinterp.errors import CheckpointError, HookError, InputError
+from loopinterp.core.errors import CheckpointError, HookError, InputError
 from loopinterp.models import (
     GateAbove,
     LoopedCache,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loopinterp.adapters import HRMTextAdapter, adapt
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
 from loopinterp.models import greedy_decode
 from tests.adapters.published import hrm_text
 

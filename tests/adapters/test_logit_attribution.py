@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from loopinterp.adapters import OuroAdapter, PublishedModel, adapt
-from loopinterp.errors import HookError, InputError
+from loopinterp.core.errors import HookError, InputError
 from loopinterp.models import LoopedCache, for_logit_attribution
 from tests.adapters.kinds import KINDS, tokens_of
 from tests.adapters.published import hrm, huginn, ouro, trm
@@ -271,9 +271,9 @@ def test_a_coda_needs_all_positions_and_a_readout_of_one_does_not() -> None:
 
 def test_an_adapter_that_does_not_say_its_way_back_is_refused_with_what_to_write() -> None:
     class Silent(OuroAdapter):
-        _loop_back = None  # type: ignore[assignment]
+        attribute_loop = None  # type: ignore[assignment]
 
     model, tokens = Silent(KINDS["ouro"].build()), tokens_of("ouro")
     _, cache = model.run_with_cache(tokens, n_loops=1)
-    with pytest.raises(InputError, match=r"Write _loop_back and _readout_back"):
+    with pytest.raises(InputError, match=r"Write attribute_loop and attribute_readout"):
         cache.logit_attribution(1)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from loopinterp.adapters import NestedModel, adapt
-from loopinterp.circuits import patching_sweep
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
+from loopinterp.interventions import patching_sweep
 from tests.adapters.published import hrm, hrm_text, trm
 
 LOOPS, FAST = 3, 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loopinterp.adapters import adapt
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
 from tests.adapters.published import ouro
 
 

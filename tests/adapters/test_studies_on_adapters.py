@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from loopinterp import circuits, dynamics, explorer, lenses, probing
-from loopinterp.errors import InputError
+from loopinterp import dynamics, edges, interventions, lenses, pages, probing
+from loopinterp.core.errors import InputError
 from loopinterp.models import ResidualBelow, iterate, run_until
 from loopinterp.tasks import Batch
 from tests.adapters.kinds import KINDS, adapted, tokens_of
@@ -41,11 +41,11 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "attention_stabilisation": lambda m, d: dynamics.attention_stabilisation_study(m, d, n_loops=3),
     "attention": lambda m, d: lenses.attention_study(m, d, n_loops=2),
-    "explore": lambda m, d: explorer.explore(m, d, examples=3),
+    "explore": lambda m, d: pages.explore(m, d, examples=3),
     "probes": lambda m, d: probing.probe_study(
         m, d.inputs, {"token": d.inputs}, n_loops=2, sites=("hook_state_post", "resid_mid")
     ),
-    "ablation": lambda m, d: circuits.ablation_study(m, d, kinds=("zero",), when=("all",)),
+    "ablation": lambda m, d: interventions.ablation_study(m, d, kinds=("zero",), when=("all",)),
 }
 
 
@@ -79,7 +79,7 @@ def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
     model, base, source = adapted(name), tokens_of(name, 2, 5), tokens_of(name, 2, 5, seed=1)
     n_loops, loop = 3, 1
     ends = model(base, n_loops=n_loops), model(source, n_loops=n_loops)
-    found = circuits.patching_sweep(
+    found = interventions.patching_sweep(
         model, base, source, n_loops=n_loops, component=component, loops=[loop], metric=_metric
     )
     states = model(source, n_loops=n_loops, return_type="states")
@@ -122,14 +122,14 @@ def test_a_state_of_one_prompt_in_the_run_of_another(name: str) -> None:
     each = torch.full((4,), n_loops)
     batch = Batch(tokens, model(tokens, n_loops=n_loops).argmax(-1), each, each)
     places, loops = torch.tensor([[1], [4]]), torch.tensor([1, 2])
-    pairs = circuits.InterchangePairs.of(
+    pairs = interventions.InterchangePairs.of(
         batch,
         base=torch.tensor([0, 1]),
         source=torch.tensor([2, 3]),
         positions=places,
         loop=loops,
     )
-    run = circuits.InterchangeRun(model, pairs)
+    run = interventions.InterchangeRun(model, pairs)
     changed = run.interchange()
     states = model(tokens, n_loops=n_loops, return_type="states")
     for k, (base, source) in enumerate(((0, 2), (1, 3))):
@@ -152,7 +152,7 @@ def test_a_state_of_one_prompt_in_the_run_of_another(name: str) -> None:
 def test_without_what_one_loop_writes_it_is_the_run_in_which_hooks_write_nothing(name: str) -> None:
     model, batch = adapted(name), _batch(name)
     parts = [part for part in ("attn_out", "mlp_out") if f"hook_{part}" in model.addresses().kinds]
-    found = circuits.ablation_study(
+    found = interventions.ablation_study(
         model, batch, components=parts, kinds=("zero",), when=("one",), together=True
     )
     agrees = found.data["agreement"].sel(part="all of them", pos="all", estimate="value").squeeze()
@@ -167,7 +167,7 @@ def test_without_what_one_loop_writes_it_is_the_run_in_which_hooks_write_nothing
 
 @every
 def test_layers_of_a_block_have_their_limits(name: str) -> None:
-    from loopinterp.dynamics.layer_cycles import layer_limits
+    from loopinterp.dynamics.inside_loop import layer_limits
 
     model = adapted(name)
     limits = layer_limits(model, tokens_of(name), n_loops=3)
@@ -207,7 +207,7 @@ def test_transformer_lens_patches_every_loop_of_it(name: str) -> None:
 def test_attribution_by_edges_says_that_it_is_for_models_of_ours(name: str) -> None:
     batch = _batch(name)
     with pytest.raises(InputError, match="LoopedTransformer"):
-        circuits.edge_study(adapted(name), batch, batch)
+        edges.edge_study(adapted(name), batch, batch)
 
 
 @pytest.mark.parametrize("name", ["ouro", "huginn"])

@@ -25,7 +25,7 @@ from loopinterp.benchmark import (
     benchmark_models,
     make_benchmark,
 )
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
 
 KEPT = {kind: pd.read_csv(RESULTS / FILE.format(kind)) for kind in SCORES}
 NAMES = {model.name for model in benchmark_models()}

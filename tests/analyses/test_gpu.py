@@ -33,12 +33,12 @@ from analyses.gpu import (
 )
 from analyses.published_settings import ABACUS, PAPER, abacus_config, paper_config
 from loopinterp import models
+from loopinterp.core.results import load_result
 from loopinterp.models import LoopedTransformer
-from loopinterp.saved_results import load_result
 from loopinterp.tasks import AbacusAddition
 from loopinterp.training import Run, Trainer, fitting
 from loopinterp.training import trainer as trainer_module
-from loopinterp.training.seed_ensemble import advance_together
+from loopinterp.training.seeds_together import advance_together
 from tests.pretend_gpu import DEVICE, pretend_gpu
 from tests.warm_python import WarmPython
 

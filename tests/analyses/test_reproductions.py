@@ -25,7 +25,7 @@ from analyses.reproductions import (
     tables,
 )
 from analyses.tables_in_pages import PAGES, RESULTS, put
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.tasks import AbacusAddition
 from loopinterp.training import Measurement, Sweep, operand_grid

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loopinterp.workflow import compile_run
+from loopinterp.app.runs import compile_run
 from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyses.tables_in_pages import put, table
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
 
 TEXT = st.text(st.characters(exclude_characters="<>", exclude_categories=["Cs"]))
 

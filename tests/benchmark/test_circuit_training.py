@@ -20,10 +20,11 @@ from loopinterp.benchmark import (
     score_variables,
     train_to_circuit,
 )
-from loopinterp.benchmark.benchmark_folder import agreement
-from loopinterp.errors import InputError
+from loopinterp.benchmark.folder import agreement
+from loopinterp.compiler import Compiled
+from loopinterp.core.errors import InputError
 from loopinterp.models import LoopedTransformerConfig
-from loopinterp.rasp import Compiled, get_program
+from loopinterp.programs import get_program
 
 SHIPPED = [model for model in benchmark_models() if model.disguise == TRAINED]
 

@@ -7,9 +7,10 @@ from functools import partial
 import pytest
 
 from loopinterp.benchmark import FalseNames, false_names_study
-from loopinterp.errors import InputError
-from loopinterp.rasp import list_programs, rotate
-from loopinterp.saved_results import load_result
+from loopinterp.compiler import rotate
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import load_result
+from loopinterp.programs import list_programs
 
 DISGUISES = [("bare", []), ("rotated", [partial(rotate, seed=0)])]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loopinterp.report import write_report
-from tests.report import synthetic
+from loopinterp.pages import write_report
+from tests.pages import synthetic
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loopinterp.plotting import CircuitGraph, GraphEdge, GraphNode
-from loopinterp.plotting.circuit_html import fragment
-from loopinterp.rasp import draw_program, get_program, list_programs
-from loopinterp.report import write_circuit_page
-from loopinterp.report.assets import graph_assets
+from loopinterp.compiler import draw_program
+from loopinterp.figures import CircuitGraph, GraphEdge, GraphNode
+from loopinterp.figures.circuit_graph import fragment
+from loopinterp.pages import write_circuit_page
+from loopinterp.pages.assets import graph_assets
+from loopinterp.programs import get_program, list_programs
 from tests.browser.conftest import PHONE, WIDE, Opener, faults_of_accessibility
 
 if TYPE_CHECKING:

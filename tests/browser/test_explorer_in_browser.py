@@ -14,9 +14,8 @@ import pandas as pd
 import pytest
 import torch
 
-from loopinterp.explorer import Exploration, explore
 from loopinterp.models import LoopedTransformer
-from loopinterp.report import write_results
+from loopinterp.pages import Exploration, explore, write_results
 from loopinterp.zoo import load_pretrained
 from tests.browser.conftest import PHONE, WIDE, Opener, OpenPage, faults_of_accessibility
 

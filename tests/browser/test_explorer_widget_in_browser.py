@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loopinterp.explorer import ExplorerWidget
+from loopinterp.pages import ExplorerWidget
 from loopinterp.tasks import Addition
 from loopinterp.zoo import load_pretrained
 from tests.browser.conftest import FRONT_END, NOTEBOOK, WIDE, faults_of_accessibility

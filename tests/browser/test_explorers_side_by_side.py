@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loopinterp.explorer import explore
-from loopinterp.rasp import compile_program
-from loopinterp.report import write_comparison
+from loopinterp.compiler import compile_program
+from loopinterp.pages import explore, write_comparison
 from loopinterp.tasks import Addition
 from tests.browser.conftest import PHONE, WIDE, Opener, faults_of_accessibility
-from tests.report import synthetic
+from tests.pages import synthetic
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

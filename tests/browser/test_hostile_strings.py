@@ -12,20 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loopinterp import circuits, probing, training
-from loopinterp.errors import CheckpointError, InputError
-from loopinterp.explorer import ExplorerWidget
-from loopinterp.plotting.circuit_graph import CircuitGraph
-from loopinterp.rasp import compile_program, draw_program, get_program
-from loopinterp.report import write_circuit_page, write_comparison, write_report, write_results
-from loopinterp.report.run_record import RunRecord
-from loopinterp.report.section_contents import section_views
-from loopinterp.results import Result
-from loopinterp.saved_results import load_result
-from loopinterp.storage import read_arrays, write_arrays
+from loopinterp import comparison, decompiler, edges, interventions, probing, training
+from loopinterp.compiler import compile_program, draw_program
+from loopinterp.core.errors import CheckpointError, InputError
+from loopinterp.core.results import Result, load_result
+from loopinterp.core.storage import read_arrays, write_arrays
+from loopinterp.figures.circuit_graph import CircuitGraph
+from loopinterp.pages import (
+    ExplorerWidget,
+    write_circuit_page,
+    write_comparison,
+    write_report,
+    write_results,
+)
+from loopinterp.pages.run_record import RunRecord
+from loopinterp.pages.sections import section_views
+from loopinterp.programs import get_program
 from loopinterp.tasks import Addition, as_batch
 from tests.browser.conftest import FRONT_END, NOTEBOOK, Opener
-from tests.report import synthetic
+from tests.pages import synthetic
 from tests.test_study_arguments import STUDIES
 
 if TYPE_CHECKING:
@@ -115,16 +120,16 @@ def every_result() -> dict[str, Result]:
     task, batch = Addition(), as_batch(Addition(), n=4, batch_size=16)
     source = as_batch(Addition(), n=4, batch_size=16, seed=1)
     own = {
-        "decompilation_study": lambda: circuits.decompilation_study(
+        "decompilation_study": lambda: decompiler.decompilation_study(
             model, task, n=3, n_exchanges=100
         ),
         "carry_study": lambda: probing.carry_study(model, task, n=6),
         "evaluate": lambda: training.evaluate(model, task, [3], n_samples=20),
-        "planted_carry_study": lambda: circuits.planted_carry_study(
+        "injected_carry_study": lambda: comparison.injected_carry_study(
             model, as_batch(task, n=16, batch_size=64)
         ),
-        "patching_sweep": lambda: circuits.patching_sweep(model, batch, source, component="z"),
-        "edge_study": lambda: circuits.edge_study(model, batch, source),
+        "patching_sweep": lambda: interventions.patching_sweep(model, batch, source, component="z"),
+        "edge_study": lambda: edges.edge_study(model, batch, source),
     }
     others = {name: lambda run=run: run(model, batch) for name, run in STUDIES.items()}
     return {name: run() for name, run in {**others, **own}.items()}

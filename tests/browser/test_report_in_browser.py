@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from loopinterp.plotting import LinePanel, Series, line_panels
-from loopinterp.plotting.space import space_figure
-from loopinterp.report import write_comparison, write_results
-from loopinterp.results import Figure, figures_of, findings_of
+from loopinterp.core.results import Figure, figures_of, findings_of
+from loopinterp.figures import LinePanel, Series, line_panels
+from loopinterp.figures.lines import space_figure
+from loopinterp.pages import write_comparison, write_results
 from tests.browser.conftest import PHONE, WIDE, Opener, faults_of_accessibility
-from tests.report import synthetic
+from tests.pages import synthetic
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parent.parent.parent
 ARTEFACTS = ROOT / "build" / "artefacts"
 CELL = """
-from loopinterp.explorer import ExplorerWidget
+from loopinterp.pages import ExplorerWidget
 from loopinterp.tasks import Addition
 from loopinterp.zoo import load_pretrained
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from loopinterp import load_pretrained
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import load_result
 from loopinterp.dynamics import (
     ConvergenceResult,
     Regime,
@@ -16,9 +18,7 @@ from loopinterp.dynamics import (
     classify_regimes,
     convergence_study,
 )
-from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
-from loopinterp.saved_results import load_result
 from loopinterp.tasks import IGNORE, Addition, Batch
 from tests.dynamics.toys import LinearModel, MapModel, batch_of_ones, rotation
 
@@ -195,7 +195,7 @@ def _transformer_batch() -> tuple[LoopedTransformer, Batch]:
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = _transformer_batch()
     whole = convergence_study(model, batch, n_loops=15, n_spectral=4)
-    monkeypatch.setattr("loopinterp.dynamics.state_trajectories.CHUNK_BYTES", 3 * 16 * 6 * 64)
+    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 3 * 16 * 6 * 64)
     parts = convergence_study(model, batch, n_loops=15, n_spectral=4)
     for name in ConvergenceResult.VARIABLES:
         np.testing.assert_allclose(

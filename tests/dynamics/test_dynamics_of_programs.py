@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from loopinterp.compiler import Compiled, compile_program
 from loopinterp.dynamics import (
     Regime,
     Status,
@@ -22,10 +23,10 @@ from loopinterp.dynamics import (
 )
 from loopinterp.dynamics.limits import around
 from loopinterp.models import Iteration, bind
-from loopinterp.rasp import Compiled, compile_program, get_program, list_programs, tokens, var
-from loopinterp.rasp.trace import Trace
+from loopinterp.programs import get_program, list_programs, tokens, var
+from loopinterp.programs.trace import Trace
 from loopinterp.tasks import Batch, get_task
-from tests.rasp.compiler.small_programs import every_input, program
+from tests.compiler.small_programs import every_input, program
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")  # which cost most of the time
 
@@ -118,7 +119,7 @@ def test_an_input_has_as_many_limits_as_the_program_has_ends(name: str) -> None:
     iteration = it.iteration
     from_zeros = find_limits(iteration, torch.zeros_like(iteration.h0), max_loops=200)
     circuit = it.compiled.circuit
-    held = [from_zeros.state @ circuit.of(v).read.mT for v in it.trace.variables]
+    held = [from_zeros.state @ circuit.directions_of(v).read.mT for v in it.trace.variables]
     empty = torch.stack([(values.amax(-1) < 0.5).any(dim=1) for values in held]).any(dim=0)
     assert empty.tolist() == of_zeros.tolist()
 

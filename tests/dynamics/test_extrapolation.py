@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import load_result
 from loopinterp.dynamics import extrapolation_study, relative_residual, run_loops
-from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
-from loopinterp.saved_results import load_result
 from loopinterp.tasks import IGNORE, Addition
 from tests.dynamics.toys import LinearModel, MapModel, batch_of_ones
 
@@ -109,7 +109,7 @@ def test_parts_of_the_batch_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_
     model = LinearModel(0.5 * torch.eye(2), threshold=1.9)
     whole = extrapolation_study(model, batch_of_ones(n_examples=5))
     assert whole.n_loops == 10 * 4
-    monkeypatch.setattr("loopinterp.dynamics.state_trajectories.CHUNK_BYTES", 2 * 4 * 3 * 2 * 4)
+    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 2 * 4 * 3 * 2 * 4)
     parts = extrapolation_study(model, batch_of_ones(n_examples=5))
     assert parts.data.equals(whole.data)
     loaded = load_result(whole.save(tmp_path))

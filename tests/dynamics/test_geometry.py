@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import load_result
 from loopinterp.dynamics import (
     GeometryResult,
     Regime,
@@ -21,9 +23,7 @@ from loopinterp.dynamics import (
     principal_axes,
     run_loops,
 )
-from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
-from loopinterp.saved_results import load_result
 from loopinterp.tasks import Addition, Batch, as_batch
 from tests.dynamics.toys import LinearModel, batch_of_ones, rotation
 
@@ -95,7 +95,7 @@ def test_layers_are_followed_over_the_same_loops(
 def test_parts_of_a_batch_give_the_same(
     transformer: LoopedTransformer, result: GeometryResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loopinterp.dynamics.state_trajectories.CHUNK_BYTES", 1)
+    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 1)
     parts = geometry_study(transformer, Addition(), n=3, batch_size=4, n_loops=24, n_trajectories=2)
     assert parts.data.sizes == result.data.sizes
     for name in result.data.data_vars:
@@ -116,7 +116,7 @@ def test_limits_and_paths_of_a_contraction_in_the_plane() -> None:
     model = LinearModel(0.5 * torch.eye(2), threshold=1.0)
     found = geometry_study(model, batch(), n_trajectories=3, positions="all")
     # e = (token, 1): all states lie on a line through inputs that differ in one feature.
-    assert found.no_layers == "LinearModel has no hooks inside its loop"
+    assert found.no_layers == "no hooks"
     np.testing.assert_allclose(found.data["rank"][1:], 1, rtol=1e-6)
     assert found.data["rank"][0] == 0 and (found.data["limit_status"] == Status.CONVERGED).all()
     np.testing.assert_allclose(found.data["set_rank"].sel(set="limits"), 1, rtol=1e-6)
@@ -148,7 +148,7 @@ def test_orbits_drift_without_limits_and_a_blow_up_is_not_known() -> None:
 
 
 def test_states_of_many_examples_are_not_held_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loopinterp.dynamics.state_trajectories.CHUNK_BYTES", 20_000)
+    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 20_000)
     made: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import load_result
 from loopinterp.dynamics import (
     InputDependenceResult,
     dense_jacobian,
@@ -15,9 +17,7 @@ from loopinterp.dynamics import (
     input_dependence_study,
     limit_sensitivity,
 )
-from loopinterp.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
-from loopinterp.saved_results import load_result
 from loopinterp.tasks import Batch
 from tests.dynamics.toys import LinearModel, MapModel, batch_of_ones, rotation
 

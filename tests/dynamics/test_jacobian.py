@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from loopinterp.core.errors import InputError
 from loopinterp.dynamics import dense_jacobian, jvp, spectral_radius, vjp
 from loopinterp.dynamics.jacobian import JacobianOperator
-from loopinterp.errors import InputError
 from tests.dynamics.toys import TRANSFORMERS, linear, random_state, small_transformer
 
 

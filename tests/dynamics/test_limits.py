@@ -1,10 +1,20 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
-from loopinterp.dynamics import Status, find_limits
-from loopinterp.dynamics.limits import around, centre
-from loopinterp.models import bind
+from loopinterp.dynamics import Limits, Status, find_limits
+from loopinterp.dynamics.limits import (
+    NO_LIMIT,
+    DistinctLimits,
+    answered_right,
+    around,
+    centre,
+    limit_distances,
+)
+from loopinterp.models import Iteration, bind
 from tests.dynamics.toys import LinearModel, MapModel, rotation
 
 
@@ -56,3 +66,96 @@ def test_the_centre_of_a_fixed_point_is_itself_beside_a_cycle() -> None:
     assert end.period.tolist() == [2, 1]
     expected = torch.tensor([[[0.0, 0.0]], [[2.0, 2.0]]])
     torch.testing.assert_close(centre(iteration, end), expected, atol=1e-4, rtol=0)
+
+
+SAME = 0.1
+
+
+def fixed_points(numbers: Tensor, status: Status = Status.CONVERGED) -> Limits:
+    """Limits of one position and one feature."""
+    codes = torch.full(numbers.shape, int(status))
+    return Limits(numbers[:, None, None], codes, codes * 0, codes * 0 + 1)
+
+
+def stays(n_examples: int) -> Iteration:
+    inputs = torch.ones(n_examples, 1, dtype=torch.int64)
+    return bind(MapModel(lambda h, e: h.clone(), d_model=1), inputs)
+
+
+def greedy(values: list[float]) -> list[int]:
+    """One after the other: the first of the firsts that is near enough, or a new one."""
+    firsts: list[float] = []
+    numbers = []
+    for value in values:
+        near = [k for k, first in enumerate(firsts) if abs(value - first) <= SAME * abs(first)]
+        if not near:
+            firsts.append(value)
+        numbers.append(near[0] if near else len(firsts) - 1)
+    return numbers
+
+
+@settings(max_examples=40)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 2), st.integers(10, 40)), min_size=1, max_size=30),
+    cut=st.integers(0, 30),
+)
+def test_limits_are_numbered_as_one_after_the_other_would(
+    rows: list[tuple[int, int]], cut: int
+) -> None:
+    example, values = (torch.tensor(column) for column in zip(*rows))
+    ends = fixed_points(values.float())
+    distinct = DistinctLimits(stays(3), torch.ones(3, 1, dtype=torch.bool), SAME)
+    # However they come, in one part or two.
+    parts = [part for part in (slice(0, cut), slice(cut, len(rows))) if rows[part]]
+    found = torch.cat([distinct.number(ends.select(part), example[part]) for part in parts])
+    for k in range(3):
+        expected = greedy(values[example == k].float().tolist())
+        assert found[example == k].tolist() == expected
+        assert distinct.count()[k].item() == len({*expected})
+
+
+def test_what_is_no_limit_has_no_number_and_makes_no_first() -> None:
+    distinct = DistinctLimits(stays(1), torch.ones(1, 1, dtype=torch.bool), SAME)
+    assert distinct.count().tolist() == [0]
+    lost = fixed_points(torch.tensor([5.0, 7.0]), Status.OUT_OF_BUDGET)
+    both = torch.zeros(2, dtype=torch.int64)
+    assert distinct.number(lost, both).tolist() == [NO_LIMIT] * 2
+    assert distinct.count().tolist() == [0]
+    assert distinct.number(fixed_points(torch.tensor([7.0])), both[:1]).tolist() == [0]
+    distance, cosine = limit_distances(lost, lost, stays(2), torch.ones(2, 1, dtype=torch.bool))
+    assert distance.isnan().all() and cosine.isnan().all()
+
+
+def test_cycles_are_one_where_they_are_nearest_and_right_where_they_are_right_all_around() -> None:
+    model = MapModel(lambda h, e: 4 - h, d_model=1)  # from h to 4 - h and back
+    each = torch.zeros(3, dtype=torch.int64)
+    iteration = bind(model, torch.ones(3, 1, dtype=torch.int64))
+    codes = torch.full((3,), int(Status.CYCLE))
+    ends = Limits(torch.tensor([5.0, -1.0, 3.0])[:, None, None], codes, codes, codes * 0 + 2)
+    distinct = DistinctLimits(iteration.select(each[:1]), torch.ones(1, 1, dtype=torch.bool), SAME)
+    assert distinct.number(ends, each).tolist() == [0, 0, 1]
+    # The readout says 1 where the state is above 0: 5 is and -1 is not; 3 and 1 are.
+    targets = torch.ones(3, 1, dtype=torch.int64)
+    assert answered_right(iteration, ends, targets, 1).tolist() == [False, False, True]
+
+
+def test_only_positions_that_are_counted_tell_limit_distances() -> None:
+    state = torch.tensor([[[1.0], [2.0]], [[1.0], [9.0]]])
+    codes = torch.full((2,), int(Status.CONVERGED))
+    ends = Limits(state, codes, codes * 0, codes * 0 + 1)
+    both = torch.zeros(2, dtype=torch.int64)
+    inputs = torch.ones(1, 2, dtype=torch.int64)
+    iteration = bind(MapModel(lambda h, e: h.clone(), d_model=1), inputs)
+    for counted, expected in (([True, False], [0, 0]), ([True, True], [0, 1])):
+        distinct = DistinctLimits(iteration, torch.tensor([counted]), SAME)
+        assert distinct.number(ends, both).tolist() == expected
+
+
+def test_a_limit_at_zero_is_one_however_nearly_it_is_found() -> None:
+    iteration = bind(MapModel(lambda h, e: h / 2), torch.ones(1, 1, dtype=torch.int64))
+    starts = torch.tensor([[[0.0, 0.0]], [[1.0, 3.0]], [[-2.0, 1e-3]]])
+    each = torch.zeros(3, dtype=torch.int64)
+    ends = find_limits(iteration.select(each), starts, max_loops=100)
+    assert ends.found.all() and (ends.state[1:] != 0).any()
+    distinct = DistinctLimits(iteration, torch.ones(1, 1, dtype=torch.bool), SAME)
+    assert distinct.number(ends, each).tolist() == [0, 0, 0]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import load_result
 from loopinterp.dynamics import LocalStabilityResult, Regime, local_stability_study
-from loopinterp.errors import InputError
-from loopinterp.saved_results import load_result
 from tests.dynamics.toys import LinearModel, MapModel, batch_of_ones, rotation
 
 QUICK: dict[str, Any] = {"k": 2, "lyapunov_loops": 16, "growth_loops": 4}

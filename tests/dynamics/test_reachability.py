@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import load_result
 from loopinterp.dynamics import ReachabilityResult, Status, reachability_study
-from loopinterp.errors import InputError
-from loopinterp.saved_results import load_result
 from loopinterp.tasks import Batch
 from tests.dynamics.toys import LinearModel, MapModel, batch_of_ones, rotation
 

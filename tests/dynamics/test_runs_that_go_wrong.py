@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from loopinterp.core.results import Result
 from loopinterp.dynamics import (
     Regime,
     Status,
@@ -24,7 +25,6 @@ from loopinterp.dynamics import (
     local_stability_study,
     reachability_study,
 )
-from loopinterp.results import Result
 from loopinterp.tasks import Batch
 from tests.dynamics.toys import MapModel, batch_of_ones, rotation
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loopinterp import benchmark, circuits, dynamics
+from loopinterp import benchmark, decompiler, dynamics
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def small_studies(monkeypatch: pytest.MonkeyPatch) -> None:
     def one_eigenvalue(*args: Any, **options: Any) -> Any:
         return stability(*args, **options | {"k": 1, "growth_loops": 4, "lyapunov_loops": 16})
 
-    known_models, decompilation_study = benchmark.known_models, circuits.decompilation_study
+    known_models, decompilation_study = benchmark.known_models, decompiler.decompilation_study
     stability = dynamics.local_stability_study
     monkeypatch.setattr(benchmark, "known_models", one_model)
-    monkeypatch.setattr(circuits, "decompilation_study", few_exchanges)
+    monkeypatch.setattr(decompiler, "decompilation_study", few_exchanges)
     monkeypatch.setattr(dynamics, "local_stability_study", one_eigenvalue)

@@ -23,14 +23,16 @@ from pathlib import Path
 
 import torch
 
-from loopinterp.errors import InputError
-from loopinterp.report import read_run, write_report
-from loopinterp.saved_results import Owner, load_result, result_files
-from loopinterp.storage import digest_tensors, read_json_object, read_tensors
+from loopinterp.app.runs import train_run
+from loopinterp.app.workflow import analyze_run, evaluate_run
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import load_result, result_files
+from loopinterp.core.run_files import Owner
+from loopinterp.core.storage import digest_tensors, read_json_object, read_tensors
+from loopinterp.pages import read_run, write_report
 from loopinterp.training import Run
 from loopinterp.training.run import CHECKPOINT, CONFIG, METRICS, WEIGHTS
 from loopinterp.training.trainer import Trainer
-from loopinterp.workflow import analyze_run, evaluate_run, train_run
 from tests.training.tiny_run import TINY
 
 STUDIES = ["stabilisation", "attention"]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from loopinterp.saved_results import load_result, result_files
-from loopinterp.studies import STUDIES
-from tests.report.test_html_report import Reader
+from loopinterp.app.catalogue import STUDIES
+from loopinterp.core.results import load_result, result_files
+from tests.pages.test_report import Reader
 from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loopinterp import workflow
-from loopinterp.report import write_report
-from loopinterp.studies import STUDIES
+from loopinterp.app import runs, workflow
+from loopinterp.app.catalogue import STUDIES
+from loopinterp.pages import write_report
 from loopinterp.training import RECIPES, TrainingConfig, apply_settings
 
 pytestmark = pytest.mark.usefixtures("small_studies")
@@ -20,7 +20,7 @@ OF_ADDITION = {"wavefront", "hold-time"}
 
 def _config(task: str) -> TrainingConfig:
     plain = task not in RECIPES
-    return apply_settings(workflow.configure(task=task, without_recipe=plain), SMALL)
+    return apply_settings(runs.configure(task=task, without_recipe=plain), SMALL)
 
 
 def _analysed(folder: Path) -> tuple[workflow.Analysis, str]:
@@ -40,11 +40,11 @@ def _assert_no_empty_section(page: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["parity", "copy"])
 def test_a_trained_run_of_any_task_is_analysed_and_reported(task: str, tmp_path: Path) -> None:
-    run = workflow.train_run(_config(task), tmp_path / task, progress=False)
+    run = runs.train_run(_config(task), tmp_path / task, progress=False)
     analysis, page = _analysed(run.folder)
     asked = {study.name for study in STUDIES} - OF_ADDITION
-    assert set(analysis.results) | set(analysis.unsaid) == asked
-    assert set(analysis.unsaid) <= {"subspaces"}  # no exchange changes what always answers alike
+    assert set(analysis.results) | set(analysis.skipped) == asked
+    assert set(analysis.skipped) <= {"subspaces"}  # no exchange changes what always answers alike
     assert "had no rival" in page
     assert not re.search(r"\b(a|the|its|each|every|of) carry\b", page.lower())
     _assert_no_empty_section(page)
@@ -55,10 +55,10 @@ def test_a_compiled_model_is_analysed_and_reported_and_said_to_be_untrained(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "compiled"
-    workflow.compile_run("prefix_xor", out, max_length=8, disguises=["rotate"])
+    runs.compile_run("prefix_xor", out, max_length=8, disguises=["rotate"])
     analysis, page = _analysed(out)
     assert set(analysis.results) == {study.name for study in STUDIES} - OF_ADDITION
-    assert analysis.unsaid == {}
+    assert analysis.skipped == {}
     verdicts = [f for f in workflow.in_reading_order(analysis.results.values()) if f.good]
     assert (verdicts[0].kind, verdicts[0].value) == ("verdict", "prefix xor")
     assert "This model was not trained here: it was compiled from the program prefix_xor" in page
@@ -71,9 +71,9 @@ def test_what_no_stock_program_solves_has_no_verdict_and_says_why(tmp_path: Path
     config = _config("prefix_sum")
     wider = config.model.replace(d_vocab=5, d_vocab_out=3)
     config = config.replace(model=wider, task_settings={"modulus": 3})
-    run = workflow.train_run(config, tmp_path / "run", progress=False)
+    run = runs.train_run(config, tmp_path / "run", progress=False)
     analysis, page = _analysed(run.folder)
     without = {"programs", "subspaces", "decodability", "heads", "ground-truth"}
-    assert set(analysis.unsaid) == without
+    assert set(analysis.skipped) == without
     assert "which program it runs cannot be said because no stock program solves" in page
     _assert_no_empty_section(page)

@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from loopinterp import analyze_model, load
-from loopinterp.errors import CheckpointError, InputError
+from loopinterp.app.catalogue import STUDIES, SkipReason
+from loopinterp.app.session import keep_in_memory
+from loopinterp.compiler import compile_program
+from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.models import (
     LoopedTransformer,
     LoopedTransformerConfig,
     LoopRule,
     WithVocabulary,
 )
-from loopinterp.models_in_memory import keep_in_memory
-from loopinterp.rasp import compile_program
-from loopinterp.report import write_report
-from loopinterp.studies import STUDIES
+from loopinterp.pages import write_report
 from loopinterp.tasks import Addition, Copy, Parity
 from loopinterp.training import Run
 from loopinterp.training.run import LoopsByLength
@@ -93,7 +93,7 @@ def test_a_wrapped_model_is_evaluated_studied_and_reported(tmp_path: Path) -> No
         samples=20,
         progress=False,
     )
-    assert found.results["programs"].verdict.winner == "ripple"  # type: ignore[attr-defined]
+    assert found.results["programs"].verdict.identified == "ripple"  # type: ignore[attr-defined]
     page = write_report(out).read_text()
     assert "This model was not trained here: it was written by somebody else." in page
     assert "cannot be shown" not in page
@@ -111,10 +111,10 @@ def test_a_wrapped_model_is_evaluated_studied_and_reported(tmp_path: Path) -> No
 
 def test_what_looks_inside_a_loop_is_left_out_with_the_reason(tmp_path: Path) -> None:
     studied = keep_in_memory(_model(), Addition(), tmp_path, max_n=6, origin="made up")
-    reasons = {study.name: study.unsaid(studied) for study in STUDIES}
-    inside = {name for name, why in reasons.items() if "has no hooks there" in why}
+    skips = {study.name: study.skipped(studied) for study in STUDIES}
+    inside = {name for name, skip in skips.items() if skip and skip.reason is SkipReason.NO_HOOKS}
     assert inside == {"ablation", "attention", "heads", "stabilisation"}
-    assert {name for name, why in reasons.items() if not why} == {s.name for s in STUDIES} - inside
+    assert {name for name, skip in skips.items() if not skip} == {s.name for s in STUDIES} - inside
     with pytest.raises(InputError, match="WithVocabulary has no hooks there"):
         analyze_model(
             _model(),
@@ -179,8 +179,8 @@ def test_a_model_without_weights_is_not_taken_for_another_one(tmp_path: Path, wr
 @pytest.mark.usefixtures("no_type_checks")
 def test_only_what_a_run_can_hold_is_made_one(tmp_path: Path) -> None:
     class Own(LoopedTransformer):
-        def _loop(self, *args: Any, **options: Any) -> torch.Tensor:
-            return -super()._loop(*args, **options)
+        def run_loop(self, *args: Any, **options: Any) -> torch.Tensor:
+            return -super().run_loop(*args, **options)
 
     config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=6, d_vocab_out=2)
     model, given = LoopedTransformer(config), {"max_n": 4, "origin": "made up"}
@@ -223,7 +223,7 @@ def test_load_gives_the_model_of_a_run_with_its_task_at_hand(tmp_path: Path) -> 
 @pytest.mark.usefixtures("small_studies")
 def test_every_study_that_needs_no_hooks_is_made(tmp_path: Path) -> None:
     found = analyze_model(_model(), Addition(), tmp_path, max_n=6, progress=False)
-    assert found.unsaid.keys() == {"ablation", "attention", "heads", "stabilisation"}
-    assert found.results.keys() == {study.name for study in STUDIES} - found.unsaid.keys()
+    assert found.skipped.keys() == {"ablation", "attention", "heads", "stabilisation"}
+    assert found.results.keys() == {study.name for study in STUDIES} - found.skipped.keys()
     page = write_report(tmp_path).read_text()
     assert "cannot be shown" not in page and "WithVocabulary has no hooks there" in page

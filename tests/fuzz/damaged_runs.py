@@ -134,7 +134,7 @@ def _odd_tensor(rng: random.Random, path: Path, run: Path) -> str:
     import torch
     from safetensors import safe_open
 
-    from loopinterp.storage import read_tensors, write_tensors
+    from loopinterp.core.storage import read_tensors, write_tensors
 
     with safe_open(str(path), framework="pt") as file:
         metadata = file.metadata()

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from loopinterp import cli
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
 from tests.fuzz.command_lines import command_line
 from tests.fuzz.damaged_runs import damage
 from tests.fuzz.odd_calls import odd_call

@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loopinterp.report import read_run
-from loopinterp.report.run_record import UNCHECKED_LINES
-from loopinterp.results import config_hash
-from loopinterp.saved_results import Owner
-from loopinterp.stages import record_how_it_was_made
+from loopinterp.core.results import config_hash
+from loopinterp.core.run_files import Owner, record_how_it_was_made
+from loopinterp.pages import read_run
+from loopinterp.pages.run_record import UNCHECKED_LINES
 from loopinterp.training.run import CHECKPOINT, METRICS, WEIGHTS
 from tests.fuzz.damaged_runs import damage
 from tests.fuzz.harness import EVALUATE, Answer, _said_well, call
@@ -86,7 +85,7 @@ class MixedBench:
         _done([*words, "--out", str(run)])
         cells = json.loads(_done(["evaluate", str(run), *EVALUATE]).out)["cells"]
         _done(["analyze", str(run), "--study", "attention", "--no-progress"])
-        record_how_it_was_made(run, command=f"make {name}", unsaid={"wavefront": f"of {name}"})
+        record_how_it_was_made(run, command=f"make {name}", skipped={"wavefront": f"of {name}"})
         _done(["report", str(run)])
         lens = json.loads(_done(_lens_of(run, run / "lens.html")).out)["findings"]
         record = read_run(run)
@@ -170,7 +169,7 @@ def _shown_of_others(record: Any, whole: Any, page: str) -> str:
     for name, result in record.results.items():
         if name not in whole.results or not result.data.identical(whole.results[name].data):
             return f"{name} of another run"
-    if not set(record.unsaid.items()) <= set(whole.unsaid.items()):
+    if not set(record.skipped.items()) <= set(whole.skipped.items()):
         return "reasons of another run"
     if record.made.get("command", whole.made["command"]) != whole.made["command"]:
         return "the command of another run"

@@ -13,19 +13,21 @@ from typing import Any
 import torch
 
 from loopinterp import (
-    circuits,
+    comparison,
+    compiler,
     dynamics,
-    explorer,
+    edges,
+    interventions,
     lenses,
     models,
+    pages,
     probing,
-    rasp,
+    programs,
     tasks,
     training,
-    workflow,
 )
-from loopinterp.results import Result, study
-from loopinterp.saved_results import load_result
+from loopinterp.app import workflow
+from loopinterp.core.results import Result, load_result, study
 
 INTEGERS = [0, -1, 10**20, 1.5, float("nan"), float("inf"), True, "3", None, 2**63]
 NUMBERS = [-1, float("nan"), float("inf"), "x", None, True, [], 10**400]
@@ -34,7 +36,7 @@ WORDS = ["", "x", "additon", None, 3, "n" * 3000, "a\0b", "\ud800"]
 
 @cache
 def _model() -> models.LoopedTransformer:
-    return rasp.compile_program("ripple", max_length=9).model
+    return compiler.compile_program("ripple", max_length=9).model
 
 
 @cache
@@ -97,21 +99,21 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "stabilisation": dynamics.attention_stabilisation_study,
     "attention": lenses.attention_study,
-    "explore": explorer.explore,
+    "explore": pages.explore,
     "lens": lenses.lens_study,
     "exits": lenses.exit_study,
     "probes": lambda m, d: probing.probe_study(m, d, {"carry": tasks.Addition().carries}),
-    "heads": lambda m, d: circuits.head_study(m, d, ["ripple"]),
-    "planted": circuits.planted_carry_study,
-    "programs": lambda m, d: circuits.compare_programs(m, ["ripple", "lookahead"], d),
-    "subspaces": lambda m, d: circuits.search_subspaces(m, d, "ripple", steps=1),
-    "reduction": lambda m, d: circuits.reduction_study(m, d, ranks=(1,), pairs=16),
-    "decodability": lambda m, d: circuits.decodability(m, d, ["ripple"]),
-    "interchange": lambda m, d: circuits.interchange_study(m, d, "ripple", pairs_per_loop=4),
-    "ablation": lambda m, d: circuits.ablation_study(m, d, kinds=("zero",), when=("all",)),
-    "patching": lambda m, d: circuits.patching_sweep(m, d, _batch(), component="z"),
-    "patching source": lambda m, d: circuits.patching_sweep(m, _batch(), d, component="z"),
-    "edges": lambda m, d: circuits.edge_study(m, d, _batch()),
+    "heads": lambda m, d: comparison.head_study(m, d, ["ripple"]),
+    "planted": comparison.injected_carry_study,
+    "programs": lambda m, d: comparison.compare_programs(m, ["ripple", "lookahead"], d),
+    "subspaces": lambda m, d: comparison.search_subspaces(m, d, "ripple", steps=1),
+    "reduction": lambda m, d: comparison.reduction_study(m, d, ranks=(1,), pairs=16),
+    "decodability": lambda m, d: comparison.decodability(m, d, ["ripple"]),
+    "interchange": lambda m, d: comparison.interchange_study(m, d, "ripple", pairs_per_loop=4),
+    "ablation": lambda m, d: interventions.ablation_study(m, d, kinds=("zero",), when=("all",)),
+    "patching": lambda m, d: interventions.patching_sweep(m, d, _batch(), component="z"),
+    "patching source": lambda m, d: interventions.patching_sweep(m, _batch(), d, component="z"),
+    "edges": lambda m, d: edges.edge_study(m, d, _batch()),
     "run until": lambda m, d: models.run_until(m, d.inputs, models.ResidualBelow(0.1), max_loops=9),
     "greedy": lambda m, d: models.greedy_decode(m, d.inputs, n_loops=2, max_new_tokens=2),
     "show": lambda m, d: tasks.Addition().decode(d),
@@ -145,16 +147,18 @@ def odd_call(rng: random.Random, run: Path, mine: Path) -> tuple[str, Callable[[
     model, batch = _model(), _batch()
     options: dict[str, Any] = {
         "get_task": lambda: tasks.get_task(word),
-        "get_program": lambda: rasp.get_program(word),
+        "get_program": lambda: programs.get_program(word),
         "sample n": lambda: addition.sample(integer, batch_size=2, generator=generator),
         "sample size": lambda: addition.sample(3, batch_size=integer, generator=generator),
         "sample kind": lambda: addition.sample(
             3, batch_size=2, generator=generator, distribution=word
         ),
         "targets": lambda: addition.targets(tensor),
-        "compile": lambda: rasp.compile_program("parity", max_length=integer),
-        "compile name": lambda: rasp.compile_program(word, max_length=4),
-        "disguise": lambda: rasp.rotate(rasp.compile_program("parity", max_length=3), seed=integer),
+        "compile": lambda: compiler.compile_program("parity", max_length=integer),
+        "compile name": lambda: compiler.compile_program(word, max_length=4),
+        "disguise": lambda: compiler.rotate(
+            compiler.compile_program("parity", max_length=3), seed=integer
+        ),
         "config d_model": lambda: _config(d_model=integer),
         "config n_layers": lambda: _config(n_layers=integer),
         "config norm": lambda: _config(norm=word),
@@ -185,8 +189,8 @@ def odd_call(rng: random.Random, run: Path, mine: Path) -> tuple[str, Callable[[
         "attention distance": lambda: lenses.attention_study(
             model, batch.inputs, n_loops=2, max_distance=integer
         ),
-        "programs": lambda: circuits.head_study(model, batch, [word]),
-        "programs seed": lambda: circuits.head_study(model, batch, ["ripple"], seed=integer),
+        "programs": lambda: comparison.head_study(model, batch, [word]),
+        "programs seed": lambda: comparison.head_study(model, batch, ["ripple"], seed=integer),
         "evaluate lengths": lambda: training.evaluate(model, addition, [integer], n_samples=2),
         "evaluate samples": lambda: training.evaluate(model, addition, [2], n_samples=integer),
         "evaluate kinds": lambda: training.evaluate(

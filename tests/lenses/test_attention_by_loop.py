@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
 from loopinterp.lenses import AttentionResult, attention_study
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from loopinterp.compiler import compile_program
+from loopinterp.core.errors import InputError
 from loopinterp.dynamics import stream_measures
-from loopinterp.errors import InputError
 from loopinterp.lenses import ExitResult, exit_study
 from loopinterp.models import (
     ConfidenceAbove,
@@ -20,7 +21,6 @@ from loopinterp.models import (
     bind,
     run_until,
 )
-from loopinterp.rasp import compile_program
 from loopinterp.tasks import Addition, Batch
 from loopinterp.tasks.task import IGNORE
 from tests.lenses.lens_toys import Told, tokens, transformer
@@ -180,7 +180,7 @@ def test_with_inputs_alone_right_is_what_the_last_loop_says() -> None:
 def test_it_does_not_depend_on_how_many_examples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = told()
     whole = exit_study(model, batch)
-    monkeypatch.setattr("loopinterp.dynamics.state_trajectories.CHUNK_BYTES", 1)
+    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 1)
     parts = exit_study(model, batch)
     for name, values in whole.data.items():
         np.testing.assert_allclose(parts.data[name], values, rtol=1e-5)

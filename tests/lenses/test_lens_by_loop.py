@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import loopinterp
-from loopinterp.errors import InputError
+from loopinterp.compiler import compile_program
+from loopinterp.core.errors import InputError
 from loopinterp.lenses import FittedLens, LensResult, fit_jacobian_lens, fit_tuned_lens, lens_study
-from loopinterp.lenses.lens_places import places
+from loopinterp.lenses.fitted_lens import places
 from loopinterp.models import LoopedTransformer, iterate
 from loopinterp.probing import carry_study, sample_chains
-from loopinterp.rasp import compile_program, get_program
+from loopinterp.programs import get_program
 from loopinterp.tasks import Addition, Batch
 from tests.lenses.lens_toys import KINDS, Affine, Told, inputs, tokens, transformer
 
@@ -195,7 +196,7 @@ def test_right_answers_are_wanted_where_they_are_known() -> None:
 
 def test_it_does_not_depend_on_how_many_examples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = lens_study(transformer("loop norm"), tokens(), n_loops=3, inside=True)
-    monkeypatch.setattr("loopinterp.dynamics.state_trajectories.CHUNK_BYTES", 1)
+    monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 1)
     parts = lens_study(transformer("loop norm"), tokens(), n_loops=3, inside=True)
     for name, values in whole.data.items():
         np.testing.assert_allclose(parts.data[name], values, rtol=1e-4, atol=1e-6)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from loopinterp.lenses import exit_study, fit_jacobian_lens, fit_tuned_lens, lens_study
-from loopinterp.lenses.lens_places import end_by_hook, layer_hooks, places
+from loopinterp.lenses.fitted_lens import end_by_hook, layer_hooks, places
 from loopinterp.models import GateAbove, bind, run_until
 from tests.adapters.kinds import KINDS, adapted, tokens_of
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
 import pytest
 import torch
 
-from loopinterp.errors import MOST_LOOPS, InputError
-from loopinterp.models import bind, iterate, run_until
+from loopinterp.core.errors import MOST_LOOPS, HookError, InputError
+from loopinterp.models import LoopedTransformer, LoopRule, bind, iterate, run_until
 from loopinterp.models.run_inputs import check_dtype, check_ends, loop_span
-from loopinterp.models.stopping_rules import Fixed
-from tests.models.variants import build, some_inputs
+from loopinterp.models.stopping import Fixed
+from tests.models.variants import VARIANTS, build, some_inputs
 
 
 def test_spans() -> None:
@@ -85,3 +89,179 @@ def test_types_by_name() -> None:
     for wrong in ("float31", "int64", "Tensor", torch.int64, 32):
         with pytest.raises(InputError, match="dtype: expected a floating-point type"):
             check_dtype(wrong)
+
+
+ENDS = torch.tensor([3, 0, 5])
+
+
+def ruled(name: str = "demo") -> LoopedTransformer:
+    """A model that makes a loop less than its input has positions, and shows names of 4 loops."""
+    model = build(name)
+    model.loop_rule = LoopRule(4, lambda n_pos: n_pos - 1)
+    return model
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_each_example_is_read_as_if_run_alone(name: str) -> None:
+    model = build(name)
+    x = some_inputs(model)
+    alone = torch.cat(
+        [model(x[i : i + 1], n_loops=5, stop_at_loop=int(end)) for i, end in enumerate(ENDS)]
+    )
+    torch.testing.assert_close(model(x, n_loops=ENDS), alone, atol=1e-5, rtol=0)
+    cached, cache = model.run_with_cache(x, n_loops=ENDS)
+    torch.testing.assert_close(cached, alone, atol=1e-5, rtol=0)
+    assert cache.n_loops == 5
+    states = model(x, n_loops=5, return_type="states")
+    read = model(x, n_loops=ENDS, return_type="state")
+    torch.testing.assert_close(read, states[ENDS, torch.arange(3)], atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_hooks_of_each_example_count_up_to_its_own_end() -> None:
+    model = build("demo")
+    x = some_inputs(model)
+    hooks = [("loops.3.blocks.0.hook_mlp_out", lambda a, hook: a * 0)]
+    given = model.run_with_hooks(x, n_loops=ENDS, fwd_hooks=hooks)
+    plain = model(x, n_loops=ENDS)
+    assert torch.equal(given[:2], plain[:2]), "read before the hook's loop"
+    alone = model.run_with_hooks(x[2:], n_loops=5, fwd_hooks=hooks)
+    torch.testing.assert_close(given[2:], alone, atol=1e-5, rtol=0)
+    assert (given[2] - plain[2]).abs().max() > 1e-3
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"return_type": "states"}, "return_type: expected none beside a number of loops for each"),
+        ({"return_type": "all_logits"}, "return_type"),
+        ({"stop_at_loop": 2}, "stop_at_loop"),
+        ({"stop_at_loop": 0}, "stop_at_loop"),
+        ({"start_at_loop": 2, "state": torch.zeros(3, 7, 16)}, "start_at_loop"),
+        ({"n_loops": ENDS[:2]}, r"an integer tensor \[3\]"),
+        ({"n_loops": ENDS.float()}, r"an integer tensor \[3\]"),
+        ({"n_loops": -ENDS}, "an integer >= 0, got -5"),
+    ],
+)
+def test_what_does_not_go_with_loops_by_example_is_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    model = build("plain")
+    with pytest.raises(InputError, match=message):
+        model(some_inputs(model), **{"n_loops": ENDS, **options})
+
+
+@torch.no_grad()
+def test_a_run_that_is_not_told_makes_the_loops_of_its_length() -> None:
+    model = ruled()
+    for n_pos in (3, 5, 7):
+        x = some_inputs(model, n_pos=n_pos)
+        told = model(x, n_loops=n_pos - 1)
+        assert torch.equal(model(x), told)
+        assert not torch.allclose(told, model(x, n_loops=1), atol=1e-3)
+        logits, cache = model.run_with_cache(x)
+        torch.testing.assert_close(logits, told, atol=1e-5, rtol=0)
+        assert cache.n_loops == n_pos - 1
+        size = model.cache_nbytes(3, n_pos, names_filter="resid_post")
+        assert size == cache.stack("resid_post").nbytes
+
+
+def test_what_is_shown_is_of_one_number_of_loops() -> None:
+    model = ruled()
+    assert model.n_loops == 4 and model.cfg.n_layers == len(model.blocks) == 4
+    assert "blocks.3.hook_resid_post" in model.hook_dict
+    assert "blocks.4.hook_resid_post" not in model.hook_dict
+    assert model.site("z", loop=-1) == "blocks.3.attn.hook_z"
+    assert len(model.W_Q) == 4
+
+
+@torch.no_grad()
+def test_numbered_names_need_the_number_that_they_are_of() -> None:
+    model, hits = ruled(), []
+    short, fits = some_inputs(model, n_pos=3), some_inputs(model, n_pos=5)
+
+    def hit(activation: torch.Tensor, hook: Any) -> None:
+        hits.append(hook.name)
+
+    last = model.site("z", loop=-1)
+    model.run_with_hooks(fits, fwd_hooks=[(last, hit)])
+    for run in (
+        lambda x: model.run_with_hooks(x, fwd_hooks=[(last, hit)]),
+        lambda x: model.run_with_hooks(x, fwd_hooks=[(["blocks.0.hook_resid_pre"], hit)]),
+        lambda x: model.run_with_cache(x, names_filter=[last]),
+    ):
+        with pytest.raises(HookError, match=r"Pass n_loops=2.*model\.unroll\(2\)"):
+            run(short)
+    with pytest.raises(HookError, match="4 loops, for which the hooks"), model.hooks([(last, hit)]):
+        model(short)
+    assert hits == ["blocks.3.attn.hook_z"]
+    names = ["loops.-1.blocks.0.attn.hook_z"]
+    model.run_with_hooks(short, fwd_hooks=[(names, hit)])
+    model.unroll(2).run_with_hooks(short, fwd_hooks=[("blocks.1.attn.hook_z", hit)])
+    model.run_with_hooks(short, n_loops=2, fwd_hooks=[("blocks.1.attn.hook_z", hit)])
+    assert hits[1:] == ["blocks.1.attn.hook_z"] * 3
+    with model.hooks([("blocks.1.attn.hook_z", hit)]):
+        model(short, n_loops=6)
+
+
+@torch.no_grad()
+def test_a_number_that_is_said_does_away_with_the_rule() -> None:
+    model = ruled()
+    x = some_inputs(model, n_pos=3)
+    three = model(x, n_loops=3)
+    assert torch.equal(model.unroll(3)(x), three)
+    with model.unrolled(3):
+        assert model.n_loops == 3
+        assert torch.equal(model(x), three)
+    assert model.n_loops == 4
+    model.n_loops = 3
+    assert model.loop_rule is None
+    assert torch.equal(model(x), three)
+
+
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    """What a function returns when another thread calls it."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join(60)
+    return found[0]
+
+
+@torch.no_grad()
+def test_threads_do_not_change_each_others_number_of_loops() -> None:
+    model = build("surround", n_loops=2)
+    x = some_inputs(model)
+    two = model(x)
+    with model.unrolled(5):
+        assert in_another_thread(lambda: model.n_loops) == 2
+        assert torch.equal(in_another_thread(torch.no_grad()(lambda: model(x))), two)
+    seen: list[Any] = []
+
+    def look(activation: torch.Tensor, hook: Any) -> None:
+        seen.append(in_another_thread(torch.no_grad()(lambda: (model.n_loops, model(x)))))
+
+    given = model.run_with_hooks(
+        x, n_loops=5, fwd_hooks=[("loops.4.blocks.0.hook_resid_pre", look)]
+    )
+    torch.testing.assert_close(given, model(x, n_loops=5), atol=1e-5, rtol=0)
+    assert seen[0][0] == 2 and torch.equal(seen[0][1], two)
+    assert model.n_loops == 2
+
+
+def test_a_number_of_loops_ends_with_its_block_whichever_thread_ends_it() -> None:
+    model = build("plain", n_loops=2)
+
+    def block() -> Generator[None]:
+        with model.unrolled(5):
+            yield
+
+    opened = block()
+    next(opened)
+    assert model.n_loops == 5
+    in_another_thread(opened.close)
+    assert model.n_loops == 2
+    with model.unrolled(3), model.unrolled(4):
+        assert model.n_loops == 4

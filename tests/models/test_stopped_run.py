@@ -10,10 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopinterp.errors import InputError
-from loopinterp.models.settling_rules import AccelerationBelow, AnswerHeld, ReadoutKL, ResidualBelow
+from loopinterp.core.errors import InputError
 from loopinterp.models.stopped_run import run_rules, run_until
-from loopinterp.models.stopping_rules import Fixed, MaxConfidence, Oracle
+from loopinterp.models.stopping import (
+    AccelerationBelow,
+    AnswerHeld,
+    Fixed,
+    MaxConfidence,
+    Oracle,
+    ReadoutKL,
+    ResidualBelow,
+)
 from tests.models.looped_toys import Halving, Scripted
 
 INPUTS = torch.tensor([1.5, 2.0, 9.0, -3.0]).view(4, 1, 1).expand(4, 3, 2).contiguous()

@@ -10,7 +10,7 @@ import transformer_lens.tools.analysis as analysis
 from transformer_lens import patching
 
 from loopinterp.adapters import adapt
-from loopinterp.errors import HookError, InputError
+from loopinterp.core.errors import HookError, InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, fold_final_norm
 from tests.adapters.published import hrm_text
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from analyses.benchmarks.bridge_peer import untied_bridge
-from loopinterp.errors import HookError, InputError
+from loopinterp.core.errors import HookError, InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from tests.models import transformer_lens_table as table
 from tests.models.peers.naive import NaiveLooped

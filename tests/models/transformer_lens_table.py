@@ -27,7 +27,7 @@ from transformer_lens.tools import analysis
 from transformer_lens.tools.analysis.attribution_patching import EdgeAttributionConfig
 
 from loopinterp.adapters import adapt
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from tests.adapters.kinds import KINDS as KINDS_OF_ADAPTERS
 from tests.models.peers.bridged_gpt2 import bridged_gpt2
@@ -95,10 +95,10 @@ so. `cache.logit_attribution` goes through every norm, weights and biases includ
 )
 _SSM = "There are no state-space layers in a looped transformer, as in the untied one."
 _EDGES = "Needs a stream that is the sum of the token embedding and what heads and MLPs write. \
-`loopinterp.circuits.edge_study` knows norms and injections."
+`loopinterp.edges.edge_study` knows norms and injections."
 _PATHS = "Gives each head its own copy of the stream while it runs (`use_split_qkv_input`). Adds a \
 head's write to later streams as it is, which post norms and a loop norm do not: refused there, \
-and `loopinterp.circuits.path_patching` goes through them."
+and `loopinterp.edges.path_patching` goes through them."
 _FORKS = "Gives each head its own copy of the stream while it runs (`use_split_qkv_input`)."
 
 

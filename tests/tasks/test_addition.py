@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopinterp.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.tasks import IGNORE, Addition, Batch
 
 PAIRS, FEATURES = Addition(), Addition(format="features")

@@ -1,4 +1,4 @@
-"""The tasks in the full-output format against Python integers and lists."""
+"""The tasks with full-output prediction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopinterp.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.tasks import (
     IGNORE,
     Batch,

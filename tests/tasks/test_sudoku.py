@@ -1,14 +1,113 @@
-"""Sudoku: one solution each, what is asked, how hard it is, and what is refused."""
+"""Sudoku: search, singles, and the task."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from loopinterp.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.tasks import IGNORE, Sudoku
-from loopinterp.tasks.sudoku_search import search
-from tests.tasks.answers import small_solutions
+from loopinterp.tasks.sudoku import fill_singles, is_solved, peers, pool, search, units
+from tests.tasks.answers import small_grids, small_solutions
+
+PUZZLES = st.tuples(st.integers(0, 287), st.lists(st.booleans(), min_size=16, max_size=16))
+
+
+def test_there_are_288_grids_and_the_solver_finds_them_all() -> None:
+    found, guesses = search([0] * 16, 2, most=1000)
+    assert len(small_grids()) == len(found) == 288
+    assert {tuple(grid) for grid in found} == set(small_grids())
+    assert guesses > 288
+
+
+@given(PUZZLES, st.integers(1, 4), st.integers(0, 15))
+def test_solutions_are_those_of_an_exhaustive_search(puzzle, most, changed) -> None:
+    which, given_ = puzzle
+    cells = [digit if there else 0 for digit, there in zip(small_grids()[which], given_)]
+    cells[changed] = cells[changed] % 4 + 1  # so that some have no solution
+    every = small_solutions(cells)
+    found, guesses = search(cells, 2, most=most)
+    assert len(found) == min(most, len(every))
+    assert {tuple(grid) for grid in found} <= set(every)
+    assert guesses > 0 or len(every) <= 1
+
+
+def test_puzzles_of_the_pool_have_one_solution_and_no_needless_given() -> None:
+    made = pool(2)
+    assert [p.count(0) for p, _ in made] == sorted((p.count(0) for p, _ in made), reverse=True)
+    for puzzle, solution in made:
+        assert small_solutions(puzzle) == [tuple(solution)]
+        for cell in range(16):
+            if puzzle[cell]:
+                without = [0 if k == cell else x for k, x in enumerate(puzzle)]
+                assert len(small_solutions(without)) > 1
+    assert len({tuple(puzzle) for puzzle, _ in made}) > 100
+
+
+def test_a_cell_of_nine_by_nine_has_three_units_and_twenty_peers() -> None:
+    assert len(units(3)) == 27
+    assert {len(others) for others in peers(3)} == {20}
+    assert units(3)[18 + 4] == (30, 31, 32, 39, 40, 41, 48, 49, 50)
+
+
+def test_a_puzzle_that_no_search_decides_is_refused_in_time() -> None:
+    # Norvig's: without a solution, which no single shows; his solver takes 20 minutes to say so.
+    puzzle = ".....5.8....6.1.43..........1.5........1.6...3.......553.....61........4........."
+    assert len(puzzle) == 81
+    with pytest.raises(InputError) as refused:
+        Sudoku(box=3).encode([puzzle])
+    assert refused.value.what == "puzzle"
+
+
+def one_by_one(cells: list[int], hidden: bool) -> tuple[list[int], int]:
+    rounds = 0
+    while True:
+        may = {
+            cell: {1, 2, 3, 4} - {cells[other] for other in peers(2)[cell]}
+            for cell in range(16)
+            if cells[cell] == 0
+        }
+        new = {cell: next(iter(digits)) for cell, digits in may.items() if len(digits) == 1}
+        for unit in units(2) if hidden else ():
+            for digit in (1, 2, 3, 4):
+                places = [cell for cell in unit if digit in may.get(cell, ())]
+                if len(places) == 1:
+                    new[places[0]] = digit
+        if not new:
+            return cells, rounds
+        cells = [new.get(cell, digit) for cell, digit in enumerate(cells)]
+        rounds += 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 287), st.lists(st.booleans(), min_size=16, max_size=16)),
+        min_size=1,
+        max_size=5,
+    ),
+    st.booleans(),
+)
+def test_rounds_are_those_of_plain_python(puzzles, hidden: bool) -> None:
+    rows = [
+        [digit if there else 0 for digit, there in zip(small_grids()[which], given_)]
+        for which, given_ in puzzles
+    ]
+    cells, rounds = fill_singles(torch.tensor(rows), 2, hidden=hidden)
+    expected = [one_by_one(row, hidden) for row in rows]
+    assert cells.tolist() == [row for row, _ in expected]
+    assert rounds.tolist() == [n for _, n in expected]
+
+
+def test_solved_is_every_digit_in_every_unit() -> None:
+    grids = torch.tensor(small_grids())
+    assert is_solved(grids, 2).all()
+    for cell in range(16):
+        wrong = grids.clone()
+        wrong[:, cell] = wrong[:, cell] % 4 + 1
+        assert not is_solved(wrong, 2).any()
+
 
 TASK = Sudoku()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopinterp.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.tasks import Addition, Task, get_task, list_tasks, register_task
 from loopinterp.tasks import task_registry as registry_module
 from tests.tasks.answers import SETTINGS

@@ -1,21 +1,39 @@
-"""Scores of answers, against plain Python."""
+"""Scores of answers, unseen answers, a calibrated stopping rule."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
-from loopinterp.tasks import IGNORE
+from loopinterp.core.errors import ConfigError, InputError
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, WithVocabulary
+from loopinterp.tasks import (
+    IGNORE,
+    AbacusAddition,
+    AbacusMultiplication,
+    Addition,
+    TokenAddition,
+    get_task,
+)
+from loopinterp.training import TrainingConfig, calibrate_stopping, evaluate, operand_grid
 from loopinterp.training.answer_scores import (
+    best_line,
     constant_scores,
+    need_unseen_answers,
     perplexity_estimate,
     score,
     shares_right,
 )
+from tests.training.test_evaluation import Ripple
 
 
 def test_scores_of_one_readout_are_those_of_plain_python(generator: torch.Generator) -> None:
@@ -55,3 +73,124 @@ def test_the_control_is_the_best_of_all_answers_that_read_nothing(
     # Wherever the answer starts: that it is closed by 2 is known, and whether it is 0 or 1 is not.
     closed = torch.tensor([[IGNORE, 0, 2, 2], [1, 2, 2, IGNORE], [IGNORE, 1, 2, 2]])
     assert constant_scores(closed) == pytest.approx((2 / 3, 8 / 9))
+
+
+ADDITION = AbacusAddition()
+
+
+class Behind:
+    """Says at each position what stands ``ahead`` places after it."""
+
+    def __init__(self, ahead: int, *, noise: float = 0.0, d_vocab: int = 15) -> None:
+        self.ahead, self.noise, self.d_vocab = ahead, noise, d_vocab
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        return F.one_hot(inputs.long(), self.d_vocab).float()
+
+    def initial_state(self, e: Tensor) -> Tensor:
+        return e + self.noise * torch.randn_like(e)
+
+    def step(self, h: Tensor, e: Tensor) -> Tensor:
+        return e.roll(-self.ahead, 1)
+
+    def readout(self, h: Tensor) -> Tensor:
+        return 9 * h
+
+
+def both_ways(**changes: Any) -> LoopedTransformer:
+    sizes = {"d_vocab": ADDITION.d_vocab, "d_vocab_out": ADDITION.d_vocab_out, "causal": False}
+    return LoopedTransformer(LoopedTransformerConfig(d_model=16, n_heads=2, **sizes | changes))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Behind(1), both_ways(), WithVocabulary(WithVocabulary(both_ways()))],
+    ids=["copies the next token", "not causal", "wrapped"],
+)
+def test_who_sees_the_answer_is_refused(model: Any) -> None:
+    for ask in (
+        lambda: evaluate(model, ADDITION, [3, 6], n_samples=4),
+        lambda: operand_grid(model, ADDITION, 2, loops=[1], n_samples=4),
+        lambda: calibrate_stopping(model, ADDITION, [2, 3], n_samples=4),
+    ):
+        with pytest.raises(InputError, match="whose answer at a position depends on no later one"):
+            ask()
+
+
+@pytest.mark.parametrize("name", ["next_token", "abacus_sorting", "abacus_multiplication"])
+def test_every_task_that_is_answered_token_by_token_is_watched(name: str) -> None:
+    task = get_task(name)
+    with pytest.raises(InputError, match=f"the input of task '{name}', got logits that change"):
+        need_unseen_answers(task, Behind(1, d_vocab=task.d_vocab_out), 3)
+
+
+def test_who_looks_back_is_taken() -> None:
+    for model in (Behind(0), Behind(-1), both_ways(causal=True)):
+        evaluate(model, ADDITION, [2], n_samples=4)
+
+
+def test_who_draws_its_start_anew_is_refused() -> None:
+    with pytest.raises(InputError, match="initial_state of Behind: expected the same") as error:
+        evaluate(Behind(0, noise=1.0), ADDITION, [2], n_samples=4)
+    assert "a seed of its own" in error.value.fix
+
+
+def test_where_no_answer_stands_in_the_input_all_may_be_seen() -> None:
+    task = TokenAddition()
+    sizes = {"d_vocab": task.d_vocab, "d_vocab_out": task.d_vocab_out}
+    evaluate(both_ways(**sizes), task, [2], n_samples=4)
+    TrainingConfig(task=task.name, model=both_ways(**sizes).config)
+
+
+def test_nothing_is_trained_that_would_copy_its_answers() -> None:
+    with pytest.raises(ConfigError, match=r"a causal one.*got causal=False. Build it with causal="):
+        TrainingConfig(task=ADDITION.name, model=both_ways().config)
+
+
+def test_a_model_of_another_task_in_the_same_tokens_is_asked_nothing() -> None:
+    model = both_ways(causal=True)
+    model.task = AbacusMultiplication()
+    for ask in (
+        lambda: operand_grid(model, ADDITION, 2, loops=[1], n_samples=4),
+        lambda: calibrate_stopping(model, ADDITION, [2, 3], n_samples=4),
+    ):
+        with pytest.raises(InputError, match="one of task 'abacus_addition', got one of"):
+            ask()
+
+
+@given(slope=st.integers(0, 2), offset=st.integers(1, 4), hold=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_known_line_is_found(slope: int, offset: int, hold: bool) -> None:
+    positions = [4, 7, 9, 10]
+    wanted = [slope * n + offset for n in positions]
+    exact = np.zeros((4, 30))
+    for row, loop in zip(exact, wanted):
+        row[loop : None if hold else loop + 1] = 1.0
+    line = best_line(exact, positions)
+    # An answer that is held is read two loops later, where one loop fewer does no harm.
+    assert [line.loops(n) for n in positions] == [loop + 2 * hold for loop in wanted]
+    assert line.loops(40) == 40 * slope + offset + 2 * hold
+
+
+def test_the_rule_goes_on_past_the_lengths_that_it_was_learned_on() -> None:
+    """Ripple needs n - 1 loops for the longest chain, far fewer for random digits."""
+    line = calibrate_stopping(Ripple(), Addition(), [3, 4, 5, 6], n_samples=30)
+    assert line.slope == 1.0
+    result = evaluate(Ripple(), Addition(), [40], n_samples=20, stopping={"learned": line})
+    stopped = result.data["stopped_exact_match"].sel(rule="learned", estimate="value")
+    assert (stopped == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "message"),
+    [
+        ([4], {}, "lengths: expected at least two"),
+        ([0, 4], {}, "expected an integer >= 1"),
+        ([3, 4], {"n_samples": 0}, "n_samples"),
+        ([3, 4], {"max_loops": 0}, "max_loops"),
+        ([3, 4], {"distributions": ["chains"]}, "Did you mean 'chain'"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused(lengths, options, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        calibrate_stopping(Ripple(), Addition(), lengths, **options)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loopinterp.errors import ConfigError
+from loopinterp.core.errors import ConfigError
 from loopinterp.training import (
     RECIPES,
     CurriculumConfig,

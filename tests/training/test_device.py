@@ -1,19 +1,32 @@
-"""Devices, threads, noise and the compiled step."""
+"""Device, random streams, processes."""
 
 from __future__ import annotations
 
 import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from loopinterp.errors import InputError
+from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.models import LoopedTransformer
-from loopinterp.training import TrainingConfig
+from loopinterp.training import Run, Trainer, TrainingConfig, train, train_seeds
 from loopinterp.training.device import (
+    Processes,
     cpu_threads,
+    joined,
     make_bind,
     resolve_device,
+    stream,
     with_state_noise,
 )
 
@@ -97,3 +110,177 @@ def test_the_traced_step_is_the_step(tiny: TrainingConfig, monkeypatch: pytest.M
 @pytest.mark.usefixtures("no_type_checks")
 def test_the_compiled_step_is_the_step(tiny: TrainingConfig) -> None:
     check_compiled(tiny, "cuda")
+
+
+def draw(seed: int, purpose: str) -> list[float]:
+    return torch.rand(4, generator=stream(seed, purpose)).tolist()
+
+
+def test_a_stream_is_repeatable() -> None:
+    assert draw(3, "data") == draw(3, "data")
+
+
+def test_seeds_and_purposes_give_different_streams() -> None:
+    drawn = [draw(seed, purpose) for seed in (0, 1) for purpose in ("data", "noise")]
+    assert len({tuple(values) for values in drawn}) == 4
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    before = torch.random.get_rng_state()
+    draw(0, "data")
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ABACUS = {
+    "positions": "abacus",
+    "relative_window": None,
+    "digit_tokens": [0, 1, 2, 3],
+    "n_ctx": 40,
+    "abacus_max_offset": 30,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "noise, interval": {},
+    "held": {"objective": {"hold_loops": 2, "hold_share": 0.5}},
+    "last": {"objective": {"kind": "last"}},
+    "progressive": {"objective": {"kind": "progressive"}},
+    "every": {"objective": {"kind": "every", "n_loops": 2, "weights": [1.0, 3.0]}},
+    "drawn": {"objective": {"kind": "drawn", "n_loops": 4}},
+    "an offset each": {"model": ABACUS, "offset_per_example": True},
+}
+
+
+class Table:
+    """Where those in step lay what they have, and take what all have."""
+
+    def __init__(self, count: int) -> None:
+        self.laid: list[list[Tensor]] = [[] for _ in range(count)]
+        self.barrier = threading.Barrier(count, timeout=60)
+
+
+@dataclass(frozen=True)
+class InStep(Processes):
+    """One of several threads that does what a process would."""
+
+    table: Table = field(default_factory=lambda: Table(1))
+
+    def add_up(self, tensors: Any) -> None:
+        self.table.laid[self.rank] = [x.clone() for x in tensors]
+        self.table.barrier.wait()
+        for x, parts in zip(tensors, zip(*self.table.laid, strict=True)):
+            x.copy_(sum(parts))
+        self.table.barrier.wait()
+
+
+def configured(tiny: TrainingConfig, kind: str) -> TrainingConfig:
+    values = tiny.to_dict()
+    values |= {key: value for key, value in KINDS[kind].items() if key != "model"}
+    values["model"] |= KINDS[kind].get("model", {})
+    return TrainingConfig.from_dict(values | {"batch_size": 5})
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_of_a_batch_make_the_step_of_the_whole(
+    tiny: TrainingConfig, kind: str, count: int
+) -> None:
+    config, table = configured(tiny, kind), Table(count)
+    alone = Trainer(config)
+    expected = [alone.step() for _ in range(6)]
+    shares = [Trainer(config, InStep(rank, count, table)) for rank in range(count)]
+    with ThreadPoolExecutor(count) as threads:
+        made = list(threads.map(lambda t: [t.step() for _ in range(6)], shares))
+    assert all(one == made[0] for one in made)  # to the last bit: none needs another's state
+    for one, other in zip(made[0], expected):
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
+    inputs = alone._batch().inputs
+    with torch.no_grad():
+        # Weights that change nothing, as biases of keys, are moved by rounding alone.
+        ours, theirs = (t.averaged_model()(inputs, n_loops=3) for t in (shares[-1], alone))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    states = [share.state() for share in shares]
+    for name, tensor in states[0][0].items():
+        assert all(torch.equal(tensor, state[0][name]) for state in states), name
+    for name in ("objective", "noise"):
+        assert torch.equal(*(t.generators[name].get_state() for t in (alone, shares[0])))
+
+
+def test_a_step_that_is_not_finite_for_one_is_so_for_all(tiny: TrainingConfig) -> None:
+    table = Table(2)
+    shares = [Trainer(tiny, InStep(rank, 2, table)) for rank in range(2)]
+    with torch.no_grad():
+        shares[1].model.unembedding.weight[0, 0] = torch.nan
+
+    def said(trainer: Trainer) -> str:
+        with pytest.raises(InputError, match="loss at step 1") as error:
+            trainer.step()
+        return str(error.value)
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(said, shares)
+    assert first == second
+
+
+def started(folder: Path, config: Path, count: int = 2) -> subprocess.CompletedProcess[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    command = [*launcher, "-m", "loopinterp", "train", "--config", str(config)]
+    return subprocess.run(
+        [sys.executable, *command, "--out", str(folder), "--json"],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_with_a_run_of_one_process(
+    tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends as the one process would have; one process writes, and says so once."""
+    whole, real = train(tiny, tmp_path / "whole", progress=False), Trainer.advance
+
+    def stopping(self: Trainer) -> None:
+        if self.steps_done == 12:
+            raise KeyboardInterrupt
+        real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "advance", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny, tmp_path / "run", progress=False)
+    assert Run.load(tmp_path / "run").steps_done == 10
+    (tmp_path / "config.json").write_text(json.dumps(tiny.to_dict()))
+    done = started(tmp_path / "run", tmp_path / "config.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 24
+    run = Run.load(tmp_path / "run")
+    ours, theirs = run.metrics(), whole.metrics()
+    assert ours["step"].tolist() == theirs["step"].tolist()
+    for name in ("loss", "exact_match", "grad_norm", "longest_n", "lr"):
+        assert ours[name].tolist() == pytest.approx(theirs[name].tolist(), rel=1e-4), name
+    inputs = tiny.make_task().sample(3, batch_size=8, generator=torch.Generator()).inputs
+    with torch.no_grad():
+        logits = [one.model()(inputs) for one in (run, whole)]
+    torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-4)
+
+
+def test_one_process_alone_needs_no_group(tiny: TrainingConfig) -> None:
+    with joined(tiny) as processes:
+        assert processes == Processes(0, 1) and processes.first
+        assert list(range(5))[processes.rows] == [0, 1, 2, 3, 4]
+
+
+def test_what_cannot_be_shared_is_refused(
+    tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    with pytest.raises(ConfigError, match=r"batch_size: .*for each of 5 processes, got 4"):
+        train(tiny, tmp_path / "run", progress=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="one card for all"):
+        train(tiny.replace(device="cuda:0"), tmp_path / "run", progress=False)
+    with pytest.raises(InputError, match="seeds are trained together"):
+        train_seeds(tiny, [0, 1], tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from loopinterp.errors import CheckpointError, ConfigError, InputError
+from loopinterp.core.errors import CheckpointError, ConfigError, InputError
 from loopinterp.models import LoopedTransformer, iterate
 from loopinterp.training import (
     CodeConfig,

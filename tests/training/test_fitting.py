@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from loopinterp import progress
-from loopinterp.errors import CheckpointError, ConfigError, InputError
-from loopinterp.models import LoopedTransformer
-from loopinterp.results import config_hash
-from loopinterp.storage import (
+from loopinterp.app.session import open_run
+from loopinterp.core import progress
+from loopinterp.core.errors import CheckpointError, ConfigError, InputError
+from loopinterp.core.results import config_hash
+from loopinterp.core.storage import (
     _temporary_name,
     read_json,
     read_metadata,
@@ -26,8 +26,8 @@ from loopinterp.storage import (
     write_json,
     write_tensors,
 )
-from loopinterp.studied_model import open_run
-from loopinterp.study_examples import examples_for
+from loopinterp.models import LoopedTransformer
+from loopinterp.models.study_examples import examples_for
 from loopinterp.tasks import get_task, list_tasks
 from loopinterp.training import ObjectiveConfig, Run, Trainer, TrainingConfig, evaluate, train
 from loopinterp.training.run import LoopsByLength

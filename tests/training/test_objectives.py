@@ -1,4 +1,4 @@
-"""Objectives against the plain computation, example by example."""
+"""Objectives, curriculum, learning rate."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from loopinterp.errors import InputError
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
+from loopinterp.core.errors import InputError
+from loopinterp.models import Iteration, LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.tasks import IGNORE, Addition, Batch
-from loopinterp.training.config import ObjectiveConfig
-from loopinterp.training.objectives import Supervised, ask, supervise
+from loopinterp.training.config import CurriculumConfig, ObjectiveConfig, OptimiserConfig
+from loopinterp.training.objectives import (
+    Curriculum,
+    Supervised,
+    answers_at,
+    ask,
+    learning_rate_factor,
+)
 
 
 def small_model(**changes: object) -> LoopedTransformer:
@@ -34,6 +42,13 @@ def small_model(**changes: object) -> LoopedTransformer:
 
 def mixed_batch(lengths: tuple[int, ...] = (3, 1, 5, 3, 2)) -> Batch:
     return Addition().sample(torch.tensor(lengths), generator=torch.Generator().manual_seed(7))
+
+
+def supervise(
+    config: ObjectiveConfig, iteration: Iteration, batch: Batch, *, generator: torch.Generator
+) -> Supervised:
+    questions = ask(config, batch, generator)
+    return questions.score(answers_at(iteration, questions.loops))
 
 
 def apply(config: ObjectiveConfig, model: LoopedTransformer, batch: Batch) -> Supervised:
@@ -273,3 +288,151 @@ def test_no_loops_at_all_is_an_input_error() -> None:
     batch = Batch(batch.inputs, batch.targets, batch.n, torch.zeros(1, dtype=torch.int64))
     with pytest.raises(InputError, match=r"objective\.n_loops"):
         apply(ObjectiveConfig(kind="last"), model, batch)
+
+
+def feed(curriculum: Curriculum, exact_match: float, n_steps: int) -> list[int]:
+    """M before each step."""
+    seen = []
+    for _ in range(n_steps):
+        seen.append(curriculum.longest)
+        curriculum.update(exact_match)
+    return seen
+
+
+def test_perfect_steps_grow_it_every_min_steps_once_the_average_has_risen() -> None:
+    curriculum = Curriculum(CurriculumConfig(max_n=4, threshold=0.97, min_steps=40))
+    seen = feed(curriculum, 1.0, 200)
+    # 1 - 0.9^k > 0.97 from k = 34 on, so 40 steps are enough at every length.
+    assert seen == [1] * 40 + [2] * 40 + [3] * 40 + [4] * 80
+    assert curriculum.done_at == 120
+
+
+def test_it_waits_for_the_running_accuracy() -> None:
+    curriculum = Curriculum(CurriculumConfig(max_n=4, threshold=0.97, min_steps=2))
+    seen = feed(curriculum, 1.0, 60)
+    # 1 - 0.9^33 = 0.9691, 1 - 0.9^34 = 0.9722
+    assert seen.index(2) == 34
+    assert seen.index(3) == 36
+
+
+def test_it_never_grows_below_the_threshold() -> None:
+    curriculum = Curriculum(CurriculumConfig(max_n=4, min_steps=1))
+    assert set(feed(curriculum, 0.96, 300)) == {1}
+    assert curriculum.done_at is None
+
+
+def test_interval_grows_however_badly_it_goes() -> None:
+    curriculum = Curriculum(CurriculumConfig(kind="interval", max_n=3, interval=7))
+    assert feed(curriculum, 0.0, 21) == [1] * 7 + [2] * 7 + [3] * 7
+    assert curriculum.done_at == 14
+
+
+def test_no_curriculum_draws_every_length_from_the_start() -> None:
+    curriculum = Curriculum(CurriculumConfig(kind="none", min_n=2, max_n=5))
+    drawn = curriculum.lengths(500, torch.Generator().manual_seed(0))
+    assert sorted(set(drawn.tolist())) == [2, 3, 4, 5]
+    assert curriculum.done_at == 0
+
+
+def test_lengths_are_uniform_up_to_the_present_greatest() -> None:
+    curriculum = Curriculum(CurriculumConfig(max_n=9, start_n=3))
+    drawn = curriculum.lengths(6000, torch.Generator().manual_seed(0))
+    counts = torch.bincount(drawn)
+    assert counts[0] == 0
+    assert len(counts) == 4
+    assert (counts[1:] - 2000).abs().max() < 200
+
+
+def test_state_goes_through_json_and_back() -> None:
+    import json
+
+    config = CurriculumConfig(max_n=6, min_steps=2)
+    one, other = Curriculum(config), Curriculum(config)
+    feed(one, 0.99, 77)
+    other.load(json.loads(json.dumps(one.state())))
+    assert feed(one, 0.983, 50) == feed(other, 0.983, 50)
+    assert one.state() == other.state()
+
+
+@given(
+    settings=st.one_of(
+        st.builds(
+            CurriculumConfig,
+            max_n=st.just(3),
+            threshold=st.sampled_from([0.0, 0.5, 0.97]),
+            min_steps=st.integers(1, 9),
+        ),
+        st.builds(
+            CurriculumConfig,
+            kind=st.just("interval"),
+            max_n=st.just(3),
+            interval=st.integers(1, 9),
+        ),
+    ),
+    heard=st.lists(st.floats(0, 1) | st.just(1.0), min_size=1, max_size=60),
+)
+def test_it_never_grows_where_it_may_not(settings: CurriculumConfig, heard: list[float]) -> None:
+    """Steps taken in late, when they may matter, leave what they leave when taken in at once."""
+    at_once, late = Curriculum(settings), Curriculum(settings)
+    waiting: list[float] = []
+    for exact_match in heard:
+        at_once.update(exact_match)
+        waiting.append(exact_match)
+        if late.may_grow(len(waiting)):
+            for one in waiting:
+                late.update(one)
+            waiting.clear()
+        assert late.longest == at_once.longest
+    for one in waiting:
+        late.update(one)
+    assert late.state() == at_once.state()
+
+
+def test_most_steps_need_not_be_heard_of() -> None:
+    curriculum = Curriculum(CurriculumConfig(max_n=2, min_steps=30))
+    # 1 - 0.9^k passes 0.97 with k = 34.
+    assert [curriculum.may_grow(n) for n in (1, 30, 33, 34)] == [False, False, False, True]
+    feed(curriculum, 1.0, 34)
+    assert curriculum.done_at == 34 and not curriculum.may_grow(10**6)
+
+
+def run(optimiser: OptimiserConfig, n_steps: int, done_at: int | None = None) -> list[float]:
+    return [
+        learning_rate_factor(
+            optimiser,
+            step=step,
+            n_steps=n_steps,
+            curriculum_done_at=done_at if done_at is not None and step >= done_at else None,
+        )
+        for step in range(n_steps)
+    ]
+
+
+def test_linear_goes_up_stays_and_comes_down() -> None:
+    factors = run(OptimiserConfig(warmup_steps=10, decay=0.2), 100)
+    assert factors[0] == pytest.approx(0.1)
+    assert factors[9:81] == [1.0] * 72
+    assert factors[90] == pytest.approx(0.5)
+    assert 0 < factors[-1] < 0.06
+    assert sorted(factors[80:], reverse=True) == factors[80:]
+
+
+def test_no_warm_up_and_no_decay_is_constant() -> None:
+    assert set(run(OptimiserConfig(warmup_steps=0, decay=0.0), 20)) == {1.0}
+    assert set(run(OptimiserConfig(warmup_steps=0, schedule="constant"), 20)) == {1.0}
+
+
+def test_cosine_waits_for_the_curriculum() -> None:
+    factors = run(OptimiserConfig(warmup_steps=0, schedule="cosine"), 100, done_at=60)
+    assert factors[:61] == [1.0] * 61
+    assert factors[80] == pytest.approx(0.5)
+    assert factors[99] == pytest.approx(0.0, abs=0.01)
+
+
+def test_cosine_stays_up_if_the_curriculum_never_ends() -> None:
+    assert set(run(OptimiserConfig(warmup_steps=0, schedule="cosine"), 50)) == {1.0}
+
+
+def test_warm_up_longer_than_the_run_is_no_error() -> None:
+    factors = run(OptimiserConfig(warmup_steps=100, decay=0.0), 10)
+    assert factors == pytest.approx([(k + 1) / 100 for k in range(10)])

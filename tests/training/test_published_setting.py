@@ -68,7 +68,7 @@ def test_an_example_is_asked_after_as_many_loops_as_it_has_bits(task: str) -> No
     )
     drawn = Trainer(config).draw()
     n_bits = (drawn.inputs < 2).sum(1)
-    assert len(n_bits.unique()) > 5 and torch.equal(drawn.asked.loops, n_bits[None])
+    assert len(n_bits.unique()) > 5 and torch.equal(drawn.questions.loops, n_bits[None])
 
 
 def test_the_table_says_where_the_losses_part() -> None:

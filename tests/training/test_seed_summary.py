@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.stats import sem
 
-from loopinterp.errors import InputError
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import load_result
 from loopinterp.models import Fixed, LoopedTransformer
-from loopinterp.saved_results import load_result
 from loopinterp.tasks import Addition, NextToken
 from loopinterp.training import EvaluationResult, SeedSummary, evaluate, summarise_seeds
 from tests.training.tiny_run import TINY

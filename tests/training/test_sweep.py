@@ -1,32 +1,31 @@
-"""A sweep goes on where it was killed, ends with the same table, and names what failed."""
+"""Running a sweep, its cells and its workers."""
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
+import sys
+import threading
 import time
+import types
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import sem
 
-from loopinterp.errors import ConfigError, InputError
-from loopinterp.saved_results import load_result
-from loopinterp.training import (
-    Run,
-    Sweep,
-    SweepResult,
-    evaluate,
-    run_sweep,
-    sweep,
-    sweep_cells,
-    train,
-)
-from loopinterp.training.sweep_cells import RESULT
+from loopinterp.core.errors import ConfigError, InputError
+from loopinterp.core.results import Result, load_result
+from loopinterp.core.storage import in_turn
+from loopinterp.training import Run, Sweep, SweepResult, evaluate, run_sweep, sweep, train
+from loopinterp.training.sweep import RESULT, SweepCell, in_processes, on_cluster, run_cell
 from tests.training.small_sweep import SMALL
 
 CELLS = [(name, seed) for name in ("base", "no noise") for seed in (0, 1)]
@@ -85,7 +84,7 @@ def test_stopped_by_an_exception_it_goes_on(
 ) -> None:
     ends = 0
 
-    def run_cell(cell: sweep.SweepCell) -> str:
+    def run_cell(cell: sweep.SweepCell) -> str | None:
         nonlocal ends
         if ends == after:
             raise Killed
@@ -156,8 +155,8 @@ def test_an_error_of_any_kind_is_one_failed_cell(
             raise ZeroDivisionError("division by zero")
         return trained(config, *args, **options)
 
-    trained = sweep_cells.train
-    monkeypatch.setattr(sweep_cells, "train", train)
+    trained = sweep.train
+    monkeypatch.setattr(sweep, "train", train)
     result = run_sweep(SMALL, tmp_path, progress=False)
     assert set(result.failed.values()) == {"ZeroDivisionError: division by zero"}
     assert list(result.failed) == ["base, seed 0", "no noise, seed 0"]
@@ -222,3 +221,144 @@ def _wait_for(out: Path, n_cells: int) -> None:
     while len(made(out)) < n_cells:
         assert time.monotonic() < end, "nothing happened"
         time.sleep(0.005)
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> SweepCell:
+    config = SMALL.config_of("base", 1)
+    coords = SMALL.evaluation.coords(config.make_task())
+    return SweepCell("base", 1, tmp_path / "cell", config, SMALL.evaluation, coords)
+
+
+def test_it_is_a_run_with_its_result_and_how_it_was_made(cell: SweepCell) -> None:
+    assert cell.result() is None
+    assert run_cell(pickle.loads(pickle.dumps(cell))) is None
+    found = cell.result()
+    assert found is not None and found.provenance.run and found.trained_up_to == 3
+    assert found.data.identical(load_result(cell.folder / RESULT).data)
+    assert "loopinterp train --config" in (cell.folder / "made.json").read_text()
+
+
+def test_a_result_of_other_questions_or_weights_does_not_count(cell: SweepCell) -> None:
+    run_cell(cell)
+    for changes in ({"samples": 7}, {"seed": 1}):
+        evaluation = cell.evaluation.replace(**changes)
+        assert dataclasses.replace(cell, evaluation=evaluation).result() is None
+    assert dataclasses.replace(cell, coords={**cell.coords, "length": [2]}).result() is None
+    assert dataclasses.replace(cell, coords={**cell.coords, "loop": [2]}).result() is None
+    other = dataclasses.replace(cell, seed=0, folder=cell.folder.parent / "other")
+    other = dataclasses.replace(other, config=cell.config.replace(seed=0))
+    run_cell(other)
+    (cell.folder / RESULT).write_bytes((other.folder / RESULT).read_bytes())
+    assert other.result() is not None and cell.result() is None
+
+
+def test_whoever_comes_second_waits_and_finds_it_done(
+    cell: SweepCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_cell(cell)
+    saved = []
+    monkeypatch.setattr(Result, "save", lambda *_: saved.append(1))
+    monkeypatch.setattr(sweep, "train", lambda *_, **__: saved.append(1))
+    with in_turn(cell.folder / "state"):
+        second = threading.Thread(target=run_cell, args=(cell,))
+        second.start()
+        second.join(0.2)
+        assert second.is_alive(), "it waits"
+    second.join(30)
+    assert not second.is_alive() and not saved
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_cell_is_worked_on_once(jobs: int) -> None:
+    done = list(in_processes(lambda cell: f"of {cell}" if cell % 2 else "", [5, 6, 7], jobs=jobs))
+    assert sorted(done) == [(0, "of 5"), (1, ""), (2, "of 7")]
+
+
+def test_a_killed_process_is_one_failed_cell() -> None:
+    def work(cell: int) -> str:
+        if cell == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ""
+
+    done = dict(in_processes(work, [0, 1, 2], jobs=2))
+    reason = done.pop(1)
+    assert reason is not None and reason.startswith("its process was killed")
+    assert done == {0: "", 2: ""}
+
+
+class Job:
+    def __init__(self, work: Any, cell: Any) -> None:
+        self._work, self._cell = work, cell
+
+    def result(self) -> str:
+        if self._cell == "lost":
+            raise RuntimeError("Job 3 was lost\nnode down")
+        return self._work(self._cell)
+
+
+class Executor:
+    """submitit's executor, as far as it is used; its jobs run when their result is asked for."""
+
+    parameters: dict[str, Any]
+
+    def __init__(self, folder: Path, cluster: str) -> None:
+        if cluster != "slurm":
+            raise ValueError(f"AutoExecutor doesn't know any executor named {cluster!r}")
+
+    def update_parameters(self, **parameters: Any) -> None:
+        Executor.parameters = parameters
+
+    def map_array(self, work: Any, cells: Any) -> list[Job]:
+        Executor.work = work
+        return [Job(work, cell) for cell in cells]
+
+
+@pytest.fixture
+def submitit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in; whatever is installed, no job leaves this machine."""
+    fake, helpers = types.ModuleType("submitit"), types.ModuleType("submitit.helpers")
+    fake.AutoExecutor, fake.helpers = Executor, helpers  # type: ignore[attr-defined]
+    helpers.as_completed = lambda jobs: reversed(jobs)  # type: ignore[attr-defined]
+    helpers.DelayedSubmission = lambda *call: call  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "submitit", fake)
+    monkeypatch.setitem(sys.modules, "submitit.helpers", helpers)
+
+
+def work_of(cell: str) -> str:
+    return {"bad": "it is bad"}.get(cell, "")
+
+
+@pytest.mark.usefixtures("submitit")
+def test_cells_are_jobs_of_one_array(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"cluster": "slurm", "folder": tmp_path, "jobs": 4}
+    cells = ["good", "bad", "lost"]
+    done = list(on_cluster(work_of, cells, **options, options={"timeout_min": 60}))
+    assert done == [(2, "its job failed: node down"), (1, "it is bad"), (0, "")]
+    wanted = {"name": "loopinterp-sweep", "slurm_array_parallelism": 4, "timeout_min": 60}
+    assert Executor.parameters == wanted
+    again, cell = Executor.work.checkpoint("bad")
+    assert again(cell) == "it is bad", "a job that is taken away goes on in another"
+    options["cluster"] = "slum"
+    with pytest.raises(InputError, match="cluster 'slum': expected one that submitit has here"):
+        list(on_cluster(work_of, cells, **options, options={}))
+
+
+def test_without_submitit_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(InputError, match=r"pip install 'loopinterp\[cluster\]'"):
+        list(on_cluster(work_of, [], cluster="slurm", folder=tmp_path, jobs=None, options={}))
+
+
+if find_spec("submitit"):  # an extra, which few machines have
+
+    def test_submitit_itself_runs_them(tmp_path: Path) -> None:
+        kind: dict[str, Any] = {
+            "cluster": "local",
+            "folder": tmp_path,
+            "jobs": 1,
+            "options": {"timeout_min": 5},
+        }
+        assert dict(on_cluster(work_of, ["good", "bad"], **kind)) == {0: "", 1: "it is bad"}

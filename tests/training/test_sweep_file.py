@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopinterp.errors import CheckpointError, ConfigError, InputError
-from loopinterp.settings import flatten
+from loopinterp.core.errors import CheckpointError, ConfigError, InputError
+from loopinterp.core.settings import flatten
 from loopinterp.training import Sweep, SweepEvaluation, SweepScale, Trainer, apply_settings
 from tests.training.small_sweep import SMALL
 

@@ -1,4 +1,4 @@
-"""One step at a time: what it learns, what it saves, and when it stops."""
+"""The trainer and its averaged weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from loopinterp.errors import CheckpointError, InputError
+from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.training import (
     CurriculumConfig,
     ObjectiveConfig,
@@ -18,6 +19,7 @@ from loopinterp.training import (
     Trainer,
     TrainingConfig,
 )
+from loopinterp.training.trainer import Ema
 
 HERE = Path("run/state/checkpoint.safetensors")
 
@@ -228,3 +230,62 @@ def test_features_can_be_trained_on(tiny: TrainingConfig) -> None:
     values = tiny.to_dict() | {"task_settings": {"format": "features"}}
     values["model"] |= {"d_vocab": None, "d_features": 2}
     assert math.isfinite(Trainer(TrainingConfig.from_dict(values)).step()["loss"])
+
+
+def scalar_model(value: float) -> nn.Linear:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, value)
+    return model
+
+
+def test_average_follows_the_recurrence() -> None:
+    model = scalar_model(0.0)
+    ema, expected = Ema(model, decay=0.5), 0.0
+    for t, value in enumerate([4.0, -2.0, 8.0, 1.0, 1.0, 3.0, 7.0, 2.0, 5.0, 6.0]):
+        nn.init.constant_(model.weight, value)
+        ema.update()
+        decay = min(0.5, (1 + t) / (10 + t))
+        expected = decay * expected + (1 - decay) * value
+        assert ema.shadow["weight"].item() == pytest.approx(expected)
+
+
+def test_average_of_constant_weights_is_those_weights() -> None:
+    model = scalar_model(3.0)
+    ema = Ema(model, decay=0.999)
+    for _ in range(5):
+        ema.update()
+    assert ema.shadow["weight"].item() == pytest.approx(3.0)
+
+
+def test_average_is_no_view_of_the_weights() -> None:
+    model = scalar_model(3.0)
+    ema = Ema(model, decay=0.9)
+    nn.init.constant_(model.weight, 9.0)
+    assert ema.shadow["weight"].item() == 3.0
+    assert not ema.shadow["weight"].requires_grad
+
+
+def test_tied_weights_are_averaged_once() -> None:
+    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    second.weight = first.weight
+    ema = Ema(nn.Sequential(first, second), decay=0.0)
+    nn.init.constant_(first.weight, 2.0)
+    ema.update()
+    assert list(ema.shadow) == ["0.weight"]
+    assert (ema.shadow["0.weight"] == 2.0).all()
+
+
+def test_weights_that_are_not_to_be_averaged_leave_no_trace() -> None:
+    model = scalar_model(3.0)
+    ema = Ema(model, decay=0.9)
+    nn.init.constant_(model.weight, torch.nan)
+    ema.update(unless=torch.tensor(True))
+    assert ema.shadow["weight"].item() == 3.0
+    nn.init.constant_(model.weight, 5.0)
+    plain = Ema(model, decay=0.9)
+    for one in (ema, plain):
+        one.shadow["weight"].fill_(3.0)
+        one.n_updates = 7
+    ema.update(unless=torch.tensor(False))
+    plain.update()
+    assert torch.equal(ema.shadow["weight"], plain.shadow["weight"])

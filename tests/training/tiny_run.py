@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loopinterp.models.model_config import LoopedTransformerConfig
+from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.training import CurriculumConfig, OptimiserConfig, TrainingConfig
 
 TINY = TrainingConfig(

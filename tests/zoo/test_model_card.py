@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import loopinterp
-from loopinterp.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.models import LoopedTransformer
 from loopinterp.training import Run, evaluate
 from loopinterp.zoo import Card, get_card, make_entry

@@ -11,11 +11,11 @@ from scipy.stats import fisher_exact
 import loopinterp
 from analyses.make_zoo import zoo_table
 from analyses.tables_in_pages import put
-from loopinterp import workflow
-from loopinterp.errors import InputError
-from loopinterp.report import write_report
-from loopinterp.results import config_hash
-from loopinterp.storage import digest_tensors, read_json, read_tensors
+from loopinterp.app import workflow
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import config_hash
+from loopinterp.core.storage import digest_tensors, read_json, read_tensors
+from loopinterp.pages import write_report
 from loopinterp.training import (
     RECIPES,
     apply_settings,
@@ -26,7 +26,7 @@ from loopinterp.training import (
 )
 from loopinterp.training.run import CONFIG, WEIGHTS
 from loopinterp.zoo import get_card, list_pretrained, load_pretrained
-from tests.test_cli import contents
+from tests.cli.test_cli import contents
 
 PACKAGE = Path(loopinterp.__file__).parent
 NAMES = sorted(list_pretrained().index)

@@ -1,0 +1,237 @@
+"""Making runs: configurations, training, compilation, sweeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loopinterp import compiler, pages, programs, tasks, training
+from loopinterp.core.errors import ConfigError, InputError, check_choice, check_integer
+from loopinterp.core.results import config_hash
+from loopinterp.core.run_files import Owner, record_how_it_was_made, record_training
+from loopinterp.core.storage import read_json
+
+if TYPE_CHECKING:
+    pass
+
+
+DEMO_RECIPE = "addition"
+
+DISGUISES = ("distract", "permute", "superpose", "rotate")
+"""What can be done to a compiled model so that its circuit is not to be seen in its weights."""
+
+
+def configure(
+    *,
+    task: str | None = None,
+    recipe: str | None = None,
+    file: Path | None = None,
+    settings: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    without_recipe: bool = False,
+) -> training.TrainingConfig:
+    """The configuration that a ``train`` command asks for.
+
+    Args:
+        task: Name of a task; its recipe is the start, if its models generalise.
+        recipe: Name of a recipe, where it is not the task's own.
+        file: JSON of a configuration, instead of a recipe.
+        settings: ``key=value`` each.
+        flags: Settings with an option of their own; None where the option was not given.
+        without_recipe: Whether the start is the demo's model, fitted to the task's inputs and
+            outputs, of which nobody has measured what it learns.
+
+    Raises:
+        InputError: If nothing says what to train, two things say it differently, or the task has
+            no recipe that generalises.
+        ConfigError: If an option and a ``key=value`` name the same setting.
+    """
+    starts = {"--recipe": recipe, "--config": file, "--without-recipe": without_recipe or None}
+    if len(both := [option for option, value in starts.items() if value is not None]) > 1:
+        raise InputError(
+            "start of the configuration",
+            expected="a recipe or a file",
+            given=" and ".join(both),
+            fix="Leave one of them out.",
+        )
+    if file is not None:
+        config = training.TrainingConfig.from_dict(read_json(file))
+    elif recipe is not None:
+        config = training.get_recipe(recipe).config
+    elif task is not None:
+        config = _plain_config(task) if without_recipe else _recipe_of(task)
+    else:
+        raise InputError(
+            "task",
+            expected="--task NAME, --recipe NAME or --config FILE",
+            given="none of them",
+            fix="See `loopinterp tasks` for the names.",
+        )
+    if task is not None and config.task != task:
+        raise ConfigError(
+            "task",
+            expected=f"{config.task!r}, as the {'file' if file else 'recipe'} has it",
+            given=repr(task),
+            fix="Leave --task out, or start from something made for that task.",
+        )
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    for setting in settings:
+        if (key := setting.partition("=")[0].strip()) in given:
+            raise ConfigError(
+                key,
+                expected="it once",
+                given=f"--{key} and --set {setting}",
+                fix="Leave one of them out.",
+            )
+    flagged = (f"{name}={json.dumps(value)}" for name, value in given.items())
+    return training.apply_settings(config, [*settings, *flagged])
+
+
+def _recipe_of(name: str) -> training.TrainingConfig:
+    """The recipe that is named as the task, if it is known to do what one expects of it."""
+    tasks.get_task(name)  # refused first if it is none
+    known = {recipe: training.get_recipe(recipe) for recipe in training.list_recipes()}
+    if name in known and known[name].generalises:
+        return known[name].config
+    working = [task for task in tasks.list_tasks() if task in known and known[task].generalises]
+    others = [recipe for recipe in known if known[recipe].config.task == name]
+    instead = f"--recipe {others[0]} does not reach far; else" if others else ""
+    raise InputError(
+        f"recipe for {name}",
+        expected=f"a task with one that generalises ({', '.join(working)})",
+        given=f"{name}, which has none",
+        fix=f"{instead or 'To train it all the same,'} add --without-recipe, which starts from the "
+        "demo's model, and change it with --set; or give a --config.",
+    )
+
+
+def _plain_config(name: str) -> training.TrainingConfig:
+    """The demo's recipe, fitted to the inputs and outputs of a task that has none of its own."""
+    task, start = tasks.get_task(name), training.RECIPES[DEMO_RECIPE]
+    model = dataclasses.replace(
+        start.model,
+        d_vocab=task.d_vocab,
+        d_features=task.d_features,
+        d_vocab_out=task.d_vocab_out,
+    )
+    return start.replace(task=name, model=model, distribution=None)
+
+
+def train_run(
+    config: training.TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
+) -> training.Run:
+    """Train into a folder, or go on with a run that was stopped; see :func:`training.train`."""
+    from loopinterp.training.device import is_first
+
+    run = training.train(config, out, progress=progress, resume=resume)
+    if is_first():
+        record_training(run.folder, run.seconds)
+    return run
+
+
+def train_finite_run(
+    config: training.TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
+) -> list[training.FiniteStage]:
+    """Train a model with a state code and drop bits while it stays right: ``train_finite``."""
+    stages = training.train_finite(config, out, progress=progress, resume=resume)
+    for stage in stages:
+        record_training(stage.run.folder, stage.run.seconds)
+    return stages
+
+
+def compile_run(
+    program: str,
+    out: str | Path,
+    *,
+    max_length: int,
+    disguises: Sequence[str] = (),
+    seed: int = 0,
+) -> training.Run:
+    """Compile a program into a run that is analysed and reported like a trained one.
+
+    Args:
+        program: Name of a stock program.
+        out: A folder without a run.
+        max_length: Greatest problem length that the model has room for.
+        disguises: Of :data:`DISGUISES`, in the order in which they are put on.
+        seed: Seed of the disguises.
+
+    Raises:
+        InputError: If a name is unknown, the program cannot be compiled, or the folder is taken.
+    """
+    from loopinterp.training.run import MODEL, given_model_config, need_free_folder
+
+    folder = Path(out)
+    need_free_folder(folder)
+    chosen = programs.get_program(program)
+    check_integer("max_length", max_length, least=1)
+    for disguise in disguises:
+        check_choice("disguise", disguise, DISGUISES)
+    task = tasks.get_task(chosen.task, **chosen.task_settings)
+    compiled = compiler.compile_program(
+        chosen, max_length=task.n_positions(max_length), n_outputs=task.d_vocab_out
+    )
+    for disguise in disguises:
+        compiled = getattr(compiler, disguise)(compiled, seed=seed)
+    compiled.circuit.save(folder / MODEL)
+    origin = ", ".join([f"compiled from the program {program}", *compiled.circuit.disguises])
+    config = given_model_config(compiled.model, task, max_n=max_length, origin=origin)
+    options = [f"--max-length {max_length}", *(f"--disguise {name}" for name in disguises)]
+    options += [f"--seed {seed}"] if disguises else []
+    command = f"loopinterp compile {program} {' '.join(options)} --out NEW"
+    owner = Owner(config=config_hash(config.to_dict()))
+    record_how_it_was_made(folder, command=command, owner=owner)
+    # The configuration comes last: a kill before leaves a folder that is no run.
+    return training.Run.of_given_model(compiled.model, folder, config)
+
+
+def sweep_file(
+    file: str | Path,
+    out: str | Path,
+    *,
+    settings: Sequence[str] = (),
+    scale: str | None = None,
+    only: Sequence[str] = (),
+    jobs: int | None = None,
+    cluster: str | None = None,
+    cluster_options: Sequence[str] = (),
+    progress: bool = True,
+) -> training.SweepResult:
+    """Run the experiment of a file, or go on with it, and write its page, ``OUT/sweep.html``.
+
+    Args:
+        file: The experiment, as :class:`~loopinterp.training.Sweep` has it.
+        out: Folder of its runs, table and page; see :func:`~loopinterp.training.run_sweep`.
+        settings: More changes of the base, ``key=value`` each.
+        scale: ``laptop`` or ``paper``, of those that it has.
+        only: Settings to run now; all if empty.
+        jobs: Processes, or most jobs at the same time on a cluster.
+        cluster: ``slurm``, to run each cell as a job there.
+        cluster_options: Parameters of submitit, ``key=value`` each.
+        progress: Whether to show a bar.
+    """
+    from loopinterp.training.recipes import parse_value
+
+    sweep = training.Sweep.read(file).at(scale)
+    options = {}
+    for option in cluster_options:
+        key, equals, text = option.partition("=")
+        if not equals:
+            fix = "Write for instance timeout_min=120."
+            raise InputError("--cluster-set", expected="KEY=VALUE", given=repr(option), fix=fix)
+        options[key] = parse_value(text)
+    page = pages.need_page(Path(out) / "sweep.html")  # refused before the hours are spent
+    result = training.run_sweep(
+        sweep.replace(set=(*sweep.set, *settings)),
+        out,
+        only=only,
+        jobs=jobs,
+        cluster=cluster,
+        options=options,
+        progress=progress,
+    )
+    pages.write_results({"sweep": result}, page, title=result.about)
+    return result

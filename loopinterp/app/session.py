@@ -1,0 +1,330 @@
+"""A model that is open: with its task, its folder, and what there is to compare it with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.core.errors import CheckpointError, InputError, check_integer, check_seed
+from loopinterp.core.results import SUFFIX, config_hash, load_result
+from loopinterp.core.run_files import Owner, spell_mismatch
+from loopinterp.core.storage import (
+    digest_tensors,
+    json_default,
+    read_json,
+    read_json_object,
+    write_json,
+)
+from loopinterp.core.text import ShortRepr
+from loopinterp.models import reach
+from loopinterp.models.protocol import (
+    declared,
+    describe_model,
+    device_of,
+    need_model,
+    own_weights,
+    rule_of,
+)
+from loopinterp.models.study_examples import need_model_of
+from loopinterp.programs import get_program, list_programs
+from loopinterp.tasks import get_task
+from loopinterp.tasks.sampling import MOST_TOKENS, check_size, longest_length, need_task
+from loopinterp.tasks.task import digest_file, task_files
+from loopinterp.training import Run
+from loopinterp.training.device import resolve_device
+from loopinterp.training.run import CONFIG, IN_MEMORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loopinterp.core.results import Result
+    from loopinterp.models import LoopedModel, LoopedTransformer
+    from loopinterp.tasks import Batch, Task
+
+RESULTS = "results"
+"""The folder of saved results inside a run."""
+
+MOST_LOOPS = 100
+"""Studies that follow every loop take no longer inputs than need so many."""
+
+MOST_WORK = 2**24
+"""Lengths that ``evaluate`` chooses by itself take no more loops times pairs of positions.
+
+That is addition without a window at some 250 bits, or a maze of 16 x 16 cells.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Session(ShortRepr):
+    """A model with its task, on the device it is studied on.
+
+    Attributes:
+        model: Any looped model; its attribute ``n_ctx``, if it has one, is its room for positions.
+        task: What it is asked.
+        folder: Where its results are saved, under ``results/``.
+        owner: The run as it is now, to which results belong.
+        cutoff: Greatest problem length that it was trained on, or made for.
+        trained: Whether it was trained in that folder.
+        distribution: Input distribution of the examples; the task's first if None.
+        seed: Seed of the examples.
+        asked_length: The problem length that studies draw, where one was asked for.
+    """
+
+    model: Any
+    task: Task
+    folder: Path
+    owner: Owner
+    cutoff: int
+    trained: bool = False
+    distribution: str | None = None
+    seed: int = 0
+    asked_length: int | None = None
+
+    @property
+    def name(self) -> str:
+        """That of its folder."""
+        return self.folder.resolve().name
+
+    @property
+    def results(self) -> Path:
+        """Where its results are saved."""
+        return self.folder / RESULTS
+
+    def save(self, result: Result, name: str) -> Path:
+        """Save a result among the run's; its provenance says that it is the run's."""
+        provenance = replace(result.provenance, run=self.owner.config)
+        return replace(result, provenance=provenance).save(self.results, name)
+
+    def own_file(self, name: str) -> Path:
+        """The file of a result among the run's.
+
+        Raises:
+            CheckpointError: If it is missing or damaged, or of other weights than the model's.
+        """
+        path = self.results / f"{name}{SUFFIX}"
+        if why := self.owner.disowns(load_result(path).provenance):
+            raise CheckpointError(
+                f"result {name!r}",
+                expected="one of the model as it is now",
+                given=f"one that {spell_mismatch(why)}",
+                fix=f"Run the study {name!r} again.",
+            )
+        return path
+
+    def with_room(self, n: int) -> int:
+        """The greatest length up to n that its task can draw and its position table has room for.
+
+        Where there is none, the shortest that its task can draw.
+        """
+        return self._greatest(n, lambda k: True)
+
+    def length(self, n: int) -> int:
+        """The greatest problem length up to n that it has room for, and that stays quick.
+
+        Where one length was asked for (:attr:`asked_length`), that one.
+        """
+        if self.asked_length is not None:
+            return self.asked_length
+        return self._greatest(n, lambda k: self.n_loops(k) <= MOST_LOOPS)
+
+    def affordable(self, n: int) -> int:
+        """The greatest length up to n that it has room for, within :data:`MOST_WORK`.
+
+        The work of an example is its loops times the pairs of positions that attention compares:
+        without a window, the positions squared.
+        """
+        return self._greatest(n, lambda k: self._work(k) <= MOST_WORK)
+
+    def _work(self, n: int) -> int:
+        positions, seen = self.task.n_positions(n), reach(self.model)
+        width = positions if seen is None else min(seen + 1, positions)
+        return max(self.n_loops(n), 1) * positions * width
+
+    def _greatest(self, n: int, fits: Callable[[int], bool]) -> int:
+        """The greatest length up to n with room that fits, or else the shortest of the task."""
+        room = declared(self.model, "n_ctx")
+        k = longest_length(self.task, n)
+        while not fits(k) or (room is not None and self.task.n_positions(k) > room):
+            shorter = longest_length(self.task, k - 1) if k > 1 else k
+            if shorter >= k:
+                break
+            k = shorter
+        return k
+
+    def at_length(self, n: int) -> Session:
+        """The same model, of which all studies that draw examples ask this one length.
+
+        Raises:
+            InputError: If its task has no such length, or it has no room for it.
+        """
+        check_integer("length", n, least=1, far=MOST_TOKENS)
+        check_size(self.task, n, 1, "length")
+        longest, room = longest_length(self.task, n), declared(self.model, "n_ctx")
+        positions = self.task.n_positions(n)
+        if longest != n or (room is not None and positions > room):
+            has = f"length {longest}" if longest != n else f"{room} positions"
+            raise InputError(
+                "length",
+                expected=f"one that the task and the model have, which go to {has} here",
+                given=f"{n}, which takes {positions} positions",
+                fix="Choose another length.",
+            )
+        return replace(self, asked_length=n)
+
+    def n_loops(self, n: int) -> int:
+        """Loops after which it answers problems of length n: T(n), or what its rule makes of it."""
+        rule, asked = rule_of(self.model), self.task.n_loops(n)
+        return asked if rule is None else int(rule.loops_for(torch.tensor(asked)))
+
+    def sample(self, n: int, batch_size: int, *, distribution: str | None = None) -> Batch:
+        """Examples of one length; of the run's own distribution if None is given.
+
+        They ask for T(n); each study asks them of the model after the loops that it makes.
+        """
+        batch = self.task.sample(
+            n,
+            batch_size=batch_size,
+            generator=torch.Generator().manual_seed(self.seed),
+            distribution=distribution or self.distribution,
+        )
+        return replace(batch, task=self.task).to(device_of(self.model))
+
+    def programs(self) -> list[str]:
+        """The stock programs that solve its task, with its settings, from its tokens."""
+
+        def fits(name: str) -> bool:
+            program = get_program(name)
+            if program.task != self.task.name or len(program.inputs) != self.task.d_vocab:
+                return False
+            solved = get_task(program.task, **program.task_settings)
+            return dict(solved.config()) == dict(self.task.config())
+
+        return [name for name in list_programs() if fits(name)]
+
+
+def open_run(folder: str | Path, *, seed: int = 0, device: str = "auto") -> Session:
+    """A run's model and task, on a device, ready for studies.
+
+    Raises:
+        CheckpointError: If the folder holds no run, or its files are damaged.
+        InputError: If the device is not there, or the seed is out of range.
+    """
+    check_seed(seed)
+    run = Run.load(folder)
+    model = _ready(run, device)
+    # Of the weights that were read, not of the file, which a training may replace at any time.
+    weights = digest_tensors(own_weights(model))
+    return Session(
+        model=model,
+        task=model.task,
+        folder=run.folder,
+        owner=Owner(config=config_hash(read_json(run.folder / CONFIG)), weights=weights),
+        cutoff=run.cutoff,
+        trained=run.is_trained,
+        distribution=run.config.distribution,
+        seed=seed,
+    )
+
+
+def load(folder: str | Path, *, device: str = "cpu") -> LoopedTransformer:
+    """The model of a run, ready to be run, with its task at hand as ``model.task``.
+
+    :meth:`loopinterp.training.Run.load` gives the run itself: configuration, metrics, folder.
+
+    Args:
+        folder: What ``loopinterp train``, ``compile`` or ``demo`` wrote.
+        device: ``cpu``, ``cuda``, or ``auto``.
+
+    Raises:
+        CheckpointError: If the folder holds no run, or its files are damaged.
+        InputError: If the device is not there.
+    """
+    return _ready(Run.load(folder), device)
+
+
+def _ready(run: Run, device: str) -> LoopedTransformer:
+    """The model of a run, on a device, with its task."""
+    model = run.model(resolve_device(device)).eval()
+    model.task = run.task()
+    return model
+
+
+def keep_in_memory(
+    model: LoopedModel | Any,
+    task: Task,
+    folder: str | Path,
+    *,
+    max_n: int,
+    origin: str,
+    distribution: str | None = None,
+    seed: int = 0,
+) -> Session:
+    """A model that stays in memory, with a folder for its results and its report.
+
+    The folder's ``config.json`` says what the model is; weights are not written, as a module of
+    somebody else's cannot be read back from its weights alone.
+
+    Raises:
+        InputError: If the model or the task is none, the two do not speak the same tokens, or the
+            folder holds another run, or that of a model without weights, which may be another.
+    """
+    need_model(model)
+    need_task(task)
+    need_model_of(task, model)
+    folder, files = Path(folder), task_files(task)
+    paths = {name: str(path) for name, path in files.items()}
+    digests = {name: digest_file(path) for name, path in files.items()}
+    described = {
+        "task": task.name,
+        "task_settings": dict(task.config()) | paths,
+        **({"data_sha256": digests} if digests else {}),
+        "model": describe_model(model),
+        IN_MEMORY: type(model).__name__,
+        "max_n": check_integer("max_n", max_n, least=1),
+        "origin": origin,
+        "distribution": distribution,
+    }
+    if (folder / CONFIG).is_file():
+        _need_same(folder, json.loads(json.dumps(described, default=json_default)))
+    else:
+        write_json(folder / CONFIG, described)
+    return Session(
+        model=model,
+        task=task,
+        folder=folder,
+        owner=Owner.of_run(folder),
+        cutoff=max_n,
+        distribution=distribution,
+        seed=seed,
+    )
+
+
+def _need_same(folder: Path, described: dict[str, Any]) -> None:
+    """Raise unless a folder holds the results of this very model, as far as can be known."""
+    kept = read_json_object(folder / CONFIG)
+    given = ", ".join(name for name in described if kept.get(name) != described[name])
+    weights = "weights_sha256"
+    model, before = described["model"], kept.get("model")
+    has_weights = isinstance(model, dict) and weights in model and _says_all(model)
+    if has_weights and isinstance(before, dict) and before | {weights: model[weights]} == model:
+        given = given.replace("model", "weights")
+    if given or not has_weights:
+        raise InputError(
+            f"output folder {folder}",
+            expected="a folder without a run, or the one of the same model before",
+            given=f"one of a run that differs in: {given}"
+            if given
+            else "one of a model without weights, of which it is not known whether it is this one",
+            fix="Choose another folder."
+            if has_weights
+            else "Choose another folder, or make the model a torch.nn.Module.",
+        )
+
+
+def _says_all(model: dict[str, Any] | str) -> bool:
+    """Whether what is said of a model, and of those inside it, is more than a class."""
+    return isinstance(model, dict) and all(map(_says_all, model.get("inside", {}).values()))

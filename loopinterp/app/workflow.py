@@ -1,0 +1,465 @@
+"""What the commands do with a run: evaluate, analyse, report; and the demo, which does everything.
+
+The studies themselves know neither training nor each other; this module wires them together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from loopinterp import models, pages, training, zoo
+from loopinterp.app.catalogue import STUDIES, spell_skip
+from loopinterp.app.runs import DEMO_RECIPE, configure, train_run
+from loopinterp.app.session import Session, keep_in_memory, open_run
+from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.progress import Stages
+from loopinterp.core.results import SUFFIX
+from loopinterp.core.run_files import record_how_it_was_made
+
+if TYPE_CHECKING:
+    from loopinterp.app.catalogue import Skip, Study
+    from loopinterp.core.results import Finding, Result
+    from loopinterp.models import LoopedModel
+    from loopinterp.tasks import Task
+    from loopinterp.training.evaluation import EvaluationResult
+
+
+DEMO_SAMPLES = 200
+"""Examples for each length: enough to tell .99 from .95, in a minute at 144 positions."""
+
+FINITE_MODEL = "addition-finite"
+"""The zoo's model that the demo puts beside its own, and what is asked of it."""
+
+FINITE_STUDIES = ("explorer", "convergence", "decompilation")
+
+FINITE_TIMES = (1, 2, 4)
+"""Its answers are looked at at so many times its cutoff, and its program at twice that."""
+
+STOPPING: Mapping[str, models.StoppingRule] = MappingProxyType(
+    {
+        "max-confidence": models.MaxConfidence(),
+        "max-confidence-batch": models.MaxConfidence(per="batch"),
+        "residual": models.ResidualBelow(0.03),
+        "readout-kl": models.ReadoutKL(5e-4),
+        "acceleration": models.AccelerationBelow(0.03),
+        "answer-held": models.AnswerHeld(3),
+    }
+)
+"""Rules that read the answer without being told T(n), by the names that a command has for them."""
+
+CALIBRATED = "calibrated"
+"""The rule that is learned from right answers of training lengths."""
+
+_CALIBRATION_LENGTHS = 6
+
+UNFINISHED_GRID = "grid.unfinished.safetensors"
+"""In a run's folder: the cells of a grid that was stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What :func:`analyze_run` found.
+
+    Attributes:
+        results: The result of each study.
+        files: Where each was saved.
+        skipped: Studies that do not apply to this model, each with the reason.
+        left_out: Studies that ask nothing of its task, likewise.
+    """
+
+    results: dict[str, Result]
+    files: dict[str, Path]
+    skipped: dict[str, Skip]
+    left_out: dict[str, Skip]
+
+
+def evaluate_run(
+    run: str | Path | Session,
+    *,
+    lengths: Sequence[int] | None = None,
+    distributions: Sequence[str] | None = None,
+    loops: Sequence[int] = (),
+    stop: Sequence[str] = (),
+    samples: int = 300,
+    seed: int = 0,
+    device: str = "auto",
+    progress: bool = True,
+) -> EvaluationResult:
+    """Exact match by length, saved in ``RUN/results``.
+
+    Args:
+        run: The folder of the run, or a model that is open; its seed and device are then its own.
+        lengths: Problem lengths; 1, 2, 4, 8 and 12 times the training cutoff if None, as far as
+            the task has them, the model has room for them, and an example takes no more than
+            :data:`~loopinterp.app.session.MOST_WORK`.
+        distributions: Input distributions; all of the task if None.
+        loops: Numbers of loops to read the answer after, whatever the length.
+        stop: Stopping rules to compare with reading the answer at T(n): each one of
+            :data:`STOPPING`, with its number if wanted (``residual=0.01``), or
+            :data:`CALIBRATED`.
+        samples: Examples for each length and distribution.
+        seed: Seed of the examples.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        progress: Whether to say what is being done.
+    """
+    from loopinterp.tasks.sampling import pick_distribution
+
+    model = run if isinstance(run, Session) else open_run(run, seed=seed, device=device)
+    for distribution in distributions or ():
+        pick_distribution(model.task, distribution)  # refused before a stage is said to begin
+    rules = stopping_rules([name for name in stop if name != CALIBRATED])
+    stages = Stages(model.folder, show=progress)
+    with stages.stage("generalisation", "is it right beyond its training lengths?"):
+        if CALIBRATED in stop:
+            rules[CALIBRATED] = calibrate_stopping(model)
+        result = training.evaluate(
+            model.model,
+            model.task,
+            _lengths(model) if lengths is None else lengths,
+            distributions=distributions,
+            loops=loops,
+            stopping=rules,
+            n_samples=samples,
+            trained_up_to=model.cutoff if model.trained else None,
+            seed=model.seed,
+        )
+        model.save(result, "generalisation")
+    return result
+
+
+def grid_run(
+    folder: str | Path,
+    *,
+    to: int,
+    loops: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    samples: int = 100,
+    seed: int = 0,
+    device: str = "auto",
+    progress: bool = True,
+) -> training.OperandGrid:
+    """Exact match by both operand lengths, saved in ``RUN/results``; one that was stopped goes on.
+
+    Args:
+        folder: The run.
+        to: Greatest length of each operand.
+        loops: Numbers of loops.
+        samples: Examples for each pair of lengths.
+        seed: Seed of the examples.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        progress: Whether to say what is being done.
+    """
+    model = open_run(folder, seed=seed, device=device)
+    unfinished = model.folder / UNFINISHED_GRID
+    with Stages(model.folder, show=progress).stage("grid", "is it right at all pairs of lengths?"):
+        result = training.operand_grid(
+            model.model,
+            model.task,
+            to,
+            loops=loops,
+            n_samples=samples,
+            trained_up_to=model.cutoff if model.trained else None,
+            unfinished=unfinished,
+            seed=model.seed,
+        )
+        model.save(result, "grid")
+        unfinished.unlink(missing_ok=True)
+    return result
+
+
+def _lengths(model: Session) -> list[int]:
+    """Lengths far beyond training; where there is no room for those, parts of what there is."""
+    beyond = sorted({model.affordable(model.cutoff * k) for k in (1, 2, 4, 8, 12)})
+    if len(beyond) > 1:
+        return beyond
+    return sorted({model.affordable(max(beyond[0] // k, 1)) for k in (1, 2, 4)})
+
+
+def calibrate_stopping(model: Session) -> models.LengthLine:
+    """The line of loops against length, learned on the upper half of the training lengths."""
+    lengths = _calibration_lengths(model)
+    return training.calibrate_stopping(model.model, model.task, lengths, seed=model.seed)
+
+
+def _calibration_lengths(model: Session) -> list[int]:
+    last = model.affordable(model.cutoff)
+    steps = min(_CALIBRATION_LENGTHS, last - last // 2 + 1) - 1
+    return sorted(
+        {
+            model.affordable(max(last // 2 + k * (last - last // 2) // max(steps, 1), 1))
+            for k in range(steps + 1)
+        }
+    )
+
+
+def stopping_rules(wanted: Sequence[str]) -> dict[str, models.StoppingRule]:
+    """Stopping rules as a command line names them, by the names that results show.
+
+    Example:
+        >>> stopping_rules(["residual=0.01"])
+        {'residual < 0.01': ResidualBelow(tolerance=0.01)}
+
+    Raises:
+        InputError: If a rule is unknown, or its number is out of range.
+    """
+    rules: dict[str, models.StoppingRule] = {}
+    for text in wanted:
+        name, _, given = text.partition("=")
+        rule = STOPPING[check_choice("stopping rule", name, [*STOPPING])]
+        try:
+            rule = _with_number(rule, given) if given else rule
+        except InputError:  # by the rule itself, of a number that is none of its
+            raise
+        except (TypeError, ValueError):
+            raise InputError(
+                "stopping rule",
+                expected=f"{', '.join(map(_spelled, STOPPING))} or {CALIBRATED}",
+                given=repr(text),
+                fix="Write residual=0.03, for instance.",
+            ) from None
+        rules[_label(name, rule)] = rule
+    return rules
+
+
+def _with_number(rule: Any, given: str) -> models.StoppingRule:
+    if isinstance(rule, models.AnswerHeld):
+        return dataclasses.replace(rule, hold=int(given))
+    return dataclasses.replace(rule, tolerance=float(given))
+
+
+def _spelled(name: str) -> str:
+    rule = STOPPING[name]
+    number = "LOOPS" if isinstance(rule, models.AnswerHeld) else "TOLERANCE"
+    return f"{name}={number}" if rule.tolerance is not None else name
+
+
+def _label(name: str, rule: models.StoppingRule) -> str:
+    if isinstance(rule, models.AnswerHeld):
+        return f"answer held {rule.hold} loops"
+    label = name.replace("-", " ").replace("kl", "KL").replace(" batch", " per batch")
+    return f"{label} < {rule.tolerance:g}" if rule.tolerance else label
+
+
+def analyze_run(
+    run: str | Path | Session,
+    *,
+    studies: Sequence[str] | None = None,
+    length: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    progress: bool = True,
+) -> Analysis:
+    """Run studies on a run's model; each result is saved in ``RUN/results`` as it is done.
+
+    Args:
+        run: The folder of the run, or a model that is open; its seed and device are then its own.
+        studies: Names of studies, in any order; all that ask something of the task if None, those
+            that can say nothing of this model left out with the reason.
+        length: Problem length of the examples; each study's own if None, which the training
+            cutoff, the task and the model's room decide.
+        seed: Seed of the examples.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        progress: Whether to say what is being done.
+
+    Raises:
+        InputError: If a study that was asked for is unknown, can say nothing of this model, or
+            needs another one's result.
+    """
+    _check_names(studies)
+    model = run if isinstance(run, Session) else open_run(run, seed=seed, device=device)
+    model = model if length is None else model.at_length(length)
+    stages = Stages(model.folder, show=progress, owner=model.owner)
+    done = Analysis(results={}, files={}, skipped={}, left_out={})
+    chosen = [s for s in STUDIES if (s.name in studies if studies else s.serves(model))]
+    checked = _check_studies(chosen, model) if studies else []
+    if not studies:
+        others = [s for s in STUDIES if not s.serves(model)]
+        done.left_out.update({s.name: skip for s in others if (skip := s.skipped(model))})
+    for study in chosen:
+        if study not in checked and (skip := study.skipped(model)):
+            if studies:
+                raise _not_applicable(study, skip)
+            stages.skip(study.name, spell_skip(skip))
+            done.skipped[study.name] = skip
+            continue
+        with stages.stage(study.name, study.about):
+            result = study.run(model)
+            done.files[study.name] = model.save(result, study.name)
+            done.results[study.name] = result
+    return done
+
+
+def _check_names(studies: Sequence[str] | None) -> None:
+    """Refuse names that are no study's."""
+    for name in studies or ():
+        check_choice("study", name, [study.name for study in STUDIES])
+
+
+def _check_studies(chosen: Sequence[Study], model: Session) -> list[Study]:
+    """Refuse studies that cannot be run before the first one begins.
+
+    Returns:
+        Those that can whatever the others find: what is asked of them need not be asked again.
+    """
+    names = {study.name for study in chosen}
+    for study in chosen:
+        if skip := study.skipped(model):
+            raise _not_applicable(study, skip)
+        needed = study.needs
+        if needed is None or needed in names:
+            continue
+        if (model.results / f"{needed}{SUFFIX}").is_file():
+            model.own_file(needed)  # refused if it is of other weights
+        else:
+            raise InputError(
+                f"study {study.name!r}",
+                expected=f"a run with the result of the study {needed!r}",
+                given="one without it",
+                fix=f"Add --study {needed}.",
+            )
+    return [study for study in chosen if study.needs not in names]
+
+
+def _not_applicable(study: Study, skip: Skip) -> InputError:
+    return InputError(
+        f"study {study.name!r}",
+        expected="a run of which it can say something",
+        given=f"one of which it cannot, because {spell_skip(skip)}",
+        fix="Leave the study out.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoPages:
+    """What :func:`demo` writes.
+
+    Attributes:
+        report: Of the model that it trains.
+        finite: Of the zoo's finite-state model.
+        comparison: Both side by side.
+    """
+
+    report: Path
+    finite: Path
+    comparison: Path
+
+
+def demo(
+    out: str | Path,
+    *,
+    seed: int | None = None,
+    settings: Sequence[str] = (),
+    threads: int | None = None,
+    progress: bool = True,
+) -> DemoPages:
+    """Train the demo's model and study it, beside one that is a program; write the reports.
+
+    Args:
+        out: Folder of the run; one that was stopped is gone on with.
+        seed: Seed of weights, data and studies; the recipe's if None.
+        settings: Changes to the demo's recipe, ``key=value`` each.
+        threads: CPU threads; the recipe's if None.
+        progress: Whether to say what is being done.
+
+    Returns:
+        The pages.
+    """
+    from loopinterp.training.device import cpu_threads
+
+    flags = {"seed": seed, "threads": threads}
+    config = configure(recipe=DEMO_RECIPE, settings=settings, flags=flags)
+    stages = Stages(show=progress)
+    comparison, beside = Path(out) / "comparison.html", Path(out) / "finite-state"
+    for page in (Path(out) / "report.html", beside / "report.html", comparison):
+        pages.need_page(page)  # refused before minutes are spent
+    finite = zoo.load_pretrained(FINITE_MODEL, beside).folder
+    with stages.stage("train", f"{config.steps} steps on {config.task}"):
+        run = train_run(config, out, progress=progress)
+    with cpu_threads(config.threads):
+        evaluate_run(run.folder, samples=DEMO_SAMPLES, seed=config.seed, progress=progress)
+        analyze_run(run.folder, seed=config.seed, progress=progress)
+        _study_finite(finite, seed=config.seed, progress=progress)
+    given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
+    given += [f" --set {shlex.quote(setting)}" for setting in settings]
+    command = f"loopinterp demo --out {shlex.quote(str(out))}{''.join(given)}"
+    record_how_it_was_made(run.folder, command=command)
+    with stages.stage("report", "one HTML file each"):
+        return DemoPages(
+            report=pages.write_report(run.folder),
+            finite=pages.write_report(finite),
+            comparison=pages.write_comparison([finite, run.folder], comparison),
+        )
+
+
+def _study_finite(folder: Path, **options: Any) -> None:
+    """What the demo asks of the finite-state model, in a minute."""
+    cutoff = training.Run.load(folder).cutoff
+    lengths = [k * cutoff for k in FINITE_TIMES]
+    evaluate_run(folder, lengths=lengths, samples=DEMO_SAMPLES, **options)
+    analyze_run(folder, studies=FINITE_STUDIES, **options)
+    analyze_run(folder, studies=["programs"], length=2 * cutoff, **options)
+
+
+def in_reading_order(results: Iterable[Result]) -> list[Finding]:
+    """What results say in plain words: verdicts first, then in the order of the report."""
+    from loopinterp.pages.sections import SECTIONS
+
+    order = {kind: place for place, kind in enumerate(["verdict", *(s.key for s in SECTIONS)])}
+    found = [finding for result in results for finding in result.findings()]
+    return sorted(found, key=lambda finding: order.get(finding.kind, len(order)))
+
+
+def analyze_model(
+    model: LoopedModel | Any,
+    task: Task,
+    out: str | Path,
+    *,
+    max_n: int,
+    origin: str | None = None,
+    distribution: str | None = None,
+    studies: Sequence[str] | None = None,
+    samples: int = 300,
+    seed: int = 0,
+    progress: bool = True,
+) -> Analysis:
+    """Evaluate and study a model in memory, any :class:`~loopinterp.LoopedModel`.
+
+    Results are saved in ``OUT/results``, and :func:`loopinterp.pages.write_report` reads them
+    there; the weights stay where they are. A ``LoopedTransformer`` is better put into a run with
+    :meth:`loopinterp.training.Run.from_model`, which keeps them.
+
+    Args:
+        model: The model, in evaluation mode. An attribute ``n_ctx`` says how many positions it
+            has room for, an attribute ``reach`` how far a loop sees to the left.
+        task: What it is asked. A model with a vocabulary of its own is mapped to the task's by
+            :class:`~loopinterp.models.WithVocabulary`.
+        out: A folder without a run, or the one of the same model before.
+        max_n: Greatest problem length that it was trained on, or made for.
+        origin: Where it comes from, in words that go on after "The model was".
+        distribution: Input distribution that is drawn from; the task's first if None.
+        studies: As in :func:`~loopinterp.app.workflow.analyze_run`.
+        samples: Examples for each length and distribution of the evaluation.
+        seed: Seed of the examples.
+        progress: Whether to say what is being done.
+
+    Raises:
+        InputError: As :func:`analyze_run`, or if the folder holds another run.
+    """
+    _check_names(studies)
+    studied = keep_in_memory(
+        model,
+        task,
+        out,
+        max_n=max_n,
+        origin=origin or f"given in memory, as a {type(model).__name__}",
+        distribution=distribution,
+        seed=seed,
+    )
+    analysis = analyze_run(studied, studies=studies, progress=progress)
+    evaluate_run(studied, samples=samples, progress=progress)
+    return analysis

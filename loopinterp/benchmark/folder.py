@@ -1,0 +1,286 @@
+"""The benchmark as a folder: safetensors and JSON, with cards, each file known by its digest.
+
+``benchmark.json`` lists every file with its SHA-256. A model's folder has the files of
+:meth:`Compiled.save` (``config.json``, ``model.safetensors``, ``circuit.json``,
+``circuit.safetensors``), ``pairs.safetensors`` with the inputs that edges are scored on, and
+``card.json``. The card has the program's code: where the registered program differs, the model is
+not loaded, as its circuit would be another program's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.benchmark.circuit_training import TRAINED
+from loopinterp.benchmark.known_models import VERSION, BenchmarkModel, benchmark_models
+from loopinterp.compiler.compiled import Compiled
+from loopinterp.core.errors import CheckpointError, InputError, unknown_name
+from loopinterp.core.progress import track
+from loopinterp.core.storage import (
+    read_bytes,
+    read_json_object,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
+from loopinterp.core.text import ShortRepr
+from loopinterp.edges.known_edges import program_edges, wiping_edges
+from loopinterp.models import iterate
+from loopinterp.programs.language import UNKNOWN
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from loopinterp.edges.unrolled_graph import TiedEdge
+    from loopinterp.models import LoopedTransformer
+    from loopinterp.tasks.task import Task
+
+LIST, CARD, PAIRS = "benchmark.json", "card.json", "pairs.safetensors"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Exercise(ShortRepr):
+    """The input of a tool: a model, its task and inputs, and nothing about its circuit.
+
+    Attributes:
+        model: The model.
+        task: Its task, which draws further inputs.
+        n: The longest problem of its inputs.
+        n_loops: Loops of a full run.
+        base: Inputs ``[pair, pos]``, of all lengths up to n.
+        source: The others of each pair.
+    """
+
+    model: LoopedTransformer
+    task: Task
+    n: int
+    n_loops: int
+    base: Tensor
+    source: Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KnownCircuit(ShortRepr):
+    """A model of a benchmark's folder, read back.
+
+    Attributes:
+        about: Its entry in the list.
+        compiled: The model with its circuit and program.
+        base: Inputs ``[pair, pos]`` that edges are scored on.
+        source: The others of each pair.
+        card: The contents of ``card.json``.
+    """
+
+    about: BenchmarkModel
+    compiled: Compiled
+    base: Tensor
+    source: Tensor
+    card: Mapping[str, Any]
+
+    def true_edges(self) -> set[TiedEdge]:
+        """The edges of the circuit.
+
+        Raises:
+            InputError: The model was trained: only its variables are known.
+        """
+        if self.about.disguise == TRAINED:
+            raise InputError(
+                "known",
+                expected="a compiled model, whose edges are known",
+                given=f"{self.about.name}, of which variables and program are known alone",
+                fix="Score variables or the program of it.",
+            )
+        return program_edges(self.compiled)
+
+    @property
+    def exercise(self) -> Exercise:
+        """The input of a tool."""
+        about = self.about
+        model = self.compiled.model
+        return Exercise(model, about.task, about.n, about.n_loops, self.base, self.source)
+
+
+class Benchmark(ShortRepr):
+    """A folder that :func:`make_benchmark` wrote.
+
+    Args:
+        folder: The folder.
+        digest: Expected :attr:`digest`, if it is known from elsewhere.
+
+    Attributes:
+        folder: The folder.
+        files: Model -> file -> SHA-256.
+
+    Raises:
+        CheckpointError: no such folder, one of another version, or with another digest.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     benchmark = make_benchmark(folder, ["prefix_xor.bare"])
+        ...     list(benchmark), benchmark["prefix_xor.bare"].compiled
+        (['prefix_xor.bare'], <Compiled prefix_xor: d_model 15, layers 0 + 1 + 0>)
+    """
+
+    def __init__(self, folder: str | Path, *, digest: str | None = None) -> None:
+        self.folder = Path(folder)
+        path = self.folder / LIST
+        saved = read_json_object(path)
+        version, listed = saved.get("version"), saved.get("models")
+        if version != VERSION or not isinstance(listed, dict):
+            raise CheckpointError(
+                f"benchmark {path}",
+                expected=f"version {VERSION}, with a list of models",
+                given=f"version {version!r}",
+                fix="Make it again with `loopinterp benchmark`.",
+            )
+        if not all(_is_entry(name, files) for name, files in listed.items()):
+            raise CheckpointError(
+                f"benchmark {path}",
+                expected="for each model the files of its folder, each with its SHA-256",
+                given="an entry of another make",
+                fix="Make it again with `loopinterp benchmark`.",
+            )
+        self.files: dict[str, dict[str, str]] = listed
+        if digest not in (None, self.digest):
+            raise _changed(path, str(digest), self.digest)
+
+    def __repr__(self) -> str:
+        return f"<Benchmark: version {VERSION}, {len(self)} models, {self.digest[:12]}>"
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the list of all files and their digests."""
+        listed = json.dumps([VERSION, self.files], sort_keys=True)
+        return hashlib.sha256(listed.encode()).hexdigest()
+
+    def __getitem__(self, name: str) -> KnownCircuit:
+        """A model, after a check of every file's digest.
+
+        Raises:
+            InputError: There is no such model.
+            CheckpointError: A file is missing or was changed, or the program has changed since.
+        """
+        if name not in self.files:
+            raise unknown_name("model of the benchmark", name, self.files)
+        folder = self.folder / name
+        for file, expected in self.files[name].items():
+            digest = hashlib.sha256(read_bytes(folder / file)).hexdigest()
+            if digest != expected:
+                raise _changed(folder / file, expected, digest)
+        (about,), card = benchmark_models([name]), read_json_object(folder / CARD)
+        if card.get("code") != str(about.program):
+            raise CheckpointError(
+                f"program of {folder}",
+                expected=f"the one that was compiled, {about.program_name} as {CARD} has it",
+                given="another one of that name, in this version of loopinterp",
+                fix="Make the benchmark again, or use the version that it was made with.",
+            )
+        pairs = read_tensors(folder / PAIRS)
+        compiled = Compiled.load(folder, program=about.program)
+        return KnownCircuit(about, compiled, pairs["base"], pairs["source"], card)
+
+
+def _is_entry(name: str, files: object) -> bool:
+    """Whether an entry of the list is valid: plain file names, and digests."""
+    if not isinstance(files, dict):
+        return False
+    names = [name, *files]
+    # A name may not lead out of the folder.
+    plain = all(part not in ("", ".", "..") and not re.search(r"[/\\\0]", part) for part in names)
+    digests = (isinstance(x, str) and re.fullmatch("[0-9a-f]{64}", x) for x in files.values())
+    return plain and {CARD, PAIRS} <= files.keys() and all(digests)
+
+
+def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Benchmark:
+    """Make the models of the benchmark, and write them to a folder.
+
+    Models that are there already are made again; others stay. The same machine gives the same
+    digests.
+
+    Args:
+        folder: A new folder, or one with a benchmark.
+        names: As :func:`benchmark_models` takes them.
+
+    Raises:
+        InputError: An unknown name, or a folder that holds something else.
+    """
+    folder = Path(folder)
+    entries = {model.name for model in benchmark_models()} | {LIST}
+    if folder.exists() and not (
+        folder.is_dir() and all(path.name in entries for path in folder.iterdir())
+    ):
+        raise InputError(
+            "folder",
+            expected="a new folder, or one with a benchmark",
+            given=f"{folder}, which holds something else",
+            fix="Choose another name.",
+        )
+    files = Benchmark(folder).files if (folder / LIST).exists() else {}
+    for model in track(benchmark_models(names), "models"):
+        _write(model, folder / model.name)
+        files[model.name] = {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted((folder / model.name).iterdir())
+        }
+    # Written last, so that an incomplete folder is not a benchmark.
+    write_json(folder / LIST, {"version": VERSION, "models": files})
+    return Benchmark(folder)
+
+
+def _write(model: BenchmarkModel, folder: Path) -> None:
+    compiled = model.compiled
+    compiled.save(folder)
+    base, source = model.pairs()
+    write_tensors(folder / PAIRS, {"base": base.contiguous(), "source": source.contiguous()})
+    program, config = model.program, compiled.model.config
+    card = {
+        "name": model.name,
+        "program": model.program_name,
+        "code": str(program),
+        "task": program.task,
+        "task_settings": dict(program.task_settings),
+        "disguise": model.disguise,
+        "n": model.n,
+        "n_loops": model.n_loops,
+        "variables": {v: list(f.values) for v, f in compiled.circuit.variables.items()},
+        "heads": {h.id: h.selector for h in compiled.circuit.heads},
+        "edges": sorted(map(list, program_edges(compiled))),
+        "edges_of_wiping": sorted(map(list, wiping_edges(compiled))),
+        "agreement": agreement(compiled, base, model.n_loops),
+        "d_model": config.d_model,
+        "layers": [config.n_prelude, config.n_layers, config.n_coda],
+        "weights": sum(p.numel() for p in compiled.model.parameters()),
+    }
+    write_json(folder / CARD, card)
+
+
+def agreement(compiled: Compiled, inputs: Tensor, n_loops: int) -> float:
+    """Share of the program's answers, at all loops, that the model gives."""
+    model, outputs = compiled.model, compiled.program.trace(inputs, n_loops).outputs
+    read = [model.readout(h).argmax(-1) for _, h in iterate(model, inputs, n_loops)]
+    right = torch.stack(read[-len(outputs) :]) == outputs
+    return float(right[outputs != UNKNOWN].double().mean())
+
+
+def _changed(path: Path, expected: str, digest: str) -> CheckpointError:
+    return CheckpointError(
+        str(path),
+        expected=f"the file that was made, sha256 {expected[:12]}…",
+        given=f"sha256 {digest[:12]}…",
+        fix="The file was changed since: make the benchmark again.",
+    )

@@ -1,0 +1,318 @@
+"""Interchanges, patching, heads and ablation, scored on models whose circuit is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from loopinterp.benchmark.known_models import KnownModel, Score
+from loopinterp.comparison.heads import head_name, head_study
+from loopinterp.comparison.program_runs import Prediction
+from loopinterp.comparison.variable_directions import labelled_states
+from loopinterp.comparison.variable_interchange import (
+    ANOTHER_LOOP,
+    ANOTHER_VARIABLE,
+    NOTHING,
+    RANDOM,
+    SAME_VALUE,
+    VariableInterchange,
+    interchange_study,
+)
+from loopinterp.interventions.ablation import IDLE, KINDS, NEEDED, ablation_study
+from loopinterp.interventions.pairs import InterchangePairs
+from loopinterp.interventions.patching import patching_sweep
+from loopinterp.programs.expressions import Aggregate, SelWidth, ShiftRight, Tokens
+from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.nodes import postorder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.comparison.heads import HeadMatch
+    from loopinterp.compiler.circuit import HeadNode, NeuronGroup
+    from loopinterp.compiler.compiled import Compiled
+    from loopinterp.interventions.patching import PatchingSweep
+    from loopinterp.programs.expressions import Seq
+    from loopinterp.programs.program import LoopProgram
+    from loopinterp.tasks.task import Batch
+
+
+_HEAD_EXAMPLES, _ABLATION_EXAMPLES, _PATCHED_PAIRS = 48, 128, 24
+
+
+def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
+    """The worst cell of the right interchange; whole runs after wrong ones, and of probes."""
+    circuit, program = known.compiled.circuit, known.compiled.program
+    subspaces = {v: circuit.subspace(v) for v in circuit.variables}
+    result = interchange_variables(known, subspaces, seed)
+    nothing = result.pooled(NOTHING)[0]
+    wrong = {
+        "wrong variable": result.pooled(ANOTHER_VARIABLE),
+        "wrong loop": result.pooled(ANOTHER_LOOP),
+        "random change": result.pooled(RANDOM),
+    }
+    scores = {key: Score(share, nothing) for key, (share, _, _, n) in wrong.items() if n}
+    most = max((score.value for score in scores.values()), default=0.0)
+    same, _, _, n_same = result.pooled(SAME_VALUE)
+    if n_same:
+        scores["same value"] = Score(same, wrong["random change"][0])
+    if result.pooled()[3]:
+        scores["interchange"] = Score(float(result.iia.min()), most)
+        # Probes see the loops of the run: most states after it have settled and are equal.
+        loops = torch.full_like(known.batch.n_loops, known.n_loops + 1)
+        batch = replace(known.batch, n_loops=loops)
+        probed = probed_subspaces(known.compiled.model, program, batch)
+        probed = {v: rows for v, rows in probed.items() if len(rows)}
+        by_probe = interchange_variables(known, probed, seed)
+        scores["interchange by probe"] = Score(by_probe.pooled()[0], by_probe.pooled(RANDOM)[0])
+    return scores
+
+
+def probed_subspaces(model: Any, program: LoopProgram, batch: Batch) -> dict[str, Tensor]:
+    """The subspace in which a probe finds each variable ``[rank, d_model]``."""
+    return {v: labelled_states(model, program, [v], batch).subspace() for v in program.variables}
+
+
+def interchange_variables(
+    known: KnownModel, subspaces: Mapping[str, Tensor], seed: int
+) -> VariableInterchange:
+    """The study of exchanges of subspaces of a known model."""
+    return interchange_study(
+        known.compiled.model,
+        known.batch,
+        known.compiled.program,
+        subspaces=subspaces,
+        n_loops=max(known.n_loops, 1),
+        pairs_per_loop=32,
+        seed=seed,
+    )
+
+
+@torch.no_grad()
+def score_patching(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
+    """States patched position by position, and heads patched one by one."""
+    del seed  # nothing is drawn
+    half = len(known.batch) // 2
+    rows = slice(0, min(half, _PATCHED_PAIRS))
+    base, source = (x[rows] for x in (known.batch.inputs[:half], known.batch.inputs[half:]))
+    scored = (known.batch.targets[:half] >= 0)[rows]
+    model, n_loops = known.compiled.model, max(known.n_loops, 1)
+    answers = [model(x, n_loops=n_loops).argmax(-1) for x in (base, source)]
+    if not bool((answers[0] != answers[1])[scored].any()):
+        return {}
+    sweep = partial(patching_sweep, model, base, source, n_loops=n_loops, scored=scored)
+    predicted = _predicted(known.compiled.program, base, source, scored, n_loops)
+    return {
+        "patched states": _score_states(sweep(component="state", positions="each"), predicted),
+        "patched heads": _score_heads(known, sweep(component="z")),
+    }
+
+
+def _predicted(
+    program: LoopProgram,
+    base: Int[Tensor, "batch pos"],
+    source: Int[Tensor, "batch pos"],
+    scored: Bool[Tensor, "batch pos"],
+    n_loops: int,
+) -> Float[Tensor, "loop pos"]:
+    """Share of answers that become the source's in the program; NaN where one is undecided.
+
+    All variables at one position are taken from the source after t loops. At the end the state is
+    read together with the source's injected input, so that the answer there is the source's.
+    """
+    (n, n_pos), both = base.shape, torch.cat([base, source])
+    # One pair for every (loop, position, example), in this order.
+    loop, place, row = torch.cartesian_prod(*map(torch.arange, (n_loops + 1, n_pos, n))).T
+    pairs = InterchangePairs(
+        inputs=both,
+        asked=scored.repeat(2, 1),
+        n_loops=n_loops,
+        base=row,
+        source=row + n,
+        positions=place[:, None],
+        loop=loop,
+        source_loop=loop,
+    )
+    of_base, of_source = program.run(both, n_loops=n_loops).outputs[-1].chunk(2)
+    after = Prediction(program, pairs).exchanged[torch.arange(len(pairs)), pairs.horizon]
+    after = after.view(n_loops + 1, n_pos, n, n_pos)  # [loop, place, example, pos]
+    after[-1] = torch.where(torch.eye(n_pos).bool()[:, None], of_source, after[-1])
+    differ = scored & (of_base != of_source)
+    counted = after[:, :, differ]
+    right = (counted == of_source[differ]).float().mean(-1)
+    return right.masked_fill((counted == UNKNOWN).any(-1), torch.nan)
+
+
+def _score_states(sweep: PatchingSweep, predicted: Float[Tensor, "loop pos"]) -> Score:
+    """Cells with the predicted share, against the prediction for the loop before."""
+    recovered = sweep.data["recovered"].isel(layer=0, head=0)
+    measured = torch.from_numpy(recovered.values).to(predicted)
+
+    def share(first: Tensor, second: Tensor) -> float:
+        defined = ~(first.isnan() | second.isnan())
+        return float(((first - second).abs() < 1e-6)[defined].float().mean())
+
+    return Score(share(measured, predicted), share(measured[1:], predicted[:-1]))
+
+
+def _score_heads(known: KnownModel, sweep: PatchingSweep) -> Score:
+    """Largest effect of a head outside the circuit, against that of one inside."""
+    config, circuit = known.compiled.model.config, known.compiled.circuit
+    inside = np.zeros((config.n_layers, config.n_heads), dtype=bool)
+    for head in circuit.heads:
+        if head.section == "block":
+            inside[head.layer, head.head] = True
+    effect = abs(sweep.data["effect"].isel(pos=0)).max("loop").values  # [layer, head]
+    outside = effect[~inside]
+    return Score(
+        float(outside.max()) if outside.size else 0.0,
+        float(effect[inside].max()) if inside.any() else float("nan"),
+    )
+
+
+def score_heads(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
+    """Whether each head of the circuit is matched with its selector, and no other head is."""
+    compiled = known.compiled
+    if not compiled.circuit.heads:
+        return {}
+    batch = known.batch[slice(0, _HEAD_EXAMPLES)]
+    if known.n_loops == 0:
+        batch = replace(batch, n_loops=batch.n_loops.clamp(min=1))
+    match = head_study(compiled.model, batch, [compiled.program], seed=seed)
+    n_layers = compiled.model.config.n_layers
+    selector_of = {
+        head_name(h.section, h.layer, h.head, n_layers=n_layers): h.selector
+        for h in compiled.circuit.heads
+    }
+    matched = {
+        head: {
+            s for names, heads in zip(match.names, match.computes) if head in heads for s in names
+        }
+        for head in match.heads
+    }
+    empty = _names(match, match.empty)
+    right = [
+        # Names of selectors that several parts of a program share carry the part's before them.
+        any(name == selector or name.endswith(f".{selector}") for name in matched[head])
+        for head, selector in selector_of.items()
+        if selector not in empty
+    ]
+    outside = [head for head in match.heads if head not in selector_of]
+    # An idle head attends to everything evenly.
+    not_even = _names(match, [s for s in match.selectors if s not in match.everything])
+    wrong = sum(bool(matched[head] & not_even) for head in outside)
+    scores = {"no other head": Score(float(wrong), float(len(outside)))}
+    if right:
+        even = float(match.data["overlap_even"].mean())
+        scores["heads found"] = Score(sum(right) / len(right), even)
+    return scores
+
+
+def _names(match: HeadMatch, selectors: list[str]) -> set[str]:
+    """All names of some selectors."""
+    return {
+        name for s, names in zip(match.selectors, match.names) if s in selectors for name in names
+    }
+
+
+def score_ablation(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
+    """For each kind of ablation, the share of parts that are judged right."""
+    if known.n_loops == 0 or not used_parts(known.compiled, informed=False):
+        return {}  # no loop, or a program whose answer needs no part of the block
+    judged = judged_by_ablation(
+        known.compiled, known.batch[slice(0, _ABLATION_EXAMPLES)], seed=seed
+    )
+    scores = {}
+    for kind, table in judged.groupby("ablation", sort=False):
+        # Control: calling every part needed.
+        scores[f"ablated: {kind}"] = Score(
+            float(table["right"].mean()), float(table["used"].mean())
+        )
+    return scores
+
+
+def judged_by_ablation(compiled: Compiled, batch: Batch, *, seed: int = 0) -> pd.DataFrame:
+    """Every part of a known circuit, judged by each kind of ablation.
+
+    Args:
+        compiled: The model with its circuit.
+        batch: Its inputs.
+        seed: Of the ablations.
+
+    Returns:
+        :meth:`~loopinterp.interventions.AblationStudy.judged`, with ``used`` (whether the kind of
+        ablation must show the part, by the circuit) and ``right`` (whether it is judged so).
+    """
+    circuit = compiled.circuit
+    components = ("z", "mlp_out") if circuit.neurons else ("attn_out",)
+    study = ablation_study(compiled.model, batch, components=components, when=("all",), seed=seed)
+    table = study.judged()
+    by_kind = {kind: used_parts(compiled, informed=kind != "zero") for kind in KINDS}
+    used = [part in by_kind[kind] for part, kind in zip(table["part"], table["ablation"])]
+    expected = [NEEDED if x else IDLE for x in used]
+    return table.assign(used=used, right=table["need"] == expected)
+
+
+def used_parts(compiled: Compiled, *, informed: bool) -> set[str]:
+    """The heads and MLPs of the block that the answer depends on, by the circuit.
+
+    A part is used if a feature that it writes leads to the answer. Another example's activation,
+    or the mean, differs only in features of the tokens: a counter of loops, or a head between
+    positions alone, is used and carries no information.
+
+    Args:
+        compiled: The model with its circuit; a trained one has no heads and MLPs in it: there
+            attention as a whole is used if the step reads another position.
+        informed: Only parts that write features of the tokens.
+    """
+    circuit, program = compiled.circuit, compiled.program
+    if not circuit.neurons:
+        return (
+            {"attention 0"}
+            if _reads(program.step.values(), ShiftRight, Aggregate, SelWidth)
+            else set()
+        )
+    ids = {name: feature.id for name, feature in circuit.variables.items()}
+    nodes = {node.id for node in (*circuit.heads, *circuit.neurons)}
+    answer = {ids[name] for name in program.finish.variables}
+    used = _reachable(answer, [(to, sender) for sender, to in circuit.edges])
+    first = {ids[name] for name, x in program.prepare.items() if _reads([x], Tokens)}
+    of_tokens = _reachable({"tokens", *first}, circuit.edges)
+    writes = {
+        node for node, feature in circuit.edges
+        if node in nodes and feature in used and (feature in of_tokens or not informed)
+    }  # fmt: skip
+    heads = {f"head {h.layer}.{h.head}" for h in circuit.heads if _in_block(h) and h.id in writes}
+    return heads | {f"MLP {g.layer}" for g in circuit.neurons if _in_block(g) and g.id in writes}
+
+
+def _in_block(node: HeadNode | NeuronGroup) -> bool:
+    return node.section == "block"
+
+
+def _reachable(start: set[str], edges: Iterable[tuple[str, str]]) -> set[str]:
+    """Some nodes, and all that edges lead to from them."""
+    following: dict[str, list[str]] = {}
+    for sender, to in edges:
+        following.setdefault(sender, []).append(to)
+    seen, left = set(start), [*start]
+    while left:
+        for node in following.get(left.pop(), []):
+            if node not in seen:
+                seen.add(node)
+                left.append(node)
+    return seen
+
+
+def _reads(expressions: Iterable[Seq], *kinds: type) -> bool:
+    """Whether expressions have a node of some kinds."""
+    return any(isinstance(node, kinds) for node in postorder(expressions))

@@ -1,0 +1,434 @@
+"""Scores of outside tools on the benchmark: of edges, of a program, of subspaces of variables.
+
+Edges come also in the form of EAP-IG's graph as JSON, which MIB's circuit track reads too. There a
+run of T loops over a block of L layers is a model of T·L layers, with prelude and coda layers
+before and after: head 1 of the block's first layer at loop 3 is ``a{3L}.h1``, its MLP ``m{3L}``,
+and ``logits`` is the readout. An edge into a head is three: ``m0->a3.h1<q>``, ``<k>`` and ``<v>``.
+
+Source: the code of arXiv 2403.17806, and arXiv 2504.13151.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from loopinterp.benchmark.known_models import KnownModel
+from loopinterp.benchmark.mechanism_scores import interchange_variables, probed_subspaces
+from loopinterp.comparison.program_comparison import compare_programs
+from loopinterp.comparison.variable_directions import labelled_states, mean_directions
+from loopinterp.comparison.variable_interchange import RANDOM as RANDOM_CHANGE
+from loopinterp.compiler.circuit import orthonormal
+from loopinterp.core.errors import InputError, check_choice
+from loopinterp.decompiler.decompilation import decompile
+from loopinterp.decompiler.evidence import EXACT as EXACT_CLAIM
+from loopinterp.decompiler.program_writing import programs_of
+from loopinterp.edges.edge_effects import (
+    EAP,
+    EAP_IG,
+    EDGE_IG,
+    EXACT,
+    MAGNITUDE,
+    RANDOM,
+    SHARES,
+    EdgeEffects,
+    TiedCircuits,
+    areas,
+    top,
+)
+from loopinterp.edges.known_edges import known_truths, ranking
+from loopinterp.edges.unrolled_graph import (
+    INPUT,
+    READOUT,
+    SLOTS,
+    TIED,
+    UNROLLED,
+    TiedEdge,
+    UnrolledGraph,
+)
+from loopinterp.programs import equivalence
+from loopinterp.programs.program import LoopProgram
+from loopinterp.programs.registry import get_program
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from loopinterp.benchmark.folder import Exercise, KnownCircuit
+    from loopinterp.edges.unrolled_graph import Component
+    from loopinterp.models import LoopedTransformerConfig
+    from loopinterp.tasks.task import Batch
+
+
+UnrolledEdge = tuple[str, str]
+"""Sender and receiver of a run, with their loops: ``("0:block.0.mlp", "1:block.0.head.0")``."""
+
+EdgeScores = (
+    Mapping[TiedEdge, float]
+    | Mapping[UnrolledEdge, float]
+    | Mapping[TiedEdge | UnrolledEdge, float]
+)
+"""Of the block's edges, of the run's, or of both."""
+
+EdgeMethod = Callable[["Exercise"], EdgeScores]
+
+OWN_EDGE_METHODS = (EXACT, EDGE_IG, EAP_IG, EAP, MAGNITUDE, RANDOM)
+"""Methods of the library; the last two are controls."""
+
+_STEPS = 8
+_CURVE = 20
+
+
+def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
+    r"""How well scores of edges separate the edges of a known circuit from others.
+
+    Edges are ranked by the absolute value of their score; those without one are last. If only
+    scores of the run's edges are given, those of tied edges are the sums of their absolute values
+    over the loops. AUROC and average precision are of
+    :func:`~loopinterp.edges.known_edges.known_truths`. CPR and CMD are the areas under
+    :math:`f` and :math:`|1 - f|`, f being the faithfulness of the tied edges of highest score,
+    at MIB's ten shares of the edges (arXiv 2504.13151) and, ``_of_curve``, at even steps.
+
+    Args:
+        method: From an exercise to scores, by (sender, receiver, lag) of tied edges or by (sender,
+            receiver) of the run's, named as :class:`~loopinterp.edges.UnrolledGraph` names
+            them; queries, keys and values of a head are that head.
+        known: The model.
+
+    Returns:
+        A row for each graph and truth.
+
+    Raises:
+        InputError: Scores of unknown edges, or that are no numbers; a trained model, whose edges
+            are not known.
+    """
+    known.true_edges()  # raises where they are not known, before the method runs
+    exercise = known.exercise
+    graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
+    names = graph.sender_names, graph.receiver_names
+    # Edges of the run by name, and the tied edge of each.
+    run = [(names[0][s], names[1][r]) for s, r in graph.edges.nonzero().tolist()]
+    in_run = graph.tied_index[graph.edges].tolist()
+    scores = _checked(method(exercise), [*graph.tied_edges, *run])
+    tied = np.array([scores.get(edge, 0.0) for edge in graph.tied_edges])
+    by_graph = {TIED: (graph.tied_edges, tied)}
+    if any(len(edge) == 2 for edge in scores):
+        unrolled = np.array([scores.get(edge, 0.0) for edge in run])
+        by_graph[UNROLLED] = [graph.tied_edges[k] for k in in_run], unrolled
+        if all(len(edge) == 2 for edge in scores):
+            np.add.at(tied, in_run, unrolled)
+    areas_of = {TIED: _faithfulness(exercise, graph, tied)}
+    rows = []
+    for name, (edges, sizes) in by_graph.items():
+        truths = known_truths(edges, known.compiled, among=graph.tied_edges)
+        for row in ranking(sizes, truths):
+            rows.append({"graph": name, **row, **areas_of.get(name, {})})
+    return pd.DataFrame(rows)
+
+
+def own_edge_method(name: str, *, seed: int = 0) -> EdgeMethod:
+    """One of the library's methods, in the form of an outside one.
+
+    Args:
+        name: One of :data:`OWN_EDGE_METHODS`.
+        seed: Of random scores.
+
+    Raises:
+        InputError: There is no such method.
+    """
+    check_choice("method", name, OWN_EDGE_METHODS)
+
+    def scores(exercise: Exercise) -> Mapping[TiedEdge | UnrolledEdge, float]:
+        graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
+        effects = EdgeEffects(exercise.model, graph, exercise.base, exercise.source)
+        if name == EXACT:
+            sizes = effects.exact_tied().abs().mean(-1)
+            return dict(zip(graph.tied_edges, sizes.tolist()))
+        generator = torch.Generator().manual_seed(seed)
+        by_pair = effects.scores(name, n_steps=_STEPS, generator=generator)
+        by_edge: dict[TiedEdge | UnrolledEdge, float] = {}
+        # Over loops effects may cancel, which their absolute values do not.
+        by_edge |= zip(graph.tied_edges, effects.tied(by_pair).abs().mean(-1).tolist())
+        edges = graph.edges.nonzero().tolist()
+        sizes = by_pair.abs().mean(-1)[graph.edges].tolist()
+        senders, receivers = graph.sender_names, graph.receiver_names
+        by_edge |= {(senders[s], receivers[r]): x for (s, r), x in zip(edges, sizes)}
+        return by_edge
+
+    return scores
+
+
+def _faithfulness(exercise: Exercise, graph: UnrolledGraph, tied: np.ndarray) -> dict[str, float]:
+    """Areas under the curves of the tied edges of highest score."""
+    effects = EdgeEffects(exercise.model, graph, exercise.base, exercise.source)
+    circuits, ranked = TiedCircuits(effects), torch.from_numpy(abs(tied))
+    faithfulness = cache(lambda count: circuits.faithfulness(top(ranked, count)))
+    cpr, cmd = areas([faithfulness(int(share * len(tied))) for share in SHARES])
+    # Numbers of edges at even steps, from none to all.
+    counts = np.unique(np.linspace(0, len(tied), _CURVE + 1).round().astype(int))
+    curve = areas([faithfulness(int(count)) for count in counts], counts / len(tied))
+    return {"cpr": cpr, "cmd": cmd, "cpr_of_curve": curve[0], "cmd_of_curve": curve[1]}
+
+
+def _checked(
+    given: EdgeScores, edges: list[TiedEdge | UnrolledEdge]
+) -> dict[TiedEdge | UnrolledEdge, float]:
+    """Absolute values of scores, all of known edges."""
+    scores: dict[TiedEdge | UnrolledEdge, float] = dict(given.items())
+    unknown = scores.keys() - set(edges)
+    if not scores or unknown:
+        raise InputError(
+            "scores of edges",
+            expected=f"edges such as {edges[0]} or {edges[-1]}",
+            given=str(min(unknown, key=str)) if unknown else "none",
+            fix="Name them as UnrolledGraph(model.config, n_loops) does.",
+        )
+    bad = [edge for edge, score in scores.items() if not math.isfinite(score)]
+    if bad:
+        raise InputError(
+            f"score of {bad[0]}",
+            expected="a finite number",
+            given=repr(scores[bad[0]]),
+            fix="Leave out edges that have none.",
+        )
+    return {edge: abs(float(score)) for edge, score in scores.items()}
+
+
+def eap_graph(known: KnownCircuit) -> dict[str, Any]:
+    """The true edges of a model's run, as EAP-IG's ``Graph.from_json`` reads them.
+
+    Edges of the program have score 1 and are in the graph, all others 0. Queries, keys and values
+    of a head are not separated: all three are in the graph, or none.
+
+    Returns:
+        ``cfg``, ``nodes`` by name with ``in_graph``, ``edges`` with ``score`` and ``in_graph``.
+
+    Raises:
+        InputError: The model was trained: its edges are not known.
+
+    Example:
+        >>> from loopinterp.benchmark import KnownCircuit, benchmark_models
+        >>> (about,) = benchmark_models(["prefix_xor.bare"])
+        >>> document = eap_graph(KnownCircuit(about, about.compiled, *about.pairs(), {}))
+        >>> [name for name, edge in document["edges"].items() if edge["in_graph"]][:3]
+        ['input->m0', 'input->m1', 'input->m2']
+    """
+    exercise, true = known.exercise, known.true_edges()
+    config = exercise.model.config
+    graph = UnrolledGraph(config, exercise.n_loops)
+    edges = {
+        name: {"score": float(is_true), "in_graph": is_true}
+        for (s, r), names in _named(graph, config)
+        for is_true in [graph.tied_edges[int(graph.tied_index[s, r])] in true]
+        for name in names
+    }
+    used = {
+        end.split("<")[0]
+        for name, edge in edges.items()
+        if edge["in_graph"]
+        for end in name.split("->")
+    }
+    nodes = [_name(x, config, graph.n_loops) for x in (*graph.senders, graph.readers[-1])]
+    return {
+        "cfg": {
+            "n_layers": config.n_prelude + config.n_layers * graph.n_loops + config.n_coda,
+            "n_heads": config.n_heads,
+            "d_model": config.d_model,
+            "parallel_attn_mlp": False,
+        },
+        "nodes": {name: {"in_graph": name in used} for name in nodes},
+        "edges": edges,
+    }
+
+
+def edges_of_eap_graph(
+    document: Mapping[str, Any], exercise: Exercise
+) -> dict[UnrolledEdge, float]:
+    """Scores in a graph that EAP-IG or a tool like it wrote, by the run's edges.
+
+    An edge into a head has the sum of the absolute scores of its queries, keys and values.
+
+    Args:
+        document: The contents of the JSON file.
+        exercise: The model.
+
+    Raises:
+        InputError: An edge of the run is missing: it is another model's graph.
+    """
+    graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
+    scores = document.get("edges", {})
+    totals: dict[UnrolledEdge, float] = defaultdict(float)
+    for (s, r), names in _named(graph, exercise.model.config):
+        missing = [name for name in names if name not in scores]
+        if missing:
+            raise InputError(
+                "graph of edges",
+                expected=f"edges such as {missing[0]}, of a run of {graph.n_loops} loops",
+                given=f"{len(scores)} edges, and not this one",
+                fix="Pass the graph that was made of this model.",
+            )
+        pair = (graph.sender_names[s], graph.receiver_names[r])
+        totals[pair] += sum(abs(float(scores[name]["score"])) for name in names)
+    return dict(totals)
+
+
+def _named(
+    graph: UnrolledGraph, config: LoopedTransformerConfig
+) -> Iterator[tuple[tuple[int, int], list[str]]]:
+    """Sender and receiver of each edge, and its names in EAP-IG."""
+    for s, r in graph.edges.nonzero().tolist():
+        reader = graph.readers[graph.receivers[r][0]]
+        ends = [_name(x, config, graph.n_loops) for x in (graph.senders[s], reader)]
+        slots = [f"<{slot}>" for slot in SLOTS] if reader.head is not None else [""]
+        yield (s, r), [f"{ends[0]}->{ends[1]}{slot}" for slot in slots]
+
+
+def _name(component: Component, config: LoopedTransformerConfig, n_loops: int) -> str:
+    if component.tied in (INPUT, READOUT):
+        return {INPUT: "input", READOUT: "logits"}[component.tied]
+    before = {
+        "prelude": 0,
+        "block": config.n_prelude + config.n_layers * (component.loop or 0),
+        "coda": config.n_prelude + config.n_layers * n_loops,
+    }
+    layer = before[component.section] + (component.layer or 0)
+    return f"m{layer}" if component.head is None else f"a{layer}.h{component.head}"
+
+
+ProgramMethod = Callable[["Exercise"], "LoopProgram | None"]
+
+_EQUIVALENT, _NONE, _FALSE = "equivalent", "no program", "false name"
+
+
+def score_program(method: ProgramMethod, known: KnownCircuit) -> pd.DataFrame:
+    """Whether a program is equivalent to the known one under interchange interventions.
+
+    Args:
+        method: From an exercise to a program, or None for no program. A program counts as exact.
+        known: The model.
+
+    Returns:
+        One row: the ``outcome`` (``equivalent``, ``no program`` or ``false name``), and in
+        ``told_apart`` the share of effective interventions that separate a false program from the
+        true one.
+
+    Raises:
+        InputError: The method returns neither.
+    """
+    program = method(known.exercise)
+    if program is None:
+        return pd.DataFrame([{"outcome": _NONE, "told_apart": float("nan")}])
+    if not isinstance(program, LoopProgram):
+        raise InputError(
+            "program",
+            expected="a LoopProgram, or None for none",
+            given=type(program).__name__,
+            fix="Return the program itself.",
+        )
+    result = equivalence(program, known.compiled.program)
+    share = 0.0 if result.equivalent else max(result.share, result.natural_share)
+    outcome = _EQUIVALENT if result.equivalent else _FALSE
+    return pd.DataFrame([{"outcome": outcome, "told_apart": share}])
+
+
+def by_decompiling(exercise: Exercise) -> LoopProgram | None:
+    """The decompiled program, if it is claimed to be exact.
+
+    States are taken as sharp first; if they give no exact program, as regions.
+    """
+    model, task, n = exercise.model, exercise.task, exercise.n
+    decompiled = decompile(model, task, n=n)
+    if decompiled.claim.grade != EXACT_CLAIM:
+        decompiled = decompile(model, task, n=n, sharp=False, across_loops=True)
+    return decompiled.program if decompiled.claim.grade == EXACT_CLAIM else None
+
+
+def by_comparing(exercise: Exercise, *, left_out: str | None = None) -> LoopProgram | None:
+    """The stock program of the task that the comparison identifies.
+
+    Args:
+        exercise: The model.
+        left_out: A program to leave off the list.
+    """
+    rivals = [p for p in programs_of(exercise.task) if p.name != left_out]
+    if not rivals:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    batch = exercise.task.sample(torch.full((256,), exercise.n), generator=generator)
+    winner = compare_programs(exercise.model, rivals, batch).verdict.identified
+    return None if winner is None else get_program(winner)
+
+
+VariableMethod = Callable[["Exercise", "LoopProgram"], "Mapping[str, Tensor]"]
+
+_EXAMPLES = 256
+
+
+def score_variables(method: VariableMethod, known: KnownCircuit, *, seed: int = 0) -> pd.DataFrame:
+    """The IIA of the subspaces in which a tool places a program's variables.
+
+    Args:
+        method: From an exercise and the model's program to a subspace of each variable, as rows
+            ``[row, d_model]`` that span it; a variable without one is not found.
+        known: The model.
+        seed: Of the interchanges.
+
+    Returns:
+        One row: ``iia``, the whole-run accuracy of the program over all variables and loops, its
+        interval, the same after a change of equal norm in a random direction, and ``found``, the
+        share of variables with a subspace. NaN where no interchange changes the program's answer.
+
+    Raises:
+        InputError: Subspaces of unknown variables, or of another width.
+    """
+    exercise, program = known.exercise, known.compiled.program
+    subspaces = dict(method(exercise, program))
+    width = exercise.model.config.d_model
+    for name, rows in subspaces.items():
+        if name not in program.variables or rows.ndim != 2 or rows.shape[1] != width:
+            raise InputError(
+                f"subspace of {name!r}",
+                expected=f"rows of d_model = {width}, of one of {', '.join(program.variables)}",
+                given=f"shape {list(rows.shape)}",
+                fix="Return one tensor [rank, d_model] for each variable.",
+            )
+    bases = {
+        name: orthonormal(rows.double()).to(rows) for name, rows in subspaces.items() if len(rows)
+    }
+    share = len(bases) / len(program.variables)
+    row: dict[str, float] = dict.fromkeys(("iia", "low", "high", "random"), float("nan"))
+    if bases:
+        model = KnownModel(known.compiled, _batch(exercise), exercise.n_loops)
+        runs = interchange_variables(model, bases, seed)
+        iia, low, high, n_runs = runs.pooled()
+        if n_runs:
+            row = {"iia": iia, "low": low, "high": high, "random": runs.pooled(RANDOM_CHANGE)[0]}
+    return pd.DataFrame([{**row, "found": share}])
+
+
+def by_probing(exercise: Exercise, program: LoopProgram) -> Mapping[str, Tensor]:
+    """The subspace that a ridge probe reads, of each variable."""
+    return probed_subspaces(exercise.model, program, _batch(exercise, extra_loop=1))
+
+
+def by_means(exercise: Exercise, program: LoopProgram) -> Mapping[str, Tensor]:
+    """The directions between the mean states of a variable's values."""
+    batch = _batch(exercise, extra_loop=1)
+    return {
+        name: labelled_states(exercise.model, program, [name], batch).subspace(mean_directions)
+        for name in program.variables
+    }
+
+
+def _batch(exercise: Exercise, *, extra_loop: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(extra_loop)
+    batch = exercise.task.sample(torch.full((_EXAMPLES,), exercise.n), generator=generator)
+    # Probes see the loops of the run: most states after it have settled and are equal.
+    return replace(batch, n_loops=torch.full_like(batch.n_loops, exercise.n_loops + extra_loop))

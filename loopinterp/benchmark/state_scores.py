@@ -1,0 +1,236 @@
+"""Probes, dynamics, the carry study and the comparison, scored on models of known programs."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch.nn.functional import one_hot
+
+from loopinterp.benchmark.known_models import KnownModel, Score
+from loopinterp.comparison.program_comparison import compare_programs
+from loopinterp.comparison.program_runs import ProgramModel
+from loopinterp.compiler.assembly import LOGIT
+from loopinterp.core.errors import check_seed
+from loopinterp.dynamics import convergence_study, readout_margin, stable_from
+from loopinterp.probing import carry_study, with_random_weights
+from loopinterp.probing.linear_probes import RidgeProbe
+from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.registry import get_program, list_programs
+from loopinterp.tasks.addition import Addition
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.models.protocol import LoopedModel
+    from loopinterp.probing import CarryStudyResult
+    from loopinterp.programs.program import LoopProgram
+
+
+@torch.no_grad()
+def score_probes(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
+    """Accuracy on held-out examples, of a probe for each variable after each loop.
+
+    Three probes read the state after the loop, the state without the variable's directions in the
+    circuit, and (control) the injected input. The second may still find what the other variables
+    say about it: a fourth probe reads that from the program's trace, position and token included.
+    Distractors hold functions of what they read, so they are removed for the second probe; what a
+    probe finds in them is the control of the interchange that shows that they are not used.
+    """
+    compiled, tokens = known.compiled, known.batch.inputs
+    states = compiled.model(tokens, n_loops=known.n_loops, return_type="states")
+    distracting = known.of_distractors(states)
+    undistracted = states - distracting
+    e = compiled.model.embed(tokens).expand_as(states)
+    trace = compiled.program.trace(tokens, n_loops=known.n_loops)
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    train = torch.randperm(len(tokens), generator=generator) < len(tokens) // 2
+    accuracies, excess, with_directions, from_input, distracted = [], [], [], [], []
+    for name, values in trace.variables.items():
+        # [rank, d_model]; the state without its part in the subspace.
+        basis = compiled.circuit.subspace(name)
+        without = undistracted - (undistracted @ basis.mT) @ basis
+        others = [v for other, v in trace.variables.items() if other != name]
+        rest = _contents(tokens, others, len(states))
+        for loop, labels in enumerate(values):
+            if len(labels[train].unique()) < 2:
+                continue
+            read = [_accuracy(x[loop], labels, train) for x in (states, without, rest, e)]
+            accuracies.append(read[0])
+            excess.append(read[1] - read[2])
+            with_directions.append(read[0] - read[2])
+            from_input.append(read[3])
+            if bool(distracting[loop].any()):
+                distracted.append(_accuracy(distracting[loop], labels, train))
+    if not accuracies:
+        return {}
+    scores = {
+        "probe finds": Score(min(accuracies), sum(from_input) / len(from_input)),
+        "probe finds nothing else": Score(max(excess), max(with_directions)),
+    }
+    if distracted:
+        changed = _changed_by_distractors(known, states, distracting)
+        scores["decodable, not used"] = Score(changed, sum(distracted) / len(distracted))
+    return scores
+
+
+def _changed_by_distractors(
+    known: KnownModel,
+    states: Float[Tensor, "loop batch pos d"],
+    distracting: Float[Tensor, "loop batch pos d"],
+) -> float:
+    """Share of final answers that change when distractors are taken from another input."""
+    model, tokens = known.compiled.model, known.batch.inputs
+    run = partial(model, tokens, n_loops=known.n_loops)
+    clean = run().argmax(-1)
+    asked = known.batch.targets >= 0
+    shares = []
+    for loop, h in enumerate(states):
+        exchanged = h - distracting[loop] + distracting[loop].roll(1, 0)
+        answers = run(start_at_loop=loop, state=exchanged).argmax(-1)
+        shares.append(float((answers != clean)[asked].float().mean()))
+    return max(shares)
+
+
+def _accuracy(
+    x: Float[Tensor, "batch pos d"], labels: Int[Tensor, "batch pos"], train: Bool[Tensor, " batch"]
+) -> float:
+    probe = RidgeProbe(alpha=1e-3).fit(x[train].flatten(0, 1), labels[train].flatten())
+    right = probe.predict(x[~train].flatten(0, 1)) == labels[~train].flatten()
+    seen = torch.isin(labels[~train], labels[train].unique()).flatten()
+    return float(right[seen].float().mean())
+
+
+def _contents(
+    tokens: Int[Tensor, "batch pos"], variables: list[Int[Tensor, "loop batch pos"]], n_states: int
+) -> Float[Tensor, "loop batch pos d"]:
+    """Tokens, positions and variables, one-hot, after each loop."""
+    place = torch.arange(tokens.shape[1]).expand_as(tokens)
+    # The same at every loop, [batch, pos, token and position].
+    fixed = torch.cat([one_hot(tokens), one_hot(place)], -1).float()
+    parts = [one_hot(values - values.min()).float() for values in variables]
+    return torch.cat([fixed.expand(n_states, *fixed.shape), *parts], -1)
+
+
+_SETTLING_EXAMPLES = 32
+_EXTRA_LOOPS = 4
+"""Loops after the program has settled."""
+
+
+@torch.no_grad()
+def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
+    """When each token settles, when each answer does, and how stable the end is.
+
+    A token that never settles is right where a variable of the program changes in the last loop.
+    Not applicable with one class of answers: no logit has a runner-up.
+    """
+    model, program = known.compiled.model, known.compiled.program
+    if model.config.d_vocab_out < 2:
+        return {}
+    batch = known.batch[slice(0, _SETTLING_EXAMPLES)]
+    # A value shifted through the sequence has left it after as many loops as positions.
+    n_loops = max(known.n_loops, batch.inputs.shape[1], 12) + _EXTRA_LOOPS
+    trace = program.trace(batch.inputs, n_loops=n_loops)
+    result = convergence_study(
+        known.without_distractors,
+        batch,
+        n_loops=n_loops,
+        n_spectral=2,
+        positions="all",
+        seed=seed,
+    )
+    # Loops after which no variable at a position changes any more.
+    settled = torch.stack([trace.settled(name) for name in trace.variables]).amax(0)
+    # The study counts the first loop that moves nothing; the program, the last that does.
+    settled_at = torch.from_numpy(result.data["settled_at"].values)
+    measured = torch.where(settled_at < 0, n_loops, settled_at - 1)
+    scores = {"settling loop": _agreement(measured, settled)}
+    logits = model(batch.inputs, n_loops=n_loops, return_type="all_logits")
+    # A program's undecided answers are logits that are nearly equal.
+    decided = readout_margin(logits) > LOGIT / 2
+    answers = torch.where(decided, logits.argmax(-1), UNKNOWN)
+    scores["answer stable"] = _agreement(stable_from(answers), stable_from(trace.outputs))
+    radius = float(result.data["spectral_radius"].max())
+    if int(settled.max()) < n_loops - 1 and not math.isnan(radius):
+        scores["stability"] = Score(radius, 1.0)
+    return scores
+
+
+def _agreement(measured: Tensor, expected: Tensor) -> Score:
+    most_common = expected.flatten().mode().values
+    equal = (measured == expected).float().mean(), (expected == most_common).float().mean()
+    return Score(*map(float, equal))
+
+
+LEAST_BITS = 12
+_MAX_CHAIN = 6
+_NEAR = 0.15
+"""Largest difference of two probes of one fact: 96 pairs give 0.05 at chance."""
+
+
+def score_wavefront(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
+    """Share of (loop, chain length) at which the carry is as decodable as in the program.
+
+    The reference is the same study of the program itself, with its variables as the state
+    (:class:`~loopinterp.comparison.ProgramModel`).
+    """
+    program, n = known.compiled.program, known.batch.inputs.shape[1] - 1
+    if program.task != "addition" or n < LEAST_BITS:
+        return {}
+    holds = any(f.role == "tokens" for f in known.compiled.circuit.features)
+    itself = ProgramModel(program, max_length=n + 1, hold_tokens=holds)
+    shuffled = with_random_weights(known.compiled.model, seed=seed)
+    with warnings.catch_warnings():
+        # From the study's code lengths, which are not scored: these classes are separable.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        expected, measured = (
+            _carries(model, shuffled, n, seed) for model in (itself, known.without_distractors)
+        )
+    shares = [
+        float((abs(expected.data["accuracy"] - measured.data[name]) <= _NEAR).mean())
+        for name in ("accuracy", "random_model")
+    ]
+    return {"wavefront": Score(*shares)}
+
+
+def _carries(model: LoopedModel, shuffled: Any, n: int, seed: int) -> CarryStudyResult:
+    return carry_study(
+        model,
+        Addition(),
+        n=n,
+        max_chain=_MAX_CHAIN,
+        n_short=LEAST_BITS - 2,
+        loops=range(_MAX_CHAIN + 2),
+        n_train=96,
+        n_test=96,
+        random_model=shuffled,
+        seed=seed,
+    )
+
+
+def score_verdict(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
+    """Whether the model's program is identified among all programs of its task.
+
+    Not applicable where no interchange changes an answer of the program.
+    """
+    program = known.compiled.program
+    result = compare_programs(known.compiled.model, rivals_of(program), known.batch, seed=seed)
+    share = result.data["whole_run"].sel(stratum="all", estimate="value").isel(model=0)
+    right, others = float(share.sel(program=program.name)), share.drop_sel(program=program.name)
+    if math.isnan(right):
+        return {}
+    identified = result.verdict.identified == program.name
+    best_other = float(others.max()) if others.size else math.nan
+    return {"verdict": Score(right if identified else 0.0, best_other)}
+
+
+def rivals_of(program: LoopProgram) -> list[LoopProgram]:
+    """A program, and the stock programs that solve the same task with the same settings."""
+    stock = [get_program(name) for name in list_programs(program.task) if name != program.name]
+    asked = program.inputs, program.task_settings
+    return [program, *(p for p in stock if (p.inputs, p.task_settings) == asked)]

@@ -1,0 +1,408 @@
+"""Commands that make runs and measure them: demo, train, compile, evaluate, grid, sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import loopinterp
+from loopinterp.cli.shared import (
+    FILE,
+    SEED,
+    Device,
+    Json,
+    Out,
+    Progress,
+    Run,
+    Settings,
+    StudySeed,
+    Threads,
+    TrainingThreads,
+    command,
+    next_step,
+    print_document,
+    read_numbers,
+    read_path,
+    spell_findings,
+    use_threads,
+)
+
+
+@command("demo", "demo --out runs/mine --seed 1", "demo --json")
+def demo(
+    out: Out = Path("runs/demo"),
+    seed: Annotated[
+        int | None,
+        typer.Option(**SEED, help="Seed of weights, data and studies.", show_default="0"),
+    ] = None,
+    settings: Settings = None,
+    threads: TrainingThreads = None,
+    progress: Progress = True,
+    as_json: Json = False,
+) -> None:
+    """Train an addition model and study it, beside one that is a program; write the reports.
+
+    About seven minutes on two cores. Killed at any moment, the same command goes on.
+    """
+    pages = loopinterp.app.workflow.demo(
+        out, seed=seed, settings=settings or (), threads=threads, progress=progress
+    )
+    folders = (pages.finite.parent, out)
+    of_finite, of_own = (
+        spell_findings(loopinterp.pages.read_run(folder).results.values()) for folder in folders
+    )
+    document = {
+        "run": str(out),
+        "report": str(pages.report),
+        "findings": of_own[0],
+        "finite_report": str(pages.finite),
+        "finite_findings": of_finite[0],
+        "comparison": str(pages.comparison),
+    }
+    told = (
+        f"A model whose state is one bit, trained on sums before:\n{of_finite[1]}\n"
+        f"Report: {pages.finite}\n\nThe model trained now:\n{of_own[1]}\n"
+        f"Report: {pages.report}\nSide by side: {pages.comparison}\nNext: open them in a browser."
+    )
+    print_document(document, told, as_json)
+
+
+@command(
+    "train --task addition --out runs/add",
+    "train --task addition --set model.d_model=128 --set steps=4000 --out runs/wide",
+    "train --task parity --seed 1 --no-progress --out runs/parity-1",
+    "train --config runs/add/config.json --seed 2 --out runs/add-2",
+    "train --recipe addition-finite --drop-bits --seed 2 --out runs/finite",
+)
+def train(
+    out: Out,
+    task: Annotated[str | None, typer.Option(help="One of `loopinterp tasks`.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Default: the one named as the task.")] = None,
+    config: Annotated[Path | None, typer.Option(**FILE, help="Configuration as JSON.")] = None,
+    without_recipe: Annotated[
+        bool, typer.Option("--without-recipe", help="Start from the demo's model instead.")
+    ] = False,
+    settings: Settings = None,
+    seed: Annotated[int | None, typer.Option(**SEED, help="Seed of weights and data.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
+    compile_: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
+    drop_bits: Annotated[
+        bool,
+        typer.Option(
+            "--drop-bits",
+            help="Then drop the bits of model.state_code one by one, as long as every answer "
+            "stays right. Each stage is a run in OUT.",
+        ),
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Go on with a run that was stopped.")
+    ] = True,
+    threads: TrainingThreads = None,
+    progress: Progress = True,
+    as_json: Json = False,
+) -> None:
+    """Train a looped transformer on a task.
+
+    Starts from the task's recipe or from --config, then applies each --set and the other
+    options. A task without a recipe that generalises is refused, unless --without-recipe is given.
+    Killed at any moment, the same command goes on, with the same numbers. Started by
+    `torchrun --nproc-per-node N -m loopinterp train …`, N processes share each batch.
+    """
+    from loopinterp.training.device import is_first
+
+    flags = {
+        "seed": seed,
+        "steps": steps,
+        "device": device,
+        "precision": precision,
+        "compile": compile_ or None,
+        "threads": threads,
+    }
+    chosen = loopinterp.app.runs.configure(
+        task=task,
+        recipe=recipe,
+        file=config,
+        settings=settings or (),
+        flags=flags,
+        without_recipe=without_recipe,
+    )
+    if without_recipe:
+        window, some = chosen.model.attention_window, chosen.model.windowed_heads
+        seen = "without a window" if window is None else f"with a window of {window} to the left"
+        seen += "" if some is None else f" in {some} of {chosen.model.n_heads} heads"
+        typer.echo(f"No recipe is used for {task}: this is the demo's model, {seen}.", err=True)
+    options = {"progress": progress, "resume": resume}
+    if drop_bits:
+        _say_stages(loopinterp.app.runs.train_finite_run(chosen, out, **options), as_json)
+        return
+    run = loopinterp.app.runs.train_run(chosen, out, **options)
+    if not is_first():  # of several processes, one speaks
+        return
+    last = run.metrics().tail(1).to_dict("records")
+    document = {"run": str(out), "steps": run.steps_done, "seconds": run.seconds}
+    print_document(
+        {**document, "last": last[0] if last else None},
+        f"{out}: {run.steps_done} steps in {run.seconds:.0f} s. {next_step('evaluate', out)}",
+        as_json,
+    )
+
+
+def _say_stages(stages: list[loopinterp.training.FiniteStage], as_json: bool) -> None:
+    """What became of each number of bits, and which run is the smallest that is right."""
+    found = loopinterp.training.smallest_stage(stages)
+    document = [
+        {
+            "run": str(stage.run.folder),
+            "bits": stage.n_bits,
+            "from_anywhere": stage.from_anywhere,
+            "exact_match": stage.lowest,
+            "learnt": stage.learnt,
+        }
+        for stage in stages
+    ]
+    lines = [
+        f"{stage.run.folder}: {stage.n_bits} bits, "
+        + ", ".join(f"{share:.3g} right at {n}" for n, share in stage.lowest.items())
+        for stage in stages
+    ]
+    smallest = None if found is None else str(found.run.folder)
+    last = "No stage is right on every example." if found is None else f"Smallest: {smallest}. "
+    lines.append(last + ("" if found is None else next_step("analyze", found.run.folder)))
+    print_document({"stages": document, "smallest": smallest}, "\n".join(lines), as_json)
+
+
+@command(
+    "compile ripple --max-length 24 --out runs/ripple",
+    "compile parity --max-length 16 --disguise permute --disguise rotate --out runs/hidden",
+    name="compile",
+)
+def compile_(
+    program: Annotated[str, typer.Argument(metavar="PROGRAM", help="Name of a stock program.")],
+    out: Out,
+    max_length: Annotated[
+        int, typer.Option(min=1, help="Greatest problem length that it has room for.")
+    ],
+    disguise: Annotated[
+        list[str] | None,
+        typer.Option(help="distract, permute, superpose or rotate; may be repeated."),
+    ] = None,
+    seed: Annotated[int, typer.Option(**SEED, help="Seed of the disguises.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Compile a program into a model whose circuit is known.
+
+    The run that it makes is evaluated, analysed and reported like one that was trained.
+    """
+    run = loopinterp.app.runs.compile_run(
+        program, out, max_length=max_length, disguises=disguise or (), seed=seed
+    )
+    config = run.config.model
+    print_document(
+        {"run": str(out), "program": program, "task": run.config.task, "d_model": config.d_model},
+        f"{out}: {program} in {config.d_model} dimensions. {next_step('analyze', out)}",
+        as_json,
+    )
+
+
+_LOOP_COLUMNS = ("loop_exact_match", "loop_perplexity")
+
+
+@command(
+    "evaluate runs/add",
+    "evaluate runs/add --length 24 --length 96 --distribution chain --json",
+    "evaluate runs/add --loops 1,2,4,8,16,32",
+    "evaluate runs/add --stopping",
+    "evaluate runs/add --stop max-confidence --stop residual=0.03",
+)
+def evaluate(
+    run: Run,
+    length: Annotated[
+        list[int] | None, typer.Option(min=1, help="Problem length; may be repeated.")
+    ] = None,
+    distribution: Annotated[
+        list[str] | None,
+        typer.Option(help="Input distribution; may be repeated. Default: all of the task."),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="Compare with stopping by max-confidence, max-confidence-batch, "
+            "residual[=TOLERANCE], readout-kl[=TOLERANCE], acceleration[=TOLERANCE], "
+            "answer-held[=LOOPS] or calibrated; may be repeated.",
+        ),
+    ] = None,
+    stopping: Annotated[
+        bool, typer.Option("--stopping", help="Compare with all of these rules.")
+    ] = False,
+    loops: Annotated[
+        str,
+        typer.Option(metavar="N,N,...", help="Also after these numbers of loops, at any length."),
+    ] = "",
+    samples: Annotated[int, typer.Option(min=1, help="Examples for each length.")] = 300,
+    seed: StudySeed = 0,
+    device: Device = "auto",
+    threads: Threads = 1,
+    progress: Progress = True,
+    as_json: Json = False,
+) -> None:
+    """Measure exact match, bit accuracy and perplexity by length.
+
+    Every example gets its own T(n) loops, a model of a fixed depth its depth. The result is saved
+    in RUN/results.
+    """
+    from loopinterp.app.session import RESULTS
+    from loopinterp.core.results import SUFFIX
+
+    use_threads(threads)
+    if stopping:
+        named = [rule.partition("=")[0] for rule in stop or ()]
+        every = (*loopinterp.app.workflow.STOPPING, loopinterp.app.workflow.CALIBRATED)
+        stop = [*(stop or ()), *(rule for rule in every if rule not in named)]
+    result = loopinterp.app.workflow.evaluate_run(
+        run,
+        lengths=length,
+        distributions=distribution,
+        loops=read_numbers("--loops", loops),
+        stop=stop or (),
+        samples=samples,
+        seed=seed,
+        device=device,
+        progress=progress,
+    )
+    cells = result.to_dataframe("exact_match", "bit_accuracy", "perplexity")
+    file = run / RESULTS / f"generalisation{SUFFIX}"
+    document: dict[str, Any] = {"run": str(run), "file": str(file), "samples": samples}
+    document["cells"] = cells.to_dict("records")
+    document["lowest"] = [
+        {"length": n, "exact_match": lowest.share, "distributions": list(lowest.distributions)}
+        for n in result.data["length"].values.tolist()
+        for lowest in [result.lowest(n)]
+    ]
+    document["not_judged"] = list(result.not_judged)
+    shown = ["exact_match", "exact_match_low", "exact_match_high", "perplexity"]
+    tables = [cells[["distribution", "length", *shown]]]
+    if loops:
+        by_loop = result.to_dataframe("loop_exact_match", "loop_perplexity")
+        document["by_loop"] = by_loop.to_dict("records")
+        asked = by_loop[by_loop["loop"].isin(read_numbers("--loops", loops))]
+        tables.append(asked[["loop", "distribution", "length", *_LOOP_COLUMNS]])
+    if stop:
+        stopped = result.to_dataframe("stopped_exact_match", "stopped_at")
+        document["stopped"] = stopped.to_dict("records")
+        tables.append(stopped)
+    words = [table.round(3).to_string(index=False) for table in tables]
+    findings, told = spell_findings([result])
+    print_document(
+        {**document, "findings": findings},
+        "\n".join([*words, told, next_step("analyze", run)]),
+        as_json,
+    )
+
+
+@command("grid runs/abacus --to 12 --loops 1,2,4,8,16,32 --samples 100")
+def grid(
+    run: Run,
+    to: Annotated[int, typer.Option(min=1, help="Greatest length of each operand.")],
+    loops: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of loops.")] = (
+        "1,2,4,8,16,32"
+    ),
+    samples: Annotated[int, typer.Option(min=1, help="Examples for each pair of lengths.")] = 100,
+    seed: StudySeed = 0,
+    device: Device = "auto",
+    threads: Threads = 1,
+    progress: Progress = True,
+    as_json: Json = False,
+) -> None:
+    """Measure exact match by the lengths of both operands.
+
+    Answers are scored as greedy generation would write them. Killed at any moment, the same
+    command goes on. The result is saved in RUN/results.
+    """
+    from loopinterp.app.session import RESULTS
+    from loopinterp.core.results import SUFFIX
+
+    use_threads(threads)
+    result = loopinterp.app.workflow.grid_run(
+        run,
+        to=to,
+        loops=read_numbers("--loops", loops),
+        samples=samples,
+        seed=seed,
+        device=device,
+        progress=progress,
+    )
+    cells = result.to_dataframe("exact_match")
+    findings, told = spell_findings([result])
+    document = {"run": str(run), "file": str(run / RESULTS / f"grid{SUFFIX}"), "samples": samples}
+    print_document(
+        {**document, "cells": cells.to_dict("records"), "findings": findings},
+        "\n".join([told, next_step("report", run)]),
+        as_json,
+    )
+
+
+@command(
+    "sweep analyses/sweeps/smoke.json --out runs/smoke",
+    "sweep analyses/sweeps/ablations_addition.json --out runs/ablations --jobs 2",
+    "sweep FILE --out DIR --scale paper --cluster slurm --cluster-set timeout_min=240",
+)
+def sweep(
+    file: Annotated[Path, typer.Argument(**FILE, help="The experiment, as JSON.")],
+    out: Annotated[Path, typer.Option(metavar="PATH", parser=read_path, help="Its folder.")],
+    scale: Annotated[
+        str | None, typer.Option(help="laptop or paper.", show_default="laptop, if it has one")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="SETTING", help="Run this one; may be repeated.")
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes, or jobs of a cluster at the same time."),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="slurm: run each cell as a job there, with submitit.")
+    ] = None,
+    cluster_set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Parameter of submitit; may be repeated."),
+    ] = None,
+    settings: Settings = None,
+    progress: Progress = True,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment: settings times seeds, each trained and evaluated; one table and figure.
+
+    Killed at any moment, the same command goes on. A cell that fails stops no other; it is named,
+    and the exit status is 1. Everything is in PATH: sweep.csv, sweep.html, and a run for each cell.
+    """
+    result = loopinterp.app.runs.sweep_file(
+        file,
+        out,
+        settings=settings or (),
+        scale=scale,
+        only=only or (),
+        jobs=jobs,
+        cluster=cluster,
+        cluster_options=cluster_set or (),
+        progress=progress,
+    )
+    document = {
+        "out": str(out),
+        "failed": result.failed,
+        "missing": result.missing,
+        "cells": result.table().to_dict("records"),
+        "findings": spell_findings([result])[0],
+    }
+    document |= {"table": str(out / "sweep.csv"), "page": str(out / "sweep.html")}
+    shown = f"Exact match by length\n{result.in_short().to_string()}"
+    # The table says how right each setting is; what did not end has no row that says why.
+    unended = [finding.text for finding in result.findings() if finding.value]
+    files = [f"Table: {document['table']}", f"Figure: {document['page']}"]
+    print_document(document, "\n".join([shown, *unended, *files]), as_json)
+    if result.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,206 @@
+"""What several commands share: options and arguments, what is printed, and the program itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand
+
+import loopinterp
+from loopinterp.core.errors import GREATEST_SEED, MOST_THREADS, InputError
+
+if TYPE_CHECKING:
+    from loopinterp.core.results import Result
+
+
+app = typer.Typer(
+    name="loopinterp",
+    help="Mechanistic interpretability of looped transformers.",
+    epilog="Start with: loopinterp demo --out runs/demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class _Command(TyperCommand):
+    """A command that takes no option's name for another option's value (``--out --json``)."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        names = {name for option in options for name in (*option.opts, *option.secondary_opts)}
+        flags = {
+            name
+            for option in options
+            if getattr(option, "is_flag", False)
+            for name in (*option.opts, *option.secondary_opts)
+        }
+        words = iter(args)
+        for word in words:
+            if word == "--":
+                break
+            value = next(words, None) if word in names - flags - {"--help", "-h"} else None
+            if value in names:
+                raise InputError(
+                    word,
+                    expected="a value",
+                    given=f"the option {value}",
+                    fix=f"Write the value after it; one of that name is written {word}={value}.",
+                )
+        return super().parse_args(ctx, args)
+
+
+def command(*examples: str, name: str | None = None) -> Any:
+    r"""Makes the function below a command; ``\b`` keeps the line breaks of its examples."""
+    lines = "\n".join(f"  loopinterp {line}" for line in examples)
+    return app.command(name, cls=_Command, epilog=f"\b\nExamples:\n{lines}")
+
+
+def read_path(given: str | Path) -> Path:
+    """A path as it was given, or by default; an empty one would be the folder one is in."""
+    text = str(given)
+    if not text.strip() or "\0" in text:
+        raise typer.BadParameter(f"expected a path, got {text!r}. Name a folder or file.")
+    return Path(text)
+
+
+SEED: dict[str, Any] = {"min": 0, "max": GREATEST_SEED}
+
+FILE: dict[str, Any] = {"metavar": "FILE", "parser": read_path}
+
+THREADS: dict[str, Any] = {
+    "min": 1,
+    "max": MOST_THREADS,
+    "help": "CPU threads; at these model sizes one is as fast as more.",
+}
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", parser=read_path, help="Folder of a run.")]
+
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", parser=read_path, help="Folders of runs.")
+]
+
+Out = Annotated[Path, typer.Option(metavar="PATH", parser=read_path, help="Folder of the run.")]
+
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda; one that is absent is an error.")]
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+Progress = Annotated[bool, typer.Option("--progress/--no-progress", help="Show progress bars.")]
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated."),
+]
+
+Threads = Annotated[int, typer.Option(**THREADS)]
+
+TrainingThreads = Annotated[int | None, typer.Option(**THREADS, show_default="1")]
+
+StudySeed = Annotated[int, typer.Option("--seed", **SEED, help="Seed of the examples drawn.")]
+
+
+def use_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def read_numbers(option: str, text: str) -> list[int]:
+    """Numbers of loops with commas between them; none if there is no text."""
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        fix = f"Write {option} 1,2,4,8."
+        raise InputError(
+            option, expected="numbers with commas between them", given=repr(text), fix=fix
+        )
+    return [int(part) for part in parts]
+
+
+def print_document(document: Any, text: str, as_json: bool) -> None:
+    from loopinterp.core.storage import spell_json
+
+    typer.echo(spell_json(document, indent=1) if as_json else text)
+
+
+def next_step(command: str, run: Path) -> str:
+    # A script of a user's own registers its tasks before it calls this command line.
+    script = Path(sys.argv[0])
+    own = script.suffix == ".py" and script.name != "__main__.py"
+    start = f"python {shlex.quote(str(script))}" if own else "loopinterp"
+    return f"Next: {start} {command} {shlex.quote(str(run))}"
+
+
+def spell_findings(results: Iterable[Result]) -> tuple[list[dict[str, Any]], str]:
+    """What results say in plain words: as JSON has it, and as a list to read."""
+    findings = loopinterp.app.workflow.in_reading_order(results)
+    told = "\n".join(f"- {finding.text}" for finding in findings)
+    return [dataclasses.asdict(finding) for finding in findings], told
+
+
+def spell_facts(facts: Mapping[str, Any]) -> str:
+    (_, title), *rest = facts.items()
+    return "\n".join([str(title), *(f"  {name}: {_shown(value)}" for name, value in rest)])
+
+
+def _shown(value: Any) -> str:
+    if value in (None, {}, [], ()):
+        return "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}={_shown(v)}" for k, v in value.items())
+    if not isinstance(value, (list, tuple)):
+        return str(value)
+    sentences = any(" " in str(part) for part in value)
+    return "".join(f"\n  - {part}" for part in value) if sentences else ", ".join(map(str, value))
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"loopinterp {loopinterp.__version__}")
+        raise typer.Exit
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; bad input is one message on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the terminal has no sign for is escaped
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="loopinterp")
+    except InputError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(
+            f"{error.filename or 'system'}: expected it to work, got: "
+            f"{error.strerror or error}. Check the path, its permissions and the free space."
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _fail(
+            "memory: expected a job that fits into it, got one that does not. Take fewer samples, "
+            "shorter lengths or a smaller model."
+        )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python's own, a GPU's, or that of PyTorch on the CPU, which has no type of its own."""
+    words = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"Error: {message}", err=True)
+    sys.exit(2)

@@ -1,0 +1,5 @@
+"""Comparing a model with programs: interchange, verdict, heads, decodable variables."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

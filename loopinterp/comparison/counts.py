@@ -1,0 +1,241 @@
+"""The counts and shares of a comparison, by program, stratum and delay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loopinterp.comparison.pair_strategies import KIND, OTHER_VALUE, SAME_VALUE
+from loopinterp.core.intervals import wilson_estimate
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from jaxtyping import Bool
+
+    from loopinterp.comparison.evidence import Evidence
+
+ALL = "all"
+"""The stratum of all pairs."""
+
+END = "end"
+"""The delay that reads each pair's answer after T(n) loops."""
+
+MANIFOLD = "states"
+REACHED, UNREACHED = "that a run reaches", "that no run reaches"
+
+
+def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
+    """Counts behind the estimates and verdicts, of several models.
+
+    Of the pairs whose source has other values, those count that are effective: the program or the
+    model changes an answer. Axes as in :class:`~loopinterp.comparison.ProgramComparison`:
+
+    - [program, stratum, delay]: of ``active`` pairs ``right`` ones, whose whole answer is
+      predicted; ``nothing_right``, where the program predicts no change;
+    - [program, stratum]: of ``run_active`` pairs ``run_right`` ones, right at every delay; all
+      ``pairs``, effective or not;
+    - [program, delay]: of ``prefix_active`` pairs ``prefix_right`` ones, right up to this delay;
+    - [program, rival, delay]: of the pairs that set two programs ``apart``, ``duel_right``, on
+      which the model follows the first;
+    - [program]: of ``random_active`` runs, in which the program predicts a change,
+      ``random_right`` after a random change of the same norm, ``exchange_right`` after the
+      interchange itself;
+    - of ``n_same`` runs with a same-value source, those that are ``unchanged``;
+    - of ``n_runs`` clean runs, by program: ``undisturbed``, each by the share of its loops that are
+      the program's; ``slipped``, with a loop that is not; ``decided``, the share of answers that
+      it decides; ``worst_loop``, the share at the worst loop of the worst length; ``alike``
+      [program, rival], whether two answer alike in all; ``solved``, the share right, of the length
+      at which it is least.
+
+    ``…_inputs`` are the inputs of such pairs: pairs of one input are alike, so intervals count
+    inputs.
+    """
+    import pandas as pd
+    import xarray as xr
+
+    tables = []
+    for each in evidence:
+        other = each.strata[each.strata[KIND] == OTHER_VALUE].drop(columns=KIND)
+        table = pd.get_dummies(other, prefix_sep=": ", dtype=bool)  # a column "STRATUM: LABEL"
+        tables.append(table.loc[:, table.any()])
+    classes = list(dict.fromkeys(name for table in tables for name in table))
+    tables = [table.reindex(columns=classes, fill_value=False) for table in tables]
+    n_delays = max(each.data.sizes["delay"] for each in evidence)
+    counts = [_count(each, table, n_delays) for each, table in zip(evidence, tables)]
+    return xr.concat(counts, "model").assign_coords(model=range(len(evidence)))
+
+
+def shares_of(counts: xr.Dataset) -> dict[str, np.ndarray | xr.DataArray]:
+    """The arrays of a :class:`~loopinterp.comparison.ProgramComparison`, from the counts."""
+
+    def share(successes: str, trials: str, inputs: str) -> np.ndarray:
+        return wilson_estimate(counts[successes], counts[trials], independent=counts[inputs])
+
+    return {
+        "iia": share("right", "active", "active_inputs"),
+        "active": counts.active,
+        "no_interchange": counts.nothing_right / counts.active.where(counts.active > 0),
+        "whole_run": share("run_right", "run_active", "run_inputs"),
+        "whole_run_active": counts.run_active,
+        "whole_run_inputs": counts.run_inputs,
+        "followed": share("prefix_right", "prefix_active", "prefix_inputs"),
+        "pairs": counts.pairs,
+        # A run's loops are alike, so that intervals count runs.
+        "undisturbed": wilson_estimate(counts.undisturbed, counts.n_runs.values[:, None]),
+        "decided": counts.decided,
+        "alike": counts.alike,
+        "random_change": share("random_right", "random_active", "random_inputs"),
+        "specific": share("exchange_right", "random_active", "random_inputs"),
+        "same_value": share("unchanged", "n_same", "same_inputs"),
+        **_duels(counts.drop_sel(delay=END)),
+    }
+
+
+def _duels(counts: xr.Dataset) -> dict[str, np.ndarray]:
+    """For every two programs, at the delay that separates them best."""
+    trials = {"trials": counts.apart, "independent": counts.apart_inputs}
+    # [model, program, rival, delay, estimate]: pairs on which the first is right, and the second.
+    first = wilson_estimate(counts.duel_right, **trials)
+    second = wilson_estimate(counts.duel_right.values.swapaxes(1, 2), **trials)
+    # [model, program, rival, delay]: the gap between the two intervals, whichever is higher.
+    lead = np.maximum(first[..., 1] - second[..., 2], second[..., 1] - first[..., 2])
+    delay = np.nan_to_num(lead, nan=-2.0).argmax(-1)
+    best = delay[..., None]
+    return {
+        "duel": np.take_along_axis(first, best[..., None], axis=3)[:, :, :, 0],
+        "duel_delay": delay,
+        "apart": np.take_along_axis(counts.apart.values, best, axis=3)[..., 0],
+    }
+
+
+def _count(evidence: Evidence, classes: pd.DataFrame, n_delays: int) -> xr.Dataset:
+    import xarray as xr
+
+    kind = evidence.strata[KIND].to_numpy()
+    same, other = (evidence.data.isel(pair=kind == value) for value in (SAME_VALUE, OTHER_VALUE))
+    reached = other.reached.transpose("program", "pair").values
+    masks = {  # [program, pair]
+        ALL: np.ones_like(reached),
+        f"{MANIFOLD}: {REACHED}": reached,
+        f"{MANIFOLD}: {UNREACHED}": ~reached,
+        **{str(k): np.broadcast_to(x.to_numpy(), reached.shape) for k, x in classes.items()},
+    }
+    return xr.Dataset(
+        {
+            **_pair_counts(other, np.stack(list(masks.values())), n_delays),
+            "pairs": (("program", "stratum"), np.stack([m.sum(1) for m in masks.values()], 1)),
+            "same_inputs": np.unique(same.base).size,
+            "undisturbed": other.undisturbed.sum("input"),
+            "slipped": (other.undisturbed < 1).sum("input"),
+            "worst_loop": other.worst_loop.min("batch"),
+            "decided": other.decided.mean("input"),
+            "n_runs": other.sizes["input"],
+            "alike": other.alike.all("batch"),
+            "unchanged": (~same.moves.any("delay")).sum(),
+            "n_same": same.sizes["pair"],
+            "solved": other.solved.min(),
+        },
+        coords={name: other[name] for name in ("program", "rival")}
+        | {"stratum": list(masks), "delay": delay_names(n_delays)},
+    )
+
+
+def _pair_counts(
+    other: xr.Dataset, masks: Bool[np.ndarray, "stratum program pair"], n_delays: int
+) -> dict[str, tuple[list[str], np.ndarray]]:
+    """Counts of pairs, and of their inputs; in plain arrays, as there are hundreds of them."""
+    changes, agree, random_agree = (
+        other[name].transpose("program", "pair", "delay").values
+        for name in ("changes", "agree", "random_agree")
+    )
+    separated = other.apart.transpose("program", "rival", "pair", "delay").values
+    moves, within = (other[name].transpose("pair", "delay").values for name in ("moves", "within"))
+    base = other.base.values  # [pair]: its input
+
+    def with_last(x: np.ndarray) -> np.ndarray:
+        """[… pair, delay]: false beyond the longest run; one more delay reads each pair's end."""
+        padded = np.zeros((*x.shape[:-1], n_delays + 1), dtype=bool)
+        padded[..., : x.shape[-1]] = x
+        padded[..., -1] = x[..., np.arange(len(base)), within.sum(-1) - 1]
+        return padded
+
+    by_stratum = partial(_by_stratum, masks)
+    inputs_by_stratum = partial(_inputs_by_stratum, masks, base)
+    effective = changes | moves
+    # [program, pair]: effective at some delay; right at every delay of the run.
+    ever, right = effective.any(-1), (agree | ~within).all(-1)
+    # A run that has ended is no evidence at later delays.
+    so_far = (effective.cumsum(-1) > 0) & within
+    right_so_far = (within & ~agree).cumsum(-1) == 0
+    predicted, random_right = changes.any(-1), (random_agree | ~within).all(-1)
+    at_end, so_far_at_end, separated_at_end = map(with_last, (effective, so_far, separated))
+    arrays = {
+        "right": ("program stratum delay", by_stratum(with_last(effective & agree))),
+        "active": ("program stratum delay", by_stratum(at_end)),
+        "active_inputs": ("program stratum delay", inputs_by_stratum(at_end)),
+        "nothing_right": ("program stratum delay", by_stratum(with_last(effective & ~changes))),
+        "run_right": ("program stratum", by_stratum(ever & right)),
+        "run_active": ("program stratum", by_stratum(ever)),
+        "run_inputs": ("program stratum", inputs_by_stratum(ever)),
+        "prefix_right": ("program delay", with_last(so_far & right_so_far).sum(1)),
+        "prefix_active": ("program delay", so_far_at_end.sum(1)),
+        "prefix_inputs": ("program delay", _inputs(so_far_at_end, base, 1)),
+        "duel_right": ("program rival delay", with_last(separated & agree[:, None]).sum(2)),
+        "apart": ("program rival delay", separated_at_end.sum(2)),
+        "apart_inputs": ("program rival delay", _inputs(separated_at_end, base, 2)),
+        "random_right": ("program", (predicted & random_right).sum(1)),
+        "exchange_right": ("program", (predicted & right).sum(1)),
+        "random_active": ("program", predicted.sum(1)),
+        "random_inputs": ("program", _inputs(predicted, base, 1)),
+    }
+    return {name: (axes.split(), array) for name, (axes, array) in arrays.items()}
+
+
+def _by_stratum(masks: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Sums over the pairs of each stratum: [program, pair, …] -> [program, stratum, …]."""
+    rows = x.reshape(*x.shape[:2], -1).astype(float)
+    # A product over pairs for each program: [stratum, pair] @ [pair, …].
+    sums = (masks.swapaxes(0, 1).astype(float) @ rows).astype(int)
+    return sums.reshape(*sums.shape[:2], *x.shape[2:])
+
+
+def _inputs_by_stratum(masks: np.ndarray, base: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Inputs of the pairs of each stratum: [program, pair, …] -> [program, stratum, …]."""
+    counts = []
+    for mask in masks:
+        pairs = mask.any(0)  # those of the stratum for some program
+        in_stratum = mask[:, pairs].reshape(len(mask), -1, *(1 for _ in x.shape[2:]))
+        counts.append(_inputs(x[:, pairs] & in_stratum, base[pairs], 1))
+    return np.stack(counts, 1)
+
+
+def _inputs(x: np.ndarray, base: np.ndarray, axis: int) -> np.ndarray:
+    """The number of inputs for which x holds on some of their pairs, which lie along an axis."""
+    order = base.argsort()
+    # Pairs in the order of their inputs; "or" over the stretch of each input, then count inputs.
+    _, starts = np.unique(base[order], return_index=True)
+    return np.logical_or.reduceat(x.take(order, axis), starts, axis).sum(axis)
+
+
+def with_end(x: xr.DataArray, last: xr.DataArray, n_delays: int) -> xr.DataArray:
+    """All delays of a run [pair, delay], false past the end; and one more, each pair's last."""
+    import xarray as xr
+
+    padded = x.pad(delay=(0, n_delays - x.sizes["delay"]), constant_values=False)
+    end = x.isel(delay=last).assign_coords(delay=END)
+    parts: list[xr.DataArray] = [padded.assign_coords(delay=delay_names(n_delays)[:-1]), end]
+    return xr.concat(parts, "delay")
+
+
+def delay_names(n_delays: int) -> list[str]:
+    """The coordinates of delays; the last reads each pair's answer at the end of its run.
+
+    Example:
+        >>> delay_names(2)
+        ['0', '1', 'end']
+    """
+    return [*map(str, range(n_delays)), END]

@@ -1,0 +1,331 @@
+"""The evidence of a comparison: what a model and each program do, pair by pair, delay by delay.
+
+Nothing is averaged here; :mod:`loopinterp.comparison.counts` counts it by stratum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from loopinterp.comparison.pair_strategies import strata_of
+from loopinterp.comparison.program_runs import Prediction, ProgramRuns, separations
+from loopinterp.core.progress import track
+from loopinterp.core.text import ShortRepr
+from loopinterp.interventions.engine import InterchangeRun
+from loopinterp.interventions.pairs import Stratum
+from loopinterp.interventions.subspaces import random_change
+from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.program_offset import ProgramOffset, alignments
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.comparison.pair_strategies import PairStrategy
+    from loopinterp.interventions.pairs import InterchangePairs
+    from loopinterp.models import LoopedModel
+    from loopinterp.programs.program import LoopProgram
+    from loopinterp.tasks.task import Batch
+
+# Program offsets are chosen on one of so many pairs of the first batch, which are not scored, at
+# delays up to this one; another than a plainer one must fit better by so much.
+_TUNED_ON, _TUNED_DELAYS, _CLEARLY = 4, 3, 0.02
+
+Untried = Literal[
+    "initial_state",
+    "from_initial_state",
+    "first_position",
+    "other_token",
+    "several_positions",
+    "other_loop",
+    "repeated",
+    "third_interchange",
+    "part_of_state",
+]
+"""A kind of interchange that a comparison has not tried."""
+
+
+@dataclass(frozen=True, repr=False)
+class Evidence(ShortRepr):
+    """The answers of one model after each interchange, and the predictions of each program.
+
+    Arrays of ``data``:
+
+    - [pair]: ``base``, the input whose run is changed, as ``input`` counts them;
+    - [pair, delay]: ``within``, whether a delay comes before the end (beyond, the rest is false);
+      ``moves``, whether the interchange changes an answer of the model;
+    - [program, pair, delay]: ``changes``, whether the program predicts that; ``agree``, whether the
+      model's whole answer is the predicted one; ``random_agree``, after a random change;
+    - [program, rival, pair, delay]: ``apart``, whether two programs predict different answers;
+    - [program, pair]: ``reached``, whether a clean run reaches the program's state;
+    - [program, input], of clean runs: ``undisturbed``, share of the loops at which the whole answer
+      is the program's; ``decided``, share of the answers that it decides;
+    - [batch, …]: ``worst_loop``, share of inputs at the loop at which it is least; ``alike``,
+      whether two programs give the same answers in all clean runs; ``solved``, share of inputs
+      that the model answers right.
+
+    Attributes:
+        data: These arrays.
+        strata: The label of each pair in each stratum, a row for each pair.
+        offsets: The offset of each program.
+        untried: Codes of the kinds of interchange that no pair tries.
+    """
+
+    data: xr.Dataset
+    strata: pd.DataFrame
+    offsets: list[ProgramOffset]
+    untried: list[Untried] = field(default_factory=list)
+
+
+def gather_evidence(
+    model: LoopedModel | Any,
+    programs: Sequence[LoopProgram],
+    batches: Sequence[Batch],
+    strategy: PairStrategy,
+    *,
+    seed: int,
+) -> Evidence:
+    """Run a strategy's interchanges on a model, and compute each program's predictions of them.
+
+    Args:
+        model: Any looped model.
+        programs: The programs.
+        batches: Inputs, each of one length; program offsets are chosen on the first only.
+        strategy: Chooses pairs.
+        seed: Seed of pairs and random changes.
+    """
+    data, strata, tried = [], [], set()
+    offsets: list[ProgramOffset] = []
+    for number, batch in enumerate(track(batches, "compare")):
+        generator = torch.Generator().manual_seed(seed + number)
+        pairs = strategy(model, programs, batch, generator)
+        run = InterchangeRun(model, pairs)
+        # [change, pair, site, d_model]: the interchange, and a random change of the same norm.
+        changes = torch.stack([run.difference, random_change(run.difference, generator)])
+        exchanged, random = run.after(run.base_state + changes)
+        runs_of = cache(partial(_program_runs, programs, run.pairs))
+        scored = torch.ones(len(pairs), dtype=torch.bool)
+        if not offsets:
+            scored = torch.arange(len(pairs)) % _TUNED_ON != 0
+            every = range(len(programs))
+            offsets = [_best_offset(run, exchanged, ~scored, partial(runs_of, k)) for k in every]
+        # Before its first loop, and left of its first position, a program predicts nothing.
+        begun = _begun(pairs, offsets)
+        scored &= begun
+        tried |= _tried(pairs[begun.to(pairs.loop.device)])
+        runs = [runs_of(k, offset.lag) for k, offset in enumerate(offsets)]
+        after = _after_interchange(run, exchanged, random, runs, offsets, scored)
+        clean = _clean_runs(run, runs, offsets, [runs_of(k, 0) for k in range(len(runs))], batch)
+        inputs_before = sum(part.sizes["input"] for part in data)
+        data.append(_dataset(programs, {**after, **clean}))
+        data[-1]["base"] += inputs_before
+        lengths, of_input = batch.n.unique(return_inverse=True)
+        length = Stratum(tuple(f"n = {n}" for n in lengths.tolist()), of_input[pairs.base])
+        strata.append(({**pairs.strata, **strata_of(pairs, programs[0]), "length": length}, scored))
+    untried = [kind for kind in get_args(Untried) if kind not in tried]
+    return Evidence(_joined(data), _labels(strata), offsets, untried)
+
+
+def _program_runs(
+    programs: Sequence[LoopProgram], pairs: InterchangePairs, k: int, lag: int
+) -> ProgramRuns:
+    """The runs of program k on the inputs, long enough for every offset."""
+    n_loops = pairs.n_loops + max(option.shift for option in alignments())
+    return ProgramRuns(programs[k], pairs.inputs, n_loops=n_loops, lag=lag)
+
+
+def _tried(pairs: InterchangePairs) -> set[Untried]:
+    """Codes of the kinds of interchange that some pair tries; some, no strategy can."""
+    at = pairs.sites
+    token = pairs.inputs[pairs.base[:, None], at.position]
+    there: dict[Untried, Tensor] = {  # [pair, site]
+        "initial_state": at.loop == 0,
+        "from_initial_state": at.source_loop == 0,
+        "first_position": at.position == 0,
+        "other_token": token != pairs.inputs[at.source, at.position],
+        "several_positions": (at.loop == at.loop[:, :1]) & (at.position != at.position[:, :1]),
+        "other_loop": at.loop != at.source_loop,
+        "repeated": at.loop > at.loop[:, :1],
+    }
+    return {kind for kind, sites in there.items() if bool((at.made & sites).any())}
+
+
+def _best_offset(
+    run: InterchangeRun,
+    exchanged: Int[Tensor, "pair delay pos"],
+    tuning: Bool[Tensor, " pair"],
+    runs_by_lag: Callable[[int], ProgramRuns],
+) -> ProgramOffset:
+    """The offset of a program that fits some pairs best, of those that fit clean runs best.
+
+    Of equals the plainest: another one must be better by a clear margin.
+    """
+    options = list(alignments())
+    chosen = (tuning & _begun(run.pairs, options)).to(exchanged.device)
+    pairs = run.pairs[chosen]
+    delays = min(_TUNED_DELAYS, pairs.longest) + 1
+    # Answers without and with the interchange, [pair, delay, pos]; whether the model changes any.
+    natural, after = run.base[chosen, :delays], exchanged[chosen, :delays]
+    moves = (natural != after).any(-1).any(-1)
+    fits = [float(_clean_match(run, runs_by_lag(a.lag), a)[0].double().mean()) for a in options]
+    best, best_score = options[0], -1.0
+    # Whole answers right at the first delays, of effective interchanges [pair, delay].
+    for option, fit in zip(options, fits):
+        if fit < max(fits) - _CLEARLY:
+            continue
+        runs = runs_by_lag(option.lag)
+        prediction = Prediction(runs.program, pairs, option, runs=runs, steps=delays - 1)
+        claims = prediction.claims(natural)
+        active = run.within[chosen, :delays] & (moves[:, None] | claims.changes)
+        score = float(claims.agree(after)[active].double().mean().nan_to_num(1.0))
+        if score > best_score + _CLEARLY:
+            best, best_score = option, score
+    return best
+
+
+def _begun(pairs: InterchangePairs, offsets: Sequence[ProgramOffset]) -> Bool[Tensor, " pair"]:
+    """The pairs at loops and positions that every program has, under any of the offsets."""
+    at = pairs.sites
+    first = max(-min(offset.shift for offset in offsets), 0)
+    left = max(offset.offset for offset in offsets)
+    outside = (at.loop < first) | (at.source_loop < first) | (at.position < left)
+    return ~(at.made & outside).any(1).cpu()
+
+
+def _clean_match(
+    run: InterchangeRun, runs: ProgramRuns, offset: ProgramOffset
+) -> tuple[Bool[Tensor, "loop input"], Float[Tensor, " input"]]:
+    """At which loops 1 .. T the whole answer is the program's; share of answers it decides."""
+    pairs = run.pairs
+    # [loop, input, pos]: the program's answers at the model's loops, of those that are asked.
+    loops = torch.arange(1, pairs.n_loops + 1, device=pairs.loop.device) + offset.shift
+    predicted = runs.trace.outputs[loops]
+    decided = (predicted != UNKNOWN) & pairs.asked
+    right = ((predicted == run.natural[1:]) | ~decided).all(-1)
+    return right, decided.sum((0, 2)) / (pairs.asked.sum(1) * len(loops)).clamp(min=1)
+
+
+def _clean_runs(
+    run: InterchangeRun,
+    runs: list[ProgramRuns],
+    offsets: list[ProgramOffset],
+    without_lag: list[ProgramRuns],
+    batch: Batch,
+) -> dict[str, tuple[str, Tensor]]:
+    """The arrays of the clean runs of one batch."""
+    matches, decided = zip(*(_clean_match(run, r, offset) for r, offset in zip(runs, offsets)))
+    right = torch.stack(matches).double()  # [program, loop, input]
+    # Two programs are compared with each other without any offset.
+    answers = [r.trace.outputs[1 : run.pairs.n_loops + 1] for r in without_lag]
+    alike = [[bool(((a == b) | ~run.pairs.asked).all()) for b in answers] for a in answers]
+    targets = batch.targets.to(run.natural.device)
+    solved = ((run.natural[-1] == targets) | (targets == IGNORE)).all(-1)
+    return {
+        "undisturbed": ("program input", right.mean(1)),
+        "worst_loop": ("batch program", right.mean(2).amin(1)[None]),
+        "decided": ("program input", torch.stack(decided)),
+        "alike": ("batch program rival", torch.tensor([alike])),
+        "solved": ("batch", solved.double().mean()[None]),
+    }
+
+
+def _after_interchange(
+    run: InterchangeRun,
+    exchanged: Int[Tensor, "pair delay pos"],
+    random: Int[Tensor, "pair delay pos"],
+    runs: list[ProgramRuns],
+    offsets: list[ProgramOffset],
+    scored: Bool[Tensor, " pair"],
+) -> dict[str, tuple[str, Tensor]]:
+    """The arrays of the scored pairs of one batch."""
+    pairs, within, rows = run.pairs, run.within, scored.to(run.within.device)
+    predictions = [Prediction(r.program, pairs, a, runs=r) for r, a in zip(runs, offsets)]
+    claims = [prediction.claims(run.base) for prediction in predictions]
+    # [pair, delay]: the model changes an answer that is scored.
+    moves = ((exchanged != run.base) & pairs.scored[:, None]).any(-1)
+
+    def by_program(each: list[Bool[Tensor, "pair delay"]]) -> Bool[Tensor, "program pair delay"]:
+        return (torch.stack(each) & within)[:, rows]
+
+    return {
+        "base": ("pair", pairs.base[rows]),
+        "reached": ("program pair", torch.stack([_reached(p)[rows] for p in predictions])),
+        "within": ("pair delay", within[rows]),
+        "moves": ("pair delay", (moves & within)[rows]),
+        "changes": ("program pair delay", by_program([c.changes for c in claims])),
+        "agree": ("program pair delay", by_program([c.agree(exchanged) for c in claims])),
+        "random_agree": ("program pair delay", by_program([c.agree(random) for c in claims])),
+        "apart": ("program rival pair delay", (separations(claims) & within)[:, :, rows]),
+    }
+
+
+def _dataset(
+    programs: Sequence[LoopProgram], arrays: Mapping[str, tuple[str, Tensor]]
+) -> xr.Dataset:
+    import xarray as xr
+
+    names = [p.name for p in programs]
+    return xr.Dataset(
+        {name: (axes.split(), array.cpu().numpy()) for name, (axes, array) in arrays.items()},
+        coords={"program": names, "rival": names, "delay": range(len(arrays["within"][1][0]))},
+    )
+
+
+def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
+    """Whether the clean base run reaches the program's state right after each interchange.
+
+    Tokens are part of the state, so no other run can reach it; this one may at another loop.
+    """
+    pairs, variables = prediction.pairs, prediction.runs.trace.variables
+    reached = torch.zeros_like(pairs.base, dtype=torch.bool)
+
+    def on_distribution(rows: Any, state: Mapping[str, Tensor]) -> Bool[Tensor, " some"]:
+        # Every variable at every position is equal [loop, pair], at some loop.
+        equal = [(variables[n][:, pairs.base[rows]] == x).all(-1) for n, x in state.items()]
+        return torch.stack(equal).all(0).any(0)
+
+    for start in range(0, len(pairs), 64):  # each compares all loops of a run
+        rows = slice(start, start + 64)
+        reached[rows] = on_distribution(rows, prediction.state(rows))
+    if pairs.second is not None:  # then both states must be reached
+        for rows in (pairs.second.made & reached).nonzero().squeeze(1).split(64):
+            if len(rows):
+                reached[rows] = on_distribution(rows, prediction.second_state(rows))
+    return reached
+
+
+def _labels(batches: Sequence[tuple[dict[str, Stratum], Bool[Tensor, " pair"]]]) -> pd.DataFrame:
+    """The label of each scored pair in each stratum; not every batch has the same strata."""
+    import pandas as pd
+
+    columns = [
+        # A code of -1 takes the last label, None.
+        {k: np.array([*s.labels, None], object)[s.codes[scored].cpu()] for k, s in strata.items()}
+        for strata, scored in batches
+    ]
+    table = pd.concat([pd.DataFrame(part) for part in columns], ignore_index=True)
+    for name in table:
+        labels = [label for strata, _ in batches if name in strata for label in strata[name].labels]
+        table[name] = pd.Categorical(table[name], categories=list(dict.fromkeys(labels)))
+    return table
+
+
+def _joined(parts: Sequence[xr.Dataset]) -> xr.Dataset:
+    """The arrays of several batches; beyond the end of a shorter run all is false."""
+    import xarray as xr
+
+    # Arrays have one of the axes pair, input and batch each, along which they are joined.
+    def along(axis: str) -> xr.Dataset:
+        named = (part[[name for name in part if axis in part[name].dims]] for part in parts)
+        return xr.concat(list[xr.Dataset](named), axis, join="outer", fill_value=False)
+
+    return along("pair").merge(along("input")).merge(along("batch"))

@@ -1,0 +1,355 @@
+"""Heads matched with selectors: which head computes which selector of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from loopinterp.comparison.inputs import check_batch, check_programs
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import Result, study
+from loopinterp.models.protocol import describe_model, device_of, need_hooks
+from loopinterp.programs.expressions import selectors as selectors_of
+from loopinterp.programs.interpreter import evaluate
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.models import HookedRun
+    from loopinterp.programs.program import LoopProgram
+    from loopinterp.tasks.task import Batch, Task
+
+_PATTERN = "attn.hook_pattern"
+
+TOLERANCE = 1e-3
+"""A head computes a selector whose overlap with its attention falls short of 1 by no more."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class HeadMatch(Result, kind="head-match"):
+    """The result of :func:`match_heads`. Values are NaN where a selector selects nothing.
+
+    Arrays:
+        overlap: Overlap (1 - total variation distance) of each head's attention with attention
+            spread evenly over the keys that the selector selects, over examples and over queries
+            that select any. 1 only for a head that attends to exactly those keys, evenly.
+        overlap_even: Control: attention spread evenly over the keys that the head lets it see.
+        overlap_by_position: Control: the head's mean attention over examples; as high as
+            ``overlap`` where attention does not depend on the input.
+        overlap_other_input: Control: the keys that are selected in another example.
+        mass: Mean attention of each head to the keys that the selector selects. Near 1 also for
+            a head that attends to some of those keys only.
+        mass_even: The control ``overlap_even``, for ``mass``; and so on for the others.
+
+    Attributes:
+        names: All names of each selector: those that coincide on the whole sample are one.
+        computes: The heads that compute each selector: overlap of at least 1 - 1e-3 at every loop
+            at which it selects anything.
+        assigned: Head of each selector under the best one-to-one assignment over all loops (""
+            where there are more selectors than heads, or nothing is selected).
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        name: "loop head selector"
+        for measure in ("overlap", "mass")
+        for name in (measure, *(f"{measure}_{c}" for c in ("even", "by_position", "other_input")))
+    }
+
+    names: list[list[str]]
+    computes: list[list[str]]
+    assigned: list[str]
+
+    @property
+    def heads(self) -> list[str]:
+        """Name of each head."""
+        return self.data["head"].values.tolist()
+
+    @property
+    def selectors(self) -> list[str]:
+        """Name of each selector; of those that coincide on the whole sample, all names."""
+        return self.data["selector"].values.tolist()
+
+    @property
+    def empty(self) -> list[str]:
+        """The selectors that select nothing at any query of the sample."""
+        empty = self.data["overlap_even"].isnull().all(("loop", "head"))
+        return empty["selector"].values[empty.values].tolist()
+
+    @property
+    def everything(self) -> list[str]:
+        """The selectors that select all that a head can see, as an idle head attends to it."""
+        even = self.data["overlap_even"]
+        by_head = (even.fillna(1.0) >= 1 - TOLERANCE).all("loop") & even.notnull().any("loop")
+        return even["selector"].values[by_head.any("head").values].tolist()
+
+
+def match_heads(
+    patterns: Float[Tensor, "loop batch head query key"],
+    selectors: Mapping[str, Bool[Tensor, "loop batch query key"]],
+    *,
+    heads: Sequence[str] | None = None,
+    visible: Bool[Tensor, "*head query key"] | None = None,
+    seed: int = 0,
+    config: Mapping[str, Any] | None = None,
+) -> HeadMatch:
+    r"""Overlap of attention with what each selector selects, and the best assignment of heads.
+
+    .. math::
+        U_{t,b,q,k} = \frac{S_{t,b,q,k}}{\sum_j S_{t,b,q,j}}, \qquad
+        o_{t,h,s} = \operatorname{mean}_{b,q}
+            \Bigl(1 - \tfrac12 \sum_k |A_{t,b,h,q,k} - U_{t,b,q,k}|\Bigr), \qquad
+        m_{t,h,s} = \operatorname{mean}_{b,q} \sum_k A_{t,b,h,q,k} S_{t,b,q,k}
+
+    over queries q that select at least one key. Heads are assigned to selectors one to one
+    (Hungarian algorithm): first those that compute their selector, then for the largest total of
+    overlap above that of even attention.
+
+    Args:
+        patterns: Attention patterns.
+        selectors: Name -> selector at the same loops, examples and positions.
+        heads: Name of each head.
+        visible: Keys that each query may see, for all heads or for each; by default those that
+            any head ever looks at.
+        seed: Written to the provenance; nothing is drawn.
+        config: Written to the provenance.
+
+    Raises:
+        InputError: patterns without these five axes, no selector, fewer than two examples, or
+            shapes that do not fit.
+
+    Example:
+        >>> keys = torch.tensor([[0, 0, 1], [0, 1, 0]])
+        >>> selector = torch.nn.functional.one_hot(keys, 3).bool()[None]
+        >>> match = match_heads(selector[:, :, None].float(), {"lookup": selector})
+        >>> match.computes, match.data["overlap"].sel(loop=0).item()
+        ([['head 0']], 1.0)
+    """
+    _check(patterns, selectors)
+    patterns = patterns.to(torch.promote_types(patterns.dtype, torch.float32))
+    groups: list[tuple[list[str], Tensor]] = []  # selectors that coincide are one
+    for name, values in selectors.items():
+        same = [group for group, known in groups if torch.equal(known, values)]
+        if same:
+            same[0].append(name)
+        else:
+            groups.append(([name], values))
+    names = [f"head {h}" for h in range(patterns.shape[2])] if heads is None else list(heads)
+    with study(seed, **{"study": "heads", **(config or {})}) as watch:
+        if visible is None:
+            visible = patterns.amax((0, 1, 2)) > 0
+        even = (visible / visible.sum(-1, keepdim=True).clamp(min=1)).expand(patterns.shape[2:])
+        cells = [
+            [_measure(pattern, even, selector[loop]) for _, selector in groups]
+            for loop, pattern in enumerate(patterns)
+        ]
+        table = {  # [loop, head, selector]
+            name: torch.stack([torch.stack([cell[name] for cell in row], -1) for row in cells])
+            for name in HeadMatch.VARIABLES
+        }
+        # A head computes a selector that it matches at every loop at which anything is selected.
+        exact = table["overlap"] >= 1 - TOLERANCE
+        always = (exact | table["overlap"].isnan()).all(0) & exact.any(0)
+        gain = (table["overlap"] - table["overlap_even"]).nanmean(0)
+        return HeadMatch.of(
+            watch,
+            coords={
+                "loop": range(len(patterns)),
+                "head": names,
+                "selector": [" = ".join(group) for group, _ in groups],
+            },
+            **table,
+            names=[group for group, _ in groups],
+            computes=[[names[h] for h in column.nonzero().flatten()] for column in always.T],
+            assigned=_assign(gain.cpu().numpy(), always.cpu().numpy(), names),
+        )
+
+
+def head_study(
+    model: HookedRun,
+    data: Batch | Task,
+    programs: Sequence[str | LoopProgram],
+    *,
+    n: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> HeadMatch:
+    """:func:`match_heads` of a model, against every selector of the programs.
+
+    Heads of the prelude, the block and the coda are all matched with the selectors of ``prepare``,
+    ``step`` and ``finish``. What occurs once (heads of prelude and coda, selectors of ``prepare``
+    and of ``finish`` after the last loop) is compared at every loop.
+
+    Args:
+        model: The model.
+        data: Examples of one length in the programs' token format, or the task to draw them from.
+        programs: The programs, such as ``list_programs(task.name)``. Selectors that programs
+            share are listed once.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of what is drawn.
+
+    Raises:
+        InputError: what is no model, no batch or no list of programs, or tokens that a program
+            does not know.
+    """
+    chosen = check_programs(programs)
+    need_hooks(model)
+    batch = check_batch(
+        model, data, chosen, needs_targets=False, n=n, batch_size=batch_size, seed=seed
+    )
+    batch = batch.to(device_of(model))
+    n_loops = int(batch.n_loops.max())
+    selectors: dict[str, Tensor] = {}
+    for program in chosen:
+        for name, values in _selectors(program, batch.inputs, n_loops):
+            known = selectors.get(name)
+            if known is None or not torch.equal(known, values):
+                selectors[name if known is None else f"{program.name}.{name}"] = values
+    patterns, heads = _patterns(model, batch.inputs, n_loops)
+    n_pos, sizes = batch.inputs.shape[1], model.site_map
+    visible = model.visible(n_pos).expand(sizes.n_heads, n_pos, n_pos)
+    visible = visible.repeat(sizes.layers_total(1), 1, 1)  # [layer head, query, key]
+    return match_heads(
+        patterns,
+        selectors,
+        heads=heads,
+        visible=visible,
+        seed=seed,
+        config={"model": describe_model(model)},
+    )
+
+
+def _selectors(
+    program: LoopProgram, tokens: Tensor, n_loops: int
+) -> Iterator[tuple[str, Bool[Tensor, "loop batch query key"]]]:
+    """Every selector of a program at every loop, by name."""
+    trace = program.trace(tokens, n_loops=n_loops)
+    yield from trace.selectors.items()
+    at_the_end = {name: values[-1] for name, values in trace.variables.items()}
+    once = dict(trace.prepare_selectors)
+    for name, select in selectors_of([program.finish]).items():
+        # The same selection in ``step`` reads the variables as they were before each loop.
+        unique = f"finish.{name}" if select.variables and name in trace.selectors else name
+        once[unique] = evaluate(select, tokens, at_the_end)
+    for name, values in once.items():
+        yield name, values.expand(n_loops, *values.shape)
+
+
+@torch.no_grad()
+def _patterns(
+    model: HookedRun, inputs: Int[Tensor, "batch pos"], n_loops: int
+) -> tuple[Float[Tensor, "loop batch head query key"], list[str]]:
+    """Patterns of all heads, those of prelude and coda at every loop; and the heads' names."""
+    _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=_PATTERN)
+    sizes, patterns, heads = model.site_map, [], []
+    sections = {"prelude": sizes.n_prelude, "block": sizes.n_layers, "coda": sizes.n_coda}
+    for section, n_layers in sections.items():
+        for layer in range(n_layers):
+            if section == "block":
+                patterns.append(cache.stack(_PATTERN, layer=layer))
+            else:
+                once = cache[f"{section}.{layer}.{_PATTERN}"]  # [batch, head, query, key]
+                patterns.append(once.expand(n_loops, *once.shape))
+            count, n_heads = sizes.n_layers, sizes.n_heads
+            heads += [head_name(section, layer, head, n_layers=count) for head in range(n_heads)]
+    return torch.cat(patterns, dim=2), heads
+
+
+def head_name(section: str, layer: int, head: int, *, n_layers: int) -> str:
+    """The name of a head in results.
+
+    Args:
+        section: ``prelude``, ``block`` or ``coda``.
+        layer: Its layer inside that section.
+        head: Its index inside that layer.
+        n_layers: Layers of the tied block; the layer is left out where there is but one.
+
+    Example:
+        >>> [head_name("block", 0, 3, n_layers=n) for n in (1, 2)]
+        ['head 3', 'head 0.3']
+        >>> head_name("coda", 0, 3, n_layers=1)
+        'coda 0.3'
+    """
+    if section != "block":
+        return f"{section} {layer}.{head}"
+    return f"head {head}" if n_layers == 1 else f"head {layer}.{head}"
+
+
+def _measure(
+    pattern: Float[Tensor, "batch head query key"],
+    even: Float[Tensor, "head query key"],
+    selector: Bool[Tensor, "batch query key"],
+) -> dict[str, Tensor]:
+    """Every array of the result, of one selector at one loop: [head]."""
+    average, even = pattern.mean(0, keepdim=True), even.to(pattern)[None]  # [1, head, query, key]
+    mass = selector.to(pattern)[:, None]  # [batch, 1, query, key]
+    count = mass.sum(-1, keepdim=True)
+    uniform, queries = mass / count.clamp(min=1), count[..., 0] > 0  # and [batch, 1, query]
+    scores: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = {
+        "mass": (lambda attention, target: (attention * target).sum(-1), mass),
+        "overlap": (lambda attention, target: 1 - (attention - target).abs().sum(-1) / 2, uniform),
+    }
+    means = {}
+    for name, (score, target) in scores.items():
+        means |= {
+            name: _mean(score(pattern, target), queries),
+            f"{name}_even": _mean(score(even, target), queries),
+            f"{name}_by_position": _mean(score(average, target), queries),
+            f"{name}_other_input": _mean(score(pattern, target.roll(1, 0)), queries.roll(1, 0)),
+        }
+    return means
+
+
+def _mean(
+    values: Float[Tensor, "batch head query"], queries: Bool[Tensor, "batch 1 query"]
+) -> Float[Tensor, " head"]:
+    """Mean over examples and the queries that select anything; NaN where none does."""
+    total = torch.where(queries, values, 0).sum((0, 2))
+    return total / queries.sum().to(total)
+
+
+def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
+    """The head of each selector, one to one, for the largest total gain [head, selector].
+
+    A head that computes a selector goes before any other gain: selectors that select at different
+    queries would otherwise draw heads away from one another.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    known = np.flatnonzero(~np.isnan(gain).any(0))
+    bonus = 2 * min(gain.shape) + 1  # a gain lies between -1 and 1
+    rows, columns = linear_sum_assignment((gain + bonus * exact)[:, known], maximize=True)
+    head_of = dict(zip(known[columns].tolist(), rows.tolist()))
+    return [heads[head_of[s]] if s in head_of else "" for s in range(gain.shape[1])]
+
+
+def _check(patterns: Tensor, selectors: Mapping[str, Tensor]) -> None:
+    tensor = isinstance(patterns, torch.Tensor)
+    if not tensor or patterns.ndim != 5:
+        raise InputError(
+            "patterns",
+            expected="a tensor [loop, batch, head, query, key]",
+            given=f"shape {list(patterns.shape)}" if tensor else type(patterns).__name__,
+            fix="Pass cache.stack('attn.hook_pattern') of a run.",
+        )
+    loops, batch, _, query, key = patterns.shape
+    if not selectors or batch < 2:
+        raise InputError(
+            "selectors and patterns",
+            expected="at least one selector and two examples",
+            given=f"{len(selectors)} selectors and {batch} examples",
+            fix="Pass trace.selectors of a program, and more examples.",
+        )
+    for name, selector in selectors.items():
+        if selector.shape != (loops, batch, query, key):
+            raise InputError(
+                f"selector {name!r}",
+                expected=f"shape {[loops, batch, query, key]}, as the patterns have",
+                given=str(list(selector.shape)),
+                fix="Trace the program on the same inputs for the same number of loops.",
+            )

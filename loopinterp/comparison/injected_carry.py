@@ -1,0 +1,174 @@
+"""Persistence of an injected carry: one loop (plain ripple) or for ever (sticky ripple)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from loopinterp.comparison.inputs import check_batch, named_models
+from loopinterp.core.errors import InputError, check_integer, check_seed
+from loopinterp.core.results import Result, study
+from loopinterp.interventions.engine import InterchangeRun
+from loopinterp.interventions.pairs import InterchangePairs, draw_pairs
+from loopinterp.models import describe_model
+from loopinterp.programs.registry import get_program
+from loopinterp.tasks.addition import Addition
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from loopinterp.models import LoopedModel
+    from loopinterp.tasks.task import Batch, Task
+
+INJECTED, ERASED = "planted", "erased"
+KINDS = (INJECTED, ERASED)
+TOKENS = get_program("ripple").inputs[:4]
+MOST = 12
+"""Persistences of so many loops or more are counted together."""
+
+_SETTLED = 2
+"""Loops for which both carries must have been settled before the interchange."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class InjectedCarry(Result, kind="planted-carry"):
+    """What :func:`injected_carry_study` returns.
+
+    ``count`` is the number of interchanges after which a carry persisted for ``life`` loops (the
+    last is :data:`MOST` or more), by token at the position and at its left neighbour: ``planted``
+    where a carry was injected, ``erased`` where one was removed. 0 means that the answer did not
+    change at all.
+
+    Attributes:
+        n: Bits of the operands.
+    """
+
+    VARIABLES: ClassVar = {"count": "model kind token left_token life"}
+
+    n: int
+
+    def counts(self, model: str, kind: str = INJECTED, **where: Any) -> np.ndarray:
+        """Number of carries that persisted for 0, 1, 2, … loops."""
+        counts = self.data["count"].sel(model=model, kind=kind, **where)
+        return counts.sum([d for d in counts.dims if d != "life"]).values
+
+    def quantile(self, share: float, model: str, kind: str = INJECTED, **where: Any) -> float:
+        """A quantile of the persistence in loops; NaN where there are no carries."""
+        total = self.counts(model, kind, **where).cumsum()
+        if not total[-1]:
+            return float("nan")
+        return float(np.searchsorted(total, share * total[-1]))
+
+
+def injected_carry_study(
+    models: LoopedModel | Any | Sequence[LoopedModel | Any],
+    data: Batch | Task,
+    *,
+    names: Sequence[str] | None = None,
+    per_cell: int = 24,
+    n: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> InjectedCarry:
+    """Inject carries into additions, and count the loops for which the answer shows them.
+
+    The state of one bit is taken from an input with the same two bits there and the opposite
+    carry into them, both settled for two loops or more, at least :data:`MOST` loops before the
+    end. A carry persists as long as the model's answer at that bit stays changed.
+
+    Args:
+        models: A model of additions (tokens ``a + 2b`` after BOS), or several.
+        data: Additions of one length, at least 16 bits, or their task.
+        names: A name for each model.
+        per_cell: Most interchanges for each kind, token and left token.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of the pairs, and of what is drawn.
+
+    Raises:
+        InputError: inputs that are too short, or without such pairs.
+    """
+    check_integer("per_cell", per_cell, least=1)
+    by_name = named_models(models, names)
+    settings = {"n": n, "batch_size": batch_size, "seed": check_seed(seed)}
+    batches = [check_batch(m, data, [get_program("ripple")], **settings) for m in by_name.values()]
+    pairs = [_pairs(batch, per_cell, torch.Generator().manual_seed(seed)) for batch in batches]
+    n = int(batches[0].n[0])
+    with study(
+        seed,
+        study="planted carry",
+        models=[describe_model(model) for model in by_name.values()],
+        n=n,
+        per_cell=per_cell,
+    ) as watch:
+        return InjectedCarry.of(
+            watch,
+            coords={
+                "model": list(by_name),
+                "kind": KINDS,
+                "token": TOKENS,
+                "left_token": TOKENS,
+                "life": range(MOST + 1),
+            },
+            count=np.stack([_counts(model, *x) for model, x in zip(by_name.values(), pairs)]),
+            n=n,
+        )
+
+
+def _counts(
+    model: LoopedModel | Any, pairs: InterchangePairs, cell: Int[Tensor, " pair"]
+) -> np.ndarray:
+    """Interchanges by kind, token, left token and persistence."""
+    run = InterchangeRun(model, pairs)
+    rows = torch.arange(len(pairs), device=run.base.device)
+    # Whether the answer at the changed bit differs from the clean one, [pair, delay].
+    changed = (run.interchange() != run.base)[rows, : MOST + 1, run.pairs.positions[:, 0]]
+    life = changed.int().cummin(1).values.sum(1).clamp(max=MOST).cpu()
+    shape = (len(KINDS), len(TOKENS), len(TOKENS), MOST + 1)
+    index = (cell * (MOST + 1) + life).numpy()
+    return np.bincount(index, minlength=int(np.prod(shape))).reshape(shape)
+
+
+def _pairs(
+    batch: Batch, per_cell: int, generator: torch.Generator
+) -> tuple[InterchangePairs, Int[Tensor, " pair"]]:
+    """Interchanges of settled carries, and the cell (kind, token, left token) of each."""
+    task, tokens = Addition(), batch.inputs
+    carry, chain = task.carry_in(tokens), task.chain_length_in(tokens)
+    last = int(batch.n_loops.max()) - MOST
+    base, source = draw_pairs(len(batch), 64 * per_cell, generator)
+    loop = torch.randint(_SETTLED + 1, max(last, _SETTLED + 1) + 1, base.shape, generator=generator)
+    asked = batch.targets != IGNORE
+    # Equal tokens and opposite carries, at an asked bit: [pair, pos].
+    fits = (tokens[base] == tokens[source]) & (carry[base] != carry[source]) & asked[base]
+    for row in (base, source):
+        fits &= chain[row] + 1 + _SETTLED <= loop[:, None]
+    fits[:, :2] = False  # the first bit has no carry, and no left neighbour
+    pair, position = fits.nonzero(as_tuple=True)
+    if last <= _SETTLED or not len(pair):
+        raise InputError(
+            "batch",
+            expected=f"additions of {MOST + 4} bits or more, of which some differ in a settled "
+            "carry",
+            given=f"{len(batch)} of {int(batch.n[0])} bits",
+            fix="Draw more, or longer ones, of the distribution 'propagate'.",
+        )
+    row = base[pair]
+    kind = carry[row, position]  # a carry of 1 in the base is erased
+    cell = (kind * 4 + tokens[row, position]) * 4 + tokens[row, position - 1]
+    shuffled = torch.randperm(len(cell), generator=generator)
+    some = torch.cat([shuffled[cell[shuffled] == k][:per_cell] for k in cell.unique().tolist()])
+    pairs = InterchangePairs.of(
+        batch,
+        base=row[some],
+        source=source[pair][some],
+        positions=position[some, None],
+        loop=loop[pair][some],
+    )
+    return pairs, cell[some]

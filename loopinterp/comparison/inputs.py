@@ -1,0 +1,113 @@
+"""Models, programs and batches that enter a comparison, checked at the door."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from loopinterp.core.errors import InputError
+from loopinterp.models.protocol import need_model
+from loopinterp.models.study_examples import fit_to_model
+from loopinterp.programs.program import LoopProgram
+from loopinterp.programs.registry import get_program
+from loopinterp.tasks.sampling import as_batch, as_batches, check_tokens, need_asked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from loopinterp.models import LoopedModel
+    from loopinterp.tasks.task import Batch
+
+
+def check_program_list(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
+    """Programs out of a list of programs and names.
+
+    Example:
+        >>> [program.name for program in check_program_list(["ripple", "copy"])]
+        ['ripple', 'copy']
+    """
+    if isinstance(programs, (str, LoopProgram)) or not isinstance(programs, Sequence):
+        raise InputError(
+            "programs",
+            expected="a list of programs or of their names",
+            given=repr(programs) if isinstance(programs, str) else type(programs).__name__,
+            fix=f"Pass [{programs!r}]." if isinstance(programs, str) else "Put it into a list.",
+        )
+    return [get_program(program) for program in programs]
+
+
+def check_programs(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
+    """Candidate programs, at least one: all of one task, each with its own name."""
+    candidates = check_program_list(programs)
+    names = [p.name for p in candidates]
+    if not names or len(set(names)) < len(names) or len({p.task for p in candidates}) > 1:
+        raise InputError(
+            "programs",
+            expected="one program or more, all of one task, each with its own name",
+            given=", ".join(f"{p.name} ({p.task})" for p in candidates) or "none",
+            fix="Leave out the others: tokens of other tasks mean something else.",
+        )
+    return candidates
+
+
+def check_batches(
+    model: LoopedModel | Any, data: object, programs: Iterable[LoopProgram], **drawn: Any
+) -> list[Batch]:
+    """Each of the batches, or of those drawn from a task; see :func:`check_batch`."""
+    return [check_batch(model, batch, programs) for batch in as_batches(data, **drawn)]
+
+
+def check_batch(
+    model: LoopedModel | Any,
+    data: object,
+    programs: Iterable[LoopProgram],
+    *,
+    needs_loops: bool = True,
+    needs_targets: bool = True,
+    **drawn: Any,
+) -> Batch:
+    """A batch of at least two examples of one length, in tokens that all programs know.
+
+    It ends where the model is asked; see :func:`~loopinterp.models.study_examples.fit_to_model`.
+
+    Args:
+        model: The model.
+        data: A batch, or a task.
+        programs: The programs.
+        needs_loops: Whether the model is followed from loop to loop, up to T(n).
+        needs_targets: Whether answers are judged, so that each example must have a target.
+        drawn: Further arguments of :func:`~loopinterp.tasks.as_batch`.
+    """
+    need_model(model)
+    batch = as_batch(data, **drawn)
+    if needs_targets:
+        need_asked(batch)
+    if len(batch) < 2 or len(batch.n_loops.unique()) > 1:
+        raise InputError(
+            "data",
+            expected="batches of at least two examples, all of one length",
+            given=f"{len(batch)} examples with T(n) of {batch.n_loops.unique().tolist()}",
+            fix="Draw them with task.sample(n, batch_size=..., generator=...), n an integer.",
+        )
+    for program in programs:
+        check_tokens(batch.inputs, len(program.inputs), f"inputs for program {program.name}")
+    return fit_to_model(model, batch, needs_loops=needs_loops).to("cpu")
+
+
+def named_models(
+    models: LoopedModel | Any | Sequence[LoopedModel | Any], names: Sequence[str] | None
+) -> dict[str, LoopedModel | Any]:
+    """One model or several, each under its name (by default "model 0" and so on)."""
+    several = list(models) if isinstance(models, (list, tuple)) else [models]
+    count = len(several)
+    labels = [f"model {k}" for k in range(count)] if names is None else list(names)
+    if count < 1 or len(labels) != count or len(set(labels)) < count:
+        raise InputError(
+            "names",
+            expected=f"one name for each of {count} models (at least one model)",
+            given=repr(labels),
+            fix="Pass as many different names as models.",
+        )
+    for model in several:
+        need_model(model)
+    return dict(zip(labels, several))

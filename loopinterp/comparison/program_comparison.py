@@ -1,0 +1,253 @@
+"""Which program a looped model runs: candidates compared by interchange interventions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from loopinterp.comparison.counts import count_evidence, shares_of
+from loopinterp.comparison.evidence import Evidence, gather_evidence
+from loopinterp.comparison.inputs import check_batches, check_programs, named_models
+from loopinterp.comparison.pair_strategies import SpreadPairs
+from loopinterp.comparison.rule import THRESHOLD, Reason, Verdict, decide
+from loopinterp.core.errors import check_number
+from loopinterp.core.results import Result, study
+from loopinterp.models import describe_model
+from loopinterp.programs import equivalence
+from loopinterp.programs.program_offset import ProgramOffset
+from loopinterp.tasks import list_tasks
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from loopinterp.comparison.pair_strategies import PairStrategy
+    from loopinterp.models import LoopedModel
+    from loopinterp.programs.program import LoopProgram
+    from loopinterp.tasks.task import Batch, Task
+
+EXAMPLES = 512
+"""Inputs of each length that are drawn from a task."""
+
+FIRST_LOOK = 128
+"""Inputs of each length in a first look, with few pairs."""
+
+TO_IDENTIFY = SpreadPairs(pairs=6144, same_value=384, repeated=0.5)
+"""Pairs on all inputs, by which a program is then identified: exceptions on one input, in one
+interchange of hundreds or in one second interchange of a thousand show on many pairs only."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ProgramComparison(Result, kind="program-comparison"):
+    """The result of :func:`compare_programs`.
+
+    Arrays of ``data`` (``delay`` counts loops from the interchange, ``"end"`` is T(n); ``stratum``
+    is ``"all"`` or ``"CLASS: LABEL"``; all shares are of effective interchanges, after which the
+    program or the model changes an answer):
+
+    - ``iia``: share in which the model's whole answer is the predicted one; ``active``: of how
+      many pairs; ``no_interchange``: share in which no interchange at all would be right;
+    - ``whole_run``: share right at every delay; ``whole_run_active``: of how many pairs;
+      ``whole_run_inputs``: of how many inputs (pairs of one input are alike, so that all intervals
+      count inputs); ``followed``: share right at every delay up to this one;
+    - ``pairs``: pairs of each stratum, effective or not (which states a run reaches depends on the
+      program);
+    - ``undisturbed``: share of the loops of clean runs at which the whole answer is the program's
+      (interval over runs); ``decided``: share of those answers that it decides;
+    - ``duel``: where two programs predict different answers, share in which the first is right, at
+      the delay (``duel_delay``) that separates them best, of ``apart`` pairs; ``alike``: whether
+      they give the same answers at every loop of every clean run;
+    - ``random_change``: share of whole runs that are as predicted after a change of the same norm
+      in a random direction; ``specific``: the same after the interchange, on those pairs;
+    - ``same_value``: share of runs that a same-value source leaves unchanged.
+
+    Attributes:
+        verdicts: The verdict on each model; :func:`~loopinterp.comparison.statement` renders it.
+        alignments: The offset of each program on each model (text in older files).
+        solved: Share of inputs that each model answers right.
+        lengths: Lengths of the inputs; program offsets are chosen at the first.
+        threshold: Least lower end of the accuracy of an identified program.
+    """
+
+    VARIABLES: ClassVar = {
+        "iia": "model program stratum delay estimate",
+        "active": "model program stratum delay",
+        "no_interchange": "model program stratum delay",
+        "whole_run": "model program stratum estimate",
+        "whole_run_active": "model program stratum",
+        "whole_run_inputs": "model program stratum",
+        "followed": "model program delay estimate",
+        "pairs": "model program stratum",
+        "undisturbed": "model program estimate",
+        "decided": "model program",
+        "duel": "model program rival estimate",
+        "duel_delay": "model program rival",
+        "apart": "model program rival",
+        "alike": "model program rival",
+        "random_change": "model program estimate",
+        "specific": "model program estimate",
+        "same_value": "model estimate",
+    }
+
+    verdicts: dict[str, Verdict]
+    alignments: dict[str, list[ProgramOffset | str]]
+    solved: dict[str, float]
+    lengths: list[int]
+    threshold: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the one model; of several, the one that holds of all of them."""
+        first, *others = each = list(self.verdicts.values())
+        if not others:
+            return first
+        # Only what holds of every model, and the doubts about any.
+        programs = {v.identified for v in each}
+        identified = first.identified if len(programs) == 1 else None
+        why_none = Reason("no_model_identified" if programs == {None} else "models_differ")
+        return Verdict(
+            identified=identified,
+            closest=first.closest,
+            clean_fits=[p for p in first.clean_fits if all(p in v.clean_fits for v in others)],
+            followed_for=min(v.followed_for if v.closest == first.closest else -1 for v in each),
+            longest_delay=min(v.longest_delay for v in each),
+            indistinguishable=sorted({p for v in each for p in v.indistinguishable}),
+            unseparated=sorted({p for v in each for p in v.unseparated}),
+            equivalent=sorted({p for v in each for p in v.equivalent}),
+            refuted=all(v.refuted for v in each),
+            reasons=[] if identified else [why_none],
+            untested=list(dict.fromkeys(stratum for v in each for stratum in v.untested)),
+            untried=list(dict.fromkeys(kind for v in each for kind in v.untried)),
+            off_distribution=max(v.off_distribution for v in each),
+        )
+
+
+def compare_programs(
+    models: LoopedModel | Any | Sequence[LoopedModel | Any],
+    programs: Sequence[str | LoopProgram],
+    data: Batch | Sequence[Batch] | Task,
+    *,
+    pairs: PairStrategy | None = None,
+    names: Sequence[str] | None = None,
+    threshold: float = THRESHOLD,
+    n: int | Sequence[int] | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> ProgramComparison:
+    r"""Compare a model with candidate programs by their predictions of interchange interventions.
+
+    An interchange replaces the state of the model at one position, after some loops of a base
+    run, by that of another run, the source's. Each program predicts the answer at every delay from
+    0 to the end: its own variables at that position come from its own run on the source. Its
+    accuracy (IIA) is the share of effective interchanges, after which the program or the model
+    changes an answer, in which the model's whole answer is the predicted one. A program is
+    identified by the rule of :func:`loopinterp.comparison.rule.decide`: it must hold at every
+    delay, in every stratum and in clean runs, and beat every rival where they disagree; else the
+    verdict says what does hold.
+
+    A program may be offset from the model: a loop earlier or later, with answers a loop late, or
+    with its variables a position to the left. Its offset is chosen on some pairs of the first
+    batch, which are not scored; other batches, of other lengths, test it elsewhere.
+
+    Limits: whole positions are interchanged, so the comparison does not see how a variable is
+    stored (negated, in two copies), and does not separate programs that differ in nothing else. A
+    program that keeps nothing from loop to loop predicts that an interchange shows at once and
+    never again.
+
+    Args:
+        models: Any looped model, or several (seeds of one recipe): each gets its verdict.
+        programs: One program or more, all of the task whose tokens the model reads.
+        data: Inputs, each batch of one length, or the task to draw them from.
+        pairs: How pairs are chosen; by default :class:`~loopinterp.comparison.SpreadPairs` on the
+            first :data:`FIRST_LOOK` inputs of each batch, and where these would identify a
+            program, :data:`TO_IDENTIFY`, eight times as many pairs on all inputs, which decide.
+        names: A name for each model.
+        threshold: Least lower end of an identified program's interval.
+        n: Problem length or lengths, where a task is given; see
+            :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples of each length, where a task is given; :data:`EXAMPLES` by default.
+        seed: Seed of everything random.
+
+    Raises:
+        InputError: no model or program, programs of several tasks, inputs that are not theirs or
+            not of one length, a threshold that is no share, or no interchange in which a variable
+            differs.
+
+    Example:
+        >>> import torch
+        >>> from loopinterp.programs import compile_program
+        >>> from loopinterp.tasks import Addition
+        >>> model = compile_program("ripple", max_length=7).model
+        >>> batch = Addition().sample(6, batch_size=64, generator=torch.Generator().manual_seed(0))
+        >>> compare_programs(model, ["ripple", "sticky_ripple"], batch).verdict.identified
+        'ripple'
+
+    Source: interchange interventions, Geiger et al., arXiv 2106.02997 and 2303.02536.
+    """
+    candidates = check_programs(programs)
+    labelled = named_models(models, names)
+    drawn = {"n": n, "batch_size": batch_size, "examples": EXAMPLES, "seed": seed}
+    batches = {
+        label: check_batches(model, data, candidates, **drawn) for label, model in labelled.items()
+    }
+    check_number("threshold", threshold, least=0, most=1)
+    lengths = [int(batch.n[0]) for batch in next(iter(batches.values()))]
+    with study(
+        seed,
+        study="program comparison",
+        models=[describe_model(model) for model in labelled.values()],
+        programs=[p.name for p in candidates],
+        lengths=lengths,
+        pairs=repr(pairs or [SpreadPairs(), TO_IDENTIFY]),
+    ) as watch:
+
+        def gather(label: str, strategy: PairStrategy, examples: int | None = None) -> Evidence:
+            some = [batch[slice(0, examples)] for batch in batches[label]]
+            return gather_evidence(labelled[label], candidates, some, strategy, seed=seed)
+
+        # A first look on few pairs; models for which it identifies a program get a second one,
+        # on many, which decides.
+        equivalent = _equivalence_of(candidates)
+        first = (pairs, None) if pairs else (SpreadPairs(), FIRST_LOOK)
+        evidence = {label: gather(label, *first) for label in labelled}
+        counts, verdicts = _decide_each(evidence, threshold, equivalent)
+        likely = [label for label, verdict in verdicts.items() if verdict.identified]
+        if pairs is None and likely:
+            evidence |= {label: gather(label, TO_IDENTIFY) for label in likely}
+            counts, verdicts = _decide_each(evidence, threshold, equivalent)
+        axes = ("model", "program", "rival", "stratum", "delay")
+        return ProgramComparison.of(
+            watch,
+            coords={axis: counts[axis].values for axis in axes},
+            verdicts=verdicts,
+            alignments={label: list(each.offsets) for label, each in evidence.items()},
+            solved={label: float(counts.solved.sel(model=label)) for label in evidence},
+            lengths=lengths,
+            threshold=threshold,
+            **shares_of(counts),
+        )
+
+
+def _equivalence_of(candidates: Sequence[LoopProgram]) -> Callable[[str, str], bool]:
+    """Whether no interchange separates two of the candidates, by name; computed once a pair."""
+    by_name = {program.name: program for program in candidates}
+
+    @cache
+    def equivalent(first: str, second: str) -> bool:
+        pair = by_name[first], by_name[second]
+        return pair[0].task in list_tasks() and equivalence(*pair).equivalent
+
+    return equivalent
+
+
+def _decide_each(
+    evidence: Mapping[str, Evidence], threshold: float, equivalent: Callable[[str, str], bool]
+) -> tuple[xr.Dataset, dict[str, Verdict]]:
+    """The counts of all models, and the verdict on each."""
+    counts = count_evidence(list(evidence.values())).assign_coords(model=list(evidence))
+    verdicts = {}
+    for label, each in evidence.items():
+        mine, untried = counts.sel(model=label), each.untried
+        verdicts[label] = decide(mine, threshold=threshold, untried=untried, equivalent=equivalent)
+    return counts, verdicts

@@ -1,0 +1,378 @@
+"""A program in a model's place: its predictions of interchanges, and a looped model of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn.functional import one_hot
+
+from loopinterp.compiler.validation import infer_domains, validate
+from loopinterp.core.errors import InputError, check_seed, unknown_name
+from loopinterp.core.text import ShortRepr
+from loopinterp.programs.expressions import Tokens
+from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.nodes import postorder
+from loopinterp.programs.program_offset import ProgramOffset, with_output_lag
+from loopinterp.programs.trace import Intervention
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.interventions.pairs import InterchangePairs
+    from loopinterp.programs.program import LoopProgram
+    from loopinterp.programs.trace import Trace
+
+_AT_A_TIME = 2**16
+"""Positions of all pairs that run together."""
+
+
+class ProgramRuns(ShortRepr):
+    """A program run once on some inputs, ready for any number of interchanges between them.
+
+    Args:
+        program: The program; it must read these tokens.
+        inputs: The inputs.
+        n_loops: Loops to run; an interchange comes after at most so many.
+        lag: Loops by which its answers come late.
+    """
+
+    def __init__(
+        self,
+        program: LoopProgram,
+        inputs: Int[Tensor, "input pos"],
+        *,
+        n_loops: int,
+        lag: int = 0,
+    ) -> None:
+        self.program = with_output_lag(program, lag)
+        self.trace = self.program.trace(inputs, n_loops=n_loops)
+
+
+class Prediction(ShortRepr):
+    """A program's answers on pairs, with and without the interchange; -1 where it is undecided.
+
+    Args:
+        program: The program; it must read the pairs' tokens.
+        pairs: What is interchanged.
+        program_offset: Which loop and position of the program stand for the model's.
+        names: The variables that are interchanged; all by default, as for a whole state.
+        runs: The program's runs, if they exist already.
+        steps: Delays to predict; those of the pairs' longest horizon by default.
+
+    Raises:
+        InputError: every loop of the pairs falls before the program's first with that offset.
+            Where some do, the program is at its first there.
+    """
+
+    def __init__(
+        self,
+        program: LoopProgram,
+        pairs: InterchangePairs,
+        program_offset: ProgramOffset | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        runs: ProgramRuns | None = None,
+        steps: int | None = None,
+    ) -> None:
+        self.pairs, self.program_offset = pairs, program_offset or ProgramOffset()
+        self.steps = pairs.longest if steps is None else min(steps, pairs.longest)
+        shift, lag = self.program_offset.shift, self.program_offset.lag
+        self.runs = runs or ProgramRuns(
+            program, pairs.inputs, n_loops=pairs.n_loops + max(shift, 0), lag=lag
+        )
+        self._names = tuple(self.runs.program.variables if names is None else names)
+        loops = pairs.sites.loop, pairs.sites.source_loop
+        latest = min(int(x.max()) for x in loops) if len(pairs) else 0
+        if latest + shift < 0:
+            raise InputError(
+                "shift",
+                expected=f"at least {-latest}, for the last loop of the pairs",
+                given=str(shift),
+                fix="Pass a larger shift, or pairs of later loops.",
+            )
+
+    @cached_property
+    def base(self) -> Int[Tensor, "pair delay pos"]:
+        """Answers without the interchange."""
+        pairs = self.pairs
+        delays = torch.arange(self.steps + 1, device=pairs.loop.device)
+        # [pair, delay]: the loop of the program at which each answer is read, the last one kept.
+        loops = self._program_loop((pairs.loop[:, None] + delays).clamp(max=pairs.n_loops))
+        return self.runs.trace.outputs[loops, pairs.base[:, None]].to(torch.int16)
+
+    @cached_property
+    def exchanged(self) -> Int[Tensor, "pair delay pos"]:
+        """Answers after it."""
+        n_pos = self.pairs.inputs.shape[1]
+        # Traces have the delay first, [delay, pair, pos]; a few pairs at a time bound memory.
+        answers = self.base.new_empty(len(self.pairs), self.steps + 1, n_pos)
+        at_a_time = max(_AT_A_TIME // n_pos, 1)
+        for start in range(0, len(self.pairs), at_a_time):
+            rows = slice(start, start + at_a_time)
+            answers[rows] = self.after(rows).outputs.transpose(0, 1)
+        return answers
+
+    def claims(self, natural: Int[Tensor, "pair delay pos"]) -> Claims:
+        """Its predictions of a model with these answers in the clean run."""
+        natural = natural[:, : self.steps + 1]
+        # [pair, delay, pos]: an undecided answer counts as a value, so that it may change too.
+        changed = self.base != self.exchanged
+        silent = changed & (self.exchanged == UNKNOWN)
+        expected = torch.where(changed, self.exchanged.to(natural), natural)
+        scored = self.pairs.scored[:, None]
+        return Claims(
+            expected=expected.masked_fill(silent | ~scored, SILENT),
+            changes=(changed & ~silent & scored).any(-1),
+        )
+
+    def after(self, rows: Any) -> Trace:
+        """The program's runs after the interchange, in some pairs: entry k is k loops later."""
+        # A step does not know its loop, so pairs of different loops run together.
+        return self.runs.program.run(
+            self.pairs.inputs[self.pairs.base[rows]],
+            n_loops=self.steps,
+            variables=self.state(rows),
+            interventions=self._second(rows),
+        )
+
+    def state(self, rows: Any) -> dict[str, Int[Tensor, "pair pos"]]:
+        """The program's variables right after the interchange, in some of the pairs."""
+        pairs = self.pairs[rows]
+        # [pair, site]: positions in the program, and the loops at which both runs are read there.
+        at = (pairs.positions - self.program_offset.offset).clamp(min=0)
+        loop, source_loop = map(self._program_loop, (pairs.loop, pairs.source_loop[:, None]))
+        variables = self.runs.trace.variables
+        state = {name: values[loop, pairs.base] for name, values in variables.items()}
+        for name in self._names:
+            # [pair, site]: the source's value at each position that is interchanged.
+            source = variables[name][source_loop, pairs.source[:, None], at]
+            state[name] = state[name].scatter(1, at, source)
+        return state
+
+    def second_state(self, rows: Any) -> dict[str, Int[Tensor, "pair pos"]]:
+        """The variables right after the second interchange, of pairs that have one."""
+        pairs = self.pairs[rows]
+        assert pairs.second is not None
+        delay, each = pairs.second.loop - pairs.loop, torch.arange(len(pairs))
+        return {name: x[delay, each] for name, x in self.after(rows).variables.items()}
+
+    def _second(self, rows: Any) -> list[Intervention]:
+        """The second interchanges of some of the pairs, those of each delay together."""
+        pairs = self.pairs[rows]
+        second, interventions = pairs.second, []
+        if second is None:
+            return interventions
+        delay = second.loop - pairs.loop
+        # [pair, 1] against [pos]: where the second interchange is made.
+        position = (second.position - self.program_offset.offset).clamp(min=0)[:, None]
+        n_pos = pairs.inputs.shape[1]
+        here = position == torch.arange(n_pos, device=position.device)
+        source_loop = self._program_loop(second.source_loop[:, None])
+        for after in delay[second.made & (delay <= self.steps)].unique().tolist():
+            mask = (second.made & (delay == after))[:, None] & here
+            for name in self._names:
+                # [pair, 1], spread over all positions: the mask leaves one of them.
+                source = self.runs.trace.variables[name][
+                    source_loop, second.source[:, None], position
+                ]
+                values = source.expand(-1, n_pos).contiguous()
+                interventions.append(Intervention(name, after, values, mask))
+        return interventions
+
+    def _program_loop(self, loop: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """The program's loop at a loop of the model; its first before that."""
+        return (loop + self.program_offset.shift).clamp(min=0)
+
+
+SILENT = -2
+"""In place of an answer: the program predicts nothing."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Claims(ShortRepr):
+    """A program's predictions of a model's answers after an interchange.
+
+    Given the model's answers in the clean run, the program predicts, position by position:
+
+    - where its answer after the interchange is decided, and the interchange changed or decided it:
+      that answer;
+    - where the interchange changes nothing for it (undecided counts as a value): the model's
+      answer in the clean run;
+    - where the interchange takes away an answer that it had: nothing.
+
+    Attributes:
+        expected: The answers; :data:`SILENT` where it predicts nothing, or no answer is scored.
+        changes: Whether it predicts that some answer changes.
+    """
+
+    expected: Int[Tensor, "pair delay pos"]
+    changes: Bool[Tensor, "pair delay"]
+
+    def __getitem__(self, rows: Any) -> Claims:
+        """Those of some of the pairs, by index or mask."""
+        return Claims(self.expected[rows], self.changes[rows])
+
+    def agree(self, answers: Int[Tensor, "pair delay pos"]) -> Bool[Tensor, "pair delay"]:
+        """Whether the whole answer is the predicted one, at each delay."""
+        return ((answers == self.expected) | (self.expected == SILENT)).all(-1)
+
+    def differ(self, other: Claims) -> Bool[Tensor, "pair delay"]:
+        """Whether two programs predict different whole answers."""
+        # [pair, delay, pos]: a position counts where both predict something.
+        both = (self.expected != SILENT) & (other.expected != SILENT)
+        return (both & (self.expected != other.expected)).any(-1)
+
+
+def separations(claims: Sequence[Claims]) -> Bool[Tensor, "program rival pair delay"]:
+    """Whether every two of several programs predict different whole answers."""
+    shape = (len(claims), len(claims), *claims[0].changes.shape)
+    separated = claims[0].changes.new_zeros(shape)
+    for (a, first), (b, second) in combinations(enumerate(claims), 2):
+        separated[a, b] = separated[b, a] = first.differ(second)
+    return separated
+
+
+class ProgramModel(ShortRepr):
+    """A looped model that runs a program: every probe, patch and verdict has a known right result.
+
+    The state at each position holds the position's token and every variable of the program, each
+    as a one-hot block, under a random rotation, so that no variable lies along the axes. A step
+    reads the variables back (the largest entry of each block) and runs one loop of the program on
+    the injected tokens; the readout is the program's answer, and logits of 0 where it is undecided.
+
+    Args:
+        program: A program that can be compiled: its variables have few values.
+        max_length: Positions of the longest input.
+        seed: Seed of the rotation.
+        hold_tokens: Whether the state holds the token too; without it, only a program whose
+            answer does not read its tokens can be run.
+
+    Raises:
+        InputError: the answer reads tokens that the state does not hold, or a variable has too
+            many values.
+
+    Example:
+        >>> from loopinterp.programs import get_program
+        >>> tokens = torch.tensor([[4, 3, 1, 2, 0]])
+        >>> model = ProgramModel(get_program("ripple"), max_length=5)
+        >>> e = model.embed(tokens)
+        >>> h = model.initial_state(e)
+        >>> for _ in range(4):
+        ...     h = model.step(h, e)
+        >>> model.readout(h).argmax(-1)[0, 1:].tolist()     # 3 + 5 = 8
+        [0, 0, 0, 1]
+    """
+
+    def __init__(
+        self, program: LoopProgram, *, max_length: int, seed: int = 0, hold_tokens: bool = True
+    ) -> None:
+        if not hold_tokens and Tokens() in postorder([program.finish]):
+            raise InputError(
+                "hold_tokens",
+                expected=f"True, as the answer of {program.name} reads its tokens",
+                given="False",
+                fix="Leave it out.",
+            )
+        self.program, self.hold_tokens = program, hold_tokens
+        source = validate(program, max_length=max_length)
+        domains = infer_domains(source)
+        # Every value that a variable takes, at the start or after a step, in order.
+        self._values = {
+            name: torch.from_numpy(np.union1d(domains[source.prepare[name]], domains[stepped]))
+            for name, stepped in source.step.items()
+        }
+        self._sizes = [len(program.inputs), *map(len, self._values.values())]
+        self.d_model = sum(self._sizes)
+        self.d_vocab_out = int(domains[source.finish].max()) + 1
+        generator = torch.Generator().manual_seed(check_seed(seed))
+        # A random orthogonal basis; its dtype is given, so that draws are the same everywhere.
+        gauss = torch.randn(self.d_model, self.d_model, generator=generator, dtype=torch.float32)
+        self._rotation = torch.linalg.qr(gauss).Q
+
+    def embed(self, inputs: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        """The tokens, one-hot, in the first directions."""
+        return one_hot(inputs, self.d_model).float()
+
+    def initial_state(
+        self, e: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The values that ``prepare`` sets."""
+        tokens = e.argmax(-1)
+        variables = self.program.run(tokens, n_loops=0).variables
+        return self._write(tokens, {name: x[-1] for name, x in variables.items()})
+
+    def step(
+        self, h: Float[Tensor, "batch pos d_model"], e: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """One loop of the program on the variables in the state."""
+        tokens = e.argmax(-1)
+        variables = self.program.run(tokens, n_loops=1, variables=self._read(h)[1]).variables
+        return self._write(tokens, {name: x[-1] for name, x in variables.items()})
+
+    def readout(
+        self, h: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_vocab_out"]:
+        """The program's answer; no preference where it is undecided."""
+        tokens, variables = self._read(h)
+        answer = self.program.run(tokens, n_loops=0, variables=variables).outputs[-1]
+        known = answer != UNKNOWN
+        return 4.0 * one_hot(answer * known, self.d_vocab_out) * known[..., None]
+
+    def direction(self, variable: str, value: int) -> Float[Tensor, " d_model"]:
+        """The unit vector of one value of a variable.
+
+        Raises:
+            InputError: the program has no such variable, or it never takes that value.
+        """
+        values = self._values.get(variable, torch.empty(0)).tolist()
+        if value not in values:
+            raise InputError(
+                f"direction of {variable!r} = {value}",
+                expected="a variable and one of its values: "
+                + "; ".join(f"{name} {known.tolist()}" for name, known in self._values.items()),
+                given=f"{variable!r} = {value}",
+                fix="See program.variables.",
+            )
+        return self.subspace(variable)[values.index(value)]
+
+    def subspace(self, variable: str) -> Float[Tensor, "value d_model"]:
+        """The directions of all values of a variable, one a row.
+
+        Raises:
+            InputError: the program has no such variable.
+        """
+        if variable not in self._values:
+            raise unknown_name(f"variable of program {self.program.name}", variable, self._values)
+        block = list(self._values).index(variable) + 1
+        return self._rotation.split(self._sizes)[block]
+
+    def _read(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        # Back from the rotated basis: one block of one-hot coordinates each [batch, pos, value].
+        token, *blocks = (h @ self._rotation.mT).split(self._sizes, dim=-1)
+        return token.argmax(-1), {
+            name: values[block.argmax(-1)]
+            for (name, values), block in zip(self._values.items(), blocks)
+        }
+
+    def _write(self, tokens: Tensor, variables: dict[str, Tensor]) -> Tensor:
+        token = one_hot(tokens, self._sizes[0])
+        blocks = [token if self.hold_tokens else torch.zeros_like(token)]
+        for name, values in self._values.items():
+            # [batch, pos]: values are sorted; one that is not among them is found out below.
+            index = torch.searchsorted(values, variables[name]).clamp(max=len(values) - 1)
+            if bool((values[index] != variables[name]).any()):
+                raise InputError(
+                    f"variable {name!r} of program {self.program.name}",
+                    expected=f"one of its values on up to max_length positions: {values.tolist()}",
+                    given="another value",
+                    fix="Build the model for longer inputs.",
+                )
+            blocks.append(one_hot(index, len(values)))
+        return torch.cat(blocks, -1).float() @ self._rotation

@@ -1,0 +1,495 @@
+"""How few numbers per position does a looped model need to hold between its loops?
+
+A *reduced-order model* is the model with its state projected, after every loop, onto the affine
+span of ``r`` directions, those of the token at the position (and of the loop, if the step takes
+the loop's index):
+
+.. math::
+    h' = m_x + B_x^T B_x (\\mathrm{step}(h) - m_x), \\qquad B_x B_x^T = 1_r
+
+It is compared with the model as a program is, by interchanges. Where it gives the same answers at
+every delay, ``r`` numbers per position are an abstraction of the model. The initial state and the
+injected input are not projected; of a model with a prelude they hold the prelude's results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from loopinterp.comparison.inputs import check_batches
+from loopinterp.comparison.rule import LEAST_INPUTS, DelayShare, delay_shares
+from loopinterp.core.errors import InputError, check_choice, check_integer
+from loopinterp.core.intervals import wilson_estimate
+from loopinterp.core.results import Result, study
+from loopinterp.core.text import ShortRepr
+from loopinterp.interventions.drawn_pairs import drawn_pairs, repeated_pairs
+from loopinterp.interventions.engine import InterchangeRun, state_width
+from loopinterp.interventions.pairs import InterchangePairs, join
+from loopinterp.models import Iteration, bind, describe_model, device_of, iterate, reach
+from loopinterp.tasks.task import describe_tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.models import LoopedModel
+    from loopinterp.tasks.task import Batch, Task
+
+RANKS = (1, 2, 4, 8, 12, 16)
+
+ENOUGH = 0.95
+"""A rank is enough if the reduced model is right this often at every kind, length and delay."""
+
+LEAST_ALONE = 18
+"""Least inputs of a delay that is judged by itself; with fewer, one error weighs too much."""
+
+SAME_LOOP, _ANY_LOOP, _TWICE = KINDS = ("same loop", "any loop", "two interchanges")
+"""The source's state is of the same loop or of any loop; or two interchanges of any loops."""
+
+FITTED, _DRAWN = 128, 512
+"""Inputs that directions are fitted on; interchanges of each kind and length."""
+
+_KIND = "kind"
+_BASE = 256
+
+
+@dataclass(frozen=True, eq=False)
+class StateDirections(ShortRepr):
+    """The principal directions of a model's states, for each token.
+
+    For a model whose step takes the loop's index they are those of each token and loop: one row
+    per token after loop 0, then one per token after loop 1, and so on.
+
+    Attributes:
+        tokens: The tokens, in order.
+        means: Mean state of each.
+        directions: Orthonormal rows, by falling variance around that mean.
+    """
+
+    tokens: Int[Tensor, " token"]
+    means: Float[Tensor, "row d_model"]
+    directions: Float[Tensor, "row d_model d_model"]
+
+    @classmethod
+    @torch.no_grad()
+    def fit(
+        cls,
+        model: LoopedModel | Any,
+        pairs: InterchangePairs,
+        *,
+        tokens: Int[Tensor, " token"],
+    ) -> StateDirections:
+        """Directions of all states of some runs, clean and after interchanges.
+
+        A token that does not occur has the directions of all tokens together. Initial states
+        belong to no loop.
+
+        Args:
+            model: Any looped model.
+            pairs: Interchanges among the inputs that directions are fitted on.
+            tokens: Those that may occur, in order.
+        """
+        run = InterchangeRun(model, pairs)
+        inputs = run.pairs.inputs
+        clean = [h for t, h in iterate(model, inputs, pairs.n_loops) if t]
+        after = run.states_after(run.source_state)[run.within]
+        pair, delay = run.within.nonzero().unbind(1)
+        # The token of each state: those of clean runs [loop, input, pos], then [after, pos].
+        seen = torch.cat([
+            inputs.expand(len(clean), *inputs.shape).flatten(),
+            inputs[run.pairs.base][pair].flatten(),
+        ])  # fmt: skip
+        states = torch.cat([torch.stack(clean).flatten(0, 2), after.flatten(0, 1)]).double()
+        groups = [slice(None)]
+        if bind(model, inputs[:1]).takes_loop:
+            first = torch.arange(len(clean)).repeat_interleave(inputs.numel())
+            later = (run.pairs.loop[pair] + delay - 1).repeat_interleave(inputs.shape[1])
+            loop = torch.cat([first.to(later), later])
+            groups = [loop == t for t in range(len(clean))]
+        rows = []
+        for group in groups:
+            token_of, group_states = seen[group], states[group]
+            of_all = _principal(group_states)
+            for token in tokens.tolist():
+                here = token_of == token
+                rows.append(_principal(group_states[here]) if here.any() else of_all)
+        means, directions = (torch.stack(part).to(after) for part in zip(*rows))
+        return cls(tokens.to(after.device), means, directions)
+
+    def reduce(
+        self,
+        h: Float[Tensor, "*shape d_model"],
+        which: Int[Tensor, "*shape"],
+        kept: slice,
+    ) -> Float[Tensor, "*shape d_model"]:
+        """Project states onto some directions around the mean of their token.
+
+        Args:
+            h: The states.
+            which: Row of each one's token in :attr:`means`.
+            kept: The directions.
+        """
+        reduced = torch.empty_like(h)
+        for k in which.unique().tolist():  # one matrix per row, not per position
+            at, mean, basis = which == k, self.means[k], self.directions[k, kept]
+            reduced[at] = mean + (h[at] - mean) @ basis.mT @ basis
+        return reduced
+
+
+def _principal(states: Float[Tensor, "state d_model"]) -> tuple[Tensor, Tensor]:
+    mean = states.mean(0)
+    _, directions = torch.linalg.eigh((states - mean).mT @ (states - mean))
+    return mean, directions.mT.flip(0)
+
+
+class ReducedModel(ShortRepr):
+    """A looped model whose state is projected onto some directions of each token.
+
+    Args:
+        model: Any looped model that reads tokens.
+        directions: Those of each token.
+        kept: Which of them: ``slice(8)`` the first eight, ``slice(8, None)`` all others.
+    """
+
+    def __init__(self, model: LoopedModel | Any, directions: StateDirections, kept: slice) -> None:
+        self.model, self.directions, self.kept = model, directions, kept
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's weights are."""
+        return device_of(self.model)
+
+    @property
+    def reach(self) -> int | None:
+        """That of the model: a projection moves nothing from position to position."""
+        return reach(self.model)
+
+    @property
+    def local_step(self) -> bool:
+        """That of the model."""
+        return getattr(self.model, "local_step", True)
+
+    def bind(self, inputs: Int[Tensor, "batch pos"]) -> Iteration:
+        """The model's iteration, its state reduced after every loop.
+
+        The injected input holds the number of the token as two more features, so that any part can
+        be stepped; below 256 each, which half precision holds exactly.
+        """
+        run = bind(self.model, inputs)
+
+        def advance(h: Tensor, e: Tensor, context: Any, **loop: int) -> Tensor:
+            return self._reduced(run.advance(h, e[..., :-2], context, **loop), e, **loop)
+
+        # Row of each position's token, [batch, pos], in two digits.
+        which = torch.searchsorted(self.directions.tokens, inputs.contiguous())
+        number = torch.stack([which // _BASE, which % _BASE], -1)
+        e = torch.cat([run.e, number.to(run.e)], -1)
+        return replace(run, e=e, advance=advance)
+
+    def step(
+        self,
+        h: Float[Tensor, "batch pos d_model"],
+        e: Float[Tensor, "batch pos d_injected"],
+        **loop: int,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """One loop, of positions that see no others."""
+        return self._reduced(self.model.step(h, e[..., :-2], **loop), e, **loop)
+
+    def _reduced(self, h: Tensor, e: Tensor, loop: int = 0) -> Tensor:
+        which = e[..., -2].long() * _BASE + e[..., -1].long()
+        return self.directions.reduce(h, which + loop * len(self.directions.tokens), self.kept)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Reduction(Result, kind="reduction"):
+    """What :func:`reduction_study` returns, on other inputs than directions were fitted on.
+
+    Arrays of ``data``; a pair counts where the interchange changes an answer of the model or of the
+    reduced one:
+
+    - ``accuracy``: how often the reduced model's whole answer is the model's, at each delay after
+      an interchange (``active`` pairs, of ``inputs`` different inputs);
+    - ``whole_run``: at all delays;
+    - ``others``: the same of the model that keeps all directions *but* these;
+    - ``undisturbed``: of clean runs, at all loops, or at the end alone.
+
+    Attributes:
+        width: Numbers in a state, d_model.
+        fitted_at: Problem length that directions were fitted at.
+        at_end: Whether answers at the end of a run alone are compared.
+    """
+
+    VARIABLES: ClassVar = {
+        "accuracy": "kind n rank delay estimate",
+        "active": "kind n rank delay",
+        "inputs": "kind n rank delay",
+        "whole_run": "kind n rank estimate",
+        "others": "kind n rank estimate",
+        "undisturbed": "n rank estimate",
+    }
+
+    width: int
+    fitted_at: int
+    at_end: bool = False
+
+    def weakest(self, rank: int, **where: Any) -> Weakest:
+        """Where a rank is right least often.
+
+        Delays with few effective inputs are pooled with their neighbours, but one of
+        :data:`LEAST_ALONE` inputs that clearly fails is judged by itself
+        (:func:`~loopinterp.comparison.rule.delay_shares`).
+
+        Args:
+            rank: Number of directions.
+            where: Values of the axes ``kind`` and ``n`` to include; all by default.
+
+        Returns:
+            Kind, length and delays; the value is NaN where no interchange of some kind and length
+            changes an answer.
+        """
+        shares = self._shares(rank, **where)
+        return min(shares, key=lambda x: np.nan_to_num(x.share.value, nan=-1.0))
+
+    def _shares(self, rank: int, **where: Any) -> list[Weakest]:
+        at = self.data.sel({"rank": rank, **{k: np.atleast_1d(v) for k, v in where.items()}})
+        weakest = []
+        for kind, n in product(at["kind"].values, at["n"].values):
+            cell = at.sel(kind=kind, n=n)
+            last = int(cell["active"].values.nonzero()[0].max(initial=0))
+            cell = cell.isel(delay=slice(last + 1))  # shorter runs end before longer ones
+            active, inputs = cell["active"].values, cell["inputs"].values
+            right = cell["accuracy"].sel(estimate="value").fillna(0).values * active
+            shares = delay_shares(right, active, inputs, ENOUGH, least_alone=LEAST_ALONE)
+            weakest += [Weakest(str(kind), int(n), share) for share in shares]
+        return weakest
+
+    @property
+    def enough(self) -> int:
+        """The smallest rank that is right in :data:`ENOUGH` of the pairs at every kind, length and
+        delay; 0 if none is, or if some kind or length has too few effective inputs."""
+        for rank in self.data["rank"].values.tolist():
+            shares = [x.share for x in self._shares(rank)]
+            if all(x.value >= ENOUGH and x.inputs >= LEAST_INPUTS for x in shares):
+                return rank
+        return 0
+
+
+class Weakest(NamedTuple):
+    """Where a reduced model is right least often: kind of interchange, length, and delays."""
+
+    kind: str
+    n: int
+    share: DelayShare
+
+
+def reduction_study(
+    model: LoopedModel | Any,
+    data: Batch | Sequence[Batch] | Task,
+    *,
+    ranks: Sequence[int] = RANKS,
+    kinds: Sequence[str] = KINDS,
+    at_end: bool = False,
+    pairs: int = _DRAWN,
+    n: int | Sequence[int] | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Reduction:
+    """Reduce a model's state to a few directions per token, and compare both by interchanges.
+
+    Directions are the principal ones of the states of each token, in runs of the first inputs,
+    clean and after interchanges. All other inputs, and those of other batches, are scored.
+
+    Args:
+        model: Any looped model that reads tokens.
+        data: Inputs, each batch of one length, or the task to draw them from. Directions are fitted
+            on the first :data:`FITTED` different inputs of the first batch, at most half of them.
+        ranks: Numbers of directions; those of d_model or more are ignored.
+        kinds: Some of :data:`KINDS`. For untied layers, which are a loop each, states of other
+            loops are those of other layers; ``("same loop",)`` leaves them out.
+        at_end: Whether answers are compared at the end of a run alone, where nothing reads those of
+            earlier loops. The delay is then the number of loops after the interchange.
+        pairs: Interchanges of each kind and length.
+        n: Problem length or lengths, where a task is given; see
+            :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples of each length, where a task is given.
+        seed: Seed of the interchanges, and of what is drawn.
+
+    Raises:
+        InputError: inputs that are no tokens or too few, ranks that the state does not have, or
+            an unknown kind.
+
+    Source: projection onto principal directions of a system's own runs (proper orthogonal
+        decomposition; Sirovich, Quarterly of Applied Mathematics 45, 1987); approximate causal
+        abstraction, Geiger et al., arXiv 2106.02997.
+    """
+    batches = check_batches(model, data, [], n=n, batch_size=batch_size, seed=seed)
+    lengths = [int(batch.n[0]) for batch in batches]
+    if len({*lengths}) < len(lengths):
+        expected, fix = "batches of different lengths", "Put examples of one length into one batch."
+        raise InputError("data", expected=expected, given=f"lengths {lengths}", fix=fix)
+    for batch in batches:
+        if batch.inputs.ndim != 2 or batch.inputs.is_floating_point():
+            given = describe_tensor(batch.inputs)
+            fix = "Pass a batch of tokens: directions are those of a token."
+            raise InputError("data", expected="tokens [batch, pos]", given=given, fix=fix)
+    width = state_width(model, batches[0].inputs)
+    check_integer("pairs", pairs, least=8)
+    for kind in kinds or ("",):
+        check_choice("kinds", kind, KINDS)
+    chosen = tuple(kind for kind in KINDS if kind in kinds)
+    for rank in ranks:
+        check_integer("rank", rank, least=1)
+    if not (kept_ranks := sorted({rank for rank in ranks if rank < width})):
+        expected, fix = f"some below d_model = {width}", "Pass (1, 2)."
+        raise InputError("ranks", expected=expected, given=str(ranks), fix=fix)
+    with study(
+        seed,
+        study="reduction",
+        model=describe_model(model),
+        ranks=kept_ranks,
+        lengths=lengths,
+    ) as watch:
+        generator = torch.Generator().manual_seed(seed)
+        fitted, *held_out = _split(batches)
+        across = chosen != (SAME_LOOP,)
+        to_fit = drawn_pairs(fitted, _loops(fitted), pairs, generator, across_loops=across)
+        _need_pairs(to_fit)
+        tokens = torch.cat([batch.inputs.flatten() for batch in batches]).unique()
+        directions = StateDirections.fit(model, to_fit, tokens=tokens)
+        longest = max(_loops(batch) for batch in held_out)
+        shape = (len(chosen), len(held_out), len(kept_ranks))
+        # [kind, length, rank, delay].
+        right, active, inputs = np.zeros((3, *shape, longest + 1))
+        whole, others = np.zeros((2, *shape, 3))
+        clean = np.zeros((*shape[1:], 3))
+        for b, batch in enumerate(held_out):
+            run = InterchangeRun(model, _of_each_kind(batch, chosen, pairs, generator))
+            answers = run.interchange()
+            for r, rank in enumerate(kept_ranks):
+                reduced, rest = (
+                    _Agreement(run, answers, ReducedModel(model, directions, kept), at_end=at_end)
+                    for kept in (slice(rank), slice(rank, None))
+                )
+                clean[b, r] = reduced.clean_runs()
+                for k in range(len(chosen)):
+                    part = np.s_[k, b, r, : run.pairs.longest + 1]
+                    right[part], active[part], inputs[part] = reduced.by_delay(k)
+                    whole[k, b, r], others[k, b, r] = reduced.whole_run(k), rest.whole_run(k)
+        return Reduction.of(
+            watch,
+            coords={
+                "kind": chosen,
+                "n": [int(batch.n[0]) for batch in held_out],
+                "rank": kept_ranks,
+                "delay": [*range(longest + 1)],
+            },
+            accuracy=wilson_estimate(right, active, independent=inputs),
+            active=active,
+            inputs=inputs,
+            whole_run=whole,
+            others=others,
+            undisturbed=clean,
+            width=width,
+            fitted_at=int(fitted.n[0]),
+            at_end=at_end,
+        )
+
+
+class _Agreement:
+    """Whether a reduced model answers as the model does, after the interchanges of a run."""
+
+    def __init__(
+        self,
+        run: InterchangeRun,
+        answers: Int[Tensor, "pair delay pos"],
+        model: ReducedModel,
+        *,
+        at_end: bool,
+    ) -> None:
+        self.run, self.pairs, self.at_end = run, run.pairs, at_end
+        self.kind = self.pairs.strata[_KIND].codes
+        reduced = InterchangeRun(model, self.pairs)
+        self.natural, after = reduced.natural, reduced.interchange()
+        asked = self.pairs.scored[:, None]
+        # Answers that the interchange changes in either model, [pair, delay, pos].
+        changed = (answers != run.base) | (after != reduced.base)
+        self.read = run.within  # [pair, delay]
+        if at_end:
+            self.read = self.read & (self.read.sum(1, keepdim=True) == self.read.cumsum(1))
+        self.moved = (changed & asked).any(-1) & self.read
+        self.same = ((after == answers) | ~asked).all(-1)
+
+    def by_delay(self, kind: int) -> Iterable[np.ndarray]:
+        """Of each delay: pairs that are right, pairs that count, and the inputs of these."""
+        moved = self.moved & (self.kind == kind)[:, None]
+        yield (self.same & moved).sum(0).cpu().numpy()
+        yield moved.sum(0).cpu().numpy()
+        yield np.array([len(self.pairs.base[rows].unique()) for rows in moved.T])
+
+    def whole_run(self, kind: int) -> np.ndarray:
+        """Share of the pairs that are right at every delay."""
+        counted = self.moved.any(-1) & (self.kind == kind)
+        right = (self.same | ~self.read).all(-1) & counted
+        inputs = len(self.pairs.base[counted].unique())
+        return wilson_estimate(int(right.sum()), int(counted.sum()), independent=inputs)
+
+    def clean_runs(self) -> np.ndarray:
+        """Share of the clean answers that are the model's; inputs are counted."""
+        same = ((self.natural == self.run.natural) | ~self.pairs.asked).all(-1)  # [loop, input]
+        same = same[-1:] if self.at_end else same
+        return wilson_estimate(int(same.sum()), same.numel(), independent=same.shape[1])
+
+
+def _loops(batch: Batch) -> int:
+    return int(batch.n_loops.max())
+
+
+def _of_each_kind(
+    batch: Batch, kinds: Sequence[str], number: int, generator: torch.Generator
+) -> InterchangePairs:
+    n_loops = _loops(batch)
+    by_kind = {
+        kind: drawn_pairs(batch, n_loops, number, generator)
+        for kind in (SAME_LOOP, _ANY_LOOP)
+        if kind in kinds
+    }
+    if (other := by_kind.get(_ANY_LOOP)) is not None:
+        loops = torch.randint(n_loops + 1, other.loop.shape, generator=generator)
+        by_kind[_ANY_LOOP] = replace(other, source_loop=loops)
+    if _TWICE in kinds:
+        by_kind[_TWICE] = repeated_pairs(batch, n_loops, number, generator)
+    for pairs in by_kind.values():
+        _need_pairs(pairs)
+    return join([*by_kind.values()], _KIND, (*by_kind,))
+
+
+def _need_pairs(pairs: InterchangePairs) -> None:
+    if not len(pairs):
+        expected = "different inputs with the same token at some position"
+        fix = "Draw more inputs: a state is exchanged between positions of one token."
+        raise InputError("data", expected=expected, given="none", fix=fix)
+
+
+def _split(batches: Sequence[Batch]) -> list[Batch]:
+    """The inputs that directions are fitted on, and of each batch those that are none of them."""
+    seen = {tuple(row): None for row in batches[0].inputs.tolist()}
+    fitted = {*list(seen)[: min(FITTED, len(seen) // 2)]}
+    held_out = []
+    for batch in batches:
+        new = torch.tensor([tuple(row) not in fitted for row in batch.inputs.tolist()])
+        if len(fitted) < 2 or int(new.sum()) < 2:
+            raise InputError(
+                "data",
+                expected="inputs to fit directions on, and others to score",
+                given=f"{len(seen)} different ones",
+                fix="Draw more, or longer, inputs.",
+            )
+        held_out.append(batch[new])
+    rows = torch.tensor([tuple(row) in fitted for row in batches[0].inputs.tolist()])
+    return [batches[0][rows], *held_out]

@@ -1,0 +1,376 @@
+"""The rule of a comparison: which program is identified, and every reason why none is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import AliasChoices
+
+from loopinterp.comparison.counts import ALL, END, MANIFOLD, UNREACHED
+from loopinterp.comparison.evidence import Untried
+from loopinterp.core.intervals import wilson_estimate
+from loopinterp.core.text import ShortRepr
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+THRESHOLD = 0.9
+"""Least lower end of the interval of an identified program's accuracy, wherever it is tested."""
+
+LEAST_INPUTS = 36
+"""Least inputs of a test: 36 of 36 have a lower end of .90. Strata with fewer are not tested;
+delays with fewer are taken together with the next ones."""
+
+ReasonCode = Literal[
+    "no_effect",
+    "delay",
+    "stratum",
+    "clean_runs",
+    "exceptions",
+    "silent",
+    "no_pair_separates",
+    "not_separated",
+    "random_change",
+    "same_value",
+    "accuracy",
+    "models_differ",
+    "no_model_identified",
+]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why no program is identified, with the numbers it rests on.
+
+    ============================ ===============================================================
+    ``no_effect``                no interchange changes an answer
+    ``delay``                    accuracy too low at ``failed`` of ``delays`` delays; ``value`` and
+                                 ``low`` (end of its interval) at the first, ``first`` to ``last``
+    ``stratum``                  whole-run accuracy too low in ``stratum``, the worst: ``value``,
+                                 ``low``, of ``pairs``
+    ``clean_runs``               accuracy too low without intervention: ``value``, ``low``; at the
+                                 ``worst`` loop of one length
+    ``exceptions``               ``exceptions`` of ``runs`` after an interchange, more than the
+                                 share of clean runs (``value``) explains; none there if it is left
+                                 out
+    ``silent``                   it decides only ``decided`` of ``effective`` interchanges
+    ``no_pair_separates``        no pair separates it from ``program``
+    ``not_separated``            the model follows neither it nor ``program`` more often
+    ``random_change``            a random change does as well (``value``)
+    ``same_value``               a same-value source changes an answer in ``changed`` of ``pairs``
+    ``accuracy``                 the model solves a share ``value`` of the inputs
+    ``models_differ``            of several models: not all run one program
+    ``no_model_identified``      of several models: none has an identified program
+    ============================ ===============================================================
+
+    :func:`~loopinterp.comparison.reason_in_words` renders it.
+    """
+
+    code: ReasonCode
+    values: dict[str, int | float | str] = field(default_factory=dict)
+
+
+def _renamed(old: str, new: str) -> dict[str, AliasChoices]:
+    """Metadata of a field that older files have under another name."""
+    return {"validation_alias": AliasChoices(new, old)}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Verdict(ShortRepr):
+    """Which program a model runs, as far as the evidence goes.
+
+    Attributes:
+        identified: The identified program; None if none is.
+        closest: The closest program: with the highest whole-run accuracy after an interchange.
+        clean_fits: The programs whose answers the model gives at every loop of clean runs.
+        followed_for: The closest program predicts the model at every delay from 0 to so many loops
+            after an interchange; -1 if not even at once.
+        longest_delay: The longest delay that was tested.
+        indistinguishable: Where none is identified, other programs that cannot be told from the
+            closest: whose whole-run intervals overlap with its own, or that no pair separates.
+        unseparated: Those of them that no pair separates.
+        equivalent: Those of these that no interchange separates
+            (:func:`loopinterp.programs.equivalence`).
+        refuted: No program is identified, and the evidence rules the closest out: it is neither
+            unseparated nor a matter of more data.
+        reasons: Why none is identified; empty if one is.
+        untested: Strata with too few inputs for a test.
+        untried: Codes of the kinds of interchange that were not tried.
+        off_distribution: Share of the effective interchanges that lead to a state of the closest
+            program that no clean run reaches; NaN if there are none.
+    """
+
+    identified: str | None = field(metadata=_renamed("winner", "identified"))
+    closest: str = field(metadata=_renamed("nearest", "closest"))
+    clean_fits: list[str] = field(
+        default_factory=list, metadata=_renamed("undisturbed", "clean_fits")
+    )
+    followed_for: int = -1
+    longest_delay: int = field(default=0, metadata=_renamed("longest", "longest_delay"))
+    indistinguishable: list[str] = field(default_factory=list)
+    unseparated: list[str] = field(default_factory=list, metadata=_renamed("tied", "unseparated"))
+    equivalent: list[str] = field(default_factory=list)
+    refuted: bool = False
+    reasons: list[Reason] = field(default_factory=list)
+    untested: list[str] = field(default_factory=list)
+    untried: list[Untried] = field(default_factory=list)
+    off_distribution: float = math.nan
+
+
+def decide(
+    counts: xr.Dataset,
+    *,
+    threshold: float = THRESHOLD,
+    untried: Sequence[Untried] = (),
+    equivalent: Callable[[str, str], bool] | None = None,
+) -> Verdict:
+    """Identify the program that holds wherever it was tested, or say why none is.
+
+    The closest program is identified if the lower end of the 95% interval of its accuracy, over
+    effective interchanges, reaches ``threshold`` (pairs that change the run of one input are alike,
+    so that intervals count inputs)
+
+    - at every delay from the interchange to the end of the run (neighbouring delays at which few
+      interchanges are effective are taken together);
+    - over whole runs, in every stratum with enough inputs;
+    - over clean runs, and of these ``threshold`` is reached at every loop and for every length by
+      itself;
+
+    if there are no more exceptions after interchanges than in clean runs (none at all in a model
+    that makes no mistake there: it has no noise to blame them on); if it beats every other
+    program where the two predict different answers, at the delay that separates them best; if it
+    beats a random change of the same norm; and if a source with the same values in another context
+    changes nothing. It must decide the answers after most effective interchanges, and the model
+    must answer right, for every length.
+
+    Args:
+        counts: Those of one model, of :func:`~loopinterp.comparison.counts.count_evidence`;
+            of a shorter list of programs, ``counts.sel(program=names, rival=names)``.
+        threshold: Least lower end.
+        untried: Codes of the kinds of interchange that were not tried.
+        equivalent: Whether no interchange separates two programs; called on those that no pair
+            separates.
+    """
+    counts = counts.drop_sel(delay=END)  # it repeats one of the delays
+    programs: list[str] = counts.program.values.tolist()
+    rates = (counts.run_right / counts.run_active).sel(stratum=ALL)
+    closest = str(rates.fillna(-1).idxmax("program").item())
+    its = counts.sel(program=closest)
+    unseparated = [q for q in programs if q != closest and not its.apart.sel(rival=q).any()]
+    # Each test returns the reason that it gives against the closest program, if it fails.
+    reasons = [
+        *_fails_at_delays(its.sel(stratum=ALL), threshold),
+        *_fails_in_stratum(its, threshold),
+        *_fails_clean_runs(its, threshold),
+        *_makes_exceptions(its),
+        *_is_silent(its),
+        *_fails_against_rivals(counts, closest, unseparated),
+        *_fails_controls(its, threshold),
+    ]
+    fits = wilson_estimate(counts.undisturbed, counts.n_runs)[:, 1] >= threshold
+    # A program that leaves answers open is contradicted less: it counts if none decides more.
+    most = counts.decided.values[fits].max(initial=0.0)
+    # Those whose whole-run intervals overlap with the closest's, or that no pair separates from it.
+    ends = dict(zip(programs, _whole_run(counts.sel(stratum=ALL))))
+    overlapping = [q for q in programs if q in unseparated or ends[q][2] >= ends[closest][1]]
+    tested = its.run_inputs.where(its.run_inputs > 0, drop=True)
+    n = int(its.run_active.sel(stratum=ALL))
+    unreached = its.run_active.reindex(stratum=[f"{MANIFOLD}: {UNREACHED}"])
+    return Verdict(
+        identified=None if reasons else closest,
+        closest=closest,
+        clean_fits=counts.program.values[fits & (counts.decided.values > most - 0.05)].tolist(),
+        followed_for=_followed_for(its, threshold),
+        longest_delay=counts.sizes["delay"] - 1,
+        indistinguishable=[q for q in overlapping if q != closest] if reasons else [],
+        unseparated=unseparated,
+        equivalent=[q for q in unseparated if equivalent is not None and equivalent(closest, q)],
+        refuted=bool(reasons and not unseparated and ends[closest][2] < threshold),
+        reasons=reasons,
+        untested=tested.stratum.values[tested < LEAST_INPUTS].tolist(),
+        untried=list(untried),
+        off_distribution=float(unreached.item() / n) if n else math.nan,
+    )
+
+
+class DelayShare(NamedTuple):
+    """A share over the delays from first to last, with its 95% interval, and its inputs."""
+
+    first: int
+    last: int
+    value: float
+    low: float
+    high: float
+    inputs: int
+
+
+def delay_groups(inputs: np.ndarray, least: int = LEAST_INPUTS) -> list[tuple[int, int]]:
+    """Delays taken together, (first, last), so that each group has enough inputs if any has.
+
+    Inputs of several delays may be the same ones, so that a group has as many as its best delay.
+
+    Example:
+        >>> delay_groups(np.array([80, 70, 30, 40, 0, 5]))
+        [(0, 0), (1, 1), (2, 5)]
+    """
+    groups: list[tuple[int, int]] = []
+    first = 0
+    for delay, n in enumerate(inputs.tolist()):
+        if n >= least:
+            groups.append((first, delay))
+            first = delay + 1
+    if first < len(inputs):
+        first, _ = groups.pop() if groups else (0, 0)
+        groups.append((first, len(inputs) - 1))
+    return groups
+
+
+def delay_shares(
+    right: np.ndarray,
+    active: np.ndarray,
+    inputs: np.ndarray,
+    threshold: float,
+    *,
+    least_alone: int = 1,
+) -> list[DelayShare]:
+    """Shares at delays taken together (:func:`delay_groups`), and at those that clearly fail.
+
+    A delay whose interval ends below the threshold is listed by itself too: the others of its
+    group do not make up for it.
+
+    Args:
+        right: Pairs that are right at each delay.
+        active: Pairs that count.
+        inputs: The inputs of these.
+        threshold: Least share.
+        least_alone: Least inputs of a delay that is listed by itself.
+    """
+    shares = []
+    for first, last in delay_groups(inputs):
+        part = slice(first, last + 1)
+        most = inputs[part].max()
+        # Pairs add up over delays; inputs may be the same ones, so the best delay counts.
+        share = wilson_estimate(right[part].sum(), active[part].sum(), independent=most)
+        value, low, high = share.tolist()
+        shares.append(DelayShare(first, last, value, low, high, int(most)))
+    grouped = {share[:2] for share in shares}
+    each = wilson_estimate(right, active, independent=inputs).tolist()
+    for delay, (value, low, high) in enumerate(each):
+        if inputs[delay] >= least_alone and high < threshold and (delay, delay) not in grouped:
+            shares.append(DelayShare(delay, delay, value, low, high, int(inputs[delay])))
+    return shares
+
+
+def _reason(code: ReasonCode, **values: Any) -> list[Reason]:
+    """With numbers as Python has them."""
+    plain = {k: x if isinstance(x, (str, int)) else float(x) for k, x in values.items()}
+    return [Reason(code, plain)]
+
+
+def _whole_run(its: xr.Dataset) -> np.ndarray:
+    """Whole-run accuracy [stratum, (value, low, high)]."""
+    return wilson_estimate(its.run_right, its.run_active, independent=its.run_inputs)
+
+
+def _fails_at_delays(its: xr.Dataset, threshold: float) -> list[Reason]:
+    right, active, inputs = its.right.values, its.active.values, its.active_inputs.values
+    if not active.any():
+        return _reason("no_effect")
+    failed: list[DelayShare] = []
+    for share in delay_shares(right, active, inputs, threshold):  # groups come first
+        in_group = any(group.first <= share.first <= group.last for group in failed)
+        if not share.low >= threshold and not in_group:
+            failed.append(share)
+    if not failed:
+        return []
+    first, last, value, low, *_ = min(failed)
+    n = sum(share.last - share.first + 1 for share in failed)
+    values = {"value": value, "low": low, "first": first, "last": last}
+    return _reason("delay", **values, failed=n, delays=len(active))
+
+
+def _fails_in_stratum(its: xr.Dataset, threshold: float) -> list[Reason]:
+    failed = []
+    for k, (value, low, high) in enumerate(_whole_run(its).tolist()):
+        name = str(its.stratum.values[k])
+        enough = int(its.run_inputs[k]) >= LEAST_INPUTS or name == ALL
+        if (enough and not low >= threshold) or high < threshold:
+            failed.append((high, value, low, name, int(its.run_active[k])))
+    if not failed:
+        return []
+    # The worst is the one that is surely low, not the one with the fewest pairs.
+    _, value, low, name, n = min(failed)
+    return _reason("stratum", stratum=name, value=value, low=low, pairs=n)
+
+
+def _fails_clean_runs(its: xr.Dataset, threshold: float) -> list[Reason]:
+    value, low, _ = wilson_estimate(its.undisturbed, its.n_runs)
+    if low >= threshold and its.worst_loop >= threshold:
+        return []
+    worst = {"worst": its.worst_loop} if its.worst_loop < threshold <= value else {}
+    return _reason("clean_runs", value=value, low=low, **worst)
+
+
+def _makes_exceptions(its: xr.Dataset) -> list[Reason]:
+    """Exceptions are blamed on noise only as far as clean runs show it."""
+    every = its.sel(stratum=ALL)
+    n, exceptions = int(every.run_active), int(every.run_active - every.run_right)
+    values = {"exceptions": exceptions, "runs": n}
+    if not its.slipped:
+        return _reason("exceptions", **values) if exceptions else []
+    clean = wilson_estimate(its.slipped, its.n_runs)
+    low = wilson_estimate(exceptions, n, independent=every.run_inputs)[1]  # NaN without runs
+    return _reason("exceptions", **values, value=clean[0]) if low > clean[2] else []
+
+
+def _is_silent(its: xr.Dataset) -> list[Reason]:
+    """An open answer is never wrong, so a program that leaves most open predicts nothing."""
+    n, decided = int(its.run_active.sel(stratum=ALL)), int(its.random_active)
+    return [] if 2 * decided >= n else _reason("silent", decided=decided, effective=n)
+
+
+def _fails_against_rivals(counts: xr.Dataset, closest: str, unseparated: list[str]) -> list[Reason]:
+    reasons = [r for name in unseparated for r in _reason("no_pair_separates", program=name)]
+    for name in counts.program.values.tolist():
+        if name == closest or name in unseparated:
+            continue
+        pairs = counts.sel(program=closest, rival=name)
+        # Intervals by delay, over the pairs that separate the two; one clear delay is enough.
+        trials = {"trials": pairs.apart, "independent": pairs.apart_inputs}
+        low = wilson_estimate(pairs.duel_right, **trials)[:, 1]
+        rival = counts.duel_right.sel(program=name, rival=closest)
+        if not (low > wilson_estimate(rival, **trials)[:, 2]).any():
+            reasons += _reason("not_separated", program=name)
+    return reasons
+
+
+def _fails_controls(its: xr.Dataset, threshold: float) -> list[Reason]:
+    reasons = []
+    if its.random_active:
+        trials = {"trials": its.random_active, "independent": its.random_inputs}
+        random = wilson_estimate(its.random_right, **trials)
+        if not wilson_estimate(its.exchange_right, **trials)[1] > random[2]:
+            reasons += _reason("random_change", value=random[0])
+    if its.n_same:
+        n, changed = int(its.n_same), int(its.n_same - its.unchanged)
+        # A model that makes no mistake in clean runs has none to blame one on.
+        low = wilson_estimate(its.unchanged, n, independent=its.same_inputs)[1]
+        if low < threshold or (changed and not its.slipped):
+            reasons += _reason("same_value", changed=changed, pairs=n)
+    if its.solved < threshold:
+        reasons += _reason("accuracy", value=its.solved)
+    return reasons
+
+
+def _followed_for(its: xr.Dataset, threshold: float) -> int:
+    """The last delay up to which it holds at each; -1 if it does not at once."""
+    every = its.sel(stratum=ALL)
+    so_far = wilson_estimate(its.prefix_right, its.prefix_active, independent=its.prefix_inputs)
+    there = wilson_estimate(every.right, every.active, independent=every.active_inputs)
+    # Late delays at which few interchanges are effective do not refute it; a clear failure does.
+    followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
+    return int(followed.cumprod().sum()) - 1

@@ -1,0 +1,17 @@
+from .agreement import Agreement as Agreement
+from .agreement import DisguiseCheck as DisguiseCheck
+from .agreement import check_disguise as check_disguise
+from .agreement import compare_with_program as compare_with_program
+from .circuit import Circuit as Circuit
+from .circuit import Superposition as Superposition
+from .compiled import Compiled as Compiled
+from .compiled import compile_program as compile_program
+from .disguises import add_noise as add_noise
+from .disguises import distract as distract
+from .disguises import permute as permute
+from .disguises import rotate as rotate
+from .figures import draw as draw
+from .figures import draw_program as draw_program
+from .near_misses import near_misses as near_misses
+from .near_misses import near_misses_by_kind as near_misses_by_kind
+from .superposition import superpose as superpose

@@ -1,0 +1,211 @@
+"""Stage 5, assemble: a layout as weights of an ordinary looped transformer.
+
+The injected input e holds tokens, positions and what the prelude computed, and the variables as
+``prepare`` sets them: h_0 = e. Each loop starts from W_h h + W_e e (external recall), where W_h
+keeps the variables and W_e everything else. So the state after t loops holds the variables after
+t loops, and nothing else.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from loopinterp.compiler.features import Codes, FeatureFunction, LoweredHead
+from loopinterp.compiler.stream_layout import LayerLayout, StreamLayout
+from loopinterp.core.errors import InputError
+from loopinterp.models.config import LoopedTransformerConfig
+from loopinterp.models.transformer import LoopedTransformer
+
+SHARPNESS = 120.0
+"""Score by which a selected key is ahead: exp(-120) is 0 in 32 bits.
+
+Any attention on other keys would leak values of later positions, which a probe would find.
+"""
+
+LOGIT = 10.0
+"""Logit of the answer; those of all other classes are 0, and all are where it is undecided."""
+
+MAX_WEIGHTS = 2**28
+"""Most weights of a model: a gigabyte of them, nearly all 0."""
+
+Weights = dict[str, np.ndarray]
+
+
+def assemble(layout: StreamLayout, n_outputs: int) -> LoopedTransformer:
+    """The model of a layout, unless it would have too many weights."""
+    config = configure(layout, n_outputs)
+    _check_size(config, layout)
+    weights = _embedding(layout, config)
+    for section, layers in layout.sections.items():
+        for number, layer in enumerate(layers):
+            parts = {**_attention(layer, config), **_mlp(layer, config)}
+            weights.update({f"{section}.{number}.{name}": value for name, value in parts.items()})
+    keeps, injects = _zeros(2, layout.d_model)
+    for feature in layout.lowered.persistent:
+        (keeps if feature.role == "variable" else injects)[feature.slots] = 1.0
+    weights["recall.state.weight"] = np.diag(keeps)
+    weights["recall.input.weight"] = np.diag(injects)
+    weights.update(_unembedding(layout.lowered.answer, config))
+    model = LoopedTransformer(config)
+    model.load_state_dict({k: torch.from_numpy(v) for k, v in weights.items()})
+    return model
+
+
+def configure(layout: StreamLayout, n_outputs: int) -> LoopedTransformerConfig:
+    """The architecture that a layout needs."""
+    layers = [layer for stack in layout.sections.values() for layer in stack]
+    widths = [_head_width(head) for layer in layers for head in layer.heads]
+    return LoopedTransformerConfig(
+        d_model=layout.d_model,
+        d_vocab=len(layout.lowered.source.program.inputs),
+        d_vocab_out=n_outputs,
+        n_layers=len(layout.sections["block"]),
+        n_prelude=len(layout.sections["prelude"]),
+        n_coda=len(layout.sections["coda"]),
+        n_heads=max([1, *(len(layer.heads) for layer in layers)]),
+        d_head=max([1, *widths]),
+        d_mlp=max([1, *(layer.n_neurons for layer in layers)]),
+        act_fn="relu",
+        norm="none",
+        final_norm=False,
+        injection="concat",
+        initial_state="embedding",
+        causal=layout.lowered.source.causal,
+        # Positions that nothing reads still bound the length, which all thresholds rely on.
+        positions="absolute",
+        n_ctx=layout.lowered.source.max_length,
+    )
+
+
+def _check_size(config: LoopedTransformerConfig, layout: StreamLayout) -> None:
+    width = config.d_model
+    layer = 4 * width * config.n_heads * config.head_width + 2 * width * config.mlp_width
+    assert config.d_vocab is not None and config.n_ctx is not None  # set above
+    tables = width * (config.d_vocab + config.d_vocab_out + config.n_ctx)
+    total = config.layers_total(1) * layer + 2 * width**2 + tables
+    if total > MAX_WEIGHTS:
+        source = layout.lowered.source
+        raise InputError(
+            f"program {source.program.name} at max_length={source.max_length}",
+            expected=f"a model of at most {MAX_WEIGHTS:,} weights",
+            given=f"one of {total:,} (d_model {width:,}, d_mlp {config.mlp_width:,}, "
+            f"{config.layers_total(1)} layers)",
+            fix="Compile for a smaller max_length, or let its variables take fewer values.",
+        )
+
+
+def _head_width(head: LoweredHead) -> int:
+    scores = sum(key.matrix.shape[1] for key, _ in head.pairs)
+    return max(scores, sum(codes.matrix.shape[1] for codes in head.carried.values()))
+
+
+def _zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, dtype=np.float32)
+
+
+def _role(function: FeatureFunction) -> str:
+    return function.features[0].role if function.features else "tokens"
+
+
+def _embedding(layout: StreamLayout, config: LoopedTransformerConfig) -> Weights:
+    assert config.d_vocab is not None
+    tables = {
+        "tokens": _zeros(config.d_vocab, config.d_model),
+        "indices": _zeros(layout.lowered.source.max_length, config.d_model),
+    }
+    for feature in layout.lowered.persistent:
+        if feature.role in tables:
+            tables[feature.role][:, feature.slots] = np.eye(feature.width)
+    for variable, function in layout.lowered.embedded.items():
+        table = tables[_role(function)]
+        values = np.broadcast_to(function.table, len(table))  # of each token or position
+        table[:, variable.slots] = values[:, None] == np.array(variable.values)
+    return {"embedding.weight": tables["tokens"], "position_embedding.weight": tables["indices"]}
+
+
+def _attention(layer: LayerLayout, config: LoopedTransformerConfig) -> Weights:
+    d_model, d_head, n_heads = config.d_model, config.head_width, config.n_heads
+    # Query, key and value weights of each head; a head's unused rows stay 0.
+    qkv, bias = _zeros(3, n_heads, d_head, d_model), _zeros(3, n_heads, d_head)
+    out = _zeros(d_model, n_heads, d_head)
+    # The model divides scores by the root of d_head.
+    scale = float(np.sqrt(SHARPNESS * np.sqrt(d_head)))
+    for number, head in enumerate(layer.heads):
+        # The score is the sum over pairs of key and query codes: each pair takes rows of its own.
+        start = 0
+        for key, query in head.pairs:
+            rows = slice(start, start + key.matrix.shape[1])
+            for which, codes in ((0, query), (1, key)):
+                _add_codes(qkv[which, number, rows], bias[which, number, rows], codes, scale)
+            start = rows.stop
+        start = 0
+        for feature, codes in head.carried.items():
+            rows = slice(start, start + codes.matrix.shape[1])
+            _add_codes(qkv[2, number, rows], bias[2, number, rows], codes, 1.0)
+            out[feature.slots, number, rows] = np.eye(feature.width)
+            start = rows.stop
+    return {
+        "attn.qkv.weight": qkv.reshape(-1, d_model),
+        "attn.qkv.bias": bias.reshape(-1),
+        "attn.out.weight": out.reshape(d_model, -1),
+        "attn.out.bias": _zeros(d_model),
+    }
+
+
+def _add_codes(weight: np.ndarray, bias: np.ndarray, codes: Codes, scale: float) -> None:
+    """Add codes to rows of weights [row, d_model]."""
+    if codes.feature is None:
+        bias += scale * codes.matrix[0]
+    else:
+        weight[:, codes.feature.slots] += scale * codes.matrix.T
+
+
+def _mlp(layer: LayerLayout, config: LoopedTransformerConfig) -> Weights:
+    d_model, d_mlp = config.d_model, config.mlp_width
+    w_in, w_out = _zeros(d_mlp, d_model), _zeros(d_model, d_mlp)
+    b_in, b_out = np.zeros(d_mlp), np.zeros(d_model)  # added up in 64 bits
+    neuron = 0
+    for feature, writes in layer.writes:
+        for value, weight in writes.constants:
+            b_out[feature.start + value] += weight
+        for unit in writes.units:
+            for read in unit.reads:
+                w_in[neuron, read.feature.slots] += read.weights
+                b_in[neuron] += read.constant
+            b_in[neuron] += unit.bias
+            # relu(x) - relu(x - 1) is x clipped to 0 .. 1
+            w_in[neuron + 1], b_in[neuron + 1] = w_in[neuron], b_in[neuron] - 1
+            for value, weight in unit.out:
+                w_out[feature.start + value, neuron] += weight
+                w_out[feature.start + value, neuron + 1] -= weight
+            neuron += 2
+    for feature in layer.wiped:
+        for slot in range(feature.slots.start, feature.slots.stop):
+            if feature.role == "variable":
+                # relu(x + 1) - 1 is x, smoothly around 0; of 0 and 1, to the last bit
+                w_in[neuron, slot], b_in[neuron] = 1.0, 1.0
+                w_out[slot, neuron], b_out[slot] = -1.0, b_out[slot] + 1.0
+                neuron += 1
+            else:
+                # relu(x) - relu(-x) is x, to the last bit whatever it is
+                w_in[neuron, slot], w_in[neuron + 1, slot] = 1.0, -1.0
+                w_out[slot, neuron], w_out[slot, neuron + 1] = -1.0, 1.0
+                neuron += 2
+    return {
+        "mlp.fc_in.weight": w_in,
+        "mlp.fc_in.bias": b_in.astype(np.float32),
+        "mlp.fc_out.weight": w_out,
+        "mlp.fc_out.bias": b_out.astype(np.float32),
+    }
+
+
+def _unembedding(answer: FeatureFunction, config: LoopedTransformerConfig) -> Weights:
+    weight, bias = _zeros(config.d_vocab_out, config.d_model), _zeros(config.d_vocab_out)
+    for value in range(config.d_vocab_out):
+        if answer.features:
+            chosen = (answer.table == value).astype(float)
+            weight[value, answer.features[0].slots] = LOGIT * chosen
+        elif int(answer.table) == value:
+            bias[value] = LOGIT
+    return {"unembedding.weight": weight, "unembedding.bias": bias}

@@ -1,0 +1,321 @@
+"""The circuit of a compiled model: its features, what computes them, and what reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from loopinterp.core.errors import CheckpointError, InputError, unknown_name
+from loopinterp.core.storage import read_json_object, read_tensors, write_json, write_tensors
+from loopinterp.core.text import ShortRepr
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+SectionName = Literal["prelude", "block", "coda"]
+CIRCUIT_FILE = "circuit.json"
+DIRECTIONS_FILE = "circuit.safetensors"
+FORMAT = 1
+
+ROUNDING = 1e-5
+"""What is smaller than this, relative to the largest, is rounding of weights in float32."""
+
+
+@dataclass(frozen=True)
+class FeatureNode:
+    """A feature of the residual stream.
+
+    Attributes:
+        id: Its name in edges.
+        name: The variable, or the expression as code.
+        role: ``tokens``, ``indices``, ``fixed``, ``variable`` or ``scratch``.
+        section: Where it is written; ``embedding`` if it is there from the start.
+        layer: Layer of that section that writes it; -1 if it is there from the start.
+        last_use: Last layer of the section that reads it; -1 for what is held throughout.
+        values: Its values; one direction for each, unless it stands along a single one.
+    """
+
+    id: str
+    name: str
+    role: str
+    section: str
+    layer: int
+    last_use: int
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HeadNode:
+    """A head that computes a selector.
+
+    Attributes:
+        id: Its name in edges.
+        section: ``prelude``, ``block`` or ``coda``.
+        layer: Layer of that section.
+        head: Head of that layer.
+        selector: Name of the selector, as in a trace.
+        attends_to: The selection, as code: keys, queries, predicate.
+    """
+
+    id: str
+    section: SectionName
+    layer: int
+    head: int
+    selector: str
+    attends_to: str
+
+
+@dataclass(frozen=True)
+class NeuronGroup:
+    """The neurons of one MLP that write one feature, or wipe some.
+
+    Attributes:
+        id: Its name in edges.
+        section: ``prelude``, ``block`` or ``coda``.
+        layer: Layer of that section.
+        neurons: Their numbers.
+        writes: The feature that they write; ``""`` for those that wipe.
+        how: ``rules``, ``levels``, ``sum``, ``mean``, ``max``, ``min``, ``count``, ``found`` or
+            ``wipe``.
+    """
+
+    id: str
+    section: SectionName
+    layer: int
+    neurons: tuple[int, ...]
+    writes: str
+    how: str
+
+
+@dataclass(frozen=True)
+class Directions:
+    """The directions of the values of a feature.
+
+    Attributes:
+        write: What having each value adds to the residual stream [value, d_model].
+        read: What reads each value from it: ``read @ state`` is 1 for the value that a feature
+            has and 0 for the others.
+    """
+
+    write: Float[Tensor, "value d_model"]
+    read: Float[Tensor, "value d_model"]
+
+    def moved(
+        self,
+        write: Float[Tensor, "new_d_model d_model"],
+        read: Float[Tensor, "d_model new_d_model"],
+    ) -> Directions:
+        """The same in a residual stream that these matrices write and read."""
+        return Directions(
+            write=(self.write.double() @ write.double().mT).to(self.write),
+            read=(self.read.double() @ read.double()).to(self.read),
+        )
+
+
+@dataclass(frozen=True)
+class Superposition:
+    """The dimensions of a model, and the fewest with which every read is the same number."""
+
+    d_model: int
+    exact_d_model: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether every read is the same number as before, up to rounding."""
+        return self.d_model >= self.exact_d_model
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Circuit(ShortRepr):
+    """Nodes, edges and directions of a compiled model.
+
+    The weights are tied, so one node of the block stands for one at each loop; see
+    :meth:`unrolled`. Edges lead from features to the heads and neurons that read them, and from
+    those to what they write.
+
+    Attributes:
+        program: Name of the program.
+        inputs: What each input token means.
+        max_length: Positions of the longest sequence.
+        n_layers: Section -> its layers.
+        features: What the residual stream holds.
+        heads: Heads that compute a selector; all others are idle.
+        neurons: Groups of neurons; all others are idle.
+        edges: (from, to), by id.
+        directions: Feature id -> its directions.
+        disguises: What was done to the model, in order.
+        superposition: The dimensions, if there are fewer of them than directions.
+    """
+
+    program: str
+    inputs: tuple[str, ...]
+    max_length: int
+    n_layers: Mapping[str, int]
+    features: tuple[FeatureNode, ...]
+    heads: tuple[HeadNode, ...]
+    neurons: tuple[NeuronGroup, ...]
+    edges: tuple[tuple[str, str], ...]
+    directions: Mapping[str, Directions]
+    disguises: tuple[str, ...] = ()
+    superposition: Superposition | None = None
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.features)} features, {len(self.heads)} heads"
+        name = ", ".join((self.program, *self.disguises))
+        return f"<Circuit {name}: {sizes}, {len(self.neurons)} neuron groups>"
+
+    @property
+    def variables(self) -> dict[str, FeatureNode]:
+        """The program's variables by name."""
+        return {f.name: f for f in self.features if f.role == "variable"}
+
+    def directions_of(self, variable: str) -> Directions:
+        """The directions of a variable.
+
+        Raises:
+            InputError: there is no such variable.
+        """
+        if variable not in self.variables:
+            raise unknown_name(f"variable of {self.program}", variable, self.variables)
+        return self.directions[self.variables[variable].id]
+
+    def decode(
+        self, variable: str, state: Float[Tensor, "*shape d_model"]
+    ) -> Int[Tensor, "*shape"]:
+        """The value of a variable in a state: the one whose direction is read most.
+
+        Raises:
+            InputError: there is no such variable, or that is no state of the model.
+        """
+        read = self.directions_of(variable).read
+        is_tensor = isinstance(state, torch.Tensor)
+        if not (is_tensor and state.is_floating_point() and state.shape[-1:] == read.shape[1:]):
+            given = f"{state.dtype} of shape {list(state.shape)}" if is_tensor else None
+            raise InputError(
+                "state",
+                expected=f"floating-point numbers with a last axis of d_model = {read.shape[1]}",
+                given=given or type(state).__name__,
+                fix="Pass states of the model that this circuit belongs to.",
+            )
+        values = torch.tensor(self.variables[variable].values, device=state.device)
+        return values[(state @ read.to(state).mT).argmax(-1)]  # reads are [*shape, value]
+
+    def subspace(self, variable: str) -> Float[Tensor, "rank d_model"]:
+        """An orthonormal basis of the directions of a variable."""
+        write = self.directions_of(variable).write
+        return orthonormal(write.double()).to(write.dtype)
+
+    def moved(
+        self,
+        write: Float[Tensor, "new_d_model d_model"],
+        read: Float[Tensor, "d_model new_d_model"],
+    ) -> Circuit:
+        """The same circuit in a residual stream that these matrices write and read."""
+        directions = {name: old.moved(write, read) for name, old in self.directions.items()}
+        return dataclasses.replace(self, directions=directions)
+
+    def renumbered(
+        self,
+        heads: Mapping[tuple[str, int], Sequence[int]],
+        neurons: Mapping[tuple[str, int], Sequence[int]],
+    ) -> Circuit:
+        """The same circuit with new numbers of the heads and neurons of each (section, layer)."""
+        names: dict[str, str] = {}
+        nodes = []
+        for node in self.heads:
+            number = heads[node.section, node.layer][node.head]
+            names[node.id] = f"{node.section}.{node.layer}.head.{number}"
+            nodes.append(dataclasses.replace(node, id=names[node.id], head=number))
+        groups = [
+            dataclasses.replace(g, neurons=tuple(neurons[g.section, g.layer][n] for n in g.neurons))
+            for g in self.neurons
+        ]
+        edges = tuple((names.get(s, s), names.get(t, t)) for s, t in self.edges)
+        return dataclasses.replace(self, heads=tuple(nodes), neurons=tuple(groups), edges=edges)
+
+    def unrolled(self, n_loops: int) -> tuple[tuple[str, str], ...]:
+        """The edges of a run of so many loops, with the loop in every id.
+
+        ``3:head`` is a node inside loop 3, and ``3:carry`` the variable after 3 loops.
+        """
+        block = {node.id for node in (*self.heads, *self.neurons) if node.section == "block"}
+        block |= {f.id for f in self.features if f.section == "block" and f.role == "scratch"}
+        state = {f.id for f in self.variables.values()}
+
+        def at(name: str, loop: int) -> str:
+            return f"{loop}:{name}" if name in block | state else name
+
+        edges: list[tuple[str, str]] = []
+        for source, target in self.edges:
+            if {source, target} & block:
+                loops = range(n_loops)
+                edges += [(at(source, t), at(target, t + (target in state))) for t in loops]
+            else:  # the prelude writes variables before the first loop, the coda reads the last
+                edges.append((at(source, n_loops), at(target, 0)))
+        return tuple(edges)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the circuit beside the model: ``circuit.json`` and ``circuit.safetensors``."""
+        fields = dataclasses.asdict(dataclasses.replace(self, directions={}))
+        del fields["directions"]
+        tensors = {}
+        for name, directions in self.directions.items():
+            tensors[f"{name}.write"] = directions.write.contiguous()
+            tensors[f"{name}.read"] = directions.read.contiguous()
+        write_tensors(Path(folder) / DIRECTIONS_FILE, tensors)
+        write_json(Path(folder) / CIRCUIT_FILE, {"format": FORMAT, **fields})
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Circuit:
+        """Read a circuit that :meth:`save` wrote.
+
+        Raises:
+            CheckpointError: a file is missing, damaged, or of another format.
+        """
+        path = Path(folder) / CIRCUIT_FILE
+        saved = read_json_object(path)
+        tensors = read_tensors(Path(folder) / DIRECTIONS_FILE)
+        try:
+            return cls._from_saved(saved, tensors)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"circuit {path}",
+                expected=f"a circuit of format {FORMAT}, with its directions beside it",
+                given=f"{type(error).__name__}: {error}",
+                fix="Compile the program again, and save it.",
+            ) from error
+
+    @classmethod
+    def _from_saved(cls, saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Circuit:
+        if saved["format"] != FORMAT:
+            raise ValueError(f"format {saved['format']}")
+
+        def tupled(node: Mapping[str, Any]) -> dict[str, Any]:
+            return {k: tuple(v) if isinstance(v, list) else v for k, v in node.items()}
+
+        fields = tupled({k: v for k, v in saved.items() if k != "format"})
+        kinds = {"features": FeatureNode, "heads": HeadNode, "neurons": NeuronGroup}
+        for name, kind in kinds.items():
+            fields[name] = tuple(kind(**tupled(node)) for node in saved[name])
+        fields["edges"] = tuple((source, target) for source, target in saved["edges"])
+        if saved["superposition"] is not None:
+            fields["superposition"] = Superposition(**saved["superposition"])
+        ids = [feature.id for feature in fields["features"]]
+        directions = {i: Directions(tensors[f"{i}.write"], tensors[f"{i}.read"]) for i in ids}
+        return cls(**fields, directions=directions)
+
+
+def orthonormal(
+    rows: Float[Tensor, "row d_model"], largest: float | None = None
+) -> Float[Tensor, "rank d_model"]:
+    """An orthonormal basis of the span of rows, up to :data:`ROUNDING` of the largest size."""
+    _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
+    if largest is None:
+        largest = float(sizes.max()) if len(sizes) else 0.0
+    return basis[sizes > max(ROUNDING * largest, 1e-300)]

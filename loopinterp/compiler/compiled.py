@@ -1,0 +1,165 @@
+"""A compiled model with its circuit: compiled, saved, and read back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loopinterp.compiler.assembly import assemble
+from loopinterp.compiler.circuit import Circuit
+from loopinterp.compiler.lowering import lower_program
+from loopinterp.compiler.stream_layout import describe, lay_out
+from loopinterp.compiler.validation import infer_domains, validate
+from loopinterp.core.errors import CheckpointError, InputError, check_integer
+from loopinterp.core.text import ShortRepr
+from loopinterp.models.transformer import LoopedTransformer
+from loopinterp.programs.expressions import MAX_TABLE
+from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.program import LoopProgram
+from loopinterp.programs.registry import get_program, list_programs
+from loopinterp.tasks.task_registry import get_task, list_tasks
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Compiled(ShortRepr):
+    """A looped transformer that runs a program, with its circuit.
+
+    Attributes:
+        model: The model.
+        circuit: Its circuit.
+        program: The program.
+    """
+
+    model: LoopedTransformer
+    circuit: Circuit
+    program: LoopProgram
+
+    def __post_init__(self) -> None:
+        if self.model.task is None and self.program.task in list_tasks():
+            self.model.task = get_task(self.program.task, **self.program.task_settings)
+
+    def __repr__(self) -> str:
+        config = self.model.config
+        layers = f"{config.n_prelude} + {config.n_layers} + {config.n_coda}"
+        return f"<Compiled {self.program.name}: d_model {config.d_model}, layers {layers}>"
+
+    def save(self, folder: str | Path) -> None:
+        """Write model and circuit to a folder.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        self.model.save_pretrained(folder)
+        self.circuit.save(folder)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        program: LoopProgram | str | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Compiled:
+        """Read what :meth:`save` wrote.
+
+        Args:
+            folder: The folder.
+            program: The program or its name, if it is not registered under the saved one.
+            device: Where to put the model.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, or they do not belong together.
+            InputError: the program is not registered and not given, or another one.
+        """
+        circuit = Circuit.load(folder)
+        if program is not None or circuit.program in list_programs():
+            program = get_program(program or circuit.program)
+        if (
+            program is None
+            or (circuit.program, circuit.inputs) != (program.name, program.inputs)
+            or set(circuit.variables) != set(program.variables)
+        ):
+            raise InputError(
+                "program",
+                expected=f"{circuit.program!r} with variables {', '.join(circuit.variables)} and "
+                f"{len(circuit.inputs)} input tokens, which the model in {folder} runs",
+                given="none, and it is not registered"
+                if program is None
+                else f"{program.name!r} with variables {', '.join(program.variables)} and "
+                f"{len(program.inputs)} input tokens",
+                fix="Pass program=, the one that was compiled.",
+            )
+        model = LoopedTransformer.from_pretrained(folder, device=device)
+        width = {d.write.shape[-1] for d in circuit.directions.values()}
+        if width != {model.config.d_model}:
+            raise CheckpointError(
+                f"circuit in {folder}",
+                expected=f"directions of d_model = {model.config.d_model}, as the model has",
+                given=f"some of {', '.join(map(str, sorted(width))) or 'none'}",
+                fix="The files do not belong together: save the compiled model again.",
+            )
+        return cls(model, circuit, program)
+
+
+def need_compiled(compiled: object) -> None:
+    """Check that something is a compiled model with its circuit."""
+    if not isinstance(compiled, Compiled):
+        raise InputError(
+            "compiled",
+            expected="a Compiled: a model with its circuit",
+            given=type(compiled).__name__,
+            fix="Pass what compile_program gives, not its .model.",
+        )
+
+
+def compile_program(
+    program: LoopProgram | str, *, max_length: int, n_outputs: int | None = None
+) -> Compiled:
+    """Compile a loop program into the weights of a looped transformer.
+
+    The model runs the program loop for loop: its state after t loops holds every variable of the
+    program after t loops, one direction for each value, and nothing else but the injected input.
+    Each selection is a head whose attention is spread evenly over the selected keys; maps are
+    MLPs. Values are restored to 0 and 1 by every MLP, so that errors do not grow with the loops.
+
+    Args:
+        program: The program, or the name of a registered one.
+        max_length: Positions of the longest sequence, BOS and padding included.
+        n_outputs: Classes of the output; by default as many as the answer has, and two at least.
+
+    Returns:
+        The model (no norms, ReLU, learned positions, external recall) and its circuit.
+
+    Raises:
+        InputError: the program cannot be compiled; the message names the expression and why.
+
+    Example:
+        >>> import torch
+        >>> compiled = compile_program("ripple", max_length=6)
+        >>> tokens = torch.tensor([[4, 3, 1, 2, 0]])
+        >>> compiled.model(tokens, n_loops=4).argmax(-1)[0, 1:].tolist()     # 3 + 5 = 8
+        [0, 0, 0, 1]
+        >>> states = compiled.model(tokens, n_loops=4, return_type="states")
+        >>> compiled.circuit.decode("carry", states)[:, 0].tolist()
+        [[0, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1], [0, 0, 1, 1, 1]]
+    """
+    source = validate(program, max_length)
+    domains = infer_domains(source)
+    low, high = int(domains[source.finish].min()), int(domains[source.finish].max())
+    if low < UNKNOWN or high >= MAX_TABLE:
+        raise InputError(
+            f"finish of program {source.program.name}, {source.finish!r}",
+            expected=f"answers that are classes from 0 to {MAX_TABLE - 1:,}, or UNKNOWN (-1)",
+            given=f"{low if low < UNKNOWN else high} as a possible value",
+            fix="Map what is no answer to UNKNOWN: tok_map(x, {...}, default=UNKNOWN).",
+        )
+    classes = max(1 + high, 1)
+    n_outputs = max(classes, 2) if n_outputs is None else n_outputs
+    fix = f"The answer is up to {classes - 1}: leave it out, or pass the classes of the task."
+    check_integer("n_outputs", n_outputs, least=classes, fix=fix)
+    layout = lay_out(lower_program(source, domains))
+    return Compiled(assemble(layout, n_outputs), describe(layout), source.program)

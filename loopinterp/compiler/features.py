@@ -1,0 +1,267 @@
+"""Features of the residual stream, what writes them, and functions of them as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from loopinterp.programs.expressions import Select
+
+Role = Literal["tokens", "indices", "fixed", "variable", "scratch"]
+
+PLAIN, WITNESS, RAW = 0, 1, 2
+"""Order in which the features of one rule are tested.
+
+What a head writes means something only where it found a key. So a rule first tests the witness of
+that, and only then what the head wrote.
+"""
+
+MAX_TABLE_ENTRIES = 2**20
+"""Largest table that is written out."""
+
+
+@dataclass(eq=False)
+class Feature:
+    """A finite value that the residual stream holds, from where it is written to its last use."""
+
+    name: str  # the expression, as code
+    values: tuple[int, ...]  # its values, in order
+    # ``tokens``, ``indices`` and ``fixed`` are injected into every loop, ``variable`` is
+    # the program's state, ``scratch`` lives inside a pass through the layers
+    role: Role = "scratch"
+    layer: int = -1  # layer that writes it; -1 if it is there from the start
+    order: int = PLAIN  # when a rule may test it: PLAIN, WITNESS or RAW
+    # whether its value stands along a single direction (a flag or a count) in place of one
+    # direction for each value
+    one_direction: bool = False
+    writes: Writes | None = None  # what the MLP of its layer writes for it
+    head: LoweredHead | None = None  # the head that writes it instead
+    last_use: int = -1  # last layer that reads it; set when the layers are laid out
+    start: int = -1  # its first coordinate in the residual stream, before any disguise
+
+    @property
+    def width(self) -> int:
+        """Directions it takes."""
+        return 1 if self.one_direction else len(self.values)
+
+    @property
+    def slots(self) -> slice:
+        """Its coordinates in the residual stream."""
+        return slice(self.start, self.start + self.width)
+
+    @property
+    def inputs(self) -> tuple[Feature, ...]:
+        """The features that it is made from."""
+        if self.writes is not None:
+            return self.writes.inputs
+        if self.head is None:
+            return ()
+        carried = self.head.carried[self].feature
+        return self.head.inputs if carried is None else (*self.head.inputs, carried)
+
+    @property
+    def for_attention(self) -> int:
+        """First layer whose attention can read it."""
+        return self.layer + 1
+
+    @property
+    def for_mlp(self) -> int:
+        """First layer whose MLP can read it: attention comes before it in the same layer."""
+        return self.layer if self.head is not None else self.layer + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """What the keys, or the queries, of a head write: a matrix [value of the feature, dimension].
+
+    A constant has no feature, and one row.
+    """
+
+    feature: Feature | None
+    matrix: np.ndarray
+
+
+@dataclass(eq=False)
+class LoweredHead:
+    """A head: its attention scores, and what it carries.
+
+    Its score is the sum over ``pairs`` of the products of keys' and queries' codes. For each
+    feature that it writes, it carries codes of the keys [value of what is read, direction written].
+    """
+
+    select: Select
+    pairs: tuple[tuple[Codes, Codes], ...]
+    carried: dict[Feature, Codes] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> tuple[Feature, ...]:
+        """Features that its queries and keys read."""
+        read = [codes.feature for pair in self.pairs for codes in pair]
+        return tuple(dict.fromkeys(f for f in read if f is not None))
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A linear read of a feature: weights along its directions, plus a constant."""
+
+    feature: Feature
+    weights: np.ndarray
+    constant: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """``clip(sum of reads + bias, 0, 1)``, by two neurons, written along some directions.
+
+    Both ends are flat, so errors of the reads do not come through: what a unit writes is as exact
+    after 500 loops as after one.
+    """
+
+    reads: tuple[Read, ...]
+    bias: float
+    out: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Writes:
+    """What an MLP writes into one feature: units, and constants along its directions."""
+
+    how: str
+    inputs: tuple[Feature, ...]
+    units: tuple[Unit, ...] = ()
+    constants: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def layer(self) -> int:
+        """First layer whose MLP can write it."""
+        return max((f.for_mlp for f in self.inputs), default=0)
+
+
+def read_any(feature: Feature, chosen: np.ndarray) -> Read:
+    """A read that is 1 where the feature has one of the chosen values, else 0."""
+    if not feature.one_direction:
+        return Read(feature, chosen.astype(float))
+    low, high = (float(c) for c in chosen)
+    return Read(feature, np.array([high - low]), low)
+
+
+def one_if_all(reads: tuple[Read, ...], out: tuple[tuple[int, float], ...]) -> Unit:
+    """The unit that is 1 where all reads are 1, and 0 where one of them is 0."""
+    return at_least(reads, len(reads) - 0.5, 1.0, out)
+
+
+def one_if_any(reads: tuple[Read, ...], out: tuple[tuple[int, float], ...]) -> Unit:
+    """The unit that is 1 where one of the reads is 1, and 0 where all of them are 0."""
+    return at_least(reads, 0.5, 1.0, out)
+
+
+def at_least(
+    reads: tuple[Read, ...], threshold: float, gap: float, out: tuple[tuple[int, float], ...]
+) -> Unit:
+    """The unit that is 1 where the sum of the reads is above a threshold.
+
+    It is 1 from ``threshold + gap / 2`` on and 0 up to ``threshold - gap / 2``, with half of that
+    distance to spare on either side.
+    """
+    scale = 2.0 / gap
+    scaled = (Read(read.feature, scale * read.weights, scale * read.constant) for read in reads)
+    return Unit(tuple(scaled), 0.5 - scale * threshold, out)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureFunction:
+    """An integer for each combination of the values of some features."""
+
+    features: tuple[Feature, ...]  # the features, one axis of the table each
+    table: np.ndarray  # the values [value of feature 0, value of feature 1, …]
+    # (operation, its arguments), where the arguments are functions of at most one feature
+    # each; sums and comparisons are lowered by this
+    parts: tuple[str, tuple[FeatureFunction, ...]] | None = None
+
+    @cached_property
+    def values(self) -> tuple[int, ...]:
+        """The values it takes, in order."""
+        return tuple(distinct(self.table).tolist())
+
+    @property
+    def for_attention(self) -> bool:
+        """Whether a head can read it: a linear function of a plain feature."""
+        return len(self.features) <= 1 and all(f.order == PLAIN for f in self.features)
+
+    def within(self, values: np.ndarray) -> FeatureFunction:
+        """The same function, known to have none but these values.
+
+        Other values in the table belong to combinations that never occur; they become the next
+        allowed value.
+        """
+        if bool(np.isin(self.table, values).all()):
+            return self
+        place = np.searchsorted(values, self.table).clip(max=len(values) - 1)
+        return FeatureFunction(self.features, values[place], self.parts)
+
+
+def constant(value: int) -> FeatureFunction:
+    """A function of no feature."""
+    return FeatureFunction((), np.array(value))
+
+
+def of_feature(feature: Feature) -> FeatureFunction:
+    """The value of a feature."""
+    return FeatureFunction((feature,), np.array(feature.values))
+
+
+def distinct(table: np.ndarray) -> np.ndarray:
+    """The different integers of a table, in order.
+
+    Example:
+        >>> distinct(np.array([[3, -1], [3, 7]])).tolist()
+        [-1, 3, 7]
+    """
+    low, high = int(table.min()), int(table.max())
+    if high - low > 2**16:
+        return np.unique(table)
+    # Counting them is several times as fast as sorting.
+    return np.flatnonzero(np.bincount(table.reshape(-1) - low)) + low
+
+
+def fuse(
+    apply: Callable[[list[np.ndarray]], np.ndarray],
+    args: list[FeatureFunction],
+    op: str | None = None,
+    *,
+    most: int = MAX_TABLE_ENTRIES,
+) -> FeatureFunction | None:
+    """An operation (``op``, if it has a name) on functions, as one function of all their features.
+
+    None where the table would have more than ``most`` entries.
+    """
+    features = tuple(dict.fromkeys(f for arg in args for f in arg.features))
+    shape = tuple(len(f.values) for f in features)
+    if np.prod(shape, dtype=np.float64) > most:
+        return None
+
+    def spread(arg: FeatureFunction) -> np.ndarray:
+        """The table of an argument along the axes of all features."""
+        order = sorted(range(len(arg.features)), key=lambda k: features.index(arg.features[k]))
+        index = tuple(slice(None) if f in arg.features else None for f in features)
+        return np.broadcast_to(arg.table.transpose(order)[index], shape)
+
+    table = np.broadcast_to(apply([spread(arg) for arg in args]), shape)
+    parts = (op, tuple(args)) if op and all(len(arg.features) <= 1 for arg in args) else None
+    return without_idle(FeatureFunction(features, table, parts))
+
+
+def without_idle(function: FeatureFunction) -> FeatureFunction:
+    """The same function without the features that it does not depend on."""
+    table, features = function.table, list(function.features)
+    for axis in reversed(range(len(features))):
+        first = table.take([0], axis=axis)
+        if bool((table == first).all()):
+            table = first.squeeze(axis)
+            del features[axis]
+    return FeatureFunction(tuple(features), table, function.parts)

@@ -1,0 +1,312 @@
+"""Stage 3, lower (heads): a selection as queries and keys, an aggregate as what a head carries.
+
+A selection is a relation of the key's value and the query's value: a matrix of 0 and 1. Keys with
+the same row are one class; the key writes its class, the query its relation to each class (or the
+other way round, if queries have fewer classes), and the score is 1 where the relation holds, else
+0. Scaled up, softmax selects these keys alone, and all of them evenly. Where a query selects
+nothing, attention is even over everything, and what the head writes means nothing.
+
+What a head writes is the mean of the keys' one-hot values: the share of each value among them. It
+is read as
+
+* the value, where all selected keys have the same one;
+* the truncated mean, by thresholds on the mean of the shares;
+* the largest (smallest), by which shares of large (small) values are not 0;
+* the width, by how many positions have a share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from loopinterp.compiler.features import (
+    RAW,
+    WITNESS,
+    Codes,
+    Feature,
+    FeatureFunction,
+    LoweredHead,
+    Read,
+    Writes,
+    at_least,
+    constant,
+    fuse,
+    of_feature,
+    one_if_all,
+    read_any,
+)
+from loopinterp.compiler.lookups import FeatureWriter, advance, has_few_rules, thresholds
+from loopinterp.programs.nodes import code
+from loopinterp.programs.operations import PREDICATES
+
+if TYPE_CHECKING:
+    from loopinterp.programs.expressions import Aggregate, Select, SelWidth
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionRelation:
+    """A selection with its keys and queries as functions of one feature each.
+
+    ``holds`` is where it selects [value of the key's feature, value of the query's].
+    """
+
+    select: Select
+    key: FeatureFunction
+    query: FeatureFunction
+    holds: np.ndarray
+
+    @classmethod
+    def from_functions(
+        cls, select: Select, key: FeatureFunction, query: FeatureFunction
+    ) -> AttentionRelation:
+        """The relation as a matrix over the values of the features."""
+        k, q = key.table.reshape(-1), query.table.reshape(-1)
+        if isinstance(select.predicate, str):
+            keys, queries = (torch.from_numpy(np.array(x)) for x in (k, q))
+            holds = PREDICATES[select.predicate](keys[:, None], queries[None, :]).numpy()
+        else:
+            known = set(select.predicate)
+            holds = np.array([[(int(a), int(b)) in known for b in q] for a in k])
+        return cls(select, key, query, holds.reshape(len(k), len(q)))
+
+    @property
+    def name(self) -> str:
+        """Its part of the names of features."""
+        return self.select.name or code(self.select, short=True)
+
+    @property
+    def layer(self) -> int:
+        """First layer whose attention can compute it."""
+        read = (*self.key.features, *self.query.features)
+        return max((f.for_attention for f in read), default=0)
+
+    @property
+    def sees_itself(self) -> bool:
+        """Whether every position selects at least itself."""
+        if bool(self.holds.all()):
+            return True
+        same = self.key.features == self.query.features and len(self.key.features) == 1
+        return same and bool(self.holds.diagonal().all())
+
+    @property
+    def by_position(self) -> bool:
+        """Whether the selection depends on the keys' positions alone."""
+        return bool(self.key.features) and self.key.features[0].role == "indices"
+
+    def one_value(self, value: FeatureFunction) -> bool:
+        """Whether all keys that a query selects have the same value."""
+        one_key = self.by_position and bool((self.holds.sum(axis=0) <= 1).all())
+        if one_key or not value.features:
+            return True
+        if value.features != self.key.features:
+            return False
+        return all(len(np.unique(value.table[column])) <= 1 for column in self.holds.T)
+
+    @property
+    def within_reach(self) -> np.ndarray:
+        """By position: whether a query selects something [query value, position of the query]."""
+        assert self.by_position
+        return np.maximum.accumulate(self.holds, axis=0).T
+
+    def classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """The different relations of queries: (relation [key value, class], class of each query).
+
+        Queries that can select nothing are of class -1.
+        """
+        columns, kind = np.unique(self.holds.T, axis=0, return_inverse=True)
+        some = columns.any(axis=1)
+        number = np.where(some, np.cumsum(some) - 1, -1)
+        return columns[some].T, number[kind.reshape(-1)]
+
+    def codes(self) -> tuple[Codes, Codes]:
+        """Codes of keys and queries whose products are the relation."""
+        key = self.key.features[0] if self.key.features else None
+        query = self.query.features[0] if self.query.features else None
+        by_query, by_key = _factors(self.holds), _factors(self.holds.T)
+        if by_query[0].shape[1] <= by_key[0].shape[1]:
+            k, q = by_query
+        else:
+            q, k = by_key
+        return Codes(key, k), Codes(query, q)
+
+
+def causal_codes(indices: Feature) -> tuple[Codes, Codes]:
+    """Codes that take 2 points for each position that a key is ahead of its query."""
+    positions = np.arange(len(indices.values))
+    ahead = (positions[:, None] >= positions[None, 1:]).astype(float)
+    return Codes(indices, 2 * ahead), Codes(indices, ahead - 1)
+
+
+def _factors(relation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Matrices of 0 and 1 with ``first @ second.T = relation``, one dimension per distinct row."""
+    rows, kind = np.unique(relation, axis=0, return_inverse=True)
+    some = rows.any(axis=1)
+    first = np.eye(len(rows))[kind.reshape(-1)][:, some]
+    return first, rows[some].T.astype(float)
+
+
+class AggregateHeads:
+    """The heads of a section; the features that they need are added to those of its writer."""
+
+    def __init__(self, writer: FeatureWriter, indices: Feature) -> None:
+        self._writer, self._indices = writer, indices
+        self._heads: dict[tuple[Select, int], LoweredHead] = {}
+        self._carried: dict[tuple[LoweredHead, Feature, bytes, int], Feature] = {}
+        self._witnesses: dict[Select, FeatureFunction] = {}
+
+    def aggregate(
+        self, node: Aggregate, relation: AttentionRelation, value: FeatureFunction
+    ) -> FeatureFunction:
+        """An aggregate as a function of features: the default where no key is found."""
+        witness, here = self._witness(relation), value
+        if value.features:
+            shares = self._shares(relation, value)
+            one_value = relation.one_value(value)
+            here = of_feature(shares if one_value else self._reduced(node, shares))
+        return self._where(witness, here, node.default)
+
+    def width(self, node: SelWidth, relation: AttentionRelation) -> FeatureFunction:
+        """How many keys are selected, as a function of features."""
+        shares = self._shares(relation, of_feature(self._indices))
+        length = len(self._indices.values)
+        name, widths = code(node, short=True), tuple(range(length + 1))
+        units = tuple(
+            at_least((read_any(shares, one),), 0.5 / length, 1 / length, ((0, 1.0),))
+            for one in np.eye(length, dtype=bool)
+        )
+        number = self._writer.write(
+            Feature(f"{name}, as a number", widths, one_direction=True),
+            Writes("count", (shares,), units),
+        )
+        levels = [(k + 0.5, 1.0) for k in range(length)]
+        cut = thresholds((Read(number, np.ones(1)),), levels, widths, widths)
+        count = self._writer.write(Feature(name, widths), Writes("count", (number,), *cut))
+        return self._where(self._witness(relation), of_feature(count), 0)
+
+    def _where(
+        self, witness: FeatureFunction, here: FeatureFunction, default: int
+    ) -> FeatureFunction:
+        """The value where a key is found, else the default."""
+
+        def choose(witness: FeatureFunction) -> FeatureFunction | None:
+            return fuse(lambda x: np.where(x[0] != 0, x[1], default), [witness, here])
+
+        chosen = choose(witness)
+        if not has_few_rules(chosen):
+            chosen = choose(of_feature(self._writer.store(witness, "a key is found")))
+        assert chosen is not None  # of two features
+        return chosen
+
+    def _shares(self, relation: AttentionRelation, value: FeatureFunction) -> Feature:
+        """What a head writes of a function of one feature: the share of each of its values."""
+        feature = value.features[0]
+        layer = max(relation.layer, feature.for_attention)
+        values = value.values
+        # [value of the feature, value of the function]: one-hot
+        codes = Codes(feature, (value.table[:, None] == np.array(values)).astype(float))
+        name = f"shares of {feature.name} by {relation.name}"
+        return self._carry(relation, layer, codes, Feature(name, values, order=RAW))
+
+    def _carry(
+        self, relation: AttentionRelation, layer: int, codes: Codes, feature: Feature
+    ) -> Feature:
+        """The feature that a head writes by these codes; one of its kind is enough."""
+        head = self._head(relation, layer)
+        assert codes.feature is not None
+        key = (head, codes.feature, codes.matrix.tobytes(), feature.order)
+        if key not in self._carried:
+            feature.layer, feature.head = layer, head
+            head.carried[feature] = codes
+            self._carried[key] = feature
+            self._writer.written.append(feature)
+        return self._carried[key]
+
+    def _head(self, relation: AttentionRelation, layer: int) -> LoweredHead:
+        key = (relation.select, layer)
+        if key not in self._heads:
+            pairs = [relation.codes()]
+            if relation.select.causal and not self._writer.source.causal:
+                pairs.append(causal_codes(self._indices))
+            self._heads[key] = LoweredHead(relation.select, tuple(pairs))
+        return self._heads[key]
+
+    def _reduced(self, node: Aggregate, shares: Feature) -> Feature:
+        """Mean, largest or smallest of the selected values, from their shares."""
+        length = len(self._indices.values)
+        values = np.array(shares.values)
+        if node.mode == "mean":
+            low = shares.values[0]
+            taken = tuple(range(low, shares.values[-1] + 1))
+            # A mean that is not an integer is at least 1 / length away from one. Truncation is
+            # towards 0: up to 0, a level is reached as soon as the one below it is left.
+            away = 0.5 / length
+            levels = [((v - low) - away if v > 0 else (v - low) - 1 + away) for v in taken[1:]]
+            # Counted from the least value, which keeps numbers small: the shares add up to 1.
+            number = Read(shares, (values - low).astype(float))
+            cut = thresholds((number,), [(level, 2 * away) for level in levels], taken, taken)
+        else:
+            taken = shares.values if node.mode == "max" else shares.values[::-1]
+            further = np.greater_equal if node.mode == "max" else np.less_equal
+            units = []
+            for before, after in pairwise(taken):
+                read = read_any(shares, further(values, after))
+                onward = advance(shares.values, before, after)
+                units.append(at_least((read,), 0.5 / length, 1 / length, onward))
+            cut = tuple(units), ((shares.values.index(taken[0]), 1.0),)
+            taken = shares.values
+        name = f"{node.mode} of {shares.name}"
+        return self._writer.write(Feature(name, taken), Writes(node.mode, (shares,), *cut))
+
+    def _witness(self, relation: AttentionRelation) -> FeatureFunction:
+        """1 where a query selects something."""
+        if relation.select not in self._witnesses:
+            self._witnesses[relation.select] = self._new_witness(relation)
+        return self._witnesses[relation.select]
+
+    def _new_witness(self, relation: AttentionRelation) -> FeatureFunction:
+        if relation.sees_itself:
+            return constant(1)
+        if not relation.holds.any():
+            return constant(0)
+        query = relation.query
+        if relation.by_position and relation.select.causal:
+            # Of a query that is a position, or always the same, one of the two axes goes.
+            table, number = relation.within_reach.astype(int), np.arange(query.table.size)
+            row = FeatureFunction(query.features, number.reshape(query.table.shape))
+            witness = fuse(lambda x: table[x[0], x[1]], [row, of_feature(self._indices)])
+            assert witness is not None  # of at most two features
+            return witness
+        if not relation.key.features:
+            # All keys or none, by the query alone.
+            holds = relation.holds[0].astype(int)
+            return FeatureFunction(query.features, holds.reshape(query.table.shape))
+        return self._carried_witness(relation)
+
+    def _carried_witness(self, relation: AttentionRelation) -> FeatureFunction:
+        """1 where the keys that attention is on are selected: where there are such keys."""
+        classes, kind = relation.classes()
+        key, query = relation.key.features[0], relation.query.features
+        name, flags = f"found by {relation.name}", []
+        for k, column in enumerate(classes.T):
+            case = f", case {k}" if classes.shape[1] > 1 else ""
+            flag = Feature(f"{name}{case}", (0, 1), order=WITNESS, one_direction=True)
+            codes = Codes(key, column[:, None].astype(float))
+            flags.append(self._carry(relation, relation.layer, codes, flag))
+        if len(flags) == 1:
+            selects_some = (kind == 0).astype(int).reshape(relation.query.table.shape)
+            both = [FeatureFunction(query, selects_some), of_feature(flags[0])]
+            witness = fuse(lambda x: x[0] * x[1], both)
+            assert witness is not None
+            return witness
+        yes = np.array([False, True])
+        units = tuple(
+            one_if_all((read_any(query[0], kind == k), read_any(flag, yes)), ((0, -1.0), (1, 1.0)))
+            for k, flag in enumerate(flags)
+        )
+        writes = Writes("found", (*query, *flags), units, ((0, 1.0),))
+        return of_feature(self._writer.write(Feature(name, (0, 1)), writes))

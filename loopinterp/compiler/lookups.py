@@ -1,0 +1,350 @@
+"""Stage 3, lower (MLPs): a function of features as units of one layer.
+
+Three ways, the cheapest of which is taken:
+
+* rules: one unit for each of a set of disjoint conditions, one of which always holds. A rule is a
+  conjunction of "this feature has one of these values", a single linear read each;
+* levels, for the smaller or larger of two: [min(x, y) >= v] is [x >= v] and [y >= v];
+* a sum, for sums, differences and comparisons of many values: thresholds on x + y as a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from loopinterp.compiler.features import (
+    Feature,
+    FeatureFunction,
+    Read,
+    Role,
+    Unit,
+    Writes,
+    at_least,
+    distinct,
+    one_if_all,
+    one_if_any,
+    read_any,
+    without_idle,
+)
+from loopinterp.compiler.validation import ValidatedProgram
+from loopinterp.core.errors import InputError
+
+MAX_LAYERS = 128
+"""Most layers of a section."""
+
+MAX_UNITS = 8_192
+"""Most units of one function."""
+
+MANY_RULES = 64
+"""From here on a sum is considered: it reads numbers, which have larger errors than flags."""
+
+MOST_LEVELS = 2**11
+"""Largest span of a sum, in units of the least difference that matters: with more, the roundings
+of 32 bits would show."""
+
+EXACT = 2.0**53
+"""From here on integers are not exact as numbers of 64 bits."""
+
+MOST_FUSED_RULES = 192
+"""A function that would take more rules than this has its arguments stored first."""
+
+MOST_WORK = 2**22
+"""Table entries that a search for rules may visit before it follows one order of features only."""
+
+WORK_OF_A_STEP = 2**10
+"""The cost of a step of the search, in the same unit."""
+
+_SIGNS = {"add": 1, "sub": -1, "lt": -1, "le": -1, "gt": -1, "ge": -1, "eq": -1, "ne": -1}
+
+
+class FeatureWriter:
+    """The features that a section of a program writes, in the order of the requests."""
+
+    def __init__(self, source: ValidatedProgram) -> None:
+        self.source = source
+        self.written: list[Feature] = []
+
+    def write(self, feature: Feature, writes: Writes) -> Feature:
+        """Have the first MLP that can write a feature, unless that takes too many layers."""
+        if writes.layer >= MAX_LAYERS:
+            raise InputError(
+                f"{feature.name} of program {self.source.program.name}",
+                expected=f"what at most {MAX_LAYERS} layers can compute, one after the other",
+                given="an expression that takes more",
+                fix="Keep intermediate values in variables, and let loops do what repeats.",
+            )
+        feature.layer, feature.writes = writes.layer, writes
+        self.written.append(feature)
+        return feature
+
+    def store(
+        self,
+        function: FeatureFunction,
+        name: str,
+        *,
+        role: Role = "scratch",
+        values: tuple[int, ...] = (),
+    ) -> Feature:
+        """A feature that holds a function; its values are those of the function by default.
+
+        Raises:
+            InputError: one MLP would need too many units to look the function up.
+        """
+        taken = values or function.values
+        writes = lookup_units(function, taken)
+        if writes is None:
+            sizes = " and ".join(f"{len(f.values)} values" for f in function.features)
+            raise InputError(
+                f"{name} of program {self.source.program.name}",
+                expected="an operation that one layer can look up",
+                given=f"a function of {sizes}",
+                fix="Compile for a smaller max_length, or write it in smaller steps.",
+            )
+        return self.write(Feature(name, taken, role), writes)
+
+
+def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
+    """Units that write a function along the directions of the values; None if too many."""
+    function = without_idle(function)
+    features = function.features
+    if not features:
+        return Writes("constant", (), constants=((values.index(int(function.table)), 1.0),))
+    best = None
+    if (rules := decision_rules(function, MAX_UNITS)) is not None:
+        units = (
+            one_if_all(
+                tuple(read_any(features[axis], chosen) for axis, chosen in rule.conditions),
+                ((values.index(rule.value), 1.0),),
+            )
+            for rule in rules
+        )
+        best = Writes("rules", features, tuple(units))
+    if best is None or len(best.units) > MANY_RULES:
+        for other in (_by_levels(function, values), _by_sum(function, values)):
+            if other is not None and (best is None or 4 * len(other.units) < len(best.units)):
+                best = other
+    return best
+
+
+def has_few_rules(function: FeatureFunction | None) -> bool:
+    """Whether there is a function, of at most :data:`MOST_FUSED_RULES` rules."""
+    return function is not None and decision_rules(function, MOST_FUSED_RULES) is not None
+
+
+def thresholds(
+    reads: tuple[Read, ...],
+    levels: list[tuple[float, float]],
+    values: tuple[int, ...],
+    at: tuple[int, ...],
+) -> tuple[tuple[Unit, ...], tuple[tuple[int, float], ...]]:
+    """Units that cut the sum of reads into intervals, each of which has a value (``at``).
+
+    Levels are (threshold, gap around it in which the sum never is), in order.
+    """
+    units = [
+        at_least(reads, threshold, gap, advance(values, before, after))
+        for (threshold, gap), before, after in zip(levels, at, at[1:])
+    ]
+    return tuple(units), ((values.index(at[0]), 1.0),)
+
+
+def advance(values: tuple[int, ...], before: int, after: int) -> tuple[tuple[int, float], ...]:
+    """From one value to the next: written by the unit that fires when the next is reached."""
+    return ((values.index(before), -1.0), (values.index(after), 1.0))
+
+
+def _by_levels(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
+    if function.parts is None or function.parts[0] not in ("smaller", "larger"):
+        return None
+    op, args = function.parts
+    if not all(arg.features for arg in args):
+        return None
+    combine = one_if_all if op == "smaller" else one_if_any
+    taken, units = function.values, []
+    for before, after in pairwise(taken):
+        reads = tuple(read_any(arg.features[0], arg.table >= after) for arg in args)
+        units.append(combine(reads, advance(values, before, after)))
+    start = (values.index(taken[0]), 1.0)
+    return Writes("levels", function.features, tuple(units), (start,))
+
+
+def _by_sum(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
+    if function.parts is None or function.parts[0] not in _SIGNS:
+        return None
+    op, args = function.parts
+    inputs = {feature for arg in args for feature in arg.features}
+    if len(function.features) != 2 or inputs != {*function.features}:
+        return None
+    numbers = [arg.table.astype(float) for arg in args]
+    if max(float(np.abs(x).max()) for x in numbers) >= EXACT:
+        return None
+    x, y = (x - x.min() for x in numbers)
+    y *= _SIGNS[op]
+    table = function.table if function.features[:1] == args[0].features else function.table.T
+    # total: the distinct sums x + y, in order; at: the value of the function for each
+    total, first = np.unique(np.add.outer(x, y).reshape(-1), return_index=True)
+    at = table.reshape(-1)[first]
+    changes = np.flatnonzero(at[1:] != at[:-1]).tolist()
+    cuts = [(float(total[k]), float(total[k + 1])) for k in changes]
+    if not cuts or total[-1] - total[0] > MOST_LEVELS * min(above - below for below, above in cuts):
+        return None
+    levels = [((below + above) / 2, above - below) for below, above in cuts]
+    intervals = (int(at[0]), *(int(at[k + 1]) for k in changes))
+    reads = (Read(args[0].features[0], x), Read(args[1].features[0], y))
+    return Writes("sum", function.features, *thresholds(reads, levels, values, intervals))
+
+
+@dataclass(frozen=True, eq=False)
+class DecisionRule:
+    """If each of some features has one of some values, then the function has this value.
+
+    A condition is an axis of the function, and which of that feature's values it may have.
+    """
+
+    conditions: tuple[tuple[int, np.ndarray], ...]
+    value: int
+
+
+def decision_rules(function: FeatureFunction, most: int) -> list[DecisionRule] | None:
+    """The fewest rules that a search by splitting finds; None if that is more than ``most``.
+
+    The function is split by one feature into its different restrictions, each of which is split
+    further; every order of features is tried, plain features before what depends on them.
+
+    Example:
+        >>> a, b = Feature("a", (0, 1, 2)), Feature("b", (0, 1, 2))
+        >>> larger = FeatureFunction((a, b), np.maximum.outer(np.arange(3), np.arange(3)))
+        >>> [(rule.value, len(rule.conditions)) for rule in decision_rules(larger, 10)]
+        [(0, 2), (1, 2), (2, 2), (1, 2), (2, 2), (2, 1)]
+    """
+    values = distinct(function.table)
+    if len(values) > most:
+        return None
+    search = _RuleSearch([feature.order for feature in function.features])
+    numbers = np.asarray(np.searchsorted(values, function.table))  # of a constant, no scalar
+    numbers = numbers.astype(np.min_scalar_type(len(values)))
+    rules = search.rules(numbers, tuple(range(numbers.ndim)), most)
+    if rules is None:
+        return None
+    return [DecisionRule(rule.conditions, int(values[rule.value])) for rule in rules]
+
+
+_Key = tuple[tuple[int, ...], tuple[int, ...], bytes]
+"""Axes, shape and content of a table."""
+
+
+class _RuleSearch:
+    """A search that visits the same restriction of a function only once.
+
+    ``orders`` are those of the features of each axis: PLAIN, WITNESS or RAW.
+    """
+
+    def __init__(self, orders: list[int]) -> None:
+        self._orders = orders
+        self._merged: dict[_Key, _MergedTable] = {}
+        self._tried: dict[_Key, tuple[int, list[DecisionRule] | None]] = {}
+        self._work = 0
+
+    def rules(
+        self, table: np.ndarray, axes: tuple[int, ...], most: int
+    ) -> list[DecisionRule] | None:
+        """The fewest rules of a table with these axes, if ``most`` are enough."""
+        key = _key(table, axes)
+        if key not in self._merged:
+            self._merged[key] = _merge(table, axes)
+        merged = self._merged[key]
+        allowed, rules = self._tried.get(merged.key, (-1, None))
+        if rules is None and allowed < most:
+            rules = self._rules(merged.table, merged.axes, most)
+            self._tried[merged.key] = most, rules
+        if rules is None or len(rules) > most:
+            return None
+        return [merged.spread(rule) for rule in rules]
+
+    def _rules(
+        self, table: np.ndarray, axes: tuple[int, ...], most: int
+    ) -> list[DecisionRule] | None:
+        # Every axis is tested somewhere, often enough to separate all its values.
+        tests = 1 + sum((n_values - 1).bit_length() for n_values in table.shape)
+        least = len(table) if len(axes) == 1 else tests
+        if least > most:
+            return None
+        if not axes:
+            return [DecisionRule((), int(table))]
+        if len(axes) == 1:
+            one = np.eye(len(table), dtype=bool)
+            return [DecisionRule(((axes[0], one[k]),), int(value)) for k, value in enumerate(table)]
+        first = min(self._orders[axis] for axis in axes)
+        positions = [position for position, axis in enumerate(axes) if self._orders[axis] == first]
+        if self._work > MOST_WORK:
+            positions = [min(positions, key=lambda position: table.shape[position])]
+        self._work += len(positions) * (table.size + WORK_OF_A_STEP)
+        best: list[DecisionRule] | None = None
+        for position in positions:
+            if best is None or len(best) > least:
+                limit = most if best is None else len(best) - 1
+                best = self._split(table, axes, position, limit) or best
+        return best
+
+    def _split(
+        self, table: np.ndarray, axes: tuple[int, ...], position: int, most: int
+    ) -> list[DecisionRule] | None:
+        """Rules that test one axis first, each of whose values makes a difference."""
+        n_values = table.shape[position]
+        rest = axes[:position] + axes[position + 1 :]
+        rules: list[DecisionRule] = []
+        for k, one in enumerate(np.eye(n_values, dtype=bool)):
+            still_to_come = n_values - k - 1
+            allowed = most - len(rules) - still_to_come
+            inner = self.rules(table.take(k, axis=position), rest, allowed)
+            if inner is None:
+                return None
+            condition = (axes[position], one)
+            rules += [DecisionRule((condition, *rule.conditions), rule.value) for rule in inner]
+        return rules
+
+
+def _key(table: np.ndarray, axes: tuple[int, ...]) -> _Key:
+    return axes, table.shape, table.tobytes()
+
+
+@dataclass(frozen=True, eq=False)
+class _MergedTable:
+    """A table with one value for all those of an axis that make no difference.
+
+    Axes that make no difference at all are left out; ``kinds`` are, of each other axis, the new
+    value for each value before.
+    """
+
+    table: np.ndarray
+    axes: tuple[int, ...]
+    kinds: dict[int, np.ndarray]
+
+    @cached_property
+    def key(self) -> _Key:
+        return _key(self.table, self.axes)
+
+    def spread(self, rule: DecisionRule) -> DecisionRule:
+        """A rule in terms of the values before."""
+        conditions = tuple((axis, one[self.kinds[axis]]) for axis, one in rule.conditions)
+        return DecisionRule(conditions, rule.value)
+
+
+def _merge(table: np.ndarray, axes: tuple[int, ...]) -> _MergedTable:
+    kinds: dict[int, np.ndarray] = {}
+    for position in reversed(range(len(axes))):
+        slices = [x.tobytes() for x in table.swapaxes(0, position)]
+        number = {x: k for k, x in enumerate(dict.fromkeys(slices))}
+        if len(number) == 1:
+            table = np.asarray(table.take(0, axis=position))  # of one axis, take gives a number
+            axes = axes[:position] + axes[position + 1 :]
+            continue
+        kind = kinds[axes[position]] = np.array([number[x] for x in slices])
+        if len(number) < len(slices):
+            _, first = np.unique(kind, return_index=True)
+            table = table.take(first, axis=position)
+    return _MergedTable(table, axes, kinds)

@@ -1,0 +1,270 @@
+"""Stage 3, lower: the program as three sections of layers over persistent features.
+
+The prelude computes what reads no variable, once: ``prepare``, and the parts of ``step`` and
+``finish`` that stay the same. The block is ``step``, the coda is ``finish``. Every expression
+becomes a function of features that the stream holds already; it gets a feature of its own only
+where one is needed: where a head must read it, where it is a variable, or where the table would be
+too large otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from loopinterp.compiler.features import Feature, FeatureFunction, constant, fuse, of_feature
+from loopinterp.compiler.heads import AggregateHeads, AttentionRelation
+from loopinterp.compiler.lookups import FeatureWriter, has_few_rules
+from loopinterp.compiler.validation import ValidatedProgram, Values, applied
+from loopinterp.core.errors import InputError
+from loopinterp.programs import expressions as nodes
+from loopinterp.programs.expressions import Indices, Seq, Tokens, Var
+from loopinterp.programs.nodes import Expr, code, postorder
+
+
+@dataclass(eq=False)
+class LoweredSection:
+    """A section: the features that are needed, in the order in which they were made.
+
+    ``targets`` are those that it writes in place of persistent ones -> these.
+    """
+
+    name: str
+    n_layers: int
+    live: list[Feature]
+    targets: Mapping[Feature, Feature]
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredProgram:
+    """The features of a program, and the section that computes each.
+
+    Persistent features have coordinates of their own; ``embedded`` are the variables whose value
+    before the first loop the embedding gives; the unembedding reads ``answer``.
+    """
+
+    source: ValidatedProgram
+    persistent: list[Feature]
+    embedded: Mapping[Feature, FeatureFunction]
+    prelude: LoweredSection
+    block: LoweredSection
+    coda: LoweredSection
+    answer: FeatureFunction
+
+    @property
+    def sections(self) -> tuple[LoweredSection, LoweredSection, LoweredSection]:
+        """In the order in which they run."""
+        return self.prelude, self.block, self.coda
+
+
+def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> LoweredProgram:
+    """Lower a program.
+
+    Raises:
+        InputError: an expression cannot be looked up by one layer; the message names it.
+    """
+    tokens = Feature("tokens", tuple(range(len(source.program.inputs))), "tokens")
+    indices = Feature("indices", tuple(range(source.max_length)), "indices")
+    inputs = {Tokens(): of_feature(tokens), Indices(): of_feature(indices)}
+    variables = {
+        name: Feature(name, tuple(domains[Var(name)].tolist()), "variable")
+        for name in source.prepare
+    }
+
+    prelude = SectionLowering("prelude", source, domains, inputs, indices)
+    embedded, targets = _prepare(source, prelude, variables, (tokens, indices))
+    fixed: dict[Expr, Feature] = {}
+    for node in _constant_nodes(source):
+        function, name = prelude.function(node), code(node, short=True)
+        fixed[node] = Feature(name, function.values, "fixed")
+        targets[prelude.writer.store(function, name, role="fixed")] = fixed[node]
+
+    stored = {**fixed, **{Var(name): feature for name, feature in variables.items()}}
+    known = {**inputs, **{node: of_feature(feature) for node, feature in stored.items()}}
+    block = SectionLowering("block", source, domains, known, indices)
+    next_state: dict[Feature, Feature] = {}
+    becomes = {name: block.function(x) for name, x in source.step.items()}
+    for name, function in becomes.items():
+        what, variable = f"step, {name} = {source.step[name]!r}", variables[name]
+        written = block.writer.store(function, what, role="variable", values=variable.values)
+        next_state[written] = variable
+
+    coda = SectionLowering("coda", source, domains, known, indices)
+    answer = coda.function(source.finish)
+    name = f"answer: {code(source.finish, short=True)}"
+    if not answer.for_attention:
+        answer = of_feature(coda.writer.store(answer, name))
+    if _is_rough(answer, {variable: written for written, variable in next_state.items()}):
+        answer = of_feature(coda.writer.store(answer, f"{name}, restored"))
+
+    sections = (
+        _section(prelude, targets, targets),
+        _section(block, next_state, next_state),
+        _section(coda, answer.features, {}),
+    )
+    # All variables change at once: they are written by the last layer, which wipes the old ones.
+    for written in next_state:
+        written.layer = sections[1].n_layers - 1
+    used = {f for section in sections for written in section.live for f in written.inputs}
+    read = [f for f in (tokens, indices) if f in used.union(answer.features)]
+    persistent = [*read, *fixed.values(), *variables.values()]
+    return LoweredProgram(source, persistent, embedded, *sections, answer)
+
+
+def _is_rough(answer: FeatureFunction, next_state: Mapping[Feature, Feature]) -> bool:
+    """Whether an answer is read from thresholds on a number; variables, as a loop leaves them.
+
+    Their units subtract large numbers, so that in another basis they are exact to some 1e-5 and
+    not to 1e-7: enough for reads of flags, but not for logits.
+    """
+    writes = [next_state.get(f, f).writes for f in answer.features]
+    exact = ("constant", "rules", "levels", "found")
+    return any(x is not None and x.how not in exact for x in writes)
+
+
+def _prepare(
+    source: ValidatedProgram,
+    prelude: SectionLowering,
+    variables: Mapping[str, Feature],
+    embedded: tuple[Feature, Feature],
+) -> tuple[dict[Feature, FeatureFunction], dict[Feature, Feature]]:
+    """The variables' first values: by the embedding where it can, else written by the prelude."""
+    by_embedding: dict[Feature, FeatureFunction] = {}
+    by_prelude: dict[Feature, Feature] = {}
+    for name, expr in source.prepare.items():
+        function = prelude.function(expr)
+        if all(f in embedded for f in function.features) and len(function.features) <= 1:
+            by_embedding[variables[name]] = function
+        else:
+            values = variables[name].values
+            written = prelude.writer.store(function, name, role="variable", values=values)
+            by_prelude[written] = variables[name]
+    return by_embedding, by_prelude
+
+
+def _constant_nodes(source: ValidatedProgram) -> list[Seq]:
+    """The largest expressions of step and finish with heads that read no variable."""
+    roots = [*source.step.values(), source.finish]
+    with_heads: set[Expr] = set()
+    for node in postorder(roots):
+        is_head = isinstance(node, (nodes.Aggregate, nodes.SelWidth))
+        if is_head or any(child in with_heads for child in node.children):
+            with_heads.add(node)
+    constants: dict[Seq, None] = {}
+    seen: set[Expr] = set()
+    waiting: list[Expr] = list(roots)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Seq) and node in with_heads and not node.variables:
+            constants[node] = None
+        elif node not in seen:
+            seen.add(node)
+            waiting.extend(node.children)
+    return list(constants)
+
+
+def _section(
+    section: SectionLowering, roots: Iterable[Feature], targets: Mapping[Feature, Feature]
+) -> LoweredSection:
+    """The part of a section that the roots need; heads carry nothing else."""
+    needed: set[Feature] = set()
+    waiting = list(roots)
+    while waiting:
+        feature = waiting.pop()
+        if feature not in needed:
+            needed.add(feature)
+            waiting.extend(feature.inputs)
+    written = [f for f in section.writer.written if f in needed]
+    for head in {f.head for f in written if f.head is not None}:
+        head.carried = {f: codes for f, codes in head.carried.items() if f in needed}
+    n_layers = 1 + max((f.layer for f in written), default=-1)
+    return LoweredSection(section.name, n_layers, written, targets)
+
+
+class SectionLowering:
+    """The layers of one section, as they are planned.
+
+    ``known`` are the expressions that the stream holds at the start, as functions of features.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: ValidatedProgram,
+        domains: Mapping[Expr, Values],
+        known: dict[Expr, FeatureFunction],
+        indices: Feature,
+    ) -> None:
+        self.name, self.source, self.domains = name, source, domains
+        self.functions: dict[Expr, FeatureFunction] = dict(known)
+        self.writer = FeatureWriter(source)
+        self._heads = AggregateHeads(self.writer, indices)
+
+    def function(self, expr: Seq) -> FeatureFunction:
+        """An expression as a function of features, with the features that it needs."""
+        for node in postorder([expr], self.functions):
+            if isinstance(node, Seq):
+                self.functions[node] = self._function(node).within(self.domains[node])
+        return self.functions[expr]
+
+    def readable(self, node: Seq) -> FeatureFunction:
+        """An expression as a function that a head can read; stored first, if need be."""
+        if not self.functions[node].for_attention:
+            self._store(node)
+        return self.functions[node]
+
+    def _function(self, node: Seq) -> FeatureFunction:
+        match node:
+            case nodes.Full():
+                return constant(node.value)
+            case nodes.TokMap() | nodes.Elementwise():
+                return self._operation(node)
+            case nodes.SelWidth():
+                return self._heads.width(node, self._relation(node.selector))
+            case nodes.Aggregate():
+                relation = self._relation(node.selector)
+                return self._heads.aggregate(node, relation, self.readable(node.value))
+        raise AssertionError(f"{node!r} is not known in the {self.name}")
+
+    def _relation(self, select: nodes.Selector) -> AttentionRelation:
+        assert isinstance(select, nodes.Select)  # there is no other selector
+        return AttentionRelation.from_functions(
+            select, self.readable(select.k), self.readable(select.q)
+        )
+
+    def _operation(self, node: nodes.TokMap | nodes.Elementwise) -> FeatureFunction:
+        """An operation on functions; their features are shared, or they are stored first."""
+        op = node.op if isinstance(node, nodes.Elementwise) else None
+
+        def fused() -> FeatureFunction | None:
+            functions = [self.functions[arg] for arg in node.children]
+            return fuse(partial(applied, self.source, node), functions, op)
+
+        function = fused()
+        args = dict.fromkeys(node.children)
+        several = [arg for arg in args if len(self.functions[arg].features) > 1]
+        if several and not has_few_rules(function):
+            for arg in several:
+                self._store(arg)
+            function = fused()
+        if function is None:
+            # Flags of large features are small features.
+            for arg in args:
+                large = self.functions[arg]
+                if large.features and len(large.values) < large.table.size:
+                    self._store(arg)
+            function = fused()
+        if function is None:
+            sizes = (f"{len(self.functions[x].values)} values" for x in node.children)
+            raise InputError(
+                self.source.where(node),
+                expected="arguments with few enough values to be tabled together",
+                given=" and ".join(sizes),
+                fix="Compile for a smaller max_length, or write it in smaller steps.",
+            )
+        return function
+
+    def _store(self, node: Expr) -> None:
+        function = self.functions[node]
+        self.functions[node] = of_feature(self.writer.store(function, code(node, short=True)))

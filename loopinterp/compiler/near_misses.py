@@ -1,0 +1,200 @@
+"""Near misses: mutations of a program with the same answers at T(n), another mechanism, and a
+compiled model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.compiler.compiled import compile_program
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.programs import mutations
+from loopinterp.programs.equivalence import SCREENED, equivalence_at, inputs_of
+from loopinterp.programs.mutations import ALWAYS, Condition, reads_of_other_positions
+from loopinterp.programs.program_offset import ProgramOffset
+from loopinterp.programs.registry import get_program
+from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task_registry import get_task
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from loopinterp.programs.expressions import Seq
+    from loopinterp.programs.program import LoopProgram
+    from loopinterp.tasks.task import Batch
+
+LENGTHS = (*range(1, 8), 16)
+"""Lengths of the inputs on which a near miss must answer as the original does."""
+
+EXAMPLES = 48
+"""Inputs of each length and distribution."""
+
+COMPILED_LENGTH = 2
+"""Length of the inputs for which a near miss must compile."""
+
+STORED_OTHERWISE = ("negated", "doubled")
+"""Kinds that no intervention on whole positions separates from the original."""
+
+Attempt = tuple[str, tuple[Callable[[], "LoopProgram"], ...]]
+"""A kind of mutation, and programs of which the first near miss is taken."""
+
+
+def near_misses(
+    program: LoopProgram | str, *, most: int | None = None, seed: int = 0
+) -> list[LoopProgram]:
+    """Mutations of a program that answer as it does at T(n), and compile.
+
+    A mutation acts everywhere or at some tokens; from the first loop where the answers stay right,
+    else once clean runs have settled. A mutation that needs more loops than T(n) is no near miss,
+    and neither is one that acts in no run that an intervention on a position leads to.
+
+    Args:
+        program: The program, or the name of a registered one, of any task.
+        most: Return at most so many, of as many kinds as there are; all of them by default.
+        seed: Seed of the tokens at which some mutations act, of the inputs, and of the choice.
+
+    Returns:
+        Programs of the same task and T(n); their names begin with that of the original. Some are
+        equivalent to it: :func:`~loopinterp.programs.equivalence` decides.
+
+    Raises:
+        InputError: there is no such program, or ``most`` is negative.
+
+    Example:
+        >>> for miss in near_misses("prefix_xor", most=2):
+        ...     print(miss.name)
+        prefix_xor, prefix held 3 loops once settled
+        prefix_xor, prefix held for ever once settled
+    """
+    kinds = near_misses_by_kind(program, most=most, seed=seed)
+    return [miss for misses in kinds.values() for miss in misses]
+
+
+def near_misses_by_kind(
+    program: LoopProgram | str, *, most: int | None = None, seed: int = 0
+) -> dict[str, list[LoopProgram]]:
+    """:func:`near_misses` by the kind of mutation; a kind that leaves none is left out."""
+    if most is not None:
+        check_integer("most", most, least=0)
+    original = get_program(program)
+    task = get_task(original.task, **original.task_settings)
+    batch = inputs_of(task, LENGTHS, EXAMPLES, seed=seed)
+    needed = torch.tensor([original.n_loops(n) for n in batch.n.tolist()])
+    answers = _answers(original, batch, needed)
+
+    def is_near_miss(kind: str, miss: LoopProgram) -> bool:
+        try:
+            if not torch.equal(_answers(miss, batch, needed), answers):
+                return False
+            result = equivalence_at(
+                original, miss, ProgramOffset(), interventions=SCREENED, seed=seed
+            )
+            if result.equivalent and kind not in STORED_OTHERWISE:
+                return False
+            compile_program(miss, max_length=task.n_positions(COMPILED_LENGTH))
+        except InputError:  # it divides by 0, or takes too many values
+            return False
+        return True
+
+    conditions = _conditions(original, batch, n_loops=int(needed.max()) + 1, seed=seed)
+    misses: dict[str, list[LoopProgram]] = {}
+    for kind, broadest_first in _spread_over_kinds(_mutations(original, conditions), seed):
+        if sum(map(len, misses.values())) == most:
+            break
+        mutated = (mutate() for mutate in broadest_first)
+        miss = next((miss for miss in mutated if is_near_miss(kind, miss)), None)
+        if miss is not None:
+            misses.setdefault(kind, []).append(miss)
+    return misses
+
+
+def _spread_over_kinds(attempts: Iterable[Attempt], seed: int) -> Iterator[Attempt]:
+    """One attempt of each kind, then another of each, and so on."""
+    by_kind: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        by_kind.setdefault(attempt[0], []).append(attempt)
+    for same_kind in by_kind.values():
+        random.Random(seed).shuffle(same_kind)
+    rounds = zip_longest(*by_kind.values())
+    return (attempt for one_each in rounds for attempt in one_each if attempt is not None)
+
+
+def _answers(
+    program: LoopProgram, batch: Batch, needed: Int[Tensor, " batch"]
+) -> Int[Tensor, "batch pos"]:
+    """The answers at each example's T(n), where there is a target."""
+    outputs = program.trace(batch.inputs, int(needed.max())).outputs  # [loop, batch, pos]
+    at_end = outputs[needed, torch.arange(len(batch))]
+    return torch.where(batch.targets == IGNORE, IGNORE, at_end)
+
+
+def _conditions(
+    program: LoopProgram, batch: Batch, *, n_loops: int, seed: int
+) -> list[tuple[Condition, Condition]]:
+    """Where mutations are tried to act, everywhere and at some tokens; when, the broadest first."""
+    lateness = mutations.lateness(program, batch.inputs, n_loops=n_loops)
+    settled = mutations.once_settled(program, lateness)
+    seen = batch.inputs[batch.n == max(LENGTHS), 1:].unique().tolist()
+    chosen = sorted(random.Random(seed).sample(seen, max(len(seen) // 2, 1)))
+    tokens = mutations.at_tokens(program, chosen)
+    return [(ALWAYS, settled), (tokens, settled & tokens)]
+
+
+def _mutations(
+    program: LoopProgram, conditions: list[tuple[Condition, Condition]]
+) -> Iterator[Attempt]:
+    """Everything that is tried."""
+    reads = reads_of_other_positions(program)
+    for kind, mutated in _conditional(program, reads):
+        for broadest_first in conditions:
+            yield kind, tuple(partial(mutated, when) for when in broadest_first)
+    for name in program.prepare:
+        yield "negated", (partial(mutations.negated, program, name),)
+    for name in program.step:
+        yield "doubled", (partial(mutations.doubled, program, name),)
+        if name in program.finish.variables:
+            larger = partial(mutations.answers_by_the_larger, program, name)
+            yield "answers by the larger", (larger,)
+    for read in reads:
+        for trust in ("copy", "larger", "smaller"):
+            copied = partial(mutations.read_from_a_copy, program, read, trust=trust)
+            yield "read from a copy", (copied,)
+    yield "faster", (partial(mutations.several_steps, program, 3, ALWAYS),)
+    yield "answers ahead", (partial(mutations.answers_ahead, program),)
+
+
+def _conditional(
+    program: LoopProgram, reads: list[Seq]
+) -> Iterator[tuple[str, Callable[[Condition], LoopProgram]]]:
+    """The mutations that act under a condition."""
+    read_by_others = {name for read in reads for name in read.variables}
+    for name in program.step:
+        for loops in (2, 3):
+            yield "held", partial(mutations.held, program, name, loops=loops)
+        yield "held for ever", partial(mutations.held_for_ever, program, name)
+        yield "one-sided", partial(mutations.only_grows, program, name)
+        yield "one-sided", partial(mutations.only_falls, program, name)
+        yield "delayed", partial(mutations.delayed, program, name)
+        yield "forgetting", partial(mutations.forgetting, program, name)
+        if name in read_by_others:
+            yield "old value read", partial(mutations.reading_old, program, name)
+            yield "out of phase", partial(mutations.held_out_of_phase, program, name)
+            yield "second change", partial(mutations.forgotten_the_second_time, program, name)
+        if mutations.keep_choice(program, name) is not None:
+            for loops in (1, 2):
+                shorter = partial(mutations.kept_shorter, program, name, loops=loops)
+                yield "kept shorter", shorter
+    for name in program.prepare:
+        if name not in program.step:
+            yield "recomputed", partial(mutations.recomputed, program, name)
+    for read in reads:
+        before = partial(mutations.worked_out_from_before, program, read)
+        yield "worked out from before", before
+    yield "faster", partial(mutations.several_steps, program, 2)
+    yield "slower", partial(mutations.every_other_loop, program)

@@ -1,0 +1,208 @@
+"""Stage 4, lay out: the layers, the coordinates of every feature, and the circuit of both.
+
+Persistent features (tokens, positions, what the prelude computed, variables) have coordinates of
+their own. Scratch features are wiped by the MLP of the last layer that reads them, and others use
+their coordinates after that, so that a section leaves nothing behind but its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, count
+from typing import Any
+
+import torch
+
+from loopinterp.compiler.circuit import Circuit, Directions, FeatureNode, HeadNode, NeuronGroup
+from loopinterp.compiler.features import Feature, LoweredHead, Writes
+from loopinterp.compiler.lowering import LoweredProgram, LoweredSection
+
+
+@dataclass(eq=False)
+class LayerLayout:
+    """One layer: its heads, what its MLP writes, and what it wipes."""
+
+    heads: list[LoweredHead] = field(default_factory=list)
+    writes: list[tuple[Feature, Writes]] = field(default_factory=list)
+    wiped: list[Feature] = field(default_factory=list)
+
+    @property
+    def n_neurons(self) -> int:
+        """Two for each unit and each coordinate that is wiped, but one where a variable was."""
+        units = sum(len(writes.units) for _, writes in self.writes)
+        wiped = sum(f.width * (1 if f.role == "variable" else 2) for f in self.wiped)
+        return 2 * units + wiped
+
+    def neuron_groups(self) -> Iterator[tuple[str, Feature | None, range]]:
+        """How and what each group of neurons writes, in order; those that wipe come last."""
+        first = 0
+        for feature, writes in self.writes:
+            group = range(first, first + 2 * len(writes.units))
+            yield writes.how, feature, group
+            first = group.stop
+        yield "wipe", None, range(first, self.n_neurons)
+
+
+@dataclass(frozen=True, eq=False)
+class StreamLayout:
+    """The layers of each section, for features that have coordinates."""
+
+    lowered: LoweredProgram
+    sections: dict[str, list[LayerLayout]]
+    d_model: int
+
+
+def lay_out(lowered: LoweredProgram) -> StreamLayout:
+    """Place every feature that is needed, and put layers together."""
+    sections = {section.name: _layers(section) for section in lowered.sections}
+    start = 0
+    for feature in lowered.persistent:
+        feature.start, start = start, start + feature.width
+    for section in lowered.sections:
+        for written, target in section.targets.items():
+            written.start = target.start
+    widest = max(_place_scratch(section, start) for section in lowered.sections)
+    return StreamLayout(lowered, sections, max(widest, start))
+
+
+def _layers(section: LoweredSection) -> list[LayerLayout]:
+    layers = [LayerLayout() for _ in range(section.n_layers)]
+    for feature in section.live:
+        if feature.head is not None and feature.head not in layers[feature.layer].heads:
+            layers[feature.layer].heads.append(feature.head)
+        if feature.writes is not None:
+            layers[feature.layer].writes.append((feature, feature.writes))
+        for read in feature.inputs:
+            read.last_use = max(read.last_use, feature.layer)
+    if section.name == "block":
+        layers[-1].wiped += section.targets.values()
+    for feature in section.live:
+        # The answer is read by none of them: it is left for the unembedding.
+        if feature.role == "scratch" and feature.last_use >= 0:
+            layers[feature.last_use].wiped.append(feature)
+    return layers
+
+
+def _place_scratch(section: LoweredSection, start: int) -> int:
+    """Give scratch features the first coordinates that are free while they live; the end used."""
+
+    def birth(feature: Feature) -> int:
+        """When it is written: attention of layer l at 2 l, its MLP at 2 l + 1."""
+        return 2 * feature.layer + (0 if feature.head is not None else 1)
+
+    busy: list[tuple[int, int, int]] = []  # from, to, free again at
+    end = start
+    for feature in sorted((f for f in section.live if f.role == "scratch"), key=birth):
+        busy = [taken for taken in busy if taken[2] > birth(feature)]
+        start_at = start
+        for first, last, _ in sorted(busy):
+            if start_at + feature.width <= first:
+                break
+            start_at = max(start_at, last)
+        feature.start = start_at
+        end_of_life = 2 * feature.last_use + 1 if feature.last_use >= 0 else 2 * section.n_layers
+        busy.append((start_at, start_at + feature.width, end_of_life))
+        end = max(end, start_at + feature.width)
+    return end
+
+
+_Node = tuple[HeadNode | NeuronGroup, Iterable[Feature], Iterable[Feature]]
+"""A node, the features that it reads, and those that it writes."""
+
+
+def describe(layout: StreamLayout) -> Circuit:
+    """The circuit of a layout, with a name for every node."""
+    lowered, source = layout.lowered, layout.lowered.source
+    names = _names(lowered)
+    # What the prelude writes into a persistent feature is that one.
+    by_section = {"embedding": lowered.persistent}
+    by_section |= {s.name: [f for f in s.live if f not in s.targets] for s in lowered.sections}
+    features = [(f, section) for section, fs in by_section.items() for f in fs]
+    nodes = [
+        node
+        for section, layers in layout.sections.items()
+        for number, layer in enumerate(layers)
+        for node in _nodes(layout, names, section, number, layer)
+    ]
+    edges: dict[tuple[str, str], None] = {}
+    for node, reads, writes in nodes:
+        edges.update({(names[feature], node.id): None for feature in reads})
+        edges.update({(node.id, names[feature]): None for feature in writes})
+    basis = torch.eye(layout.d_model)
+    return Circuit(
+        program=source.program.name,
+        inputs=source.program.inputs,
+        max_length=source.max_length,
+        n_layers={name: len(layers) for name, layers in layout.sections.items()},
+        features=tuple(
+            FeatureNode(
+                id=names[f],
+                name=f.name,
+                role=f.role,
+                section=section,
+                layer=f.layer,
+                last_use=f.last_use if f.role == "scratch" else -1,
+                values=f.values,
+            )
+            for f, section in features
+        ),
+        heads=tuple(node for node, _, _ in nodes if isinstance(node, HeadNode)),
+        neurons=tuple(node for node, _, _ in nodes if isinstance(node, NeuronGroup)),
+        edges=tuple(edges),
+        directions={
+            names[f]: Directions(write=basis[f.slots].clone(), read=basis[f.slots].clone())
+            for f, _ in features
+        },
+    )
+
+
+def _names(lowered: LoweredProgram) -> dict[Feature, str]:
+    """A name for every feature; what is written in place of another has that one's name."""
+    names: dict[Feature, str] = {}
+
+    def add(feature: Feature, name: str) -> None:
+        numbered = (f"{name} ({k})" for k in count(2))
+        names[feature] = next(n for n in chain([name], numbered) if n not in names.values())
+
+    # Variables come first, so that they have their own names.
+    for feature in sorted(lowered.persistent, key=lambda f: f.role != "variable"):
+        add(feature, feature.name)
+    for section in lowered.sections:
+        for feature in section.live:
+            if feature in section.targets:
+                names[feature] = names[section.targets[feature]]
+            else:
+                add(feature, f"{section.name}: {feature.name}")
+    return names
+
+
+def _nodes(
+    layout: StreamLayout, names: dict[Feature, str], section: str, number: int, layer: LayerLayout
+) -> Iterator[_Node]:
+    """The heads and the neurons of a layer."""
+    place: dict[str, Any] = {"section": section, "layer": number}
+    for head_number, head in enumerate(layer.heads):
+        select = layout.lowered.source.selects[head.select]
+        node = HeadNode(
+            id=f"{section}.{number}.head.{head_number}",
+            head=head_number,
+            selector=select.name or repr(select),
+            attends_to=repr(select),
+            **place,
+        )
+        carried = (codes.feature for codes in head.carried.values() if codes.feature)
+        yield node, [*head.inputs, *carried], head.carried
+    inputs = {feature: writes.inputs for feature, writes in layer.writes}
+    for k, (how, feature, group) in enumerate(layer.neuron_groups()):
+        if feature is None and not group:
+            continue
+        node = NeuronGroup(
+            id=f"{section}.{number}.neurons.{k}",
+            neurons=tuple(group),
+            writes="" if feature is None else names[feature],
+            how=how,
+            **place,
+        )
+        reads, written = ((), ()) if feature is None else (inputs[feature], (feature,))
+        yield node, reads, written

@@ -1,0 +1,307 @@
+r"""Superposition: the program in fewer dimensions than its features have directions.
+
+h' = W h with a wide matrix W, the frame, and every read of h becomes the least-squares read of h'
+for the states of that site: with rows X that span them, :math:`X^\top (W X^\top)^+`. Down to some
+number of dimensions those reads are exact; below it features interfere, and a search looks for the
+directions of least interference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.compiler.assembly import LOGIT, SHARPNESS
+from loopinterp.compiler.circuit import ROUNDING, Circuit, Superposition, orthonormal
+from loopinterp.compiler.compiled import Compiled
+from loopinterp.compiler.disguises import (
+    NOISE,
+    Weights,
+    by_head,
+    generator,
+    layers,
+    moved,
+    normal,
+    rebuilt,
+    weights_of,
+)
+from loopinterp.compiler.stream_features import STATE, FeaturePoints, StreamFeatures
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.models.taps import recording_gradients
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+NORM = 16
+"""The search lowers the mean of interferences to this power: the large ones."""
+
+UNEVEN = frozenset(("mean", "max", "min", "count"))
+"""Neurons that read how attention is distributed over the keys. Softmax enlarges errors of scores
+for them, so the reads of such a head keep dimensions of their own."""
+
+RESIDUE = 0.2
+"""Size of what inexact erasure leaves in the stream, against which reads are made robust."""
+
+# The interference that each read can bear.
+SCORE_MARGIN = SHARPNESS / 4  # an attention score, from its query and from its key
+VALUE_MARGIN = 0.25  # the shares of values that a head writes
+UNIT_MARGIN = 0.5  # a neuron's input: units are flat so far around what they read
+
+
+def superpose(
+    compiled: Compiled, *, d_model: int | None = None, seed: int, steps: int = 200
+) -> Compiled:
+    r"""Hold the program in fewer dimensions than its features have directions.
+
+    Down to ``circuit.superposition.exact_d_model`` dimensions every read is the same number as
+    before, up to rounding: the shares of a feature's values add up to 1, and features that are
+    never in the stream at the same time may share directions. That number is the largest dimension
+    of the states of one site; no linear read is exact below it. With fewer dimensions values
+    interfere; units absorb some of it, and :func:`check_disguise` and
+    :func:`compare_with_program` measure whether the outputs are still right.
+
+    Args:
+        compiled: The model and its circuit; it is not changed.
+        d_model: Dimensions; by default the fewest in which it is exact.
+        seed: Seed of the directions.
+        steps: Steps of the search for directions (Adam); with 0 they are random.
+
+    Raises:
+        InputError: ``d_model`` is not below the model's, or not above what has to keep dimensions
+            of its own; the model is noisy or superposed inexactly; or a number is none.
+
+    Example:
+        >>> from loopinterp.compiler import compile_program, superpose
+        >>> plain = compile_program("ripple", max_length=6)
+        >>> dense = superpose(plain, seed=0)
+        >>> plain.model.config.d_model, dense.model.config.d_model
+        (18, 14)
+        >>> dense.circuit.superposition.exact
+        True
+    """
+    check_integer("steps", steps, least=0)
+    stream = _Stream(compiled)
+    width = stream.needed if d_model is None else d_model
+    fewest = min(len(stream.protected) + 1, stream.needed)  # leaves one dimension to share
+    fix = f"Every read is exact from {stream.needed} dimensions on."
+    most = compiled.model.config.d_model - 1
+    check_integer("d_model", width, least=fewest, most=most, fix=fix)
+    return stream.superposed(width, steps, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class _Frame:
+    """The narrower stream as a function of the old one.
+
+    Protected old directions have dimensions of their own, and the others are mixed in the rest;
+    rows are orthonormal, so that every dimension is used. ``residue`` is the size of what may
+    remain along any direction there, not erased exactly.
+    """
+
+    protected: Float[Tensor, "protected d_model"]
+    mixed: Float[Tensor, "mixed d_model"]
+    residue: float
+
+    @property
+    def write(self) -> Float[Tensor, "new_d_model d_model"]:
+        """The new stream as a function of the old one."""
+        return torch.cat([self.protected, self.mixed])
+
+    def read(self, here: FeaturePoints) -> Float[Tensor, "d_model new_d_model"]:
+        """The best linear read of the old stream from the new one, for the states of a site."""
+        x = here.span - here.span @ self.protected.mT @ self.protected  # [row, d_model]
+        seen = x @ self.mixed.mT  # [row, mixed]
+        if self.residue:
+            gram = seen.mT @ seen + self.residue**2 * torch.eye(len(self.mixed)).double()
+            mixed = torch.linalg.solve(gram, seen.mT @ x + self.residue**2 * self.mixed).mT
+        else:
+            mixed = (torch.linalg.pinv(seen, rtol=ROUNDING) @ x).mT
+        return torch.cat([self.protected.mT, mixed], 1)
+
+    def reads(
+        self, rows: Tensor, here: FeaturePoints
+    ) -> tuple[Float[Tensor, "row new_d_model"], Float[Tensor, " row"], Float[Tensor, " row"]]:
+        r"""Rows that read the old stream as rows that read the new one.
+
+        Returns:
+            The rows; what to add to their biases, the middle of the interval of their errors
+            :math:`(w' W - w) x` over all states x of the site; and half its width.
+        """
+        new = rows @ self.read(here)
+        low, high = here.extremes(new @ self.write - rows)
+        return new, -(low + high) / 2, (high - low) / 2
+
+
+class _Stream:
+    """A model's weights and the features in its stream: what superposing it depends on."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.weights = weights_of(compiled)
+        self.compiled, self.circuit = compiled, compiled.circuit
+        record, disguises = self.circuit.superposition, self.circuit.disguises
+        noisy = any(disguise.startswith(NOISE) for disguise in disguises)
+        if noisy or (record is not None and not record.exact):
+            raise InputError(
+                "the model to superpose",
+                expected="one whose circuit is exact",
+                given=f"one with the disguises {', '.join(disguises)}",
+                fix="Superpose it once, and before noise is added.",
+            )
+        self.features = StreamFeatures(self.circuit)
+        self.distractors = unlisted_directions(self.weights, self.circuit)
+        spans = [here.span for here in self.features.distinct_sites()]
+        others = self.distractors
+        self.bases = [orthonormal(span - span @ others.mT @ others) for span in spans]
+        self.needed = len(self.distractors) + max(map(len, self.bases))
+
+    @cached_property
+    def protected(self) -> Float[Tensor, "protected d_model"]:
+        """Directions with dimensions of their own in an inexact superposition.
+
+        What heads write, and numbers, are erased together with their errors, which must not be
+        larger than they were; softmax enlarges errors of what heads of ``UNEVEN`` neurons read.
+        """
+        uneven = {group.id for group in self.circuit.neurons if group.how in UNEVEN}
+        counted = {source for source, target in self.circuit.edges if target in uneven}
+        rows = [self.distractors]
+        for node in self.circuit.heads:
+            prefix = f"{node.section}.{node.layer}.attn."
+            rows.append(self._by_head(f"{prefix}out.weight")[:, node.head].mT)
+            if any(f in counted for f, h in self.features.writing_head.items() if h == node.id):
+                rows.append(self._by_head(f"{prefix}qkv.weight")[:, node.head].flatten(0, 1))
+        for feature in self.circuit.features:
+            write = self.circuit.directions[feature.id].write.double()
+            rows += [write] if len(write) != len(feature.values) else []
+        return orthonormal(torch.cat(rows))
+
+    def superposed(self, width: int, steps: int, seed: int) -> Compiled:
+        """The model in so many dimensions."""
+        old, frame = self.compiled.model.config, self._frame(width, steps, generator(seed))
+        new = moved(self.weights, frame.write, frame.write.mT)
+        sites = {"unembedding": ("coda", 2 * old.n_coda)}
+        for section, layer, prefix in layers(old):
+            sites[f"{prefix}attn.qkv"] = section, 2 * layer
+            sites[f"{prefix}mlp.fc_in"] = section, 2 * layer + 1
+        for name, site in sites.items():
+            rows, shift, _ = frame.reads(self.weights[f"{name}.weight"], self.features.at(*site))
+            new[f"{name}.weight"] = rows
+            new[f"{name}.bias"] = self.weights[f"{name}.bias"] + shift
+        new["recall.state.weight"], new["recall.input.weight"] = self._recall(frame)
+        record = Superposition(d_model=width, exact_d_model=self.needed)
+        directions = {}
+        for feature in self.circuit.features:
+            read = frame.read(self.features.at(*self.features.last_site(feature)))
+            directions[feature.id] = self.circuit.directions[feature.id].moved(frame.write, read)
+        circuit = dataclasses.replace(self.circuit, directions=directions, superposition=record)
+        how = "exactly" if record.exact else f"{self.needed} would be exact"
+        disguise = f"superposed in {width} of {old.d_model} dimensions, {how} (seed {seed})"
+        return rebuilt(self.compiled, new, circuit, disguise, d_model=width, d_head=old.head_width)
+
+    def _frame(self, width: int, steps: int, g: torch.Generator) -> _Frame:
+        """Directions in so many dimensions, searched for least collinearity or interference."""
+        exact = width >= self.needed
+        protected, residue = (self.distractors, 0.0) if exact else (self.protected, RESIDUE)
+        # An orthonormal basis of the complement of what is protected.
+        rest = torch.linalg.qr(protected.mT, mode="complete")[0].mT[len(protected) :]
+
+        def frame(free: Tensor) -> _Frame:
+            return _Frame(protected, torch.linalg.qr(free.mT)[0].mT @ rest, residue)
+
+        free = normal(width - len(protected), len(rest), g=g).requires_grad_()
+        loss = self._collinearity if exact else self._interference
+        search = torch.optim.Adam([free], lr=0.05)
+        with recording_gradients():
+            for _ in range(steps):
+                search.zero_grad()
+                loss(frame(free)).backward()
+                search.step()
+        return frame(free.detach())
+
+    def _collinearity(self, frame: _Frame) -> Tensor:
+        r""":math:`-\sum \log\det` of the Gram matrices of the sites: least where directions are
+        orthogonal, without bound where two of them coincide."""
+        seen = [basis @ frame.mixed.mT for basis in self.bases]
+        # The ridge keeps the matrices invertible during the search.
+        grams = [x @ x.mT + 1e-9 * torch.eye(len(x), dtype=x.dtype) for x in seen]
+        return -torch.stack([torch.logdet(gram) for gram in grams]).sum()
+
+    def _interference(self, frame: _Frame) -> Tensor:
+        """The largest errors of the program's reads, as shares of what they can bear."""
+        shares = [
+            frame.reads(rows, here)[2] / bearable for rows, here, bearable in self._program_reads
+        ]
+        return torch.cat(shares).pow(NORM).mean().pow(1 / NORM).log()
+
+    @cached_property
+    def _program_reads(self) -> list[tuple[Tensor, FeaturePoints, Tensor]]:
+        """Rows that read the stream, the points of their site, the interference they can bear."""
+        config, circuit, reads = self.compiled.model.config, self.circuit, []
+        for section, layer, prefix in layers(config):
+            for node in circuit.heads:
+                if (node.section, node.layer) == (section, layer):
+                    here = self.features.at(section, 2 * layer)
+                    reads += self._reads_of_head(f"{prefix}attn.", node.head, here)
+            groups = [g for g in circuit.neurons if (g.section, g.layer) == (section, layer)]
+            rows = self.weights[f"{prefix}mlp.fc_in.weight"][[n for g in groups for n in g.neurons]]
+            # What is not erased is in the way of what is written there next.
+            erases = torch.tensor([g.how == "wipe" for g in groups for _ in g.neurons])
+            margin = torch.where(erases, UNIT_MARGIN / 2, UNIT_MARGIN)
+            reads.append((rows, self.features.at(section, 2 * layer + 1), margin))
+        rows = self.weights["unembedding.weight"]
+        here = self.features.at("coda", 2 * config.n_coda)
+        reads.append((rows, here, torch.full((len(rows),), LOGIT / 2)))
+        rows = torch.cat([circuit.directions_of(v).read.double() for v in circuit.variables])
+        reads.append((rows, self.features.at(*STATE), torch.full((len(rows),), UNIT_MARGIN)))
+        return [read for read in reads if len(read[0])]
+
+    def _reads_of_head(
+        self, prefix: str, head: int, here: FeaturePoints
+    ) -> list[tuple[Tensor, FeaturePoints, Tensor]]:
+        """What a head reads, in any basis inside it: the score of each key as queries read it, of
+        each query as keys do, and what its values write."""
+        w_q, w_k, w_v = self._by_head(f"{prefix}qkv.weight")[:, head]  # [d_head, d_model] each
+        bias = self.weights[f"{prefix}qkv.bias"].view(3, -1, len(w_q))[:2, head]
+        queries, keys = here.span @ w_q.mT, here.span @ w_k.mT
+        queries[-1] += bias[0]
+        # The mean, which all keys share, does not move attention.
+        scores = torch.cat([keys[:-1] @ w_q, queries @ w_k]) / len(w_q) ** 0.5
+        values = self._by_head(f"{prefix}out.weight")[:, head] @ w_v
+        return [
+            (scores, here, torch.full((len(scores),), SCORE_MARGIN)),
+            (values, here, torch.full((len(values),), VALUE_MARGIN)),
+        ]
+
+    def _by_head(self, name: str) -> Tensor:
+        return by_head(self.weights, name, self.compiled.model.config.n_heads)
+
+    def _recall(self, frame: _Frame) -> tuple[Tensor, Tensor]:
+        r"""The weights of :math:`P h + (1 - P - U) e`, with which each loop begins.
+
+        P projects on the differences between values of variables, U on the directions of
+        distractors. State and input differ in nothing else, so this is the state without what the
+        distractors wrote, for every frame.
+        """
+        variables = tuple(f.id for f in self.circuit.variables.values())
+        differences = torch.cat(self.features.points(variables).centred)
+        keeps = orthonormal(differences @ frame.write.mT)
+        drops = orthonormal(torch.cat([keeps, self.distractors @ frame.write.mT]), largest=1.0)
+        # Projections P and 1 - P - U, both [d_model, d_model].
+        return keeps.mT @ keeps, torch.eye(len(frame.write)).double() - drops.mT @ drops
+
+
+def unlisted_directions(weights: Weights, circuit: Circuit) -> Float[Tensor, "row d_model"]:
+    """An orthonormal basis of what is written where no feature of the circuit stands."""
+    written = [
+        w if "embedding" in name else w.mT if w.ndim == 2 else w[None]
+        for name, w in weights.items()
+        if name.split(".")[0] in ("embedding", "position_embedding")
+        or name.split(".")[-2] in ("out", "fc_out")
+    ]
+    rows = torch.cat(written)
+    listed = orthonormal(torch.cat([d.write.double() for d in circuit.directions.values()]))
+    return orthonormal(rows - rows @ listed.mT @ listed, largest=float(rows.norm(dim=-1).max()))

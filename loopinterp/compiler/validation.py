@@ -1,0 +1,245 @@
+"""Stages 1 and 2: what can be compiled, and the finite set of values of every expression.
+
+Shorthands are written out, so that later stages see tokens, indices, constants, variables, tables,
+elementwise operations, selections, aggregates and widths alone. Each value will have a direction
+of the residual stream, so every set must be finite and small. The sets are those of abstract
+interpretation: a set of an operation is the image of the sets of its arguments, and those of the
+variables are the least ones that hold what ``prepare`` gives and are closed under ``step``. They
+may hold values that never occur, and never lack one that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+import torch
+
+from loopinterp.compiler.features import (
+    Feature,
+    FeatureFunction,
+    constant,
+    distinct,
+    fuse,
+    of_feature,
+)
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.programs import expressions as nodes
+from loopinterp.programs.expressions import Select, Seq, ShiftRight, Var, selects
+from loopinterp.programs.interpreter import apply_operation
+from loopinterp.programs.nodes import Expr, postorder, rewritten
+from loopinterp.programs.program import LoopProgram
+from loopinterp.programs.registry import get_program
+
+MAX_LENGTH = 512
+"""Longest sequence a model is compiled for: each position has a direction."""
+
+MAX_VALUES = 1_024
+"""Most values of one expression: each is a direction of the residual stream."""
+
+MAX_COMBINATIONS = 2**22
+"""Most combinations of argument values that one operation is tried on."""
+
+RELATED_COMBINATIONS = 2**16
+"""Up to here an operation is tried on the leaves of its arguments, not on their values."""
+
+Values = np.ndarray
+"""Sorted distinct integers."""
+
+_Known = dict[Expr, FeatureFunction]
+"""Expressions as functions of leaves, as far as that is followed."""
+
+
+@dataclass(frozen=True)
+class ValidatedProgram:
+    """A program ready for the compiler: every variable has a step, and no shorthand is left.
+
+    ``selects`` are its selections -> those of the program in their place, whose names traces
+    know; where all are ``causal``, the model's attention can be.
+    """
+
+    program: LoopProgram
+    prepare: dict[str, Seq]
+    step: dict[str, Seq]
+    finish: Seq
+    selects: dict[Select, Select]
+    max_length: int
+    causal: bool
+
+    @property
+    def roots(self) -> dict[str, Iterable[Seq]]:
+        """The expressions of each part."""
+        parts = {"prepare": self.prepare.values(), "step": self.step.values()}
+        return {**parts, "finish": [self.finish]}
+
+    def where(self, node: Expr) -> str:
+        """A node and its part of the program, for error messages."""
+        part = next((f" in {part}" for part, x in self.roots.items() if node in postorder(x)), "")
+        return f"{node!r}{part} of program {self.program.name}"
+
+
+def validate(program: LoopProgram | str, max_length: int) -> ValidatedProgram:
+    """Check what was given, and write the shorthands out.
+
+    Raises:
+        InputError: no loop program, or a length out of range.
+    """
+    program = get_program(program)
+    fix = "Pass the longest sequence that the model shall read, BOS and padding included."
+    check_integer("max_length", max_length, least=1, most=MAX_LENGTH, fix=fix)
+    plain = written_out(program.expressions)
+    chosen = selects(program.expressions)
+    return ValidatedProgram(
+        program=program,
+        prepare={name: cast(Seq, plain[x]) for name, x in program.prepare.items()},
+        step={
+            name: cast(Seq, plain[program.step[name]]) if name in program.step else Var(name)
+            for name in program.prepare
+        },
+        finish=cast(Seq, plain[program.finish]),
+        selects={cast(Select, plain.get(node, node)): node for node in chosen[::-1]},
+        max_length=max_length,
+        causal=all(select.causal for select in chosen),
+    )
+
+
+def written_out(roots: Iterable[Seq]) -> dict[Expr, Expr]:
+    """Every node below the roots, with every shift in it replaced by what it stands for.
+
+    Example:
+        >>> from loopinterp.programs import shift_right, tokens
+        >>> x = shift_right(tokens)
+        >>> written_out([x])[x]
+        aggregate(select(indices, indices - 1, '==', name='shift_1'), tokens, 'mean', default=0)
+    """
+    return rewritten(roots, lambda _, new: new.expanded if isinstance(new, ShiftRight) else new)
+
+
+def infer_domains(source: ValidatedProgram) -> dict[Expr, Values]:
+    """The values of every sequence of a program, on inputs of up to ``max_length`` positions.
+
+    Raises:
+        InputError: an expression has too many values, or a value that it cannot work with; the
+            message names it.
+
+    Example:
+        >>> source = validate("copy", max_length=4)
+        >>> [infer_domains(source)[x].tolist() for x in source.step.values()]
+        [[0, 1, 2], [-1, 0, 1]]
+    """
+    fixed: _Known = {}
+    _infer(source, source.prepare.values(), fixed)
+    state = {name: _values(fixed[x]) for name, x in source.prepare.items()}
+    roots = [*source.step.values(), source.finish]
+    _infer(source, [node for node in postorder(roots) if not node.variables], fixed)
+    while True:
+        known = {**fixed, **{Var(name): _leaf(values) for name, values in state.items()}}
+        _infer(source, roots, known)
+        grown = {n: _union(state[n], _values(known[x])) for n, x in source.step.items()}
+        for name, values in grown.items():
+            _check_size(f"variable {name!r} of program {source.program.name}", values)
+        if all(len(grown[name]) == len(state[name]) for name in state):
+            return {node: _values(function) for node, function in known.items()}
+        state = grown
+
+
+def applied(
+    source: ValidatedProgram, node: nodes.TokMap | nodes.Elementwise, args: Iterable[np.ndarray]
+) -> np.ndarray:
+    """A table or an operation on arrays of one shape; see :func:`apply_operation`."""
+    tensors = [torch.from_numpy(np.array(arg)) for arg in args]
+    return apply_operation(node, tensors, source.where, possible=True).numpy()
+
+
+def _values(function: FeatureFunction) -> Values:
+    return np.array(function.values)
+
+
+def _union(x: Values, y: Values) -> Values:
+    return distinct(np.concatenate([x, y]))
+
+
+def _leaf(values: Values) -> FeatureFunction:
+    return of_feature(Feature("", tuple(values.tolist())))
+
+
+def _infer(source: ValidatedProgram, roots: Iterable[Expr], known: _Known) -> None:
+    for node in postorder(roots, known):
+        if isinstance(node, Seq):
+            known[node] = _of_node(source, node, known)
+
+
+def _of_node(source: ValidatedProgram, node: Seq, known: _Known) -> FeatureFunction:
+    match node:
+        case nodes.Full():
+            return constant(node.value)
+        case nodes.TokMap() | nodes.Elementwise():
+            function = _of_operation(source, node, known)
+        case nodes.Tokens():
+            function = _leaf(np.arange(len(source.program.inputs)))
+        case nodes.Indices():
+            function = _leaf(np.arange(source.max_length))
+        case nodes.Aggregate():
+            function = _leaf(_of_aggregate(node, _values(known[node.value])))
+        case nodes.SelWidth():
+            function = _leaf(np.arange(source.max_length + 1))
+        case _:
+            raise AssertionError(f"no domain of {type(node).__name__}")
+    if len(function.values) > MAX_VALUES:
+        if isinstance(node, nodes.Tokens):
+            what, given = f"tokens of program {source.program.name}", f"{len(function.values):,}"
+            raise _too_many(what, given, "input tokens", "List fewer inputs.")
+        _check_size(source.where(node), _values(function))
+    return function
+
+
+def _of_operation(
+    source: ValidatedProgram, node: nodes.TokMap | nodes.Elementwise, known: _Known
+) -> FeatureFunction:
+    """An operation as a function of the leaves of its arguments.
+
+    ``where(x > 0, x - 1, x)`` has no value that x has not: an argument that is read twice has one
+    value.
+    """
+    functions = [known[child] for child in node.children]
+    apply = partial(applied, source, node)
+    fused = fuse(apply, functions, most=RELATED_COMBINATIONS)
+    if fused is not None:
+        return fused
+    if isinstance(node, nodes.Elementwise) and node.op == "where":
+        return _leaf(_union(_values(functions[1]), _values(functions[2])))
+    unrelated = [_leaf(_values(function)) for function in functions]
+    fused = fuse(apply, unrelated, most=MAX_COMBINATIONS)
+    if fused is None:
+        combinations = int(np.prod([len(function.values) for function in functions]))
+        raise _too_many(source.where(node), f"{combinations:,} combinations of its arguments")
+    return _leaf(_values(fused))
+
+
+def _of_aggregate(node: nodes.Aggregate, values: Values) -> Values:
+    selector = node.selector
+    assert isinstance(selector, Select)
+    one_key = isinstance(selector.k, nodes.Indices) and selector.predicate == "=="
+    if node.mode == "mean" and not one_key and len(values) > 1:
+        # A mean of several lies between them, and is truncated.
+        span = min(int(values[-1]) - int(values[0]), 2 * MAX_VALUES)  # too many, if that many
+        values = values[0] + np.arange(span + 1)
+    return _union(values, np.array([node.default]))
+
+
+def _check_size(what: str, values: Values) -> None:
+    if len(values) > MAX_VALUES:
+        raise _too_many(what, f"{len(values):,} or more, up to {int(values[-1]):,}")
+
+
+def _too_many(
+    what: str,
+    given: str,
+    values: str = "values",
+    fix: str = "Bound it with smaller(x, indices) or x % m, or compile for a smaller max_length.",
+) -> InputError:
+    expected = f"at most {MAX_VALUES:,} {values}, each of which gets a direction"
+    return InputError(what, expected=expected, given=given, fix=fix)

@@ -1,0 +1,13 @@
+from .errors import CheckpointError as CheckpointError
+from .errors import ConfigError as ConfigError
+from .errors import HookError as HookError
+from .errors import InputError as InputError
+from .results import Figure as Figure
+from .results import Finding as Finding
+from .results import Provenance as Provenance
+from .results import Result as Result
+from .results import figures_of as figures_of
+from .results import findings_of as findings_of
+from .results import load_result as load_result
+from .results import result_files as result_files
+from .results import study as study

@@ -1,0 +1,132 @@
+"""Estimates with their intervals, and bands of values, that every study and figure share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+ESTIMATE = "estimate"
+"""The axis of an estimate: its value, and the ends of its 95% interval."""
+
+ENDS = ("value", "low", "high")
+
+
+def wilson_estimate(
+    successes: ArrayLike, trials: ArrayLike, *, independent: ArrayLike | None = None
+) -> np.ndarray:
+    """A share with Wilson's 95% score interval as an estimate [..., (value, low, high)].
+
+    ``(p + z^2/2n -+ z sqrt(p (1-p)/n + z^2/4n^2)) / (1 + z^2/n)`` with ``p = successes / n`` and
+    ``z = 1.96``, the quantile of the normal distribution; NaN where there are no trials.
+
+    Args:
+        successes: How many of the trials succeeded, in any shape.
+        trials: n.
+        independent: How many of them are independent, where several are of one kind (made on one
+            input, for instance): the ends are those of the same share of so many.
+
+    Source: Wilson (1927), Probable inference, the law of succession, and statistical inference
+        (doi 10.1080/01621459.1927.10502953).
+
+    Example:
+        >>> wilson_estimate(np.array([300, 0]), np.array([300, 0])).round(3).tolist()
+        [[1.0, 0.987, 1.0], [nan, nan, nan]]
+        >>> wilson_estimate(300, 300, independent=64).round(3).tolist()
+        [1.0, 0.943, 1.0]
+    """
+    z = 1.959964
+    of = np.asarray(trials, dtype=float)
+    of = np.where(of > 0, of, np.nan)
+    share = np.asarray(successes, dtype=float) / of
+    n = of if independent is None else np.minimum(np.asarray(independent, dtype=float), of)
+    middle = share + z**2 / (2 * n)
+    half = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    low, high = (end / (1 + z**2 / n) for end in (middle - half, middle + half))
+    # Rounding must not put the share outside its own interval.
+    return np.stack([share, np.clip(low, 0, share), np.clip(high, share, 1)], axis=-1)
+
+
+def mean_estimate(values: ArrayLike) -> np.ndarray:
+    """The mean over the last axis with its 95% interval, as an estimate [..., (value, low, high)].
+
+    ``m -+ 1.96 s / sqrt(n)`` with the standard deviation s of the n values; of one, NaN ends.
+
+    Example:
+        >>> mean_estimate([1.0, 2.0, 3.0]).round(2).tolist()
+        [2.0, 0.87, 3.13]
+    """
+    values = np.asarray(values, dtype=float)
+    middle, n = values.mean(-1), values.shape[-1]
+    half = 1.959964 * values.std(-1, ddof=1) / n**0.5 if n > 1 else np.full_like(middle, np.nan)
+    return np.stack([middle, middle - half, middle + half], axis=-1)
+
+
+def wilson_of(successes: xr.DataArray, trials: xr.DataArray | int) -> xr.DataArray:
+    """:func:`wilson_estimate` along named axes, to which it adds that of estimates."""
+    import xarray as xr
+
+    found = xr.apply_ufunc(wilson_estimate, successes, trials, output_core_dims=[[ESTIMATE]])
+    return found.assign_coords({ESTIMATE: list(ENDS)})
+
+
+def share_of(hits: xr.DataArray, *over: str) -> xr.DataArray:
+    """The share of hits over some axes, as an estimate with Wilson's 95% interval.
+
+    Args:
+        hits: Booleans, or ones and zeros.
+        over: The axes whose cells are the trials.
+
+    Example:
+        >>> import xarray as xr
+        >>> exact = xr.DataArray(np.ones((2, 300)), dims=("loop", "batch"))
+        >>> share_of(exact, "batch").sel(loop=1, estimate="low").round(3).item()
+        0.987
+    """
+    trials = int(np.prod([hits.sizes[axis] for axis in over]))
+    return wilson_of(hits.sum(over), trials)
+
+
+def band_of(values: xr.DataArray, *over: str) -> xr.DataArray:
+    """The median over some axes, with the 10% and 90% quantiles in the place of an interval.
+
+    NaN is left out; infinity counts as larger than any number.
+    """
+    empty = values.isnull().all(over)
+    found = values.where(~empty, 0).quantile((0.5, 0.1, 0.9), over, method="lower").where(~empty)
+    named = found.rename(quantile=ESTIMATE).assign_coords({ESTIMATE: list(ENDS)})
+    return named.transpose(..., ESTIMATE)
+
+
+def bootstrap_ratio(
+    part: ArrayLike, whole: ArrayLike, *, resamples: int = 1000, seed: int = 0
+) -> xr.DataArray:
+    """A ratio of sums over examples, with a 95% bootstrap interval, as an estimate.
+
+    Args:
+        part: The numerator's share of each example.
+        whole: The denominator's.
+        resamples: Resamples of the examples, with replacement.
+        seed: Seed of the resamples.
+
+    Source: Efron and Tibshirani (1993), An Introduction to the Bootstrap, chapter 13.
+
+    Example:
+        >>> bootstrap_ratio([1.0, 1.0], [2.0, 2.0]).values
+        array([0.5, 0.5, 0.5])
+    """
+    import xarray as xr
+
+    part, whole = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
+    found = np.full(len(ENDS), np.nan)
+    if len(part) and whole.sum() > 0:
+        drawn = np.random.default_rng(seed).integers(0, len(part), (resamples, len(part)))
+        totals = whole[drawn].sum(axis=1)
+        again = part[drawn].sum(axis=1)[totals > 0] / totals[totals > 0]
+        found = np.array([part.sum() / whole.sum(), *np.quantile(again, (0.025, 0.975))])
+    return xr.DataArray(found, dims=ESTIMATE, coords={ESTIMATE: list(ENDS)})

@@ -1,0 +1,133 @@
+"""Progress of what takes longer than two seconds: bars, and the stages of a longer job.
+
+There is one switch: the environment variable ``LOOPINTERP_PROGRESS=0``, or :func:`showing` for a
+part of a program (``--no-progress`` of the command line). Of loops inside loops the outermost that
+is tracked has the bar, so that there is never more than one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from loopinterp.core.run_files import Owner
+
+
+T = TypeVar("T")
+
+SWITCH = "LOOPINTERP_PROGRESS"
+"""Name of the environment variable; ``0`` switches all bars off."""
+
+DELAY = 2.0
+"""Seconds for which nothing is shown."""
+
+_wanted: ContextVar[bool] = ContextVar("wanted", default=True)
+
+_open: ContextVar[bool] = ContextVar("open", default=False)
+
+
+@contextmanager
+def showing(wanted: bool) -> Iterator[None]:
+    """Show bars inside, or none.
+
+    Example:
+        >>> with showing(False):
+        ...     sum(track([1, 2, 3], "adding"))
+        6
+    """
+    token = _wanted.set(wanted)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def track(items: Iterable[T], about: str, *, total: int | None = None) -> Iterator[T]:
+    """The items, with a bar on stderr once they have taken two seconds.
+
+    Args:
+        items: What is gone through.
+        about: What is done, in a word or two.
+        total: Their number, where they cannot say it themselves.
+    """
+    if _open.get() or _switched_off():
+        yield from items
+        return
+    _open.set(True)
+    try:
+        with bar(about, total=total, items=items, delay=DELAY, leave=False) as shown:
+            yield from shown
+    finally:
+        _open.set(False)
+
+
+def _switched_off() -> bool:
+    return not _wanted.get() or os.environ.get(SWITCH) == "0"
+
+
+def bar(
+    about: str, *, items: Iterable[Any] | None = None, disable: bool = False, **options: Any
+) -> Any:
+    """tqdm's bar for a terminal, a notebook or a pipe; options are tqdm's own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # in a notebook without widgets it is one of text
+        from tqdm.auto import tqdm
+    # A log file wants a line now and then, not ten a second.
+    live = sys.stderr.isatty() or "ipykernel" in sys.modules
+    off = disable or _switched_off()
+    return tqdm(items, desc=about, mininterval=0.1 if live else 20.0, disable=off, **options)
+
+
+class Stages:
+    """Says on stderr what is being done, and keeps in the run how long it took.
+
+    Args:
+        run: The run's folder; None keeps nothing.
+        show: Whether to say anything.
+        owner: The run as it is now, to which the reasons of skipped studies belong.
+
+    Raises:
+        InputError: If the folder is inside the package; better before the work than after it.
+    """
+
+    def __init__(self, run: Path | None = None, *, show: bool, owner: Owner | None = None) -> None:
+        if run is not None:
+            from loopinterp.core.storage import need_writable
+
+            need_writable(run)
+        self._run, self._show, self._owner = run, show, owner
+
+    @contextmanager
+    def stage(self, name: str, about: str) -> Iterator[None]:
+        """One stage; its time is said and kept when it ends."""
+        self._say(f"{name}: {about}\n")
+        start = time.perf_counter()
+        with showing(self._show):
+            yield
+        seconds = time.perf_counter() - start
+        self._say(f"  {seconds:.1f} s\n")
+        self._note(seconds={name: seconds})
+
+    def skip(self, name: str, reason: str) -> None:
+        """Say and keep of a study why it is skipped, as a clause that goes on after "because"."""
+        self._say(f"{name}: cannot be said because {reason}\n")
+        self._note(skipped={name: reason}, owner=self._owner)
+
+    def _note(self, **notes: Any) -> None:
+        if self._run is not None:
+            from loopinterp.core.run_files import record_how_it_was_made
+
+            record_how_it_was_made(self._run, **notes)
+
+    def _say(self, text: str) -> None:
+        if self._show:
+            sys.stderr.write(text)
+            sys.stderr.flush()

@@ -1,0 +1,241 @@
+"""How settings are declared: frozen dataclasses that pydantic checks, with this project's errors.
+
+One declaration gives a setting its type, its range (``PositiveInt``, ``Annotated[float,
+Field(ge=0, lt=1)]``), its default, its place in the JSON, and the words of its errors. What ties
+settings to each other is said by :class:`OnlyWith`, or checked in ``__post_init__``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import typing
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import pydantic
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing_extensions import dataclass_transform
+
+from loopinterp.core.errors import GREATEST_SEED, ConfigError, InputError, spell_range, unknown_name
+from loopinterp.core.text import MOST, ShortRepr
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+T = TypeVar("T")
+
+Seed = Annotated[int, pydantic.Field(ge=0, le=GREATEST_SEED)]
+"""A setting that seeds something."""
+
+_CONFIG = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def settings(cls: type[T]) -> type[T]:
+    """Make a subclass of :class:`Settings` a frozen dataclass whose values are checked.
+
+    Example:
+        >>> @settings
+        ... class Size(Settings):
+        ...     width: int = pydantic.Field(8, ge=1)
+        >>> Size(width=0)
+        Traceback (most recent call last):
+        loopinterp.core.errors.ConfigError: width: expected an integer >= 1, got 0. Change width.
+    """
+    made: Any = pydantic.dataclasses.dataclass(
+        cls, frozen=True, kw_only=True, repr=False, config=_CONFIG
+    )
+    unexplained = made.__init__
+
+    @functools.wraps(unexplained)
+    def __init__(self: Any, *args: Any, **values: Any) -> None:
+        try:
+            unexplained(self, *args, **values)
+        except ValidationError as error:
+            raise _explain(error, type(self)) from None
+
+    made.__init__ = __init__
+    return made
+
+
+class Settings(ShortRepr):
+    """What declarations made with :func:`settings` can do."""
+
+    def __post_init__(self) -> None:
+        for name, (condition, default) in _conditions(type(self)).items():
+            condition.check(self, name, default)
+
+    def _shown(self) -> list[tuple[str, Any]]:
+        """All settings; of many, those that are not the default."""
+        fields: Mapping[str, Any] = type(self).__pydantic_fields__  # type: ignore[attr-defined]
+        shown = [(name, getattr(self, name)) for name in fields]
+        if sum(len(name) + len(repr(value)) + 3 for name, value in shown) < MOST:
+            return shown
+        usual = {name: f.get_default(call_default_factory=True) for name, f in fields.items()}
+        return [(name, value) for name, value in shown if value != usual[name]]
+
+    def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
+        """JSON-ready form, with or without what is the default; :meth:`from_dict` reads it back."""
+        without = not defaults
+        return _adapter(type(self)).dump_python(self, mode="json", exclude_defaults=without)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build from plain values as JSON has them, nested settings as nested mappings.
+
+        Raises:
+            ConfigError: If a name is unknown, a needed one is missing, or a value is wrong.
+        """
+        try:
+            return _adapter(cls).validate_json(json.dumps(values, default=repr))
+        except ValidationError as error:
+            raise _explain(error, cls) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some settings changed, checked again."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    @classmethod
+    def choices(cls, path: Sequence[str]) -> tuple[str, ...]:
+        """The names that a setting chooses from; none where it is no choice.
+
+        Args:
+            path: Name of the setting, after those of the settings it is nested in.
+        """
+        return _choices(_schema(cls, path))
+
+
+class OnlyWith:
+    """Marks a setting (in ``Annotated``) that has no effect unless another one has some value.
+
+    Args:
+        setting: Name of the other setting.
+        values: The values with which the marked one has an effect.
+        needed: Whether it must be set then.
+    """
+
+    def __init__(self, setting: str, *values: Any, needed: bool = False) -> None:
+        self.setting, self.values, self.needed = setting, values, needed
+
+    def check(self, settings: Settings, name: str, default: Any) -> None:
+        """Refuse a value without effect, or a missing one."""
+        value, other = getattr(settings, name), getattr(settings, self.setting)
+        effective = other in self.values
+        if effective and self.needed and value == default:
+            raise ConfigError(
+                name,
+                expected=f"a value with {self.setting}={other}",
+                given=repr(value),
+                fix=f"Set {name}.",
+            )
+        if not effective and value != default:
+            raise ConfigError(
+                name,
+                expected=f"no {name} with {self.setting}={other}, where it has no effect",
+                given=repr(value),
+                fix=f"Leave {name} out, or set it to {'none' if default is None else default}.",
+            )
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name.
+
+    Example:
+        >>> flatten({"steps": 3, "optimiser": {"lr": 0.1}})
+        {'steps': 3, 'optimiser.lr': 0.1}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = isinstance(value, Mapping)
+        flat |= flatten(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return flat
+
+
+@functools.cache
+def _adapter(cls: type) -> Any:
+    """pydantic's ``TypeAdapter`` of a class, made once."""
+    return TypeAdapter(cls)
+
+
+@functools.cache
+def _conditions(cls: type) -> dict[str, tuple[OnlyWith, Any]]:
+    """The condition of each setting that has one, with the setting's default."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    return {
+        name: (mark, defaults[name])
+        for name, hint in hints.items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, OnlyWith)
+    }
+
+
+def _explain(error: ValidationError, cls: type) -> InputError:
+    """The first fault as this project's error; a name that does not exist comes before others."""
+    fault = min(error.errors(), key=lambda fault: fault["type"] not in _UNKNOWN)
+    names = [part for part in fault["loc"] if isinstance(part, str)]
+    path, value = ".".join(names), fault["input"]
+    raised = fault.get("ctx", {}).get("error")
+    if isinstance(raised, InputError):  # by a check of ours, which knows the setting's own name
+        what = f"{path}.{raised.what}" if path else raised.what
+        return type(raised)(what, expected=raised.expected, given=raised.given, fix=raised.fix)
+    if fault["type"] in _UNKNOWN:
+        owner = ".".join(names[:-1]) or cls.__name__
+        known = _schema(cls, names[:-1])["properties"]
+        return unknown_name(f"setting of {owner}", names[-1], known, ConfigError)
+    schema = _schema(cls, names)
+    if isinstance(value, str) and _choices(schema):
+        return unknown_name(path, value, _choices(schema), ConfigError)
+    missing = fault["type"] in ("missing", "missing_keyword_only_argument", "missing_argument")
+    return ConfigError(
+        path or cls.__name__,
+        expected=_spell(schema),
+        given="nothing" if missing else "an object" if isinstance(value, dict) else repr(value),
+        fix=f"Set {path}." if missing else f"Change {path or 'it'}.",
+    )
+
+
+def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
+    """JSON schema of a setting."""
+    root = _adapter(cls).json_schema()
+    schema = root
+    for name in path:
+        of_any = schema.get("additionalProperties")  # of a mapping, whatever the name
+        unnamed = of_any if isinstance(of_any, dict) else {}
+        schema = schema.get("properties", {}).get(name, unnamed)
+        if "$ref" in schema:
+            schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
+    return schema
+
+
+def _choices(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    parts = schema.get("anyOf", (schema,))
+    return tuple(choice for part in parts for choice in part.get("enum", ()))
+
+
+def _spell(schema: Mapping[str, Any]) -> str:
+    """A JSON schema in words."""
+    if "anyOf" in schema:
+        return " or ".join(_spell(part) for part in schema["anyOf"])
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    kind = schema.get("type")
+    if kind == "array":
+        each, number = schema.get("items") or schema["prefixItems"][0], schema.get("minItems")
+        return f"a list{f' of {number}' if number else ''}, each {_spell(each)}"
+    least, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    if kind == "integer" and above is not None:
+        least, above = above + 1, None
+    words = {
+        "integer": "an integer",
+        "number": "a number",
+        "string": "text",
+        "boolean": "true or false",
+        "null": "none",
+    }.get(kind or "", "an object with named settings")
+    return words + spell_range(least, schema.get("maximum"), above, schema.get("exclusiveMaximum"))

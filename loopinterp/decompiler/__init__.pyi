@@ -1,0 +1,9 @@
+from .decompilation import Decompiled as Decompiled
+from .decompilation import decompile as decompile
+from .decompilation_study import Decompilation as Decompilation
+from .decompilation_study import decompilation_study as decompilation_study
+from .evidence import EXACT as EXACT
+from .evidence import Claim as Claim
+from .exact_reading import finite_program as finite_program
+from .program_writing import response_times as response_times
+from .transition_table import TransitionTable as TransitionTable

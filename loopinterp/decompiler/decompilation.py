@@ -1,0 +1,478 @@
+"""From a looped model to its program, with the evidence, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+
+from loopinterp.core.errors import InputError, check_integer, check_seed
+from loopinterp.core.text import ShortRepr
+from loopinterp.decompiler.evidence import (
+    CLEAN,
+    INTERCHANGED,
+    PLANTED,
+    TRAJECTORY,
+    Claim,
+    Refusal,
+    below_line,
+    held_out,
+    judged_lengths,
+)
+from loopinterp.decompiler.exact_reading import (
+    CodeTable,
+    SameProgram,
+    is_finite,
+    read_code,
+    with_first_guess,
+)
+from loopinterp.decompiler.interchange_runs import (
+    InterchangeTrajectories,
+    Runs,
+    depends_elsewhere,
+    n_loops_of,
+)
+from loopinterp.decompiler.program_writing import program_of
+from loopinterp.decompiler.region_refinement import against_counterexamples, refine
+from loopinterp.decompiler.sharp_values import (
+    Behaviour,
+    TokenValues,
+    places_of_pairs,
+    spread_out,
+    start_values,
+    tabulate,
+)
+from loopinterp.decompiler.table_predictions import unexplained_steps
+from loopinterp.models import device_of
+from loopinterp.models.iteration import need_repeatable
+from loopinterp.models.protocol import need_model, need_one_map
+from loopinterp.programs.equivalence import inputs_of
+from loopinterp.tasks.sampling import as_batch
+
+if TYPE_CHECKING:
+    from loopinterp.decompiler.transition_table import TransitionTable
+    from loopinterp.models import LoopedModel
+    from loopinterp.programs.program import LoopProgram
+    from loopinterp.tasks.task import Task
+
+TOLERANCES = (0.0, 0.05, 0.2)
+READ_AT = (5, 6)
+"""Lengths that a program is read off by default."""
+
+MOST_TOKENS = 12
+"""With more, pairs of cells are too many to be tried."""
+
+_SPREAD = 64
+"""States of each token that are sorted first."""
+
+_HELD_OUT, _HELD_OUT_REGIONS = 1000, 3000
+"""Interchanges of each length that are evidence; the same of regions, never all right."""
+
+_INPUTS = 4
+"""Inputs of the evidence for each that the program is read off: intervals count them."""
+
+_ANSWERS_ELSEWHERE = 0.02
+"""Share of places whose next answer may change with states elsewhere, where values are regions."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decompiled(ShortRepr):
+    """The result of :func:`decompile`.
+
+    Attributes:
+        program: The program, if the model is one of the kind that can be read.
+        refusal: Why there is none; None if there is one.
+        closest: The closest program, the same as ``program`` where that is given; None where not
+            even a table could be made.
+        automaton: Its transition table, without values that behave alike.
+        tolerance: Share of contexts in which states of one value may behave differently.
+        consistency: Share of the experiments that went as most of their kind.
+        evidence: Of ``closest``, on held-out inputs and interchanges: columns ``n``, ``what``,
+            ``agree``, ``of``, ``inputs`` (on how many of them these were), ``value``, ``low``,
+            ``high`` (95%, over inputs).
+        unexplained: Of regions, cell by cell, the transitions at which runs leave ``automaton``
+            (:func:`~loopinterp.decompiler.table_predictions.unexplained_steps`).
+        read_at: Lengths that it was read off.
+        table: Of a model whose state is a code: all of its transitions, before any were merged.
+        same_as: The registered program that ``automaton`` is, up to where it starts; decided
+            exactly. None where it is none of them, or not all transitions are known.
+    """
+
+    program: LoopProgram | None
+    refusal: Refusal | None = None
+    closest: LoopProgram | None = None
+    automaton: TransitionTable | None = field(default=None, repr=False)
+    tolerance: float = 0.0
+    consistency: float = 0.0
+    evidence: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
+    unexplained: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
+    read_at: tuple[int, ...] = ()
+    table: CodeTable | None = field(default=None, repr=False)
+    same_as: SameProgram | None = field(default=None, repr=False)
+
+    @property
+    def reason(self) -> str:
+        """The refusal as a clause; "" if there is none."""
+        return "" if self.refusal is None else str(self.refusal)
+
+    @property
+    def claim(self) -> Claim:
+        """The strongest claim about ``program`` that the evidence supports."""
+        return Claim.of(
+            self.evidence,
+            given=self.program is not None,
+            read_at=self.read_at,
+            transitions=self.table.transitions if self.table and self.table.sure else 0,
+        )
+
+    def _shown(self) -> list[tuple[str, object]]:
+        name = "None" if self.program is None else self.program.name
+        about = {"claim": self.claim.grade, "reason": self.reason, "tolerance": self.tolerance}
+        return [("program", name), *about.items()]
+
+    def __str__(self) -> str:
+        """The program as code, or why there is none and the closest one; and the evidence."""
+        lines = [] if self.program else [f"not decompiled: {self.reason}"]
+        if self.closest is not None:
+            lines += [] if self.program else ["what comes closest:"]
+            lines.append(str(self.closest))
+            lines += [f"claim: {self.claim}"] if self.program else []
+            lines.append("evidence")
+        lines += [
+            f"  n = {row['n']}, {row['what']}: {row['agree']} of {row['of']} "
+            f"(on {row['inputs']} inputs)"
+            for row in self.evidence.to_dict("records")
+        ]
+        return "\n".join(lines)
+
+
+def decompile(
+    model: LoopedModel | Any,
+    task: Task,
+    *,
+    n: int | Sequence[int] = READ_AT,
+    lengths: Sequence[int] | None = None,
+    farther: Sequence[int] = (),
+    tolerances: Sequence[float] = TOLERANCES,
+    contexts: int = 24,
+    tries: int = 4,
+    most_values: int = 12,
+    examples: int = 48,
+    sharp: bool = True,
+    n_exchanges: int = 6000,
+    across_loops: bool = False,
+    seed: int = 0,
+) -> Decompiled:
+    """Read a model's program off its states.
+
+    The program is one whose positions have, for each token, a few values, and whose loop computes
+    the next value of a position from its own and its left neighbour's token and value (a cellular
+    automaton that reads its input). It is learnt by experiment, as an automaton is:
+
+    1. States of a token that are followed by the same answers wherever they are put in are one
+       value, states of every pair of neighbours are put side by side, one loop is run, and the
+       states after it are sorted in the same way; new values are tried in their turn, until there
+       are none (:mod:`~loopinterp.decompiler.sharp_values`).
+    2. The transition table is made as small as it can be, and written as a program
+       (:mod:`~loopinterp.decompiler.program_writing`).
+    3. Held-out inputs and interchanges decide the claim: exact, if every run goes as the program
+       says, or nearly right (:mod:`~loopinterp.decompiler.evidence`).
+
+    The program is read off at each length by itself, and given only if each reading holds at all
+    lengths. States that no interchange of natural states makes are met in step 1 only.
+
+    The states of a trained model have no sharp values. With ``sharp=False`` step 1 is another:
+    values are regions of the space of states, cut finer wherever a run after an interchange leaves
+    the table (:mod:`~loopinterp.decompiler.region_refinement`), and the table counts what such runs
+    do. Its program is the coarsest one of that kind that predicts the model, to the shares in
+    ``evidence``, and not what is computed to the last state.
+
+    A model whose state between loops is a code of bits (``state_code``) is not learnt by
+    experiment. All of its transitions are tried, and the smallest table of them is compared with
+    the registered programs exactly (:mod:`~loopinterp.decompiler.exact_reading`). Where it is one
+    of them, up to its first guess, it is written as that one.
+
+    A model is not decompiled where it has more than :data:`MOST_TOKENS` tokens, where a step reads
+    more than the left neighbour, where there are more values, where positions of one token start
+    with different values beside the same neighbour, where the same experiment gives different
+    values, or where the low end of clean answers or of whole trajectories is below
+    :data:`~loopinterp.decompiler.evidence.ENOUGH` at some length.
+
+    Args:
+        model: Any looped model.
+        task: Its task.
+        n: Lengths of the inputs that the program is read off.
+        lengths: Of those that the evidence is of. If omitted each n and n - 1, and a longer one:
+            3n / 2 for the greatest n, or the longest below it that the model takes, if it takes any
+            beyond n.
+        farther: Further lengths, whose evidence does not decide whether there is a program.
+        tolerances: Tried one after the other, until one gives a program.
+        contexts: Of a state's behaviour.
+        tries: Experiments for each pair of neighbours.
+        most_values: Of a token.
+        examples: Inputs of each distribution of the task.
+        sharp: Whether states of one value behave alike, but for ``tolerances``.
+        n_exchanges: Interchanges from which regions are learnt; half as many decide how many
+            regions there are.
+        across_loops: Whether half of the states that regions are learnt from come from another loop
+            than the one at which they are put in, and the table is then repaired on states that it
+            gets wrong (:func:`~loopinterp.decompiler.region_refinement.against_counterexamples`).
+            This asks for more than interchanges at one loop can show, and decides as well whether
+            there is a program.
+        seed: Of all draws.
+
+    Raises:
+        InputError: An object that is no model, numbers out of range, or a task whose T(n) is not
+            linear.
+
+    Source: automaton learning by queries (Angluin 1987) with interchange interventions (arXiv
+        2106.02997) as queries.
+
+    Example:
+        >>> from loopinterp.programs import compile_program, get_program
+        >>> from loopinterp.tasks import get_task
+        >>> compiled = compile_program(get_program("prefix_xor"), max_length=7)
+        >>> print(decompile(compiled.model, get_task("prefix_sum")).program.step["value"])
+        shift_right(var('value'), 1, default=0) ^ tok_map(tokens, {1: 1}, default=0, name='bit_of')
+    """
+    need_model(model)
+    need_one_map(model)
+    read_at = _checked_lengths("n", n)
+    for name, value, least in (
+        ("contexts", contexts, 4),
+        ("tries", tries, 2),
+        ("most_values", most_values, 2),
+        ("examples", examples, 8),
+        ("n_exchanges", n_exchanges, 100),
+    ):
+        check_integer(name, value, least=least)
+    one = as_batch(task, n=read_at[0], batch_size=1, device=device_of(model))
+    need_repeatable(model, one.inputs)
+    if not tolerances or any(not 0 <= t < 1 for t in tolerances):
+        given = repr(tuple(tolerances))
+        fix = "Pass (0,) for models without noise."
+        raise InputError("tolerances", expected="shares from 0 to below 1", given=given, fix=fix)
+    if lengths is None:
+        judged_at = judged_lengths(model, task, read_at)
+    else:
+        judged_at = _checked_lengths("lengths", lengths)
+    finite = sharp and is_finite(model)
+    readers = [
+        _Reader(
+            model,
+            task,
+            some,
+            examples=examples,
+            contexts=contexts,
+            tries=tries,
+            most_values=most_values,
+            n_exchanges=n_exchanges,
+            seed=check_seed(seed),
+            judged_at=judged_at,
+            farther=_checked_lengths("farther", farther) if farther else [],
+            across_loops=across_loops,
+        )
+        for some in ([read_at] if finite or not sharp else [[k] for k in read_at])
+    ]
+    if finite:
+        return readers[0].read_exactly()
+    n_tokens = len(readers[-1].runs.tokens)
+    if n_tokens > MOST_TOKENS:
+        refusal = Refusal("many-tokens", n_tokens, MOST_TOKENS)
+        return Decompiled(None, refusal, tolerance=min(tolerances))
+    if not sharp:
+        return readers[0].read_regions()
+    attempts = []
+    for tolerance in sorted(tolerances):
+        # The reading at the last length, or at the first one that gives no program.
+        for reader in readers:
+            attempt = reader.read_values(tolerance)
+            if attempt.result.program is None:
+                break
+        attempts.append(attempt)
+        if attempt.result.program is not None or attempt.final:
+            break
+    best = max(attempts, key=lambda attempt: attempt.score).result
+    return replace(best, read_at=tuple(read_at)) if best.program is not None else best
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A reading, how good it is, and whether no other tolerance can help."""
+
+    result: Decompiled
+    score: float = -1.0
+    final: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """One model, inputs of some lengths, and those that a reading of them is judged on."""
+
+    model: Any
+    task: Task
+    lengths: Sequence[int]
+    examples: int
+    contexts: int
+    tries: int
+    most_values: int
+    n_exchanges: int
+    seed: int
+    judged_at: Sequence[int]
+    farther: Sequence[int]
+    across_loops: bool
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Clean runs of the greatest length."""
+        return self._runs(max(self.lengths), self.seed)
+
+    def _runs(self, n: int, seed: int) -> Runs:
+        batch = inputs_of(self.task, (n,), self.examples, seed=seed)
+        n_loops = n_loops_of(self.model, batch.inputs.shape[1], self.task.n_loops(n))
+        return Runs(self.model, batch, n_loops)
+
+    def read_values(self, tolerance: float) -> _Attempt:
+        """Read with states that behave alike as values."""
+        runs, most = self.runs, self.most_values
+        generator = torch.Generator().manual_seed(self.seed)  # each tolerance sees the same
+        values = {
+            token: TokenValues(Behaviour.of(runs, token, self.contexts, generator), tolerance)
+            for token in runs.tokens
+        }
+        drawing: dict[str, Any] = {"tries": self.tries, "most": most, "generator": generator}
+        places = places_of_pairs(runs)
+        starts = start_values(runs, places, values, **drawing)
+        # Refused before later states are sorted and steps are tried, which may take minutes.
+        several = {token for (_, token), counts in starts.items() if len(counts) > 1}
+        if several:
+            return _refused(Refusal("starts-differ", len(several)), tolerance)
+        for token, each in values.items():
+            # States of all positions with the token, after every loop, in order.
+            states = runs.states[:, runs.inputs == token].flatten(0, 1)
+            each.sort(spread_out(states, _SPREAD))
+        n_values = max(map(len, values.values()))
+        if n_values > most:
+            return _refused(Refusal("many-values", n_values, most), tolerance)
+        elsewhere = depends_elsewhere(runs, lambda t, h: values[t].sort(h, most=most), generator)
+        if elsewhere > tolerance / 2:
+            return _refused(Refusal("reads-farther", elsewhere), tolerance, final=True)
+        table = tabulate(runs, values, places, starts, **drawing)
+        n_values = max(map(len, values.values()))
+        if table is None:
+            return _refused(Refusal("many-cells", sum(map(len, values.values()))), tolerance)
+        refusal = None
+        if tolerance == 0 and table.consistency < 1:
+            refusal = Refusal("inconsistent", 1 - table.consistency)
+        elif n_values >= most:
+            refusal = Refusal("many-values", n_values, most - 1)
+        return self._judged(table.merged(), tolerance=tolerance, refusal=refusal)
+
+    def read_exactly(self) -> Decompiled:
+        """Read all transitions of a model with a state code."""
+        code_table, table, same = read_code(self.model, self.task, self.lengths)
+        judged = self._judged(table, program=same and with_first_guess(same))
+        result = replace(judged.result, table=code_table, same_as=same)
+        evidence = result.evidence
+        if code_table.sure and (evidence["agree"] == evidence["of"]).all():
+            # Nothing is left to chance, however few of the interchanges changed an answer.
+            return replace(result, program=result.closest, refusal=None)
+        return result
+
+    def read_regions(self) -> Decompiled:
+        """Read with regions of states as values."""
+        generator, again = (torch.Generator().manual_seed(self.seed) for _ in range(2))
+        contexts = {token: Behaviour.of(self.runs, token, 1, again) for token in self.runs.tokens}
+        elsewhere = depends_elsewhere(self.runs, lambda t, h: contexts[t].read(h), generator)
+        # The closest program is worth seeing all the same.
+        refusal = Refusal("reads-farther", elsewhere) if elsewhere > _ANSWERS_ELSEWHERE else None
+
+        def drawn(number: int, seed: int) -> list[InterchangeTrajectories]:
+            return [
+                InterchangeTrajectories.drawn(
+                    self._runs(n, seed), number, generator, across_loops=self.across_loops
+                )
+                for n in self.lengths
+            ]
+
+        runs = drawn(self.n_exchanges, self.seed)
+        held_back = drawn(self.n_exchanges // 2, self.seed + 2)
+        refinement = refine(runs, held_back, most_values=self.most_values)
+        if self.across_loops:
+            refinement, runs, held_back = against_counterexamples(
+                refinement,
+                runs,
+                held_back,
+                lambda turn: [self._runs(n, self.seed + 3 + turn) for n in self.lengths],
+                number=self.n_exchanges,
+                most_values=self.most_values,
+                generator=generator,
+            )
+        tokens = [row for each in runs for row in each.clean.tokens.tolist()]
+        pairs = {pair for row in tokens for pair in zip([-1, *row], row)}
+        table = refinement.table.starting_at(pairs)
+        names = table.merged_names()
+        unexplained = unexplained_steps(
+            refinement.table, refinement.regions.values, held_back, names
+        )
+        judged = self._judged(table.renamed(names), refusal=refusal, regions=True)
+        return replace(judged.result, unexplained=unexplained)
+
+    def _judged(
+        self,
+        table: TransitionTable,
+        *,
+        tolerance: float = 0.0,
+        refusal: Refusal | None = None,
+        regions: bool = False,
+        program: LoopProgram | None = None,
+    ) -> _Attempt:
+        """The program of a table, and whether it predicts enough of what the model does."""
+        program = program or program_of(table, self.task, readable=not regions)
+        evidence = self._evidence(program, _HELD_OUT_REGIONS if regions else _HELD_OUT)
+        counted: Any = evidence[evidence["n"].isin(self.judged_at)]
+        decisive: Sequence[str] = INTERCHANGED
+        if regions:  # those that they are learnt from
+            decisive = [TRAJECTORY, PLANTED] if self.across_loops else [TRAJECTORY]
+        clean = counted[counted["what"] == CLEAN]
+        trajectories = counted[counted["what"].isin(decisive)]
+        refusal = refusal or below_line(pd.concat([trajectories, clean]))
+        result = Decompiled(
+            program=None if refusal else program,
+            refusal=refusal,
+            closest=program,
+            automaton=table,
+            tolerance=tolerance,
+            consistency=table.consistency,
+            evidence=evidence,
+            read_at=tuple(self.lengths),
+        )
+        worst = trajectories["low"].min()
+        score = float(worst if worst == worst else 0) + 1e-3 * float(clean["value"].min())
+        return _Attempt(result, score, final=refusal is None)
+
+    def _evidence(self, program: LoopProgram, number: int) -> pd.DataFrame:
+        parts = []
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        for n in dict.fromkeys([*self.judged_at, *self.farther]):
+            batch = inputs_of(self.task, (n,), _INPUTS * self.examples, seed=self.seed + 1)
+            n_loops = n_loops_of(self.model, batch.inputs.shape[1], self.task.n_loops(n))
+            part = held_out(self.model, program, batch, n_loops, number, generator)
+            parts.append(part.assign(n=n))
+        return pd.concat(parts, ignore_index=True)
+
+
+def _refused(refusal: Refusal, tolerance: float, *, final: bool = False) -> _Attempt:
+    return _Attempt(Decompiled(None, refusal, tolerance=tolerance), final=final)
+
+
+def _checked_lengths(what: str, lengths: int | Sequence[int]) -> list[int]:
+    """Lengths in order, each once."""
+    every = [lengths] if isinstance(lengths, int) else list(lengths)
+    if not every:
+        raise InputError(what, expected="at least one length", given="none", fix="Pass 6, say.")
+    return sorted({check_integer(what, n, least=2) for n in every})

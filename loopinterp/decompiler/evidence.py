@@ -1,0 +1,328 @@
+"""Evidence for a program on held-out inputs and interventions, and the claim that it supports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+
+from loopinterp.comparison.program_runs import Prediction
+from loopinterp.core.errors import InputError
+from loopinterp.core.intervals import wilson_estimate
+from loopinterp.core.text import ShortRepr
+from loopinterp.interventions.drawn_pairs import balanced_pairs, drawn_pairs, repeated_pairs
+from loopinterp.interventions.engine import InterchangeRun
+from loopinterp.models import bind, device_of
+
+if TYPE_CHECKING:
+    from loopinterp.interventions.pairs import InterchangePairs
+    from loopinterp.models import LoopedModel
+    from loopinterp.programs.program import LoopProgram
+    from loopinterp.tasks.task import Batch, Task
+
+CLEAN, END, TRAJECTORY = "undisturbed", "at the end", "whole trajectory"
+PLANTED = "whole trajectory, planted"
+REPEATED = "whole trajectory, two interchanges"
+INTERCHANGED = (TRAJECTORY, PLANTED, REPEATED)
+"""The evidence of whole runs after interchanges."""
+
+ENOUGH = 0.9
+"""A program is given if no low end of its evidence falls below this: of clean answers and of whole
+trajectories, at each length, 95% intervals over inputs."""
+
+_DELAYS = 2
+
+
+def held_out(
+    model: LoopedModel | Any,
+    program: LoopProgram,
+    batch: Batch,
+    n_loops: int,
+    number: int,
+    generator: torch.Generator,
+) -> pd.DataFrame:
+    """Evidence at one length: :func:`agreement` on three kinds of interchanges.
+
+    Interchanges at one loop; as many of states of any loop, of which those count as often that are
+    rare to the program (*planted*); and as many runs with two interchanges
+    (:mod:`~loopinterp.interventions.drawn_pairs`).
+    """
+    # The other kinds draw as if they were the first, so that each depends on the seed alone.
+    again = torch.Generator()
+    again.set_state(generator.get_state())
+    usual = agreement(model, program, drawn_pairs(batch, n_loops, number, generator))
+    trace = program.trace(batch.inputs, n_loops=n_loops)
+    variables = torch.stack([x.flatten() for x in trace.variables.values()])
+    # One number for each combination of the variables' values, [loop, input, pos].
+    values = variables.unique(dim=1, return_inverse=True)[1].view(n_loops + 1, *batch.inputs.shape)
+    others = {
+        PLANTED: balanced_pairs(batch, values, number, again),
+        REPEATED: repeated_pairs(batch, n_loops, number, again),
+    }
+    tables = [agreement(model, program, pairs).assign(kind=kind) for kind, pairs in others.items()]
+    rows = [table[table["what"] == TRAJECTORY].assign(what=table["kind"]) for table in tables]
+    return pd.concat([usual, *(row[usual.columns] for row in rows)], ignore_index=True)
+
+
+def agreement(
+    model: LoopedModel | Any, program: LoopProgram, pairs: InterchangePairs
+) -> pd.DataFrame:
+    """Shares of whole answers that the program predicts, with 95% intervals.
+
+    Clean runs: of (input, loop), all loops. After effective interchanges: one and two loops later,
+    at the end, and at every loop (whole trajectories). Trials on one input are alike, so that
+    intervals are those of so many independent trials as there are inputs (``inputs``), each drawn
+    by itself.
+
+    Returns:
+        Columns ``what``, ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high``.
+    """
+    run, prediction = InterchangeRun(model, pairs), Prediction(program, pairs)
+    outputs, asked = prediction.runs.trace.outputs, pairs.asked
+    undecided = outputs < 0
+    same = (outputs == run.natural.cpu()) | undecided | ~asked
+    # At the end an answer must be given, and be the model's.
+    same[-1] &= ~(undecided[-1] & asked)
+    rows = [(CLEAN, same.all(-1).flatten(), torch.arange(same.shape[1]).repeat(len(same)))]
+
+    clean, after, within = run.base.cpu(), run.interchange().cpu(), run.within.cpu()
+    claims = prediction.claims(clean)
+    counted = pairs.scored[:, None] & within[..., None]
+    # [pair]: a counted answer of the model or of the program changes at some delay.
+    effective = ((after != clean) & counted).any(-1).any(-1) | (claims.changes & within).any(-1)
+    agree = claims.agree(after) | ~within  # [pair, delay]
+    for delay in range(1, min(_DELAYS + 1, within.shape[1])):
+        what = f"{delay} loop{'s' * (delay > 1)} later"
+        chosen = effective & within[:, delay]
+        rows.append((what, agree[chosen, delay], pairs.base[chosen]))
+    last, base = agree[torch.arange(len(pairs)), pairs.horizon], pairs.base[effective]
+    rows += [(END, last[effective], base), (TRAJECTORY, agree[effective].all(-1), base)]
+    counts = pd.DataFrame(
+        [(what, int(hits.sum()), len(hits), len(inputs.unique())) for what, hits, inputs in rows],
+        columns=["what", "agree", "of", "inputs"],
+    )
+    return counts.assign(**dict(zip(("value", "low", "high"), estimates(counts).T)))
+
+
+def estimates(counts: pd.DataFrame) -> np.ndarray:
+    """Shares with 95% intervals over inputs, [row, (value, low, high)]."""
+    return wilson_estimate(counts["agree"], counts["of"], independent=counts["inputs"])
+
+
+def judged_lengths(model: LoopedModel | Any, task: Task, read_at: Sequence[int]) -> list[int]:
+    """Lengths that a program is checked at: those it is read at, each less one, and a longer one.
+
+    The longer one is 3n / 2 for the greatest n, or the greatest below it that the model takes.
+    """
+    longest = max(read_at)
+    near = {m for n in read_at for m in (max(n - 1, 2), n)}
+    beyond = (n for n in range(longest * 3 // 2, longest, -1) if _takes(model, task, n))
+    return sorted({*near, next(beyond, longest)})
+
+
+def _takes(model: LoopedModel | Any, task: Task, n: int) -> bool:
+    """Whether a model embeds inputs of a length."""
+    inputs = task.sample(n, batch_size=1, generator=torch.Generator().manual_seed(0)).inputs
+    try:
+        bind(model, inputs.to(device_of(model)))
+    except (InputError, IndexError):  # a table of positions that ends before, ours or another's
+        return False
+    return True
+
+
+Grade = Literal["exact", "nearly", "none"]
+EXACT, NEARLY, NONE = "exact", "nearly", "none"
+
+
+@dataclass(frozen=True)
+class Claim(ShortRepr):
+    """How far a program holds, and on which inputs that was checked.
+
+    Attributes:
+        grade: ``exact`` where every held-out run went as the program says, clean and after
+            interchanges of states of the same and of any other loop, one or two in a run, all of
+            these tried at each length. That holds for inputs of :attr:`lengths` and of no others.
+            ``nearly`` where a program is given all the same; ``none`` where there is none.
+        tried: Held-out interchanges that change an answer of the model or of the program.
+        otherwise: After how many of them some answer is not as the program says.
+        at_most: Upper end, at 95% over inputs, of the share of such interchanges that go otherwise,
+            of the kind and length of which this is most; 1 where none was tried.
+        lengths: Of the inputs that it was checked on.
+        read_at: Of those that it was read off.
+        transitions: Where the state between loops is a code: all transitions that a run can make,
+            from the start or from any states that are put in. Each was tried, so that an exact
+            program is the model's at any length. 0 where they were not all tried.
+    """
+
+    grade: Grade
+    tried: int = 0
+    otherwise: int = 0
+    at_most: float = 1.0
+    lengths: tuple[int, ...] = ()
+    read_at: tuple[int, ...] = ()
+    transitions: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        evidence: pd.DataFrame,
+        *,
+        given: bool,
+        read_at: tuple[int, ...] = (),
+        transitions: int = 0,
+    ) -> Claim:
+        """The strongest claim that all of the evidence supports.
+
+        Args:
+            evidence: Of a program, with the columns of
+                :attr:`~loopinterp.decompiler.decompilation.Decompiled.evidence`.
+            given: Whether a program is given at all.
+            read_at: Lengths that it was read off.
+            transitions: All that a run can make, if each was tried.
+
+        Example:
+            >>> import pandas as pd
+            >>> rows = [(5, "undisturbed", 90, 90, 30), (5, "whole trajectory", 400, 400, 80)]
+            >>> seen = pd.DataFrame(rows, columns=["n", "what", "agree", "of", "inputs"])
+            >>> Claim.of(seen, given=True).grade  # states of other loops were not tried
+            'nearly'
+            >>> more = [seen[1:].assign(what=f"whole trajectory, {kind}")
+            ...         for kind in ("planted", "two interchanges")]
+            >>> claim = Claim.of(pd.concat([seen, *more]), given=True)
+            >>> claim.grade, claim.checked_to, claim.tried, round(claim.at_most, 3)
+            ('exact', 5, 1200, 0.046)
+        """
+        if not given or not len(evidence):
+            return cls(NONE)
+        counts: Any = evidence[evidence["what"].isin(INTERCHANGED)]
+        clean: Any = evidence[evidence["what"] == CLEAN]
+        decisive: Any = pd.concat([clean, counts])
+        tried = decisive[decisive["of"] > 0].groupby("n")["what"].agg(set)
+        everything = {CLEAN, *INTERCHANGED}
+        complete = all(everything <= tried.get(n, set()) for n in {*evidence["n"]})
+        complete = (complete or transitions > 0) and (decisive["agree"] == decisive["of"]).all()
+        counts = counts[counts["of"] > 0]
+        low = estimates(counts)[:, 1]  # of each kind and length
+        return cls(
+            grade=EXACT if complete else NEARLY,
+            tried=int(counts["of"].sum()),
+            otherwise=int((counts["of"] - counts["agree"]).sum()),
+            at_most=float(1 - low.min()) if len(low) else 1.0,
+            lengths=tuple(sorted({*map(int, evidence["n"])})),
+            read_at=tuple(read_at),
+            transitions=transitions,
+        )
+
+    @property
+    def checked_to(self) -> int:
+        """The greatest length that was checked; 0 where none was."""
+        return max(self.lengths, default=0)
+
+    def __str__(self) -> str:
+        return claim_in_words(self)
+
+
+RefusalCode = Literal[
+    "many-tokens",
+    "many-values",
+    "many-cells",
+    "reads-farther",
+    "starts-differ",
+    "inconsistent",
+    "below-line",
+    "nothing-to-check",
+]
+
+
+@dataclass(frozen=True)
+class Refusal(ShortRepr):
+    """Why no program is given.
+
+    Attributes:
+        code: ``many-tokens`` (the model reads ``value`` of them, more than are tried),
+            ``many-values`` (more than ``value`` of one token), ``many-cells`` (``value`` pairs of
+            them), ``reads-farther`` (share of places whose step reads more than the left
+            neighbour), ``starts-differ`` (tokens whose positions start with different values beside
+            the same left neighbour), ``inconsistent`` (share of experiments that differ from most
+            of their kind), ``below-line`` (low end of ``kind`` at length ``n``),
+            ``nothing-to-check`` (no interchange changes an answer).
+        value: The number that decided.
+        line: The threshold, if any.
+        kind: Of ``below-line``, which kind of evidence.
+        n: Of ``below-line``, the length.
+    """
+
+    code: RefusalCode
+    value: float = 0.0
+    line: float = 0.0
+    kind: str = ""
+    n: int = 0
+
+    def __str__(self) -> str:
+        return refusal_in_words(self)
+
+
+def below_line(evidence: pd.DataFrame) -> Refusal | None:
+    """The low end that is furthest below :data:`ENOUGH`, if one is."""
+    low: Any = evidence["low"].dropna()
+    if not (evidence.loc[low.index, "what"] != CLEAN).any():
+        return Refusal("nothing-to-check")
+    if low.min() >= ENOUGH:
+        return None
+    row = evidence.loc[low.idxmin()]
+    return Refusal("below-line", float(row["low"]), ENOUGH, kind=row["what"], n=int(row["n"]))
+
+
+_KINDS = {
+    CLEAN: "clean answers",
+    TRAJECTORY: "whole trajectories",
+    PLANTED: "whole trajectories after planted states",
+    REPEATED: "whole trajectories after two interchanges",
+}
+
+
+def claim_in_words(claim: Claim) -> str:
+    """The claim, its lengths and its bound."""
+    if claim.grade == NONE:
+        return "none"
+    right, lengths = claim.tried - claim.otherwise, ", ".join(map(str, claim.lengths))
+    bound = f"at least {1 - claim.at_most:.2%} do, at 95%" if claim.tried else "none was tried"
+    read = f"read at n = {', '.join(map(str, claim.read_at))}; " if claim.read_at else ""
+    counts = (
+        f"{right} of {claim.tried} interchanges go as it says "
+        f"({bound}; {read}checked at n = {lengths})"
+    )
+    if claim.grade == NEARLY:
+        return f"nearly: {counts}"
+    if claim.transitions:
+        return f"exact at any length: all {claim.transitions:,} transitions were tried; {counts}"
+    longer = claim.read_at and claim.checked_to > max(claim.read_at)
+    no_longer = "" if longer or not claim.read_at else "; no longer inputs than it was read at"
+    return f"exact at length{'s' * (len(claim.lengths) > 1)} {lengths}{no_longer}: {counts}"
+
+
+def refusal_in_words(refusal: Refusal) -> str:
+    """Why no program is given, as a clause."""
+    value, line = refusal.value, refusal.line
+    match refusal.code:
+        case "many-tokens":
+            return f"{value:.0f} tokens, more than {line:.0f}"
+        case "many-values":
+            return f"a token has {value:.0f} values, more than {line:.0f}"
+        case "many-cells":
+            return f"{value:.0f} values, too many to try them side by side"
+        case "reads-farther":
+            return f"a step reads more than the left neighbour (in {value:.1%} of places)"
+        case "starts-differ":
+            return "positions of one token start with different values beside the same neighbour"
+        case "inconsistent":
+            return f"the same experiment gives different values ({value:.1%})"
+        case "below-line":
+            kind = _KINDS[refusal.kind]
+            return f"the low end of {kind} is {value:.1%} at length {refusal.n}, below {line:.0%}"
+        case "nothing-to-check":
+            return "no interchange changes an answer"

@@ -1,0 +1,424 @@
+"""Exact reading: the whole transition table of a model or program, and which program a table is.
+
+Where one loop reads a position and its left neighbour alone, wherever they stand, what a position
+becomes is a function of two tokens and two states. If these are codes of bits, or values of a
+program's variables, there are finitely many, and each transition is tried once, in two positions:
+the table says what every loop does, of every input, whatever states interchanges put in. No sample
+is drawn, and no length is left out.
+
+The bits of a code are signs of rounded numbers. How far the least of them is from its threshold,
+beside what rounding changes (:attr:`CodeTable.sure`), says whether another order of the same sums,
+as in longer inputs or on another machine, could give another table.
+
+Two tables are compared by refining the cells of both together (Moore 1956): cells of one class
+answer alike and become cells of one class beside every neighbour, in whichever of the two they are.
+Where a position starts is left open: training on answers alone says nothing of the first guess, so
+a table is a program *up to its first guess* if it becomes, after the first loop, what the program
+could be.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.core.text import ShortRepr
+from loopinterp.decompiler.interchange_runs import read_answers
+from loopinterp.decompiler.program_writing import (
+    program_of,
+    programs_of,
+    value_by_token,
+    words_of,
+)
+from loopinterp.decompiler.transition_table import (
+    EDGE,
+    Cell,
+    Step,
+    TransitionTable,
+    moore_classes,
+)
+from loopinterp.models.transformer import LoopedTransformer
+from loopinterp.programs.equivalence import inputs_of
+from loopinterp.programs.expressions import Aggregate, Indices, Select, SelWidth, ShiftRight
+from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.nodes import Expr, code, postorder
+from loopinterp.programs.program import LoopProgram
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.models import LoopedModel
+    from loopinterp.tasks.task import Task
+
+_EVERYWHERE = ("none", "relative", "rotary")
+"""Positions that say how far two tokens are apart, and nothing of where they are."""
+
+_TIMES_ROUNDING = 10
+"""So many times as far as rounding moves a bit it has to be from its threshold."""
+
+_MOST_CELLS = 4096
+"""Of a program's table."""
+
+
+@dataclass(frozen=True)
+class Surroundings(ShortRepr):
+    """Tokens that the inputs of a task have side by side, and where they ask for an answer.
+
+    Attributes:
+        pairs: Tokens that stand side by side; -1 stands to the left of the first.
+        asked: Tokens at which an answer is asked for.
+    """
+
+    pairs: list[tuple[int, int]]
+    asked: frozenset[int]
+
+    @classmethod
+    def of(cls, task: Task, lengths: Sequence[int], examples: int = 48) -> Surroundings:
+        """Those of inputs of some lengths, of every distribution."""
+        batches = [inputs_of(task, (n,), examples, seed=0) for n in lengths]
+        rows = [row for batch in batches for row in batch.inputs.tolist()]
+        pairs = {pair for row in rows for pair in zip([EDGE[0], *row], row)}
+        asked = {x for batch in batches for x in batch.inputs[batch.targets != IGNORE].tolist()}
+        return cls(sorted(pairs), frozenset(asked))
+
+
+# Models with a state code
+
+
+@dataclass(frozen=True)
+class CodeTable(ShortRepr):
+    """Every transition of a model with a state code.
+
+    Attributes:
+        automaton: The table; values of a token are numbered in the order in which they are met.
+        codes: Cell -> its code, whose bit k is 1 where the k-th sign is positive.
+        margin: Least distance of a bit from its threshold in all transitions.
+        rounding: The most that such a distance changes where it is computed in float64.
+    """
+
+    automaton: TransitionTable
+    codes: Mapping[Cell, int] = field(repr=False)
+    margin: float
+    rounding: float
+
+    @property
+    def transitions(self) -> int:
+        """How many there are."""
+        return len(self.automaton.steps)
+
+    @property
+    def sure(self) -> bool:
+        """Whether every bit is farther from its threshold than rounding moves it, by far."""
+        return self.margin > _TIMES_ROUNDING * self.rounding
+
+
+def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
+    """Whether all transitions of a model can be tried.
+
+    Its states between loops are codes, and a loop reads no more than the left neighbour, and
+    nothing of where it is.
+    """
+    if not isinstance(model, LoopedTransformer) or model.code is None:
+        return False
+    everywhere = model.config.positions in _EVERYWHERE and model.reach_before == 0
+    return model.reach == 1 and everywhere
+
+
+@torch.no_grad()
+def tabulate_code(model: LoopedTransformer, pairs: Sequence[tuple[int, int]]) -> CodeTable:
+    """Every transition that a run can make, from the start or from any states that are put in."""
+    start = _code_of(-torch.ones(1, model.config.state_code))[0]  # type: ignore[arg-type]
+    exact = copy.deepcopy(model).double()  # the same sums, rounded less
+    margins, roundings = [], []
+
+    def step(transitions: list[Step[int]]) -> list[int]:
+        rows = torch.tensor(
+            [(left, left_code or 0, token, code) for left, left_code, token, code in transitions]
+        )
+        z = _stepped_codes(model, rows)
+        margins.append(float(z.abs().min()))
+        roundings.append(float((_stepped_codes(exact, rows) - z).abs().max()))
+        return _code_of(z)
+
+    def answer(cells: list[tuple[int, int]]) -> list[int]:
+        states = _states(model, torch.tensor([code for _, code in cells]))
+        return read_answers(model.readout(states[None]))[0].tolist()
+
+    reached = TransitionTable.reached(dict.fromkeys(pairs, start), step, answer)
+    assert reached is not None  # there is no bound
+    return CodeTable(*reached, min(margins), max(roundings))
+
+
+def _stepped_codes(
+    model: LoopedTransformer, transitions: Int[Tensor, "transition 4"]
+) -> Float[Tensor, "transition bit"]:
+    """The numbers whose signs are the bits of each position after one loop, in float64.
+
+    The rows are left token, left code, token, code; the first position has no left neighbour.
+    """
+    assert model.code is not None
+    at_edge = transitions[:, 0] == EDGE[0]
+    z = torch.empty(len(transitions), model.code.n_bits, dtype=torch.float64)
+    for n_positions, rows in ((1, at_edge), (2, ~at_edge)):
+        if not rows.any():
+            continue
+        # [transition, (left,) own]
+        tokens = transitions[rows][:, [0, 2]][:, -n_positions:]
+        codes = transitions[rows][:, [1, 3]][:, -n_positions:]
+        _, cache = model.run_with_cache(
+            tokens.to(model.device),
+            n_loops=1,
+            state=_states(model, codes),
+            names_filter=["hook_code_pre"],
+            return_type="state",
+        )
+        z[rows] = cache.stack("hook_code_pre")[0, :, -1].double().cpu()
+    return z
+
+
+def _states(model: LoopedTransformer, codes: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d"]:
+    """The states of codes."""
+    assert model.code is not None
+    bits = codes[..., None] >> torch.arange(model.code.n_bits) & 1  # [*shape, bit]
+    return model.code.state((2.0 * bits - 1).to(model.device, model.dtype))
+
+
+def _code_of(signs: Float[Tensor, "row bit"]) -> list[int]:
+    weights = 2 ** torch.arange(signs.shape[-1], device=signs.device)
+    return ((signs >= 0) * weights).sum(-1).tolist()
+
+
+def read_code(
+    model: LoopedTransformer, task: Task, lengths: Sequence[int] = ()
+) -> tuple[CodeTable, TransitionTable, SameProgram | None]:
+    """All transitions of a model, its smallest table, and the registered program that it is."""
+    inputs = Surroundings.of(task, sorted({1, 2, 3, *lengths}))
+    whole_table = tabulate_code(model, inputs.pairs)
+    table = whole_table.automaton.asked_at(inputs.asked).merged()
+    tried = (same_program(table, program, inputs) for program in programs_of(task))
+    same = next((each for each in tried if each is not None), None)
+    return whole_table, table.asked_at(inputs.asked, otherwise=0), same
+
+
+def finite_program(model: LoopedModel | Any, task: Task) -> LoopProgram | None:
+    """The program of a model whose transitions can all be tried; None of any other model.
+
+    A registered one, from the model's own first guess, where it is that; else as it is read off.
+    """
+    if not is_finite(model):
+        return None
+    _, table, same = read_code(model, task)
+    return (same and with_first_guess(same)) or program_of(table, task, name="read off")
+
+
+# Programs
+
+
+def is_local(program: LoopProgram) -> bool:
+    """Whether a loop reads no more than the left neighbour, and nothing of where it is."""
+    every = postorder(program.expressions)
+    if any(isinstance(node, (Aggregate, Indices, Select, SelWidth)) for node in every):
+        return False
+    near = [*program.prepare.values(), *program.step.values()]
+    return max(map(_reach, near)) <= 1 and _reach(program.finish) == 0
+
+
+def _reach(node: Expr) -> int:
+    """Positions to the left that an expression reads."""
+    shift = node.n if isinstance(node, ShiftRight) else 0
+    return shift + max(map(_reach, node.children), default=0)
+
+
+def tabulate_program(
+    program: LoopProgram, pairs: Sequence[tuple[int, int]]
+) -> tuple[TransitionTable, dict[Cell, tuple[int, ...]]] | None:
+    """The table of a program that is local, of all that a run or an interchange can make.
+
+    Args:
+        program: The program.
+        pairs: Tokens that stand side by side in inputs; -1 stands to the left of the first.
+
+    Returns:
+        The table, and the value of each variable in each cell; None if it has too many cells.
+    """
+    names = program.variables
+
+    def answer(cells: list[tuple[int, tuple[int, ...]]]) -> list[int]:
+        tokens = torch.tensor([[token] for token, _ in cells])
+        variables = {
+            name: torch.tensor([[values[k]] for _, values in cells]) for k, name in enumerate(names)
+        }
+        outputs = program.run(tokens, n_loops=0, variables=variables).outputs[0, :, 0]
+        return outputs.clamp(min=UNKNOWN).tolist()
+
+    return TransitionTable.reached(
+        {pair: _first_values(program, pair) for pair in pairs},
+        lambda transitions: _stepped_values(program, transitions),
+        answer,
+        most=_MOST_CELLS,
+    )
+
+
+def _first_values(program: LoopProgram, pair: tuple[int, int]) -> tuple[int, ...]:
+    """The values of a position before the first loop."""
+    inputs = torch.tensor([[token for token in pair if token != EDGE[0]]])
+    trace = program.trace(inputs, n_loops=0).variables
+    return tuple(int(trace[name][0, 0, -1]) for name in program.variables)
+
+
+def _stepped_values(
+    program: LoopProgram, transitions: Sequence[Step[tuple[int, ...]]]
+) -> list[tuple[int, ...]]:
+    """The values of each position after one loop."""
+    stepped: list[tuple[int, ...]] = [()] * len(transitions)
+    for at_edge in (True, False):
+        rows = [k for k, (left, *_) in enumerate(transitions) if (left == EDGE[0]) == at_edge]
+        if not rows:
+            continue
+        each = [transitions[k][2:] if at_edge else transitions[k] for k in rows]
+        inputs = torch.tensor([row[::2] for row in each])  # [row, pos]: left and own token
+        values = torch.tensor([row[1::2] for row in each])  # [row, pos, variable]
+        variables = {name: values[..., k] for k, name in enumerate(program.variables)}
+        trace = program.run(inputs, n_loops=1, variables=variables).variables
+        after = torch.stack([trace[name][1, :, -1] for name in program.variables], -1)
+        for k, row in zip(rows, after.tolist()):
+            stepped[k] = tuple(row)
+    return stepped
+
+
+# Which program a table is
+
+
+@dataclass(frozen=True)
+class SameProgram(ShortRepr):
+    """A program that a table is, up to its first guess.
+
+    Attributes:
+        program: The program.
+        first_guess: (token to the left, token) -> the value of each of its variables before the
+            first loop, as the table has them; None where it starts as the program never is.
+        starts_alike: Whether that is the program's own first guess, everywhere.
+        values: Cell of the table -> the program's values there; cells of the start that never
+            recur, and are like none of the program's, are left out.
+    """
+
+    program: LoopProgram
+    first_guess: Mapping[tuple[int, int], tuple[int, ...] | None]
+    starts_alike: bool
+    values: Mapping[Cell, tuple[int, ...]] = field(repr=False)
+
+
+def same_program(
+    table: TransitionTable, program: LoopProgram, inputs: Surroundings
+) -> SameProgram | None:
+    """The program that a table is up to its first guess; None if it is another one.
+
+    Args:
+        table: All of whose transitions are known, as those of a model with a state code.
+        program: The candidate.
+        inputs: Tokens side by side, and where an answer is asked for.
+    """
+    if not is_local(program) or set(table.sizes) - set(range(len(program.inputs))):
+        return None
+    tabulated = tabulate_program(program, inputs.pairs)
+    if tabulated is None:
+        return None
+    of_program, variables = tabulated
+    classes = _classes(table, of_program, inputs.asked, recurring=True)
+    if classes is None:
+        return None
+    mine, its = classes
+    if not set(mine.values()) <= set(its.values()):
+        return None
+    # The first cell of the program in each class stands for it.
+    of_class = {c: variables[cell] for cell, c in reversed(its.items())}
+    values = {cell: of_class[c] for cell, c in mine.items()}
+    alike = False
+    if (whole := _classes(table, of_program, inputs.asked)) is not None:
+        # Cells of the start that never recur may be those of the program all the same.
+        mine, its = whole
+        of_class = {c: variables[cell] for cell, c in reversed(its.items())}
+        values = {cell: of_class[c] for cell, c in mine.items() if c in of_class} | values
+        alike = all(
+            mine[pair[1], value] == its[pair[1], of_program.starts[pair]]
+            for pair, value in table.starts.items()
+        )
+    guess = {pair: values.get((pair[1], value)) for pair, value in table.starts.items()}
+    return SameProgram(program, guess, alike, values)
+
+
+def same_algorithm(one: TransitionTable, other: TransitionTable, asked: Collection[int]) -> bool:
+    """Whether two tables are one up to their first guesses: each can be all that the other is."""
+    classes = _classes(one, other, asked, recurring=True)
+    return classes is not None and set(classes[0].values()) == set(classes[1].values())
+
+
+def _classes(
+    one: TransitionTable,
+    other: TransitionTable,
+    asked: Collection[int],
+    *,
+    recurring: bool = False,
+) -> tuple[dict[Cell, int], dict[Cell, int]] | None:
+    """The class of each cell of two tables; None if some of them cannot be told exactly.
+
+    Cells of a class have one token and one answer, and any two of them beside any two of another
+    class become cells of one class. With ``recurring`` only cells that recur are asked, which a
+    step leads to from cells that recur: a cell of the start alone would tell its neighbours apart
+    by what it makes of them once.
+    """
+    edge = (-1, EDGE)
+    views, transitions = {}, []
+    for k, table in enumerate((one.asked_at(asked), other.asked_at(asked))):
+        cells = table.recurring if recurring else table.answer_of.keys()
+        views |= {(k, cell): (cell[0], y) for cell, y in table.answer_of.items() if cell in cells}
+        transitions += [
+            (edge if left == EDGE else (k, left), (k, cell), (k, (cell[0], value)))
+            for (left, cell), value in table.steps.items()
+            if cell in cells and (left == EDGE or left in cells)
+        ]
+    classes = moore_classes(views, transitions, edge=edge, by_class=True)
+    after_of: dict[tuple[int, int], int] = {}
+    # Every pair of classes must become one class, or the refinement says too little.
+    for left, cell, after in transitions:
+        key = (classes.get(left, -1), classes[cell])
+        if after_of.setdefault(key, classes[after]) != classes[after]:
+            return None
+    mine, its = ({cell: c for (k, cell), c in classes.items() if k == n} for n in (0, 1))
+    return mine, its
+
+
+def with_first_guess(same: SameProgram) -> LoopProgram | None:
+    """The program that a table is, from the table's own first guess.
+
+    None if the table starts somewhere as the program never is, or by the left neighbour's token.
+    """
+    guess: dict[int, tuple[int, ...]] = {}
+    for (_, token), values in same.first_guess.items():
+        if values is None or guess.setdefault(token, values) != values:
+            return None
+    program = same.program
+    if same.starts_alike:
+        return program
+    words = words_of([program])
+    prepare = {
+        name: value_by_token(
+            {t: values[k] for t, values in guess.items()}, f"{name}_at_first", words
+        )
+        for k, name in enumerate(program.variables)
+    }
+    text = ", ".join(f"{name} = {code(x, short=True)}" for name, x in prepare.items())
+    return replace(
+        program,
+        name=f"{program.name} from {text}",
+        prepare=prepare,
+        doc=f"{program.doc} What it starts from was read off a model.",
+    )

@@ -1,0 +1,230 @@
+"""A model's clean runs, and runs that went on after a state of one position was put in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.core.text import ShortRepr
+from loopinterp.decompiler.transition_table import EDGE
+from loopinterp.interventions.drawn_pairs import drawn_pairs
+from loopinterp.interventions.engine import answer, decided
+from loopinterp.models import bind, device_of, iterate
+from loopinterp.models.protocol import rule_of
+from loopinterp.programs.language import UNKNOWN
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.interventions.pairs import InterchangePairs
+    from loopinterp.models import LoopedModel
+    from loopinterp.tasks.task import Batch
+
+
+_PLACES = 256
+"""Places where all but two neighbours is changed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """A model's clean runs, in which everything is tried.
+
+    Attributes:
+        model: Any looped model.
+        batch: Inputs of one length, on the CPU.
+        n_loops: Loops of each run.
+    """
+
+    model: LoopedModel | Any
+    batch: Batch
+    n_loops: int
+
+    @cached_property
+    @torch.no_grad()
+    def states(self) -> Float[Tensor, "loops input pos d_model"]:
+        """h_0 .. h_T."""
+        return torch.stack([h for _, h in iterate(self.model, self.inputs, self.n_loops)])
+
+    @property
+    def inputs(self) -> Int[Tensor, "input pos"]:
+        """On the model's device."""
+        return self.batch.inputs.to(device_of(self.model))
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """Those that occur."""
+        return self.batch.inputs.unique().tolist()
+
+    @property
+    def side_by_side(self) -> list[list[tuple[int, int]]]:
+        """The token to the left (-1 of the first) and the token, [input, pos]."""
+        return [list(zip([EDGE[0], *row], row)) for row in self.batch.inputs.tolist()]
+
+    @torch.no_grad()
+    def answers(
+        self, inputs: Int[Tensor, "run pos"], states: Float[Tensor, "time run pos d_model"]
+    ) -> Int[Tensor, "time run pos"]:
+        """The answer at every position of complete runs; ``UNKNOWN`` where undecided."""
+        bound = bind(self.model, inputs)
+        return torch.stack([read_answers(bound.readout(h)) for h in states])
+
+
+def read_answers(logits: Float[Tensor, "batch pos d_vocab_out"]) -> Int[Tensor, "batch pos"]:
+    """The answers of logits; ``UNKNOWN`` where undecided."""
+    return torch.where(decided(logits), answer(logits).long(), UNKNOWN)
+
+
+def n_loops_of(model: Any, n_positions: int, otherwise: int) -> int:
+    """Loops that a model was made for, or else T(n)."""
+    rule = rule_of(model)
+    return otherwise if rule is None else rule(n_positions)
+
+
+@torch.no_grad()
+def depends_elsewhere(
+    runs: Runs, sort: Callable[[int, Tensor], Tensor], generator: torch.Generator
+) -> float:
+    """Share of places whose next value changes with what is neither there nor to the left of it."""
+    size, n_pos = runs.batch.inputs.shape
+    rows, others = torch.randint(size, (2, _PLACES), generator=generator)
+    at = torch.randint(n_pos, (_PLACES,), generator=generator)
+    loops = torch.randint(max(runs.n_loops, 1), (_PLACES,), generator=generator)
+    positions = torch.arange(n_pos)
+    near = (positions == at[:, None]) | (positions == at[:, None] - 1)  # [place, pos]
+    tokens = runs.inputs[rows].where(near.to(runs.inputs.device), runs.inputs[others])
+    h = runs.states[loops, rows].clone()  # [place, pos, d_model]
+    mixed = h.where(near[..., None].to(h.device), runs.states[loops, others])
+    each = torch.arange(_PLACES)
+    before = bind(runs.model, runs.inputs[rows]).step(h)[each, at]
+    after = bind(runs.model, tokens).step(mixed)[each, at]
+    changed, token_of = 0, runs.batch.inputs[rows, at]
+    for token in runs.tokens:
+        chosen = token_of == token
+        if chosen.any():
+            # Sorted in one call, so that both see the same values.
+            first, second = sort(token, torch.cat([before[chosen], after[chosen]])).chunk(2)
+            changed += int((first != second).sum())
+    return changed / _PLACES
+
+
+def to_cut(states: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
+    """States as regions are cut from them: on the CPU, and in single precision at least."""
+    return states.to("cpu", torch.promote_types(states.dtype, torch.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectories(ShortRepr):
+    """States and answers of some runs; time counts the loops from where each begins.
+
+    Attributes:
+        tokens: The token of each position.
+        states: The states.
+        answers: The answers read from them.
+        within: Whether a run is not over yet.
+    """
+
+    tokens: Int[Tensor, "run pos"]
+    states: Float[Tensor, "time run pos d_model"] = field(repr=False)
+    answers: Int[Tensor, "time run pos"] = field(repr=False)
+    within: Bool[Tensor, "time run"] = field(repr=False)
+
+    def __getitem__(self, rows: Tensor) -> Trajectories:
+        return Trajectories(
+            self.tokens[rows], self.states[:, rows], self.answers[:, rows], self.within[:, rows]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class InterchangeTrajectories(ShortRepr):
+    """Runs that a transition table can be learnt from, and should predict.
+
+    Attributes:
+        clean: The runs of all inputs.
+        changed: Those that went on from a state that was put in, from there on.
+        pairs: Base, source, position and loop of each.
+        asked: Where an answer is asked for.
+    """
+
+    clean: Trajectories
+    changed: Trajectories
+    pairs: InterchangePairs = field(repr=False)
+    asked: Bool[Tensor, "input pos"] = field(repr=False)
+
+    @classmethod
+    @torch.no_grad()
+    def drawn(
+        cls,
+        runs: Runs,
+        number: int,
+        generator: torch.Generator,
+        *,
+        across_loops: bool = False,
+    ) -> InterchangeTrajectories:
+        """Draw interchanges; of ineffective ones, as many as of effective ones."""
+        pairs = drawn_pairs(runs.batch, runs.n_loops, number, generator, across_loops=across_loops)
+        every = cls.after(runs, pairs)
+        effective = (every.differ & every.counted).any(-1).any(0)
+        others = (~effective).nonzero().squeeze(1)[: max(int(effective.sum()), 1)]
+        return every[torch.cat([effective.nonzero().squeeze(1), others])]
+
+    @classmethod
+    @torch.no_grad()
+    def after(cls, runs: Runs, pairs: InterchangePairs) -> InterchangeTrajectories:
+        """Run on after given interchanges."""
+        loops = torch.arange(runs.n_loops + 1)
+        always = torch.ones(len(loops), len(runs.batch.inputs), dtype=torch.bool)
+        answers = runs.answers(runs.inputs, runs.states).cpu()
+        clean = Trajectories(runs.batch.inputs, to_cut(runs.states), answers, always)
+        rows, position = torch.arange(len(pairs)), pairs.positions[:, 0]
+        # States of the bases at their loops [pair, pos, d_model], with the source's put in.
+        changed = runs.states[pairs.loop, pairs.base].clone()
+        changed[rows, position] = runs.states[pairs.source_loop, pairs.source, position]
+        inputs = runs.inputs[pairs.base]
+        run = iterate(runs.model, inputs, int(pairs.longest), state=changed)
+        states = torch.stack([h for _, h in run])
+        within = pairs.loop + loops[: len(states), None] <= runs.n_loops  # [time, pair]
+        answers = runs.answers(inputs, states).cpu()
+        after = Trajectories(runs.batch.inputs[pairs.base], to_cut(states), answers, within)
+        return cls(clean, after, pairs, pairs.asked)
+
+    def __getitem__(self, rows: Tensor) -> InterchangeTrajectories:
+        """All clean runs, and some of the changed ones."""
+        return replace(self, changed=self.changed[rows], pairs=self.pairs[rows])
+
+    @property
+    def both(self) -> tuple[Trajectories, Trajectories]:
+        """The clean runs and the changed ones."""
+        return self.clean, self.changed
+
+    def without_states(self) -> InterchangeTrajectories:
+        """Answers alone, which a table is compared with."""
+        parts = (replace(part, states=part.states[..., :0]) for part in self.both)
+        return replace(self, **dict(zip(("clean", "changed"), parts)))
+
+    @cached_property
+    def natural(self) -> Int[Tensor, "time pair pos"]:
+        """Answers of each base's clean run at the same loops; past the end those of the end."""
+        return self.at_base(self.clean.answers)
+
+    @cached_property
+    def counted(self) -> Bool[Tensor, "time pair pos"]:
+        """Where an answer is asked for, before a run is over."""
+        return self.changed.within[..., None] & self.asked[self.pairs.base]
+
+    @cached_property
+    def differ(self) -> Bool[Tensor, "time pair pos"]:
+        """Where an interchange changes the model's answer."""
+        return self.changed.answers != self.natural
+
+    def at_base(self, of_runs: Int[Tensor, "loops input pos"]) -> Int[Tensor, "time pair pos"]:
+        """Entries of clean runs at the loops at which the changed ones are."""
+        times = torch.arange(len(self.changed.within))[:, None]
+        loops = (self.pairs.loop + times).clamp(max=len(of_runs) - 1)
+        # Rows of [loop * input]: index_select is much faster than two indices.
+        rows = loops * of_runs.shape[1] + self.pairs.base
+        return of_runs.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, rows.shape)

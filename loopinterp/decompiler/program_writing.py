@@ -1,0 +1,462 @@
+"""A transition table as a loop program: messages to the right, and what they make of a cell.
+
+A left neighbour matters only by what it makes of the cell beside it. Left cells that make the same
+of every cell send the same *message*, and a loop is
+
+    values  <-  becomes(token, values, message from the left)      message = sends(token, values)
+
+A program needs names for values, as one number or as several variables. Some are tried: in the
+order in which the messages lead to them from the start; by the answer that they give; by answer
+and message. Each table is written as the shortest expression of the task's own words (the tables of
+tokens that its programs name) where there is a short one, and as a table where not; the shortest of
+the programs is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import torch
+
+from loopinterp.core.errors import InputError
+from loopinterp.decompiler.transition_table import EDGE, Cell, TransitionTable
+from loopinterp.programs.expression_search import Atom, shortest_expression
+from loopinterp.programs.expressions import Tokens, TokMap
+from loopinterp.programs.language import full, shift_right, tok_map, tokens, var
+from loopinterp.programs.nodes import postorder
+from loopinterp.programs.program import Linear, LoopProgram
+from loopinterp.programs.registry import get_program, list_programs
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from loopinterp.programs.expressions import Seq
+    from loopinterp.programs.program import RequiredLoops
+    from loopinterp.tasks.task import Task
+
+_BRUTE = 5
+"""So many messages at most are tried in every order."""
+
+_READABLE = 14
+"""Cells of a table for which the shortest way to write it is looked for."""
+
+_MOST_LOOPS = 40
+_COLUMNS = ["token", "before", "after", "least", "most", "ways"]
+
+
+def program_of(
+    table: TransitionTable,
+    task: Task,
+    *,
+    n_loops: RequiredLoops | None = None,
+    name: str = "decompiled",
+    readable: bool = True,
+) -> LoopProgram:
+    """The table as a program.
+
+    Args:
+        table: The transition table.
+        task: The task whose tokens it reads.
+        n_loops: T(n); that of the task by default, which must be linear.
+        name: The program's name.
+        readable: Look for the shortest way to write a small table; else tables throughout.
+    """
+    readable = readable and len(table.cells) <= _READABLE
+    known = programs_of(task)
+    words = words_of(known) if readable else None
+    messages = _ordered(table, Messages.of(table))
+    namings = [naming for naming in _namings(table, messages) if naming.is_unique]
+    writers = [
+        _Writer(table, numbered, naming, words)
+        for naming in (namings if readable else namings[:1])
+        for numbered in (_renumberings(messages, naming) if readable else [messages])
+    ]
+    parts = min((writer.parts() for writer in writers), key=_length)
+    return LoopProgram(
+        name=name,
+        task=task.name,
+        inputs=known[0].inputs if known else tuple(map(str, range(task.d_vocab or 0))),
+        prepare=parts.prepare,
+        step=parts.step,
+        finish=parts.finish,
+        n_loops=loop_count(task) if n_loops is None else n_loops,
+        doc="Read off a model.",
+        task_settings=known[0].task_settings if known else {},
+    )
+
+
+def loop_count(task: Task) -> RequiredLoops:
+    """T(n) of a task as data.
+
+    Raises:
+        InputError: it is not linear in n.
+    """
+    counts = {n: task.n_loops(n) for n in (2, 3, 5, 8, 13)}
+    slope = counts[3] - counts[2]
+    linear = Linear(slope=slope, offset=counts[2] - 2 * slope)
+    if any(linear(n) != count for n, count in counts.items()):
+        raise InputError(
+            f"T(n) of task {task.name}",
+            expected="a linear function of n",
+            given=", ".join(f"T({n}) = {count}" for n, count in counts.items()),
+            fix="Only such programs are read so far.",
+        )
+    return linear
+
+
+def programs_of(task: Task) -> list[LoopProgram]:
+    """The registered programs that read a task's tokens."""
+    settings = task.config()
+    return [
+        program
+        for program in map(get_program, list_programs())
+        if program.task == task.name
+        and len(program.inputs) == task.d_vocab
+        and all(settings.get(key) == value for key, value in program.task_settings.items())
+    ]
+
+
+def words_of(programs: Sequence[LoopProgram]) -> dict[str, TokMap]:
+    """Tables of tokens that programs name."""
+    nodes = postorder([x for program in programs for x in program.expressions])
+    return {
+        node.name: node
+        for node in nodes
+        if isinstance(node, TokMap) and isinstance(node.x, Tokens) and node.name
+    }
+
+
+def value_by_token(values: Mapping[int, int], name: str, words: Mapping[str, TokMap]) -> Seq:
+    """A value for each token: a constant, a table of tokens that has a name, or another one."""
+    if len(set(values.values())) == 1:
+        return full(next(iter(values.values())))
+    token = torch.tensor([*values])
+    equal = (
+        word for word in words.values() if _applied(word, token).tolist() == [*values.values()]
+    )
+    return next(equal, tok_map(tokens, values, default=0, name=name))
+
+
+def response_times(
+    table: TransitionTable, tokens: Int[Tensor, "batch pos"], *, n_loops: int
+) -> pd.DataFrame:
+    """Loops until a position's answer follows its left neighbour.
+
+    Clean runs go on until they rest. Cells at rest send the messages of rest. A position that rests
+    under one of them, and then gets another one for good, changes its answer after some loops, if
+    at all: 1 in a program that holds nothing, k more in one that holds a carry for k loops after
+    its reason is gone.
+
+    Args:
+        table: The transition table.
+        tokens: Inputs whose runs show which messages there are at rest.
+        n_loops: Loops after which they rest.
+
+    Returns:
+        A row for each token and change of its answer: ``before`` and ``after``, the ``least`` and
+        ``most`` loops it takes over all pairs of messages that make it, and how many ``ways`` there
+        are.
+
+    Example:
+        >>> import torch
+        >>> from loopinterp.decompiler import decompile
+        >>> from loopinterp.programs import compile_program
+        >>> from loopinterp.tasks import get_task
+        >>> task = get_task("addition")
+        >>> model = compile_program("ripple_held_2", max_length=7).model
+        >>> table = decompile(model, task).automaton
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> inputs = task.sample(6, batch_size=64, generator=generator).inputs
+        >>> response_times(table, inputs, n_loops=12).query("token == 1")["most"].tolist()
+        [2, 1]
+    """
+    messages = Messages.of(table)
+    resting: set[Cell] = set()
+    for row in tokens:
+        try:
+            values = table.run(row[None], n_loops)[-1, 0]
+        except KeyError:  # an input of which the table says nothing
+            continue
+        resting.update(zip(row.tolist(), values.tolist()))
+    at_rest = sorted({messages.sends[cell] for cell in resting if cell in messages.sends})
+    delays: dict[tuple[int, int, int], list[int]] = {}
+    for cell in sorted(resting):
+        for message in at_rest:
+            if messages.becomes.get((cell, message)) != cell[1]:
+                continue  # it does not rest under that one
+            for new in at_rest:
+                response = _response(table, messages, cell, new)
+                if response is not None:
+                    key = (cell[0], table.answer_of[cell], response[0])
+                    delays.setdefault(key, []).append(response[1])
+    rows = [(*key, min(each), max(each), len(each)) for key, each in sorted(delays.items())]
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def _response(
+    table: TransitionTable, messages: Messages, cell: Cell, message: int
+) -> tuple[int, int] | None:
+    """The answer at rest under a message, and after how many loops it is given for good."""
+    answers = [table.answer_of[cell]]  # after 0, 1, … loops
+    for _ in range(_MOST_LOOPS):
+        value = messages.becomes.get((cell, message))
+        if value is None:
+            return None
+        cell = (cell[0], value)
+        answers.append(table.answer_of[cell])
+    if messages.becomes.get((cell, message)) != cell[1] or answers[-1] == answers[0]:
+        return None
+    return answers[-1], max(k for k, y in enumerate(answers) if y != answers[-1]) + 1
+
+
+@dataclass(frozen=True)
+class Messages:
+    """A transition table in two: the message of each left cell, and what it makes of a cell.
+
+    Attributes:
+        sends: Left cell -> its message.
+        becomes: (cell, message) -> value after one loop.
+    """
+
+    sends: Mapping[Cell, int] = field(repr=False)
+    becomes: Mapping[tuple[Cell, int], int] = field(repr=False)
+
+    @property
+    def n(self) -> int:
+        """How many there are."""
+        return max(self.sends.values()) + 1
+
+    @classmethod
+    def of(cls, table: TransitionTable) -> Messages:
+        """The fewest that a greedy choice finds; pairs of tokens that never meet are free."""
+        columns: dict[Cell, dict[Cell, int]] = {}
+        for (left, cell), value in table.steps.items():
+            columns.setdefault(left, {})[cell] = value
+        for cell in table.cells:
+            columns.setdefault(cell, {})  # nothing ever stands to its right
+        sends: dict[Cell, int] = {}
+        groups: list[dict[Cell, int]] = []
+        # The fullest columns first: emptier ones fit into their groups.
+        for left, column in sorted(columns.items(), key=lambda item: (-len(item[1]), item[0])):
+            fits = (
+                message
+                for message, group in enumerate(groups)
+                if all(group.get(cell, value) == value for cell, value in column.items())
+            )
+            message = next(fits, len(groups))
+            if message == len(groups):
+                groups.append({})
+            groups[message] |= column
+            sends[left] = message
+        becomes = {(cell, m): v for m, group in enumerate(groups) for cell, v in group.items()}
+        return cls(sends, becomes)
+
+    def renumbered(self, order: Sequence[int]) -> Messages:
+        """Message ``order[k]`` gets number k."""
+        number = {old: new for new, old in enumerate(order)}
+        return Messages(
+            sends={cell: number[m] for cell, m in self.sends.items()},
+            becomes={(cell, number[m]): value for (cell, m), value in self.becomes.items()},
+        )
+
+
+@dataclass(frozen=True)
+class _Naming:
+    """Names for the values of a table.
+
+    Attributes:
+        variables: Names of the program's variables.
+        values: Cell -> the value of each variable.
+    """
+
+    variables: tuple[str, ...]
+    values: Mapping[Cell, tuple[int, ...]] = field(repr=False)
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether no two cells of a token have the same values."""
+        return len({(cell[0], v) for cell, v in self.values.items()}) == len(self.values)
+
+
+def _namings(table: TransitionTable, messages: Messages) -> Iterator[_Naming]:
+    """Ways to name the values, the plainest first."""
+    undecided = min(table.answer_of.values()) < 0  # 0 stands for it, as programs count from 0
+    by_answer = {cell: (answer + undecided,) for cell, answer in table.answer_of.items()}
+    from_start = _from_start(table, messages)
+    yield _Naming(("value",), {cell: (k,) for cell, k in from_start.items()})
+    yield _Naming(("answer",), by_answer)
+    both = {cell: (*values, messages.sends[cell]) for cell, values in by_answer.items()}
+    yield _Naming(("answer", "message"), both)
+    rank: dict[Cell, tuple[int, ...]] = {}
+    for cell in sorted(from_start, key=lambda cell: (cell[0], from_start[cell])):
+        before = [c for c in rank if c[0] == cell[0] and by_answer[c] == by_answer[cell]]
+        rank[cell] = (*by_answer[cell], len(before))
+    yield _Naming(("answer", "rest"), rank)
+
+
+def _from_start(table: TransitionTable, messages: Messages) -> dict[Cell, int]:
+    """Numbers: 0 where most positions of a token start, then by what each message makes of those.
+
+    Tokens that work alike get the same numbers.
+    """
+    starts: dict[int, list[int]] = {}
+    for (_, token), value in table.starts.items():
+        starts.setdefault(token, []).append(value)
+    numbers: dict[Cell, int] = {}
+    for token, size in table.sizes.items():
+        first = starts.get(token, [0])
+        queue, order = [max(first, key=first.count), *range(size)], []
+        while queue:
+            value = queue.pop(0)
+            if value in order:
+                continue
+            order.append(value)
+            after = (messages.becomes.get(((token, value), m)) for m in range(messages.n))
+            queue = [v for v in after if v is not None and v not in order] + queue
+        numbers |= {(token, value): k for k, value in enumerate(order)}
+    return numbers
+
+
+def _ordered(table: TransitionTable, messages: Messages) -> Messages:
+    """Message 0 leaves most starts as they are, then by how many they leave."""
+    starts = {(token, value) for (_, token), value in table.starts.items()}
+
+    def n_changed(message: int) -> int:
+        return sum(messages.becomes.get((cell, message), cell[1]) != cell[1] for cell in starts)
+
+    return messages.renumbered(sorted(range(messages.n), key=n_changed))
+
+
+def _renumberings(messages: Messages, naming: _Naming) -> Iterator[Messages]:
+    """Messages with the numbers of what they make of cells, and of what sends them, if possible."""
+    if messages.n > _BRUTE:
+        yield messages
+        return
+    becoming = [(m, naming.values[cell[0], v][0]) for (cell, m), v in messages.becomes.items()]
+    sent = [(m, naming.values[cell][-1]) for cell, m in messages.sends.items() if cell != EDGE]
+    orders = []
+    for pairs in (becoming, sent):
+
+        def n_equal(order: Sequence[int], pairs: Sequence[tuple[int, int]] = pairs) -> int:
+            return sum(order[value] == m for m, value in pairs if value < len(order))
+
+        order = max(permutations(range(messages.n)), key=n_equal)
+        if order not in orders:
+            orders.append(order)
+            yield messages.renumbered(order)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    prepare: dict[str, Seq]
+    step: dict[str, Seq]
+    finish: Seq
+
+
+def _length(parts: _Parts) -> int:
+    """Nodes of all expressions, and two for each entry of a table that is no word of the task."""
+    every = [*parts.prepare.values(), *parts.step.values(), parts.finish]
+    tables = [n for n in postorder(every) if isinstance(n, TokMap) and not isinstance(n.x, Tokens)]
+    entries = sum(len(table.table) for table in tables)
+    return sum(len(postorder([x])) for x in every) + 2 * entries
+
+
+class _Writer:
+    """Writes one table with one naming of its values."""
+
+    def __init__(
+        self,
+        table: TransitionTable,
+        messages: Messages,
+        naming: _Naming,
+        words: Mapping[str, TokMap] | None,
+    ) -> None:
+        self.table, self.messages, self.naming, self.words = table, messages, naming, words
+        self.sizes = [max(values) + 1 for values in zip(*naming.values.values())]
+
+    def parts(self) -> _Parts:
+        """The program's expressions."""
+        names, sends = self.naming.variables, self.messages.sends
+        starts = [self._start(f"{v}_at_first", k) for k, v in enumerate(names)]
+        cells = [cell for cell in sends if cell != EDGE]
+        sent = self._written("sends", cells, [sends[cell] for cell in cells])
+        arrives = shift_right(sent, 1, default=sends.get(EDGE, 0))
+        cells, message = zip(*self.messages.becomes)
+        beside = (arrives, message, self.messages.n)
+        after = [
+            self.naming.values[cell[0], v] for cell, v in zip(cells, self.messages.becomes.values())
+        ]
+        steps = [
+            self._written(f"{v}_next", cells, [values[k] for values in after], beside)
+            for k, v in enumerate(names)
+        ]
+        answers = self.table.answer_of
+        finish = self._written("answers", [*answers], [*answers.values()])
+        return _Parts(dict(zip(names, starts)), dict(zip(names, steps)), finish)
+
+    def _start(self, name: str, k: int) -> Seq:
+        """One variable at first: by token, and by the token to the left where that matters."""
+        starts = {
+            (left, token): self.naming.values[token, value][k]
+            for (left, token), value in self.table.starts.items()
+        }
+        by_token = {token: value for (_, token), value in starts.items()}
+        # Only where two left tokens give one token different values does the left one matter.
+        if all(by_token[token] == value for (_, token), value in starts.items()):
+            return self._written(name, [(token, -1) for token in by_token], [*by_token.values()])
+        left = torch.tensor([left for left, _ in starts])
+        of_left = [
+            Atom(shift_right(word, 1, default=0), _applied(word, left).where(left >= 0, 0))
+            for word in (self.words or {}).values()
+        ]
+        key = shift_right(tokens + 1, 1, default=0), (left + 1).tolist(), int(left.max()) + 2
+        cells = [(token, -1) for _, token in starts]
+        return self._written(name, cells, [*starts.values()], key, of_left)
+
+    def _written(
+        self,
+        name: str,
+        cells: Sequence[Cell],
+        values: Sequence[int],
+        beside: tuple[Seq, Sequence[int], int] | None = None,
+        atoms: Sequence[Atom] = (),
+    ) -> Seq:
+        """An expression with one value in each case: a cell, and its left neighbourhood.
+
+        Args:
+            name: Of the table, where it is one.
+            cells: Of each case; value -1 stands for all of a token.
+            values: Of the expression in each case.
+            beside: A sequence to the left, its value in each case and the number of its values.
+            atoms: Others to build with.
+        """
+        token = torch.tensor([token for token, _ in cells])
+        keys = [(tokens, token, max(self.table.sizes) + 1)]
+        if cells[0][1] >= 0:
+            variables = torch.tensor([self.naming.values[cell] for cell in cells])
+            keys += zip(map(var, self.naming.variables), variables.unbind(1), self.sizes)
+        if beside is not None:
+            keys.append((beside[0], torch.tensor(beside[1]), beside[2]))
+        if self.words is not None:
+            of_token = [Atom(word, _applied(word, token)) for word in self.words.values()]
+            of_keys = [Atom(x, each) for x, each, _ in keys[1:]]
+            shortest = shortest_expression(torch.tensor(values), [*of_keys, *atoms, *of_token])
+            if shortest is not None:
+                return shortest
+        # A table of one number, which has a digit for each key.
+        key, number = keys[0][0], token
+        for x, each, size in keys[1:]:
+            if size > 1:
+                key, number = key * size + x, number * size + each
+        return tok_map(key, dict(zip(number.tolist(), values)), default=0, name=name)
+
+
+def _applied(word: TokMap, token: Int[Tensor, " case"]) -> Int[Tensor, " case"]:
+    """A table of tokens at some tokens."""
+    table = dict(word.table)
+    return torch.tensor([table.get(t, word.default or 0) for t in token.tolist()])

@@ -1,0 +1,297 @@
+"""Sharp values by experiment: states that behave alike are one value, and pairs are tried.
+
+Two states of one token are the same value of the program, however far apart they lie, if putting
+either in is followed by the same answers in every context: an input, a position with that token
+and a loop. The contexts are drawn once; the answers in all of them are the state's *behaviour*.
+Then states of every pair of neighbours are put side by side, and one loop is run.
+
+Source: distinguishing experiments of automaton learning (Angluin, Information and Computation 75,
+1987), made with interchange interventions (arXiv 2106.02997).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.decompiler.transition_table import EDGE, Cell, TransitionTable
+from loopinterp.interventions.engine import InterchangeRun
+from loopinterp.interventions.pairs import InterchangePairs
+from loopinterp.models import bind
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.decompiler.interchange_runs import Runs
+
+_NOT_ASKED = -3
+"""In place of an answer that is not asked for, or comes after the end of the run."""
+
+_STATES = 4
+"""States of each value, to try each step with several."""
+
+_AT_A_TIME = 1024
+_MOST_PAIRS = 2500
+"""Pairs of cells that are tried, at most."""
+
+Place = tuple[int, int]
+"""An input and a position of it."""
+
+Starts = dict[tuple[int, int], "Counter[int]"]
+"""(token to the left, token) -> value before the first loop -> in how many places."""
+
+
+@dataclass(frozen=True, eq=False)
+class Behaviour:
+    """The contexts of one token.
+
+    Attributes:
+        runs: The runs that they are part of.
+        pairs: Input, position and loop of each; nothing is taken from a source.
+    """
+
+    runs: Runs
+    pairs: InterchangePairs = field(repr=False)
+
+    @classmethod
+    def of(cls, runs: Runs, token: int, n: int, generator: torch.Generator) -> Behaviour:
+        """Contexts of a token, drawn in the first half of the runs, so that much comes after."""
+        places = (runs.batch.inputs == token).nonzero()
+        drawn = places[torch.randint(len(places), (n,), generator=generator)]
+        loop = torch.randint(runs.n_loops // 2 + 1, (n,), generator=generator)
+        base, position = drawn.unbind(1)
+        pairs = InterchangePairs(
+            inputs=runs.batch.inputs,
+            asked=runs.batch.targets != IGNORE,
+            n_loops=runs.n_loops,
+            base=base,
+            source=base,
+            positions=position[:, None],
+            loop=loop,
+            source_loop=loop,
+        )
+        return cls(runs, pairs)
+
+    @torch.no_grad()
+    def __call__(
+        self, states: Float[Tensor, "state d_model"]
+    ) -> Int[Tensor, "state context answer"]:
+        """All answers that are asked for in every context, after every loop to the end."""
+        n_contexts = len(self.pairs)
+        rows = torch.arange(n_contexts).repeat(len(states))  # [state * context]
+        run = InterchangeRun(self.runs.model, self.pairs[rows])
+        put_in = states.repeat_interleave(n_contexts, 0)[:, None]  # [state * context, 1, d_model]
+        answers = run.after(put_in).cpu()
+        counted = self.pairs.scored[rows][:, None] & run.within.cpu()[..., None]
+        answers = answers.masked_fill(~counted, _NOT_ASKED).flatten(1)
+        in_context = answers.unflatten(0, (len(states), n_contexts))
+        read = self.read(states).to(in_context)[:, None, None]
+        # The answer read from the state itself counts in every context.
+        return torch.cat([in_context, read.expand(-1, n_contexts, 1)], dim=-1)
+
+    @torch.no_grad()
+    def read(self, states: Float[Tensor, "state d_model"]) -> Int[Tensor, " state"]:
+        """The answer that each gives in the first context; ``UNKNOWN`` where undecided.
+
+        A readout may look at other positions too, so a state by itself gives no answer.
+        """
+        pairs, rows = self.pairs, torch.arange(len(states))
+        h = self.runs.states[pairs.loop[0], pairs.base[0]].expand(len(states), -1, -1).clone()
+        h[:, pairs.positions[0, 0]] = states
+        inputs = self.runs.inputs[pairs.base[0]].expand(len(states), -1)
+        return self.runs.answers(inputs, h[None])[0, rows, pairs.positions[0, 0]].cpu()
+
+
+@dataclass(eq=False)
+class TokenValues:
+    """Values of one token, as far as they are known.
+
+    Attributes:
+        behaviour: The token's contexts.
+        tolerance: Two states are one value if they behave differently in no larger a share of the
+            contexts.
+        behaviours: That of the first state of each value, [value, context, answer].
+        states: Some states of each value.
+    """
+
+    behaviour: Behaviour
+    tolerance: float
+    behaviours: list[Int[Tensor, "context answer"]] = field(default_factory=list)
+    states: list[list[Float[Tensor, " d_model"]]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def sort(
+        self, states: Float[Tensor, "state d_model"], *, most: int | None = None
+    ) -> Int[Tensor, " state"]:
+        """The value of each state; one that behaves like none so far becomes a value of its own.
+
+        Args:
+            states: The states.
+            most: With so many values, a new one is the nearest of these.
+        """
+        values = []
+        for state, behaviour in zip(states, self.behaviour(states)):
+            value, distance = self._nearest(behaviour)
+            if distance > self.tolerance and (most is None or len(self) < most):
+                value = len(self)
+                self.behaviours.append(behaviour)
+                self.states.append([])
+            if len(self.states[value]) < _STATES:
+                self.states[value].append(state)
+            values.append(value)
+        return torch.tensor(values, dtype=torch.long)
+
+    def state(self, value: int, turn: int) -> Float[Tensor, " d_model"]:
+        """One of the states of a value, another each turn."""
+        return self.states[value][turn % len(self.states[value])]
+
+    def _nearest(self, behaviour: Int[Tensor, "context answer"]) -> tuple[int, float]:
+        """The value of the nearest behaviour, and the share of contexts that differ."""
+        if not self.behaviours:
+            return -1, 2.0
+        differ = (torch.stack(self.behaviours) != behaviour).any(-1).double().mean(-1)  # [value]
+        value = int(differ.argmin())
+        return value, float(differ[value])
+
+
+def spread_out(states: Float[Tensor, "state d_model"], most: int) -> Float[Tensor, "few d_model"]:
+    """Some of the states, each as far as can be from those before it (farthest-point sampling).
+
+    Example:
+        >>> spread_out(torch.tensor([[0.0], [0.1], [5.0], [5.0]]), 2).tolist()
+        [[0.0], [5.0]]
+    """
+    chosen, distance = [0], (states - states[0]).norm(dim=-1)
+    while len(chosen) < most and float(distance.max()) > 1e-4 * float(states.abs().max()):
+        chosen.append(int(distance.argmax()))
+        # To the nearest of those chosen so far.
+        distance = torch.minimum(distance, (states - states[chosen[-1]]).norm(dim=-1))
+    return states[chosen]
+
+
+def places_of_pairs(runs: Runs) -> dict[tuple[int, int], list[Place]]:
+    """Where each two tokens stand side by side; -1 stands to the left of the first position."""
+    places = defaultdict(list)
+    for row, pairs in enumerate(runs.side_by_side):
+        for position, pair in enumerate(pairs):
+            places[pair].append((row, position))
+    return dict(sorted(places.items()))
+
+
+def start_values(
+    runs: Runs,
+    places: Mapping[tuple[int, int], list[Place]],
+    values: Mapping[int, TokenValues],
+    *,
+    tries: int,
+    most: int,
+    generator: torch.Generator,
+) -> Starts:
+    """Values of positions before the first loop, by token and left token, in some places each."""
+    starts = {}
+    for (left, token), known in places.items():
+        drawn = [known[k] for k in torch.randint(len(known), (tries,), generator=generator)]
+        # inputs and positions
+        rows, columns = torch.tensor(drawn).unbind(1)
+        first = values[token].sort(runs.states[0, rows, columns], most=most)
+        starts[left, token] = Counter(first.tolist())
+    return starts
+
+
+def tabulate(
+    runs: Runs,
+    values: Mapping[int, TokenValues],
+    places: Mapping[tuple[int, int], list[Place]],
+    starts: Starts,
+    *,
+    tries: int,
+    most: int,
+    generator: torch.Generator,
+) -> TransitionTable | None:
+    """Try every pair of cells that can stand side by side, and those that come of it.
+
+    Returns:
+        The table by the majority of each kind of experiment; None if there are too many pairs.
+    """
+    steps: dict[tuple[Cell, Cell], Counter[int]] = {}
+    while True:
+        untried = [
+            (left, (token, v))
+            for before, token in places
+            for left in ([EDGE] if before == EDGE[0] else _cells(before, values))
+            for v in range(len(values[token]))
+            if (left, (token, v)) not in steps
+        ]
+        if not untried:
+            break
+        if len(steps) + len(untried) > _MOST_PAIRS:
+            return None
+        after = _stepped(runs, values, untried, places, tries, generator)
+        for token in values:
+            rows = [k for k, (_, cell) in enumerate(untried) if cell[0] == token]
+            if rows:
+                sorted_ = values[token].sort(after[rows].flatten(0, 1), most=most)
+                for k, row in zip(rows, sorted_.unflatten(0, (len(rows), tries)).tolist()):
+                    steps[untried[k]] = Counter(row)
+    answers = {
+        (token, v): Counter(each.behaviour.read(torch.stack(states)).tolist())
+        for token, each in values.items()
+        for v, states in enumerate(each.states)
+    }
+    counts = [*steps.values(), *starts.values(), *answers.values()]
+    most_common = sum(max(count.values()) for count in counts)
+    return TransitionTable.from_entries(
+        {token: len(each) for token, each in values.items()},
+        start=_majority(starts),
+        step=_majority(steps),
+        answers=_majority(answers),
+        consistency=most_common / sum(count.total() for count in counts),
+    )
+
+
+def _cells(token: int, values: Mapping[int, TokenValues]) -> list[Cell]:
+    return [(token, v) for v in range(len(values[token]))]
+
+
+def _majority(counts: Mapping) -> dict:
+    return {key: count.most_common(1)[0][0] for key, count in counts.items()}
+
+
+@torch.no_grad()
+def _stepped(
+    runs: Runs,
+    values: Mapping[int, TokenValues],
+    pairs: Sequence[tuple[Cell, Cell]],
+    places: Mapping[tuple[int, int], list[Place]],
+    tries: int,
+    generator: torch.Generator,
+) -> Float[Tensor, "pair try d_model"]:
+    """State of a position after one loop from two states put in, all else as in a clean run."""
+    after = []
+    each = [(pair, turn) for pair in pairs for turn in range(tries)]
+    for start in range(0, len(each), _AT_A_TIME):
+        some = each[start : start + _AT_A_TIME]
+        drawn = []
+        for (left, cell), _ in some:
+            known = places[left[0], cell[0]]
+            drawn.append(known[int(torch.randint(len(known), (), generator=generator))])
+        rows, columns = torch.tensor(drawn).unbind(1)
+        loops = torch.randint(max(runs.n_loops, 1), (len(some),), generator=generator)
+        h = runs.states[loops, rows].clone()
+        for k, ((left, cell), turn) in enumerate(some):
+            position = int(columns[k])
+            h[k, position] = values[cell[0]].state(cell[1], turn)
+            if left != EDGE:
+                # Another rhythm, so that different states of the two meet.
+                h[k, position - 1] = values[left[0]].state(left[1], turn // 2)
+        stepped = bind(runs.model, runs.inputs[rows]).step(h)
+        after.append(stepped[torch.arange(len(some)), columns])  # [experiment, d_model]
+    return torch.cat(after).unflatten(0, (len(pairs), tries))

@@ -1,0 +1,368 @@
+"""Predictions of a transition table: counted from runs, held against runs, and repaired.
+
+Once each state of some runs has a value, a table is counted from what most cells of each kind
+become. Its *prediction* follows it from the start, or from an interchange, on its own. A run leaves
+the table at a transition after which a position has another value than the table says, though it
+and its left neighbour had the values that the table said until then.
+
+A counted table follows what most states of a region do. Where a region has states of its neighbour
+too, or a pair of neighbours is rare, most may say the wrong thing, and no finer cut is needed: the
+table has the right values, and one wrong entry. What a table says of answers depends on its entries
+alone and on no region, so an entry is tried by following the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from torch.nn.functional import pad
+
+from loopinterp.core.text import ShortRepr
+from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs
+from loopinterp.decompiler.transition_table import EDGE, Cell, TransitionTable
+from loopinterp.interventions.drawn_pairs import balanced_pairs
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+BEST_SCORE = 3.0
+"""The greatest :attr:`TablePrediction.score`: a sum of three shares."""
+
+KIND = ("left", "left_value", "token", "value")
+
+ROUNDS = 6
+"""Draws of new inputs to repair a table on, at most."""
+
+HOPELESS = 0.25
+"""Share of wrong runs above which no entry is repaired."""
+
+_ENTRIES, _CHANGES = 16, 40
+"""Entries of which each other value is tried before a change; changes, at most."""
+
+_RIGHT = 500
+"""Runs that were right of each draw, in a first look at a change."""
+
+_PROMISING = 4
+"""Changes that help in a first look, and are tried on all runs."""
+
+DrawRuns = Callable[[int], "Sequence[Runs]"]
+"""Clean runs of new inputs, of each length, by a number."""
+
+
+def count_table(
+    runs: Sequence[InterchangeTrajectories],
+    values: Sequence[Sequence[Tensor]],
+    sizes: Mapping[int, int],
+) -> TransitionTable:
+    """Count what most cells of each kind become in some runs.
+
+    Args:
+        runs: The runs, of each length.
+        values: Of the states of clean and changed runs [time, run, pos], of each length.
+        sizes: Token -> how many values it has.
+    """
+    n_tokens, n_values = max(sizes) + 1, max(sizes.values())
+    table = TransitionTable.from_entries(sizes, start={}, step={}, answers={})
+    parts = [(part, v) for each, both in zip(runs, values) for part, v in zip(each.both, both)]
+    n_answers = max(int(part.answers.max()) for part, _ in parts) + 1
+    # [left token, left value, token, value, value after]
+    counts = torch.zeros(*table.step.shape, n_values, dtype=torch.long)
+    read = torch.zeros(n_tokens, n_values, n_answers, dtype=torch.long)  # [token, value, answer]
+    starts = torch.zeros(n_tokens, n_values, dtype=torch.long)
+    for part, v in parts:
+        steps = table.places(part.tokens, v[:-1]) * n_values + v[1:]
+        counts += _counted(steps, part.within[1:], counts)
+        cells = (part.tokens * n_values + v) * n_answers + part.answers
+        read += _counted(cells, part.within, read)
+    for each, (clean, _) in zip(runs, values):
+        first = (each.clean.tokens * n_values + clean[0]).flatten()
+        starts += first.bincount(minlength=starts.numel()).view_as(starts)
+    # An answer that no clean run gives counts as the next that one gives.
+    known = torch.cat([each.clean.answers.unique() for each in runs]).unique()
+    next_known = torch.searchsorted(known, torch.arange(n_answers)).clamp(max=len(known) - 1)
+    read = read.new_zeros(n_tokens, n_values, len(known)).index_add(2, next_known, read)
+    seen = counts.sum(-1) > 0
+    return replace(
+        table,
+        start=starts.argmax(-1).repeat(n_tokens + 1, 1),  # whatever stands to the left
+        step=counts.argmax(-1).where(seen, table.step),
+        known=seen,
+        answers=known[read.argmax(-1)],
+        consistency=float(counts.amax(-1).sum() / counts.sum()),
+    )
+
+
+def _counted(
+    places: Int[Tensor, "time run pos"], within: Bool[Tensor, "time run"], table: Tensor
+) -> Tensor:
+    """How often each place of a table occurs before a run is over."""
+    beyond = table.numel()
+    if not within.all():  # one place behind the table collects the others
+        places = places.masked_fill(~within[..., None], beyond)
+    return places.flatten().bincount(minlength=beyond + 1)[:beyond].view_as(table)
+
+
+@dataclass(frozen=True, eq=False)
+class TablePrediction(ShortRepr):
+    """A table's prediction of some runs, and where it is right.
+
+    Attributes:
+        values: Those of clean and of changed runs, by the table.
+        clean: Whether the whole answer of an input is right at a loop.
+        changed: Whether that of an interchange is, at each time; true once the run is over. Where
+            the interchange changes no answer of the table, it should change none of the model.
+        effective: Whether an interchange changes an answer of the model or of the table.
+    """
+
+    values: tuple[Int[Tensor, "time input pos"], Int[Tensor, "time pair pos"]] = field(repr=False)
+    clean: Bool[Tensor, "time input"]
+    changed: Bool[Tensor, "time pair"]
+    effective: Bool[Tensor, " pair"]
+
+    @classmethod
+    def of(cls, table: TransitionTable, runs: InterchangeTrajectories) -> TablePrediction:
+        """Follow the table through all runs."""
+        clean, after, pairs = runs.clean, runs.changed, runs.pairs
+        values = table.follow(clean.tokens, len(clean.states) - 1)
+        rows, position = torch.arange(len(pairs)), pairs.positions[:, 0]
+        # Values of the bases at their loops [pair, pos], with the source's put in.
+        put_in = values[pairs.loop, pairs.base]
+        put_in[rows, position] = values[pairs.source_loop, pairs.source, position]
+        values_after = table.follow(after.tokens, len(after.states) - 1, put_in)
+        answers = table.read(clean.tokens, values)
+        answers_after = table.read(after.tokens, values_after)
+        changes = answers_after != runs.at_base(answers)
+        # An interchange without effect on the table should have none on the model.
+        predicted = torch.where(changes, answers_after, runs.natural)
+        effective = (changes | runs.differ) & runs.counted
+        return cls(
+            values=(values, values_after),
+            clean=((answers == clean.answers) | ~runs.asked).all(-1),
+            changed=((predicted == after.answers) | ~runs.counted).all(-1),
+            effective=effective.any(-1).any(0),
+        )
+
+    @property
+    def score(self) -> Float[Tensor, ""]:
+        """Shares of whole trajectories, and of answers after interchanges and in clean runs."""
+        right = self.changed[:, self.effective].double()
+        if not right.numel():
+            return self.clean.double().mean()
+        return right.prod(0).mean() + right.mean() + self.clean.double().mean()
+
+    @property
+    def n_wrong(self) -> int:
+        """Runs, clean and changed, with some answer that the table does not predict."""
+        return int((~self.clean).any(0).sum() + (~self.changed).any(0).sum())
+
+
+def n_wrong(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) -> int:
+    """Runs, clean and changed, with some answer that a table does not predict."""
+    return sum(TablePrediction.of(table, each).n_wrong for each in runs)
+
+
+# Where runs leave a table
+
+
+def exits_of(
+    table: TransitionTable,
+    runs: InterchangeTrajectories,
+    values: Sequence[Tensor],
+    prediction: TablePrediction,
+) -> Int[Tensor, " place"]:
+    """How often runs leave a table at each transition, by its place in the flattened table.
+
+    Only runs about whose answers the table is wrong, and times before it is.
+    """
+    in_time = _until_wrong(prediction.changed) & prediction.effective & runs.changed.within
+    wrong_clean = (~prediction.clean).any(0).expand(len(prediction.clean), -1)
+    exits = torch.zeros(table.step.numel(), dtype=torch.long)
+    for part, true, predicted, counted in zip(
+        runs.both, values, prediction.values, (wrong_clean, in_time)
+    ):
+        off = true != predicted
+        # Position and left neighbour still as predicted, and the position no longer after the loop.
+        on = ~off[:-1] & ~pad(off[:-1, :, :-1], (1, 0))
+        leaving = on & off[1:] & counted[1:, :, None]
+        exits += table.places(part.tokens, true[:-1])[leaving].bincount(minlength=len(exits))
+    return exits
+
+
+def _until_wrong(right: Bool[Tensor, "time run"]) -> Bool[Tensor, "time run"]:
+    """Times up to the first wrong answer, of runs that have one."""
+    times = torch.arange(len(right))[:, None]
+    return (~right).any(0) & (times <= (~right).int().argmax(0))
+
+
+def most_common(counts: Int[Tensor, " place"], most: int) -> list[tuple[int, int]]:
+    """The places of the highest counts, highest first; none that is 0."""
+    order = counts.argsort(descending=True, stable=True)[:most]
+    return [(int(place), int(counts[place])) for place in order if counts[place] > 0]
+
+
+def unexplained_steps(
+    table: TransitionTable,
+    values_of: Callable[..., Tensor],
+    runs: Sequence[InterchangeTrajectories],
+    names: Mapping[Cell, int],
+) -> pd.DataFrame:
+    """Cell by cell, the transitions of runs that a table does not explain.
+
+    Args:
+        table: The table.
+        values_of: The value of each state, by tokens, states and answers.
+        runs: Runs that the table was not made from, of each length.
+        names: Cell -> number of its value as it is shown; cells of one number are one.
+
+    Returns:
+        A row for each kind of transition at which runs leave the table, the most frequent first.
+        Columns ``left`` (token, -1 for none), ``left_value``, ``token``, ``value``; ``exits``: how
+        often runs whose answers the table does not predict leave it there; ``steps``: how many
+        transitions of that kind all runs have; ``otherwise``: the share of them after which the
+        value is another than the table says.
+    """
+    exits, steps, otherwise = torch.zeros(3, table.step.numel(), dtype=torch.long)
+    shown = torch.arange(table.answers.shape[1]).repeat(len(table.answers), 1)  # [token, value]
+    for cell, name in names.items():
+        shown[cell] = name
+    for each in runs:
+        values = [
+            values_of(part.tokens.expand_as(part.answers), part.states, part.answers)
+            for part in each.both
+        ]
+        exits += exits_of(table, each, values, TablePrediction.of(table, each))
+        for part, v in zip(each.both, values):
+            places = table.places(part.tokens, v[:-1])
+            tokens, predicted = part.tokens.expand_as(places), table.step.flatten()[places]
+            # Values that are shown as one are not told apart.
+            other = shown[tokens, predicted] != shown[tokens, v[1:]]
+            within = part.within[1:]
+            steps += places[within].flatten().bincount(minlength=len(steps))
+            otherwise += places[other & within[..., None]].bincount(minlength=len(steps))
+    rows = []
+    for place, number in most_common(exits, len(exits)):
+        left, cell = table.entry(place)
+        kind = (left[0], 0 if left == EDGE else names[left], cell[0], names[cell])
+        rows.append((*kind, number, int(steps[place]), int(otherwise[place])))
+    columns = [*KIND, "exits", "steps", "off"]
+    merged: Any = pd.DataFrame(rows, columns=columns).groupby([*KIND], as_index=False).sum()
+    merged["otherwise"] = merged.pop("off") / merged["steps"]
+    return merged.sort_values("exits", ascending=False, kind="stable", ignore_index=True)
+
+
+# Repair
+
+
+def repaired_on_draws(
+    table: TransitionTable,
+    draw: DrawRuns,
+    *,
+    number: int,
+    generator: torch.Generator,
+    most_wrong: float = HOPELESS,
+) -> tuple[TransitionTable, int]:
+    """Repair a table until no injected state of new inputs leaves it, or it helps no more.
+
+    Returns:
+        The table, and how many runs of the last draw left it.
+    """
+    gathered: list[InterchangeTrajectories] = []
+    wrong = 0
+    for turn in range(ROUNDS):
+        drawn = []
+        for runs in draw(turn):
+            values = table.follow(runs.batch.inputs, runs.n_loops)
+            pairs = balanced_pairs(runs.batch, values, number, generator)
+            drawn.append(InterchangeTrajectories.after(runs, pairs).without_states())
+        gathered += drawn
+        wrong = n_wrong(table, drawn)
+        if wrong > most_wrong * sum(len(each.pairs) for each in drawn):
+            break
+        before, table = table, repaired(table, gathered)
+        if not wrong or torch.equal(before.step, table.step):
+            break
+    return table, wrong
+
+
+def repaired(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) -> TransitionTable:
+    """Change one entry after another, as long as fewer runs are wrong than before.
+
+    Those are tried that wrong runs use most, compared with all runs. Every entry that the table
+    comes to in these runs counts as known afterwards.
+    """
+    for _ in range(_CHANGES):
+        predictions = [TablePrediction.of(table, each) for each in runs]
+        wrong = sum(prediction.n_wrong for prediction in predictions)
+        if not wrong:
+            break
+        few = [_wrong_and_some_right(*both) for both in zip(runs, predictions)]
+        before = n_wrong(table, few)
+        tried = [
+            (n_wrong(changed, few), changed)
+            for entry in _suspects(table, runs, predictions)
+            for changed in _other_values(table, entry)
+        ]
+        better = sorted((each for each in tried if each[0] < before), key=lambda each: each[0])
+        changes = (each for _, each in better[:_PROMISING] if n_wrong(each, runs) < wrong)
+        change = next(changes, None)
+        if change is None:
+            break
+        table = change
+    used = _used(table, runs, [None] * len(runs)) > 0
+    return replace(table, known=table.known | used.view_as(table.known))
+
+
+def _wrong_and_some_right(
+    runs: InterchangeTrajectories, prediction: TablePrediction
+) -> InterchangeTrajectories:
+    right = prediction.changed.all(0)
+    return runs[torch.cat([(~right).nonzero().squeeze(1), right.nonzero().squeeze(1)[:_RIGHT]])]
+
+
+def _suspects(
+    table: TransitionTable,
+    runs: Sequence[InterchangeTrajectories],
+    predictions: Sequence[TablePrediction],
+) -> list[int]:
+    """Places of entries, those first that wrong runs use most for their number of uses."""
+    # After the first wrong answer nothing can be the cause.
+    until = [(_until_wrong(each.clean), _until_wrong(each.changed)) for each in predictions]
+    by_wrong, by_all = _used(table, runs, until), _used(table, runs, [None] * len(runs))
+    # Often used by wrong runs, and mostly by them.
+    score = by_wrong.double() ** 1.5 / (by_all + 1)
+    best = score.argsort(descending=True, stable=True)[:_ENTRIES]
+    return [int(place) for place in best if score[place]]
+
+
+def _used(
+    table: TransitionTable,
+    runs: Sequence[InterchangeTrajectories],
+    when: Sequence[tuple[Tensor, Tensor] | None],
+) -> Int[Tensor, " place"]:
+    """How often the table comes to each entry, in clean and changed runs, at some times."""
+    counts = torch.zeros(table.step.numel(), dtype=torch.long)
+    for each, times in zip(runs, when):
+        prediction = TablePrediction.of(table, each)
+        for k, (part, values) in enumerate(zip(each.both, prediction.values)):
+            mask = part.within if times is None else part.within & times[k]
+            places = table.places(part.tokens, values[:-1])
+            counts += places[mask[1:]].flatten().bincount(minlength=len(counts))
+    return counts
+
+
+def _other_values(table: TransitionTable, place: int) -> list[TransitionTable]:
+    """The table with each other value of one entry that its token has."""
+    token = table.entry(place)[1][0]
+    steps, known = table.step[:, :, token], table.known[:, :, token]  # [left..., value]
+    values = {int(table.start[-1, token]), *steps[known].tolist()}
+    changed = []
+    for value in sorted(values - {int(table.step.flatten()[place])}):
+        step = table.step.flatten().clone()
+        step[place] = value
+        changed.append(replace(table, step=step.view_as(table.step)))
+    return changed

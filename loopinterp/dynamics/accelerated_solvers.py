@@ -1,0 +1,278 @@
+"""Solvers that also find fixed points which repel plain iteration, batched."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from loopinterp.core.settings import Settings, settings
+from loopinterp.dynamics.jacobian import jvp
+from loopinterp.dynamics.krylov import orthogonalise
+from loopinterp.dynamics.solvers import Map, Solver, SolverState, advance, at_least_single, start
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+
+@settings
+class SecantSolver(Settings, Solver):
+    r"""A step that takes back what the last differences say is wrong with plain iteration.
+
+    With :math:`g_k = f(x_k) - x_k` and the last differences :math:`\Delta X, \Delta G`,
+
+    .. math:: x_{k+1} = x_k + \beta g_k - (\Delta X + \beta \Delta G) \gamma,
+
+    where :math:`\gamma` is what tells one such method from another.
+
+    Args:
+        window: Number of remembered differences; two states of memory each.
+        mixing: :math:`\beta` in (0, 1].
+        restart: The memory of an example is dropped when its residual exceeds this many times
+            its best one.
+    """
+
+    window: PositiveInt
+    mixing: Annotated[float, Field(gt=0, le=1)] = 1.0
+    restart: Annotated[float, Field(ge=1)] = 100.0
+
+    @abstractmethod
+    def coefficients(
+        self,
+        dx: Float[Tensor, "batch window size"],
+        dg: Float[Tensor, "batch window size"],
+        g: Float[Tensor, "batch size"],
+    ) -> Float[Tensor, "batch window"]:
+        r""":math:`\gamma` of every example, from differences newest first; unused ones are zero."""
+
+    def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
+        empty = at_least_single(x0).new_zeros(x0.shape[0], 0, x0.shape[1])
+        return start(f, x0, memory=(empty, empty))
+
+    def step(self, f: Map, state: SolverState) -> SolverState:
+        dx, dg = state.memory
+        before = at_least_single(state.x)
+        g = at_least_single(state.fx) - before
+        gamma = self.coefficients(dx, dg, g).nan_to_num(0, 0, 0).to(g)
+        plain = before + self.mixing * g
+        x = plain - torch.einsum("bwn,bw->bn", dx + self.mixing * dg, gamma)
+        x = torch.where(x.isfinite().all(dim=-1, keepdim=True), x, plain).to(state.x)
+        new = advance(f, state, x)
+        keep = (~(new.residual > self.restart * new.best)).to(g)[:, None, None]
+        after = at_least_single(x)
+        dx = _push(dx, after - before)[:, : self.window] * keep
+        dg = _push(dg, (at_least_single(new.fx) - after) - g)[:, : self.window] * keep
+        return replace(new, memory=(dx, dg))
+
+
+def solve_small(
+    matrix: Float[Tensor, "batch window window"], target: Float[Tensor, "batch window"]
+) -> Float[Tensor, "batch window"]:
+    """Solve each small system; an unknown whose row is empty comes out as zero."""
+    empty = (matrix == 0).all(dim=-1)
+    return torch.linalg.solve_ex(matrix + torch.diag_embed(empty.to(matrix)), target)[0]
+
+
+def _push(
+    history: Float[Tensor, "batch window size"], new: Float[Tensor, "batch size"]
+) -> Float[Tensor, "batch longer size"]:
+    """Put the newest row first; rows that are not finite become zero."""
+    new = torch.where(new.isfinite().all(dim=-1, keepdim=True), new, 0)
+    return torch.cat([new[:, None], history], dim=1)
+
+
+@settings
+class Anderson(SecantSolver):
+    r"""Anderson acceleration of type II with mixing and regularisation.
+
+    With :math:`g_k = f(x_k) - x_k` and the last differences :math:`\Delta X, \Delta G`,
+
+    .. math::
+
+        \gamma = \operatorname{argmin}_\gamma \|g_k - \Delta G \gamma\|^2 + \lambda \|\gamma\|^2,
+        \qquad x_{k+1} = x_k + \beta g_k - (\Delta X + \beta \Delta G) \gamma.
+
+    It can land on a fixed point that repels the plain iteration: use :class:`Picard` to ask
+    where a model goes, and this to ask where its fixed points are.
+
+    Args:
+        window: Number of remembered differences :math:`m`.
+        mixing: :math:`\beta` in (0, 1].
+        regularisation: :math:`\lambda`, relative to the size of the differences.
+        restart: The memory of an example is dropped when its residual exceeds this many times
+            its best one.
+
+    Source: Walker and Ni, 2011 (doi 10.1137/10078356X); Bai et al., 2019 (arXiv 1909.01377).
+    """
+
+    window: PositiveInt = 5
+    regularisation: NonNegativeFloat = 1e-10
+
+    def coefficients(
+        self,
+        dx: Float[Tensor, "batch window size"],
+        dg: Float[Tensor, "batch window size"],
+        g: Float[Tensor, "batch size"],
+    ) -> Float[Tensor, "batch window"]:
+        """The regularised least squares of every example, in float64 on unit columns."""
+        scale = dg.norm(dim=-1, keepdim=True)
+        unit = (dg / torch.where(scale > 0, scale, 1)).nan_to_num(0, 0, 0).double()
+        gram = unit @ unit.mT
+        gram = gram + self.regularisation * torch.diag_embed((scale.squeeze(-1) > 0).double())
+        gamma = solve_small(gram, torch.einsum("bwn,bn->bw", unit, g.nan_to_num(0, 0, 0).double()))
+        return gamma / torch.where(scale > 0, scale, 1).squeeze(-1)
+
+
+@settings
+class Broyden(SecantSolver):
+    r"""Broyden's good method for :math:`g(x) = f(x) - x = 0`, with a limited memory.
+
+    The Jacobian starts as :math:`B_0 = -I / \beta`, which makes the first step a plain one, and is
+    changed as little as possible so that it maps each remembered step :math:`s_i` to the change
+    :math:`y_i` of :math:`g` that was seen:
+    :math:`B \leftarrow B + (y_i - B s_i) s_i^\top / s_i^\top s_i`. In closed form over the window
+    (oldest first), with :math:`L` the part of :math:`S^\top S` strictly below its diagonal,
+
+    .. math::
+
+        \gamma = (S^\top Y + L / \beta)^{-1} S^\top g_k,
+        \qquad x_{k+1} = x_k + \beta g_k - (S + \beta Y) \gamma.
+
+    It can land on a fixed point that repels the plain iteration, as :class:`Anderson` can.
+
+    Args:
+        window: Number of remembered steps, of which the oldest is dropped; each takes the memory
+            of two states.
+        mixing: :math:`\beta` in (0, 1].
+        restart: The memory of an example is dropped when its residual exceeds this many times
+            its best one.
+
+    Source: Broyden, 1965 (doi 10.1090/S0025-5718-1965-0198670-6); Byrd, Nocedal and Schnabel, 1994
+    (doi 10.1007/BF01582063), section 6 for the closed form.
+    """
+
+    window: PositiveInt = 100
+    # Single steps far off belong to the method, more so than to Anderson's.
+    restart: Annotated[float, Field(ge=1)] = 1e4
+
+    def coefficients(
+        self,
+        dx: Float[Tensor, "batch window size"],
+        dg: Float[Tensor, "batch window size"],
+        g: Float[Tensor, "batch size"],
+    ) -> Float[Tensor, "batch window"]:
+        """The coefficients of every example, in float64 on steps of unit length."""
+        scale = dx.norm(dim=-1, keepdim=True)
+        scale = torch.where(scale > 0, scale, 1)
+        s, y = ((d / scale).nan_to_num(0, 0, 0).double() for d in (dx, dg))
+        # Newest first, so what is strictly below the diagonal when oldest first stands above it.
+        matrix = s @ y.mT + (s @ s.mT).triu(1) / self.mixing
+        target = torch.einsum("bwn,bn->bw", s, g.nan_to_num(0, 0, 0).double())
+        return solve_small(matrix, target) / scale.squeeze(-1)
+
+
+_LEAST_DESCENT = 1e-4
+"""Share of the promised descent that a step must bring (Armijo's rule)."""
+
+
+@settings
+class NewtonKrylov(Settings, Solver):
+    r"""Inexact Newton on :math:`g(x) = f(x) - x = 0`.
+
+    Each step solves :math:`(I - J) d = g` by GMRES, as exactly as it pays,
+
+    .. math::
+
+        \|g - (I - J) d\| \le \eta_k \|g\|, \qquad
+        \eta_k = 0.9 \, (\|g_k\| / \|g_{k-1}\|)^2 \le \eta_0,
+
+    then halves :math:`d` until the residual falls; where it never does, the step is a plain one.
+    A Jacobian-vector product counts as one evaluation of the map, so that a step of this solver is
+    worth many of another's. It can land on a fixed point that repels the plain iteration.
+
+    Args:
+        max_vectors: Largest Krylov space; each vector costs one product and one state of memory.
+        forcing: :math:`\eta_0`, the largest relative residual of a linear system.
+        backtracks: How often a step is halved. Few are best where loops carry something along, as
+            those of trained models do: there a plain step gets further than a short one.
+
+    Source: Eisenstat and Walker, 1996 (doi 10.1137/0917003), choice 2; Knoll and Keyes, 2004
+    (doi 10.1016/j.jcp.2003.08.010).
+    """
+
+    max_vectors: PositiveInt = 20
+    forcing: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    backtracks: NonNegativeInt = 1
+
+    def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
+        eta = torch.full((len(x0),), self.forcing, dtype=torch.float64, device=x0.device)
+        return start(f, x0, memory=eta)
+
+    def step(self, f: Map, state: SolverState) -> SolverState:
+        eta = state.memory
+        d, products = self._solve(f, state, eta * state.gap)
+        state = replace(state, evaluations=state.evaluations + products)
+        x = at_least_single(state.x)
+        share = torch.ones_like(state.gap)
+        new = advance(f, state, (x + d).to(state.x))
+        for halving in range(self.backtracks + 1):
+            descent = 1 - _LEAST_DESCENT * share * (1 - eta)
+            fails = ~(new.gap <= descent * state.gap) & ~state.done
+            if not fails.any():
+                break
+            share = torch.where(fails, share / 2, share)
+            shorter = (x + share[:, None].to(x) * d).to(state.x)
+            # Where no length will do, the loop's own step: it at least goes somewhere else.
+            trial = shorter if halving < self.backtracks else state.fx
+            again = advance(f, state, torch.where(fails[:, None], trial, new.x))
+            again = replace(again, evaluations=new.evaluations + 1)
+            new = again.keep(new, ~fails)
+        ratio = (new.gap / state.gap).nan_to_num(1, 1, 1)
+        # Not much more exact at once than the step before: a single good step may be luck.
+        floor = torch.where(0.9 * eta**2 > 0.1, 0.9 * eta**2, 0)
+        eta = torch.maximum(0.9 * ratio**2, floor).clamp(1e-6, self.forcing)
+        return replace(new, memory=eta)
+
+    def _solve(
+        self, f: Map, state: SolverState, goal: Float[Tensor, " batch"]
+    ) -> tuple[Float[Tensor, "batch size"], Int[Tensor, " batch"]]:
+        """GMRES on :math:`(I - J) d = g` of every example, and the products that each has used."""
+        x = at_least_single(state.x)
+        g = at_least_single(state.fx) - x
+        most = min(self.max_vectors, x.shape[1])
+        unmet: Bool[Tensor, " batch"] = (state.gap > goal) & ~state.done & state.gap.isfinite()
+        basis = g.new_zeros(len(g), most + 1, g.shape[1])
+        basis[:, 0] = torch.where(unmet[:, None], g / state.gap[:, None].to(g), 0)
+        hessenberg = torch.zeros(len(g), most + 1, most, dtype=torch.float64)
+        answer = torch.zeros(len(g), most, dtype=torch.float64)
+        products = torch.zeros_like(state.evaluations)
+        for k in range(most):
+            if not unmet.any():
+                break
+            products += unmet
+            v = basis[:, k].to(state.x)
+            w = at_least_single(v) - at_least_single(jvp(f, state.x, v))
+            w = torch.where(unmet[:, None], w, 0).nan_to_num(0, 0, 0)
+            basis[:, k + 1], hessenberg[:, : k + 1, k], left_over = orthogonalise(
+                basis[:, : k + 1], w
+            )
+            hessenberg[:, k + 1, k] = left_over
+            y, left = _least_squares(hessenberg[:, : k + 2, : k + 1], state.gap.cpu())
+            answer[:, : k + 1] = torch.where(unmet.cpu()[:, None], y, answer[:, : k + 1])
+            unmet = unmet & (left.to(goal) > goal)
+        return torch.einsum("bkn,bk->bn", basis[:, :-1], answer.to(g)), products
+
+
+def _least_squares(
+    hessenberg: Float[Tensor, "batch rows columns"], size: Float[Tensor, " batch"]
+) -> tuple[Float[Tensor, "batch columns"], Float[Tensor, " batch"]]:
+    """The combination of Krylov vectors that leaves least of the right-hand side, and how much."""
+    target = torch.zeros(*hessenberg.shape[:2], 1, dtype=hessenberg.dtype)
+    target[:, 0, 0] = size.nan_to_num(0, 0, 0)
+    # A driver that takes systems without full rank: of examples that are done, or exhausted.
+    y = torch.linalg.lstsq(hessenberg, target, driver="gelsd").solution
+    return y.squeeze(-1), (target - hessenberg @ y).flatten(1).norm(dim=-1)

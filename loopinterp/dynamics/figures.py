@@ -1,0 +1,392 @@
+"""What the studies of dynamics say and show: here those of extrapolation, attention, initial states
+and inputs; the others in modules of their own, which this one imports.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loopinterp.core.intervals import ESTIMATE, band_of, share_of
+from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
+from loopinterp.core.text import percent
+from loopinterp.dynamics import geometry_figures, limit_figures  # noqa: F401  (registered)
+from loopinterp.dynamics.convergence_figures import with_rounding
+from loopinterp.dynamics.extrapolation import ExtrapolationResult
+from loopinterp.dynamics.input_dependence import InputDependenceResult
+from loopinterp.dynamics.inside_loop import FROZEN, AttentionStabilisationResult
+from loopinterp.dynamics.limits import OWN_START
+from loopinterp.dynamics.reachability import ReachabilityResult
+from loopinterp.figures import (
+    LinePanel,
+    Reference,
+    Series,
+    bars_with_intervals,
+    head_lines,
+    heatmap_panels,
+    line_panels,
+)
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+SECTION = "limits"
+
+_LONG_RUN = 60
+"""Loops from which on the loop axis is logarithmic, so that the first ones stay readable."""
+
+
+@findings_of.register
+@with_rounding
+def _(result: ExtrapolationResult) -> list[Finding]:
+    """Whether the answer survives many more loops."""
+    first = float(result.at_answer().mean())
+    last = float(result.data["exact"].isel(loop=-1).mean())
+    fates = result.fates()
+    between = fates["right at both, lost in between"]
+    text = (
+        f"{percent(first)} of the answers are right at {result.answered_after} and "
+        f"{percent(last)} after {result.n_loops} loops: of {result.data.sizes['batch']}, "
+        f"{fates['right, then lost']} right ones end wrong, {fates['wrong, then found']} wrong "
+        f"ones end right, and {between} right at both are lost in between."
+    )
+    good = last >= max(first, 0.99) and not between
+    value = f"{percent(last)} after {result.n_loops} loops"
+    return [Finding(text, kind="convergence", value=value, good=good)]
+
+
+@figures_of.register
+def _(result: ExtrapolationResult) -> list[Figure]:
+    """Exact match against loops, with the residual below it."""
+    cells = result.data.set_coords("length").rename(length="n")
+    exact = cells["exact"].groupby("n").map(share_of, args=("batch",))
+    accuracy = cells["accuracy"].groupby("n").mean("batch")
+    residual = cells["residual"].groupby("n").mean("batch", skipna=False)
+    norm = cells["norm"].groupby("n").mean("batch", skipna=False)
+    # Loop 0 has no place on a logarithmic axis, and no residual.
+    positive = residual.where((residual > 0) & (residual < np.inf))
+    exact_lines, residual_lines, norm_lines = (
+        Series.each(values.isel(loop=slice(1, None)), "n", "n = {}".format, in_order=True)
+        for values in (exact, positive, norm.where((norm > 0) & (norm < np.inf)))
+    )
+    answers = np.unique(result.data["answer_loops"]).tolist()
+    marks = [Reference(answers[0], result.answered_after, "x")] if len(answers) == 1 else []
+    if result.trained_loops is not None and result.trained_loops not in answers:
+        marks.append(Reference(result.trained_loops, "longest training run", "x"))
+    plot = line_panels(
+        [
+            LinePanel(exact_lines, "exact match", y_range=(0, 1.03), references=marks),
+            LinePanel(residual_lines, "relative residual", y_log=True),
+            LinePanel(norm_lines, "norm of the state", y_log=True),
+        ],
+        x_title="loops",
+        x_log=result.n_loops >= _LONG_RUN,
+    )
+    counts = ", ".join(f"{name}: {count}" for name, count in result.fates().items())
+    return [
+        Figure(
+            title="Running the loop on",
+            section="convergence",
+            plot=plot,
+            caption=(
+                "Above: the share of answers that are wholly right if read after that many loops, "
+                "with 95% intervals; the dotted line marks the loop at which the answer is asked "
+                "for. Below: how far a loop still moves the state, and how large the state is."
+            ),
+            control=(
+                "Exact match and residual stand together, because a state can converge to a wrong "
+                f"answer or leave a right one. From {result.answered_after} to the last loop: "
+                f"{counts}."
+            ),
+            data=tidy(
+                {"exact_match": exact, "accuracy": accuracy, "residual": residual, "norm": norm}
+            ),
+        )
+    ]
+
+
+@findings_of.register
+def _(result: AttentionStabilisationResult) -> list[Finding]:
+    """Whether, and when, the heads freeze."""
+    frozen = result.frozen_at().values.reshape(-1)
+    times = frozen[frozen >= 0]
+    if not len(times):
+        text = f"None of the {len(frozen)} heads settles on a pattern in {result.n_loops} loops."
+        return [Finding(text, kind="attention", value="no head freezes")]
+    first, last = times.min(), times.max()
+    span = f"loop {last}" if first == last else f"loops {first} to {last}"
+    still = len(frozen) - len(times)
+    rest = f"; {still} do not" if still else ""
+    text = (
+        f"{len(times)} of {len(frozen)} heads freeze by {span}: from there to the end of the run "
+        f"({result.n_loops} loops) their pattern changes by at most {percent(FROZEN)} of its "
+        f"largest change{rest}."
+    )
+    value = f"{len(times)} of {len(frozen)} heads freeze" if still else f"frozen by {span}"
+    return [Finding(text, kind="attention", value=value)]
+
+
+@figures_of.register
+def _(result: AttentionStabilisationResult) -> list[Figure]:
+    """Change of every head's pattern by loop, above exact match."""
+    loops = slice(1, None)
+    change = band_of(result.data["change"].sel(loop=loops), "batch")
+    exact = share_of(result.data["exact"].sel(loop=loops), "batch")
+    median = change.sel({ESTIMATE: "value"})
+    plot = line_panels(
+        [
+            LinePanel(head_lines(median.where(median > 0)), "change of pattern", y_log=True),
+            LinePanel(
+                [Series.of("exact match", exact, control=True)], "exact match", y_range=(0, 1.03)
+            ),
+        ],
+        x_title="loop",
+    )
+    share = exact.sel({ESTIMATE: "value"}).to_series()
+    table = tidy({"change": change})
+    return [
+        Figure(
+            title="Do the heads freeze?",
+            section="attention",
+            plot=plot,
+            caption=(
+                "Above: how much a head's attention pattern changes from one loop to the next "
+                "(Frobenius norm over the sequence, median of the examples). A falling line is a "
+                "head that freezes."
+            ),
+            control=(
+                "Below, exact match when the answer is read after that loop: heads can freeze "
+                "before the answer is right, or long after."
+            ),
+            data=table.assign(exact_match=table["loop"].map(share)),
+        )
+    ]
+
+
+@findings_of.register
+@with_rounding
+def _(result: ReachabilityResult) -> list[Finding]:
+    """Whether an input has one limit, and whether it is come back to."""
+    has_limit = result.found()
+    n_found, n_examples = int(has_limit.sum()), has_limit.size
+    if not n_found:
+        text = (
+            f"From its own start the model reaches no limit in any of the {n_examples} examples, "
+            "so it cannot be said what else is reached from elsewhere."
+        )
+        return [Finding(text, value="no limit found", good=False)]
+    return [_starts(result, n_found), _kicks(result)]
+
+
+def _starts(result: ReachabilityResult, n_found: int) -> Finding:
+    n_examples = result.data.sizes["batch"]
+    one, reached = _value(result.one_limit()), _value(result.reached())
+    differing = _value(share_of(result.own_limit_differs(), "batch"))
+    rest = reached.drop_sel(start=OWN_START)
+    least = rest["start"].values[rest.values == float(rest.min())].tolist()
+    where = "from every other start alike"
+    if len(least) < rest.size:
+        where = f"least often from {', '.join(map(repr, least))}"
+    text = (
+        f"{percent(one)} of {n_examples} inputs lead to one and the same limit from all "
+        f"{reached.size} starts; the own limit is reached {where} "
+        f"({percent(rest.min())} of the {n_found} inputs that have one)."
+    )
+    if float(differing) < 0.5:
+        text += (
+            f" But only {percent(differing)} of the inputs have another limit than the next input: "
+            "what is reached from everywhere does not know the input."
+        )
+    return Finding(
+        text, value=f"one limit in {percent(one)}", good=min(float(one), float(differing)) >= 0.99
+    )
+
+
+def _kicks(result: ReachabilityResult) -> Finding:
+    back = _value(result.recovered())
+    undone = back.where((back >= 0.95).cumprod("kick") == 1).dropna("kick")
+    if not undone.size:
+        smallest = back["kick"][0].item()
+        text = (
+            f"Kicked by {smallest:g} of its size, a limit is come back to in "
+            f"{percent(back[0])} of the cases only."
+        )
+        return Finding(text, value=f"{percent(back[0])} come back", good=False)
+    most = undone["kick"][-1].item()
+    text = (
+        f"Kicks of up to {most:g} times the size of the state are undone: {percent(undone.min())} "
+        f"of the limits or more are come back to."
+    )
+    if undone.size < back.size:
+        beyond = back[undone.size]
+        text += f" Of kicks of {beyond['kick'].item():g}, {percent(beyond)} are."
+    return Finding(text, value=f"kicks to {most:g}")
+
+
+@figures_of.register
+def _(result: ReachabilityResult) -> list[Figure]:
+    """Who reaches the own limit from where, and what a kick does; nothing where there is none."""
+    return [start_figure(result), kick_figure(result)] if result.found().any() else []
+
+
+def start_figure(result: ReachabilityResult) -> Figure:
+    """Share of the inputs that reach their own limit from each start, and the control."""
+    reached = result.reached()
+    chance = share_of(~result.own_limit_differs(), "batch").expand_dims(start=["the next input's"])
+    bars = [
+        Series.of("own limit reached from", reached),
+        Series.of("is its own limit too (control)", chance, control=True),
+    ]
+    alignment = band_of(result.data["alignment"], "batch")
+    table = tidy({"reached": reached, "alignment": alignment})
+    other = _value(band_of(result.data["other_alignment"], "batch"))
+    return Figure(
+        title="Is the same limit reached from every start?",
+        plot=bars_with_intervals(bars, value_title="share of inputs", value_range=(0, 1)),
+        caption=(
+            f"The share of the inputs that reach their own limit, to {result.same:g} of its norm, "
+            "with 95% intervals. 'other' starts at the limit of another input."
+        ),
+        control=(
+            "Hatched: inputs that share their limit with the next input, where reaching it says "
+            f"nothing. The cosine of the limits of two inputs is {float(other):.2f} in the median."
+        ),
+        data=table,
+    )
+
+
+def kick_figure(result: ReachabilityResult) -> Figure:
+    """Share of kicked limits that are come back to, and of right answers there."""
+    exact = share_of(result.data["kick_exact"].isel(batch=result.found().values), "draw", "batch")
+    back = result.recovered()
+    lines = [Series.of("limit come back to", back), Series.of("answer right there", exact)]
+    unkicked = _value(share_of(result.data["exact"].sel(start=OWN_START, drop=True), "batch"))
+    return Figure(
+        title="How large a kick is undone?",
+        plot=line_panels(
+            [LinePanel(lines, "share of kicks", y_range=(0, 1.03))],
+            x_title="size of the kick, over the size of the state",
+            x_log=True,
+        ),
+        caption=(
+            "Noise is added to every position of a limit, and the loop goes on until it rests "
+            "again. The lines are the share of the kicks after which it is back, and after which "
+            "the answer is right, with 95% intervals."
+        ),
+        control=f"Without a kick {percent(unkicked)} of the answers are right.",
+        data=tidy({"back": back, "exact_match": exact}),
+    )
+
+
+def _value(estimate: xr.DataArray) -> xr.DataArray:
+    return estimate.sel({ESTIMATE: "value"}, drop=True)
+
+
+_VISIBLE = 0.01
+"""Relative change of a limit that counts as one."""
+
+
+@findings_of.register
+@with_rounding
+def _(result: InputDependenceResult) -> list[Finding]:
+    """What share of the spread is the input's, and how far a token is felt."""
+    n_found = int((result.data["period"] > 0).sum())
+    share, spread = result.share_of_input(), result.spread()
+    if spread <= _VISIBLE:
+        text = (
+            f"All inputs lead from all starts to limits that differ by {spread:.1g} of their size: "
+            "the limit does not know the input."
+        )
+        return [Finding(text, value="one limit for all", good=False)]
+    if share.isnull().any():
+        text = (
+            f"A limit was found from the model's own start for {n_found} of "
+            f"{result.data.sizes['batch']} inputs, and for none from every start, so it cannot be "
+            "said whether limits know the input."
+        )
+        return [Finding(text, value="not known", good=False)]
+    value, low, high = (float(share.sel({ESTIMATE: end})) for end in share[ESTIMATE].values)
+    text = (
+        f"{percent(value)} of the spread of limits is the input's (95% interval {percent(low)} to "
+        f"{percent(high)}), the rest comes from where the run starts."
+    )
+    findings = [Finding(text, value=percent(value), good=low >= 0.9)]
+    effect = result.by_distance("effect")
+    felt = effect["distance"].values[effect.values > _VISIBLE]
+    if len(felt):
+        changes = result.by_distance("answer_changes")
+        first = changes.sel(distance=int(changes["distance"][int(changes.argmax("distance"))]))
+        text = (
+            f"Another token moves limits (by {_VISIBLE:.0%} or more in the mean) up to "
+            f"{max(felt.max(), 0)} positions to its right and {max(-felt.min(), 0)} to its left; "
+            f"it changes the most answers, {percent(first)}, at distance "
+            f"{int(first['distance'])}."
+        )
+        findings.append(Finding(text, value=f"felt {int(np.abs(felt).max())} positions away"))
+    return findings
+
+
+@figures_of.register
+def _(result: InputDependenceResult) -> list[Figure]:
+    """How far a token is felt, and who feels whom."""
+    if not result.data["effect"].notnull().any():
+        return []  # no limits, or no tokens changed
+    return [distance_figure(result), token_figure(result)]
+
+
+def distance_figure(result: InputDependenceResult) -> Figure:
+    """Effect of a token by distance: on limits, on answers, and by derivative."""
+    lines = {name: result.by_distance(name) for name in ("effect", "answer_changes")}
+    panels = [
+        LinePanel([Series.of("limit moves", lines["effect"])], "relative change"),
+        LinePanel(
+            [Series.of("answer changes", lines["answer_changes"], colour="red")],
+            "share of answers",
+            y_range=(0, 1.03),
+        ),
+    ]
+    return Figure(
+        title="How far is a token felt?",
+        plot=line_panels(panels, x_title="positions to the right of the changed token"),
+        caption=(
+            "One token becomes that of another input, and the model runs to its new limit. Above: "
+            "how far the limits of other positions move, over their norm, in the mean; below: the "
+            "share of answers that change."
+        ),
+        control=(
+            "Left of 0 stand positions before the changed token: a model that sees no later "
+            "positions shows nothing there."
+        ),
+        data=tidy(lines),
+    )
+
+
+def token_figure(result: InputDependenceResult) -> Figure:
+    """Which position's limit depends on which token, by experiment and by derivative."""
+    counted = result.data["counted"]
+    mean = {
+        "token changed": result.data["effect"].where(counted).mean("batch"),
+        "derivative": result.data["sensitivity"].where(counted).mean("batch"),
+    }
+    panels = {
+        title: np.log10(values.where(values > 1e-6).rename(source="token at"))
+        for title, values in mean.items()
+        if values.notnull().any()
+    }
+    return Figure(
+        title="Which limit depends on which token?",
+        plot=heatmap_panels(panels, y_title="token at", value_title="log10 change"),
+        caption=(
+            "Each cell is how much the limit of a position (across) changes with the token at "
+            "another one (down), relative to its norm: by putting in another token, and by the "
+            "derivative of the limit with respect to the injected input (implicit function "
+            "theorem), in the mean over examples."
+        ),
+        control=(
+            "The two are measured apart: where the derivative shows nothing and the other token "
+            "does, the input enters by the start, or the change is too large to be linear."
+        ),
+        data=tidy(mean),
+    )

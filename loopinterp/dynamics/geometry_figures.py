@@ -1,0 +1,349 @@
+"""What a geometry study says and shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from loopinterp.core.intervals import ESTIMATE, band_of
+from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
+from loopinterp.core.text import percent
+from loopinterp.dynamics.convergence_figures import with_rounding
+from loopinterp.dynamics.geometry import EMBEDDING, LIMITS, GeometryResult
+from loopinterp.dynamics.inside_loop import NoLayers
+from loopinterp.dynamics.measures import SETTLED
+from loopinterp.dynamics.regimes import Regime, SettlingClass
+from loopinterp.figures import (
+    LinePanel,
+    Reference,
+    Series,
+    bars_with_intervals,
+    joined,
+    line_figure,
+    line_panels,
+    space_figure,
+)
+
+_NO_LAYERS = {
+    NoLayers.NO_HOOKS.value: "the model has no hooks inside its loop",
+    NoLayers.ONE_LAYER.value: "the block has one layer",
+}
+
+_MOST_SHOWN = 24
+"""Trajectories that are drawn."""
+
+_ONE_POINT = 1e-3
+"""Spread, relative to the size of the states, up to which a set counts as one point."""
+
+
+@findings_of.register
+@with_rounding
+def _(result: GeometryResult) -> list[Finding]:
+    """How trajectories end, in how many directions the states lie, and about the layers."""
+    return [_classes(result), _dimension(result), _layers(result)]
+
+
+def _classes(result: GeometryResult) -> Finding:
+    counts = result.classes()
+    total = int(counts.sum())
+    each = {str(kind): int(counts.sel(settling=kind).sum()) for kind in counts["settling"].values}
+    exact = float(result.exact_match().isel(loop=-1).sel({ESTIMATE: "value"}))
+    verbs = {"settling": "settle", "marginal": "are marginal", "drifting": "drift or turn"}
+    shares = ", ".join(f"{percent(n / total)} {verbs[kind]}" for kind, n in each.items() if n)
+    text = f"Of {total} trajectories of tokens over {result.n_loops} loops {shares}; " + (
+        f"{percent(exact)} of the answers are right at the end."
+        if (result.data["right"] >= 0).any()
+        else "the readout gives one number, so no answer is right or wrong."
+    )
+    if n_wrong := int(counts.sel(settling="settling", answer="wrong")):
+        text += f" {n_wrong} of the settling ones settle on a wrong answer."
+    settles = each["settling"] / total
+    return Finding(text, value=f"{percent(settles)} settling", good=settles >= 0.99)
+
+
+def _dimension(result: GeometryResult) -> Finding:
+    last = result.data.isel(loop=-1)
+    rank, spread = float(last["rank"]), float(last["spread"])
+    size, embedded = (float(last[f"set_{name}"].sel(set=EMBEDDING)) for name in ("size", "rank"))
+    if np.isnan(rank):
+        text = "The states leave the finite numbers, so their dimension is not known."
+        return Finding(text, value="not finite", good=False)
+    if spread <= _ONE_POINT:
+        text = (
+            f"After {result.n_loops} loops the states of all {size:.0f} tokens lie within "
+            f"{spread:.1g} of their size of one point: nothing of the input is left in them but "
+            "what is small."
+        )
+        return Finding(text, value="one point", good=False)
+    chance = float(last["control_rank"].sel(set=EMBEDDING).mean())
+    text = (
+        f"The states of {size:.0f} tokens lie in effectively {rank:.1f} directions after "
+        f"{result.n_loops} loops (participation ratio {float(last['participation']):.1f}); as many "
+        f"Gaussian vectors would lie in {chance:.1f}, and the embeddings there in {embedded:.1f}."
+    )
+    n_limits = int(last["set_size"].sel(set=LIMITS))
+    if n_limits:
+        of_limits = float(last["set_rank"].sel(set=LIMITS))
+        text += f" The {n_limits} limits that were found lie in {of_limits:.1f}."
+    return Finding(text, value=f"{rank:.1f} directions")
+
+
+def _layers(result: GeometryResult) -> Finding:
+    if result.no_layers:
+        why = _NO_LAYERS.get(result.no_layers, result.no_layers)  # older files have the clause
+        text = f"Limits of layers inside the loop are not compared: {why}."
+        return Finding(text, value="not compared")
+    rests, n_layers = result.rests(), result.data.sizes["layer"]
+    if not rests.any():
+        text = (
+            f"In no example do all tokens settle, so it cannot be said whether the {n_layers} "
+            "layers of the block have limits of their own."
+        )
+        return Finding(text, value="no limits of layers", good=False)
+    residual = result.data["layer_residual"].isel(loop=-1, batch=rests.values)
+    moved = float(residual.median("batch").max("layer"))
+    gaps, cosine = (
+        result.of_pairs(f"layer_{name}").isel(batch=rests.values) for name in ("distance", "cosine")
+    )
+    gaps = gaps.median(("batch", "pos"))
+    nearest = gaps["pair"][int(gaps.argmin("pair"))].item()
+    measured = (
+        f"layers {nearest} are nearest, {float(gaps.min()):.2g} of their size apart in the "
+        f"median, while the last loop moves none by more than {moved:.1g}; the least cosine of any "
+        f"two at a token is {float(cosine.min()):.2f}"
+    )
+    where = f"In the {int(rests.sum())} of {rests.size} examples in which all tokens settle"
+    if float(gaps.min()) > 10 * max(moved, _ONE_POINT):
+        text = (
+            f"{where}, each of the {n_layers} layers comes to a limit of its own, so the block "
+            f"goes round a cycle of distinct points: {measured}."
+        )
+        return Finding(text, value="distinct limits")
+    text = f"{where}, the limits of its layers are not told apart: {measured}."
+    return Finding(text, value="layers not told apart")
+
+
+@figures_of.register
+def _(result: GeometryResult) -> list[Figure]:
+    """Classes, dimension by loop, trajectories in two and three dimensions, layers."""
+    figures = [class_figure(result), rank_figure(result)]
+    if result.data["path"].notnull().any():
+        figures.append(plane_figure(result))
+        if result.data.sizes["component"] > 2:
+            figures.append(space_figure_of(result))
+    return figures if result.no_layers else [*figures, layer_figure(result)]
+
+
+def class_figure(result: GeometryResult) -> Figure:
+    """Tokens of each class, by whether their answer is right at the end."""
+    counts = result.classes()
+    shades = {"right": "green", "wrong": "red", "not asked": "grey"}
+    bars = [
+        Series.of(f"{name} at the end", counts.sel(answer=name), colour=shade)
+        for name, shade in shades.items()
+        if name != "not asked" or counts.sel(answer=name).any()
+    ]
+    return Figure(
+        title="Do the trajectories end?",
+        plot=bars_with_intervals(bars, value_title="tokens"),
+        caption=f"How the updates of each token fall over the second half of the run. {_CLASSES}",
+        control="Bars are split by accuracy: whether the answer at that token is right at the end.",
+        data=tidy({"tokens": counts}),
+    )
+
+
+def rank_figure(result: GeometryResult) -> Figure:
+    """Effective rank and participation ratio by loop, above the spread and exact match."""
+    loops = slice(1, None)
+    lines = {name: result.data[name].sel(loop=loops) for name in ("rank", "participation")}
+    spread, exact = (
+        values.sel(loop=loops) for values in (result.data["spread"], result.exact_match())
+    )
+    set_rank = result.data["set_rank"]
+    levels = {
+        "as many Gaussian vectors": result.data["control_rank"].mean("draw").sel(set=EMBEDDING),
+        "embeddings": set_rank.sel(set=EMBEDDING),
+        "limits": set_rank.sel(set=LIMITS),
+    }
+    flat = [
+        Series.of(name, xr.full_like(lines["rank"], float(value)), control=True, markers=False)
+        for name, value in levels.items()
+        if float(value) > 0
+    ]
+    rank = Series.of("effective rank", lines["rank"])
+    ratio = Series.of("participation ratio", lines["participation"])
+    panels = [
+        LinePanel([rank, ratio, *flat], "directions", y_log=True),
+        LinePanel([Series.of("spread", spread, colour="magenta")], "spread"),
+        LinePanel(
+            [Series.of("exact match", exact, colour="green")], "exact match", y_range=(0, 1.03)
+        ),
+    ]
+    table = tidy({**lines, "spread": spread})
+    share = exact.sel({ESTIMATE: "value"}).to_series()
+    return Figure(
+        title="In how many directions do the states lie?",
+        plot=line_panels(panels, x_title="loops"),
+        caption=(
+            "Above: effective rank and participation ratio of the states of all tokens about their "
+            "mean. Middle: how far they are from the mean, over their size; near 0 they are one "
+            "point, whatever the rank of what is left. Below: exact match if read at that loop."
+        ),
+        control=(
+            "Dashed: the effective rank of as many Gaussian vectors, beyond which so few states "
+            "cannot go; of the embeddings at the same tokens, with which the input enters; and of "
+            "the limits found."
+        ),
+        data=table.assign(exact_match=table["loop"].map(share)),
+    )
+
+
+def layer_figure(result: GeometryResult) -> Figure:
+    """Residual of the state after each layer by loop, above exact match."""
+    loops = slice(2, None)
+    residual = band_of(result.data["layer_residual"].sel(loop=loops), "batch")
+    positive = residual.where(residual > 0)
+    lines = Series.each(positive, "layer", lambda layer: f"layer {layer}", in_order=True)
+    exact = result.exact_match().sel(loop=loops)
+    panels = [
+        LinePanel(
+            lines, "relative residual", y_log=True, references=[Reference(SETTLED, "settled")]
+        ),
+        LinePanel(
+            [Series.of("exact match", exact, colour="green")], "exact match", y_range=(0, 1.03)
+        ),
+    ]
+    gaps = result.of_pairs("layer_distance").median(("batch", "pos"))
+    cosine = result.of_pairs("layer_cosine").median(("batch", "pos"))
+    ends = {"nearest": int(gaps.argmin("pair")), "farthest": int(gaps.argmax("pair"))}
+    pairs = "; ".join(
+        f"{name}, layers {gaps['pair'][k].item()}: {float(gaps[k]):.2g}, {float(cosine[k]):.2f}"
+        for name, k in ends.items()
+    )
+    table, share = tidy({"residual": residual}), exact.sel({ESTIMATE: "value"}).to_series()
+    return Figure(
+        title="Does each layer have a limit?",
+        plot=line_panels(panels, x_title="loops"),
+        caption=(
+            "How far a loop moves the state after each layer of the block, over its size (median "
+            "of the examples, band: 80% of them). Below: exact match if read at that loop."
+        ),
+        control=(
+            "Layers that rest need not rest at different states. Distance over size, and cosine, "
+            f"of the states after two layers in the last loop (medians of the tokens): {pairs}."
+        ),
+        data=table.assign(exact_match=table["loop"].map(share)),
+    )
+
+
+_COLOURS = {"settling": "blue", "marginal": "ochre", "orbit": "red"}
+"""Of classes, and of regimes of what drifts; others are magenta."""
+
+_CLASSES = (
+    "Settling: a loop moves the state by less and less, geometrically, or no more than rounding. "
+    "Marginal: by less and less, but so slowly that the loops seen do not tell that it ends. "
+    "Drifting: not by less (a slide, an orbit, or none of these)."
+)
+_LEGEND = (
+    "Colours are classes and regimes, dashes stand for tokens whose answer is wrong at the end; "
+    "crosses and marked points are limits that the search found, of cycles their mean state."
+)
+
+
+def plane_figure(result: GeometryResult) -> Figure:
+    """Trajectories along the first two principal axes."""
+    groups = list(_groups(result))
+    lines = [
+        Series(name, *joined(paths)[:, :2].T, colour=shade, markers=False, control=dashed)
+        for name, paths, shade, dashed in groups
+    ]
+    ends = _limits(result)
+    if len(ends):
+        at = joined(ends[:, None])[:, :2].T
+        lines.append(Series("limit", *at, colour="green", markers=True))
+    names = _axis_names(result)
+    return Figure(
+        title="Trajectories in the plane",
+        plot=line_figure(lines, x_title=names[0], y_title=names[1]),
+        caption=(
+            f"The states of {_n_shown(result)} tokens of the first examples, loop after loop, "
+            "along the two directions in which they spread most. " + _CLASSES
+        ),
+        control=_LEGEND,
+        data=_table(result),
+    )
+
+
+def space_figure_of(result: GeometryResult) -> Figure:
+    """Trajectories along three principal axes."""
+    lines, heights = [], {}
+    for name, paths, shade, dashed in _groups(result):
+        x, y, heights[name] = joined(paths).T
+        lines.append(Series(name, x, y, colour=shade, markers=False, control=dashed))
+    if len(ends := _limits(result)):
+        x, y, heights["limit"] = ends.T
+        lines.append(Series("limit", x, y, colour="green", markers=True))
+    return Figure(
+        title="Trajectories in space",
+        plot=space_figure(lines, heights, titles=_axis_names(result)),
+        caption=(
+            f"The same {_n_shown(result)} tokens along three directions, which hold "
+            f"{percent(float(result.data['explained'].sum()))} of the variance of their states."
+        ),
+        control=_LEGEND,
+        data=_table(result),
+    )
+
+
+def _shown(result: GeometryResult) -> xr.Dataset:
+    """The tokens whose trajectories are drawn, [token], with what is known of each."""
+    n_shown = result.data.sizes["shown"]
+    of_tokens = result.data[["right", "regime", "settling"]].isel(batch=slice(n_shown))
+    drawn = result.data[["path", "path_limit"]].merge(of_tokens.rename(batch="shown"))
+    tokens = drawn.stack(token=("shown", "pos"), create_index=False)
+    complete = tokens["path"].notnull().all(("loop", "component"))
+    return tokens.isel(token=complete.values.nonzero()[0][:_MOST_SHOWN])
+
+
+def _n_shown(result: GeometryResult) -> int:
+    return _shown(result).sizes["token"]
+
+
+def _groups(result: GeometryResult) -> Iterator[tuple[str, np.ndarray, str, bool]]:
+    """Name, paths ``[path, loop, component]``, colour, and dashes of each kind of trajectory."""
+    tokens = _shown(result)
+    paths = tokens["path"].transpose("token", "loop", "component").values
+    for kind in SettlingClass:
+        for regime in Regime:
+            here = (tokens["settling"] == kind) & (tokens["regime"] == regime)
+            for wrong in (False, True):
+                rows = (here & ((tokens["right"] == 0) == wrong)).values
+                if rows.any():
+                    name = f"{kind.label} ({regime.label})" + ", wrong" * wrong
+                    shade = _COLOURS.get(kind.label) or _COLOURS.get(regime.label, "magenta")
+                    yield name, paths[rows], shade, wrong
+
+
+def _limits(result: GeometryResult) -> np.ndarray:
+    """Where limits lie, ``[limit, component]``."""
+    ends = _shown(result)["path_limit"].transpose("token", "component").values
+    return ends[np.isfinite(ends).all(axis=1)]
+
+
+def _axis_names(result: GeometryResult) -> list[str]:
+    shares = result.data["explained"].values
+    return [f"component {k + 1} ({percent(share)})" for k, share in enumerate(shares)]
+
+
+def _table(result: GeometryResult) -> pd.DataFrame:
+    tokens = _shown(result)
+    names = [f"component {k + 1}" for k in range(tokens.sizes["component"])]
+    along = {name: tokens["path"].isel(component=k, drop=True) for k, name in enumerate(names)}
+    table = tidy(along)
+    for name, labels in (("settling", SettlingClass), ("regime", Regime)):
+        words = [labels(int(code)).label for code in tokens[name].values]
+        table[name] = table["token"].map(dict(enumerate(words)))
+    return table.assign(right=table["token"].map(dict(enumerate(tokens["right"].values.tolist()))))

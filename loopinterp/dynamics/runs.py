@@ -1,0 +1,190 @@
+"""Runs of a batch through the loops, in parts that fit in memory; and what a study begins with."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.core.errors import MOST_LOOPS, check_choice, check_integer
+from loopinterp.core.text import ShortRepr
+from loopinterp.dynamics.measures import above_rounding, share_of_size
+from loopinterp.dynamics.regimes import RegimeCriteria, rounding_of
+from loopinterp.models.iteration import bind
+from loopinterp.models.protocol import describe_model
+from loopinterp.models.study_examples import examples_for
+from loopinterp.tasks.sampling import need_asked
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+    from loopinterp.core.results import Result
+    from loopinterp.models.iteration import Iteration
+    from loopinterp.models.protocol import LoopedModel
+    from loopinterp.tasks.task import Batch, Task
+
+CHUNK_BYTES = 64 * 2**20
+"""Largest states tensor that a study holds at once; its working memory is a few of them."""
+
+
+def run_loops(iteration: Iteration, n_loops: int) -> Float[Tensor, "loop batch pos d_model"]:
+    """States ``h_0 .. h_T`` of the plain iteration, without gradients.
+
+    Args:
+        iteration: A model bound to its input.
+        n_loops: ``T``, at least 1.
+
+    Returns:
+        ``T + 1`` states; entry ``t`` is the state after ``t`` loops.
+
+    Raises:
+        InputError: If ``n_loops`` is below 1, or the state before or after the first loop is not
+            finite.
+    """
+    check_integer("n_loops", n_loops, least=1, far=MOST_LOOPS)
+    with torch.no_grad():
+        states = iteration.h0.new_empty(n_loops + 1, *iteration.h0.shape)
+        for loop, h in iteration.run(n_loops, may_diverge=True):
+            states[loop] = h
+    return states
+
+
+@dataclass(frozen=True, repr=False)
+class LoopMeasures(ShortRepr):
+    r"""What one loop did, with :math:`D_t = h_t - h_{t-1}`; NaN where it is not defined (yet).
+
+    Attributes:
+        norm: :math:`\|h_t\|` of each token.
+        residual: :math:`\|D_t\| / \|h_t\|` of each token.
+        residual_max: The same of each sequence in the maximum norm.
+        contraction: :math:`\|D_t\| / \|D_{t-1}\|` of each token; NaN also where an update is no
+            larger than rounding error.
+        cosine: :math:`\cos(D_t, D_{t-1})` of each token; NaN as ``contraction``.
+    """
+
+    norm: Float[Tensor, "batch pos"]
+    residual: Float[Tensor, "batch pos"]
+    residual_max: Float[Tensor, " batch"]
+    contraction: Float[Tensor, "batch pos"]
+    cosine: Float[Tensor, "batch pos"]
+
+
+def stream_measures(
+    iteration: Iteration, n_loops: int
+) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"], LoopMeasures]]:
+    """Run a model and measure every loop, holding two updates at most.
+
+    The numbers are those of :func:`relative_residual`, :func:`contraction_rates` and
+    :func:`update_cosine` on the states of the whole run. States may leave the finite numbers.
+
+    Args:
+        iteration: A model bound to its input.
+        n_loops: Loops of the run.
+
+    Yields:
+        Loops made, from 0 to ``n_loops``; the state after them; and what the last one did.
+
+    Example:
+        >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
+        >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=3, d_vocab_out=2)
+        >>> run = stream_measures(bind(LoopedTransformer(config), torch.tensor([[0, 1]])), 100)
+        >>> [loop for loop, _, done in run if not done.residual.isnan().any()][:2]
+        [1, 2]
+    """
+    norms: deque[Tensor] = deque(maxlen=3)
+    before, update, size = None, None, None
+    with torch.no_grad():
+        for loop, h in iteration.run(n_loops, may_diverge=True):
+            norms.append(norm := torch.linalg.vector_norm(h, dim=-1))
+            missing = torch.full_like(norm, float("nan"))
+            measures = LoopMeasures(norm, missing, missing[:, 0], missing, missing)
+            if before is not None:
+                last, last_size = update, size
+                update = h - before
+                size = torch.linalg.vector_norm(update, dim=-1)
+                most = update.abs().amax(dim=(1, 2)), h.abs().amax(dim=(1, 2))
+                measures = replace(
+                    measures, residual=share_of_size(size, norm), residual_max=share_of_size(*most)
+                )
+                if last is not None and last_size is not None:
+                    unknown = ~above_rounding(size, norms[-1], norms[-2])
+                    unknown |= ~above_rounding(last_size, norms[-2], norms[-3])
+                    cosine = torch.linalg.vecdot(update, last) / (size * last_size)
+                    measures = replace(
+                        measures,
+                        contraction=(size / last_size).masked_fill(unknown, float("nan")),
+                        cosine=cosine.clamp(-1, 1).masked_fill(unknown, float("nan")),
+                    )
+            before = h
+            yield loop, h, measures
+
+
+def state_bytes(model: LoopedModel, batch: Batch) -> int:
+    """Bytes of one example's state."""
+    h0 = bind(model, batch.inputs[:1]).h0
+    return h0.numel() * h0.element_size()
+
+
+def chunks(n_examples: int, bytes_per_example: int) -> Iterator[slice]:
+    """Slices over the batch whose examples take at most :data:`CHUNK_BYTES`.
+
+    Example:
+        >>> list(chunks(5, bytes_per_example=2**25))
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    size = max(1, CHUNK_BYTES // max(1, bytes_per_example))
+    for first in range(0, n_examples, size):
+        yield slice(first, min(first + size, n_examples))
+
+
+def gather(kind: type[Result], parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Arrays of a kind of result, computed for parts of a batch, joined along their batch axis."""
+    every = list(parts)
+    axis = {name: kind.VARIABLES[name].split().index("batch") for name in every[0]}
+    return {name: torch.cat([part[name].cpu() for part in every], at) for name, at in axis.items()}
+
+
+def counted_examples(
+    model: LoopedModel, data: Batch | Task, positions: str = "asked", **options: Any
+) -> tuple[Batch, Bool[Tensor, "batch pos"]]:
+    """The examples of a study, and the positions that it counts.
+
+    Those are the positions with a target (``asked``), or ``all`` of them.
+
+    Raises:
+        InputError: As :func:`~loopinterp.models.study_examples.examples_for`, which takes the other
+            options; if an example has no position with a target, or ``positions`` is another word.
+    """
+    batch = examples_for(model, data, **options)
+    check_choice("positions", positions, ("asked", "all"))
+    need_asked(batch)
+    has_target = batch.targets != IGNORE
+    return batch, has_target if positions == "asked" else torch.ones_like(has_target)
+
+
+def run_length(batch: Batch, n_loops: int | None, *, times: float, usual: int, least: int) -> int:
+    """Loops of a run: those given, or ``times`` the longest T(n) and ``usual`` or more.
+
+    Raises:
+        InputError: If those given are fewer than ``least``.
+    """
+    if n_loops is None:
+        return max(usual, math.ceil(times * int(batch.n_loops.max())))
+    return check_integer("n_loops", n_loops, least=least)
+
+
+def described(model: LoopedModel, batch: Batch) -> dict[str, Any]:
+    """The model of a study for its provenance, and the dtype of its states where that is coarse.
+
+    It is coarse where rounding moves a state by more than counts as at rest.
+    """
+    dtype = bind(model, batch.inputs[:1]).h0.dtype
+    coarse = rounding_of(dtype) > RegimeCriteria().at_rest
+    name = {"state_dtype": str(dtype).removeprefix("torch.")} if coarse else {}
+    return {"model": describe_model(model), **name}

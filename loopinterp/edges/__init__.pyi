@@ -1,0 +1,9 @@
+from .edge_runs import path_patching as path_patching
+from .edge_study import EdgeStudy as EdgeStudy
+from .edge_study import edge_study as edge_study
+from .edge_study import edges_recovered as edges_recovered
+from .figures import edge_graph as edge_graph
+from .known_edges import as_circuit as as_circuit
+from .known_edges import program_edges as program_edges
+from .known_edges import wiping_edges as wiping_edges
+from .unrolled_graph import UnrolledGraph as UnrolledGraph

@@ -1,0 +1,358 @@
+r"""How much each edge matters, and which circuits of edges are enough.
+
+The effect of an edge is the change of the metric when its receiver sees what the sender writes in
+the source's run, as a share of the change from base to source. With w the weight of an edge (see
+:mod:`~loopinterp.edges.edge_runs`), 0 in the base's run,
+
+.. math::
+    \text{exact}_{sr} = M(w_{sr} = 1) - M(0), \qquad
+    \text{eap}_{sr} = \frac{\partial M}{\partial w_{sr}}(0)
+
+the second being the gradient at the receiver's input times the difference of what the sender
+writes. Norms between the two are differentiated where they stand.
+
+``eap_ig`` is the mean of such gradients while the *input* goes from base to source; its effects of
+edges out of the input add up to the whole change. ``edge_ig`` is the mean while the weights of
+*all edges* go from 0 to 1 together,
+:math:`\int_0^1 \partial M / \partial w_{sr}\,(t, …, t)\,dt`; its effects of all edges add up to the
+whole change. Where units are flat at both ends, as thresholds are, a gradient at an end is 0; along
+the input's path only one of a chain of thresholds is crossed at a time, and what the chain carries
+is 0 again; between all edges' ends none is flat.
+
+A circuit is what the model does when all edges but its own carry the source's values. Its
+*faithfulness* is 1 for the whole graph, 0 for no edge:
+
+.. math:: f(C) = \frac{m(C) - m(\varnothing)}{m(M) - m(\varnothing)}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from loopinterp.core.errors import InputError
+from loopinterp.core.progress import track
+from loopinterp.edges.edge_runs import EdgeRuns, Replacement
+from loopinterp.interventions.base_and_source import Comparison
+from loopinterp.models.iteration import bind
+from loopinterp.models.taps import recording_gradients
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+    from loopinterp.edges.unrolled_graph import UnrolledGraph
+    from loopinterp.interventions.base_and_source import Metric
+
+EXACT, EAP, EAP_IG, EDGE_IG = "exact", "eap", "eap_ig", "edge_ig"
+MAGNITUDE, RANDOM = "magnitude", "random"
+METHODS = (EXACT, EAP, EAP_IG, EDGE_IG)
+CONTROLS = (MAGNITUDE, RANDOM)
+
+SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Shares of the edges at which MIB measures faithfulness."""
+
+_SUBSETS = 10
+"""Random parts of a circuit, and random circuits."""
+
+
+class EdgeEffects:
+    """Effects of the edges between the runs of two sets of inputs.
+
+    Args:
+        model: The model.
+        graph: Its components.
+        base: Inputs of the run that is patched.
+        source: As many others, of the run that values are taken from.
+        scored: Positions ``[batch, pos]`` whose answers count; all if omitted.
+        metric: From logits to a number for each example; the logit of the source's answer less
+            that of the base's if omitted.
+
+    Raises:
+        InputError: The model answers all alike, or a metric without examples or gradients.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        graph: UnrolledGraph,
+        base: Tensor,
+        source: Tensor,
+        *,
+        scored: Bool[Tensor, "_ _"] | None = None,
+        metric: Metric | None = None,
+    ) -> None:
+        self.model, self.graph = model, graph
+        with torch.no_grad():
+            of_base, of_source = (_logits(model, x, graph.n_loops) for x in (base, source))
+            self.compared = Comparison(of_base, of_source, scored, metric)
+            _check_metric(self.compared, of_base)
+            self._runs = EdgeRuns(model, graph, base)
+            logits, self.base = self._runs()
+            _, self.source = EdgeRuns(model, graph, source)()
+            self._at_base = self.compared.by_example(logits)
+        self._change = self.compared.at_source - self.compared.at_base
+
+    @torch.no_grad()
+    def replaced(self, edges: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " batch"]:
+        """The effect of the source's values on some edges; all others as the run has them."""
+        logits, _ = self._runs(edges.to(self.source), Replacement(self.source))
+        return (self.compared.by_example(logits) - self._at_base) / self._change
+
+    def faithfulness(self, circuit: Bool[Tensor, "sender receiver"]) -> float:
+        """The share of the metric left when all other edges carry the source's values."""
+        return 1 - float(self.replaced(~circuit).mean())
+
+    def scores(
+        self, method: str, *, n_steps: int, generator: torch.Generator
+    ) -> Float[Tensor, "sender receiver batch"]:
+        """Scores of single edges by any method or control.
+
+        Args:
+            method: One of :data:`METHODS` or :data:`CONTROLS`.
+            n_steps: Points of each path.
+            generator: Of random scores.
+        """
+        ways: dict[str, Callable[[], Tensor]] = {
+            EXACT: self.exact,
+            EAP: self.eap,
+            EAP_IG: lambda: self.eap_ig(n_steps),
+            EDGE_IG: lambda: self.edge_ig(n_steps),
+            MAGNITUDE: self.magnitude,
+            RANDOM: lambda: self.random(generator),
+        }
+        return ways[method]()
+
+    def tied(self, effects: Float[Tensor, "sender receiver batch"]) -> Float[Tensor, "tied batch"]:
+        """Sums over the edges that are one tied edge."""
+        # Edges as a list; the number of each one's tied edge says where it is added.
+        index, is_edge = self.graph.tied_index, self.graph.edges
+        total = effects.new_zeros(len(self.graph.tied_edges), effects.shape[-1])
+        return total.index_add(
+            0, index[is_edge].to(total.device), effects[is_edge.to(total.device)]
+        )
+
+    def exact_tied(self) -> Float[Tensor, "tied batch"]:
+        """Each tied edge, at all loops at once."""
+        numbers = track(range(len(self.graph.tied_edges)), "edge")
+        return torch.stack([self.replaced(self.graph.tied_index == k) for k in numbers])
+
+    def exact(self) -> Float[Tensor, "sender receiver batch"]:
+        """Each edge by itself: a run for every edge."""
+        effects = self._at_base.new_zeros(*self.graph.edges.shape, len(self._at_base))
+        for s, r in track(self.graph.edges.nonzero().tolist(), "edge"):
+            one = torch.zeros_like(self.graph.edges)
+            one[s, r] = True
+            effects[s, r] = self.replaced(one)
+        return effects
+
+    def eap(self) -> Float[Tensor, "sender receiver batch"]:
+        """Gradients at the base (attribution patching of edges, arXiv 2310.10348)."""
+        return self._gradient(0.0, self._difference)
+
+    def eap_ig(self, n_steps: int) -> Float[Tensor, "sender receiver batch"]:
+        """Mean of gradients at inputs between base and source (arXiv 2403.17806)."""
+        start, end = self.base[0], self.source[0]  # outputs of the input
+
+        def at(point: float) -> Tensor:
+            return self._gradient(0.0, self._difference, start + point * (end - start))
+
+        return _mean_along(at, n_steps)
+
+    def edge_ig(self, n_steps: int) -> Float[Tensor, "sender receiver batch"]:
+        """Mean of gradients while all edges go from the run's own values to the source's."""
+        return _mean_along(lambda point: self._gradient(point, Replacement(self.source)), n_steps)
+
+    @torch.no_grad()
+    def magnitude(self) -> Float[Tensor, "sender receiver batch"]:
+        """Control: norm of what is written times norm of the weights that read it."""
+        written = self.base.double().norm(dim=-1).mean(-1)  # [sender, batch]
+        read = [self._read_weight(*receiver) for receiver in self.graph.receivers]
+        return written[:, None] * torch.stack(read).to(written)[:, None]
+
+    def random(self, generator: torch.Generator) -> Float[Tensor, "sender receiver batch"]:
+        """Control: scores drawn evenly from 0 to 1, the same for all examples."""
+        drawn = torch.rand(self.graph.edges.shape, generator=generator, dtype=torch.float64)
+        return drawn[..., None].expand(*drawn.shape, len(self._at_base)).to(self._at_base.device)
+
+    @cached_property
+    def _difference(self) -> Replacement:
+        return Replacement(self.source - self.base, added=True)
+
+    def _gradient(
+        self, weight: float, replacement: Replacement, embedding: Tensor | None = None
+    ) -> Float[Tensor, "sender receiver batch"]:
+        """Gradient of the metric along each weight, by example, where all weights are alike."""
+        shape = (*self.graph.edges.shape, len(self._at_base))  # [sender, receiver, batch]
+        weights = torch.full(shape, weight, dtype=self.base.dtype, device=self.base.device)
+        weights.requires_grad_()
+        with recording_gradients():
+            logits, _ = self._runs(weights, replacement, embedding=embedding)
+            # Examples do not meet: the gradient of the sum is that of each.
+            total = self.compared.by_example(logits).sum()
+        (gradient,) = torch.autograd.grad(total, weights)
+        return gradient.double() / self._change
+
+    def _read_weight(self, k: int, slot: str) -> Tensor:
+        """Norm of the weights that a receiver reads the stream with."""
+        reader = self.graph.readers[k]
+        if not reader.section:
+            return self.model.unembedding.weight.norm()
+        layer = getattr(self.model, reader.section)[reader.layer]
+        if reader.head is None:
+            neurons = slice(None) if reader.neurons is None else list(reader.neurons)
+            return layer.mlp.fc_in.weight[neurons].norm()
+        by_slot = {"q": layer.attn.W_Q, "k": layer.attn.W_K, "v": layer.attn.W_V}
+        weights = [by_slot[slot]] if slot else list(by_slot.values())
+        # W_Q, W_K, W_V are [head, d_model, d_head].
+        return torch.stack([weight[reader.head] for weight in weights]).norm()
+
+
+def _mean_along(gradient: Callable[[float], Tensor], n_steps: int) -> Tensor:
+    """The mean of gradients at the middles of as many equal parts of a path from 0 to 1."""
+    gradients = (gradient((k + 0.5) / n_steps) for k in track(range(n_steps), "step"))
+    total = next(gradients)
+    for more in gradients:
+        total = total + more
+    return total / n_steps
+
+
+def _logits(model: Any, inputs: Tensor, n_loops: int) -> Tensor:
+    """Logits of a run, which must be finite."""
+    bound = bind(model, inputs)
+    *_, (_, state) = bound.run(n_loops)
+    return bound.read(state, n_loops)
+
+
+def _check_metric(compared: Comparison, logits: Tensor) -> None:
+    with recording_gradients():
+        scores = compared.by_example(logits.detach().requires_grad_())
+    if scores.shape != logits.shape[:1] or not scores.requires_grad:
+        raise InputError(
+            "metric",
+            expected=f"one number for each of the {len(logits)} examples, with a gradient",
+            given=f"shape {list(scores.shape)}, requires_grad={scores.requires_grad}",
+            fix="Take means over positions, not over examples, and use no argmax.",
+        )
+
+
+# Circuits
+
+
+def areas(
+    faithfulness: Sequence[float] | np.ndarray, shares: Sequence[float] | np.ndarray = SHARES
+) -> tuple[float, float]:
+    r"""CPR and CMD: the areas under f and under abs(1 - f) over the share of edges, by trapezoids.
+
+    Args:
+        faithfulness: f at each share.
+        shares: Increasing, by default MIB's ten, from .001 to 1.
+
+    Source: arXiv 2504.13151. Large CPR and small CMD are good; CPR above 1 says that circuits do
+    better than the model.
+
+    Example:
+        >>> [round(area, 3) for area in areas([1.0] * 10)]
+        [0.999, 0.0]
+    """
+    f, x = np.asarray(faithfulness, dtype=float), np.asarray(shares, dtype=float)
+    return float(np.trapezoid(f, x)), float(np.trapezoid(abs(1 - f), x))
+
+
+def top(scores: Float[Tensor, " edge"], count: int) -> Bool[Tensor, " edge"]:
+    """The edges of highest score; of equal ones, the first."""
+    chosen = torch.zeros(len(scores), dtype=torch.bool)
+    chosen[scores.argsort(descending=True, stable=True)[:count].cpu()] = True
+    return chosen
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """Of a circuit C in the model M, for parts K of it (arXiv 2211.00593).
+
+    Attributes:
+        without: f(M without C): 0 if nothing else does what C does.
+        mean_gap: Mean of abs(f(M without K) - f(C without K)) over random halves K of C.
+        largest_gap: The largest of them.
+    """
+
+    without: float
+    mean_gap: float
+    largest_gap: float
+
+
+class TiedCircuits:
+    """Circuits of tied edges: what they keep of the metric."""
+
+    def __init__(self, effects: EdgeEffects) -> None:
+        self._effects = effects
+        self._index, self._n = effects.graph.tied_index, len(effects.graph.tied_edges)
+
+    def faithfulness(self, circuit: Bool[Tensor, " tied"]) -> float:
+        """Of the circuit of some tied edges."""
+        # Index -1, where there is no edge, reads the last entry.
+        unrolled = torch.cat([circuit, torch.zeros(1, dtype=torch.bool)])[self._index]
+        return self._effects.faithfulness(unrolled)
+
+    def pruned(self, threshold: float) -> Bool[Tensor, " tied"]:
+        """What is left when each edge in turn, from the readout back, is tried and let go.
+
+        An edge goes if faithfulness, with all that went before it, then changes by less than the
+        threshold (ACDC, arXiv 2304.14997, with the metric in place of a divergence).
+        """
+        circuit = torch.ones(self._n, dtype=torch.bool)
+        now = self.faithfulness(circuit)
+        for edge in track(self._backwards(), "edge"):
+            circuit[edge] = False
+            without = self.faithfulness(circuit)
+            if abs(now - without) < threshold:
+                now = without  # the edge stays out
+            else:
+                circuit[edge] = True
+        return circuit
+
+    def minimality(self, circuit: Bool[Tensor, " tied"]) -> Float[Tensor, " tied"]:
+        """How much faithfulness each edge's loss costs a circuit; NaN of edges not in it."""
+        full = self.faithfulness(circuit)
+        cost = torch.full((self._n,), float("nan"), dtype=torch.float64)
+        for edge in circuit.nonzero().flatten().tolist():
+            without = circuit.clone()
+            without[edge] = False
+            cost[edge] = full - self.faithfulness(without)
+        return cost
+
+    def completeness(
+        self, circuit: Bool[Tensor, " tied"], generator: torch.Generator
+    ) -> Completeness:
+        """Whether the model without parts of a circuit does what the circuit without them does."""
+        every = torch.ones_like(circuit)
+        gaps = []
+        for _ in range(_SUBSETS):
+            drawn = torch.rand(self._n, generator=generator, dtype=torch.float32) < 0.5
+            part = circuit & drawn
+            gaps.append(abs(self.faithfulness(every & ~part) - self.faithfulness(circuit & ~part)))
+        return Completeness(self.faithfulness(every & ~circuit), float(np.mean(gaps)), max(gaps))
+
+    def at_random(
+        self, count: int, generator: torch.Generator, draws: int = _SUBSETS
+    ) -> list[float]:
+        """Control: faithfulness of as many edges, drawn at random."""
+        drawn = [
+            top(torch.rand(self._n, generator=generator, dtype=torch.float32), count)
+            for _ in range(draws)
+        ]
+        return [self.faithfulness(circuit) for circuit in drawn]
+
+    def _backwards(self) -> list[int]:
+        """The tied edges, from those into the readout to those into the first layer."""
+        graph = self._effects.graph
+        # The last stage at which a tied edge is read.
+        stages = graph.read_stages.expand(graph.edges.shape)[graph.edges]
+        last = torch.zeros(self._n, dtype=torch.int64)
+        last = last.scatter_reduce(0, self._index[graph.edges], stages, "amax")
+        return last.argsort(descending=True, stable=True).tolist()

@@ -1,0 +1,406 @@
+r"""Runs in which every receiver has a residual stream of its own, and path patching with them.
+
+Receiver r sees of sender s
+
+.. math:: \text{seen}_{s \to r} = v_s + w_{s r} (d_s - v_s)
+
+with :math:`v_s` what s writes in this run, :math:`d_s` a value in its place (by default from the
+source's run), and w the weight of the edge: 0 is the run itself, 1 the value put in. The stream of
+r is then added up, injected into, and normed as the model does it. Path patching, circuits and the
+gradients of all edges are such runs with other weights. Receivers whose weights are the same share
+a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import linear
+
+from loopinterp.core.errors import InputError
+from loopinterp.edges.unrolled_graph import SLOTS, UnrolledGraph
+from loopinterp.interventions.base_and_source import check_run, given_pairs
+from loopinterp.models.protocol import need_hooks
+from loopinterp.models.taps import Tap
+from loopinterp.models.transformer import LoopedTransformer
+from loopinterp.models.weights import need_plain
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.tasks.task import Batch
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Replacement:
+    """Values that receivers see of senders at weight 1.
+
+    Attributes:
+        values: One for each sender ``[sender, batch, pos, d_model]``.
+        added: Whether they are added to what is written, and not put in its place.
+    """
+
+    values: Float[Tensor, "sender batch pos d_model"]
+    added: bool = False
+
+
+class EdgeRuns:
+    """Runs of a model on some inputs, with weights on its edges.
+
+    Args:
+        model: A ``LoopedTransformer``.
+        graph: Its components.
+        inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
+
+    Attributes:
+        embedding: The output of the input ``[batch, pos, d_model]``.
+
+    Raises:
+        InputError: A model of another kind, with gates, with changed layers, or not on the CPU, or
+            inputs that it cannot read.
+        HookError: Hooks are on: these runs fire none.
+    """
+
+    def __init__(self, model: Any, graph: UnrolledGraph, inputs: Tensor) -> None:
+        need_graph(model)
+        if model.device.type != "cpu":
+            raise InputError(
+                "device of the model",
+                expected="cpu",
+                given=str(model.device),
+                fix="Pass model.cpu(): scores of edges are not numbers elsewhere so far.",
+            )
+        need_plain(model, "runs of edges")  # which take heads and neurons apart by their weights
+        self.model: LoopedTransformer = model
+        self.graph = graph
+        bound = model.bind(inputs)
+        self._context = bound.context
+        # Stopped before the prelude, a run gives the embedding alone.
+        before = {"n_loops": 1, "stop_at_layer": 0}
+        self.embedding: Tensor = model(inputs, **before) if model.config.n_prelude else bound.e
+
+    def __call__(
+        self,
+        weights: Float[Tensor, "sender receiver *batch"] | None = None,
+        replacement: Replacement | None = None,
+        *,
+        embedding: Float[Tensor, "batch pos d_model"] | None = None,
+    ) -> tuple[Float[Tensor, "batch pos d_vocab_out"], Float[Tensor, "sender batch pos d_model"]]:
+        """One run: its logits, and the output of every sender.
+
+        Args:
+            weights: Weight of each edge, for all examples or for each ``[sender, receiver,
+                batch]``; None for the model's own run. Entries without an edge are ignored.
+            replacement: Values seen at weight 1.
+            embedding: The output of the input, if not that of the inputs.
+        """
+        run = _Run(self.graph, weights, replacement)
+        config, model = self.model.config, self.model
+        # Streams are [row, batch, pos, d_model], a row for receivers that see the same.
+        e = run.start(self.embedding if embedding is None else embedding)
+        for layer in model.prelude:
+            e, _ = self._layer(layer, run, e, None)
+        # Other initial states do not know the embedding, so one row is as good as all.
+        h = e if config.initial_state == "embedding" else model.initial_state(e[0]).expand_as(e)
+        for _ in range(self.graph.n_loops):
+            h, e = h[-run.n_alive :], e[-run.n_alive :]  # rows that will be read again
+            if config.injection == "input":
+                h = h + e
+            elif model.recall is not None:
+                h = model.recall(h, e)
+            for layer in model.block:
+                h, e = self._layer(layer, run, h, e)
+            h = model.end_loop(h, e)
+        for layer in model.coda:
+            h, _ = self._layer(layer, run, h, None)
+        (readout,) = next(run.stages)
+        h = run.stream(h, readout)  # [batch, pos, d_model]
+        h = h if model.ln_final is None else model.ln_final(h)
+        return model.unembedding(h), torch.stack(run.outputs)
+
+    def _layer(self, layer: Any, run: _Run, h: Tensor, e: Tensor | None) -> tuple[Tensor, Any]:
+        """The streams after a layer, as :class:`Layer` makes them of one; and the inputs beside."""
+        outputs = self._attention(layer, run, h, e)
+        h, e = run.write(h, e, outputs, layer.attn.out.bias, layer.ln1_post)
+        h = layer.ln1(h) if layer.norms_sum else h
+        outputs = self._mlp(layer, run, h, e)
+        h, e = run.write(h, e, outputs, layer.mlp.fc_out.bias, layer.ln2_post)
+        return layer.ln2(h) if layer.norms_sum else h, e
+
+    def _attention(self, layer: Any, run: _Run, h: Tensor, e: Tensor | None) -> list[Tensor]:
+        """The output of each head ``[batch, pos, d_model]``."""
+        context = self._context.outside_the_loop() if e is None else self._context
+        heads, tap = next(run.stages), _KeepZ()
+
+        def read(rows: list[int]) -> Tensor:
+            return _read(layer, "1", run.rows(h, rows), None if e is None else run.rows(e, rows))
+
+        rows = {slot: [run.row(k, slot) for k in heads] for slot in SLOTS}
+        if len({row for each in rows.values() for row in each}) == 1:
+            layer.attn(read(rows["q"][:1])[0], context, tap)  # all heads read one stream
+        else:
+            # [head, batch, pos, d_model] -> [batch, pos, head, d_model]: a stream for each head.
+            forks = [read(rows[slot]).permute(1, 2, 0, 3) for slot in SLOTS]
+            # Queries, keys and values of all heads come from the forks: x gives but the shape.
+            layer.attn(forks[0][:, :, 0], context, tap, forks)
+        # z [batch, pos, head, d_head] through W_O [head, d_head, d_model], head by head.
+        return list(torch.einsum("bphd,hdm->hbpm", tap.z, layer.attn.W_O))
+
+    def _mlp(self, layer: Any, run: _Run, h: Tensor, e: Tensor | None) -> list[Tensor]:
+        """The output of each group of neurons ``[batch, pos, d_model]``."""
+        up, down = layer.mlp.fc_in, layer.mlp.fc_out
+        outputs = []
+        for k in next(run.stages):
+            x = _read(layer, "2", run.stream(h, k), None if e is None else run.stream(e, k))
+            group = self.graph.readers[k].neurons
+            n = slice(None) if group is None else torch.tensor(group, device=x.device)
+            neurons = layer.mlp.act_fn(linear(x, up.weight[n], up.bias[n]))  # of this group alone
+            outputs.append(linear(neurons, down.weight[:, n]))
+        return outputs
+
+
+def _read(layer: Any, sublayer: str, x: Tensor, e: Tensor | None) -> Tensor:
+    """What a sublayer reads of a stream: normed, with the input injected into it."""
+    norm, recall = getattr(layer, f"ln{sublayer}"), getattr(layer, f"recall{sublayer}")
+    x = x if norm is None or layer.norms_sum else norm(x)
+    if e is None or not layer.injects:
+        return x
+    return x + e if recall is None else recall(x, e)
+
+
+class _KeepZ(Tap):
+    """Keeps what heads bring, before their output weights ``[batch, pos, head, d_head]``."""
+
+    z: Tensor
+
+    def __call__(self, component: str, x: Tensor) -> Tensor:
+        if component == "attn.hook_z":
+            self.z = x
+        return x
+
+
+class _Run:
+    """The streams of one run: which receiver reads which, and what each sees of a sender.
+
+    Streams are ``[row, batch, pos, d_model]``. Rows stand in the order in which they are read for
+    the last time; those that nobody will read again are dropped, so that row k of all is row
+    ``k - dropped``.
+
+    Attributes:
+        stages: The readers of each stage, as they come.
+        outputs: What each sender has written so far.
+    """
+
+    def __init__(
+        self, graph: UnrolledGraph, weights: Tensor | None, replacement: Replacement | None
+    ) -> None:
+        self.stages: Iterator[list[int]] = graph.stages()
+        self.outputs: list[Tensor] = []
+        self._graph, self._replacement = graph, replacement
+        self._weights: Tensor | None = None
+        n = len(graph.receivers)
+        row_of = torch.zeros(n, dtype=torch.int64)  # row that each receiver reads
+        if weights is not None and replacement is not None:
+            is_edge = graph.edges.to(weights.device)
+            weights = weights * (is_edge if weights.dim() == 2 else is_edge[..., None])
+            if weights.requires_grad:
+                # A gradient is wanted for each receiver: none share a row.
+                row_of, self._weights = torch.arange(n), weights
+            else:
+                self._weights, row_of = _distinct(weights)
+        self._n_rows = int(row_of.max()) + 1
+        self._row: dict[tuple[int, str], int] = dict(zip(graph.receivers, row_of.tolist()))
+        # The last stage at which each row is read.
+        last = torch.zeros(self._n_rows, dtype=torch.int64)
+        self._last = last.scatter_reduce(0, row_of, graph.read_stages, "amax").tolist()
+        self._dropped = 0
+
+    @property
+    def n_alive(self) -> int:
+        """How many streams there are still."""
+        return self._n_rows - self._dropped
+
+    def row(self, reader: int, slot: str) -> int:
+        """The row that a receiver reads."""
+        row = self._row.get((reader, slot))
+        return self._row[reader, ""] if row is None else row
+
+    def rows(self, h: Tensor, rows: list[int]) -> Float[Tensor, "row batch pos d_model"]:
+        """Some of the streams."""
+        return h[[row - self._dropped for row in rows]]
+
+    def stream(self, h: Tensor, reader: int) -> Float[Tensor, "batch pos d_model"]:
+        """The stream of a reader that is one receiver."""
+        return h[self._row[reader, ""] - self._dropped]
+
+    def start(self, embedding: Tensor) -> Float[Tensor, "row batch pos d_model"]:
+        """The streams once the input has written."""
+        return self._seen([embedding])
+
+    def write(
+        self, h: Tensor, e: Tensor | None, outputs: list[Tensor], bias: Tensor, norm: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """The streams after the next senders have written, and the injected inputs beside them."""
+        stage = self._graph.senders[len(self.outputs)].stage
+        while self._dropped < self._n_rows - 1 and self._last[self._dropped] <= stage:
+            self._dropped += 1
+        seen = self._seen(outputs) + bias
+        h = h[-self.n_alive :] + (seen if norm is None else norm(seen))
+        return h, None if e is None else e[-self.n_alive :]
+
+    def _seen(self, outputs: list[Tensor]) -> Float[Tensor, "row batch pos d_model"]:
+        """The sum of what each stream sees of the next senders."""
+        first = len(self.outputs)
+        self.outputs += outputs
+        values = torch.stack(outputs)  # [sender, batch, pos, d_model]
+        total = values.sum(0)
+        if self._weights is None or self._replacement is None:
+            return total.expand(self.n_alive, *total.shape)
+        weights = self._weights[first : len(self.outputs), self._dropped :]
+        if not weights.requires_grad and not weights.any():
+            return total.expand(self.n_alive, *total.shape)
+        put_in = self._replacement.values[first : len(self.outputs)]
+        change = put_in if self._replacement.added else put_in - values
+        # w [sender, row(, batch)] times d - v [sender, batch, pos, d_model], summed over senders.
+        axes = "sr,sbpd->rbpd" if weights.dim() == 2 else "srb,sbpd->rbpd"
+        return total + torch.einsum(axes, weights, change)
+
+
+def _distinct(weights: Tensor) -> tuple[Tensor, Int[Tensor, " receiver"]]:
+    """The distinct columns of weights, and that of each receiver; in order of their last use."""
+    _, number = torch.unique(weights, dim=1, return_inverse=True)
+    last: dict[int, int] = {int(row): at for at, row in enumerate(number.tolist())}
+    order = {row: k for k, row in enumerate(sorted(last, key=lambda row: last[row]))}
+    columns = [last[row] for row in order]  # a receiver of each distinct column
+    row_of = torch.tensor([order[int(row)] for row in number.tolist()])
+    return weights[:, columns], row_of
+
+
+def need_graph(model: Any) -> None:
+    """Raise unless a model's stream is a sum of what components write, through norms.
+
+    Raises:
+        InputError: The model has no hooks, is no ``LoopedTransformer``, or has gates.
+    """
+    need_hooks(model)
+    if not isinstance(model, LoopedTransformer):
+        raise InputError(
+            "model",
+            expected="a LoopedTransformer, whose heads and MLPs can be run one by one",
+            given=type(model).__name__,
+            fix="Pass the LoopedTransformer inside it, or convert its weights with "
+            "loopinterp.models.convert_model.",
+        )
+    if model.config.norm == "gated":
+        raise InputError(
+            "model",
+            expected="heads and MLPs that write to the stream, through norms or not",
+            given="norm='gated': its gates read the stream themselves, and what a component "
+            "writes is not its own alone",
+            fix="Study activations instead, with patching_sweep(component='attn_gate').",
+        )
+
+
+@torch.no_grad()
+def path_patching(
+    model: Any,
+    base: Batch | Tensor,
+    source: Batch | Tensor,
+    *,
+    senders: str | Sequence[str],
+    receivers: str | Sequence[str],
+    through: str | Sequence[str] = (),
+    neurons: Mapping[str, Sequence[int]] | None = None,
+    n_loops: int | None = None,
+) -> Float[Tensor, "batch pos d_vocab_out"]:
+    r"""Logits of the base's run, in which receivers see what senders write in the source's run.
+
+    The path from a sender s to a receiver r is the residual stream alone, over as many loops as lie
+    between them: what r reads is computed again with
+
+    .. math:: \text{seen}_{s \to r} = s(\text{source})
+
+    and everything else that r sees as it is in the base's run, through the norms (loop norm and
+    post-norms too), the recall and the injections as they are. All others see of s what it writes
+    in the base's run. What comes after r then runs on. With ``through``, these components see s
+    too, are run again, and what they write is seen by receivers and one another, and by
+    nobody else: all paths from s to r that lead through none or some of them. For the effect on
+    the logits of a path that ends at r and goes on directly, let it go *through* r to ``readout``.
+
+    Args:
+        model: A ``LoopedTransformer``.
+        base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
+        source: As many inputs of the same length, pair by pair.
+        senders: ``"input"`` (the embedding, wherever it is injected), heads, MLPs, or groups of
+            neurons: ``"3:block.0.head.1"`` at loop 3, ``"block.0.mlp"`` at all loops,
+            ``"coda.0.mlp"``, ``"block.0.carry"``.
+        receivers: The same, and ``"readout"``; ``"3:block.0.head.1.q"`` is what queries see.
+        through: Components between them.
+        neurons: Groups of neurons by name, as :class:`UnrolledGraph` takes them.
+        n_loops: Loops of the run; T(n) by default, to be given with inputs alone.
+
+    Raises:
+        InputError: Names that are not in the graph, receivers that no sender comes before, or
+            components to go through that stand after a receiver; inputs that do not fit each
+            other; a model with gates.
+
+    Source: direct effects and path patching are those of arXiv 2211.00593 and 2304.05969, with
+    loops unrolled.
+
+    Example:
+        >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=2)
+        >>> base, source = torch.randint(5, (2, 8, 4), generator=torch.Generator().manual_seed(0))
+        >>> path_patching(LoopedTransformer(config), base, source, n_loops=3,
+        ...               senders="0:block.0.mlp", receivers="2:block.0.head.1.v").shape
+        torch.Size([8, 4, 2])
+    """
+    base, source, n_loops, _ = given_pairs(model, base, source, n_loops, None)
+    check_run(model, base, source, source, "resid_pre")
+    need_graph(model)
+    graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=True)
+    first, last = graph.senders_named(senders), graph.receivers_named(receivers)
+    between = graph.senders_named(through, "through") if through else []
+    _check_order(graph, first, between, last)
+    names = {graph.senders[m].name for m in between}
+    # Receivers on a path: the last ones, and those of the components between.
+    on_path: Bool[Tensor, " receiver"]
+    on_path = torch.tensor([graph.readers[k].name in names for k, _ in graph.receivers])
+    on_path[last] = True
+    runs = EdgeRuns(model, graph, base)
+    _, base_outputs = runs()
+    _, source_outputs = EdgeRuns(model, graph, source)()
+    # Of the senders, the source's values go to receivers on the path; of components between, the
+    # base's go everywhere else, where their new ones should not.
+    weights = torch.zeros(graph.edges.shape)
+    weights[first] = on_path.float()
+    weights[between] = (~on_path).float()
+    values = base_outputs.clone()
+    values[first] = source_outputs[first]
+    return runs(weights.to(values), Replacement(values))[0]
+
+
+def _check_order(
+    graph: UnrolledGraph, first: list[int], between: list[int], last: list[int]
+) -> None:
+    stages = graph.read_stages[last].tolist()
+    if min(graph.senders[s].stage for s in first) >= max(stages):
+        raise InputError(
+            "receivers",
+            expected=f"some that read after {graph.senders[first[0]].name} has written",
+            given=graph.receiver_names[last[-1]],
+            fix="Name receivers in a later layer or loop, or 'readout'.",
+        )
+    late = [m for m in between if graph.senders[m].stage >= min(stages)]
+    both = [m for m in between if m in first]
+    if late or both:
+        raise InputError(
+            "through",
+            expected="components that stand before all receivers, and are no senders",
+            given=graph.senders[(late or both)[0]].name,
+            fix="Leave it out: what comes after a receiver runs on in any case.",
+        )

@@ -1,0 +1,454 @@
+"""Edges of a looped model: how much each matters, and which are enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from loopinterp.core.errors import InputError, check_choice, check_integer, check_number
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.edges.edge_effects import (
+    CONTROLS,
+    EXACT,
+    METHODS,
+    SHARES,
+    Completeness,
+    EdgeEffects,
+    TiedCircuits,
+    areas,
+    top,
+)
+from loopinterp.edges.edge_runs import need_graph
+from loopinterp.edges.known_edges import as_circuit, known_truths, ranking
+from loopinterp.edges.unrolled_graph import LAGS, TIED, UNROLLED, TiedEdge, UnrolledGraph
+from loopinterp.interventions.base_and_source import Metric, check_run, given_pairs
+from loopinterp.models.config import LoopedTransformerConfig
+from loopinterp.models.protocol import describe_model
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+    from loopinterp.compiler.circuit import Circuit
+    from loopinterp.compiler.compiled import Compiled
+    from loopinterp.tasks.task import Batch
+
+_TIED_EDGE = "tied_sender tied_receiver lag"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class EdgeStudy(Result, kind="edges"):
+    """The result of :func:`edge_study`.
+
+    Where there is no edge, arrays are NaN. ``magnitude`` and ``random``, on the axis of scores,
+    are controls. Effects are shares of the change of the metric from base to source; scores of the
+    controls have a scale of their own. A lag of 2 stands for all that are larger.
+
+    Arrays:
+        effect: Of each edge of the unrolled graph, mean over examples.
+        size: The same, mean of absolute values: help in one example and harm in another do not
+            cancel.
+        tied_effect: Of each edge of the tied block, at all loops at once (exact), or summed over
+            loops.
+        tied_size: The same, mean of absolute values.
+        faithfulness: Of the edges of highest score, in either graph, at MIB's shares of the edges.
+        curve: Of that many tied edges of highest score.
+        pruned: 1 for tied edges that greedy pruning keeps, 0 for others.
+        minimality: Loss of faithfulness with each of those that were kept.
+
+    Attributes:
+        metric: Name of the metric.
+        metric_base: The metric of the base's run.
+        metric_source: The metric of the source's run.
+        n_examples: Pairs of inputs.
+        n_scored: Answers that count: scored, and different in the two runs.
+        n_loops: Loops of the runs.
+        rank_by: ``size`` or ``effect`` (without its sign), by which edges were chosen.
+        threshold: Of greedy pruning.
+        pruned_faithfulness: Faithfulness of the edges it kept.
+        random_faithfulness: Control: mean faithfulness of as many edges, drawn at random.
+        completeness: Of the edges it kept.
+        neurons: Groups of neurons that were components.
+        config: Configuration of the model.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        "effect": "score sender receiver",
+        "size": "score sender receiver",
+        "tied_effect": f"score {_TIED_EDGE}",
+        "tied_size": f"score {_TIED_EDGE}",
+        "faithfulness": "graph score share",
+        "curve": "score kept",
+        "pruned": _TIED_EDGE,
+        "minimality": _TIED_EDGE,
+    }
+
+    metric: str
+    metric_base: float
+    metric_source: float
+    n_examples: int
+    n_scored: int
+    n_loops: int
+    rank_by: str
+    threshold: float
+    pruned_faithfulness: float
+    random_faithfulness: float
+    completeness: Completeness
+    neurons: dict[str, list[int]]
+    config: LoopedTransformerConfig
+
+    def to_dataframe(self, *names: str) -> pd.DataFrame:
+        """A row for each score and tied edge that there is, largest first.
+
+        Args:
+            names: Arrays wanted, as of any other result; by default those of tied edges.
+        """
+        if names:
+            return super().to_dataframe(*names)
+        table = super().to_dataframe("tied_effect", "tied_size").dropna()  # NaN: no edge
+        table = table.rename(columns=_untied)
+        return table.sort_values(["score", "size"], ascending=[True, False], ignore_index=True)
+
+    def unrolled_dataframe(self) -> pd.DataFrame:
+        """A row for each score and edge of the unrolled graph."""
+        return super().to_dataframe("effect", "size").dropna().reset_index(drop=True)
+
+    def areas(self) -> pd.DataFrame:
+        """CPR and CMD of each graph and score, at MIB's shares; of tied edges, of the curve too."""
+        import pandas as pd
+
+        rows = []
+        faithfulness = self.data["faithfulness"]
+        for graph in sorted(faithfulness["graph"].values.tolist()):
+            for score in faithfulness["score"].values:
+                f = faithfulness.sel(graph=graph, score=score).values
+                if np.isnan(f).any():
+                    continue
+                cpr, cmd = areas(f, SHARES)
+                rows.append({"graph": graph, "score": score, "cpr": cpr, "cmd": cmd})
+                if graph == TIED:
+                    counts = self.data["kept"].values
+                    curve = self.data["curve"].sel(score=score).values
+                    names = ("cpr_of_curve", "cmd_of_curve")
+                    rows[-1] |= dict(zip(names, areas(curve, counts / counts[-1])))
+        return pd.DataFrame(rows)
+
+    def tied_edges(self, *, score: str | None = None, count: int | None = None) -> set[TiedEdge]:
+        """The tied edges of a circuit: those that pruning kept, or the first ones by a score.
+
+        Args:
+            score: Which scores choose; None for those that pruning kept.
+            count: How many; needed with a score, and of no use without.
+
+        Raises:
+            InputError: A score that was not asked for, or a count too many or too few.
+        """
+        if (score is None) != (count is None):
+            raise InputError(
+                "score and count",
+                expected="both, or neither for what pruning kept",
+                given=f"score={score!r}, count={count!r}",
+                fix="Pass for example score='edge_ig', count=10.",
+            )
+        if score is None:
+            table: Any = super().to_dataframe("pruned").rename(columns=_untied)
+            table = table[table["pruned"] == 1]
+        else:
+            check_choice("score", score, self.data["score"].values.tolist())
+            table = self.to_dataframe()
+            table = table[table["score"] == score]
+            order = table[self.rank_by].abs().sort_values(ascending=False, kind="stable").index
+            table = table.reindex(order)[:count]
+        ends = table[["sender", "receiver", "lag"]].itertuples(index=False, name=None)
+        return {(sender, receiver, int(lag)) for sender, receiver, lag in ends}
+
+    def circuit(self, *, score: str | None = None, count: int | None = None) -> Circuit:
+        """The same edges as a `Circuit`, to be drawn, saved or compared with a compiled one."""
+        return as_circuit(self.tied_edges(score=score, count=count), self.config)
+
+
+def edge_study(
+    model: Any,
+    base: Batch | Tensor,
+    source: Batch | Tensor,
+    *,
+    n_loops: int | None = None,
+    methods: Sequence[str] = METHODS,
+    neurons: Mapping[str, Sequence[int]] | None = None,
+    split: bool = False,
+    n_steps: int = 10,
+    unrolled_exact: bool = False,
+    rank_by: str = "size",
+    threshold: float = 0.02,
+    curve_points: int = 40,
+    scored: Bool[Tensor, "_ _"] | None = None,
+    metric: Metric | None = None,
+    seed: int = 0,
+) -> EdgeStudy:
+    r"""Score the edges between components, unrolled and tied, and choose circuits by the scores.
+
+    An edge's effect is the change of the metric when its receiver sees what its sender writes in
+    the source's run, as a share of :math:`M_\text{source} - M_\text{base}`. ``exact`` makes that
+    run, for tied edges at all loops at once; ``eap`` is its gradient, ``eap_ig`` and ``edge_ig``
+    are mean gradients along two paths (:mod:`~loopinterp.edges.edge_effects`). Norm of what is
+    written times norm of the weights that read it (``magnitude``) and random scores are controls,
+    beside every method. Circuits of the edges of highest score, and those that greedy pruning
+    leaves of the tied graph, are run with the source's values on all other edges.
+
+    Args:
+        model: A ``LoopedTransformer``.
+        base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
+        source: As many inputs of the same length, pair by pair.
+        n_loops: Loops of the runs; T(n) by default, to be given with inputs alone.
+        methods: Some of ``exact``, ``eap``, ``eap_ig``, ``edge_ig``.
+        neurons: Groups of neurons that are components, as :class:`UnrolledGraph` takes them.
+        split: Whether queries, keys and values are receivers of their own.
+        n_steps: Points of each path.
+        unrolled_exact: Whether each edge of the unrolled graph is run too: many runs.
+        rank_by: Edges are chosen by mean absolute effect over examples (``size``), or by the
+            absolute value of the mean (``effect``), as is published.
+        threshold: The change of faithfulness below which pruning lets an edge go.
+        curve_points: Numbers of tied edges at which faithfulness is measured, at most.
+        scored: Positions ``[batch, pos]`` whose answers count; by default those at which the
+            batches ask for something, or all of inputs alone.
+        metric: Another metric, from logits to one number for each example ``[batch]``; by default
+            the logit of the source's answer less that of the base's.
+        seed: Of random scores and circuits.
+
+    Raises:
+        InputError: Inputs that do not fit each other, or that the model answers alike; an unknown
+            method; a metric without examples or gradients; a model with gates.
+
+    Source: EAP arXiv 2310.10348, EAP-IG 2403.17806, pruning 2304.14997, CPR and CMD 2504.13151.
+
+    Example:
+        >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=2)
+        >>> base, source = torch.randint(5, (2, 8, 4), generator=torch.Generator().manual_seed(0))
+        >>> result = edge_study(LoopedTransformer(config), base, source, n_loops=2, n_steps=2)
+        >>> result.data["faithfulness"].sel(graph="tied", score="exact", share=1).item()
+        1.0
+    """
+    base, source, n_loops, scored = given_pairs(model, base, source, n_loops, scored)
+    check_run(model, base, source, source, "resid_pre")
+    need_graph(model)
+    names = _checked(methods, unrolled_exact)
+    check_choice("rank_by", rank_by, ("size", "effect"))
+    for name, value in (("n_steps", n_steps), ("curve_points", curve_points)):
+        check_integer(name, value, least=1)
+    check_number("threshold", threshold, above=0)
+    graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=split)
+    about = {"study": "edges", "n_loops": n_loops, "methods": names, "n_steps": n_steps}
+    with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
+        effects = EdgeEffects(model, graph, base, source, scored=scored, metric=metric)
+        generator = torch.Generator().manual_seed(seed)
+        circuits, axes = TiedCircuits(effects), _TiedAxes(graph)
+        every = [*names, *CONTROLS]
+        unrolled, tied = _scores(effects, every, n_steps, generator, unrolled_exact=unrolled_exact)
+        pruned = circuits.pruned(threshold)
+        at_random = circuits.at_random(int(pruned.sum()), generator)
+        arrays = _score_arrays(unrolled, tied, axes, graph.edges)
+        arrays |= _circuit_arrays(effects, circuits, unrolled, tied, rank_by, curve_points)
+        compared = effects.compared
+        return EdgeStudy.of(
+            watch,
+            coords={
+                "score": every,
+                "sender": graph.sender_names,
+                "receiver": graph.receiver_names,
+                **axes.coords,
+                "graph": [TIED, UNROLLED],
+                "share": SHARES,
+                "kept": _counts(len(graph.tied_edges), curve_points),
+            },
+            **arrays,
+            pruned=axes(pruned.double()),
+            minimality=axes(circuits.minimality(pruned)),
+            metric=compared.name,
+            metric_base=compared.at_base,
+            metric_source=compared.at_source,
+            n_examples=len(base),
+            n_scored=int(compared.differ.sum()),
+            n_loops=n_loops,
+            rank_by=rank_by,
+            threshold=threshold,
+            pruned_faithfulness=circuits.faithfulness(pruned),
+            random_faithfulness=float(np.mean(at_random)),
+            completeness=circuits.completeness(pruned, generator),
+            neurons={name: list(group) for name, group in (neurons or {}).items()},
+            config=model.config,
+        )
+
+
+def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFrame:
+    """AUROC and average precision of every score and control, against a known circuit.
+
+    Edges of wiping (see :func:`.wiping_edges`) have effects, and no part in the program. So there
+    are three truths: ``program``, with those edges left out; ``program, wiping wrong``, where they
+    count as edges that should not have been found; and ``program or wiping``, whatever carries
+    anything. An edge of the unrolled graph is true where its tied edge is.
+
+    Args:
+        result: A study of the model.
+        known: The compiled model with its circuit.
+
+    Returns:
+        A row for each graph, score, truth and what it is ranked by (``size`` or ``effect``), with
+        the numbers of edges that are true and of all that count. Scores smaller than rounding
+        count as 0. Scores that were not made have no row.
+
+    Raises:
+        InputError: The circuit has edges that are not in the graph: it is another model's.
+    """
+    import pandas as pd
+
+    split = any(name.endswith(".q") for name in result.data["receiver"].values)
+    run = UnrolledGraph(result.config, result.n_loops, neurons=result.neurons, split=split)
+    senders, receivers = run.sender_names, run.receiver_names
+    tied_of = {  # edges of the unrolled graph by the names of their tied ones
+        (senders[s], receivers[r]): run.tied_edges[int(run.tied_index[s, r])]
+        for s, r in run.edges.nonzero().tolist()
+    }
+    rows = []
+    for graph, table in ((TIED, result.to_dataframe()), (UNROLLED, result.unrolled_dataframe())):
+        for score, scored in table.groupby("score", sort=False):
+            columns = ["sender", "receiver", *(["lag"] if graph == TIED else [])]
+            edges = list(scored[columns].itertuples(index=False, name=None))
+            edges = edges if graph == TIED else [tied_of[edge] for edge in edges]
+            truths = known_truths(edges, known, among=run.tied_edges, neurons=bool(result.neurons))
+            for by in ("size", "effect"):
+                for row in ranking(scored[by].abs().to_numpy(), truths):
+                    rows.append({"graph": graph, "score": score, "by": by, **row})
+    columns = ["graph", "score", "truth", "by", "auroc", "average_precision", "n_true", "n_edges"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _scores(
+    effects: EdgeEffects,
+    names: Sequence[str],
+    n_steps: int,
+    generator: torch.Generator,
+    *,
+    unrolled_exact: bool,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Effects by name, of edges ``[sender, receiver, batch]`` and of tied ones ``[tied, batch]``.
+
+    Exact ones of single edges are NaN unless asked for.
+    """
+    unrolled, tied = [], []
+    for name in names:
+        if name == EXACT:
+            tied.append(effects.exact_tied())
+            shape = (*effects.graph.edges.shape, tied[-1].shape[-1])
+            nothing = torch.full(shape, float("nan"), dtype=torch.float64)
+            unrolled.append(effects.exact() if unrolled_exact else nothing)
+        else:
+            unrolled.append(effects.scores(name, n_steps=n_steps, generator=generator))
+            tied.append(effects.tied(unrolled[-1]))
+    return unrolled, tied
+
+
+class _TiedAxes:
+    """Numbers of tied edges as an array [tied_sender, tied_receiver, lag], NaN elsewhere."""
+
+    def __init__(self, graph: UnrolledGraph) -> None:
+        senders, receivers, lags = zip(*graph.tied_edges)
+        columns = {"tied_sender": senders, "tied_receiver": receivers, "lag": lags}
+        self.coords = {name: list(dict.fromkeys(each)) for name, each in columns.items()}
+        self.coords["lag"] = list(LAGS)
+        # Where each tied edge stands in the array.
+        self._at = tuple(
+            [self.coords[name].index(end) for end in each] for name, each in columns.items()
+        )
+
+    def __call__(self, values: Float[Tensor, " tied"]) -> np.ndarray:
+        array = np.full([len(names) for names in self.coords.values()], np.nan)
+        array[self._at] = values.cpu().numpy()
+        return array
+
+
+def _score_arrays(
+    unrolled: list[Tensor], tied: list[Tensor], axes: _TiedAxes, edges: Tensor
+) -> dict[str, np.ndarray]:
+    """Means over examples, and means of absolute values; NaN where there is no edge."""
+
+    def spread(values: Tensor) -> np.ndarray:
+        return np.where(edges.numpy(), values.cpu().numpy(), np.nan)
+
+    return {
+        "effect": np.stack([spread(x.mean(-1)) for x in unrolled]),
+        "size": np.stack([spread(x.abs().mean(-1)) for x in unrolled]),
+        "tied_effect": np.stack([axes(x.mean(-1)) for x in tied]),
+        "tied_size": np.stack([axes(x.abs().mean(-1)) for x in tied]),
+    }
+
+
+def _circuit_arrays(
+    effects: EdgeEffects,
+    circuits: TiedCircuits,
+    unrolled: list[Tensor],
+    tied: list[Tensor],
+    rank_by: str,
+    curve_points: int,
+) -> dict[str, Any]:
+    """Faithfulness of the edges of highest score, [graph, score, share] and [score, kept]."""
+    edges = effects.graph.edges
+
+    def ranked(x: Tensor) -> Tensor:
+        return x.mean(-1).abs() if rank_by == "effect" else x.abs().mean(-1)
+
+    of_tied = [
+        [circuits.faithfulness(top(scores, int(share * len(scores)))) for share in SHARES]
+        for scores in track([ranked(x) for x in tied], "tied circuits")
+    ]
+    of_unrolled = []
+    for x in track(unrolled, "circuits"):
+        scores = ranked(x)[edges]
+        if scores.isnan().any():  # exact effects that were not asked for
+            of_unrolled.append([float("nan")] * len(SHARES))
+            continue
+        row = []
+        for share in SHARES:
+            chosen = torch.zeros_like(edges)
+            chosen[edges] = top(scores, int(share * len(scores)))
+            row.append(effects.faithfulness(chosen))
+        of_unrolled.append(row)
+    counts = _counts(len(effects.graph.tied_edges), curve_points)
+    curve = [
+        [circuits.faithfulness(top(ranked(x), k)) for k in counts] for x in track(tied, "curve")
+    ]
+    # [graph, score, share] and [score, kept]
+    return {"faithfulness": np.array([of_tied, of_unrolled]), "curve": curve}
+
+
+def _counts(n_edges: int, most: int) -> list[int]:
+    """Numbers of edges from 0 to all of them, evenly."""
+    return np.unique(np.linspace(0, n_edges, min(most, n_edges + 1)).round().astype(int)).tolist()
+
+
+def _untied(column: str) -> str:
+    return column.removeprefix("tied_")
+
+
+def _checked(methods: Sequence[str], unrolled_exact: bool) -> list[str]:
+    if isinstance(methods, str) or not methods:
+        raise InputError(
+            "methods",
+            expected=f"a list of some of {', '.join(METHODS)}",
+            given=repr(methods),
+            fix="Pass for example methods=['edge_ig'].",
+        )
+    if unrolled_exact and EXACT not in methods:
+        raise InputError(
+            "unrolled_exact",
+            expected=f"false where {EXACT!r} is none of the methods",
+            given="True",
+            fix=f"Add {EXACT!r} to methods.",
+        )
+    return list(dict.fromkeys(check_choice("method", name, METHODS) for name in methods))

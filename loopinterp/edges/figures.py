@@ -1,0 +1,174 @@
+"""Figures and findings of a study of edges, and its circuit as a graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import Figure, Finding, figures_of, findings_of
+from loopinterp.core.text import percent
+from loopinterp.edges.edge_effects import CONTROLS, EDGE_IG
+from loopinterp.edges.edge_study import EdgeStudy
+from loopinterp.edges.unrolled_graph import (
+    INPUT,
+    READOUT,
+    SLOTS,
+    TIED,
+    TiedEdge,
+    without_slot,
+)
+from loopinterp.figures import (
+    CircuitGraph,
+    GraphEdge,
+    GraphNode,
+    Series,
+    heatmap_panels,
+    line_figure,
+)
+
+SECTION = "program"
+
+_LAGS = {0: "within a loop", 1: "to the next loop", 2: "over two loops or more"}
+_SECTIONS = {"prelude": "prelude", "block": "loop", "coda": "readout"}
+_ROLES: dict[str, str] = dict(zip(SLOTS, ("query", "key", "value")))
+_LAST = 10_000
+"""A stage behind all layers."""
+
+
+@findings_of.register
+def _(result: EdgeStudy) -> list[Finding]:
+    """What pruning left, beside as many edges at random."""
+    n, n_kept = int(result.data["pruned"].count()), int(result.data["pruned"].sum())
+    f = result.pruned_faithfulness
+    text = (
+        f"{n_kept} of {n} edges between components keep {percent(f)} of the {result.metric} when "
+        f"all others carry another input's values; {n_kept} edges drawn at random keep "
+        f"{percent(result.random_faithfulness)}. Without the {n_kept}, the rest of the model keeps "
+        f"{percent(result.completeness.without)}."
+    )
+    return [Finding(text, value=f"{n_kept} of {n}", label="edges that are enough")]
+
+
+@figures_of.register
+def _(result: EdgeStudy) -> list[Figure]:
+    """Scores of tied edges, faithfulness by share of edges, and the pruned circuit."""
+    figures = [_scores(result), _faithfulness(result)]
+    if len(result.tied_edges()):
+        figures.append(_circuit(result))
+    return figures
+
+
+def _best(result: EdgeStudy) -> str:
+    """The scores that figures show."""
+    scores = result.data["score"].values.tolist()
+    return EDGE_IG if EDGE_IG in scores else scores[0]
+
+
+def _scores(result: EdgeStudy) -> Figure:
+    best = _best(result)
+    sizes = result.data["tied_size"].sel(score=best)
+    panels = {words: sizes.sel(lag=lag, drop=True) for lag, words in _LAGS.items()}
+    return Figure(
+        title=f"Edges between components, scored by {best}",
+        plot=heatmap_panels(
+            {name: panel for name, panel in panels.items() if panel.notnull().any()},
+            value_title="share of the change",
+            x_title="receiver",
+            y_title="sender",
+        ),
+        caption=(
+            "How much the metric changes when the receiver sees what the sender writes on another "
+            "input, in shares of the change between the two inputs; mean of absolute values over "
+            "examples, summed over loops. Empty: no edge."
+        ),
+        control="The data has the scores of both controls, norms and random numbers, beside them.",
+        data=result.to_dataframe(),
+    )
+
+
+def _faithfulness(result: EdgeStudy) -> Figure:
+    faithfulness = result.data["faithfulness"].sel(graph=TIED)
+    lines = [
+        Series.of(str(name), faithfulness.sel(score=name), control=name in CONTROLS)
+        for name in faithfulness["score"].values
+    ]
+    return Figure(
+        title="What the edges of highest score keep of the metric",
+        plot=line_figure(lines, x_title="share of edges", y_title="faithfulness", x_log=True),
+        caption=(
+            "The base's run with another input's values on all edges but those of highest score: "
+            "1 is the model's own metric, 0 that of the other input."
+        ),
+        control="Edges chosen by the norms of what is written and read, and at random.",
+        data=result.areas(),
+    )
+
+
+def _circuit(result: EdgeStudy) -> Figure:
+    return Figure(
+        title="The circuit that pruning leaves",
+        plot=edge_graph(result),
+        caption=(
+            "Components and what each brings to which, within a loop and to the next one (around "
+            "the block). An edge is as wide as what changes without it, dashed where it works "
+            f"against the answer. The circuit's faithfulness is {result.pruned_faithfulness:.2f}."
+        ),
+        control=(
+            f"As many edges at random have a faithfulness of {result.random_faithfulness:.2f}."
+        ),
+    )
+
+
+def edge_graph(result: EdgeStudy, edges: Iterable[TiedEdge] | None = None) -> CircuitGraph:
+    """The graph of some tied edges, each as wide as its score, that of ``edge_ig`` if there is one.
+
+    Args:
+        result: The study.
+        edges: Sender, receiver and lag of each; those that pruning kept by default.
+
+    Raises:
+        InputError: An edge that the study does not have.
+    """
+    best = _best(result)
+    table = result.to_dataframe()
+    table = table[table["score"] == best].set_index(["sender", "receiver", "lag"])
+    chosen = sorted(result.tied_edges() if edges is None else edges)
+    nodes: dict[str, GraphNode] = {}
+    links = []
+    for sender, receiver, lag in chosen:
+        if (sender, receiver, lag) not in table.index:
+            raise InputError(
+                "edges",
+                expected="tied edges of this study, (sender, receiver, lag) each",
+                given=repr((sender, receiver, lag)),
+                fix="result.to_dataframe() lists them.",
+            )
+        reader = without_slot(receiver)  # a slot becomes the role of the link
+        role = _ROLES[receiver[-1]] if reader != receiver else ""
+        effect, size = table.loc[(sender, receiver, lag), ["effect", "size"]]
+        minimal = result.data["minimality"].sel(tied_sender=sender, tied_receiver=receiver, lag=lag)
+        for end in (sender, reader):
+            nodes.setdefault(end, _node(end))
+        links.append(GraphEdge(sender, reader, lag, role, float(size) * (-1 if effect < 0 else 1)))
+        if not bool(minimal.isnull()):
+            words = f"without the edge to {reader}, faithfulness loses {float(minimal):.3f}"
+            facts = (*nodes[sender].facts, ("Ablation", words))
+            nodes[sender] = replace(nodes[sender], facts=facts)
+    title = f"{'what pruning left' if edges is None else 'edges'}, scored by {best}"
+    return CircuitGraph(title, tuple(nodes.values()), tuple(links))
+
+
+def _node(name: str) -> GraphNode:
+    if name == INPUT:
+        return GraphNode(name, "input", "injected input", "input")
+    if name == READOUT:
+        return GraphNode(name, "readout", "readout", "readout", _LAST)
+    section, layer, rest = name.split(".", 2)
+    head = re.fullmatch(r"head\.(\d+)", rest)
+    kind = "head" if head else "neurons"
+    label = f"head {layer}.{head[1]}" if head else f"MLP {layer}" if rest == "mlp" else rest
+    stage = 2 * int(layer) + (not head)
+    note = "" if head or rest == "mlp" else f"neurons of MLP {layer}"
+    return GraphNode(name, kind, label, _SECTIONS[section], stage, note)

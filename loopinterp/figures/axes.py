@@ -1,0 +1,356 @@
+"""The look of every figure: palette, template, axes in a grid, and what is drawn on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.colors import hex_to_rgb
+from plotly.subplots import make_subplots
+
+from loopinterp.core.errors import InputError
+from loopinterp.core.intervals import ENDS, ESTIMATE
+from loopinterp.core.text import ShortRepr
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from typing_extensions import Self
+
+
+PALETTE = {
+    "blue": "#3d68ea",
+    "red": "#c93a2e",
+    "green": "#2ca878",
+    "ochre": "#bf9000",
+    "magenta": "#b1389b",
+    "grey": "#868c96",
+}
+"""Named colours, in the order in which series take them; grey is kept for controls."""
+
+FONT = "Inter, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+_COLOURS = [colour for name, colour in PALETTE.items() if name != "grey"]
+
+SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross"]
+
+_FAINT = "rgba(128,134,144,0.22)"
+
+_CLEAR = "rgba(0,0,0,0)"
+
+SCALES: dict[str, str | list[tuple[float, str]]] = {
+    "sequential": "Viridis",
+    "mass": [(0.0, "rgba(61,104,234,0.04)"), (1.0, "rgba(61,104,234,1)")],
+    "faint": [(0.0, "rgba(61,104,234,0.04)"), (1.0, "rgba(61,104,234,0.55)")],
+    "diverging": [
+        (0.0, "rgba(201,58,46,1)"),
+        (0.5, "rgba(134,140,150,0.08)"),
+        (1.0, "rgba(61,104,234,1)"),
+    ],
+}
+"""Colour scales of heat maps: ``sequential``, ``mass`` (0 is the page), ``faint`` (the same, to be
+written on), ``diverging``."""
+
+
+def colour(index: int) -> str:
+    """The colour of the series number ``index``; the palette starts anew after its end."""
+    return _COLOURS[index % len(_COLOURS)]
+
+
+def ramp(n: int) -> list[str]:
+    """``n`` colours in an order the eye can follow (for chain lengths, loops), blue to ochre."""
+    stops = np.array([hex_to_rgb(PALETTE[k]) for k in ("blue", "magenta", "red", "ochre")], float)
+    at = np.linspace(0, len(stops) - 1, n) if n > 1 else np.zeros(n)
+    mixed = [np.array([np.interp(a, range(len(stops)), stops[:, k]) for k in range(3)]) for a in at]
+    return ["#" + "".join(f"{round(v):02x}" for v in c) for c in mixed]
+
+
+def template() -> go.layout.Template:
+    """The Plotly template of all figures."""
+    axis = {
+        "showgrid": True,
+        "gridcolor": _FAINT,
+        "linecolor": "rgba(128,134,144,0.55)",
+        "showline": True,
+        "zeroline": False,
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": "rgba(128,134,144,0.55)",
+        "automargin": True,
+        "title": {"standoff": 10},
+    }
+    return go.layout.Template(
+        layout={
+            "font": {"family": FONT, "size": 14},
+            "paper_bgcolor": _CLEAR,
+            "plot_bgcolor": _CLEAR,
+            "colorway": _COLOURS,
+            "margin": {"l": 64, "r": 20, "t": 44, "b": 56},
+            "xaxis": axis,
+            "yaxis": axis,
+            "hovermode": "closest",
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "bgcolor": _CLEAR},
+            "coloraxis": {"colorbar": {"outlinewidth": 0, "thickness": 14, "ticklen": 4}},
+            "dragmode": False,
+            "bargap": 0.3,
+        }
+    )
+
+
+def alpha(shade: str, opacity: float) -> str:
+    return f"rgba({','.join(map(str, hex_to_rgb(shade)))},{opacity})" if shade[0] == "#" else shade
+
+
+_CONTROL_DASHES = ["dash", "dot", "dashdot", "longdash"]
+
+
+@dataclass(frozen=True, repr=False)
+class Series(ShortRepr):
+    """One line, or one group of bars.
+
+    Attributes:
+        name: As the legend shows it; series of one name share a legend entry.
+        x: Numbers, or names of categories.
+        y: Values; NaN leaves a gap.
+        low: Lower ends of the intervals (absolute, not distances), or None.
+        high: Upper ends of the intervals, or None.
+        control: Drawn grey and dashed.
+        colour: A name in :data:`PALETTE` or any CSS colour; the next of the palette by default.
+        markers: Whether points are marked (by default up to 40 points).
+    """
+
+    name: str
+    x: Collection[Any]
+    y: Collection[Any]
+    low: Collection[Any] | None = None
+    high: Collection[Any] | None = None
+    control: bool = False
+    colour: str | None = None
+    markers: bool | None = None
+
+    @classmethod
+    def of(cls, name: str, values: xr.DataArray, **look: Any) -> Self:
+        """A line along the one axis of some values; an estimate brings its interval.
+
+        Args:
+            name: As the legend shows it.
+            values: Values along one axis, whose coordinates are the line's ``x``.
+            look: ``control``, ``colour``, ``markers``.
+        """
+        along = [axis for axis in values.dims if axis != ESTIMATE]
+        if len(along) != 1:
+            raise InputError(
+                f"line {name!r}",
+                expected=f"values along one axis (and {ESTIMATE!r})",
+                given=f"values along {dict(values.sizes)}",
+                fix="Select along the others, or use Series.each.",
+            )
+        x = values[along[0]].values
+        if ESTIMATE not in values.dims:
+            return cls(name, x, values.values, **look)
+        value, low, high = (values.sel({ESTIMATE: end}).values for end in ENDS)
+        return cls(name, x, value, low=low, high=high, **look)
+
+    @classmethod
+    def each(
+        cls,
+        values: xr.DataArray,
+        axis: str,
+        name: Callable[[Any], str] = str,
+        *,
+        in_order: bool = False,
+        **look: Any,
+    ) -> list[Self]:
+        """A line for each coordinate of an axis, along the other one; see :meth:`of`.
+
+        Args:
+            values: Values along two axes.
+            axis: The one that has a line for each of its coordinates.
+            name: From the coordinate to the line's name.
+            in_order: Whether colours are in an order that the eye can follow.
+            look: ``control``, ``colour``, ``markers``.
+        """
+        places = values[axis].values.tolist()
+        looks = (
+            [look | {"colour": c} for c in ramp(len(places))] if in_order else [look] * len(places)
+        )
+        lines = zip(places, values.transpose(axis, ...), looks)
+        return [cls.of(name(place), line, **look) for place, line, look in lines]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A thin dotted line that marks a value on an axis, with a word or two beside it."""
+
+    value: float
+    text: str = ""
+    axis: str = "y"
+
+
+def need_panels(panels: Collection[Any]) -> None:
+    if not panels:
+        raise InputError("panels", expected="at least one", given="none", fix="Give one.")
+
+
+def panel_figure(
+    titles: Sequence[str],
+    columns: int,
+    *,
+    panel_height: int,
+    square: bool = False,
+) -> go.Figure:
+    """Empty axes in a grid; ``layout.meta`` tells the report how to lay them out anew."""
+    columns = min(columns, len(titles))
+    rows = -(-len(titles) // columns)
+    in_use = np.arange(rows * columns).reshape(rows, columns) < len(titles)
+    figure = make_subplots(
+        rows,
+        columns,
+        specs=[[{} if used else None for used in row] for row in in_use],
+        horizontal_spacing=0.06,
+        vertical_spacing=min(0.16 / rows + 0.04, 0.9 / rows),
+    )
+    for k, title in enumerate(titles):
+        name = suffix(k)
+        figure.layout[f"yaxis{name}"].showticklabels = k % columns == 0
+        if title:
+            figure.add_annotation(
+                text=f"<b>{title}</b>",
+                xref=f"x{name} domain",
+                yref=f"y{name} domain",
+                x=0,
+                y=1,
+                xanchor="left",
+                yanchor="bottom",
+                showarrow=False,
+                font={"size": 13},
+                name="panel title",
+            )
+    meta = {"panels": len(titles), "columns": columns}
+    meta |= {"panel_height": panel_height, "square": square}
+    return figure.update_layout(
+        template=template(), height=rows * panel_height + 110, meta={"loopinterp": meta}
+    )
+
+
+def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend: bool) -> None:
+    x, y = list(line.x), np.asarray(line.y, dtype=float)
+    shade = series_colour(line, place)
+    own = {"name": line.name, "legendgroup": line.name, **axes(panel)}
+    if line.low is not None and line.high is not None:
+        low, high = np.asarray(line.low, float), np.asarray(line.high, float)
+        gaps = ~(np.isfinite(low) & np.isfinite(high))
+        # In stretches without a gap, which a filled outline cannot have.
+        for part in np.ma.clump_unmasked(np.ma.masked_where(gaps, low)):
+            figure.add_scatter(
+                x=x[part] + x[part][::-1],
+                y=np.concatenate([high[part], low[part][::-1]]),
+                mode="lines",
+                line={"width": 0},
+                fill="toself",
+                fillcolor=alpha(shade, 0.18),
+                hoverinfo="skip",
+                showlegend=False,
+                **own,
+            )
+    dash = _CONTROL_DASHES[place % len(_CONTROL_DASHES)] if line.control else "solid"
+    markers = len(x) <= 40 if line.markers is None else line.markers
+    figure.add_scatter(
+        x=x,
+        y=y,
+        mode="lines+markers" if markers else "lines",
+        line={"color": shade, "width": 2, "dash": dash},
+        marker={"size": 6, "symbol": SYMBOLS[place % len(SYMBOLS)], "color": shade},
+        hovertemplate=f"{line.name}<br>%{{x}}: %{{y:.4g}}<extra></extra>",
+        showlegend=legend,
+        **own,
+    )
+
+
+def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) -> None:
+    """Draw references over what is on a panel; words on the x-axis keep out of each other's way.
+
+    What has no place on a logarithmic axis, 0 and below, is left out, as the points of lines are.
+    """
+    marks = [mark for mark in marks if mark.value > 0 or not _is_log(figure, mark.axis, panel)]
+    on_x = sorted(mark.value for mark in marks if mark.axis == "x" and mark.text)
+    for mark in marks:
+        # Of several marks the first has its words on its left; so has one near the right edge.
+        leftwards = mark.value in on_x[: len(on_x) // 2] or _is_far_right(figure, mark.value, panel)
+        _add_reference(figure, mark, panel, "right" if leftwards else "left")
+
+
+def _add_reference(figure: go.Figure, mark: Reference, panel: int, anchor: str) -> None:
+    name = suffix(panel)
+    at = float(np.log10(mark.value)) if _is_log(figure, mark.axis, panel) else mark.value
+    x_ref, y_ref = (f"x{name}", f"y{name} domain")
+    ends: dict[str, float] = {"x0": mark.value, "x1": mark.value, "y0": 0, "y1": 1}
+    # Above the axes, where no line can cross the words.
+    text = {"x": at, "y": 1, "xanchor": anchor, "yanchor": "bottom", "name": "x reference"}
+    if mark.axis == "y":
+        x_ref, y_ref = (f"x{name} domain", f"y{name}")
+        ends = {"x0": 0, "x1": 1, "y0": mark.value, "y1": mark.value}
+        text = {"x": 1, "y": at, "xanchor": "right", "yanchor": "bottom"}
+    line = {"color": "rgba(128,134,144,0.9)", "width": 1.2, "dash": "dot"}
+    figure.add_shape(type="line", xref=x_ref, yref=y_ref, line=line, layer="below", **ends)
+    if mark.text:
+        figure.add_annotation(
+            text=mark.text, xref=x_ref, yref=y_ref, showarrow=False, font={"size": 12}, **text
+        )
+
+
+def _is_log(figure: go.Figure, axis: str, panel: int) -> bool:
+    return figure.layout[f"{axis}axis{suffix(panel)}"]["type"] == "log"
+
+
+def _is_far_right(figure: go.Figure, value: float, panel: int) -> bool:
+    on_panel: Any = figure.select_traces({"xaxis": f"x{suffix(panel)}"})
+    numbers = [v for t in on_panel for v in t.x if isinstance(v, (int, float, np.number))]
+    if _is_log(figure, "x", panel):
+        numbers = [math.log10(v) for v in numbers if v > 0]
+        value = math.log10(value)
+    if not numbers:
+        return False
+    return bool(value > min(numbers) + 0.65 * (max(numbers) - min(numbers)))
+
+
+def series_colour(series: Series, place: int) -> str:
+    if series.colour is not None:
+        return PALETTE.get(series.colour, series.colour)
+    return PALETTE["grey"] if series.control else colour(place)
+
+
+def axis_range(
+    limits: tuple[float, float] | None, log: bool, values: Collection[Any] = ()
+) -> dict[str, Any]:
+    """Kind and limits of an axis; a logarithmic one is labelled at powers of ten.
+
+    Args:
+        limits: In data units, or None for those of the data.
+        log: Whether the axis is logarithmic.
+        values: The data on it: within one power of ten, labels in between are needed.
+    """
+    kind: dict[str, Any] = {"type": "log"} if log else {}
+    positive = [v for v in (limits or values) if v > 0] if log else []
+    if positive and max(positive) > 20 * min(positive):
+        decades = math.log10(max(positive) / min(positive))
+        kind |= {"dtick": max(1, math.ceil(decades / 6)), "exponentformat": "power"}
+    if limits is None:
+        return kind
+    return kind | {"range": [float(np.log10(v)) for v in limits] if log else list(limits)}
+
+
+def axis_title(axis: Hashable) -> str:
+    """The name of a result's axis in words."""
+    return {"pos": "position", "batch": "example"}.get(str(axis), str(axis).replace("_", " "))
+
+
+def suffix(panel: int) -> str:
+    return str(panel + 1) if panel else ""
+
+
+def axes(panel: int) -> dict[str, str]:
+    return {"xaxis": f"x{suffix(panel)}", "yaxis": f"y{suffix(panel)}"}

@@ -1,0 +1,213 @@
+"""The parts of a circuit: what reads what within a loop, and what the next loop reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loopinterp.core.errors import CheckpointError, InputError, check_choice, check_integer
+from loopinterp.core.text import ShortRepr
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+KINDS = ("input", "variable", "head", "neurons", "readout")
+"""What a node is: read from the start, held from loop to loop, at work, or read at the end."""
+
+SECTIONS = ("input", "prelude", "loop", "readout")
+"""Where a node stands; those of the loop are there once in every loop."""
+
+ROLES = ("", "value", "key", "query")
+"""What an edge is read as; "" where that is not told."""
+
+MOST_NODES = 400
+"""Nodes of the largest graph that is drawn."""
+
+
+@dataclass(frozen=True, repr=False)
+class GraphNode(ShortRepr):
+    """A node.
+
+    Attributes:
+        id: Its name in edges.
+        kind: One of :data:`KINDS`.
+        label: What it is called, in a few words or a line of code.
+        section: One of :data:`SECTIONS`.
+        stage: What is of a smaller stage in the same section has been computed before.
+        note: Where it is, in a few words.
+        names: Words of the program's code that are about it.
+        facts: What there is to know, each a heading and a text.
+    """
+
+    id: str
+    kind: str
+    label: str
+    section: str
+    stage: int = 0
+    note: str = ""
+    names: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class GraphEdge(ShortRepr):
+    """An edge.
+
+    Attributes:
+        source: What is read.
+        target: What reads it.
+        lag: Loops between the two: 0 within one, 1 where the next one reads it, 2 a later one.
+        role: One of :data:`ROLES`.
+        effect: Measured; its size is the width of the edge. None where nothing was measured.
+    """
+
+    source: str
+    target: str
+    lag: int = 0
+    role: str = ""
+    effect: float | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class GraphParts(ShortRepr):
+    """Nodes and edges of a circuit, without its drawing (:class:`CircuitGraph` has that)."""
+
+    title: str
+    nodes: tuple[GraphNode, ...]
+    edges: tuple[GraphEdge, ...]
+    code: str = ""
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.nodes)} nodes, {len(self.edges)} edges"
+        return f"<{type(self).__name__} {self.title}: {sizes}>"
+
+    def __post_init__(self) -> None:
+        if len(self.nodes) > MOST_NODES:
+            raise InputError(
+                "what to draw",
+                expected=f"at most {MOST_NODES} nodes",
+                given=str(len(self.nodes)),
+                fix="Draw a part of it: any subexpression can be drawn.",
+            )
+        if len(self.by_id) < len(self.nodes):
+            raise _wrong("nodes", "one of each id", "two of the same")
+        for node in self.nodes:
+            check_choice(f"kind of node {node.id}", node.kind, KINDS)
+            check_choice(f"section of node {node.id}", node.section, SECTIONS)
+        for edge in self.edges:
+            if not {edge.source, edge.target} <= self.by_id.keys():
+                raise _wrong("edges", "edges between nodes", f"{edge.source} to {edge.target}")
+            if edge.lag not in (0, 1, 2):
+                raise _wrong("edges", "lags of 0, 1 or 2", repr(edge.lag))
+            check_choice(f"role of the edge {edge.source} to {edge.target}", edge.role, ROLES)
+            if edge.effect is not None and not math.isfinite(edge.effect):
+                raise _wrong("edges", "effects that are finite", repr(edge.effect))
+
+    @property
+    def by_id(self) -> dict[str, GraphNode]:
+        """The nodes by their ids."""
+        return {node.id: node for node in self.nodes}
+
+    def unfolded(self, n_loops: int) -> list[tuple[str, str, int]]:
+        """Edges of a run of so many loops: ends with their loop before them, and the edge's number.
+
+        ``3:head`` is a node inside loop 3, ``3:carry`` the variable after 3 loops. What is outside
+        of the loop has no loop, and reads the last one.
+
+        Args:
+            n_loops: Loops of the run.
+
+        Raises:
+            InputError: There is no loop.
+        """
+        check_integer("n_loops", n_loops, least=1)
+        edges = []
+        for number, edge in enumerate(self.edges):
+            source, target = self.by_id[edge.source], self.by_id[edge.target]
+            inside = [node.section == "loop" for node in (source, target)]
+            if inside == [True, True]:
+                last = n_loops + (target.kind == "variable")
+                for loop in range(n_loops):
+                    if loop + edge.lag < last:
+                        edges.append(
+                            (f"{loop}:{source.id}", f"{loop + edge.lag}:{target.id}", number)
+                        )
+            elif inside == [True, False]:
+                last = n_loops if source.kind == "variable" else n_loops - 1
+                last = max(last - edge.lag, 0)
+                edges.append((f"{last}:{source.id}", target.id, number))
+            elif inside == [False, True]:
+                first, last = 0, n_loops
+                if target.kind == "variable":  # at the start, or by every loop
+                    first, last = edge.lag, n_loops + 1 if edge.lag else 1
+                loops = range(first, last)
+                edges += [(source.id, f"{loop}:{target.id}", number) for loop in loops]
+            else:
+                edges.append((source.id, target.id, number))
+        return edges
+
+    def with_facts(self, facts: Mapping[str, Sequence[tuple[str, str]]]) -> Self:
+        """The same graph with more to be known of its nodes.
+
+        Args:
+            facts: By id, label or the first of a node's names; of variables, ``title.label``.
+        """
+        nodes = []
+        for node in self.nodes:
+            own = (node.id, node.label, *node.names[:1])
+            keys = dict.fromkeys([f"{self.title}.{node.label}"] if node.kind == "variable" else own)
+            more = [tuple(fact) for key in keys for fact in facts.get(key, ())]
+            nodes.append(replace(node, facts=(*node.facts, *dict.fromkeys(more))))
+        return replace(self, nodes=tuple(nodes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The graph, JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_dict` gave.
+
+        Raises:
+            CheckpointError: It is not of that form.
+        """
+        try:
+            nodes = tuple(
+                GraphNode(
+                    **{
+                        **node,
+                        "names": tuple(node["names"]),
+                        "facts": tuple((str(head), str(text)) for head, text in node["facts"]),
+                    }
+                )
+                for node in saved["nodes"]
+            )
+            edges = tuple(GraphEdge(**edge) for edge in saved["edges"])
+            return cls(str(saved["title"]), nodes, edges, str(saved["code"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                "graph of a circuit",
+                expected="what CircuitGraph.to_dict gives",
+                given=f"{type(error).__name__}: {error}",
+                fix="Make it again.",
+            ) from error
+
+    def to_json(self) -> str:
+        """The graph as JSON."""
+        return json.dumps(self.to_dict())
+
+
+def _wrong(what: str, expected: str, given: str) -> InputError:
+    fix = "Graphs are best made by loopinterp.compiler.draw."
+    return InputError(f"{what} of a circuit graph", expected=expected, given=given, fix=fix)
+
+
+def asset(name: str) -> str:
+    """The text of a file in ``circuit_assets/``."""
+    folder = Path(__file__).parent / "circuit_assets"
+    return (folder / name).read_text(encoding="utf-8")

@@ -1,0 +1,240 @@
+"""Heat maps: one, several on one scale, of categories, and with a slider over loops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from loopinterp.core.errors import InputError, check_choice
+from loopinterp.figures.axes import (
+    PALETTE,
+    SCALES,
+    Series,
+    add_line,
+    axes,
+    axis_title,
+    need_panels,
+    panel_figure,
+    suffix,
+)
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+PANEL_HEIGHT, ROW = 360, 19
+"""Pixels of a panel, or of each row that has a name where that is more."""
+
+
+def heatmap_panels(
+    panels: Mapping[str, xr.DataArray],
+    *,
+    value_title: str,
+    x_title: str | None = None,
+    y_title: str | None = None,
+    scale: str = "sequential",
+    value_range: tuple[float, float] | None = None,
+    columns: int | None = None,
+    square: bool = False,
+    y_down: bool | None = None,
+    overlay: Mapping[str, Series] | None = None,
+    marks: Mapping[str, tuple[float, float]] | None = None,
+) -> go.Figure:
+    """Heat maps side by side on one colour scale.
+
+    Args:
+        panels: Each map by its title ("" for none): values [row, column] along the same two axes,
+            whose coordinates name the rows and columns; NaN stays empty.
+        value_title: What the colour means, as the colour bar says it.
+        x_title: Title of the columns' axis, by default the axis's own name.
+        y_title: Title of the rows' axis, likewise.
+        scale: ``sequential``, ``mass`` (from nothing to all), ``faint`` (the same, under words) or
+            ``diverging`` (give a symmetric ``value_range``).
+        value_range: Values of the ends of the scale; by default those of the data, and 0 and 1
+            for ``mass`` and ``faint``.
+        columns: Panels in a row (all, up to four, by default); the report uses fewer on a phone.
+        square: Whether cells are square.
+        y_down: Whether the first row is at the top, as in an attention pattern; by default where
+            rows have names instead of numbers.
+        overlay: A line over the panel of that title.
+        marks: Points with a name, as (column, row), that are marked on every panel.
+
+    Raises:
+        InputError: If there is no panel, or they have other axes than the first; or the scale is
+            unknown.
+    """
+    check_choice("scale", scale, SCALES)
+    need_panels(panels)
+    first = next(iter(panels.values()))
+    for title, values in panels.items():
+        if values.ndim != 2 or values.dims != first.dims or values.shape != first.shape:
+            raise InputError(
+                f"heat map {title!r}",
+                expected=f"values [row, column], along the axes {dict(first.sizes)} of the first",
+                given=f"values along {dict(values.sizes)}",
+                fix="Select or transpose them.",
+            )
+    (y_axis, x_axis), (y, x) = first.dims, (first[axis].values for axis in first.dims)
+    x_title = axis_title(x_axis) if x_title is None else x_title
+    y_title = axis_title(y_axis) if y_title is None else y_title
+    y_down = not _is_numeric(y) if y_down is None else y_down
+    columns = columns or min(len(panels), 4)
+    height = max(PANEL_HEIGHT, 0 if _is_numeric(y) else ROW * len(y))
+    figure = panel_figure(list(panels), columns, panel_height=height, square=square)
+    hover = f"{x_title} %{{x}}<br>{y_title} %{{y}}<br>{value_title} %{{z:.3g}}<extra></extra>"
+    gap = 1 if max(first.shape) <= 40 else 0
+    for k, (title, values) in enumerate(panels.items()):
+        figure.add_heatmap(
+            z=values.values.astype(float),
+            x=x.tolist(),
+            y=y.tolist(),
+            coloraxis="coloraxis",
+            hovertemplate=hover,
+            xgap=gap,
+            ygap=gap,
+            **axes(k),
+        )
+        if overlay and title in overlay:
+            add_line(figure, overlay[title], k, 1, legend=k == 0)
+        if marks:
+            _mark(figure, marks, k)
+        figure.layout[f"xaxis{suffix(k)}"].update(
+            title_text=x_title if k + columns >= len(panels) else None,
+            showgrid=False,
+            range=_cell_range(x),
+        )
+        figure.layout[f"yaxis{suffix(k)}"].update(
+            title_text=y_title if k % columns == 0 else None,
+            showgrid=False,
+            autorange="reversed" if y_down else None,
+            range=None if y_down else _cell_range(y),
+        )
+    low, high = value_range or ((0, 1) if scale in ("mass", "faint") else _limits(panels))
+    colorbar = {"title": {"text": value_title}}
+    return figure.update_layout(
+        coloraxis={"colorscale": SCALES[scale], "cmin": low, "cmax": high, "colorbar": colorbar}
+    )
+
+
+def category_maps(
+    panels: Mapping[str, xr.DataArray], categories: Mapping[str, str], **options: Any
+) -> go.Figure:
+    """Maps side by side whose cells are of one of several kinds.
+
+    Args:
+        panels: Each map by its title: numbers [row, column] of categories, counted from 0; NaN
+            stays empty.
+        categories: Name of each category -> its colour, as :class:`Series` has it.
+        options: As for :func:`heatmap_panels`.
+
+    Raises:
+        InputError: as :func:`heatmap_panels`, or a number without a category.
+    """
+    figure = heatmap_panels(panels, value_title="category", **options)
+    names, count = list(categories), len(categories)
+    colours = [PALETTE.get(shade, shade) for shade in categories.values()]
+    low, high = _limits(panels)
+    if low < 0 or high >= count:
+        raise InputError(
+            "panels",
+            expected=f"numbers of the {count} categories, from 0 to {count - 1}",
+            given=f"numbers from {low:g} to {high:g}",
+            fix="Name every category.",
+        )
+    steps = [((k + end) / count, shade) for k, shade in enumerate(colours) for end in (0, 1)]
+    look = {"colorscale": steps, "zmin": -0.5, "zmax": count - 0.5, "showscale": False}
+    for trace, values in zip(figure.select_traces({"type": "heatmap"}), panels.values()):
+        said = [["" if np.isnan(v) else names[int(v)] for v in row] for row in values.values]
+        hover = trace.hovertemplate.replace("category %{z:.3g}", "%{text}")
+        trace.update(coloraxis=None, text=said, hovertemplate=hover, **look)
+    figure.layout.coloraxis = None
+    for name, shade in zip(names, colours):
+        square = {"symbol": "square", "size": 10, "color": shade}
+        figure.add_scatter(x=[None], y=[None], mode="markers", marker=square, name=name, **axes(0))
+    return figure.update_layout(showlegend=True)
+
+
+def loop_slider_figure(
+    values: xr.DataArray,
+    *,
+    value_title: str,
+    x_title: str | None = None,
+    y_title: str | None = None,
+) -> go.Figure:
+    """Square heat maps with a slider over loops, such as attention patterns of all heads.
+
+    Args:
+        values: Shares in 0..1, [loop, panel, row, column]; row 0 is at the top, and the
+            coordinates of the second axis are the panels' titles.
+        value_title: What the colour means.
+        x_title: Title of the columns' axis, by default the axis's own name.
+        y_title: Title of the rows' axis, likewise.
+
+    Raises:
+        InputError: If there are more or fewer axes.
+    """
+    if values.ndim != 4:
+        raise InputError(
+            "values",
+            expected="values [loop, panel, row, column]",
+            given=f"values along {dict(values.sizes)}",
+            fix="Select or stack the other axes.",
+        )
+    loop_axis, panel_axis = values.dims[:2]
+    titles = values[panel_axis].values.tolist()
+    figure = heatmap_panels(
+        dict(zip(titles, values.isel({loop_axis: 0}))),
+        value_title=value_title,
+        x_title=x_title,
+        y_title=y_title,
+        scale="mass",
+        square=True,
+        y_down=True,
+    )
+    loops = [str(loop) for loop in values[loop_axis].values]
+    figure.frames = [
+        go.Frame(name=loop, data=[go.Heatmap(z=z) for z in maps], traces=list(range(len(titles))))
+        for loop, maps in zip(loops, values.values.astype(np.float32))
+    ]
+    jump = {"mode": "immediate", "frame": {"duration": 0}, "transition": {"duration": 0}}
+    steps = [{"label": loop, "method": "animate", "args": [[loop], jump]} for loop in loops]
+    return figure.update_layout(
+        sliders=[{"steps": steps, "currentvalue": {"prefix": "loop "}, "pad": {"t": 60}}]
+    )
+
+
+def _mark(figure: go.Figure, marks: Mapping[str, tuple[float, float]], panel: int) -> None:
+    x, y = zip(*marks.values())
+    figure.add_scatter(
+        x=x,
+        y=y,
+        text=list(marks),
+        mode="markers+text",
+        textposition="top center",
+        marker={"symbol": "cross", "size": 9, "color": "white", "line": {"color": "black"}},
+        marker_line_width=1,
+        hovertemplate="%{text}<extra></extra>",
+        showlegend=False,
+        **axes(panel),
+    )
+
+
+def _is_numeric(names: np.ndarray) -> bool:
+    return np.issubdtype(names.dtype, np.number)
+
+
+def _cell_range(at: np.ndarray) -> list[float] | None:
+    """From edge to edge of the cells, where coordinates are evenly spaced numbers."""
+    steps = np.diff(at) if _is_numeric(at) else np.array([])
+    if not steps.size or not np.allclose(steps, steps[0]):
+        return None
+    return [float(at[0] - steps[0] / 2), float(at[-1] + steps[0] / 2)]
+
+
+def _limits(panels: Mapping[str, xr.DataArray]) -> tuple[float, float]:
+    everything = np.concatenate([values.values.reshape(-1) for values in panels.values()])
+    finite = everything[np.isfinite(everything)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)

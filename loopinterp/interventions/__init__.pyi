@@ -1,0 +1,9 @@
+from .ablation import AblationStudy as AblationStudy
+from .ablation import ablation_study as ablation_study
+from .engine import InterchangeRun as InterchangeRun
+from .engine import answers_by_loop as answers_by_loop
+from .learned_subspace import learn_subspace as learn_subspace
+from .pairs import InterchangePairs as InterchangePairs
+from .pairs import Stratum as Stratum
+from .patching import PatchingSweep as PatchingSweep
+from .patching import patching_sweep as patching_sweep

@@ -1,0 +1,498 @@
+"""Ablation over loops, layers, heads and positions: what a model answers without a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+
+from loopinterp.core.errors import InputError, check_choice, check_integer, unknown_name
+from loopinterp.core.intervals import mean_estimate, wilson_estimate
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study
+from loopinterp.interventions.base_and_source import (
+    EACH,
+    chosen_loops,
+    chosen_positions,
+    patched_component,
+)
+from loopinterp.interventions.subspaces import random_change
+from loopinterp.models.protocol import describe_model, need_hooks
+from loopinterp.models.study_examples import examples_for, need_classes
+from loopinterp.models.taps import Taps
+from loopinterp.tasks.sampling import need_asked
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+    from loopinterp.models import HookedRun
+    from loopinterp.models.addresses import Index
+    from loopinterp.tasks.task import Batch, Task
+
+MEASURES = ("exact_match", "agreement", "margin")
+"""What is measured of every ablation."""
+
+CONTROL, _REFERENCE = "control_", "reference_"
+
+NEEDED, IDLE, _UNCLEAR = "needed", "idle", "unclear"
+Role = Literal["information", "constant", "needed", "idle", "unclear"]
+
+LINE = 0.01
+"""A part is needed if its ablation surely changes the answers of this share of the examples."""
+
+KINDS = ("zero", "mean", "resample")
+WHEN = ("all", "one", "from", "upto")
+MeanOver = Literal["position", "token", "all"]
+
+_AXES = "part ablation when pos estimate"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class AblationStudy(Result, kind="ablation"):
+    """What :func:`ablation_study` returns.
+
+    The axis ``part`` names heads as ``head LAYER.HEAD``; ``ablation`` is zero, mean or resample;
+    ``when`` is the loops ("all loops", "loop 2", "from loop 2", "up to loop 2"); ``pos`` has
+    length 1 unless positions were ablated one by one. Intervals are over examples.
+
+    Arrays:
+        exact_match: Share of examples with every asked answer right, with the part ablated.
+        agreement: Share of examples whose asked answers are all those of the clean run.
+        margin: Logit of the right answer less the largest other, mean over the asked answers.
+        control_exact_match: The same, with noise in the part that moves it as far as the ablation
+            does, in a random direction. So for the other measures.
+        reference_exact_match: The same of the clean run. So for the other measures.
+
+    Attributes:
+        spans: First and last loop of each entry of ``when``.
+        mean_over: What means are over: "position", "token" or "all".
+        n_examples: Examples.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(MEASURES, _AXES),
+        **{CONTROL + name: _AXES for name in MEASURES},
+        **{_REFERENCE + name: "estimate" for name in MEASURES},
+    }
+
+    spans: list[list[int]]
+    mean_over: str
+    n_examples: int
+
+    def reference(self, measure: str = "exact_match") -> xr.DataArray:
+        """A measure of the clean run, as an estimate."""
+        return self.data[_REFERENCE + measure]
+
+    def judged(self) -> pd.DataFrame:
+        """Whether each part is needed, by each kind of ablation, at the most loops.
+
+        With c the share of examples whose answers change (1 - agreement), at the position where
+        it is largest, and its 95% interval:
+
+        - ``needed`` where the interval's low end reaches :data:`LINE`;
+        - ``idle`` where no answer of any example changes;
+        - ``unclear`` between: some answers change, too few to be sure of that share.
+
+        Noise of equal norm does not enter this rule: a model that is fragile there changes as many
+        answers under noise, even where it depends on the part. ``specific`` adds whether noise
+        surely changes fewer answers than the ablation: then the direction counts, not the size.
+
+        Returns:
+            A row per part and kind: ``part``, ``ablation``, ``changed``, ``low``, ``high``,
+            ``noise`` (the share that noise changes), ``need``, ``specific``.
+
+        Source: drops of performance as necessity, and the off-distribution states that zero and
+            mean ablation make: arXiv 2309.16042, arXiv 2404.15255.
+        """
+        import pandas as pd
+
+        at = self.data.sel(when=self.widest)
+        rows = []
+        for part, kind in product(at["part"].values, at["ablation"].values):
+            cell = at.sel(part=part, ablation=kind)
+            cell = cell.isel(pos=int(cell["agreement"].sel(estimate="value").values.argmin()))
+            agreement, low, high = cell["agreement"].values
+            noise, noise_low, _ = cell[CONTROL + "agreement"].values
+            need = IDLE if agreement == 1 else NEEDED if 1 - high >= LINE else _UNCLEAR
+            rows.append({
+                "part": str(part), "ablation": str(kind),
+                "changed": 1 - agreement, "low": 1 - high, "high": 1 - low, "noise": 1 - noise,
+                "need": need, "specific": bool(high < noise_low),
+            })  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def roles(self) -> dict[str, Role]:
+        """What each part is needed for, by all kinds of ablation together.
+
+        - ``information``: needed where its activation is another example's (or, without
+          ``resample``, the mean): the answers depend on what it carries about the input. The part
+          takes such a value in some run, so the size of the change does not explain the drop;
+        - ``constant``: idle there and needed by another kind: only what is the same in all
+          examples counts;
+        - ``needed``: needed where it is set to zero, the only kind;
+        - ``idle``: no kind changes any answer;
+        - ``unclear``: anything else.
+        """
+        table = self.judged().pivot(index="part", columns="ablation", values="need")
+        decisive = next(kind for kind in ("resample", "mean", "zero") if kind in table)
+        roles: dict[str, Role] = {}
+        for part in map(str, self.data["part"].values):
+            needs = table.loc[part]
+            if needs[decisive] == NEEDED:
+                roles[part] = "information" if decisive != "zero" else "needed"
+            elif (needs == IDLE).all():
+                roles[part] = "idle"
+            elif needs[decisive] == IDLE and (needs == NEEDED).any():
+                roles[part] = "constant"
+            else:
+                roles[part] = "unclear"
+        return roles
+
+    @property
+    def widest(self) -> str:
+        """The entry of ``when`` with the most loops."""
+        lengths = [last - first for first, last in self.spans]
+        return str(self.data["when"].values[lengths.index(max(lengths))])
+
+
+@torch.no_grad()
+def ablation_study(
+    model: Any,
+    data: Batch | Task,
+    *,
+    components: Sequence[str] = ("z", "mlp_out"),
+    neurons: Mapping[str, Sequence[int]] | None = None,
+    together: bool = False,
+    kinds: Sequence[str] = KINDS,
+    when: Sequence[str] = ("all", "one"),
+    loops: Index = None,
+    positions: Literal["each"] | None = None,
+    mean_over: MeanOver = "position",
+    n: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> AblationStudy:
+    r"""Run a model without one part of it, at some loops, and see what is still right.
+
+    The activation x of the part becomes
+
+    .. math::
+        x' = 0, \qquad x' = \bar x_{t,p}, \qquad x' = x_{t,p}(\text{another example})
+
+    (``zero``, ``mean``, ``resample``), where the mean and the other example are of the clean run
+    at the same loop t. The control of each is noise of equal norm: ``x + r`` with a random r as
+    long as ``x' - x``, at each position and of each head. It shows what any perturbation of that
+    size does there.
+
+    Args:
+        model: A ``LoopedTransformer``, or an adapter. Layers around its loop are left as they are.
+        data: A batch, or a task to draw one from. Each example is read after its own T(n).
+        components: Hook points inside a layer: those of heads (``z``, ``q`` …) head by head, those
+            of the stream (``attn_out``, ``mlp_out``) and of the MLP (``post``) as a whole.
+        neurons: Groups of neurons of each layer's MLP by name, ablated in ``mlp.hook_post``.
+        together: Ablate all of these parts at once too.
+        kinds: Some of ``zero``, ``mean`` and ``resample``.
+        when: ``all`` loops; ``one`` loop at a time; ``from`` a loop on; ``upto`` a loop, which is
+            the last.
+        loops: The loops that the last three refer to; all by default.
+        positions: None ablates all positions at once, ``"each"`` one at a time.
+        mean_over: Means are over the examples of the batch, padding included: at the same
+            ``position``, of the same input ``token`` at any position, or over ``all`` positions.
+        n: Length of examples to draw.
+        batch_size: How many; 64 by default.
+        seed: Seed of the examples, of the pairing of ``resample``, and of the noise.
+
+    Raises:
+        InputError: an unknown component, kind or loop, one without effect, or no model with hooks.
+
+    Source: on zero, mean and resample ablation, arXiv 2309.16042 and arXiv 2404.15255.
+
+    Example:
+        >>> from loopinterp.programs import compile_program
+        >>> from loopinterp.tasks import Addition
+        >>> result = ablation_study(
+        ...     compile_program("ripple", max_length=5).model, Addition(), n=4, when=("all",))
+        >>> result.reference("exact_match").values.tolist()[0]
+        1.0
+    """
+    need_hooks(model)
+    batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
+    need_asked(batch)
+    need_classes(model, batch)
+    last = int(batch.n_loops.max())
+    check_integer("data, n_loops", last, least=1, fix="Ask after a loop.")
+    _check_kinds(kinds, mean_over, batch)
+    parts = _chosen_parts(model, components, neurons or {}, together=together)
+    spans = _chosen_spans(when, loops, last)
+    if positions not in (None, EACH):
+        raise unknown_name("positions", positions, [EACH])
+    places, place_names = chosen_positions(positions, batch.inputs)
+    about = {"study": "ablation", "components": list(components), "mean_over": mean_over}
+    with study(seed, **about, model=describe_model(model), n_examples=len(batch)) as watch:
+        runs = _Runs(model, batch, {site for part in parts for site in part.indices})
+        generator = torch.Generator().manual_seed(seed)
+        values = _reference_values(runs.activations, batch.inputs, kinds, mean_over, generator)
+        shape = (len(parts), len(kinds), len(spans), len(places), 2)
+        measured = {name: np.empty((*shape, len(batch))) for name in MEASURES}
+        # Cells are [part, kind, span, place, control].
+        for cell in track(list(np.ndindex(*shape)), "ablate"):
+            part, kind, span, place, control = cell
+            noise = generator if control else None
+            changes = _changes(parts[part], values[kinds[int(kind)]], places[place, 0], noise)
+            for name, by_example in runs.measure(spans[span][1], changes).items():
+                measured[name][cell] = by_example
+        estimates = {name: _estimate(name, x) for name, x in measured.items()}
+        return AblationStudy.of(
+            watch,
+            coords={
+                "part": [part.name for part in parts],
+                "ablation": list(kinds),
+                "when": [name for name, _ in spans],
+                "pos": place_names,
+            },
+            **{name: x[..., 0, :] for name, x in estimates.items()},
+            **{CONTROL + name: x[..., 1, :] for name, x in estimates.items()},
+            **{_REFERENCE + name: _estimate(name, x) for name, x in runs.measure().items()},
+            spans=[[span.start, span.stop - 1] for _, span in spans],
+            mean_over=mean_over,
+            n_examples=len(batch),
+        )
+
+
+_Site = tuple[str, int]
+"""A component, by its full name, and its layer in the block."""
+
+_Changes = dict[_Site, Callable[["Tensor"], "Tensor"]]
+
+
+class _Part(NamedTuple):
+    """What is ablated at once: at each site, the indices after the position that belong to it."""
+
+    name: str
+    indices: Mapping[_Site, list[tuple[Any, ...]]]
+
+
+def _check_kinds(kinds: Sequence[str], mean_over: str, batch: Batch) -> None:
+    if not kinds:
+        raise unknown_name("kinds", "", KINDS)
+    for kind in kinds:
+        check_choice("kinds", kind, KINDS)
+    if len(batch) < 2 and kinds != ("zero",):
+        raise InputError(
+            "data",
+            expected="two examples or more, as means and other examples are taken among them",
+            given="one example",
+            fix="Pass a larger batch, or kinds=('zero',).",
+        )
+    check_choice("mean_over", mean_over, get_args(MeanOver))
+    if mean_over == "token" and batch.inputs.is_floating_point():
+        raise InputError(
+            "mean_over",
+            expected="position or all, as the model reads no tokens",
+            given="'token'",
+            fix="Leave it out.",
+        )
+
+
+def _chosen_parts(
+    model: HookedRun,
+    components: Sequence[str],
+    neurons: Mapping[str, Sequence[int]],
+    *,
+    together: bool,
+) -> list[_Part]:
+    """Each head of each layer, or each layer, of the components; groups of neurons; and all."""
+    parts, sizes = [], model.site_map
+    for component in components:
+        target = patched_component(model, component)
+        if target.per_loop or target.kind not in ("residual", "head", "neuron"):
+            raise InputError(
+                "components",
+                expected="components inside a layer that have a vector at each position",
+                given=repr(component),
+                fix="Pass z, attn_out, mlp_out or post, for instance.",
+            )
+        names = {"z": "head", "mlp_out": "MLP", "attn_out": "attention"}
+        name = names.get(target.name, target.name)
+        for layer in range(sizes.n_layers):
+            site = target.full, layer
+            if target.kind == "head":
+                for head in range(sizes.n_heads):
+                    parts.append(_Part(f"{name} {layer}.{head}", {site: [(head,)]}))
+            else:
+                parts.append(_Part(f"{name} {layer}", {site: [()]}))
+    for name, group in neurons.items():
+        for neuron in group:
+            check_integer(f"neurons[{name!r}]", neuron, least=0, most=sizes.d_mlp - 1)
+        for layer in range(sizes.n_layers):
+            parts.append(_Part(f"{name} {layer}", {("mlp.hook_post", layer): [([*group],)]}))
+    if not parts or any(not group for group in neurons.values()):
+        raise InputError(
+            "components",
+            expected="at least one component or group of neurons, and neurons in each group",
+            given="none",
+            fix="Leave components out for the heads and the MLPs.",
+        )
+    if together:
+        union: dict[_Site, list[tuple[Any, ...]]] = {}
+        for part in parts:
+            for site, indices in part.indices.items():
+                union.setdefault(site, []).extend(indices)
+        parts.append(_Part("all of them", union))
+    return parts
+
+
+def _chosen_spans(when: Sequence[str], loops: Index, n_loops: int) -> list[tuple[str, range]]:
+    """The loops at which a part is ablated, with the name of each span."""
+    if not when:
+        raise unknown_name("when", "", WHEN)
+    for choice in when:
+        check_choice("when", choice, WHEN)
+    if loops is not None and set(when) == {"all"}:
+        raise InputError(
+            "loops",
+            expected="None with when=('all',)",
+            given=repr(loops),
+            fix="Leave loops out, or add 'one', 'from' or 'upto'.",
+        )
+    spans: list[tuple[str, range]] = []
+    for choice in dict.fromkeys(when):
+        if choice == "all":
+            spans.append(("all loops", range(n_loops)))
+            continue
+        for t in chosen_loops(loops, n_loops):
+            by_choice = {
+                "one": (f"loop {t}", range(t, t + 1)),
+                "from": (f"from loop {t}", range(t, n_loops)),
+                "upto": (f"up to loop {t}", range(t + 1)),
+            }
+            spans.append(by_choice[choice])
+    return spans
+
+
+def _reference_values(
+    activations: Mapping[_Site, Float[Tensor, "loop batch pos ..."]],
+    inputs: Tensor,
+    kinds: Sequence[str],
+    mean_over: MeanOver,
+    generator: torch.Generator,
+) -> dict[str, dict[_Site, Float[Tensor, "loop batch pos ..."]]]:
+    """What is put in, for each kind of ablation and site."""
+    # One random cycle through all examples, so that none is given its own activation.
+    order = torch.randperm(len(inputs), generator=generator)
+    other = torch.empty_like(order)
+    other[order] = order.roll(1)
+    replace = {
+        "zero": torch.zeros_like,
+        "mean": lambda x: _mean(x, inputs, mean_over),
+        "resample": lambda x: x[:, other.to(x.device)],
+    }
+    return {kind: {site: replace[kind](x) for site, x in activations.items()} for kind in kinds}
+
+
+def _mean(
+    x: Float[Tensor, "loop batch pos ..."], inputs: Tensor, over: MeanOver
+) -> Float[Tensor, "loop batch pos ..."]:
+    if over != "token":
+        return x.mean((1,) if over == "position" else (1, 2), keepdim=True).expand_as(x)
+    tokens, number = inputs.unique(return_inverse=True)
+    # Sums over examples and positions by token: [loop, token, ...].
+    flat, number = x.flatten(1, 2), number.flatten()
+    sums = flat.new_zeros(len(flat), len(tokens), *flat.shape[2:]).index_add(1, number, flat)
+    counts = number.bincount(minlength=len(tokens)).view(1, -1, *[1] * (flat.ndim - 2))
+    return (sums / counts)[:, number].view_as(x)
+
+
+class _Runs:
+    """The clean run of a batch, and runs that go on from it with changes.
+
+    Attributes:
+        activations: Those of some sites, at each loop of the clean run, ``[loop, batch, ...]``.
+    """
+
+    def __init__(self, model: Any, batch: Batch, sites: Iterable[_Site]) -> None:
+        self._iteration, self._batch = model.bind(batch.inputs), batch
+        lists: dict[_Site, list[Tensor]] = {site: [] for site in sites}
+
+        def record(values: list[Tensor]) -> Callable[[Tensor], Tensor]:
+            return lambda x: [x, values.append(x)][0]
+
+        states = [self._iteration.h0]
+        for _ in range(int(batch.n_loops.max())):
+            states.append(self._loop(states[-1], {site: record(x) for site, x in lists.items()}))
+        self._states = torch.stack(states)
+        self.activations = {site: torch.stack(values) for site, values in lists.items()}
+        self._asked, self._right = batch.targets != IGNORE, batch.targets.clamp(min=0).long()
+        self._clean_answers = self._logits(range(len(states), 0)).argmax(-1)
+
+    def measure(
+        self, span: range = range(0), changes: Callable[[int], _Changes] | None = None
+    ) -> dict[str, Float[np.ndarray, " batch"]]:
+        """Measures of each example, of a run with changes at the loops of a span."""
+        logits = self._logits(span if span else range(len(self._states), 0), changes)
+        answers, right = logits.argmax(-1), self._right[..., None]
+        # Margin of each answer [batch, pos]: the right logit less the largest other one.
+        others = logits.scatter(-1, right, float("-inf")).amax(-1)
+        margin = (logits.gather(-1, right)[..., 0] - others).double() * self._asked
+        by_example = {
+            "exact_match": ((answers == self._right) | ~self._asked).all(1),
+            "agreement": ((answers == self._clean_answers) | ~self._asked).all(1),
+            "margin": margin.sum(1) / self._asked.sum(1).clamp(min=1),
+        }
+        return {name: x.double().cpu().numpy() for name, x in by_example.items()}
+
+    def _loop(self, h: Tensor, changes: _Changes) -> Tensor:
+        places: dict[Any, dict[str, Callable[[Tensor], Tensor]]] = {}
+        for (component, layer), change in changes.items():
+            places.setdefault(("block", 0, layer), {})[component] = change
+        run = self._iteration
+        return run.advance(h, run.e, run.context, Taps.changing(places))
+
+    def _logits(self, span: range, changes: Callable[[int], _Changes] | None = None) -> Tensor:
+        """Logits of each example after its own T(n), after changes at the loops of a span."""
+        ends, rows = self._batch.n_loops, torch.arange(len(self._batch))
+        first = min(span.start, len(self._states) - 1)
+        h = self._states[first]
+        # The state after each example's own T(n), as far as the run has come.
+        read = self._states[ends.clamp(max=first), rows.to(ends.device)]
+        for loop in range(first, len(self._states) - 1):
+            h = self._loop(h, changes(loop) if changes and loop in span else {})
+            read = torch.where((ends > loop)[:, None, None], h, read)
+        return self._iteration.readout(read)
+
+
+def _changes(
+    part: _Part,
+    values: Mapping[_Site, Float[Tensor, "loop batch ..."]],
+    place: Bool[Tensor, " pos"],
+    noise: torch.Generator | None,
+) -> Callable[[int], _Changes]:
+    """The changes of one part at each loop: the values given, or noise that moves it as far."""
+
+    def change(x: Tensor, site: _Site, loop: int) -> Tensor:
+        # Where the part is, [pos, head, feature] or [pos, feature].
+        inside = torch.zeros(x.shape[1:], dtype=torch.bool, device=x.device)
+        for index in part.indices[site]:
+            inside[(slice(None), *index)] = True
+        inside &= place.view(-1, *[1] * (x.ndim - 2))
+        new = values[site][loop]
+        if noise is not None:
+            new = x + random_change(torch.where(inside, new - x, 0), noise, within=inside)
+        return torch.where(inside, new, x)
+
+    return lambda loop: {site: lambda x, at=site: change(x, at, loop) for site in part.indices}
+
+
+def _estimate(name: str, values: Float[np.ndarray, "*cell batch"]) -> np.ndarray:
+    """Over examples: of shares with Wilson's interval, of margins with that of a mean."""
+    if name == "margin":
+        return mean_estimate(values)
+    return wilson_estimate(values.sum(-1), np.full(values.shape[:-1], values.shape[-1]))

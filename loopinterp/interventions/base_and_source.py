@@ -1,0 +1,300 @@
+"""Base and source of a patch: pairs of inputs, and how a patched run lies between their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.core.errors import HookError, InputError, unknown_name
+from loopinterp.models.addresses import resolve_index
+from loopinterp.models.protocol import need_hooks, need_model
+from loopinterp.models.study_examples import examples_for, fit_to_model, inputs_and_loops
+from loopinterp.tasks.task import IGNORE, Batch, describe_tensor, inputs_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+    from loopinterp.models.addresses import Index
+
+EACH = "each"
+"""Patch one position at a time."""
+
+STATE = "state"
+"""The component that is no hook point: the state after some loops."""
+
+LOOP = "loop"
+"""Coordinate on the axis of layers: what happens once per loop, and in no layer."""
+
+Metric = Callable[["Tensor"], "Tensor"]
+"""From logits [batch, pos, d_vocab_out] to one number, or one for each example [batch]."""
+
+
+class Comparison:
+    """The answers and metrics of a base's and a source's run, to score a patched run against.
+
+    Args:
+        base: Logits of the base's run.
+        source: Logits of the source's run.
+        scored: Positions that may count; all if None.
+        metric: From logits to a number; the logit difference if None.
+
+    Attributes:
+        differ: Positions that count: scored, and answered differently.
+        at_base: The metric of the base's run.
+        at_source: The metric of the source's run.
+
+    Raises:
+        InputError: ``scored`` does not fit, or the two runs have equal answers or metrics.
+    """
+
+    def __init__(
+        self,
+        base: Float[Tensor, "batch pos d_vocab_out"],
+        source: Float[Tensor, "batch pos d_vocab_out"],
+        scored: Bool[Tensor, "batch pos"] | None,
+        metric: Metric | None,
+    ) -> None:
+        self._base, self._source, self._metric = base.argmax(-1), source.argmax(-1), metric
+        self.differ = self._base != self._source
+        if scored is not None:
+            if scored.shape != self.differ.shape or scored.dtype != torch.bool:
+                raise InputError(
+                    "scored",
+                    expected=f"booleans of shape {list(self.differ.shape)}",
+                    given=f"{scored.dtype} of shape {list(scored.shape)}",
+                    fix="Pass one boolean for each example and position.",
+                )
+            self.differ = self.differ & scored.to(self.differ.device)
+        if not self.differ.any():
+            raise InputError(
+                "base and source",
+                expected="inputs that the model answers differently at a scored position",
+                given="the same answers throughout",
+                fix="Pass other pairs, more of them, or more scored positions.",
+            )
+        self.at_base, self.at_source = (float(self._metrics(x[None])[0]) for x in (base, source))
+        if self.at_base == self.at_source:
+            raise InputError(
+                "metric",
+                expected="another value for the source's run than for the base's",
+                given=f"{self.at_base} for both",
+                fix="Pass pairs that it tells apart, or another metric.",
+            )
+
+    @property
+    def name(self) -> str:
+        """Of the metric."""
+        if self._metric is None:
+            return "logit difference"
+        return getattr(self._metric, "__name__", type(self._metric).__name__)
+
+    def scores(self, logits: Float[Tensor, "patch batch pos d_vocab_out"]) -> np.ndarray:
+        """Recovered share and scaled metric of each patched run, ``[patch, 2]``."""
+        source = self._source[self.differ]
+        recovered = (logits[:, self.differ].argmax(-1) == source).double().mean(1)
+        effect = (self._metrics(logits) - self.at_base) / (self.at_source - self.at_base)
+        return torch.stack([recovered, effect.to(recovered)], -1).cpu().numpy()
+
+    def by_example(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> Float[Tensor, "*batch"]:
+        """The metric of each example, whose mean is the metric; with gradients.
+
+        Examples with more of the positions that count weigh more, and those with none are 0.
+        """
+        if self._metric is not None:
+            return torch.as_tensor(self._metric(logits)).double()
+        # Classes of both answers [batch, pos, 2], and their logits.
+        both = torch.stack([self._source, self._base], -1)
+        pair = logits.double().gather(-1, both)
+        difference = (pair[..., 0] - pair[..., 1]) * self.differ
+        return difference.sum(-1) * (len(logits) / int(self.differ.sum()))
+
+    def _metrics(self, logits: Float[Tensor, "run batch pos d_vocab_out"]) -> Float[Tensor, " run"]:
+        if self._metric is not None:
+            return torch.stack([torch.as_tensor(self._metric(x)).double().mean() for x in logits])
+        # Logits of the positions that count, [run, answer, class].
+        counted = logits[:, self.differ]
+        source, base = (
+            counted.gather(-1, x[self.differ].expand(len(logits), -1)[..., None])[..., 0].double()
+            for x in (self._source, self._base)
+        )
+        return (source - base).mean(1)
+
+
+@dataclass(frozen=True)
+class Patched:
+    """A component that can be patched.
+
+    Attributes:
+        name: Its short name.
+        full: Its name inside a layer or a loop.
+        kind: Kind of tensor, as :class:`~loopinterp.models.addresses.Address` has it.
+        per_loop: Whether it happens once per loop, and not in a layer.
+        n_heads: Heads that are patched one by one; None for a component without heads.
+    """
+
+    name: str
+    full: str
+    kind: str
+    per_loop: bool
+    n_heads: int | None = None
+
+
+def patched_component(model: HookedRun, component: str) -> Patched:
+    """The component of that name, in a layer or once per loop.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if component == STATE:
+        return Patched(STATE, STATE, "residual", per_loop=True)
+    book = model.addresses()
+    shorts = {book.short(full): full for full in book.components}
+    try:
+        full = book.component(component)
+    except HookError:
+        raise unknown_name("component", component, [*shorts, STATE]) from None
+    kind = book.kinds[full]
+    n_heads = book.site_map.heads(kind)
+    return Patched(book.short(full), full, kind, full in book.per_loop, n_heads)
+
+
+def given_pairs(
+    model: Any,
+    base: Batch | Tensor,
+    source: Batch | Tensor,
+    n_loops: int | None,
+    scored: Bool[Tensor, "batch pos"] | None,
+) -> tuple[Tensor, Tensor, int, Bool[Tensor, "batch pos"] | None]:
+    """Inputs of base and source, loops of their runs, and the positions that may count.
+
+    Raises:
+        InputError: batches whose examples end after several numbers of loops, without ``n_loops``;
+            or as :func:`~loopinterp.models.study_examples.inputs_and_loops`.
+    """
+    if not isinstance(base, torch.Tensor):
+        base = examples_for(model, base)
+    if isinstance(source, Batch):
+        source = fit_to_model(model, source)
+    batches = [x for x in (base, source) if isinstance(x, Batch)]
+    ends = sorted({end for batch in batches for end in batch.n_loops.tolist()})
+    if n_loops is None and len(ends) > 1:
+        raise InputError(
+            "base and source",
+            expected="examples that are all answered after one number of loops",
+            given=f"some that are asked for after {ends[0]}, and others up to {ends[-1]}",
+            fix="Draw them with one n, or pass n_loops=, after which all of them are read.",
+        )
+    if n_loops is None and batches:
+        n_loops = ends[0]
+    inputs, n_loops = inputs_and_loops(model, inputs_of(base), n_loops)
+    if scored is None and batches and len({batch.targets.shape for batch in batches}) == 1:
+        # At a prompt or in the padding nothing is asked, and what is answered there means nothing.
+        scored = torch.stack([batch.targets != IGNORE for batch in batches]).all(0)
+    return inputs, inputs_of(source), n_loops, scored
+
+
+def check_run(
+    model: Any, base: Tensor, source: Tensor, other: Tensor | None, component: str
+) -> None:
+    """Raise unless there are pairs to patch between, in a model that shows what is patched."""
+    need_model(model) if component == STATE else need_hooks(model)
+    if base.ndim < 2 or not len(base):
+        raise InputError(
+            "base",
+            expected="at least one example, [batch, pos]",
+            given=f"shape {list(base.shape)}",
+            fix="Add a batch axis with base[None].",
+        )
+    for name, inputs in (("source", source), ("other", source if other is None else other)):
+        if not isinstance(inputs, torch.Tensor):
+            raise InputError(
+                name,
+                expected="inputs like those of base, or a batch of them",
+                given=f"a {type(inputs).__name__}",
+                fix="Pass the inputs of a batch.",
+            )
+        if inputs.shape != base.shape or inputs.dtype != base.dtype:
+            raise InputError(
+                name,
+                expected=f"{base.dtype} of shape {list(base.shape)}, as base has",
+                given=f"{inputs.dtype} of shape {list(inputs.shape)}",
+                fix="Pass pairs of inputs of equal length.",
+            )
+
+
+def chosen_loops(loops: Index, n_loops: int) -> list[int]:
+    """The loops to patch, counted from the start.
+
+    Raises:
+        InputError: one of them is out of range, or there is none.
+    """
+    wanted = resolve_index(loops, n_loops, "loop")[0]
+    if not wanted:
+        raise InputError(
+            "loops",
+            expected=f"at least one of the loops 0 to {n_loops - 1}",
+            given=f"{loops!r}, which holds none",
+            fix="Leave loops out to patch all of them.",
+        )
+    return wanted
+
+
+def chosen_positions(
+    positions: str | Tensor | None, base: Tensor
+) -> tuple[Bool[Tensor, "place batch pos"], list[int | str]]:
+    """Where each patch is made, and what the places are called.
+
+    Raises:
+        InputError: another word than "each", or positions of a wrong shape or out of range.
+    """
+    batch, n_pos = base.shape[:2]
+    if positions is None:
+        return torch.ones(1, batch, n_pos, dtype=torch.bool, device=base.device), ["all"]
+    if isinstance(positions, str):
+        if positions != EACH:
+            raise unknown_name("positions", positions, [EACH])
+        eye = torch.eye(n_pos, dtype=torch.bool, device=base.device)
+        return eye[:, None].expand(n_pos, batch, n_pos), list(range(n_pos))
+    given = describe_tensor(positions)
+    fits = isinstance(positions, torch.Tensor) and positions.dtype == torch.int64
+    if (
+        not fits
+        or positions.shape != (batch,)
+        or not bool(((positions >= 0) & (positions < n_pos)).all())
+    ):
+        raise InputError(
+            "positions",
+            expected=f"None, {EACH!r}, or {batch} integers from 0 to {n_pos - 1} (int64)",
+            given=given,
+            fix="Pass one position for each example, as a tensor.",
+        )
+    # One position of each example, [batch, pos].
+    place = torch.arange(n_pos, device=base.device) == positions.to(base.device)[:, None]
+    return place[None], ["chosen"]
+
+
+def unrelated(source: Tensor) -> Tensor:
+    """A third input for each pair: the sources, moved on until none meets itself.
+
+    Raises:
+        InputError: there is no such move.
+
+    Example:
+        >>> unrelated(torch.tensor([[1, 2], [1, 2], [3, 4], [5, 6]])).tolist()
+        [[3, 4], [5, 6], [1, 2], [1, 2]]
+    """
+    for distance in range(1, len(source)):
+        moved = source.roll(distance, 0)
+        if not (moved == source).flatten(1).all(1).any():
+            return moved
+    raise InputError(
+        "other",
+        expected="a third input for each pair, as there are none among the sources",
+        given="sources that are too few or too much alike",
+        fix="Pass other=, inputs that have nothing to do with base and source.",
+    )

@@ -1,0 +1,334 @@
+"""Interchanges of a state between runs, and the answers after them, loop by loop.
+
+They need only the four methods of the protocol. Only what an interchange can reach is run again
+(:mod:`loopinterp.interventions.light_cone`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.core.errors import InputError
+from loopinterp.core.progress import track
+from loopinterp.core.text import ShortRepr
+from loopinterp.interventions.light_cone import Change, Front, LightCone, cone_growth
+from loopinterp.interventions.pairs import Sites
+from loopinterp.interventions.subspaces import check_orthonormal, project
+from loopinterp.models import bind, device_of
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.interventions.pairs import InterchangePairs
+    from loopinterp.models import LoopedModel
+
+_TIE = 1e-4
+"""Logits that differ by no more are equal."""
+
+_AT_A_TIME = 128
+"""Pairs that go on together."""
+
+_HELD_NUMBERS = 2**26
+"""Numbers of clean states held at a time: 256 MiB."""
+
+
+def answer(logits: Float[Tensor, "*shape d_vocab_out"]) -> Int[Tensor, "*shape"]:
+    """The class with the largest logit; of those that are equal up to rounding, the first.
+
+    A model that has not decided yet may have equal logits; the largest by a rounding error would
+    change with the basis of the state. Answers are held for every pair, delay and position, and so
+    in as few bytes as classes need.
+
+    Example:
+        >>> answer(torch.tensor([[0.2, 1.3], [1e-7, 2e-7]])).tolist()
+        [1, 0]
+    """
+    narrow = torch.int16 if logits.shape[-1] <= 2**15 else torch.int32
+    return _largest(logits).int().argmax(-1).to(narrow)
+
+
+def decided(logits: Float[Tensor, "*shape d_vocab_out"]) -> Bool[Tensor, "*shape"]:
+    """Whether one logit is larger than all others, by more than rounding."""
+    return _largest(logits).sum(-1) == 1
+
+
+def _largest(logits: Float[Tensor, "*shape d_vocab_out"]) -> Bool[Tensor, "*shape d_vocab_out"]:
+    return logits >= logits.amax(-1, keepdim=True) - _TIE
+
+
+def state_width(model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"]) -> int:
+    """The width of the states that a model has on such inputs."""
+    return bind(model, inputs[:1].to(device_of(model))).h0.shape[-1]
+
+
+@torch.no_grad()
+def answers_by_loop(
+    model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"], n_loops: int
+) -> Int[Tensor, "loops batch pos"]:
+    """The answer that would be read after 0, 1, … ``n_loops`` loops."""
+    bound = bind(model, inputs)
+    read = [answer(bound.read(h, loop)) for loop, h in bound.run(n_loops)]
+    return torch.stack(read).long()  # classes as torch's indexing wants them
+
+
+_Runs = tuple[int, LightCone]
+"""The first of some inputs, and their clean runs h_0 .. h_T."""
+
+
+class InterchangeRun(ShortRepr):
+    """Pairs of runs of a model, ready for any number of interventions.
+
+    Args:
+        model: Any looped model.
+        pairs: What is exchanged.
+
+    Raises:
+        InputError: an input, a position or a loop of the pairs that there is not.
+
+    Attributes:
+        base_state: Clean state of the base at the positions of the interchange, at its loop. Where
+            some pairs have a second interchange, the last site is that one's.
+        source_state: State of the source there.
+        natural: Clean answers of all inputs after 0 .. T loops.
+        reach: Positions by which the light cone grows in a loop; None where all are run.
+    """
+
+    base_state: Float[Tensor, "pair site d_model"]
+    source_state: Float[Tensor, "pair site d_model"]
+    natural: Int[Tensor, "loops input pos"]
+
+    @torch.no_grad()
+    def __init__(self, model: LoopedModel | Any, pairs: InterchangePairs) -> None:
+        _check_ranges(pairs)
+        self.model, self.pairs = model, pairs.to(device_of(model))
+        self.reach = cone_growth(model)
+        self._cached: _Runs | None = None
+        pairs, natural, sites = self.pairs, [], self.pairs.sites
+        # The run that is changed, for every site: [pair, site].
+        bases = pairs.base[:, None].expand_as(sites.loop)
+        # Inputs may be too many to hold all clean runs at once.
+        for first, runs in self._runs():
+            states = runs.states
+            if not natural:
+                shape = (*sites.loop.shape, states.shape[-1])
+                self.base_state, self.source_state = (states.new_empty(shape) for _ in range(2))
+            _fill(self.base_state, first, states, bases, sites.loop, sites.position)
+            _fill(self.source_state, first, states, sites.source, sites.source_loop, sites.position)
+            # Answers after every loop, [loops, input, pos].
+            read = [answer(runs.iteration.read(state, t)) for t, state in enumerate(states)]
+            natural.append(torch.stack(read))
+        self.natural = torch.cat(natural, dim=1)
+
+    @cached_property
+    def base(self) -> Int[Tensor, "pair delay pos"]:
+        """Clean answers of the base at each delay; past the end those of the end."""
+        return self.natural[self._loops_read, self.pairs.base[:, None]]
+
+    @cached_property
+    def within(self) -> Bool[Tensor, "pair delay"]:
+        """Whether a delay comes before the end of the run."""
+        delays = torch.arange(self.pairs.longest + 1, device=self.pairs.loop.device)
+        return delays <= self.pairs.horizon[:, None]
+
+    @property
+    def difference(self) -> Float[Tensor, "pair site d_model"]:
+        """What an interchange of the whole state adds."""
+        return self.source_state - self.base_state
+
+    def interchange(
+        self, subspace: Float[Tensor, "... rank d_model"] | None = None, *, complement: bool = False
+    ) -> Int[Tensor, "pair delay pos"]:
+        """Answers after the source's state, or its part in a subspace, was put in.
+
+        Args:
+            subspace: Orthonormal rows; one for all pairs [rank, d_model], or one each
+                [pair, rank, d_model]. The whole state if omitted.
+            complement: Put in everything but that part.
+
+        Raises:
+            InputError: rows that are not orthonormal, or a complement of nothing.
+        """
+        change = self.difference
+        if subspace is not None:
+            check_orthonormal(subspace)
+            inside = project(change, subspace)
+            change = change - inside if complement else inside
+        elif complement:
+            raise InputError(
+                "complement",
+                expected="a subspace whose complement is put in",
+                given="no subspace",
+                fix="Pass subspace= too.",
+            )
+        return self.after(self.base_state + change)
+
+    @torch.no_grad()
+    def after(
+        self, state: Float[Tensor, "*kind pair site d_model"]
+    ) -> Int[Tensor, "*kind pair delay pos"]:
+        """Answers at each delay after ``state`` was put in at the positions of the interchange.
+
+        Several kinds of states at once share the clean runs.
+        """
+        # [kind, pair, site, d_model]; every kind starts from the clean answers.
+        kinds = state[None] if state.ndim == self.base_state.ndim else state.flatten(0, -4)
+        read = self.base.repeat(len(kinds), 1, 1, 1)
+        for runs, base, here in self._runs_of_bases():
+            for rows in track(self._in_order(here), "exchange"):
+                for put_in, answers in zip(kinds, read):
+                    # The base's own state, as at equal embeddings, changes nothing.
+                    new = rows[(put_in[rows] != self.base_state[rows]).flatten(1).any(1)]
+                    if len(new):
+                        self._go_on(runs, new, base[new], put_in[new], answers)
+        return read.reshape(*state.shape[:-3], *self.base.shape)
+
+    @torch.no_grad()
+    def states_after(
+        self, state: Float[Tensor, "pair site d_model"]
+    ) -> Float[Tensor, "pair delay pos d_model"]:
+        """The whole states at each delay after ``state`` was put in, which :meth:`after` reads.
+
+        Past the end of the run they mean nothing.
+        """
+        states = self.base_state.new_empty(*self.base.shape, state.shape[-1])
+        for runs, base, here in self._runs_of_bases():
+            states[here] = runs.states[self._loops_read[here], base[here, None]]
+            for rows in self._in_order(here):
+                for front, pair, column in self._fronts(runs, rows, base[rows], state[rows]):
+                    place = front.place[pair, column]
+                    delay = front.loop - self.pairs.loop[rows][pair]
+                    states[rows[pair], delay, place] = front.h[pair, column]
+        return states
+
+    @torch.no_grad()
+    def base_states(self, places: Int[Tensor, "pair pos"]) -> Float[Tensor, "pair pos d_model"]:
+        """The base's clean state at some positions, at the loop of the interchange."""
+        pairs = self.pairs
+        states = self.base_state.new_empty(*places.shape, self.base_state.shape[-1])
+        for first, runs in self._runs():
+            row, loop = (x[:, None].expand_as(places) for x in (pairs.base, pairs.loop))
+            _fill(states, first, runs.states, row, loop, places)
+        return states
+
+    @property
+    def _loops_read(self) -> Int[Tensor, "pair delay"]:
+        delays = torch.arange(self.pairs.longest + 1, device=self.pairs.loop.device)
+        return (self.pairs.loop[:, None] + delays).clamp(max=self.pairs.n_loops)
+
+    def _runs(self) -> Iterator[_Runs]:
+        """The clean runs of all inputs, some at a time; held if they are few."""
+        if self._cached is not None:
+            yield self._cached
+            return
+        inputs, n_loops = self.pairs.inputs, self.pairs.n_loops
+        width = state_width(self.model, inputs)
+        at_a_time = max(_HELD_NUMBERS // ((n_loops + 1) * inputs.shape[1] * width), 1)
+        for first in range(0, len(inputs), at_a_time):
+            some = inputs[first : first + at_a_time]
+            bound = bind(self.model, some)
+            states = torch.stack([h for _, h in bound.run(n_loops)])
+            run = first, LightCone(self.model, bound, states)
+            if len(some) == len(inputs):
+                self._cached = run
+            yield run
+
+    def _runs_of_bases(self) -> Iterator[tuple[LightCone, Tensor, Int[Tensor, " pair"]]]:
+        """Some clean runs at a time, the run of each pair's base, and the pairs that have one."""
+        for first, runs in self._runs():
+            base = self.pairs.base - first
+            here = ((base >= 0) & (base < runs.states.shape[1])).nonzero().squeeze(1)
+            if len(here):
+                yield runs, base, here
+
+    def _in_order(self, pairs: Int[Tensor, " pair"]) -> list[Tensor]:
+        """Pairs by loop, some at a time; those with a second interchange, which are wider, last."""
+        # Rows of a light cone begin in the order of their loops.
+        in_order = pairs[self.pairs.loop[pairs].argsort(stable=True)]
+        if self.pairs.second is None:
+            return list(in_order.split(_AT_A_TIME))
+        made = self.pairs.second.made[in_order]
+        both = in_order[~made].split(_AT_A_TIME), in_order[made].split(_AT_A_TIME)
+        return [rows for parts in both for rows in parts if len(rows)]
+
+    def _go_on(
+        self, runs: LightCone, rows: Tensor, base: Tensor, state: Tensor, read: Tensor
+    ) -> None:
+        """Read the answers inside the light cone of the interchange; pairs in loop order."""
+        loop = self.pairs.loop[rows]
+        for front, pair, column in self._fronts(runs, rows, base, state):
+            answers = answer(runs.iteration.readout(front.h))[pair, column]
+            read[rows[pair], front.loop - loop[pair], front.place[pair, column]] = answers
+
+    def _fronts(
+        self, runs: LightCone, rows: Tensor, base: Tensor, state: Tensor
+    ) -> Iterator[tuple[Front, Tensor, Tensor]]:
+        """The light cone of the interchange after each loop; pairs in loop order.
+
+        Each front comes with its rows and columns inside the cone.
+        """
+        loop, positions = self.pairs.loop[rows], self.pairs.positions[rows]
+        n_sites, sites = positions.shape[1], Sites(*(x[rows] for x in self.pairs.sites))
+        each = torch.arange(len(rows), device=rows.device)[:, None]
+
+        def put_in(new: slice, place: Tensor, fresh: Tensor) -> Tensor:
+            # Sites are columns of the positions held, which begin at ``place[:, 0]``.
+            fresh[each[: len(fresh)], positions[new] - place[:, :1]] = state[new, :n_sites]
+            return fresh
+
+        def put_in_later(loops_done: int, place: Tensor, h: Tensor) -> Tensor:
+            now = sites.made[: len(h), -1] & (sites.loop[: len(h), -1] == loops_done)
+            row = now.nonzero().squeeze(1)
+            if len(row):
+                h = h.clone()
+                h[row, sites.position[row, -1] - place[row, 0]] = state[row, -1]
+            return h
+
+        has_later = sites.position.shape[1] > n_sites
+        change = Change(state=put_in, later=put_in_later if has_later else None)
+        first, last = sites.position.aminmax(dim=1)
+        for front in runs.go_on(base, loop, first, last, change):
+            pair, column = front.reached.nonzero(as_tuple=True)
+            yield front, pair, column
+
+
+def _fill(
+    filled: Float[Tensor, "pair site d_model"],
+    first: int,
+    states: Float[Tensor, "loops input pos d_model"],
+    row: Int[Tensor, "pair site"],
+    loop: Int[Tensor, "pair site"],
+    positions: Int[Tensor, "pair site"],
+) -> None:
+    """Put in the states of those pairs whose input is one of these, from number ``first`` on."""
+    row = row - first
+    here = (row >= 0) & (row < states.shape[1])
+    filled[here] = states[loop[here], row[here], positions[here]]
+
+
+def _check_ranges(pairs: InterchangePairs) -> None:
+    n_inputs, n_pos = pairs.inputs.shape
+    most = {"base": n_inputs - 1, "source": n_inputs - 1, "positions": n_pos - 1}
+    most |= {"loop": pairs.n_loops, "source_loop": pairs.n_loops}
+    ranges = [(name, getattr(pairs, name), 0, last) for name, last in most.items()]
+    if pairs.second is not None and bool((made := pairs.second.made).any()):
+        second, least = pairs.second, int(pairs.loop[made].min())
+        ranges += [
+            ("second.source", second.source[made], 0, n_inputs - 1),
+            ("second.position", second.position[made], 0, n_pos - 1),
+            ("second.loop", second.loop[made], least, pairs.n_loops),
+            ("second.source_loop", second.source_loop[made], 0, pairs.n_loops),
+            ("second.loop, after the first", (second.loop - pairs.loop)[made], 0, pairs.n_loops),
+        ]
+    for name, values, least, last in ranges:
+        if not bool(((values >= least) & (values <= last)).all()):
+            raise InputError(
+                f"pairs.{name}",
+                expected=f"integers from {least} to {last}",
+                given=f"{int(values.min())} to {int(values.max())}",
+                fix="Mend the strategy that chose them.",
+            )

@@ -1,0 +1,175 @@
+"""Distributed alignment search over loops: a subspace whose interchange acts as the whole one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from loopinterp.core.errors import check_seed
+from loopinterp.core.progress import track
+from loopinterp.interventions.subspaces import principal_subspace
+from loopinterp.models.iteration import bind
+from loopinterp.models.taps import recording_gradients
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.interventions.engine import InterchangeRun
+
+DELAYS = 10
+"""Learning looks at the answers at delays 0 .. 9."""
+
+_BATCH = 48
+_RATE = 0.003
+
+
+def learn_subspace(
+    run: InterchangeRun,
+    rank: int,
+    *,
+    target: Int[Tensor, "pair delay pos"] | None = None,
+    steps: int = 80,
+    seed: int = 0,
+) -> Float[Tensor, "rank d_model"]:
+    r"""Orthonormal rows R found by gradient on the pairs of a run.
+
+    With the base's state b and the source's s, log probabilities at delays 0 .. 9 and at the asked
+    positions, after :math:`b + R^T R (s - b)` was put in, are fitted to those after an interchange
+    of the whole state (mean square); after :math:`b + (1 - R^T R)(s - b)`, to those of the clean
+    run. With a target the loss is the cross entropy with its answers. R starts from the principal
+    directions of :math:`s - b`.
+
+    Args:
+        run: Pairs to learn from; those with a second interchange are left out.
+        rank: Dimensions.
+        target: Answers to learn, in place of those of the whole interchange; negative where none.
+        steps: Steps of Adam, each on a batch of pairs.
+        seed: Seed of the batches.
+
+    Source: distributed alignment search, Geiger et al., arXiv 2303.02536.
+    """
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    delays = min(DELAYS, run.pairs.longest + 1)
+    answers = run.interchange() if target is None else target
+    crop = _Crop(run, delays)
+    # An interchange that changes nothing teaches nothing.
+    moved = answers != run.base
+    useful = (moved & (answers >= 0)).any(-1)[:, :delays].any(-1)
+    if run.pairs.second is not None:  # whose answers are not those of the first interchange alone
+        useful &= ~run.pairs.second.made
+    rows = useful.nonzero().squeeze(1)
+    n_sites = run.pairs.positions.shape[1]  # the state of a second interchange comes after these
+    base, source = run.base_state[:, :n_sites], run.source_state[:, :n_sites]
+    start = principal_subspace((source - base).flatten(0, 1), min(rank, len(run.pairs)))
+    # In half precision the directions are learned in single: torch has no QR in half.
+    exact = torch.promote_types(base.dtype, torch.float32)
+    weight = start.mT.to(exact, copy=True).requires_grad_()
+    optimiser = torch.optim.Adam([weight], lr=_RATE)
+    with recording_gradients():
+        for _ in track(range(steps if len(rows) else 0), f"learn {rank} directions"):
+            batch = rows[torch.randint(len(rows), (_BATCH,), generator=generator).to(rows.device)]
+            # Orthonormal columns [d_model, rank]; the part of the change inside them.
+            basis = torch.linalg.qr(weight).Q.to(base.dtype)
+            change = source[batch] - base[batch]
+            inside = (change @ basis) @ basis.mT
+            if target is None:
+                states = torch.cat([base[batch] + inside, base[batch] + change - inside])
+                references = torch.cat([source[batch], base[batch]])
+                loss = crop.distance(batch.repeat(2), states, references)
+            else:
+                loss = crop.loss(batch, base[batch] + inside, answers, moved)
+                loss = loss + crop.loss(batch, base[batch] + change - inside, run.base, moved)
+            # The model's own weights get no gradients.
+            (weight.grad,) = torch.autograd.grad(loss, [weight])
+            optimiser.step()
+    return torch.linalg.qr(weight.detach()).Q.mT.to(base.dtype).contiguous()
+
+
+class _Crop:
+    """Runs with gradients, on the positions that can matter within some loops.
+
+    With a window of w, positions from ``first - w * loops`` on determine what happens at
+    ``first .. first + w * loops``; without one all positions are run.
+    """
+
+    def __init__(self, run: InterchangeRun, delays: int) -> None:
+        self.run, self.delays = run, delays
+        with torch.no_grad():
+            self._iteration = bind(run.model, run.pairs.inputs)
+        n_pos, positions = run.pairs.inputs.shape[1], run.pairs.positions
+        around = n_pos if run.reach is None else run.reach * delays
+        first, last = positions.amin(1), positions.amax(1)
+        # The same width for every pair, [pair, width] positions from its start.
+        self._width = min(int((last - first).max()) + 2 * around + 1, n_pos)
+        self._start = (first - around).clamp(min=0, max=n_pos - self._width)
+        every = torch.arange(len(first), device=first.device)
+        self._states = run.base_states(self._places(every))
+
+    def distance(self, rows: Int[Tensor, " pair"], state: Tensor, other: Tensor) -> Tensor:
+        """Mean square difference of log probabilities after two states were put in."""
+        with torch.no_grad():
+            references = list(self._logits(rows, other))
+        losses = [
+            (x[counted].log_softmax(-1) - reference[counted].log_softmax(-1)).square().mean()
+            for (x, counted), (reference, _) in zip(self._logits(rows, state), references)
+            if bool(counted.any())
+        ]
+        return torch.stack(losses).mean()
+
+    def loss(
+        self,
+        rows: Int[Tensor, " pair"],
+        state: Tensor,
+        answers: Int[Tensor, "all_pairs delay pos"],
+        moved: Bool[Tensor, "all_pairs delay pos"],
+    ) -> Tensor:
+        """Mean cross entropy with the answers at each delay and asked position.
+
+        Most answers do not change: those that ``moved`` weigh as much as all the others.
+        """
+        place, losses = self._places(rows), []
+        for delay, (logits, inside) in enumerate(self._logits(rows, state)):
+            labels = answers[rows, delay].gather(1, place).long()
+            changed = moved[rows, delay].gather(1, place)
+            for part in (changed, ~changed):
+                counted = inside & part & (labels >= 0)
+                if bool(counted.any()):
+                    losses.append(cross_entropy(logits[counted], labels[counted]))
+        return torch.stack(losses).mean()
+
+    def _places(self, rows: Int[Tensor, " pair"]) -> Int[Tensor, "pair pos"]:
+        return self._start[rows, None] + torch.arange(self._width, device=rows.device)
+
+    def _logits(
+        self, rows: Int[Tensor, " pair"], state: Tensor
+    ) -> Iterator[tuple[Float[Tensor, "pair pos d_vocab_out"], Bool[Tensor, "pair pos"]]]:
+        """Logits at each delay after ``state`` was put in, and the positions that count."""
+        pairs, place = self.run.pairs, self._places(rows)
+        base = pairs.base[rows, None]
+        # Columns of the changed positions within the crop, [pair, site, d_model].
+        at = (pairs.positions[rows] - self._start[rows, None])[..., None].expand_as(state)
+        h = self._states[rows].scatter(1, at, state)
+        run, model = self._iteration, self.run.model
+        if self.run.reach is None:
+            run = run.select(pairs.base[rows])
+        else:  # a window of positions, which the model steps without a context
+            run = replace(
+                run,
+                e=run.e[base, place],
+                h0=h,
+                advance=lambda h, e, _, **index: model.step(h, e, **index),
+                readout=model.readout,
+                context=None,
+            )
+        # Left of the first changed position a step sees the edge of the crop, not of the run.
+        counts = pairs.asked[base, place] & (place >= pairs.positions[rows].amin(1, keepdim=True))
+        for delay in range(self.delays):
+            if delay:
+                h = run.step_each(h, pairs.loop[rows] + delay - 1)
+            yield run.readout(h), counts & self.run.within[rows, delay, None]

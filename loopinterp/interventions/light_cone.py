@@ -1,0 +1,308 @@
+"""The one place where a looped model goes on from a changed state, or from a change in a loop.
+
+Only the light cone of a change is run again: the loops after it, and of the positions
+
+- those it has reached, w more a loop, where the next state of a position depends on a window of w
+  positions to its left (:func:`loopinterp.models.reach`);
+- those from the change on, in a causal model of ours without a window;
+- else all of them: a foreign model without a window has only its four methods, and a step with
+  ``local_step = False`` depends on the tokens or on absolute positions.
+
+In a model of ours the positions before a change contribute the keys and values of the clean run;
+in any other, as many positions before it are run again as a loop looks back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from loopinterp.models.attention import NEAR, attend_near
+from loopinterp.models.positions import AttentionContext
+from loopinterp.models.protocol import declared, reach
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.models.iteration import Iteration
+    from loopinterp.models.taps import Taps
+
+_MOST_KEYS = 2**26
+"""Most numbers of clean keys and values that are held: 256 MiB."""
+
+
+class Front(NamedTuple):
+    """The light cones after some loop, of the rows that have begun by then.
+
+    Attributes:
+        loop: Loops done.
+        place: Positions that are held of each row; some may lie past the end.
+        reached: Whether the change may have reached each; elsewhere ``h`` means nothing.
+        h: Their states.
+    """
+
+    loop: int
+    place: Int[Tensor, "row pos"]
+    reached: Bool[Tensor, "row pos"]
+    h: Float[Tensor, "row pos d_model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Functions that change a row when it begins, and later.
+
+    Attributes:
+        state: From the rows that begin, their positions held and their states to the states that
+            they go on from.
+        within: From the rows that begin and their positions held to the taps of the loop that they
+            begin with; their rows are its last ones.
+        later: From the loops done, the positions held and the states of all rows that have begun
+            to their states, of which some are changed again, between the first and the last
+            position of a row.
+    """
+
+    state: Callable[[slice, Tensor, Tensor], Tensor] | None = None
+    within: Callable[[slice, Tensor], Taps] | None = None
+    later: Callable[[int, Tensor, Tensor], Tensor] | None = None
+
+
+def cone_growth(model: Any) -> int | None:
+    """Positions by which a cone grows in a loop; None where a part cannot be stepped alone."""
+    return reach(model) if getattr(model, "local_step", True) else None
+
+
+class LightCone:
+    """Clean runs of a model, and runs that go on from changes in them.
+
+    Args:
+        model: Any looped model.
+        iteration: The model, bound to the inputs of the runs.
+        states: The states of the runs after 0 .. T loops.
+        keep_keys: Run the clean states once more and hold keys and values, where that saves the
+            positions before a change. Then no change may be one of scores or patterns within a
+            window.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        iteration: Iteration,
+        states: Float[Tensor, "loops input pos d_model"],
+        *,
+        keep_keys: bool = False,
+    ) -> None:
+        self.model, self.iteration, self.states = model, iteration, states
+        self.reach = cone_growth(model)
+        self._keys = self._clean_keys() if keep_keys else None
+        # Without a coda, our readout looks at one position at a time.
+        self._reads_places = self.reach is not None or declared(model, "n_coda") == 0
+
+    def go_on(
+        self,
+        row: Int[Tensor, " row"],
+        loop: Int[Tensor, " row"],
+        first: Int[Tensor, " row"],
+        last: Int[Tensor, " row"],
+        change: Change,
+    ) -> Iterator[Front]:
+        """Go on from the loop of the first change to the end of the runs.
+
+        Args:
+            row: The run that each row goes on from.
+            loop: Loops done when its change is made, in order; a change within a loop is made in
+                the one that comes next.
+            first: The first position that is changed.
+            last: The last one.
+            change: What is changed.
+        """
+        n_loops, n_pos, earliest = len(self.states) - 1, self.states.shape[2], int(loop[0])
+        if self.reach is None:
+            # All positions from one on, which take part in every loop.
+            start = torch.full_like(first, int(first.min()) if self._keys else 0)
+            spread, growth = n_pos - int(start[0]), 0
+        else:
+            # A window, with the positions that the first loop looks back at.
+            start, growth = (first - self.reach).clamp(min=0), self.reach
+            spread = int((last - start).max()) + 1
+        # Positions held of each row, [row, pos]: ``width`` of the ``widest`` at some loop.
+        widest = min(spread + growth * (n_loops - earliest), n_pos - int(start.min()))
+        places = start[:, None] + torch.arange(widest, device=start.device)
+        inside = places.clamp(max=n_pos - 1)
+        reached = (places < n_pos) & (places >= (start if growth == 0 else first)[:, None])
+        # Rows that have begun after t loops are the first ``begins[t]``.
+        begins = torch.searchsorted(loop, torch.arange(n_loops + 1).to(loop), right=True).tolist()
+        e = self.iteration.e[row[:, None], inside]
+        h = self.states.new_empty(0, spread, self.states.shape[-1])
+        new = slice(0, 0)
+        for t in range(earliest, n_loops + 1):
+            width, begun = min(spread + growth * (t - earliest), widest), len(h)
+            if begun:
+                part = slice(begun), slice(width)
+                if self.reach is not None:  # outside the cone are the clean states
+                    more = width - h.shape[1]
+                    clean = self.states[t - 1, row[:begun, None], inside[part]]
+                    in_cone = pad(reached[:begun, : h.shape[1]], (0, more))[..., None]
+                    h = torch.where(in_cone, pad(h, (0, 0, 0, more)), clean)
+                taps = None
+                if change.within is not None and new.start < new.stop:
+                    taps = change.within(new, places[new, :width])
+                h = self._step(h, e[part], t - 1, row[:begun], taps)
+            new = slice(begun, begins[t])
+            if new.start < new.stop:
+                fresh = self.states[t, row[new, None], inside[new, :width]]
+                if change.state is not None:
+                    fresh = change.state(new, places[new, :width], fresh)
+                h = torch.cat([h, fresh]) if begun else fresh
+            part = slice(len(h)), slice(width)
+            if change.later is not None:
+                h = change.later(t, places[part], h)
+            yield Front(t, places[part], reached[part], h)
+
+    def read(
+        self, front: Front, row: Int[Tensor, " row"], logits: Float[Tensor, "input pos d_vocab_out"]
+    ) -> Float[Tensor, "row pos d_vocab_out"]:
+        """Logits of all positions at the end; ``logits`` are those of the clean runs."""
+        held = front.reached.nonzero(as_tuple=True)
+        place = held[0], front.place[held]
+        if self._reads_places:
+            read = logits[row]
+            read[place] = self.iteration.readout(front.h)[held]
+            return read
+        states = self.states[-1, row]
+        states[place] = front.h[held]
+        return self.iteration.readout(states)
+
+    def _step(self, h: Tensor, e: Tensor, loop: int, row: Tensor, taps: Taps | None) -> Tensor:
+        """One loop of the positions that are held."""
+        listening = () if taps is None else (taps,)
+        if self.reach is not None:
+            if listening:
+                return self.model.step(h, e, None, *listening)
+            return self.model.step(h, e, **self.iteration.index(loop))
+        context = self.iteration.context
+        context = None if context is None else context.select(row)
+        n_before = self.states.shape[2] - h.shape[1]  # positions that are not held
+        if self._keys and n_before:
+            assert context is not None
+            context = context.after(n_before, self.states.shape[2], like=h)
+            layers = (
+                [x[:, :n_before].index_select(0, row) for x in both] for both in self._keys[loop]
+            )
+            context = replace(context, remember=_recalling(layers))
+        return self.iteration.advance(h, e, context, *listening, **self.iteration.index(loop))
+
+    def finish(
+        self,
+        row: Int[Tensor, " row"],
+        loop: Int[Tensor, " row"],
+        first: Int[Tensor, " row"],
+        last: Int[Tensor, " row"],
+        change: Change,
+    ) -> Front:
+        """The end of :meth:`go_on`.
+
+        Where keys are held within a window, rows go on by delay and not by loop, as all loops are
+        one map: their cones are then equally wide.
+        """
+        if self.reach is None or not self._keys:
+            *_, front = self.go_on(row, loop, first, last, change)
+            return front
+        n_loops, n_pos = len(self.states) - 1, self.states.shape[2]
+        spread, most = int((last - first).max()) + 1, n_pos - int(first.min())
+        widest = min(spread + self.reach * (n_loops - int(loop[0])), most)
+        places = first[:, None] + torch.arange(widest, device=first.device)
+        inside = places.clamp(max=n_pos - 1)
+        e = self.iteration.e[row[:, None], inside]
+        width = min(spread, widest)
+        h = self.states[loop[:, None], row[:, None], inside[:, :width]]
+        if change.state is not None:
+            h = change.state(slice(len(row)), places[:, :width], h)
+        ended = self.states.new_zeros(*places.shape, h.shape[-1])
+        # Rows are in the order of their loops: the last ones end first.
+        for delay in range(n_loops - int(loop[0]) + 1):
+            n_going = int((loop + delay < n_loops).sum())
+            ended[n_going : len(h), :width] = h[n_going:]
+            if not n_going:
+                break
+            wider, going = min(width + self.reach, widest), slice(n_going)
+            at, base = loop[going, None] + delay, row[going, None]
+            h = torch.cat([h[going], self.states[at, base, inside[going, width:wider]]], dim=1)
+            width, part = wider, (going, slice(wider))
+            taps = ()
+            if change.within is not None and delay == 0:
+                taps = (change.within(going, places[part]),)
+            h = self.iteration.advance(h, e[part], self._windowed(at, base, inside[part]), *taps)
+        ends = (first + spread + self.reach * (n_loops - loop)).clamp(max=n_pos)
+        return Front(n_loops, places, places < ends[:, None], ended)
+
+    def _windowed(self, loop: Tensor, row: Tensor, place: Tensor) -> AttentionContext:
+        """The attention context of cones: their positions, and the window to their left."""
+        context, window = self.iteration.context, declared(self.model, "attention_window")
+        before = place[:, :1] - torch.arange(window, 0, -1, device=place.device)
+        # The window to the left of each cone, [row, window].
+        near = before.clamp(min=0)
+        if context.rotation is not None:
+            cos, sin = context.rotation
+            context = replace(context, rotation=(cos[place][:, None], sin[place][:, None]))
+        bias = None
+        if context.mask is not None:  # the bias depends on the distance alone: [head, distance]
+            bias = context.mask[0, :, -1].flip(-1)[:, : window + 1]
+        attend = partial(attend_near, window=window, bias=bias, first=place[:, 0])
+        layers = ([x[loop, row, near] for x in both] for both in self._by_layer)
+        recalling = _recalling(layers)
+        return replace(context, mask=None, is_causal=False, remember=recalling, attend=attend)
+
+    @cached_property
+    def _by_layer(self) -> list[list[Tensor]]:
+        """Keys and values of each layer, ``[loop, input, pos, head, d_head]``."""
+        return [[torch.stack(x) for x in zip(*loops)] for loops in zip(*self._keys or [])]
+
+    def _keys_of(self, h: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values ``[input, pos, head, d_head]`` of each layer in the loop after states."""
+        layers: list[tuple[Tensor, Tensor]] = []
+
+        def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            layers.append((k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()))
+            return k, v
+
+        run = self.iteration
+        run.advance(h, run.e, replace(run.context, remember=remember))
+        return layers
+
+    def _clean_keys(self) -> list[list[tuple[Tensor, Tensor]]] | None:
+        """Keys and values of each loop; None where attention is foreign, not causal, or too large.
+
+        Attention that goes block by block within a window has no mask of all pairs to cut.
+        """
+        context = self.iteration.context
+        if not isinstance(context, AttentionContext) or context.window is not None:
+            return None
+        if not declared(self.model, "causal"):
+            return None
+        width = declared(self.model, "attention_window")
+        if self.reach is not None and not 0 < (width or 0) <= min(NEAR, self.states.shape[2] - 1):
+            return None
+        keys: list[list[tuple[Tensor, Tensor]]] = []
+        for h in self.states[:-1]:
+            keys.append(self._keys_of(h))
+            if len(self.states) * sum(x.numel() for both in keys[0] for x in both) > _MOST_KEYS:
+                return None
+        return keys
+
+
+def _recalling(before: Iterator[list[Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Put keys and values of the positions before in front of those held, layer by layer."""
+
+    def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        # In memory by position and then head, as attention has made them.
+        pairs = zip(next(before), (k.transpose(1, 2), v.transpose(1, 2)))
+        k, v = (torch.cat(both, dim=1).transpose(1, 2) for both in pairs)
+        return k, v
+
+    return remember

@@ -1,0 +1,259 @@
+"""Which states an interchange intervention puts where, and the strata its outcome is counted in.
+
+After ``loop`` loops of the base's run, the state at some positions is taken from the source's run
+(after ``source_loop`` loops of it) and the base goes on from there. Some runs get a second
+interchange, at one position, at that loop or later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from loopinterp.core.text import ShortRepr
+from loopinterp.tasks.task import IGNORE
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
+    from torch import Tensor
+    from typing_extensions import Self
+
+    from loopinterp.tasks.task import Batch
+
+_PER_PAIR = ("base", "source", "positions", "loop", "source_loop")
+
+NO_LOOP = -1
+"""The loop of a second interchange of a pair that has none."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stratum(ShortRepr):
+    """A partition of pairs into classes that are counted by themselves.
+
+    Attributes:
+        labels: Names of the classes.
+        codes: Class of each pair; -1 where it has none.
+    """
+
+    labels: tuple[str, ...]
+    codes: Int[Tensor, " pair"]
+
+    def __getitem__(self, rows: Any) -> Stratum:
+        return Stratum(self.labels, self.codes[rows])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SecondInterchange(ShortRepr):
+    """A second interchange in the run of the base, of some of the pairs.
+
+    Attributes:
+        source: Input that the state is taken from.
+        position: Where it is put in.
+        loop: Loops done before it, no fewer than at the first interchange; :data:`NO_LOOP` of a
+            pair that has no second one.
+        source_loop: Loops of the source's run before its state is taken.
+    """
+
+    source: Int[Tensor, " pair"]
+    position: Int[Tensor, " pair"]
+    loop: Int[Tensor, " pair"]
+    source_loop: Int[Tensor, " pair"]
+
+    @classmethod
+    def none(cls, count: int) -> Self:
+        """That of pairs that have none."""
+        source, position, source_loop = torch.zeros(3, count, dtype=torch.long)
+        return cls(source, position, torch.full_like(source, NO_LOOP), source_loop)
+
+    @property
+    def made(self) -> Bool[Tensor, " pair"]:
+        """Which pairs have one."""
+        return self.loop != NO_LOOP
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """With each column changed."""
+        return type(self)(*(change(column) for column in vars(self).values()))
+
+
+class Sites(NamedTuple):
+    """Every state that is put in: those of the first interchange, then that of the second.
+
+    Of a pair without a second one ``made`` is false there, and the rest means nothing.
+    """
+
+    position: Int[Tensor, "pair site"]
+    loop: Int[Tensor, "pair site"]
+    source: Int[Tensor, "pair site"]
+    source_loop: Int[Tensor, "pair site"]
+    made: Bool[Tensor, "pair site"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class InterchangePairs(ShortRepr):
+    """Pairs of runs (base, source), with the positions and loops of their interchanges.
+
+    Attributes:
+        inputs: The inputs of all runs.
+        asked: Positions at which an answer is asked for.
+        n_loops: T(n): the run ends there.
+        base: Input of the run that is changed.
+        source: Input that the state is taken from.
+        positions: Where the state is put in, at all of them at once; a position may occur twice.
+        loop: Loops done before the interchange.
+        source_loop: Loops of the source's run before its state is taken.
+        strata: Partitions of the pairs, by name.
+        second: A second interchange of some of them.
+    """
+
+    inputs: Int[Tensor, "input pos"]
+    asked: Bool[Tensor, "input pos"]
+    n_loops: int
+    base: Int[Tensor, " pair"]
+    source: Int[Tensor, " pair"]
+    positions: Int[Tensor, "pair site"]
+    loop: Int[Tensor, " pair"]
+    source_loop: Int[Tensor, " pair"]
+    strata: Mapping[str, Stratum] = field(default_factory=dict)
+    second: SecondInterchange | None = None
+
+    @classmethod
+    def of(
+        cls,
+        batch: Batch,
+        *,
+        base: Int[Tensor, " pair"],
+        source: Int[Tensor, " pair"],
+        positions: Int[Tensor, "pair site"],
+        loop: Int[Tensor, " pair"],
+        source_loop: Int[Tensor, " pair"] | None = None,
+        n_loops: int | None = None,
+        strata: Mapping[str, Stratum] | None = None,
+    ) -> Self:
+        """Interchanges among the inputs of a batch of one length, by default of the same loop."""
+        return cls(
+            inputs=batch.inputs,
+            asked=batch.targets != IGNORE,
+            n_loops=int(batch.n_loops.max()) if n_loops is None else n_loops,
+            base=base,
+            source=source,
+            positions=positions,
+            loop=loop,
+            source_loop=loop if source_loop is None else source_loop,
+            strata=strata or {},
+        )
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __getitem__(self, rows: Any) -> Self:
+        """Some of the pairs, by index or mask."""
+        chosen = {name: getattr(self, name)[rows] for name in _PER_PAIR}
+        strata = {name: stratum[rows] for name, stratum in self.strata.items()}
+        second = self.second and self.second.map(lambda column: column[rows])
+        return dataclasses.replace(self, **chosen, strata=strata, second=second)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same pairs on another device."""
+        moved = {name: getattr(self, name).to(device) for name in ("inputs", "asked", *_PER_PAIR)}
+        strata = {k: Stratum(one.labels, one.codes.to(device)) for k, one in self.strata.items()}
+        second = self.second and self.second.map(lambda column: column.to(device))
+        return dataclasses.replace(self, **moved, strata=strata, second=second)
+
+    @property
+    def sites(self) -> Sites:
+        """Every state that is put in, with its loop and source."""
+        n_sites = self.positions.shape[1]
+        loop, source, source_loop = (
+            x[:, None].expand(-1, n_sites) for x in (self.loop, self.source, self.source_loop)
+        )
+        made = torch.ones_like(self.positions, dtype=torch.bool)
+        first = Sites(self.positions, loop, source, source_loop, made)
+        if self.second is None:
+            return first
+        # A pair without a second interchange repeats its base's clean state.
+        made = self.second.made
+        later = (
+            self.second.position.where(made, self.positions[:, 0]),
+            self.second.loop.where(made, self.loop),
+            self.second.source.where(made, self.base),
+            self.second.source_loop.where(made, self.loop),
+            made,
+        )
+        return Sites(*(torch.cat([x, y[:, None]], dim=1) for x, y in zip(first, later)))
+
+    @property
+    def horizon(self) -> Int[Tensor, " pair"]:
+        """Loops from the interchange to the end of the run."""
+        return self.n_loops - self.loop
+
+    @property
+    def longest(self) -> int:
+        """The longest horizon."""
+        return int(self.horizon.max()) if len(self) else 0
+
+    @property
+    def scored(self) -> Bool[Tensor, "pair pos"]:
+        """Positions of each base that have an answer."""
+        return self.asked[self.base]
+
+    @property
+    def tokens(self) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
+        """The base's token at the first position of the interchange, and the one to its left."""
+        position = self.positions[:, 0]
+        left = (position - 1).clamp(min=0)
+        return self.inputs[self.base, position], self.inputs[self.base, left]
+
+
+def join(
+    parts: Sequence[InterchangePairs], stratum: str, labels: tuple[str, ...]
+) -> InterchangePairs:
+    """Pairs of the same inputs, concatenated; ``stratum`` names the part of each."""
+    merged: dict[str, Any] = {n: torch.cat([getattr(p, n) for p in parts]) for n in _PER_PAIR}
+    if any(p.second for p in parts):
+        seconds = [vars(p.second or SecondInterchange.none(len(p))).values() for p in parts]
+        merged["second"] = SecondInterchange(*map(torch.cat, zip(*seconds)))
+    sizes = torch.tensor([len(p) for p in parts])
+    codes = torch.arange(len(parts)).repeat_interleave(sizes)
+    return dataclasses.replace(parts[0], **merged, strata={stratum: Stratum(labels, codes)})
+
+
+def draw_pairs(
+    n_inputs: int, most: int, generator: torch.Generator
+) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
+    """Pairs (base, source) of different inputs: a random order, against itself rolled on.
+
+    No pair occurs twice, and while there are pairs enough every input is a base equally often,
+    give or take one.
+
+    Example:
+        >>> base, source = draw_pairs(3, 100, torch.Generator().manual_seed(0))
+        >>> len(set(zip(base.tolist(), source.tolist()))), bool((base == source).any())
+        (6, False)
+    """
+    # Each round pairs every input with another one, at a growing distance in the order.
+    order = torch.randperm(n_inputs, generator=generator)
+    rounds = min(-(-most // n_inputs), n_inputs - 1)
+    sources = torch.cat([order.roll(k) for k in range(1, rounds + 1)])
+    return order.repeat(rounds)[:most], sources[:most]
+
+
+def evenly_by_class(
+    codes: Int[Tensor, " pair"], most: int, generator: torch.Generator
+) -> Int[Tensor, " chosen"]:
+    """Some of the pairs, as evenly over the classes as their sizes permit.
+
+    Example:
+        >>> codes = torch.tensor([0] * 10 + [1] * 2)
+        >>> codes[evenly_by_class(codes, 6, torch.Generator().manual_seed(0))].tolist()
+        [0, 1, 0, 1, 0, 0]
+    """
+    shuffled = torch.randperm(len(codes), generator=generator)
+    ordered, by_class = codes[shuffled].sort(stable=True)
+    # Each pair's number within its class: classes take turns, one pair of each at a time.
+    turn = torch.arange(len(codes)) - torch.searchsorted(ordered, ordered)
+    n_classes = int(ordered[-1]) + 1 if len(codes) else 1
+    return shuffled[by_class[(turn * n_classes + ordered).argsort()]][:most]

@@ -1,0 +1,491 @@
+"""Activation patching over the loop axis: which activation carries the answer, at which loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from einops import rearrange
+
+from loopinterp.core.errors import check_integer
+from loopinterp.core.progress import track
+from loopinterp.core.results import Result, study, tidy
+from loopinterp.interventions.base_and_source import (
+    LOOP,
+    STATE,
+    Comparison,
+    Metric,
+    Patched,
+    check_run,
+    chosen_loops,
+    chosen_positions,
+    given_pairs,
+    patched_component,
+    unrelated,
+)
+from loopinterp.interventions.light_cone import Change, LightCone
+from loopinterp.models.iteration import bind
+from loopinterp.models.protocol import describe_model, reach
+from loopinterp.models.taps import Taps
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from loopinterp.models.addresses import Index, LayerKey
+    from loopinterp.tasks.task import Batch
+
+
+_PRELUDE, BLOCK, _CODA = "prelude", "block", "coda"
+
+MEASURES = ("recovered", "effect", "control_recovered", "control_effect")
+"""What is measured of every patch."""
+
+_PLACE = "head pos"
+
+_AT_A_TIME = 128
+"""Examples run side by side; more of them at once do not fit into a cache."""
+
+_HELD_NUMBERS = 2**26
+"""Numbers of source activations held at a time: 256 MiB."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class PatchingSweep(Result, kind="activation-patching"):
+    """What `patching_sweep` returns.
+
+    An axis that the sweep does not vary has length 1: ``head`` for components without heads,
+    ``pos`` unless positions were patched one by one, ``layer`` for the state and for components
+    that occur once per loop. ``loop`` is the index of a loop; of the state, the number of loops
+    done.
+
+    Arrays:
+        recovered: Share of the counted answers that are the source's after the patch.
+        effect: The metric after the patch, 0 as in the base's run and 1 as in the source's.
+        control_recovered: Control: the same share after the same patch out of a third input.
+        control_effect: Control: the metric after that patch.
+        prelude_recovered: The same for the layers before the loop, if any; they run once and have
+            no loop axis. So for the other measures, and for the coda.
+
+    Attributes:
+        component: What was patched.
+        metric: Name of the metric.
+        metric_base: The metric of the base's run.
+        metric_source: The metric of the source's run.
+        n_examples: Pairs of inputs.
+        n_scored: Answers that count: scored, and different in the base's and the source's run.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(MEASURES, f"loop layer {_PLACE}"),
+        **{f"{s}_{m}": f"{s}_layer {_PLACE}" for s in (_PRELUDE, _CODA) for m in MEASURES},
+    }
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset(VARIABLES) - frozenset(MEASURES)
+
+    component: str
+    metric: str
+    metric_base: float
+    metric_source: float
+    n_examples: int
+    n_scored: int
+
+    @property
+    def by_head(self) -> bool:
+        """Whether heads were patched one by one."""
+        return self.data["head"].values.tolist() != ["all"]
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether the component is in layers; else it occurs once per loop."""
+        return self.data["layer"].values.tolist() not in ([LOOP], [STATE])
+
+    def to_dataframe(self, *names: str) -> pd.DataFrame:
+        """A row for each patch, with its section; no loop in the prelude and the coda.
+
+        Args:
+            names: Arrays wanted, as of any other result; by default all, with their sections.
+        """
+        import pandas as pd
+
+        if names:
+            return super().to_dataframe(*names)
+        around = self.around()
+        sections = {_PRELUDE: around.get(_PRELUDE), BLOCK: self.data, _CODA: around.get(_CODA)}
+        frames = []
+        for section, measures in sections.items():
+            if measures is not None:
+                frame = tidy({name: measures[name] for name in MEASURES})
+                frames.append(frame.assign(section=section))
+        order = ["section", "loop", "layer", "head", "pos", *MEASURES]
+        table = pd.concat(frames, ignore_index=True).astype({"loop": "Int64"})
+        return table.reindex(columns=order)
+
+    def around(self) -> dict[str, xr.Dataset]:
+        """The measures of the layers around the loop, by section: [layer, head, pos] each."""
+        return {
+            section: self.data[[f"{section}_{name}" for name in MEASURES]].rename(
+                {f"{section}_layer": "layer"} | {f"{section}_{name}": name for name in MEASURES}
+            )
+            for section in (_PRELUDE, _CODA)
+            if f"{section}_{MEASURES[0]}" in self.data
+        }
+
+
+@torch.no_grad()
+def patching_sweep(
+    model: Any,
+    base: Batch | Tensor,
+    source: Batch | Tensor,
+    *,
+    n_loops: int | None = None,
+    component: str = "resid_pre",
+    positions: str | Int[Tensor, " _"] | None = None,
+    scored: Bool[Tensor, "_ _"] | None = None,
+    metric: Metric | None = None,
+    other: Tensor | None = None,
+    loops: Index = None,
+    seed: int = 0,
+) -> PatchingSweep:
+    r"""Put one activation of the source's run into the base's run, place by place.
+
+    This is denoising: the run of ``base`` goes on with the source's activation
+    at one (loop, layer, head, position). With answers :math:`y = \mathrm{argmax}` of the logits,
+    and P the positions that are scored and that the two runs answer differently,
+
+    .. math::
+        \text{recovered} = \operatorname{mean}_P [y_\text{patched} = y_\text{source}], \qquad
+        \text{effect} = \frac{M_\text{patched} - M_\text{base}}{M_\text{source} - M_\text{base}}
+
+    where M is the metric: by default the logit of the source's answer less that of the base's,
+    mean over P. The control is the same patch from the run of a third input: the effect of any
+    perturbation there. Loops before a patch, and positions outside its light cone, are not run
+    again (:mod:`loopinterp.interventions.light_cone`).
+
+    Args:
+        model: A ``LoopedTransformer``, or an adapter; for ``state``, any looped model.
+        base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
+        source: As many inputs of the same length, pair by pair.
+        n_loops: Loops of the whole run; T(n) by default, to be given with inputs alone, or where
+            examples are of several lengths.
+        component: Any hook point of a layer or of a loop, by its short or full name: ``resid_pre``,
+            ``attn_out``, ``ln2.hook_normalized``, ``state_pre`` …; those of heads (``z``, ``q``,
+            ``pattern`` …) head by head. Or ``state``: the state after t loops, t = 0 .. n_loops.
+        positions: None patches all positions at once, ``"each"`` one at a time, a tensor
+            ``[batch]`` one position of each example. Of patterns and scores, those of queries.
+        scored: Positions ``[batch, pos]`` whose answers count; by default those at which the
+            batches ask for something, or all of inputs alone.
+        metric: Another metric, from the logits of all positions to a number or ``[batch]``.
+        other: The third inputs; by default the sources moved by one example (or by more, if one
+            of them would meet itself).
+        loops: Loops to patch; all by default. Layers around the loop are patched in any case.
+        seed: Written to the provenance; nothing is drawn.
+
+    Raises:
+        InputError: inputs that do not fit each other, an unknown component, a loop or a position
+            out of range, or pairs that the model does not tell apart.
+
+    Source: the normalised metric is that of arXiv 2211.00593 and of TransformerLens' patching.
+
+    Example:
+        >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=2)
+        >>> base, source = torch.randint(5, (2, 8, 4), generator=torch.Generator().manual_seed(0))
+        >>> sweep = patching_sweep(LoopedTransformer(config), base, source, n_loops=3)
+        >>> sweep.data["recovered"].sel(layer=0, head="all", pos="all").values.tolist()
+        [1.0, 1.0, 1.0]
+    """
+    base, source, n_loops, scored = given_pairs(model, base, source, n_loops, scored)
+    check_run(model, base, source, other, component)
+    target = patched_component(model, component)
+    third = unrelated(source) if other is None else other
+    places, place_names = chosen_positions(positions, base)
+    of_state = target.name == STATE
+    chosen = chosen_loops(loops, check_integer("n_loops", n_loops, least=1) + of_state)
+    about = {"study": "patching", "component": target.name, "n_loops": n_loops}
+    with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
+        inputs = (base, source, third)
+        # Patterns are those of all pairs of positions.
+        bound = [bind(model, x) if of_state else model.bind(x, all_pairs=True) for x in inputs]
+        runs = [torch.stack([h for _, h in iteration.run(n_loops)]) for iteration in bound]
+        ends = [iteration.read(run[-1], n_loops) for iteration, run in zip(bound, runs)]
+        comparison = Comparison(ends[0], ends[1], scored, metric)
+        keep_keys = target.kind != "pattern" or reach(model) is None
+        sweep = _Sweep(
+            model=model,
+            inputs=inputs,
+            states=torch.stack(runs),
+            cone=LightCone(model, bound[0], runs[0], keep_keys=keep_keys),
+            logits=ends[0],
+            places=places,
+            comparison=comparison,
+            target=target,
+        )
+        block = sweep.block(chosen)
+        around = {} if target.per_loop else sweep.around()
+        no_layer = STATE if of_state else LOOP
+        return PatchingSweep.of(
+            watch,
+            coords={
+                "loop": chosen,
+                "layer": [no_layer] if target.per_loop else range(model.site_map.n_layers),
+                "head": range(target.n_heads) if target.n_heads else ["all"],
+                "pos": place_names,
+                **{f"{section}_layer": range(x.shape[1]) for section, x in around.items()},
+            },
+            **dict(zip(MEASURES, block)),
+            **{f"{section}_{m}": v for section, x in around.items() for m, v in zip(MEASURES, x)},
+            component=target.name,
+            metric=comparison.name,
+            metric_base=comparison.at_base,
+            metric_source=comparison.at_source,
+            n_examples=len(base),
+            n_scored=int(comparison.differ.sum()),
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class _Sweep:
+    """The runs of a sweep, and how its patches are made and scored."""
+
+    model: Any
+    inputs: tuple[Tensor, Tensor, Tensor]  # of the base, the source, and the control's third run
+    states: Float[Tensor, "input loops batch pos d_model"]
+    cone: LightCone  # of the base's runs
+    logits: Float[Tensor, "batch pos d_vocab_out"]  # at their end
+    places: Bool[Tensor, "place batch pos"]
+    comparison: Comparison
+    target: Patched
+
+    def block(self, loops: list[int]) -> Float[np.ndarray, "measure loop layer head place"]:
+        """Patches of the state, or inside the loop."""
+        layers = [None] if self.target.per_loop else range(self.model.site_map.n_layers)
+        size = 1  # states are there in any case
+        if self.target.name != STATE:
+            key = BLOCK, 0, None if self.target.per_loop else 0, self.target.full
+            size = 3 * math.prod(self.model.addresses(1).at[key].shape(*self.places.shape[1:]))
+        at_a_time = max(1, _HELD_NUMBERS // size)
+        parts = [loops[k : k + at_a_time] for k in range(0, len(loops), at_a_time)]
+        return np.concatenate(
+            [np.stack([self._site(part, k) for k in layers], axis=2) for part in parts], axis=1
+        )
+
+    def around(self) -> dict[str, Float[np.ndarray, "measure layer head place"]]:
+        """Patches in the prelude and in the coda, where there are any."""
+        n_loops, sections = self.states.shape[1] - 1, {}
+        for section, start, n_layers in (
+            (_PRELUDE, 0, self.model.site_map.n_prelude),
+            (_CODA, n_loops, self.model.site_map.n_coda),
+        ):
+            names = [self._name(section, None, k) for k in range(n_layers)]
+            if names:
+                values = self._activations(names, start, None if start else 0)
+                patched = [self._with_hook(*each, start) for each in zip(names, values[:, 1:])]
+                sections[section] = np.stack(patched, axis=1)
+        return sections
+
+    def _name(self, section: str, loop: int | None, layer: int | None) -> str:
+        n_loops = self.states.shape[1] - 1
+        return self.model.site(
+            self.target.name, section=section, loop=loop, layer=layer, n_loops=n_loops
+        )
+
+    def _activations(
+        self, names: list[str], start: int, stop: int | None
+    ) -> Float[Tensor, "name input batch ..."]:
+        """Activations of all three runs, of the loops from ``start`` on."""
+        caches = [
+            self.model.run_with_cache(
+                inputs,
+                n_loops=self.states.shape[1] - 1,
+                names_filter=names,
+                start_at_loop=start,
+                stop_at_loop=stop,
+                state=states[start] if start else None,
+                return_type="logits" if stop is None else "state",
+            )[1]
+            for inputs, states in zip(self.inputs, self.states)
+        ]
+        return torch.stack([torch.stack([cache[name] for cache in caches]) for name in names])
+
+    def _site(
+        self, loops: list[int], layer: int | None
+    ) -> Float[np.ndarray, "measure loop head place"]:
+        """Patches of one site at some loops."""
+        if self.target.name == STATE:
+            site, values = None, self.states[:, loops].transpose(0, 1)
+        else:
+            site = self.target.full, (BLOCK, 0, layer)
+            names = [self._name(BLOCK, t, layer) for t in loops]
+            values = self._activations(names, min(loops), max(loops) + 1)
+        patches = _ParallelPatches(
+            cone=self.cone,
+            clean=values[:, 0],
+            sources=values[:, 1:],
+            loops=loops,
+            places=self.places,
+            n_heads=self.target.n_heads,
+            site=site,
+            is_attention=self.target.kind == "pattern",
+        )
+        scores = np.empty((math.prod(patches.shape), 2))
+        for numbers, logits in track(patches.logits(self.logits, _AT_A_TIME), "patch"):
+            scores[numbers.numpy()] = self.comparison.scores(logits)
+        axes = "loop source head place measure -> (source measure) loop head place"
+        return rearrange(scores.reshape(*patches.shape, 2), axes)
+
+    def _with_hook(
+        self, name: str, sources: Float[Tensor, "source batch ..."], start: int
+    ) -> Float[np.ndarray, "measure head place"]:
+        """Patches of a layer before the loop or after it, run in full."""
+        masks, n_loops = self._masks(), self.states.shape[1] - 1
+        scores = []
+        parts = torch.arange(2 * len(masks)).split(max(1, _AT_A_TIME // len(self.inputs[0])))
+        for part in track(parts, "patch"):
+            mask = masks[part % len(masks)].flatten(0, 1)
+            source = sources[part // len(masks)].flatten(0, 1)
+
+            def put(x: Tensor, hook: object, m: Tensor = mask, s: Tensor = source) -> Tensor:
+                return torch.where(m, s, x)
+
+            logits = self.model.run_with_hooks(
+                self.inputs[0].repeat(len(part), *[1] * (self.inputs[0].ndim - 1)),
+                n_loops=n_loops,
+                start_at_loop=start,
+                state=self.states[0, start].repeat(len(part), 1, 1) if start else None,
+                fwd_hooks=[(name, put)],
+            )
+            scores.append(self.comparison.scores(logits.unflatten(0, (len(part), -1))))
+        axes = "(source head place) measure -> (source measure) head place"
+        return rearrange(np.concatenate(scores), axes, source=2, place=len(self.places))
+
+    def _masks(self) -> Bool[Tensor, "patch batch pos ..."]:
+        """What each patch replaces; heads in order, and the places of each head."""
+        if self.target.n_heads is None:
+            return self.places[..., None]
+        head = torch.eye(self.target.n_heads, dtype=torch.bool, device=self.places.device)
+        # [head patched, place, batch, pos, head]; of patterns [..., head, query].
+        masks = self.places[..., None] & head[:, None, None, None]
+        masks = masks.mT if self.target.kind == "pattern" else masks
+        return masks.flatten(0, 1)[..., None]
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class _ParallelPatches:
+    """Patches of one site that differ in loop, source, head and place, made in all runs of a batch.
+
+    A patch whose source equals the clean activation is not run.
+    """
+
+    cone: LightCone
+    clean: Float[Tensor, "loop batch ..."]
+    sources: Float[Tensor, "loop source batch ..."]
+    loops: list[int]  # loops done before each patch
+    places: Bool[Tensor, "place batch pos"]
+    n_heads: int | None  # heads that are patched one by one; None where all are at once
+    site: tuple[str, LayerKey] | None  # component, and its place in the loop; None for the state
+    is_attention: bool  # whether it is [batch, head, query, key]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Loops, sources, heads and places."""
+        n_loops, n_sources, *_ = self.sources.shape
+        return n_loops, n_sources, self.n_heads or 1, len(self.places)
+
+    def logits(
+        self, clean_logits: Float[Tensor, "batch pos d_vocab_out"], at_a_time: int
+    ) -> Iterator[tuple[Tensor, Float[Tensor, "patch batch pos d_vocab_out"]]]:
+        """Numbers of some patches, counted in C order of :attr:`shape`, and logits of their runs.
+
+        Patches of nearly equal positions go on together, whatever their loops. ``at_a_time`` rows
+        are run together, at least one patch of all runs.
+        """
+        patches = torch.cartesian_prod(*map(torch.arange, self.shape))
+        loop, place = patches[:, 0], patches[:, 3]
+        order = (place * len(self.loops) + loop).argsort(stable=True)
+        # A cone holds about a third of the positions that are held without one.
+        rows = at_a_time if self.cone.reach is None else 3 * at_a_time
+        for part in order.split(max(1, rows // self.places.shape[1])):
+            part = part[loop[part].argsort(stable=True)]
+            yield part, self._run(patches[part], clean_logits)
+
+    def _run(
+        self, patches: Int[Tensor, "patch 4"], clean_logits: Tensor
+    ) -> Float[Tensor, "patch batch pos d_vocab_out"]:
+        """Logits of some patches, in the order of their loops."""
+        n_patches, batch, device = len(patches), self.places.shape[1], self.places.device
+        # One row per patch and run of the batch.
+        row = torch.arange(batch).repeat(n_patches).to(device)
+        loop, source, head, place = (
+            x.repeat_interleave(batch).to(device) for x in patches.unbind(1)
+        )
+        positions = self.places[place, row]
+        active = (self._differs[loop, source, row, :, head] & positions).any(1)
+        logits = clean_logits.repeat(n_patches, 1, 1)
+        if bool(active.any()):
+            loop, source, head, row = (x[active] for x in (loop, source, head, row))
+            logits[active] = self._patched(loop, source, head, row, positions[active], clean_logits)
+        return logits.unflatten(0, (n_patches, batch))
+
+    @cached_property
+    def _differs(self) -> Bool[Tensor, "loop source batch pos head"]:
+        """Where a source differs from the clean activation; of attention, by query."""
+        differs = (self.sources != self.clean[:, None]).any(-1)
+        if self.is_attention:
+            return differs.mT
+        return differs if self.n_heads is not None else differs[..., None]
+
+    def _patched(
+        self,
+        loop: Int[Tensor, " row"],
+        source: Int[Tensor, " row"],
+        head: Int[Tensor, " row"],
+        row: Int[Tensor, " row"],
+        positions: Bool[Tensor, "row pos"],
+        clean_logits: Float[Tensor, "batch pos d_vocab_out"],
+    ) -> Float[Tensor, "row pos d_vocab_out"]:
+        """Logits of patched rows, in the order of their loops."""
+        device, n_pos = positions.device, positions.shape[1]
+        first, back = positions.int().argmax(1), positions.flip(1).int().argmax(1)
+
+        def put(new: slice, held: Int[Tensor, "row held"], x: Tensor) -> Tensor:
+            """The activation of rows that begin, at the positions held, with the patch in it."""
+            inside = held.clamp(max=n_pos - 1)
+            here = positions[new].gather(1, inside) & (held < n_pos)
+            index = loop[new, None], source[new, None], row[new, None]
+            if self.is_attention:  # x is [row, head, query, key]
+                square = x.shape[-1] == x.shape[-2]
+                keys = inside if square else torch.arange(n_pos, device=device)[None]
+                index = tuple(one[:, :, None] for one in index)
+                values = self.sources[(*index, slice(None), inside[:, :, None], keys[:, None])]
+                values, here = values.movedim(-1, 1), here[:, None, :, None]
+                if square:  # keys past the end are none
+                    here = here & (held < n_pos)[:, None, None]
+            else:  # x is [row, pos, feature] or [row, pos, head, feature]
+                values, here = self.sources[(*index, inside)], here[:, :, None]
+                here = here if self.n_heads is None else here[..., None]
+            if self.n_heads is not None:
+                one = torch.arange(self.n_heads, device=device) == head[new, None]
+                here = here & (
+                    one[:, :, None, None] if self.is_attention else one[:, None, :, None]
+                )
+            return torch.where(here, values, x)
+
+        def within(new: slice, held: Tensor) -> Taps:
+            def change(x: Tensor) -> Tensor:  # rows that begin are the last ones
+                patched = put(new, held, x[new])
+                return torch.cat([x[: new.start], patched]) if new.start else patched
+
+            component, at = self.site or ("", ("", None, None))
+            return Taps.changing({at: {component: change}})
+
+        change = Change(state=put) if self.site is None else Change(within=within)
+        done = torch.tensor(self.loops, device=device)[loop]
+        front = self.cone.finish(row, done, first, n_pos - 1 - back, change)
+        return self.cone.read(front, row, clean_logits)

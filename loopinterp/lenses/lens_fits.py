@@ -1,0 +1,455 @@
+"""Fitting a lens: the tuned lens, the Jacobian lens, and the lens that a name means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+
+from loopinterp.core.errors import (
+    GREATEST_SEED,
+    InputError,
+    check_choice,
+    check_integer,
+    check_number,
+    check_seed,
+)
+from loopinterp.core.progress import track
+from loopinterp.dynamics.jacobian import position_mask
+from loopinterp.dynamics.runs import chunks
+from loopinterp.lenses.fitted_lens import (
+    EVERYWHERE,
+    FittedLens,
+    Place,
+    as_wide,
+    layer_hooks,
+    layers_around,
+    live_places,
+    places,
+)
+from loopinterp.models.iteration import bind
+from loopinterp.models.protocol import describe_model, device_of, need_model
+from loopinterp.models.study_examples import fit_to_model, inputs_and_loops
+from loopinterp.models.taps import recording_gradients
+from loopinterp.tasks.sampling import as_batch
+from loopinterp.tasks.task import IGNORE, Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from loopinterp.lenses.fitted_lens import Layer
+    from loopinterp.models import LoopedModel
+    from loopinterp.tasks.task import Task
+
+
+_LOGITS_AT_ONCE = 2**24
+
+
+def fit_tuned_lens(
+    model: LoopedModel | Any,
+    data: Batch | Task | Tensor,
+    *,
+    n_loops: int | None = None,
+    inside: bool = False,
+    shared: bool = False,
+    steps: int = 200,
+    learning_rate: float = 3e-3,
+    n: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> FittedLens:
+    """Train a translator for each place, or one for all, on what the run says at its end.
+
+    A translator starts as the identity, so that at step 0 the lens is the model's own readout. It
+    is trained by Adam, whose rate falls linearly to 0. At a layer it starts from what the loop
+    would leave if that layer were its last, with the loop norm. The model's weights are left as
+    they are, and no run is differentiated. Positions where the data asks nothing do not count.
+
+    Args:
+        model: Any looped model.
+        data: A task, of which every step draws new examples; or a batch or inputs, of which every
+            step takes some, in a new order each time round.
+        n_loops: Loops of the run; the longest T(n) by default.
+        inside: Whether to train for each layer too, which takes a model with hooks.
+        shared: Whether one translator serves all places.
+        steps: Steps of the optimiser.
+        learning_rate: Of Adam, at the start.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples of a step; 32 by default.
+        seed: Seed of what is drawn.
+
+    Raises:
+        InputError: If a number is out of range, or the readout cannot be differentiated.
+
+    Source: Belrose et al., arXiv 2303.08112, section 3; there for layers, with SGD.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> double = SimpleNamespace(
+        ...     embed=lambda x: x, initial_state=torch.clone, step=lambda h, e: 2 * h,
+        ...     readout=lambda h: torch.cat([h, 0 * h], -1))
+        >>> x = torch.linspace(-1, 1, 8)[:, None, None]
+        >>> lens = fit_tuned_lens(double, x, n_loops=1, steps=300, learning_rate=0.03)
+        >>> round(lens.matrix.item(), 2)
+        2.0
+    """
+    need_model(model)
+    check_integer("steps", steps, least=1)
+    check_number("learning_rate", learning_rate, above=0)
+    size = 32 if batch_size is None else check_integer("batch_size", batch_size, least=1)
+    batches = _stream(model, data, size, n, check_seed(seed))
+    inputs, counted = next(batches)
+    n_loops = inputs_and_loops(model, _sample(data, inputs), n_loops, n=n, seed=seed)[1]
+    check_integer("n_loops", n_loops, least=1)
+    with torch.no_grad():
+        first = _to_train(places(model, inputs[:1], n_loops, inside=inside))[:-1]
+    fitted_at: list[tuple[int, Layer]] = [(place.loop, place.layer) for place in first]
+    width, kind = first[0].ended.shape[-1], first[0].ended.dtype
+    wide = torch.promote_types(kind, torch.float32)
+    maps: list[tuple[int, Layer]] = [EVERYWHERE] if shared else fitted_at
+    eye = torch.eye(width, dtype=wide, device=inputs.device)
+    matrix = eye.repeat(len(maps), 1, 1).requires_grad_()
+    offset = eye.new_zeros(len(maps), width).requires_grad_()
+    optimiser = torch.optim.Adam([matrix, offset], lr=learning_rate)
+    decay = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 1 / steps, steps)
+    for step in track(range(steps), "tuned lens"):
+        if step:
+            inputs, counted = next(batches)
+        matrix.grad, offset.grad = _gradients(
+            model, inputs, counted, n_loops, inside, matrix, offset
+        )
+        optimiser.step()
+        decay.step()
+    options = {"steps": steps, "learning_rate": learning_rate, "shared": shared, "inside": inside}
+    return FittedLens(
+        kind="tuned",
+        matrix=matrix.detach().cpu(),
+        offset=offset.detach().cpu(),
+        places=maps,
+        n_loops=n_loops,
+        n_layers=len(layer_hooks(model, 0, n_loops)) if inside else 0,
+        n_before=len(layers_around(model, "prelude")) if inside else 0,
+        n_examples=_n_seen(data, steps * size),
+        made={"model": describe_model(model), **options, "batch_size": size, "seed": seed},
+    )
+
+
+def _gradients(
+    model: Any,
+    inputs: Tensor,
+    counted: Tensor,
+    n_loops: int,
+    inside: bool,
+    matrix: Tensor,
+    offset: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the mean divergence over the asked positions, summed over places."""
+    with torch.no_grad():
+        readout = bind(model, inputs).readout
+        run = _to_train(places(model, inputs, n_loops, inside=inside))
+        *read, last = (place.ended for place in run)
+        log_p = readout(last).to(matrix.dtype).log_softmax(-1)
+    each = max(1, _LOGITS_AT_ONCE // log_p.numel())
+    grad_matrix, grad_offset = torch.zeros_like(matrix), torch.zeros_like(offset)
+    for start in range(0, len(read), each):
+        part = slice(start, start + each)
+        h = torch.stack(read[part]).to(matrix.dtype)  # [place, batch, pos, d_model]
+        maps = slice(None) if len(matrix) == 1 else part
+        with recording_gradients():
+            moved = torch.einsum("sbpi,soi->sbpo", h, matrix[maps].expand(len(h), -1, -1))
+            moved = moved + offset[maps].expand(len(h), -1)[:, None, None]
+            log_q = readout(moved.flatten(0, 1).to(last.dtype)).to(matrix.dtype).log_softmax(-1)
+            gap = (log_p.exp() * (log_p - log_q.unflatten(0, h.shape[:2]))).sum(-1)
+            loss = (gap * counted).sum() / counted.sum().clamp(min=1)
+            if not loss.requires_grad:
+                raise InputError(
+                    "model",
+                    expected="a readout that can be differentiated",
+                    given="one that cuts the graph",
+                    fix="Write readout in PyTorch's own operations, without detach and no_grad.",
+                )
+            gradients = torch.autograd.grad(loss, [matrix, offset])
+        grad_matrix += gradients[0]
+        grad_offset += gradients[1]
+    return grad_matrix, grad_offset
+
+
+def _to_train(run: Iterable[Place]) -> list[Place]:
+    """The places of a run, its end last, but for the last layer, which leaves the last state."""
+    *before, end = run
+    return [*(before[:-1] if before[-1].loop == end.loop else before), end]
+
+
+def _n_seen(data: Any, drawn: int) -> int:
+    """Examples that are seen, where so many are drawn: of a batch each is counted once."""
+    inputs = data if isinstance(data, torch.Tensor) else getattr(data, "inputs", None)
+    return drawn if inputs is None else min(drawn, len(inputs))
+
+
+def _sample(data: Any, inputs: Tensor) -> Any:
+    return inputs if isinstance(data, torch.Tensor) else data
+
+
+def _stream(
+    model: Any, data: Batch | Task | Tensor, size: int, n: int | None, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and what is asked of them, step by step, without end."""
+    device = device_of(model)
+    if not isinstance(data, (torch.Tensor, Batch)):
+        while True:
+            batch = fit_to_model(
+                model, as_batch(data, n=n, batch_size=size, seed=seed, device=device)
+            )
+            yield batch.inputs, batch.targets != IGNORE
+            seed += 1
+    if isinstance(data, torch.Tensor):
+        inputs, _ = inputs_and_loops(model, data, 1)
+        counted = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+    else:
+        batch = fit_to_model(model, as_batch(data, n=n, device=device))
+        inputs, counted = batch.inputs, batch.targets != IGNORE
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        for rows in torch.randperm(len(inputs), generator=generator).split(size):
+            yield inputs[rows], counted[rows]
+
+
+Targets = Literal["all", "own"]
+
+
+def fit_jacobian_lens(
+    model: LoopedModel | Any,
+    data: Batch | Task | Tensor,
+    *,
+    n_loops: int | None = None,
+    inside: bool = False,
+    targets: Targets = "all",
+    positions: Sequence[int] | None = None,
+    centred: bool = False,
+    draws: int = 4,
+    n: int | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> FittedLens:
+    r"""Average the transport :math:`\partial h_T / \partial h_t` from every place to the end.
+
+    One row of all matrices takes one product of a vector with the run's Jacobian, backwards
+    through all loops; the Jacobian itself, of all positions by all positions, is never made. The
+    lens then reads ``readout(J_t h_t)``. The model's weights are left as they are.
+
+    Args:
+        model: Any looped model that can be differentiated.
+        data: Examples to average over; none of those that will be read, if it can be helped.
+        n_loops: Loops T of the run; the longest T(n) by default.
+        inside: Whether to fit after each layer too, which takes a model with hooks.
+        targets: ``all``: effects on all positions are added up, as published. ``own``: the effect
+            on the source's own position alone, by vectors with random signs for each position,
+            whose cross terms vanish on average.
+        positions: Source and target positions that count; all by default.
+        centred: Whether to read :math:`\bar h_T + J_t (h_t - \bar h_t)`, the first two terms of a
+            Taylor series, instead of :math:`J_t h_t`, with means over the same places.
+        draws: Draws of signs, for ``own``.
+        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
+        batch_size: Examples, where a task is given.
+        seed: Seed of what is drawn.
+
+    Raises:
+        InputError: If a loop cannot be differentiated, or a number or position is out of range.
+
+    Source: Gurnee et al. (2026), Verbalizable representations form a global workspace in language
+        models, transformer-circuits.pub; the estimator is that of TransformerLens 4.3.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> third = SimpleNamespace(embed=lambda x: x, initial_state=torch.clone,
+        ...     step=lambda h, e: h / 3 + e, readout=torch.clone)
+        >>> lens = fit_jacobian_lens(third, torch.ones(1, 2, 2), n_loops=2)
+        >>> lens.matrix[0].tolist() == (torch.eye(2) / 9).tolist(), lens.places
+        (True, [(0, None), (1, None)])
+    """
+    check_choice("targets", targets, get_args(Targets))
+    check_integer("draws", draws, least=1)
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    inputs, n_loops = inputs_and_loops(model, data, n_loops, **drawn)
+    check_integer("n_loops", n_loops, least=1)
+    described = describe_model(model)
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    sums: dict[tuple[int, Layer], Tensor] = {}
+    means: dict[tuple[int, Layer], Tensor] = {}
+    weight = 0.0
+    for rows in track(list(_parts(model, inputs, n_loops)), "Jacobian lens"):
+        end, live = live_places(model, inputs[rows], n_loops, inside=inside)
+        mask = position_mask(end, positions)
+        counted = torch.ones_like(end) if mask is None else mask.to(end)
+        for place, J in _transports(end, live, counted, targets, draws, generator).items():
+            sums[place] = sums.get(place, 0) + J
+        for place, h in {**live, (n_loops, None): end}.items():
+            total = (as_wide(h.detach(), end.shape[-1]) * counted).sum((0, 1)).to(_wide(h))
+            means[place] = means.get(place, 0) + total
+        weight += float(counted[..., 0].sum())
+    fitted_at = list(sums)
+    matrix = torch.stack([sums[place] for place in fitted_at]) / weight
+    offset = matrix.new_zeros(matrix.shape[:2])
+    if centred:
+        last = means[n_loops, None] / weight
+        here = torch.stack([means[place] for place in fitted_at]) / weight
+        offset = last - (matrix @ here[..., None])[..., 0]
+    options = {"targets": targets, "centred": centred, "inside": inside}
+    options |= {"positions": None if positions is None else list(positions), "seed": seed}
+    return FittedLens(
+        kind="jacobian",
+        matrix=matrix.cpu(),
+        offset=offset.cpu(),
+        places=fitted_at,
+        n_loops=n_loops,
+        n_layers=len(layer_hooks(model, 0, n_loops)) if inside else 0,
+        n_before=len(layers_around(model, "prelude")) if inside else 0,
+        n_examples=len(inputs),
+        made={"model": described, **options},
+    )
+
+
+def _parts(model: LoopedModel | Any, inputs: Tensor, n_loops: int) -> list[slice]:
+    """Examples whose graphs of derivatives are held at a time: some 30 states for each loop."""
+    end, _ = live_places(model, inputs[:1], 1)
+    size = 30 * n_loops * end.numel() * end.element_size()
+    return list(chunks(len(inputs), size))
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _transports(
+    end: Tensor,
+    live: dict[tuple[int, Layer], Tensor],
+    counted: Tensor,
+    targets: str,
+    draws: int,
+    generator: torch.Generator,
+) -> dict[tuple[int, Layer], Tensor]:
+    """Sums over examples and source positions of the transport from each place, [to, from]."""
+    width = end.shape[-1]
+    sums = {place: h.new_zeros(width, width, dtype=_wide(h)) for place, h in live.items()}
+    n_draws = 1 if targets == "all" else draws
+    for _ in range(n_draws):
+        signs = torch.ones(end.shape[:2])
+        if targets == "own":
+            signs = torch.randint(2, end.shape[:2], generator=generator) * 2.0 - 1
+        weights = counted * signs.to(end)[..., None]
+        for i in range(width):
+            cotangent = torch.zeros_like(end)
+            cotangent[..., i] = weights[..., i]
+            try:
+                gradients = torch.autograd.grad(
+                    end, list(live.values()), cotangent, retain_graph=True, allow_unused=True
+                )
+            except RuntimeError as error:
+                raise InputError(
+                    "model",
+                    expected="loops that can be differentiated",
+                    given=f"one of which PyTorch says: {error}",
+                    fix="Write step in PyTorch's own operations, without detach and no_grad, or "
+                    "use lens='tuned', which needs no derivative of a loop.",
+                ) from error
+            for row, gradient in zip(sums.values(), gradients):
+                if gradient is not None:  # else nothing of this place reaches the end
+                    weighted = as_wide(gradient, width) * weights
+                    row[i] += weighted.to(row.dtype).sum((0, 1)) / n_draws
+    return sums
+
+
+LensName = Literal["logit", "coda", "tuned", "jacobian"]
+FITTED = ("tuned", "jacobian")
+"""Those that have to be fitted."""
+
+
+def check_lens(lens: LensName | FittedLens | Any) -> str:
+    """The name of a lens; raise where there is none such."""
+    if isinstance(lens, FittedLens):
+        return lens.kind
+    check_choice("lens", lens, get_args(LensName))
+    return lens
+
+
+def loops_of_lens(lens: LensName | FittedLens, n_loops: int | None) -> int | None:
+    """Loops of a run that is read through a lens: those of its fit, where it is fitted already.
+
+    Raises:
+        InputError: If others are asked for.
+    """
+    if not isinstance(lens, FittedLens):
+        return n_loops
+    if n_loops not in (None, lens.n_loops):
+        raise InputError(
+            "n_loops",
+            expected=f"the {lens.n_loops} loops of the lens, whose maps lead to that end",
+            given=str(n_loops),
+            fix=f"Leave n_loops out, or fit a lens with n_loops={n_loops}.",
+        )
+    return lens.n_loops
+
+
+def fitted_lens(
+    lens: LensName | FittedLens,
+    model: Any,
+    data: Any,
+    *,
+    n_loops: int,
+    inside: bool,
+    fit_on: Any = None,
+    n: int | None = None,
+    seed: int = 0,
+) -> FittedLens | None:
+    """The maps of a lens, fitted now if need be; None for the logit and the coda lens.
+
+    Args:
+        lens: Its name, or one that is fitted already.
+        model: The model that it reads.
+        data: What it will read.
+        n_loops: Loops of the run.
+        inside: Whether it reads layers too.
+        fit_on: What to fit on; by default the task that the data is of, with another seed.
+        n: Problem length, where a task is given.
+        seed: Seed of what is read.
+
+    Raises:
+        InputError: If there is nothing to fit it on.
+    """
+    if isinstance(lens, FittedLens):
+        return lens
+    if lens not in FITTED:
+        return None
+    fit: Callable[..., FittedLens] = fit_tuned_lens if lens == "tuned" else fit_jacobian_lens
+    on = _to_fit_on(data, fit_on)
+    other = (seed + 1_000_003) % GREATEST_SEED
+    options: dict[str, Any] = {"n_loops": n_loops, "inside": inside, "seed": other}
+    if not isinstance(on, (torch.Tensor, Batch)):
+        length = int(data.n[0]) if isinstance(data, Batch) and n is None else n
+        options |= {"n": length, "batch_size": 32}
+    return fit(model, on, **options)
+
+
+def _to_fit_on(data: Any, fit_on: Any) -> Any:
+    """Examples to fit on that are not those to be read."""
+    if fit_on is not None:
+        return fit_on
+    task = data.task if isinstance(data, Batch) else data
+    if task is None or isinstance(task, torch.Tensor):
+        raise InputError(
+            "fit_on",
+            expected="examples to fit the lens on, other than those it reads",
+            given="None, and data of no task that more could be drawn from",
+            fix="Pass fit_on=other_inputs, or a lens that is fitted already.",
+        )
+    return task
+
+
+def of_other_weights(lens: FittedLens, described: dict[str, Any] | str) -> bool:
+    """Whether a lens says that it was fitted on other weights than those of a model."""
+    fitted_on = lens.made.get("model")
+    both = [x.get("weights_sha256") for x in (fitted_on, described) if isinstance(x, dict)]
+    return len({*both} - {None}) == 2

@@ -1,0 +1,476 @@
+"""Addresses: (loop, layer, component, head, position), and the ways to name them.
+
+A run of T loops over a block of L layers is numbered as TransformerLens numbers layers:
+``n_prelude`` layers first, then ``loop * L + layer``, then the coda. So
+``blocks.{n_prelude + loop * L + layer}.attn.hook_pattern`` is the pattern of one layer at one
+loop, and ``loops.{loop}.blocks.{layer}.attn.hook_pattern`` is an alias of it, as are
+``prelude.{layer}.attn.hook_pattern`` and ``coda.{layer}.attn.hook_pattern`` for layers that run
+once. Hooks that fire once per loop are ``loops.{loop}.hook_state_pre`` and so on. Where a loop has
+loops of its own, its layers also have names by those: ``loops.{loop}.inner.{k}.blocks.{layer}.…``.
+The sums are done here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from loopinterp.core.errors import HookError, unknown_name
+
+Sites = Mapping[str, str]
+"""Components, in the order they fire, with the kind of tensor each holds."""
+
+Axes = tuple[int | str, ...]
+"""Axes of an activation after the batch: sizes, and "pos" and "key" for its positions."""
+
+Index = int | slice | Sequence[int] | None
+
+LayerKey = tuple[str, int | None, int | None]
+"""Section ("top" for hooks that belong to none), loop, layer: what hooks of one layer share."""
+
+Key = tuple[str, int | None, int | None, str]
+"""That and a component: a hook keeps it when the number of loops changes its name."""
+
+_ALIAS = re.compile(r"^(?:(loops)\.(-?\d+)\.(?:blocks\.(-?\d+)\.)?|(prelude|coda)\.(-?\d+)\.)(.+)$")
+_IN_LOOP = re.compile(r"^loops\.(-?\d+)\.(.+)$")
+_NUMBERED = re.compile(r"^(blocks|loops)\.(\d+)\.")
+_BRIDGE = re.compile(r"(blocks\.\d+)\.hook_(in|out)")  # names of TransformerLens' bridge
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SiteMap:
+    """The sites of a run, and the axes of each kind of activation.
+
+    Attributes:
+        d_model: Width of the residual stream.
+        n_heads: Heads of queries, of each layer.
+        d_head: Width of each.
+        d_mlp: Neurons of each MLP.
+        n_kv_heads: Heads of keys and values; ``n_heads`` if None.
+        d_state: Width of the state between loops, where it has several parts; ``d_model`` if None.
+        embedding: What happens once per run, before the first layer.
+        prelude: The sites of each layer before the loop.
+        opening: What happens once per loop, before its layers.
+        block: The sites of each layer of the loop.
+        closing: What happens once per loop, after its layers.
+        entry: What happens once per readout, before the coda.
+        coda: The sites of each layer after the loop.
+        final: What happens once per readout, after the coda.
+        optional: Sites that are there only while a flag is on, by flag.
+        layer_names: Other names of the layers of the block, as parts of a loop that has loops of
+            its own: ``inner.0.blocks.1``.
+        state_parts: Features of the state that are a part of their own, by name.
+        more_axes: Axes of kinds that no other model has.
+    """
+
+    d_model: int
+    n_heads: int
+    d_head: int
+    d_mlp: int
+    n_kv_heads: int | None = None
+    d_state: int | None = None
+    embedding: Sites = field(default_factory=dict)
+    prelude: tuple[Sites, ...] = ()
+    opening: Sites = field(default_factory=dict)
+    block: tuple[Sites, ...] = ()
+    closing: Sites = field(default_factory=dict)
+    entry: Sites = field(default_factory=dict)
+    coda: tuple[Sites, ...] = ()
+    final: Sites = field(default_factory=dict)
+    optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    layer_names: tuple[str, ...] = ()
+    state_parts: Mapping[str, slice] = field(default_factory=dict)
+    more_axes: Mapping[str, Axes] = field(default_factory=dict)
+
+    @property
+    def n_prelude(self) -> int:
+        """Layers before the loop."""
+        return len(self.prelude)
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of the loop."""
+        return len(self.block)
+
+    @property
+    def n_coda(self) -> int:
+        """Layers after the loop."""
+        return len(self.coda)
+
+    def layers_total(self, n_loops: int) -> int:
+        """Layers of a run, as TransformerLens counts them."""
+        return self.n_prelude + n_loops * self.n_layers + self.n_coda
+
+    @property
+    def state_width(self) -> int:
+        """Width of the state between loops."""
+        return self.d_model if self.d_state is None else self.d_state
+
+    def axes(self, kind: str) -> Axes:
+        """The axes of a kind of activation, after the batch.
+
+        Example:
+            >>> sizes = SiteMap(d_model=8, n_heads=2, d_head=4, d_mlp=32)
+            >>> sizes.axes("residual"), sizes.axes("pattern")
+            (('pos', 8), (2, 'pos', 'key'))
+        """
+        known: dict[str, Axes] = {
+            "residual": ("pos", self.d_model),
+            "state": ("pos", self.state_width),
+            "scale": ("pos", 1),
+            "gate": ("pos", 1),
+            "neuron": ("pos", self.d_mlp),
+            "head": ("pos", self.n_heads, self.d_head),
+            "kv_head": ("pos", self.n_kv_heads or self.n_heads, self.d_head),
+            "fork": ("pos", self.n_heads, self.d_model),
+            "pattern": (self.n_heads, "pos", "key"),
+            **self.more_axes,
+        }
+        return known[kind]
+
+    def heads(self, kind: str) -> int | None:
+        """Heads of a kind of activation; None where it is none of heads."""
+        n_heads = dict.fromkeys(("head", "fork", "pattern"), self.n_heads)
+        return (n_heads | {"kv_head": self.n_kv_heads or self.n_heads}).get(kind)
+
+
+def norm_sites(name: str, *, present: bool = True) -> dict[str, str]:
+    """What hooks see of a norm: its scale, and the normed vector before weight and bias."""
+    return {f"{name}.hook_scale": "scale", f"{name}.hook_normalized": "residual"} if present else {}
+
+
+@dataclass(frozen=True)
+class Address:
+    """The place of one hook.
+
+    Attributes:
+        name: The hook's full name.
+        component: Name within its layer or loop ("attn.hook_pattern").
+        kind: residual, scale, head, fork, pattern, neuron …: what its tensor is.
+        section: prelude, block or coda; top for embedding and final norm.
+        loop: Index of the loop; None outside the block.
+        layer: Index inside the section; None for what is in no layer.
+        axes: The axes of its tensor after the batch: sizes, "pos" and "key".
+        in_readout: Whether it fires only where logits are read.
+    """
+
+    name: str
+    component: str
+    kind: str
+    section: str
+    loop: int | None = None
+    layer: int | None = None
+    axes: Axes = ()
+    in_readout: bool = False
+
+    @property
+    def place(self) -> LayerKey:
+        """What it shares with the other hooks of its layer, or of its loop."""
+        return self.section, self.loop, self.layer
+
+    @property
+    def key(self) -> Key:
+        """Its identity among the hooks of runs of any number of loops."""
+        return (*self.place, self.component)
+
+    @property
+    def pos_axis(self) -> int | None:
+        """The axis of its positions, counted from the end; None where it has none."""
+        return self.axes.index("pos") - len(self.axes) if "pos" in self.axes else None
+
+    def shape(self, batch: int, n_pos: int, n_kept: int | None = None) -> tuple[int, ...]:
+        """Shape of the activation; ``n_kept`` positions remain after a position slice."""
+        sizes = {"pos": n_pos if n_kept is None else n_kept, "key": n_pos}
+        return (batch, *(sizes[x] if isinstance(x, str) else x for x in self.axes))
+
+
+class AddressBook:
+    """All addresses of a run of ``n_loops`` loops, in the order they fire, by any name."""
+
+    def __init__(self, site_map: SiteMap, n_loops: int) -> None:
+        self.site_map, self.n_loops = site_map, n_loops
+        layers = (site_map.prelude, site_map.block, site_map.coda)
+        self._sizes = dict(zip(("prelude", "block", "coda"), map(len, layers)))
+        opening, closing = site_map.opening, site_map.closing
+        in_layer = {k: v for section in layers for sites in section for k, v in sites.items()}
+        self.kinds = {**in_layer, **opening, **closing}
+        self.components = list(self.kinds)
+        self.per_loop = {*opening, *closing}
+        # "q" is attn.hook_q, "post" is mlp.hook_post; what ln1 and ln2 share has no short name.
+        inside = [name for name in in_layer if name.startswith(("attn.", "mlp."))]
+        self._short = {name.rpartition("hook_")[2]: name for name in inside}
+        self._selected: dict[tuple[object, object], list[str]] = {}
+        entries = [
+            Address(prefix + name, name, kind, *place, site_map.axes(kind), in_readout)
+            for sites, prefix, place, in_readout in self._in_order()
+            for name, kind in sites.items()
+        ]
+        self.addresses = {entry.name: entry for entry in entries}
+        self.at = {entry.key: entry for entry in entries}
+
+    def _in_order(self) -> Iterator[tuple[Sites, str, LayerKey, bool]]:
+        """Sites that fire together, their prefix and place, and whether a readout fires them."""
+        sites, numbers = self.site_map, count()
+
+        def layers(
+            section: str, loop: int | None = None
+        ) -> Iterator[tuple[Sites, str, LayerKey, bool]]:
+            for layer, each in enumerate(getattr(sites, section)):
+                place = (section, loop, layer)
+                yield each, f"blocks.{next(numbers)}.", place, section == "coda"
+
+        yield sites.embedding, "", ("top", None, None), False
+        yield from layers("prelude")
+        for loop in range(self.n_loops):
+            yield sites.opening, f"loops.{loop}.", ("block", loop, None), False
+            yield from layers("block", loop)
+            yield sites.closing, f"loops.{loop}.", ("block", loop, None), False
+        yield sites.entry, "", ("top", None, None), True
+        yield from layers("coda")
+        yield sites.final, "", ("top", None, None), True
+
+    def component(self, name: str) -> str:
+        """The full component name for a TransformerLens short name ("pattern", "resid_post").
+
+        Raises:
+            HookError: If there is no such component.
+        """
+        component = self._full_component(name)
+        if component is None:
+            raise unknown_name("component", str(name), self.components, HookError)
+        return component
+
+    def short(self, component: str) -> str:
+        """The short name of a component, "z" or "resid_pre"; the full one where it has none."""
+        short = component.rpartition("hook_")[2]
+        return short if self._full_component(short) == component else component
+
+    def _full_component(self, name: str) -> str | None:
+        if not isinstance(name, str):
+            return None
+        candidates = (name, f"hook_{name}", self._short.get(name.removeprefix("hook_")))
+        return next((known for known in candidates if known in self.components), None)
+
+    def site(
+        self,
+        component: str,
+        *,
+        loop: Index = None,
+        layer: Index = None,
+        section: str = "block",
+    ) -> str | list[str]:
+        """The hook name at one address, or the list of names where an index is a slice or list.
+
+        Args:
+            component: "pattern", "attn.hook_pattern", "hook_state_pre", …
+            loop: Index of the loop; without meaning outside the block.
+            layer: Index inside the section; may be left out where it has one layer.
+            section: The tied block, or the prelude or coda around it.
+
+        Raises:
+            HookError: If the component or section is unknown, or an index is out of range.
+        """
+        component = self.component(component)
+        if section not in self._sizes:
+            raise unknown_name("section", section, self._sizes, HookError)
+        loops, layers = [None], [None]
+        one_loop = one_layer = True
+        if section == "block":
+            loops, one_loop = resolve_index(loop, self.n_loops, "loop")
+        else:
+            _refuse(component, "it happens once per run", loop=loop)
+        if component in self.per_loop:
+            around = None if section == "block" else section
+            _refuse(component, "it happens once per loop", layer=layer, section=around)
+        else:
+            size = self._sizes[section]
+            layer = 0 if layer is None and size == 1 else layer
+            layers, one_layer = resolve_index(layer, size, f"layer of the {section}")
+        keys = [(section, t, k, component) for t in loops for k in layers]
+        absent = next((key for key in keys if key not in self.at), None)
+        if absent is not None:
+            raise HookError(
+                f"site {component!r}",
+                expected="a layer that has it",
+                given=f"layer {absent[2]} of the {section}",
+                fix="List the hooks with list(model.hook_dict).",
+            )
+        names = [self.at[key].name for key in keys]
+        return names[0] if one_loop and one_layer else names
+
+    def resolve(self, name: str) -> str:
+        """The full name for a hook name or an alias (``loops.{t}.blocks.{l}.…``, ``coda.{l}.…``).
+
+        Raises:
+            HookError: If the name does not exist in a run of this many loops.
+        """
+        if bridged := _BRIDGE.fullmatch(name):
+            end = "pre" if bridged[2] == "in" else "post"
+            name = f"{bridged[1]}.hook_resid_{end}"
+        if name in self.addresses:
+            return name
+        alias = _ALIAS.match(self._by_number(name))
+        if alias:
+            component = alias[6]
+            loop, layer = (None if i is None else int(i) for i in (alias[2], alias[3] or alias[5]))
+            if (layer is None) == (component in self.per_loop):
+                section = alias[4] or "block"
+                return self.site(component, loop=loop, layer=layer, section=section)  # type: ignore[return-value]
+        self._refuse_index(name)
+        for flag, sites in self.site_map.optional.items():
+            if name.endswith(sites):
+                raise HookError(
+                    f"hook {name!r}",
+                    expected=f"one that is there without {flag}",
+                    given="one that is there only while it is on",
+                    fix=f"Call model.set_{flag}(True) first.",
+                )
+        raise unknown_name("hook", name, self.addresses, HookError)
+
+    def _refuse_index(self, name: str) -> None:
+        """Raise on a name whose block or loop is beyond the run."""
+        number = _NUMBERED.match(name)
+        if number is None:
+            return
+        layers, loops = self.site_map.layers_total(self.n_loops), self.n_loops
+        total = layers if number[1] == "blocks" else loops
+        if int(number[2]) >= total:
+            raise HookError(
+                f"hook {name!r}",
+                expected=f"{number[1]}.0 to {number[1]}.{total - 1}: the run has "
+                f"{loops} loops of {self.site_map.n_layers} layers",
+                given=f"{number[1]}.{number[2]}",
+                fix=f"Pass a larger n_loops, or name one of those {number[1]}.",
+            )
+
+    def _by_number(self, name: str) -> str:
+        """A name whose layer has a name of its own in the loop, by the layer's number instead."""
+        if in_loop := _IN_LOOP.match(name):
+            for layer, other in enumerate(self.site_map.layer_names):
+                if in_loop[2].startswith(f"{other}."):
+                    return f"loops.{in_loop[1]}.blocks.{layer}.{in_loop[2][len(other) + 1 :]}"
+        return name
+
+    def targets(self, name: object) -> list[Address]:
+        """The addresses that a hook is for: of a name, a list of names, or a predicate.
+
+        Raises:
+            HookError: If a name does not exist, or there is none.
+        """
+        if callable(name):
+            return [self.addresses[full] for full in self.select(name)]
+        names = list(flat_names(name, "name of a hook"))
+        if not names:
+            raise HookError(
+                "name of a hook",
+                expected="at least one",
+                given="an empty list",
+                fix="Look at what model.site(...) gives: there is no such layer or loop.",
+            )
+        return [self.addresses[full] for full in dict.fromkeys(map(self.resolve, names))]
+
+    def select(self, names_filter: object, loops: Index = None) -> list[str]:
+        """The names that a filter keeps.
+
+        Args:
+            names_filter: None for all; a hook name, alias or component name, or several of
+                them; or a predicate on full names.
+            loops: Keep only what lies inside these loops; None keeps the surround as well.
+
+        Raises:
+            HookError: If a name, or the whole filter, matches nothing.
+        """
+        plain = names_filter is None or isinstance(names_filter, str)
+        if not plain or not (loops is None or isinstance(loops, int)):
+            return self._select(names_filter, loops)
+        # Short runs spend as long on finding names as on computing: remember the plain cases.
+        if (names_filter, loops) not in self._selected:
+            self._selected[names_filter, loops] = self._select(names_filter, loops)
+        return list(self._selected[names_filter, loops])
+
+    def _select(self, names_filter: object, loops: Index) -> list[str]:
+        if names_filter is None:
+            names_kept = list(self.addresses)
+        elif callable(names_filter):
+            names_kept = [name for name in self.addresses if names_filter(name)]
+        else:
+            names = flat_names(names_filter, "names_filter")
+            chosen = {full for name in names for full in self._named(name)}
+            names_kept = [name for name in self.addresses if name in chosen]
+        if loops is not None:
+            inside = set(resolve_index(loops, self.n_loops, "loop")[0])
+            names_kept = [name for name in names_kept if self.addresses[name].loop in inside]
+        if not names_kept:
+            raise HookError(
+                "names_filter",
+                expected=f"a filter that keeps some of {len(self.addresses)} hooks",
+                given=f"{names_filter!r} with loops={loops!r}, which keeps none",
+                fix="List the hooks with list(model.hook_dict).",
+            )
+        return names_kept
+
+    def _named(self, name: str) -> list[str]:
+        # A bare component name means that component everywhere: every loop and layer.
+        component = self._full_component(name)
+        if component is None:
+            return [self.resolve(name)]
+        return [full for full, address in self.addresses.items() if address.component == component]
+
+
+def _refuse(component: str, reason: str, **indices: Index | str) -> None:
+    for name, value in indices.items():
+        if value is not None:
+            raise HookError(
+                f"site {component!r}",
+                expected=f"no {name}: {reason}",
+                given=f"{name}={value!r}",
+                fix=f"Leave {name} out.",
+            )
+
+
+def flat_names(names: object, what: str) -> Iterator[str]:
+    """The names in a name, a list of names, or a list that has such lists in it.
+
+    Raises:
+        HookError: If there is anything else.
+    """
+    if isinstance(names, str):
+        yield names
+    elif isinstance(names, Iterable) and not isinstance(names, bytes):
+        for name in names:
+            yield from flat_names(name, what)
+    else:
+        raise HookError(
+            what,
+            expected="a name, a list of names, or a predicate",
+            given=type(names).__name__,
+            fix="Pass for example 'hook_resid_post', or what model.site(...) gives.",
+        )
+
+
+def resolve_index(index: Index, size: int, what: str) -> tuple[list[int], bool]:
+    """Indices along an axis as a list, negative ones counted from the end; and whether it is one.
+
+    Raises:
+        HookError: If an index is out of range.
+
+    Example:
+        >>> resolve_index(-1, 4, "loop"), resolve_index(slice(1, 3), 4, "loop")
+        (([3], True), ([1, 2], False))
+    """
+    if index is None:
+        return list(range(size)), False
+    if isinstance(index, slice):
+        return list(range(size))[index], False
+    indices, one = ([index], True) if isinstance(index, int) else (list(index), False)
+    for value in indices:
+        if not -size <= value < size:
+            raise HookError(
+                what,
+                expected=f"an index from {-size} to {size - 1}",
+                given=str(value),
+                fix=f"The run has {size} of them; pass a larger n_loops or a smaller {what}.",
+            )
+    return [value % size for value in indices], one

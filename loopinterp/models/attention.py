@@ -1,0 +1,243 @@
+"""Multi-head attention: fused, with its scores in sight, or block by block within a window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import nn
+
+from loopinterp.models.positions import AttentionContext, rotate
+from loopinterp.models.taps import SILENT, Tap
+from loopinterp.models.weights import LinearMap, change_of, weights_of, with_weights
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.models.config import LoopedTransformerConfig
+
+
+def _of_each_head(which: int, name: str) -> tuple[property, property]:
+    """Weights and biases of queries, keys or values, as TransformerLens has them."""
+
+    def tensor_of_heads(kind: str, shape: str) -> property:
+        def part(self: Attention) -> Tensor:
+            axes = "(qkv head d_head) ... -> qkv head ... d_head"
+            stacked = getattr(with_weights(self.qkv), kind)
+            return rearrange(stacked, axes, qkv=3, head=self.n_heads)[which]
+
+        return property(part, doc=f"{name} {kind} of each head ``{shape}``.")
+
+    weight = tensor_of_heads("weight", "[head, d_model, d_head]")
+    return weight, tensor_of_heads("bias", "[head, d_head]")
+
+
+class Attention(nn.Module):
+    """Multi-head attention. Queries, keys and values are one matrix product."""
+
+    def __init__(self, config: LoopedTransformerConfig) -> None:
+        super().__init__()
+        self.n_heads, self.d_head = config.n_heads, config.head_width
+        width = self.n_heads * self.d_head
+        self.qkv = LinearMap(config.d_model, 3 * width)
+        self.out = LinearMap(width, config.d_model)
+
+    W_Q, b_Q = _of_each_head(0, "Query")
+    W_K, b_K = _of_each_head(1, "Key")
+    W_V, b_V = _of_each_head(2, "Value")
+
+    @property
+    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
+        """Output weights of each head."""
+        axes = "d_model (head d_head) -> head d_head d_model"
+        return rearrange(with_weights(self.out).weight, axes, head=self.n_heads)
+
+    b_O = weights_of("out", "bias", "Output bias ``[d_model]``.")
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        context: AttentionContext,
+        tap: Tap = SILENT,
+        forks: Sequence[Float[Tensor, "batch pos head d_model"] | None] = (),
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """``sum_h softmax(q_h k_h^T / sqrt(d_head) + mask) v_h W_O[h] + b_O``.
+
+        Args:
+            x: What all heads read.
+            context: What the attention of every loop shares.
+            tap: Who listens inside the layer.
+            forks: What queries, keys and values read instead, head by head; None for ``x``.
+        """
+        batch, n_pos, _ = x.shape
+        # [batch, pos, qkv, head, d_head], then each part [batch, head, pos, d_head].
+        split = self.qkv(x).view(batch, n_pos, 3, self.n_heads, self.d_head)
+        q, k, v = (part.transpose(1, 2) for part in split.unbind(2))
+        if forks:
+            q, k, v = (self._fork(x, forks[i], i) for i, x in enumerate((q, k, v)))
+        if context.qk_offset is not None:
+            q, k = q + context.qk_offset, k + context.qk_offset
+        z = attend(q, k, v, context, tap).transpose(1, 2)
+        if tap.listens("attn.hook_result"):
+            out = with_weights(self.out, uncalled=True)  # no call gives what each head writes
+            # What each head writes: [batch, pos, head, d_model].
+            heads = torch.einsum("bphd,hdm->bphm", z, self.W_O)
+            return tap("attn.hook_result", heads).sum(2) + out.bias
+        return self.out(z.reshape(batch, n_pos, -1))
+
+    def _fork(
+        self, x: Float[Tensor, "batch head pos d_head"], fork: Tensor | None, which: int
+    ) -> Float[Tensor, "batch head pos d_head"]:
+        """Queries, keys or values (0, 1, 2) of what each head reads by itself."""
+        if fork is None:
+            return x
+        if change_of(self.qkv) is not None:  # called for all heads; each takes its own part
+            # Every head's input gives all heads' parts, of which the diagonal is its own.
+            parts = self.qkv(fork).unflatten(-1, (3, self.n_heads, self.d_head))
+            return parts[..., which, :, :].diagonal(dim1=2, dim2=3).permute(0, 3, 1, 2)
+        name = "QKV"[which]
+        weight, bias = getattr(self, f"W_{name}"), getattr(self, f"b_{name}")
+        return torch.einsum("bphm,hmd->bhpd", fork, weight) + bias[:, None]
+
+
+def attend(
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch kv_head pos d_head"],
+    v: Float[Tensor, "batch kv_head pos d_head"],
+    context: AttentionContext,
+    tap: Tap = SILENT,
+    *,
+    turn: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor] = rotate,
+) -> Float[Tensor, "batch head pos d_head"]:
+    """What each head reads: ``softmax(q k^T / sqrt(d_head) + mask) v``, past the hooks there.
+
+    Fused, or block by block within a window, unless somebody listens to scores or pattern.
+
+    Args:
+        q: Queries.
+        k: Keys; of fewer heads, each of which serves several of the queries' in a row.
+        v: Values, of as many heads as the keys.
+        context: What the attention of every loop shares.
+        tap: Who listens inside the layer.
+        turn: How queries and keys are turned by the angles of their positions.
+    """
+    q, k, v = _show(tap, "hook_q", q), _show(tap, "hook_k", k), _show(tap, "hook_v", v)
+    if context.rotation is not None:
+        q = _show(tap, "hook_rot_q", turn(q, context.rotation))
+        k = _show(tap, "hook_rot_k", turn(k, context.rotation))
+    if context.remember is not None:
+        k, v = context.remember(k, v)
+    if k.shape[1] < q.shape[1]:
+        # Grouped heads: each of the keys' serves several of the queries'.
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    if tap.listens("attn.hook_attn_scores", "attn.hook_pattern"):
+        scores = tap("attn.hook_attn_scores", _scores(q, k, context))
+        z = tap("attn.hook_pattern", scores.softmax(-1)) @ v
+    elif context.attend is not None:
+        z = context.attend(q, k, v)
+    elif context.window is not None:
+        assert context.mask is not None
+        z = _windowed_attention(q, k, v, mask=context.mask, window=context.window)
+    else:
+        z = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=context.mask, is_causal=context.is_causal
+        )
+    return _show(tap, "hook_z", z)
+
+
+def _show(
+    tap: Tap, name: str, x: Float[Tensor, "batch head pos d_head"]
+) -> Float[Tensor, "batch head pos d_head"]:
+    """Let hooks at it, in TransformerLens' order of axes: batch, pos, head, d_head."""
+    return x if tap is SILENT else tap(f"attn.{name}", x.transpose(1, 2)).transpose(1, 2)
+
+
+def _scores(
+    q: Float[Tensor, "batch head query d_head"],
+    k: Float[Tensor, "batch head key d_head"],
+    context: AttentionContext,
+) -> Float[Tensor, "batch head query key"]:
+    r"""``q k^T / sqrt(d_head)`` plus bias, minus infinity where attention is barred."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+    if context.mask is not None:
+        return scores + context.mask
+    if context.is_causal:
+        # [query, key]: True above the diagonal, where a key lies ahead.
+        ahead = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+        return scores.masked_fill(ahead, float("-inf"))
+    return scores
+
+
+def _windowed_attention(
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch head pos d_head"],
+    v: Float[Tensor, "batch head pos d_head"],
+    *,
+    mask: Float[Tensor, "#block #head query key"],
+    window: int,
+) -> Float[Tensor, "batch head pos d_head"]:
+    """``softmax(q k^T / sqrt(d_head) + mask) v`` over the keys of each block.
+
+    The mask is a bias at :func:`block_places`, minus infinity outside the window, of so many keys
+    before a query, and on padding.
+    """
+    n_pos, (n_blocks, _, length, _) = q.shape[2], mask.shape
+    behind = n_blocks * length - n_pos
+
+    def blocks(x: Tensor, before: int) -> Tensor:  # [batch, block, head, before + length, d_head]
+        padded = F.pad(x, (0, 0, before, behind))
+        return padded.unfold(2, before + length, length).permute(0, 2, 1, 4, 3)
+
+    q, k, v = blocks(q * q.shape[-1] ** -0.5, 0), blocks(k, window), blocks(v, window)
+    # Scores [batch, block, head, length, before + length], of which no more are made.
+    pattern = (q @ k.transpose(-2, -1) + mask).softmax(-1)
+    return (pattern @ v).transpose(1, 2).flatten(2, 3)[:, :, :n_pos]
+
+
+NEAR = 8
+"""A window up to which :func:`attend_near` is quicker in the few positions of a cone."""
+
+
+def attend_near(
+    q: Float[Tensor, "batch head pos d_head"],
+    k: Float[Tensor, "batch head key d_head"],
+    v: Float[Tensor, "batch head key d_head"],
+    *,
+    window: int,
+    bias: Float[Tensor, "#head distance"] | None,
+    first: Int[Tensor, " batch"],
+) -> Float[Tensor, "batch head pos d_head"]:
+    """Attention of few positions within a narrow causal window, distance by distance.
+
+    A product of matrices for each head of each example costs more than what is in it, where
+    these are of two keys.
+
+    Args:
+        q: Queries.
+        k: Keys of ``window`` positions before the first query, and of those of the queries.
+        v: Their values.
+        window: How far a query looks back.
+        bias: Added to the scores of each distance 0 .. window.
+        first: The position of the first query of each example; keys before 0 are barred.
+    """
+    n_pos, q = q.shape[2], q * q.shape[-1] ** -0.5
+    # The keys at each distance back, for all queries at once: [distance, batch, head, pos].
+    shifts = [slice(window - back, window - back + n_pos) for back in range(window + 1)]
+    scores = torch.stack([(q * k[:, :, shift]).sum(-1) for shift in shifts])
+    if bias is not None:
+        scores = scores + bias.T[:, None, :, None]
+    if bool((first < window).any()):
+        # A query at place p has no key at a distance beyond p.
+        place = first[:, None] + torch.arange(n_pos, device=q.device)
+        back = torch.arange(window + 1, device=q.device)[:, None, None]
+        scores = scores.masked_fill((place < back)[:, :, None], float("-inf"))
+    pattern = scores.softmax(0)[..., None]
+    # The mean of the values, distance by distance: [batch, head, pos, d_head].
+    z = pattern[0] * v[:, :, shifts[0]]
+    for weight, shift in zip(pattern[1:], shifts[1:]):
+        z = torch.addcmul(z, weight, v[:, :, shift])
+    return z

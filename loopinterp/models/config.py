@@ -1,0 +1,348 @@
+"""Every axis along which looped transformers differ, and the hooks that each choice gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from loopinterp.core.errors import MOST_LOOPS, ConfigError
+from loopinterp.core.settings import OnlyWith, Seed, Settings, settings
+from loopinterp.models.addresses import SiteMap, norm_sites
+
+Positions = Literal["none", "absolute", "relative", "grid", "abacus", "rotary", "fire"]
+Norm = Literal["none", "pre", "post", "sandwich", "gated"]
+NormType = Literal["layernorm", "rmsnorm"]
+Injection = Literal["none", "input", "gated_output", "sublayer", "concat", "internal"]
+_InitialState = Literal["embedding", "zeros", "noise", "code"]
+Activation = Literal["relu", "gelu", "gelu_new", "silu"]
+_AbacusTarget = Literal["input", "qk"]
+_LayerCount = Annotated[int, Field(ge=0, le=1000)]
+
+_MOST_WEIGHTS = 2**34
+"""More are taken for a slip: 64 GiB in float32, several times the largest looped model."""
+
+_MOST_BITS = 16
+"""Sign bits of a state code, at most: each more doubles the states that can be told apart."""
+
+_SIZES = ("d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "d_features", "n_ctx", "d_vocab_out")
+
+
+@settings
+class LoopedTransformerConfig(Settings):
+    """Configuration of a :class:`~loopinterp.models.LoopedTransformer`.
+
+    ``n_loops=1`` with ``n_layers=4`` and absolute positions is an ordinary transformer:
+    baselines are configurations, not classes.
+
+    Attributes:
+        d_model: Width of the residual stream.
+        n_heads: Attention heads in each layer.
+        d_vocab_out: Output classes at each position.
+        d_vocab: Input tokens; exactly one of ``d_vocab`` and ``d_features`` is set.
+        d_features: Width of input feature vectors, embedded by a linear map.
+        n_loops: Loops of a run that does not say how many it wants.
+        n_layers: Depth of the tied block.
+        n_prelude: Untied layers before the loop, run once.
+        n_coda: Untied layers after the loop, run once per readout.
+        d_head: Width of a head; ``d_model // n_heads`` if None.
+        d_mlp: Neurons of each MLP; ``4 * d_model`` if None.
+        act_fn: Activation of the MLP (``gelu_new`` is GPT-2's tanh form).
+        causal: Whether a position attends to itself and earlier ones only.
+        attention_window: Hard window: a query attends to keys at most this far away (on a
+            ``grid``, in steps of a king); None for no window.
+        windowed_heads: How many heads of each layer, the first ones, keep to the window; the
+            others see all that ``causal`` lets them. None: all heads.
+        windowed_surround: Whether the layers before and after the loop keep to the window too.
+        positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
+            distance, clamped to ``relative_window``), ``abacus`` (index of a digit within its
+            number), ``rotary``, ``fire`` (a bias that a small MLP makes of the distance, as a
+            share of the query's position), or ``grid`` (inputs are square grids, row by row: a
+            bias per head and offset in rows and columns, each clamped to ``relative_window``; not
+            causal).
+        n_ctx: Length of the learned position table (``absolute``, ``abacus``).
+        relative_window: Distance at which the relative bias (``relative``, ``grid``) is clamped.
+        abacus_target: Whether abacus positions are added to the input or to queries and keys.
+        abacus_max_offset: Random offsets in training are drawn from 0 to this number.
+        digit_tokens: Tokens that count as digits for abacus positions.
+        rotary_base: Base of the rotary frequencies.
+        fire_threshold: Initial L of ``fire``: of queries before it, distances are shares of L.
+        norm: Where the norm of each sublayer sits; ``sandwich`` (peri) norms its input and
+            its output. ``gated`` norms its input, and a learned gate that reads the stream,
+            sigmoid(W h + b), scales its output (the output gate of arXiv 1910.06764).
+        norm_type: LayerNorm or RMSNorm.
+        norm_eps: Added to the variance.
+        loop_norm: Whether the state is normed at the end of each loop (outer norm).
+        state_code: Sign bits that each loop rounds its state to, after the loop norm: between
+            loops a position is in one of ``2 ** state_code`` states, and the model is a finite
+            automaton (:mod:`loopinterp.models.layers`). None: the state is not rounded.
+        injection: Where the embedding ``e`` enters each loop. ``input``: f(h + e).
+            ``gated_output``: f(h) + gate * e with a learned scalar gate. ``sublayer``: e is added
+            to the normed input of each sublayer. ``concat``: f(W_h h + W_e e), external recall.
+            ``internal``: each sublayer reads W_h norm(h) + W_e e, internal recall.
+        injection_gate: Initial gate of ``gated_output``.
+        initial_state: ``embedding`` (h_0 = e), ``zeros``, seeded ``noise``, or ``code``: the
+            state all of whose bits are -1, which a ``state_code`` needs.
+        noise_std: Standard deviation of a ``noise`` start.
+        noise_seed: Seed of a ``noise`` start: the same shape gets the same noise.
+        final_norm: Whether the readout norms the state first.
+        tie_unembed: Whether the unembedding is the transposed token embedding.
+        unembed_bias: Whether the unembedding has a bias.
+        init_std: Standard deviation of initial weights; PyTorch's own initialisation if None.
+
+    Raises:
+        ConfigError: If a value is unknown, out of range, in conflict, or without effect.
+
+    Example:
+        >>> config = LoopedTransformerConfig(d_model=64, n_heads=4, d_vocab=6, d_vocab_out=2)
+        >>> config.head_width, config.mlp_width
+        (16, 256)
+    """
+
+    d_model: PositiveInt
+    n_heads: PositiveInt
+    d_vocab_out: PositiveInt
+    d_vocab: PositiveInt | None = None
+    d_features: PositiveInt | None = None
+    n_loops: Annotated[int, Field(ge=1, le=MOST_LOOPS)] = 1
+    n_layers: Annotated[_LayerCount, Field(ge=1)] = 1
+    n_prelude: _LayerCount = 0
+    n_coda: _LayerCount = 0
+    d_head: PositiveInt | None = None
+    d_mlp: PositiveInt | None = None
+    act_fn: Activation = "gelu"
+    causal: bool = True
+    attention_window: NonNegativeInt | None = None
+    windowed_heads: PositiveInt | None = None
+    windowed_surround: bool = True
+    positions: Positions = "none"
+    n_ctx: Annotated[
+        PositiveInt | None, OnlyWith("positions", "absolute", "abacus", needed=True)
+    ] = None
+    relative_window: Annotated[
+        NonNegativeInt | None, OnlyWith("positions", "relative", "grid", needed=True)
+    ] = None
+    abacus_target: Annotated[_AbacusTarget, OnlyWith("positions", "abacus")] = "input"
+    abacus_max_offset: Annotated[NonNegativeInt, OnlyWith("positions", "abacus")] = 99
+    digit_tokens: Annotated[
+        tuple[NonNegativeInt, ...], OnlyWith("positions", "abacus", needed=True)
+    ] = ()
+    rotary_base: Annotated[PositiveFloat, OnlyWith("positions", "rotary")] = 10_000.0
+    fire_threshold: Annotated[PositiveFloat, OnlyWith("positions", "fire")] = 512.0
+    norm: Norm = "pre"
+    norm_type: NormType = "layernorm"
+    norm_eps: PositiveFloat = 1e-5
+    loop_norm: bool = False
+    state_code: Annotated[int, Field(ge=1, le=_MOST_BITS)] | None = None
+    injection: Injection = "none"
+    injection_gate: Annotated[float, OnlyWith("injection", "gated_output")] = 0.1
+    initial_state: _InitialState = "embedding"
+    noise_std: Annotated[PositiveFloat, OnlyWith("initial_state", "noise")] = 1.0
+    noise_seed: Annotated[Seed, OnlyWith("initial_state", "noise")] = 0
+    final_norm: bool = True
+    tie_unembed: bool = False
+    unembed_bias: bool = True
+    init_std: NonNegativeFloat | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for holds, name, expected, fix in self._ties():
+            if not holds:
+                given = repr(getattr(self, name))
+                raise ConfigError(name, expected=expected, given=given, fix=fix)
+
+    def _ties(self) -> Iterator[tuple[bool, str, str, str]]:
+        """What ties settings together: whether it holds, of which setting, in words, the fix."""
+        yield (
+            (self.d_vocab is None) != (self.d_features is None),
+            "d_vocab",
+            "exactly one of d_vocab (tokens) and d_features (feature vectors)",
+            "Set one of them and leave the other None.",
+        )
+        yield (
+            not self.tie_unembed or (self.d_vocab == self.d_vocab_out and not self.unembed_bias),
+            "tie_unembed",
+            "false, unless d_vocab = d_vocab_out and unembed_bias=False",
+            "A tied unembedding is the transposed token embedding, without bias.",
+        )
+        yield (
+            self.d_head is not None or self.d_model % self.n_heads == 0,
+            "n_heads",
+            f"a divisor of d_model={self.d_model}",
+            "Change n_heads, or set d_head explicitly.",
+        )
+        yield (
+            self.windowed_heads is None
+            or (self.attention_window is not None and self.windowed_heads <= self.n_heads),
+            "windowed_heads",
+            f"at most n_heads={self.n_heads}, and an attention_window that they keep to",
+            "Set attention_window, or leave windowed_heads out.",
+        )
+        yield (
+            self.windowed_surround
+            or (self.attention_window is not None and self.n_prelude + self.n_coda > 0),
+            "windowed_surround",
+            "true, unless there are an attention_window and layers before or after the loop",
+            "Set attention_window and n_prelude or n_coda, or leave windowed_surround out.",
+        )
+        yield (
+            self.about_weights <= _MOST_WEIGHTS,
+            max(_SIZES, key=lambda name: getattr(self, name) or 0),
+            f"sizes that make at most {_MOST_WEIGHTS:,} weights together",
+            "Make the model smaller.",
+        )
+        yield (
+            self.positions != "rotary" or self.head_width % 2 == 0,
+            "d_head",
+            "an even number for rotary positions",
+            "Change d_head.",
+        )
+        yield (
+            self.positions != "grid" or not self.causal,
+            "causal",
+            "false with positions='grid', which has no order",
+            "Set causal=False.",
+        )
+        yield (
+            self.positions != "abacus" or self.token_input,
+            "positions",
+            "token input for positions='abacus'",
+            "Set d_vocab in place of d_features.",
+        )
+        yield (
+            self.abacus_target != "qk" or self.n_heads * self.head_width == self.d_model,
+            "abacus_target",
+            "n_heads * d_head = d_model for 'qk'",
+            "Change d_head, or use abacus_target='input'.",
+        )
+        yield (
+            (self.state_code is None) == (self.initial_state != "code"),
+            "initial_state",
+            "'code' with a state_code, and only with one",
+            "Set initial_state='code' and state_code together.",
+        )
+        yield (
+            self.injection != "none" or self.initial_state == "embedding",
+            "injection",
+            f"an injection with initial_state={self.initial_state!r}",
+            "Without injection the input only enters through the initial state: "
+            "use initial_state='embedding'.",
+        )
+
+    @property
+    def head_width(self) -> int:
+        """``d_head``, or ``d_model // n_heads`` where it is not set."""
+        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+
+    @property
+    def mlp_width(self) -> int:
+        """``d_mlp``, or ``4 * d_model`` where it is not set."""
+        return self.d_mlp if self.d_mlp is not None else 4 * self.d_model
+
+    @property
+    def window_of_all_heads(self) -> int | None:
+        """``attention_window`` along the sequence, or None where some head sees past it."""
+        bounded = self.windowed_heads in (None, self.n_heads) and self.positions != "grid"
+        return self.attention_window if bounded else None
+
+    def without_window(self) -> LoopedTransformerConfig:
+        """The same, all of whose heads see all that ``causal`` lets them."""
+        return self.replace(attention_window=None, windowed_heads=None, windowed_surround=True)
+
+    @property
+    def token_input(self) -> bool:
+        """Whether the model reads tokens (else feature vectors)."""
+        return self.d_vocab is not None
+
+    def layers_total(self, n_loops: int) -> int:
+        """Layers of a run unrolled over its loops: ``n_prelude + n_loops * n_layers + n_coda``."""
+        return self.n_prelude + n_loops * self.n_layers + self.n_coda
+
+    @property
+    def about_weights(self) -> int:
+        """Number of weights, but for biases, norms and the like."""
+        layer = 4 * self.n_heads * self.head_width + 2 * self.mlp_width
+        rows = sum(n or 0 for n in (self.d_vocab, self.d_features, self.n_ctx, self.d_vocab_out))
+        return self.d_model * (self.layers_total(1) * layer + rows)
+
+
+FORKS = ("attn.hook_q_input", "attn.hook_k_input", "attn.hook_v_input")
+"""Each head's own copy of the stream that queries, keys and values are made of."""
+
+_CODES = ("hook_code_pre", "hook_code")
+"""What the bits of a state code are the signs of, and the bits."""
+
+OPTIONAL_SITES = {
+    "use_split_qkv_input": FORKS,
+    "use_attn_result": ("attn.hook_result",),
+    "use_hook_mlp_in": ("hook_mlp_in",),
+}
+"""Sites that are there only while a flag of TransformerLens is on."""
+
+
+@lru_cache(maxsize=256)
+def site_map_of(config: LoopedTransformerConfig, flags: frozenset[str] = frozenset()) -> SiteMap:
+    """The sites of a ``LoopedTransformer``, with those of TransformerLens' flags that are on."""
+    layer = _layer_sites(config, flags)
+    opening, closing = {"hook_state_pre": "residual"}, {}
+    if config.injection != "none":
+        injected = closing if config.injection == "gated_output" else opening
+        injected["hook_injection"] = "residual"
+    closing |= norm_sites("ln_loop", present=config.loop_norm)
+    if config.state_code is not None:
+        closing |= dict.fromkeys(_CODES, "code")
+    embedding = {"hook_embed": "residual"}
+    abacus_input = config.positions == "abacus" and config.abacus_target == "input"
+    if config.positions == "absolute" or abacus_input:
+        embedding["hook_pos_embed"] = "residual"
+    return SiteMap(
+        d_model=config.d_model,
+        n_heads=config.n_heads,
+        d_head=config.head_width,
+        d_mlp=config.mlp_width,
+        embedding=embedding,
+        prelude=(layer,) * config.n_prelude,
+        opening=opening,
+        block=(layer,) * config.n_layers,
+        closing={**closing, "hook_state_post": "residual"},
+        coda=(layer,) * config.n_coda,
+        final=norm_sites("ln_final", present=config.final_norm),
+        optional=OPTIONAL_SITES,
+        more_axes={} if config.state_code is None else {"code": ("pos", config.state_code)},
+    )
+
+
+def _layer_sites(config: LoopedTransformerConfig, flags: frozenset[str]) -> dict[str, str]:
+    """Component names of one layer, in the order they fire, with the kind of tensor each holds."""
+    before = config.norm in ("pre", "sandwich", "gated")
+    sandwich, after = config.norm == "sandwich", config.norm == "post"
+    gated, rotary = config.norm == "gated", config.positions == "rotary"
+    sites = {
+        "hook_resid_pre": "residual",
+        **dict.fromkeys(FORKS, "fork"),
+        **norm_sites("ln1", present=before),
+        **dict.fromkeys(("attn.hook_q", "attn.hook_k", "attn.hook_v"), "head"),
+        **({"attn.hook_rot_q": "head", "attn.hook_rot_k": "head"} if rotary else {}),
+        "attn.hook_attn_scores": "pattern",
+        "attn.hook_pattern": "pattern",
+        "attn.hook_z": "head",
+        "attn.hook_result": "fork",
+        **norm_sites("ln1_post", present=sandwich),
+        **({"hook_attn_gate": "residual"} if gated else {}),
+        "hook_attn_out": "residual",
+        **norm_sites("ln1", present=after),
+        "hook_resid_mid": "residual",
+        "hook_mlp_in": "residual",
+        **norm_sites("ln2", present=before),
+        "mlp.hook_pre": "neuron",
+        "mlp.hook_post": "neuron",
+        **norm_sites("ln2_post", present=sandwich),
+        **({"hook_mlp_gate": "residual"} if gated else {}),
+        "hook_mlp_out": "residual",
+        **norm_sites("ln2", present=after),
+        "hook_resid_post": "residual",
+    }
+    absent = {site for flag, names in OPTIONAL_SITES.items() if flag not in flags for site in names}
+    return {name: kind for name, kind in sites.items() if name not in absent}

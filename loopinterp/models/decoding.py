@@ -1,0 +1,282 @@
+"""Greedy decoding: the likeliest next token again and again, with a cache per loop and layer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.models.iteration import bind
+from loopinterp.models.positions import AttentionContext, check_length
+from loopinterp.models.protocol import device_of, need_causal, need_model
+from loopinterp.models.run import HookedRun
+from loopinterp.models.run_inputs import (
+    check_each,
+    check_ends,
+    check_logits,
+    check_loops,
+    check_tokens,
+    refuse,
+)
+from loopinterp.models.transformer import LoopedTransformer
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int, Integer
+
+    from loopinterp.models.protocol import LoopedModel
+
+
+@torch.no_grad()
+def greedy_decode(
+    model: LoopedModel | Any,
+    prompts: Integer[Tensor, "batch pos"] | Sequence[Sequence[int]],
+    *,
+    n_loops: int | Int[Tensor, " batch"],
+    max_new_tokens: int,
+    stop_token: int | None = None,
+    lengths: Int[Tensor, " batch"] | None = None,
+    position_offset: int | Int[Tensor, " batch"] = 0,
+    use_cache: bool = True,
+) -> Int[Tensor, "batch new"]:
+    r"""Go on with each prompt, one token at a time, by what the model says of the last position.
+
+    .. math::
+        x_{p+1} = \operatorname{argmax}_v \; \operatorname{readout}(h_T)_{p, v}, \qquad
+        h_{t+1} = \operatorname{step}(h_t, \operatorname{embed}(x_0 \dots x_p))
+
+    A causal :class:`~loopinterp.models.LoopedTransformer` keeps the keys and values of all
+    positions for every layer at every loop (``2 n_heads d_head`` numbers each), so that a token
+    costs one position and not all of them. In float32 that gives the tokens that running the whole
+    again would give; in half precision rounding may decide between two likely ones. Any other
+    model, and one with hooks on, is run on the whole again for each token.
+
+    A ``noise`` start is drawn once, for the prompt with all new tokens. Shorter inputs get the same
+    noise at the same place where ``d_model`` is a multiple of 16, as PyTorch draws it; elsewhere
+    running the whole again would begin from other noise at each token.
+
+    Args:
+        model: A causal looped model that reads tokens and answers with tokens.
+        prompts: Tokens ``[batch, pos]``, or lists of tokens of any lengths.
+        n_loops: Loops of each token, or a number for each example. It stays as it is while the
+            sequence grows: a model's ``loop_rule`` has no say.
+        max_new_tokens: New tokens at most.
+        stop_token: An example ends with the first of these that it says; None: none does.
+        lengths: Where a tensor of prompts is padded on the right, the tokens of each that count.
+        position_offset: Added to abacus positions: one number, or one for each example.
+        use_cache: False runs the whole again for each token, whatever the model.
+
+    Returns:
+        The new tokens, as many as the longest answer has. An example that has ended is filled up
+        with ``stop_token``.
+
+    Raises:
+        InputError: If the model is not causal or reads no tokens, its answers are no tokens that
+            it reads, prompts or lengths do not fit, there is no room for the new tokens, or an
+            answer is NaN.
+
+    Example:
+        >>> from loopinterp.models import LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=5)
+        >>> model = LoopedTransformer(config, seed=0)
+        >>> greedy_decode(model, [[1, 2], [3, 0, 4]], n_loops=3, max_new_tokens=4).shape
+        torch.Size([2, 4])
+    """
+    need_model(model)
+    check_integer("max_new_tokens", max_new_tokens, least=1)
+    tokens, lengths = _padded(prompts, lengths, device_of(model))
+    longest = int(lengths.max())
+    _check_model(model, tokens, position_offset, stop_token)
+    if isinstance(model, LoopedTransformer) and model.config.positions == "absolute":
+        check_length(longest + max_new_tokens - 1, model.config.n_ctx or 0, "prompt and new tokens")
+    loops = check_ends(n_loops, tokens) if isinstance(n_loops, Tensor) else check_loops(n_loops)
+    tokens = _with_room(model, tokens[:, :longest].long(), lengths, max_new_tokens)
+    kind = _Cached if use_cache and _can_cache(model, loops) else _Recomputed
+    run = kind(model, tokens, loops, position_offset)
+    rows, last, n_new = torch.arange(len(tokens), device=tokens.device), lengths - 1, 0
+    going = torch.ones_like(rows, dtype=torch.bool)
+    while n_new < max_new_tokens and bool(going.any()):
+        logits = run.logits(last, longest + n_new)
+        check_logits(logits, f"of new token {n_new}")
+        token = logits.argmax(-1)
+        # One that has ended says the same at the same place again and again.
+        token = token if stop_token is None else torch.where(going, token, stop_token)
+        last = last + going
+        tokens[rows, last] = token
+        going = going if stop_token is None else going & (token != stop_token)
+        n_new += 1
+    # Places of the new tokens, which begin where each prompt ends: [batch, new].
+    new = lengths[:, None] + torch.arange(n_new, device=tokens.device)
+    answers = tokens.gather(1, new)
+    return answers if stop_token is None else torch.where(new <= last[:, None], answers, stop_token)
+
+
+class _Recomputed:
+    """Runs the whole again for each token."""
+
+    def __init__(
+        self, model: Any, tokens: Tensor, loops: int | Tensor, offset: int | Tensor
+    ) -> None:
+        self.model, self.tokens, self.loops, self.offset = model, tokens, loops, offset
+        self.rows = torch.arange(len(tokens), device=tokens.device)
+        self.ends = loops if isinstance(loops, Tensor) else None
+        self.n_loops = _most(loops)
+
+    def logits(self, last: Int[Tensor, " batch"], seen: int) -> Float[Tensor, "batch d_vocab_out"]:
+        """What is said of the token at ``last``, of ``seen`` positions that any example has."""
+        return self._run(self.tokens[:, :seen])[self.rows, last]
+
+    def _run(self, inputs: Tensor) -> Tensor:
+        if isinstance(self.model, HookedRun):
+            return self.model(inputs, n_loops=self.loops, position_offset=self.offset)
+        bound = bind(self.model, inputs)
+        read = bound.h0
+        for loop, h in bound.run(self.n_loops):
+            read = h if self.ends is None else torch.where(_as_rows(self.ends >= loop, h), h, read)
+        return bound.read(read, self.n_loops)
+
+
+class _Cached(_Recomputed):
+    """Runs the prompts, and then one position at a time: the last of each example.
+
+    Layers come in one order, prelude, block after block, coda, so that what the n-th attention of a
+    run has seen is what the n-th attention of the next run goes over.
+    """
+
+    def __init__(
+        self, model: Any, tokens: Tensor, loops: int | Tensor, offset: int | Tensor
+    ) -> None:
+        super().__init__(model, tokens, loops, offset)
+        n_pos = tokens.shape[1]
+        self.seen, self.turn = 0, 0
+        self.kept: list[tuple[Tensor, Tensor]] = []
+        self.rotation = model.length_context(n_pos - 1).rotation  # the last one is not read
+        width, where = model.site_map.d_model, {"device": model.device, "dtype": model.dtype}
+        like = torch.empty(1, n_pos, width, **where)
+        self.start = model.initial_state(like)[0] if model.starts_by_place else None
+
+    def logits(self, last: Int[Tensor, " batch"], seen: int) -> Float[Tensor, "batch d_vocab_out"]:
+        """What is said of the token at ``last``, of ``seen`` positions that any example has."""
+        prompts, self.seen, self.turn = not self.kept, seen, 0
+        if prompts:
+            return self._at(torch.arange(seen, device=last.device)[None])[self.rows, last]
+        return self._at(last[:, None])[:, 0]
+
+    def _at(self, places: Int[Tensor, "#batch pos"]) -> Float[Tensor, "batch pos d_vocab_out"]:
+        """Logits at some positions of each example, those before them having been run already."""
+        model, at = self.model, (self.rows[:, None], places)
+        known, context = self.tokens[:, : self.seen], self.input_context(places)
+        added = model.added_positions(known, self.offset)
+        e = model.run_embedding(known[at], context, None if added is None else added[at])
+        if self.start is None:
+            h = read = model.initial_state(e)
+        else:
+            h = read = self.start[places].expand(len(e), -1, -1)
+        for loop in range(self.n_loops):
+            h = model.run_loop(h, e, context, loop=loop)
+            read = h if self.ends is None else torch.where(_as_rows(self.ends > loop, h), h, read)
+        return model.run_readout(read, context=replace(context, qk_offset=None))
+
+    def input_context(self, places: Int[Tensor, "#batch pos"]) -> AttentionContext:
+        """What attention is told about those positions, as queries over all that are known."""
+        model, known = self.model, self.tokens[:, : self.seen]
+        key = torch.arange(self.seen, device=places.device)[None, None]
+        offset = model.qk_offset(known, self.offset)
+        if offset is not None:
+            # Indexed by rows and places: [batch, pos, head, d_head], turned back to heads first.
+            offset = offset[self.rows[:, None], :, places].transpose(1, 2)
+        rotation = None
+        if self.rotation is not None:
+            cos, sin = self.rotation
+            rotation = cos[places][:, None], sin[places][:, None]
+
+        def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            if self.turn == len(self.kept):
+                batch, n_heads, _, d_head = k.shape
+                room = (batch, n_heads, self.tokens.shape[1], d_head)
+                self.kept.append((k.new_zeros(room), v.new_zeros(room)))
+            past, self.turn = self.kept[self.turn], self.turn + 1
+            for old, new in zip(past, (k, v)):
+                # The new keys and values go to their places; the earlier ones stay.
+                old[self.rows[:, None], :, places] = new.transpose(1, 2)
+            return past[0][:, :, : self.seen], past[1][:, :, : self.seen]
+
+        mask, around = model.mask_at(places[..., None], key)
+        surround = None if around is mask else AttentionContext(mask=around)
+        return AttentionContext(
+            mask=mask, rotation=rotation, qk_offset=offset, remember=remember, surround=surround
+        )
+
+
+def _can_cache(model: Any, loops: int | Tensor) -> bool:
+    """Whether its loops are open to us, without a hook that would want to see all positions."""
+    return isinstance(model, HookedRun) and not model._hooked(_most(loops), is_set=True)
+
+
+def _most(loops: int | Tensor) -> int:
+    return max(1, int(loops.max())) if isinstance(loops, Tensor) else loops
+
+
+def _as_rows(chosen: Tensor, like: Tensor) -> Tensor:
+    """Examples that are chosen, in the shape of a tensor with more axes."""
+    return chosen.view(-1, *[1] * (like.ndim - 1))
+
+
+def _padded(prompts: Any, lengths: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompts as one tensor padded on the right, and the length of each."""
+    if not isinstance(prompts, Tensor):
+        refuse({"lengths": lengths}, "none with lists, which have their own", "Leave it out.")
+        rows = [torch.tensor(row) for row in prompts]
+        lengths = torch.tensor([len(row) for row in rows], device=device)
+        fits = rows and all(len(row) and not row.is_floating_point() for row in rows)
+        prompts = pad_sequence(rows, batch_first=True).to(device) if fits else torch.empty(0)
+    check_tokens(prompts, sys.maxsize, "Use the task's tokens.")
+    if lengths is None:
+        lengths = torch.full((len(prompts),), prompts.shape[1], device=prompts.device)
+    check_each("lengths", lengths, prompts, "Give the number of tokens of each prompt.")
+    for end in (lengths.min(), lengths.max()):
+        check_integer("lengths", int(end), least=1, most=prompts.shape[1])
+    return prompts, lengths.long()
+
+
+def _with_room(model: Any, prompts: Tensor, lengths: Tensor, n_new: int) -> Tensor:
+    """The prompts with room for new tokens, and no digit there that would count as their own."""
+    filler = 0
+    if isinstance(model, LoopedTransformer):
+        config = model.config
+        filler = min({*range(config.d_vocab or 0)} - {*config.digit_tokens}, default=0)
+    tokens = pad(prompts, (0, n_new))
+    # Places after each prompt: [batch, pos].
+    empty = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
+    return tokens.masked_fill(empty, filler)
+
+
+def _check_model(
+    model: Any, prompts: Tensor, position_offset: int | Tensor, stop_token: int | None
+) -> None:
+    """Raise unless a model can go on with its own answers."""
+    need_causal(model)
+    answers = None
+    if isinstance(model, HookedRun):
+        answers, known = model.config.d_vocab_out, model.config.d_vocab
+        if known is None or answers > known:
+            raise InputError(
+                "model",
+                expected="one whose answers are tokens that it reads: d_vocab_out <= d_vocab",
+                given=f"d_vocab_out={answers}, d_vocab={known}",
+                fix="Read the answers of such a model at once: model(inputs).",
+            )
+        model.input_context(prompts, position_offset)
+    elif isinstance(position_offset, Tensor) or position_offset:
+        refuse(
+            {"position_offset": position_offset}, "0 for a model of another kind", "Leave it out."
+        )
+    if stop_token is not None:
+        most = None if answers is None else answers - 1
+        check_integer("stop_token", stop_token, least=0, most=most)

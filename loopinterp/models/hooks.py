@@ -1,0 +1,492 @@
+"""Strict hooks over all loops: as TransformerLens', but nothing fails in silence.
+
+Hooks that stay (``add_hook``) belong to the model, as in TransformerLens. Those of ``hooks()`` and
+``run_with_hooks`` belong to the thread that opened them, and no other sees them: two threads may
+study one model at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+from transformer_lens.hook_points import HookPoint, LensHandle
+from transformer_lens.HookedRootModule import HookedRootModule
+
+from loopinterp.core.errors import HookError
+from loopinterp.models.addresses import Address, AddressBook, Index, Key
+from loopinterp.models.run_inputs import RunLength, check_dtype
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+    from typing_extensions import Self
+
+    from loopinterp.models.addresses import SiteMap
+
+_Direction = Literal["fwd", "bwd"]
+
+
+class _LoopHookPoint(HookPoint):
+    """TransformerLens' hook point, which checks what a hook returns."""
+
+    def add_hook(
+        self, hook: Callable[..., Any], dir: _Direction = "fwd", **options: Any
+    ) -> LensHandle:  # type: ignore[override]
+        """TransformerLens' ``add_hook``; a hook that returns the wrong thing fails by its name."""
+        function = hook
+
+        def checked(tensor: Tensor, *, hook: HookPoint) -> Any:
+            returned = function(tensor, hook=hook)
+            # PyTorch takes a gradient also as a tuple of one.
+            in_tuple = dir == "bwd" and isinstance(returned, tuple) and len(returned) == 1
+            _check_returned(returned[0] if in_tuple else returned, tensor, str(hook.name))
+            return returned
+
+        handle = super().add_hook(checked, dir=dir, **options)
+        handle.user_hook = function
+        return handle
+
+
+def _check_returned(returned: Any, activation: Tensor, name: str) -> None:
+    """Raise unless a hook gave None, or a tensor like the activation in shape, type and device."""
+    if returned is None or returned is activation:
+        return
+    given = _spelled(returned)
+    if given != _spelled(activation):
+        raise HookError(
+            f"hook {name!r}",
+            expected=f"None, or a tensor in place of the activation: {_spelled(activation)}",
+            given=given,
+            fix="Return the changed activation, or nothing to leave it as it is.",
+        )
+
+
+def _spelled(x: Any) -> str:
+    if not isinstance(x, torch.Tensor):
+        return f"a {type(x).__name__}"
+    return f"{tuple(x.shape)} of {x.dtype} on {x.device}"
+
+
+class _HookScope:
+    """Hook points beside those of the model, for a while and for one thread.
+
+    Args:
+        shared: The model's own points, by which its unrolled copies are the same model.
+        n_loops: Loops of the run that the hooks were named for.
+    """
+
+    def __init__(self, shared: dict[Key, HookPoint], n_loops: int) -> None:
+        self.shared, self.n_loops, self.closed = shared, n_loops, False
+        self._opener: FrameType | None = None
+        self.points: dict[Key, HookPoint] = {}
+
+    def point(self, address: Address, context: dict[Any, Any]) -> HookPoint:
+        """The point at an address; ``context`` is what TransformerLens' hooks share there."""
+        if address.key not in self.points:
+            point = self.points[address.key] = _LoopHookPoint()
+            point.name, point.ctx = address.name, context
+        return self.points[address.key]
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Let runs of this thread see the hooks."""
+        self._opener = _caller_of_block()
+        _OPEN.set((*_OPEN.get(), self))
+        try:
+            yield
+        finally:
+            # A task that began here has a copy of the list, and another thread may end the block.
+            self.closed, self._opener = True, None
+            _OPEN.set(tuple(scope for scope in _OPEN.get() if not scope.closed))
+
+    def need_here(self) -> None:
+        """Raise in a run that sees the hooks though whoever opened them does not mean it.
+
+        That is a run while a generator is suspended inside the block; or one under
+        ``torch.utils.checkpoint`` inside it, which backward would repeat without the hooks.
+        """
+        opener = self._opener
+        if opener is None:
+            return
+        if opener.f_code.co_flags & _SUSPENDS and opener.f_back is None:
+            raise HookError(
+                "hooks",
+                expected="a with block that is being run",
+                given=f"one in the suspended generator {opener.f_code.co_name!r}",
+                fix="Finish or close the generator first, or make it a context manager "
+                "(contextlib.contextmanager).",
+            )
+        frame = sys._getframe(1)
+        while frame is not None and frame is not opener:
+            if frame.f_code.co_filename.endswith(_CHECKPOINT):
+                raise HookError(
+                    "hooks",
+                    expected="hooks that are there when backward runs the model again",
+                    given="torch.utils.checkpoint inside a with block that opens them",
+                    fix="Call model.add_hook, and model.reset_hooks() after backward; or open the "
+                    "hooks inside the function that is checkpointed.",
+                )
+            frame = frame.f_back
+
+
+# Flags of the code of functions that can be left inside a with block and come back to.
+_SUSPENDS = CO_GENERATOR | CO_ASYNC_GENERATOR
+_CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
+
+
+def _caller_of_block() -> FrameType | None:
+    """The frame whose ``with`` statement opens a scope, context managers around it left out."""
+    frame: FrameType | None = sys._getframe(1)
+    # Out of opened(), as far as hooks(), and out of what wraps that by its name.
+    while frame is not None and frame.f_code.co_name != "hooks":
+        frame = frame.f_back
+    while frame is not None and (_module(frame) == "contextlib" or frame.f_code.co_name == "hooks"):
+        frame = frame.f_back
+    # A context manager or a fixture is suspended there on purpose; who uses it may be left too.
+    while frame is not None and frame.f_code.co_flags & _SUSPENDS:
+        driver = "" if frame.f_back is None else _module(frame.f_back)
+        if driver.startswith("_pytest"):
+            return None
+        if driver != "contextlib":
+            return frame
+        frame = frame.f_back
+        while frame is not None and _module(frame) == "contextlib":
+            frame = frame.f_back
+    return frame
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+_OPEN: ContextVar[tuple[_HookScope, ...]] = ContextVar("open hook scopes", default=())
+
+
+def _open_scopes(shared: dict[Key, HookPoint]) -> list[_HookScope]:
+    """The scopes of a model that this thread has open."""
+    return [scope for scope in _OPEN.get() if scope.shared is shared and not scope.closed]
+
+
+class _Watched:
+    """A hook function that remembers whether it fired."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.fired = function, False
+
+    def __call__(self, tensor: Tensor, *, hook: HookPoint) -> Any:
+        self.fired = True
+        return self.function(tensor, hook=hook)
+
+
+class LoopHooks(RunLength, HookedRootModule):
+    """The hooks of a looped model: T * L views by name, made as runs need them.
+
+    An unknown name, a filter that keeps nothing, a hook that never fires, and one that returns
+    what cannot stand in the activation's place are errors. Hooks on the first loops stay on when
+    the number of loops changes; only the coda's names move.
+    """
+
+    config: Any
+    """The model's description: its ``to_dict()`` goes to results and caches."""
+
+    def __init__(self, n_loops: int) -> None:
+        super().__init__()
+        self._n_loops = n_loops
+        self._flags: frozenset[str] = frozenset()  # of TransformerLens, for sites that cost
+        # Shared with the same model for other numbers of loops, as its weights are.
+        self._points: dict[Key, HookPoint] = {}
+        self._books: dict[tuple[int, frozenset[str]], AddressBook] = {}
+
+    @property
+    def site_map(self) -> SiteMap:
+        """The sites of the model, and their sizes."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the activations."""
+        return next(self.parameters()).dtype
+
+    def run_with_hooks(
+        self,
+        inputs: Tensor,
+        *,
+        n_loops: int | Int[Tensor, " batch"] | None = None,
+        fwd_hooks: Iterable[tuple[Any, Callable[..., Any]]] = (),
+        bwd_hooks: Iterable[tuple[Any, Callable[..., Any]]] = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        **options: Any,
+    ) -> Tensor:
+        """Run with hooks that are taken off afterwards: ``fwd_hooks=[(name, function), …]``.
+
+        ``function(activation, hook)`` returns the activation to go on with, or None to leave it.
+
+        Args:
+            inputs: As :meth:`forward` takes them, and so ``n_loops`` and ``options``.
+            n_loops: See there.
+            fwd_hooks: Names, each with a function. A name may be an alias, a list of names such
+                as :meth:`site` gives, or a predicate.
+            bwd_hooks: The same for gradients, which come when ``backward()`` is called.
+            reset_hooks_end: False leaves the hooks on, as :meth:`add_hook` does.
+            clear_contexts: Empty every ``hook.ctx`` afterwards.
+            options: See there.
+
+        Raises:
+            HookError: If a name matches nothing, a hook never fired, or one returned something
+                else than an activation of the same shape, type and device.
+        """
+        loops = self._run_loops(n_loops, inputs)
+        hooks = _pairs("fwd_hooks", fwd_hooks), _pairs("bwd_hooks", bwd_hooks)
+        for name, _ in (*hooks[0], *hooks[1]):
+            self._need_number(n_loops, loops, name)
+        with self.hooks(*hooks, reset_hooks_end, clear_contexts, n_loops=loops):
+            return self(inputs, n_loops=loops if n_loops is None else n_loops, **options)
+
+    def cache_nbytes(
+        self,
+        batch: int,
+        n_pos: int,
+        *,
+        n_loops: int | None = None,
+        names_filter: Any = None,
+        loops: Index = None,
+        n_kept: int | None = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> int:
+        """Bytes that the cache of a run would hold, without running it.
+
+        Args:
+            batch: Examples.
+            n_pos: Positions of the input.
+            n_loops: Loops of the run.
+            names_filter: As in :meth:`run_with_cache`.
+            loops: As in :meth:`run_with_cache`.
+            n_kept: Positions that a position slice keeps; all if None.
+            dtype: Type of the cache; the model's if None.
+
+        Example:
+            >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+            >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2)
+            >>> model = LoopedTransformer(config)
+            >>> model.cache_nbytes(2, 3, n_loops=4, names_filter="resid_post")  # 4 * 2 * 3 * 8 * 4
+            768
+        """
+        book = self.addresses(self._loops_at(n_loops, n_pos))
+        names = book.select(names_filter, loops)
+        shapes = (book.addresses[name].shape(batch, n_pos, n_kept) for name in names)
+        itemsize = (check_dtype(dtype) or self.dtype).itemsize
+        return sum(math.prod(shape) for shape in shapes) * itemsize
+
+    def site(
+        self,
+        component: str,
+        *,
+        loop: Index = None,
+        layer: Index = None,
+        section: str = "block",
+        n_loops: int | None = None,
+    ) -> str | list[str]:
+        """Hook name of one address, or names where an index is a slice, a list or None.
+
+        See :meth:`loopinterp.models.addresses.AddressBook.site`.
+
+        Example:
+            >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+            >>> config = LoopedTransformerConfig(
+            ...     d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2, n_layers=2, n_loops=4
+            ... )
+            >>> model = LoopedTransformer(config)
+            >>> model.site("attn.hook_pattern", loop=-1, layer=0)
+            'blocks.6.attn.hook_pattern'
+            >>> model.site("hook_resid_post", section="prelude")
+            []
+        """
+        return self.addresses(n_loops).site(component, loop=loop, layer=layer, section=section)
+
+    def addresses(self, n_loops: int | None = None) -> AddressBook:
+        """All addresses of a run, and the ways to name them."""
+        key = self._loops(n_loops), self._flags
+        if key not in self._books:
+            self._books[key] = AddressBook(self.site_map, key[0])
+        return self._books[key]
+
+    def unroll(self, n_loops: int) -> Self:
+        """The model with another default number of loops; weights and hooks are shared.
+
+        TransformerLens' tools are given this model, which has ``n_loops * n_layers`` layers to
+        them: ``patching.get_act_patch_resid_pre(model.unroll(8), corrupted, cache, metric)``.
+
+        Set train and eval mode on the original: ``model.unroll(3).train()`` sets the layers, which
+        are shared, and leaves ``model.training`` as it was.
+        """
+        unrolled = object.__new__(type(self))
+        vars(unrolled).update(vars(self), _n_loops=self._loops(n_loops), _rule=None)
+        return unrolled
+
+    def flag_for(self, names: Iterable[str]) -> None:
+        """Turn on the flags of TransformerLens that hooks of these names need."""
+        optional = self.site_map.optional
+        for name in names:
+            site = name.removesuffix("_grad")
+            self._flags |= {flag for flag, ends in optional.items() if site.endswith(ends)}
+
+    @property
+    def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]
+        """Hook points by name, for a run of ``model.n_loops`` loops."""
+        addresses = self.addresses().addresses
+        return {name: self._point(address) for name, address in addresses.items()}
+
+    @property
+    def mod_dict(self) -> dict[str, nn.Module]:  # type: ignore[override]
+        """Modules and hook points by name."""
+        modules = {name: module for name, module in self.named_modules() if name}
+        return {**modules, **self.hook_dict}
+
+    def hook_points(self) -> Iterable[HookPoint]:
+        """Every hook point, those of loops beyond ``model.n_loops`` included."""
+        opened = (scope.points.values() for scope in _open_scopes(self._points))
+        return [*self._points.values(), *(point for points in opened for point in points)]
+
+    def _point(self, address: Address) -> HookPoint:
+        point = self._points.get(address.key)
+        if point is None:  # another thread may be here too: the first point stays
+            point = self._points.setdefault(address.key, _LoopHookPoint())
+        point.name = address.name
+        return point
+
+    def _hooked(self, n_loops: int, *, is_set: bool) -> list[tuple[Address, HookPoint]]:
+        """The points that carry functions and lie within a run of so many loops."""
+        scopes = _open_scopes(self._points)
+        for scope in scopes:
+            scope.need_here()
+            if not is_set and scope.points and scope.n_loops != n_loops:
+                raise HookError(
+                    "n_loops",
+                    expected=f"{scope.n_loops} loops, for which the hooks that are on were named",
+                    given=f"none, and an input that takes {n_loops}",
+                    fix=f"Open the hooks on model.unroll({n_loops}), or pass n_loops.",
+                )
+        # A copy, as another thread may add points meanwhile.
+        points = [*self._points.copy().items(), *(p for s in scopes for p in s.points.items())]
+        hooked = [(key, point) for key, point in points if _carries(point)]
+        # Beyond the run, a loop's name may be that of a coda layer of this shorter run.
+        at = self.addresses(n_loops).at if hooked else {}
+        for key, point in hooked:
+            if key in at:
+                point.name = at[key].name
+        return [(at[key], point) for key, point in hooked if key in at]
+
+    def need_no_hooks(self) -> None:
+        """Raise if a hook is on, as studies would pass it by, and their results not tell of it.
+
+        Raises:
+            HookError: If one is, among those that stay or those that this thread has opened.
+        """
+        on = next((str(point.name) for point in self.hook_points() if _carries(point)), None)
+        if on is not None:
+            raise HookError(
+                "model",
+                expected="no hooks on a model that is studied or stepped, which goes past them",
+                given=f"one on {on!r}",
+                fix="Take them off (model.reset_hooks(), or leave the with block), or run the "
+                "model itself: model(inputs, return_type='states').",
+            )
+
+    def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
+        """Add a hook that stays until ``reset_hooks``, for every thread.
+
+        It fires in every run that comes to its place; in one that does not, nothing is said.
+
+        Args:
+            name: A hook name or alias, a list of them as :meth:`site` gives, or a predicate.
+            hook: ``function(activation, hook)``.
+            args: Those of TransformerLens' ``add_hook``.
+            options: Those of TransformerLens' ``add_hook``.
+        """
+        for address in self.addresses().targets(name):
+            point = self._point(address)
+            self.check_and_add_hook(point, address.name, hook, *args, **options)
+
+    @contextmanager
+    def hooks(
+        self,
+        fwd_hooks: Any = (),
+        bwd_hooks: Any = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        *,
+        n_loops: int | None = None,
+    ) -> Iterator[Self]:
+        """Hooks for a while, in the runs of this thread, given as to :meth:`run_with_hooks`.
+
+        Args:
+            n_loops: Loops of the runs that the names are of; ``model.n_loops`` if None.
+
+        Raises:
+            HookError: If a name matches nothing, or if a forward hook never fired.
+        """
+        loops = self._loops(n_loops)
+        book, scope = self.addresses(loops), _HookScope(self._points, loops)
+        watched = [(name, _Watched(hook)) for name, hook in _pairs("fwd_hooks", fwd_hooks)]
+        forward = [("fwd", *pair) for pair in watched]
+        backward = [("bwd", *pair) for pair in _pairs("bwd_hooks", bwd_hooks)]
+        # All names are looked up before the first hook is on.
+        targets: list[tuple[Address, Any, Any]] = [
+            (address, hook, direction)
+            for direction, name, hook in forward + backward
+            for address in book.targets(name)
+        ]
+        for address, hook, direction in targets:
+            point = self._point(address)
+            place = scope.point(address, point.ctx) if reset_hooks_end else point
+            place.add_hook(hook, dir=direction)
+        try:
+            with scope.opened():
+                yield self
+        finally:
+            if reset_hooks_end and clear_contexts:
+                self.clear_contexts()
+        silent = [name for name, hook in watched if not hook.fired]
+        if silent:
+            raise HookError(
+                f"hook {'predicate' if callable(silent[0]) else silent[0]!r}",
+                expected="a hook that fires in the run",
+                given="no firing",
+                fix="Its place was not run, or by another thread: look at start_at_loop, "
+                "stop_at_loop, n_loops and, for the readout, return_type.",
+            )
+
+
+def _carries(point: HookPoint) -> bool:
+    """Whether a hook point carries functions."""
+    return bool(point._forward_hooks or point._backward_hooks or point._forward_pre_hooks)
+
+
+def _pairs(what: str, hooks: Any) -> list[tuple[Any, Any]]:
+    """The hooks; raise unless each is a name with a function."""
+    listed = list(hooks) if isinstance(hooks, Iterable) and not isinstance(hooks, str) else [hooks]
+    for one in listed:
+        if not (isinstance(one, (tuple, list)) and len(one) == 2 and callable(one[1])):
+            raise HookError(
+                what,
+                expected="pairs of a name and a function",
+                given=f"a {type(one).__name__}, {one!r}",
+                fix="Write [(name, function), ...].",
+            )
+    return [(name, function) for name, function in listed]

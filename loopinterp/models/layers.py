@@ -1,0 +1,323 @@
+"""One layer of the block, and the code of sign bits between loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from loopinterp.models.attention import Attention
+from loopinterp.models.config import FORKS
+from loopinterp.models.positions import AttentionContext
+from loopinterp.models.taps import SILENT, Tap
+from loopinterp.models.weights import LinearMap, norm, weights_of
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.models.attribution import AttributionPass
+    from loopinterp.models.config import LoopedTransformerConfig
+
+
+ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+class Norm(nn.Module):
+    r"""LayerNorm, ``(x - mean) / sqrt(var + eps) * w + b``, or RMSNorm, ``x / rms(x) * w``."""
+
+    def __init__(self, config: LoopedTransformerConfig) -> None:
+        super().__init__()
+        self.eps = config.norm_eps
+        self.weight = nn.Parameter(torch.ones(config.d_model))
+        layer_norm = config.norm_type == "layernorm"
+        self.bias = nn.Parameter(torch.zeros(config.d_model)) if layer_norm else None
+
+    w = property(attrgetter("weight"), doc="The weight under TransformerLens' name.")
+    b = property(attrgetter("bias"), doc="The bias under TransformerLens' name, or None.")
+
+    def forward(
+        self, x: Float[Tensor, "*shape d_model"], tap: Tap = SILENT, name: str = ""
+    ) -> Float[Tensor, "*shape d_model"]:
+        """The normed vector; the tap sees the scale and what is left before weight and bias.
+
+        ``scale = sqrt(var(x) + eps)`` (or the root mean square) and ``normalized = centred /
+        scale``, as in TransformerLens.
+        """
+        weight, bias = self.weight, self.bias
+        scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
+        if tap is SILENT or not tap.listens(scale_name, normalized_name):
+            return norm(x, weight, bias, self.eps)
+        if x.element_size() < 4 and not tap.edits(scale_name, normalized_name):
+            # What is recorded is rounded; what the run goes on with is not made from it.
+            wide = x.float()
+            centred = wide if bias is None else wide - wide.mean(-1, keepdim=True)
+            scale = (centred.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+            tap(scale_name, scale.to(x.dtype))
+            tap(normalized_name, (centred / scale).to(x.dtype))
+            return norm(x, weight, bias, self.eps)
+        if bias is not None and not tap.edits(scale_name):
+            # One fused operation gives both, as long as nobody may change the scale.
+            normalized, _, inverse = torch.native_layer_norm(x, weight.shape, None, None, self.eps)
+            tap(scale_name, inverse.reciprocal())
+        else:
+            centred = x if bias is None else x - x.mean(-1, keepdim=True)
+            scale = (centred.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+            normalized = centred / tap(scale_name, scale)
+        normalized = tap(normalized_name, normalized)
+        return normalized * weight if bias is None else torch.addcmul(bias, normalized, weight)
+
+
+class MLP(nn.Module):
+    """Two linear maps with an activation between them."""
+
+    def __init__(self, config: LoopedTransformerConfig) -> None:
+        super().__init__()
+        self.fc_in = LinearMap(config.d_model, config.mlp_width)
+        self.fc_out = LinearMap(config.mlp_width, config.d_model)
+        self.act_fn = ACTIVATIONS[config.act_fn]
+
+    W_in = weights_of("fc_in", "weight.T", "Input weights ``[d_model, d_mlp]``.")
+    b_in = weights_of("fc_in", "bias", "Input biases ``[d_mlp]``.")
+    W_out = weights_of("fc_out", "weight.T", "Output weights ``[d_mlp, d_model]``.")
+    b_out = weights_of("fc_out", "bias", "Output bias ``[d_model]``.")
+
+    def forward(
+        self, x: Float[Tensor, "batch pos d_model"], tap: Tap = SILENT
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """``act(x W_in + b_in) W_out + b_out``."""
+        x = tap("mlp.hook_pre", self.fc_in(x))
+        return self.fc_out(tap("mlp.hook_post", self.act_fn(x)))
+
+
+class Recall(nn.Module):
+    """``W_h x + W_e e``: a learned mix of the state and the injected input."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.state = LinearMap(d_model, d_model, bias=False)
+        self.input = LinearMap(d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor, e: Tensor) -> Tensor:
+        return self.state(x) + self.input(e)
+
+
+class Gate(LinearMap):
+    """``sigmoid(W h + b)``: how much of what a sublayer makes is written, feature by feature."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model, d_model)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).sigmoid()
+
+
+class Layer(nn.Module):
+    """Attention and MLP around the residual stream, each with its norms.
+
+    With ``norm="pre"``: ``h + attn(ln1(h))``, then ``h + mlp(ln2(h))``. ``post`` norms the sum
+    instead, ``sandwich`` norms the sublayer's input and its output, ``none`` norms nothing, and
+    ``gated`` is ``h + sigmoid(W h + b) * attn(ln1(h))``, and so for the MLP.
+    """
+
+    def __init__(self, config: LoopedTransformerConfig, *, tied: bool) -> None:
+        super().__init__()
+        self.norms_sum = config.norm == "post"
+        # Only layers inside the loop see the injected input; the surround runs once.
+        self.injects = tied and config.injection in ("sublayer", "internal")
+        self.ln1 = Norm(config) if config.norm != "none" else None
+        self.attn = Attention(config)
+        self.ln1_post = Norm(config) if config.norm == "sandwich" else None
+        self.ln2 = Norm(config) if config.norm != "none" else None
+        self.mlp = MLP(config)
+        self.ln2_post = Norm(config) if config.norm == "sandwich" else None
+        gated = config.norm == "gated"
+        self.attn_gate = Gate(config.d_model) if gated else None
+        self.mlp_gate = Gate(config.d_model) if gated else None
+        internal = self.injects and config.injection == "internal"
+        self.recall1 = Recall(config.d_model) if internal else None
+        self.recall2 = Recall(config.d_model) if internal else None
+
+    def forward(
+        self,
+        h: Float[Tensor, "batch pos d_model"],
+        e: Float[Tensor, "batch pos d_model"] | None,
+        context: AttentionContext,
+        tap: Tap = SILENT,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The stream after the layer.
+
+        Args:
+            h: The stream before it.
+            e: The injected input; None outside the block.
+            context: What the attention of every loop shares.
+            tap: Who listens inside the layer.
+        """
+        ln1, ln2 = self.ln1, self.ln2
+        h = tap("hook_resid_pre", h)
+        forks = self._forks(h, e, tap) if tap.listens(*FORKS) else ()
+        x = h if ln1 is None or self.norms_sum else ln1(h, tap, "ln1")
+        x = self.attn(self._inject(x, e, self.recall1), context, tap, forks)
+        if self.ln1_post is not None:
+            x = self.ln1_post(x, tap, "ln1_post")
+        if self.attn_gate is not None:
+            x = x * tap("hook_attn_gate", self.attn_gate(h))
+        h = h + tap("hook_attn_out", x)
+        if ln1 is not None and self.norms_sum:
+            h = ln1(h, tap, "ln1")
+        h = tap("hook_resid_mid", h)
+        x = tap("hook_mlp_in", h)
+        x = x if ln2 is None or self.norms_sum else ln2(x, tap, "ln2")
+        x = self.mlp(self._inject(x, e, self.recall2), tap)
+        if self.ln2_post is not None:
+            x = self.ln2_post(x, tap, "ln2_post")
+        if self.mlp_gate is not None:
+            x = x * tap("hook_mlp_gate", self.mlp_gate(h))
+        h = h + tap("hook_mlp_out", x)
+        if ln2 is not None and self.norms_sum:
+            h = ln2(h, tap, "ln2")
+        return tap("hook_resid_post", h)
+
+    def attribute(self, backward: AttributionPass) -> None:
+        """A logit's direction from after the layer to before it: each sublayer is a branch."""
+        if self.norms_sum:
+            self._attribute_norm(backward, "ln2")
+        backward.write("mlp", backward.read("hook_mlp_out"))
+        if self.norms_sum:
+            self._attribute_norm(backward, "ln1")
+        with backward.branch():
+            if self.ln1_post is not None:
+                self._attribute_norm(backward, "ln1_post")
+            if self.attn_gate is not None:
+                backward.through_scale(backward.read("hook_attn_gate"))
+            backward.write_heads(self.attn.out.weight, self.attn.out.bias)
+
+    def _attribute_norm(self, backward: AttributionPass, name: str) -> None:
+        norm = getattr(self, name)
+        backward.through_norm(name, norm.weight, norm.bias)
+
+    def _forks(self, h: Tensor, e: Tensor | None, tap: Tap) -> list[Tensor | None]:
+        """What queries, keys and values read, head by head, where somebody changes just that.
+
+        Returns:
+            Each ``[batch, pos, head, d_model]``; None where nobody looks at it.
+        """
+        # One copy of the stream for each head: [batch, pos, head, d_model].
+        shared = h[:, :, None].expand(-1, -1, self.attn.n_heads, -1)
+        injected = None if e is None else e[:, :, None]
+        forks: list[Tensor | None] = []
+        for name in FORKS:
+            x = tap(name, shared) if tap.listens(name) else None
+            if x is not None:
+                x = x if self.ln1 is None or self.norms_sum else self.ln1(x)
+                x = self._inject(x, injected, self.recall1)
+            forks.append(x)
+        return forks
+
+    def _inject(self, x: Tensor, e: Tensor | None, recall: Recall | None) -> Tensor:
+        """What a sublayer reads, once the input is injected into it."""
+        if e is None or not self.injects:
+            return x
+        return x + e if recall is None else recall(x, e)
+
+
+@dataclass(frozen=True)
+class Softening:
+    """How soft the signs are while a model is trained.
+
+    A bit is ``sign(tanh(gain z))`` with the gradient of ``tanh(gain z)``, for a share ``hard`` of
+    bits and positions that is drawn in every loop; the others are ``tanh(gain z)`` plus Gaussian
+    noise.
+
+    Attributes:
+        hard: That share.
+        gain: Steepness of the hyperbolic tangent.
+        noise: Standard deviation of the noise.
+        generator: Of draws and noise, on the model's device.
+    """
+
+    hard: float
+    gain: float
+    noise: float
+    generator: torch.Generator
+
+
+class StateCode(nn.Module):
+    """The signs of ``m`` directions of the state, and the state that they stand for."""
+
+    def __init__(self, d_model: int, n_bits: int) -> None:
+        super().__init__()
+        self.read = LinearMap(d_model, n_bits)
+        self.write = LinearMap(n_bits, d_model)
+        self._softening: Softening | None = None
+
+    def init_weights(self) -> None:
+        """``U ~ N(0, 1)``, ``D ~ N(0, 1 / d_model)``, no biases: bits and states of order one."""
+        d_model = self.read.weight.shape[-1]
+        nn.init.normal_(self.write.weight)
+        nn.init.normal_(self.read.weight, std=d_model**-0.5)
+        nn.init.zeros_(self.read.bias)
+        nn.init.zeros_(self.write.bias)
+
+    @property
+    def n_bits(self) -> int:
+        """Bits of a state."""
+        return self.read.weight.shape[-2]
+
+    def forward(
+        self, h: Float[Tensor, "*shape d_model"], tap: Tap = SILENT
+    ) -> Float[Tensor, "*shape d_model"]:
+        """The state that the signs of ``h`` stand for."""
+        z = tap("hook_code_pre", self.read(h))
+        return self.write(tap("hook_code", self._bits(z)))
+
+    def state(self, bits: Float[Tensor, "*shape n_bits"]) -> Float[Tensor, "*shape d_model"]:
+        """The state of bits that are -1 or 1."""
+        return self.write(bits)
+
+    @contextmanager
+    def softened(self, softening: Softening) -> Iterator[None]:
+        """Soft signs, for training."""
+        self._softening = softening
+        try:
+            yield
+        finally:
+            self._softening = None
+
+    def _bits(self, z: Tensor) -> Tensor:
+        soft = self._softening
+        if soft is None:
+            return _sign(z)
+        how = {"generator": soft.generator, "device": z.device, "dtype": z.dtype}
+        # Straight-through: the value is the sign's, the gradient that of the tanh.
+        smooth = torch.tanh(soft.gain * z)
+        straight = smooth + (_sign(z) - smooth).detach()
+        noisy = smooth + soft.noise * torch.randn(z.shape, **how)
+        return straight.where(torch.rand(z.shape, **how) < soft.hard, noisy)
+
+    def attribute(self, backward: AttributionPass) -> None:
+        """A logit's direction from the state to what it is read from: ``sign(z) = z / |z|``.
+
+        As with the scale of a norm, ``|z|`` is held where the run had it.
+        """
+        backward.write("code bias", self.write.bias)
+        backward.through_linear(self.write.weight)
+        backward.through_scale(backward.read("hook_code_pre").abs().reciprocal())
+        backward.write("code threshold", self.read.bias)
+        backward.through_linear(self.read.weight)
+
+
+def _sign(z: Tensor) -> Tensor:
+    """-1 or 1, with the derivative 0; PyTorch's own sign is 0 at 0."""
+    return torch.sign(torch.sign(z) + 0.5)

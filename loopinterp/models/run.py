@@ -1,0 +1,413 @@
+"""The run that every hooked looped model makes: embed, start, loop after loop, read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+
+from loopinterp.core.errors import HookError, check_choice, check_integer
+from loopinterp.models.cache import LoopedCache
+from loopinterp.models.hooks import LoopHooks
+from loopinterp.models.iteration import Iteration
+from loopinterp.models.run_inputs import check_dtype, check_state, ends_of, loop_span, refuse
+from loopinterp.models.taps import NO_TAPS, Recorder, Taps, need_room
+from loopinterp.models.transformer_lens_calls import (
+    NOT_THE_STATE,
+    StoppedRun,
+    StopPoint,
+    TransformerLensCalls,
+    check_stop,
+    refuse_options,
+)
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, UInt8
+    from torch import Tensor
+    from transformer_lens.hook_points import HookPoint
+
+    from loopinterp.models.addresses import Address, Index
+    from loopinterp.models.positions import AttentionContext
+
+_ReturnType = Literal["logits", "state", "states", "all_logits", "loss", "both"]
+
+
+class HookedRun(TransformerLensCalls, LoopHooks):
+    """A :class:`~loopinterp.models.LoopedModel` that is hooked at every loop.
+
+    A model defines its ``site_map``, :meth:`initial_state`, and the methods at the end of this
+    class, of which embedding, loop and readout pass what has a name through the taps of its place.
+    """
+
+    repeatable = True
+
+    # The protocol
+
+    def embed(
+        self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The injected input ``e``: embedding, positions that are added to it, prelude.
+
+        Args:
+            inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
+            position_offset: Added to abacus positions: one number, or one for each example.
+
+        Raises:
+            InputError: If shape, type or range of the input is wrong, or it is too long.
+        """
+        return self._enter(inputs, position_offset)[0]
+
+    def initial_state(
+        self, e: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_state"]:
+        """The state before the first loop."""
+        raise NotImplementedError
+
+    def step(
+        self,
+        h: Float[Tensor, "batch pos d_state"],
+        e: Float[Tensor, "batch pos d_model"],
+        context: AttentionContext | None = None,
+        taps: Taps = NO_TAPS,
+    ) -> Float[Tensor, "batch pos d_state"]:
+        """One loop. For many loops over one input, :meth:`bind` computes the context once.
+
+        The taps of the loop are those of loop 0, whatever it is in a run.
+        """
+        if context is None:
+            context = self.length_context(h.shape[1], all_pairs=taps.see_scores())
+        return self.run_loop(h, e, context, taps)
+
+    def readout(
+        self, h: Float[Tensor, "*loop batch pos d_state"]
+    ) -> Float[Tensor, "*loop batch pos d_vocab_out"]:
+        """Logits of a state: coda, final norm, unembedding."""
+        if self.site_map.n_coda and h.dim() == 4:
+            return torch.stack([self.run_readout(state) for state in h])
+        return self.run_readout(h)
+
+    def bind(
+        self,
+        inputs: Tensor,
+        *,
+        position_offset: int | Int[Tensor, " batch"] = 0,
+        checked: bool = False,
+        all_pairs: bool = False,
+    ) -> Iteration:
+        """The iteration over one input, with its attention context computed once.
+
+        Args:
+            inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
+            position_offset: Added to abacus positions: one number, or one for each example.
+            checked: Whether tokens and offsets have been checked, so that nobody looks at them.
+            all_pairs: Whether attention goes over all pairs of positions, even where a window
+                makes that needless.
+
+        Raises:
+            HookError: If hooks are on: its steps fire none.
+            InputError: If shape, type or range of the input is wrong, or it is too long.
+        """
+        self.need_no_hooks()
+        e, context = self._enter(inputs, position_offset, checked=checked, all_pairs=all_pairs)
+        return Iteration(e, self.initial_state(e), self.run_loop, self.readout, context)
+
+    # Runs
+
+    def forward(
+        self,
+        inputs: Tensor,
+        *,
+        n_loops: int | Int[Tensor, " batch"] | None = None,
+        start_at_loop: int = 0,
+        stop_at_loop: int | None = None,
+        state: Float[Tensor, "batch pos d_model"] | None = None,
+        position_offset: int | Int[Tensor, " batch"] = 0,
+        stop_at_layer: int | None = None,
+        return_type: _ReturnType | None = "logits",
+        **options: Any,
+    ) -> Any:
+        """Run the loops, firing hooks where there are any.
+
+        With a number of loops for each example, the run goes on to the greatest of them, hooks
+        and all, and each example is read after its own: as if it had been run alone.
+
+        Args:
+            inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
+            n_loops: Loops of the whole run, or a number for each example (``batch.n_loops``).
+                None: what the model's :attr:`loop_rule` says of an input of this length, as T(n)
+                for the model of a run; ``model.n_loops`` where it has no rule.
+            start_at_loop: First loop to run; ``state`` is then the state before it.
+            stop_at_loop: Run the loops before this one only.
+            state: State to start from, instead of :meth:`initial_state`.
+            position_offset: Added to abacus positions: one number, or one for each example.
+            stop_at_layer: End before this layer, counted as TransformerLens counts, and return
+                the stream that it would have read.
+            return_type: ``logits`` of the last state ``[batch, pos, d_vocab_out]``; the last
+                ``state``; all ``states`` ``[loop + 1, batch, pos, d_model]``, the starting one
+                first; or ``all_logits``, the readout of each of them. TransformerLens' ``loss``
+                is :meth:`loss_fn` of the next tokens, ``both`` logits and loss, None nothing.
+            options: None; those of TransformerLens' models are refused, with what to use.
+
+        Raises:
+            InputError: If a loop is out of range, or shape or type do not fit.
+        """
+        refuse_options(options)
+        loops = self._run_loops(n_loops, self.to_tokens(inputs))
+        span = loop_span(start_at_loop, stop_at_loop, loops, state)
+        points = self._hooked(loops, is_set=self._is_set(n_loops))
+        taps = Taps([*self._stop(stop_at_layer, loops, n_loops, return_type), *points])
+        return self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
+
+    def run_with_cache(
+        self,
+        inputs: Tensor,
+        *,
+        n_loops: int | Int[Tensor, " batch"] | None = None,
+        names_filter: str | Iterable[Any] | Callable[[str], bool] | None = None,
+        loops: Index = None,
+        pos_slice: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        remove_batch_dim: bool = False,
+        incl_bwd: bool = False,
+        loss_fn: Callable[[Tensor], Tensor] | None = None,
+        start_at_loop: int = 0,
+        stop_at_loop: int | None = None,
+        state: Tensor | None = None,
+        position_offset: int | Int[Tensor, " batch"] = 0,
+        stop_at_layer: int | None = None,
+        return_type: _ReturnType | None = "logits",
+        return_cache_object: bool = True,
+        clear_contexts: bool = False,
+        **options: Any,
+    ) -> tuple[Any, Any]:
+        """Run and keep activations; see :meth:`forward` for what is not said here.
+
+        Args:
+            names_filter: Hook names, ``loops.{t}.blocks.{l}.…`` aliases, component names such as
+                ``resid_post`` (everywhere), lists of them such as :meth:`site` gives, or a
+                predicate on full names. None keeps all.
+            loops: Keep only what happens inside these loops.
+            pos_slice: Positions to keep (queries, for patterns): int, slice or TransformerLens'
+                Slice.
+            device: Where to keep them.
+            dtype: Type to keep them in.
+            remove_batch_dim: Drop the batch axis of a batch of one.
+            incl_bwd: Also keep the gradients of ``loss_fn``; their names end in ``_grad``.
+            loss_fn: From what the run returns to a scalar.
+            return_cache_object: False gives a plain dictionary, as TransformerLens does.
+            clear_contexts: Empty every ``hook.ctx`` afterwards.
+
+        Returns:
+            What :meth:`forward` returns, and the :class:`LoopedCache`.
+
+        Raises:
+            HookError: If the filter keeps nothing, or a name does not exist.
+            InputError: If the batch axis of more than one example is to go, ``loss_fn`` is given
+                without ``incl_bwd``, or the cache would not fit where it is to be kept; that is
+                said before anything is run.
+        """
+        if not incl_bwd:
+            refuse(
+                {"loss_fn": loss_fn}, "none without incl_bwd=True, which it is for", "Pass both."
+            )
+        refuse_options(options)
+        total = self._run_loops(n_loops, self.to_tokens(inputs))
+        stop = self._stop(stop_at_layer, total, n_loops, return_type)
+        self._need_number(n_loops, total, names_filter)
+        span = loop_span(start_at_loop, stop_at_loop, total, state)
+        book = self.addresses(total)
+        chosen = [book.addresses[name] for name in book.select(names_filter, loops)]
+        reads = return_type in ("logits", "all_logits", "loss", "both")
+        fires = [
+            address
+            for address in chosen
+            if address.loop in span or (address.loop is None and (reads or not address.in_readout))
+        ]
+        if not fires:
+            raise HookError(
+                "names_filter",
+                expected=f"something inside loops {span.start} to {span.stop - 1}, or the "
+                "readout where logits are returned",
+                given=f"{names_filter!r} with loops={loops!r}, return_type={return_type!r}",
+                fix="Widen the filter, run more loops, or return logits.",
+            )
+        kept_as = check_dtype(dtype)
+        recorder = Recorder(pos_slice=pos_slice, device=device, dtype=kept_as, gradients=incl_bwd)
+        if isinstance(inputs, torch.Tensor) and inputs.dim() > 1:  # else refused where it is read
+            need_room(
+                fires,
+                len(inputs),
+                inputs.shape[1],
+                recorder.kept_positions(inputs.shape[1]),
+                dtype=kept_as or self.dtype,
+                device=torch.device(inputs.device if device is None else device),
+                gradients=incl_bwd,
+            )
+        points = self._hooked(total, is_set=self._is_set(n_loops))
+        taps = Taps([*stop, *points], fires, recorder)
+        out = self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
+        if not recorder.kept:
+            raise HookError(
+                "names_filter",
+                expected=f"something before layer {stop_at_layer}",
+                given=f"{names_filter!r}",
+                fix="Widen the filter, or stop later.",
+            )
+        if incl_bwd:
+            recorder.backward(out if loss_fn is None else loss_fn(out))
+        readout = None
+        if recorder.last is not None:
+            readout = recorder.readout(by_example=isinstance(n_loops, torch.Tensor))
+            if readout.logits is None:
+                readout = replace(readout, weights=self.readout_digest())
+        cache = LoopedCache(recorder.kept, self.unroll(total), readout=readout)
+        if remove_batch_dim:
+            check_integer("batch size", len(inputs), most=1, fix="Leave remove_batch_dim out.")
+            cache.remove_batch_dim(batch_size=len(inputs))
+        if clear_contexts:
+            self.clear_contexts()
+        return out, cache if return_cache_object else cache.cache_dict
+
+    # Inside
+
+    def _run(
+        self,
+        inputs: Tensor,
+        n_loops: int | Tensor | None,
+        span: range,
+        state: Tensor | None,
+        position_offset: int | Tensor,
+        return_type: str | None,
+        taps: Taps,
+    ) -> Any:
+        """A run, and what ``return_type`` makes of it."""
+        kind = "state" if return_type is None else return_type
+        check_choice("return_type", kind, get_args(_ReturnType))
+        kind = "logits" if kind in NOT_THE_STATE else kind
+        ends = ends_of(n_loops, span, kind)
+        try:
+            e, context = self._enter(inputs, position_offset, taps)
+            if state is None:
+                h = self.initial_state(e)
+            else:
+                h = check_state(state, e, self.site_map.state_width)
+            # `read` is what logits are read from: each example's state after its own last loop.
+            read, states = h, [h]
+            for loop in span:
+                h = self.run_loop(h, e, context, taps, loop)
+                # An example whose loops are over is read at its own end.
+                read = h if ends is None else torch.where((ends > loop)[:, None, None], h, read)
+                if kind in ("states", "all_logits"):
+                    states.append(h)
+            logits = self.run_readout(read, taps) if kind in ("logits", "all_logits") else None
+        except StoppedRun as stopped:
+            return stopped.stream
+        taps.end(read, logits)
+        if logits is None:
+            out = read if kind == "state" else torch.stack(states)
+        elif kind == "all_logits":
+            out = torch.stack([*map(self.run_readout, states[:-1]), logits])
+        else:
+            out = logits
+        return self._answer(out, inputs, return_type) if return_type in NOT_THE_STATE else out
+
+    def _stop(
+        self, layer: int | None, loops: int, n_loops: object, return_type: object
+    ) -> list[tuple[Address, HookPoint]]:
+        """What ends a run before a layer, if ``stop_at_layer`` is set."""
+        if layer is None:
+            return []
+        if isinstance(n_loops, torch.Tensor) or return_type != "logits":
+            refuse(
+                {"stop_at_layer": layer},
+                "None with a return_type, and with a number of loops for each example",
+                "Pass stop_at_loop=, or one number of loops and no return_type.",
+            )
+        before = check_stop(layer, self.site_map.layers_total(loops))
+        address = self.addresses(loops).addresses[f"blocks.{before}.hook_resid_pre"]
+        return [(address, StopPoint())]
+
+    def _enter(
+        self,
+        inputs: Tensor,
+        position_offset: int | Tensor,
+        taps: Taps = NO_TAPS,
+        *,
+        checked: bool = False,
+        all_pairs: bool = False,
+    ) -> tuple[Tensor, AttentionContext]:
+        """The injected input, and what attention is told about it."""
+        all_pairs = all_pairs or taps.see_scores()
+        context = self.input_context(inputs, position_offset, all_pairs=all_pairs, checked=checked)
+        added = self.added_positions(inputs, position_offset, checked=checked)
+        return self.run_embedding(inputs, context, added, taps), context
+
+    # What a model defines
+
+    @property
+    def starts_by_place(self) -> bool:
+        """Whether the initial state depends on where a token stands, and not on the token."""
+        return False
+
+    def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
+        """True where a query may attend, of so many positions."""
+        raise NotImplementedError
+
+    def input_context(
+        self,
+        inputs: Tensor,
+        offset: int | Tensor,
+        *,
+        all_pairs: bool = False,
+        checked: bool = False,
+    ) -> AttentionContext:
+        """What attention is told about an input, which is checked here unless it was before.
+
+        With ``all_pairs``, somebody looks at the scores of all pairs of positions.
+        """
+        raise NotImplementedError
+
+    def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
+        """What attention is told about a number of positions alone."""
+        raise NotImplementedError
+
+    def added_positions(
+        self, inputs: Tensor, offset: int | Tensor, *, checked: bool = False
+    ) -> Tensor | None:
+        """What is added to the embedding of each position; None where nothing is."""
+        return None
+
+    def qk_offset(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
+        """What is added to queries and keys of each position; None where nothing is."""
+        return None
+
+    def mask_at(
+        self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
+    ) -> tuple[Tensor, Tensor]:
+        """What is added to scores of queries and keys at some places: in the loop, and around."""
+        raise NotImplementedError
+
+    def run_embedding(
+        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
+    ) -> Tensor:
+        """The injected input: embedding, and the layers before the loop."""
+        raise NotImplementedError
+
+    def run_loop(
+        self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
+    ) -> Tensor:
+        """One loop, past the taps of that loop."""
+        raise NotImplementedError
+
+    def run_readout(
+        self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
+    ) -> Tensor:
+        """Logits of a state."""
+        raise NotImplementedError
+
+    def readout_digest(self) -> UInt8[Tensor, " byte"] | None:
+        """A digest of the weights that logits are read with, where attribution needs it."""
+        return None

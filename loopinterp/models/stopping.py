@@ -1,0 +1,392 @@
+"""When to stop looping: the rules. :func:`~loopinterp.models.run_until` runs a model by one.
+
+A rule scores every example after every loop; a lower score is readier to stop. There are two
+kinds, told apart by ``tolerance``:
+
+* *Online* rules have one. An example stops at the first loop where its score is at or below it,
+  and leaves the computation. The rule has seen the past only, so it could run in deployment.
+* *Offline* rules have none. Every example runs all the loops, and the loop of least score is
+  picked afterwards.
+
+A rule of your own needs the three members of :class:`~loopinterp.models.StoppingRule`. The rules
+here raise ``InputError`` when they are made with a number out of range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+import torch
+
+from loopinterp.core.errors import InputError, check_choice, check_integer, check_number
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from loopinterp.models.stopped_run import LoopView
+
+Per = Literal["sample", "batch"]
+
+
+class _Rule:
+    """A rule that runs to the caller's limit, which has to be at least ``_least``."""
+
+    _least: ClassVar[int] = 1
+
+    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
+        return check_integer("max_loops", max_loops, least=self._least)
+
+    def _check(self, name: str, **limits: Any) -> None:
+        check_number(f"{type(self).__name__}({name})", getattr(self, name), **limits)
+
+
+# A number of loops
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Stop every example after ``n`` loops (online)."""
+
+    n: int
+    tolerance = 0.0
+
+    def __post_init__(self) -> None:
+        check_integer("Fixed(n)", self.n, least=0)
+
+    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
+        return self.n if max_loops is None else min(self.n, max_loops)
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """Loops left: ``n - t``."""
+        return view.constant(float(self.n - view.loop))
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Stop each example after its own T(n) loops (online; T(n) comes from the task).
+
+    Source: arXiv 2409.15647, section 4.
+    """
+
+    tolerance = 0.0
+
+    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
+        if n_loops is None:
+            expected = "T(n) of each example, a tensor [batch], for the Oracle rule"
+            fix = "Pass n_loops=batch.n_loops."
+            raise InputError("n_loops", expected=expected, given="None", fix=fix)
+        longest = int(n_loops.max())
+        return longest if max_loops is None else min(longest, max_loops)
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """Loops left: ``T(n) - t``."""
+        assert view.n_loops is not None  # horizon() has checked it
+        return (view.n_loops - view.loop).float()
+
+
+@dataclass(frozen=True)
+class LengthLine(_Rule):
+    """Stop every example after a number of loops that grows with the length of its input (online).
+
+    ``T = round(slope * n_pos + offset)``, at least 0, where ``n_pos`` is the number of positions
+    of the input. :func:`loopinterp.training.calibrate_stopping` fits the two numbers to examples
+    of training lengths, from which the rule extrapolates.
+
+    Args:
+        slope: Loops for each position.
+        offset: Loops at no position.
+    """
+
+    slope: float
+    offset: float
+    tolerance = 0.0
+    _least = 0
+
+    def __post_init__(self) -> None:
+        self._check("slope")
+        self._check("offset")
+
+    def loops(self, n_positions: int) -> int:
+        """Where an input of so many positions stops.
+
+        Example:
+            >>> LengthLine(1.0, -2.0).loops(22)
+            20
+        """
+        return max(round(self.slope * n_positions + self.offset), 0)
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """Loops left: ``T - t``."""
+        return view.constant(float(self.loops(view.state.shape[1]) - view.loop))
+
+
+# The state, the readout or the answer has settled
+
+
+@dataclass(frozen=True)
+class _Settled(_Rule):
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        fix = "A small number such as 0.03 means settled to three per cent."
+        self._check("tolerance", above=0, fix=fix)
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """The largest change over the scored positions."""
+        if view.previous is None:
+            return view.constant(math.inf)
+        return view.worst(self._change(view, view.previous))
+
+    def _change(self, now: LoopView, before: LoopView) -> Float[Tensor, "batch pos"]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ResidualBelow(_Settled):
+    r"""Stop an example when its state has settled (online).
+
+    The first loop where ``||h_t - h_{t-1}|| / ||h_t|| <= tolerance`` at every scored position.
+
+    Args:
+        tolerance: Relative residual; 0.03 is the settling threshold of arXiv 2502.05171.
+    """
+
+    def _change(self, now: LoopView, before: LoopView) -> Float[Tensor, "batch pos"]:
+        return _relative((now.state - before.state).float(), now)
+
+
+@dataclass(frozen=True)
+class ReadoutKL(_Settled):
+    r"""Stop an example when its answer has settled (online).
+
+    The first loop where ``KL(p_t || p_{t-1}) <= tolerance`` at every scored position, with
+    ``p_t = softmax(logits_t)``, in nats.
+
+    Args:
+        tolerance: In nats; arXiv 2502.05171 uses 5e-4.
+    """
+
+    def _change(self, now: LoopView, before: LoopView) -> Float[Tensor, "batch pos"]:
+        return (now.log_probs.exp() * (now.log_probs - before.log_probs)).sum(-1)
+
+
+@dataclass(frozen=True)
+class AccelerationBelow(_Settled):
+    r"""Stop an example when its updates no longer change (online): the second-order exit.
+
+    ``a_t = ||D_t - D_{t-1}|| / ||h_t||`` with ``D_t = h_t - h_{t-1}``. The first loop where
+    ``a_t`` and ``a_{t-1}`` are at most the tolerance at every scored position: two hits in a row,
+    as one alone may be a turning point. A state that drifts at a constant speed counts as settled.
+
+    Args:
+        tolerance: Relative to the size of the state, so that it means the same at any width; the
+            paper's difference is absolute, with a threshold chosen for each model.
+
+    Source: arXiv 2509.23314 (second-order exit with a two-hit check).
+    """
+
+    past: ClassVar[int] = 3
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """The largest of the last two relative accelerations over the scored positions."""
+        updates = list(islice(view.updates(), 3))
+        if len(updates) < 3:
+            return view.constant(math.inf)
+        hits = [
+            view.worst(_relative(update - before, now))
+            for (now, update), (_, before) in pairwise(updates)
+        ]
+        return torch.maximum(*hits)
+
+
+def _relative(change: Float[Tensor, "batch pos d_model"], view: LoopView) -> Tensor:
+    """Norm of a change relative to that of the state, at each position."""
+    change, size = change.norm(dim=-1), view.state.float().norm(dim=-1)
+    # A state that stays exactly zero has settled; 0 / 0 would say it never does.
+    return torch.where(change == 0, 0.0, change / size)
+
+
+@dataclass(frozen=True)
+class AnswerHeld(_Rule):
+    """Stop an example when its answer has been the same for some loops (online).
+
+    The first loop at which the argmax at every scored position is that of each of the ``hold``
+    loops before. The rule knows nothing of the task; a model that is right at one loop only and
+    moves on never holds an answer, or holds a wrong one by chance.
+
+    Args:
+        hold: Loops before it that gave the same answer.
+    """
+
+    hold: int = 3
+    tolerance = 0.0
+
+    def __post_init__(self) -> None:
+        check_integer("AnswerHeld(hold)", self.hold, least=1)
+
+    @property
+    def past(self) -> int:
+        """Loops that have to be remembered."""
+        return self.hold
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """How many of the ``hold`` loops before, going back, did not give the answer of now."""
+        same = torch.ones_like(view.mask[:, 0])
+        n_same, before = view.constant(0.0), view.previous
+        for _ in range(self.hold):
+            if before is None:
+                break
+            # [batch]: True while the run of equal answers, going back, is unbroken.
+            same = same & ((view.answers == before.answers) | ~view.mask).all(-1)
+            n_same, before = n_same + same, before.previous
+        return self.hold - n_same
+
+
+# The readout, or a gate of the model, is sure
+
+_SURE = "0.95 asks for a probability of 95% at every position."
+
+
+class _AtThreshold(_Rule):
+    """A rule that waits for a probability of at least ``threshold``."""
+
+    threshold: float
+
+    def __post_init__(self) -> None:
+        self._check("threshold", above=0, below=1, fix=_SURE)
+
+    @property
+    def tolerance(self) -> float:
+        """The greatest probability of anything else."""
+        return 1 - self.threshold
+
+
+@dataclass(frozen=True)
+class EntropyBelow(_Rule):
+    r"""Stop an example when the entropy of its readout is low (online).
+
+    The first loop where the entropy :math:`-\sum_k p_k \log p_k` of the readout is at most the
+    tolerance at every scored position. Sure is not right: see :class:`MaxConfidence`.
+
+    Args:
+        tolerance: In nats.
+    """
+
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        fix = "0.1 nats is the entropy of about 98% on one of two classes."
+        self._check("tolerance", above=0, fix=fix)
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """The largest entropy over the scored positions."""
+        return view.worst(torch.special.entr(view.log_probs.exp()).sum(-1))
+
+
+@dataclass(frozen=True)
+class ConfidenceAbove(_AtThreshold):
+    """Stop an example when its readout is sure of its answer (online).
+
+    The first loop where the greatest probability is at least the threshold at every scored
+    position.
+
+    Args:
+        threshold: Probability in (0, 1).
+    """
+
+    threshold: float
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """The largest probability over the scored positions that is left to other classes."""
+        return view.worst(-torch.expm1(view.log_probs.amax(-1)))
+
+
+@dataclass(frozen=True)
+class GateAbove(_AtThreshold):
+    r"""Stop an example when a gate of the model says so (online).
+
+    The first loop where the gate :math:`\lambda_t` is at least the threshold at every scored
+    position; the initial state, which no loop has made, is not asked. ``cumulated``: where the
+    probability of having stopped by then is, :math:`1 - \prod_{s=1}^{t} (1 - \lambda_s)`, for gates
+    that say how probable it is to stop at a loop if one has not stopped before.
+
+    Args:
+        gate: From a state ``[batch, pos, d_model]`` to a probability of stopping there, for each
+            position or for each example.
+        threshold: Probability in (0, 1).
+        cumulated: Whether the loops before count.
+
+    Raises:
+        InputError: In a run, if the gate gives something else.
+
+    Source: the cumulative exit of Ouro, arXiv 2510.25741.
+    """
+
+    gate: Callable[[Tensor], Tensor] = field(repr=False)
+    threshold: float = 0.5
+    cumulated: bool = False
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """The largest probability over the scored positions of going on, or of having gone on."""
+        going = torch.ones(view.mask.shape, dtype=torch.float32, device=view.mask.device)
+        if view.loop > 0:
+            before = view.previous.notes.get(id(self)) if self.cumulated and view.previous else None
+            # Probability of not having stopped: the product over loops so far, [batch, pos].
+            going = self._going_on(view) * (going if before is None else before)
+        if self.cumulated:
+            view.notes[id(self)] = going  # as a gate need not have a hash
+        return view.worst(going)
+
+    def _going_on(self, view: LoopView) -> Float[Tensor, "batch pos"]:
+        stop = self.gate(view.state)
+        if stop.shape not in (view.mask.shape, view.mask.shape[:1]):
+            raise InputError(
+                "gate",
+                expected=f"a probability for each place {list(view.mask.shape)}, or each example",
+                given=f"shape {list(stop.shape)}",
+                fix="Take the last axis off, e.g. gate(h).sigmoid()[..., 0].",
+            )
+        return 1 - (stop[:, None] if stop.ndim == 1 else stop).float().expand(view.mask.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxConfidence:
+    r"""The loop whose readout is surest of itself (offline).
+
+    ``t* = argmin_t mean CE(logits_t, argmax logits_t)``, the mean taken over the scored
+    positions of an example, or of the whole batch; the earliest loop of equals.
+
+    Sure is not right: a model can be confidently wrong early on, so measure it beside the oracle.
+
+    Args:
+        per: One loop for each example (``sample``), or one for all (``batch``).
+        min_loop: First loop that may be chosen.
+
+    Source: arXiv 2409.15647, equation 5 and section 6.4.
+    """
+
+    per: Per = "sample"
+    min_loop: int = 1
+    tolerance = None
+
+    def __post_init__(self) -> None:
+        check_choice("MaxConfidence(per)", self.per, get_args(Per))
+        check_integer("MaxConfidence(min_loop)", self.min_loop, least=0)
+
+    def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
+        return check_integer("max_loops", max_loops, least=self.min_loop)
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """Mean cross-entropy of the readout against its own argmax."""
+        if view.loop < self.min_loop:
+            return view.constant(math.inf)
+        # Cross-entropy against the argmax is minus its log-probability: [batch, pos].
+        doubt = -view.log_probs.amax(-1) * view.mask
+        if self.per == "sample":
+            return doubt.sum(-1) / view.mask.sum(-1)
+        return (doubt.sum() / view.mask.sum()).expand(doubt.shape[0])

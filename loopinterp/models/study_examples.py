@@ -1,0 +1,220 @@
+"""What a study asks a model: examples in its own tokens, after as many loops as it makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.core.errors import MOST_LOOPS, InputError, check_integer
+from loopinterp.models.iteration import bind, need_repeatable
+from loopinterp.models.protocol import (
+    declared,
+    device_of,
+    need_causal,
+    need_model,
+    own_depth,
+    rule_of,
+)
+from loopinterp.models.run_inputs import need_examples, need_weights
+from loopinterp.tasks.sampling import as_batch
+from loopinterp.tasks.task import describe_tensor
+from loopinterp.tasks.token_by_token import TokenByToken
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from loopinterp.tasks.task import Batch, Task
+
+
+_SIZES = ("d_vocab", "d_features", "d_vocab_out")
+
+
+def examples_for(
+    model: Any, data: object, *, needs_loops: bool = False, of_states: bool = False, **drawn: Any
+) -> Batch:
+    """The batch that a study is given, or one drawn from a task, as this model is asked it.
+
+    Args:
+        model: Any looped model.
+        data: A batch, or a task.
+        needs_loops: Whether the study follows the model from loop to loop, as far as T(n).
+        of_states: Whether it is of states, and can do without answers: those of a regression.
+        **drawn: ``n``, ``batch_size`` and ``seed``, as :func:`~loopinterp.tasks.as_batch` has them.
+
+    Raises:
+        InputError: what is no model, or as :func:`~loopinterp.tasks.as_batch` and
+            :func:`fit_to_model`.
+    """
+    _need_runnable(model)
+    batch = as_batch(data, device=device_of(model), **drawn)
+    return fit_to_model(model, batch, needs_loops=needs_loops, of_states=of_states)
+
+
+def inputs_and_loops(
+    model: Any, data: object, n_loops: int | None, **drawn: Any
+) -> tuple[Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"], int]:
+    """Inputs and loops for a study that needs no targets: of inputs alone, or of a batch or task.
+
+    Raises:
+        InputError: as :func:`examples_for`, or inputs alone without ``n_loops``, where the model
+            has no depth of its own.
+    """
+    if n_loops is not None:
+        check_integer("n_loops", n_loops, least=1, far=MOST_LOOPS)
+    if not isinstance(data, torch.Tensor):
+        batch = examples_for(model, data, **drawn)
+        return batch.inputs, int(batch.n_loops.max()) if n_loops is None else n_loops
+    n_loops = own_depth(model) if n_loops is None else n_loops
+    need_examples(data)
+    if n_loops is None or data.ndim < 2:
+        raise InputError(
+            "data" if n_loops is not None else "n_loops",
+            expected="a batch or a task, or inputs [batch, pos] and the n_loops to run",
+            given=f"{describe_tensor(data)}, n_loops={n_loops}",
+            fix="Pass n_loops=16, for instance." if n_loops is None else "Pass inputs[None].",
+        )
+    _need_runnable(model)
+    need_repeatable(model, data.to(device_of(model)))
+    _need_answers(model, data)
+    return data, n_loops
+
+
+def _need_runnable(model: Any) -> None:
+    """Raise on what is no model, or has its weights where there are no numbers."""
+    need_model(model)
+    need_weights(device_of(model))
+
+
+def fit_to_model(
+    model: Any, batch: Batch, *, needs_loops: bool = False, of_states: bool = False
+) -> Batch:
+    """The batch, to be answered after what the model's rule makes of T(n), or its own depth.
+
+    Raises:
+        InputError: If the model reads or answers in other tokens than the batch is in, is of
+            another task, makes one loop or is asked before the first where ``needs_loops``, or
+            does not repeat itself.
+    """
+    if needs_loops:
+        need_loops(model)
+        loops = int(batch.n_loops.max())
+        check_integer("n_loops of a batch", loops, least=1, fix="Ask after a loop or more.")
+    if batch.task is not None:
+        need_model_of(batch.task, model, batch.inputs)
+    need_repeatable(model, batch.inputs.to(device_of(model)))
+    if not of_states:
+        _need_answers(model, batch.inputs)
+    rule = rule_of(model)
+    return batch if rule is None else replace(batch, n_loops=rule.loops_for(batch.n_loops))
+
+
+def makes_one_loop(model: Any) -> bool:
+    """Whether a model makes one loop whatever the length, so that nothing happens between loops."""
+    return own_depth(model) == 1
+
+
+def need_loops(model: Any) -> None:
+    """Raise on a model that makes one loop and no more."""
+    if makes_one_loop(model):
+        raise InputError(
+            "model",
+            expected="one that loops, as this study follows it from loop to loop",
+            given="one that makes one loop whatever the length, as its loop_rule says",
+            fix="Set model.loop_rule = None to have its block looped T(n) times all the same.",
+        )
+
+
+def answered_after(model: Any) -> str:
+    """After which loop a model is asked, in words: T(n), what its rule makes of it, or its own."""
+    rule, depth = rule_of(model), own_depth(model)
+    if depth is None:
+        return "T(n)" if rule is None else str(rule)
+    return f"its own {depth} loop{'s' * (depth > 1)}"
+
+
+def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
+    """Raise if a model is known not to speak a task's tokens: by its sizes, or its own ``task``.
+
+    What a model does not say of its answers is looked up in its readout, where inputs are given.
+    One that is known to see later positions is none of a task whose answers stand in its input.
+    """
+    if isinstance(task, TokenByToken):
+        need_causal(model)
+    own, wanted = _sizes(model), {name: getattr(task, name) for name in _SIZES}
+    if inputs is not None and own["d_vocab_out"] is None:
+        own["d_vocab_out"] = _classes(model, inputs)
+    said = [name for name in own if own[name] is not None]
+    # Of the two kinds of input a model has one: where it names its own, it has none of the other.
+    compared = {*said, *(_SIZES[:2] if {*_SIZES[:2]} & {*said} else ())}
+    asked, known = _task_name(task), _task_name(getattr(model, "task", None))
+    if known == asked and (own["d_vocab_out"] or 0) < task.d_vocab_out:
+        compared -= {"d_vocab_out"}  # a compiled program need not have what it never answers
+    if any(own[name] != wanted[name] for name in compared):
+        raise InputError(
+            "model",
+            expected=f"one that speaks the tokens of task {task.name!r}: {_spell(wanted)}",
+            given=_spell(own),
+            fix="Ask it a task of its own, or say which of its tokens are the task's: "
+            "WithVocabulary(model, tokens=…, answers=…), or fold_vocabulary for its weights.",
+        )
+    if known not in (None, asked):
+        raise InputError(
+            "model",
+            expected=f"one of task {asked!r}",
+            given=f"one of {known!r}, as its attribute task says",
+            fix="Ask it its own task, or set model.task = None if the tokens mean the same.",
+        )
+
+
+def need_classes(model: Any, batch: Batch) -> None:
+    """Raise if a target is none of the classes among which a model answers."""
+    most = int(batch.targets.max())
+    known = declared(model, "d_vocab_out")
+    classes = _classes(model, batch.inputs) if known is None and most >= 0 else known
+    if classes is not None and most >= classes > 1:  # one number is no class
+        raise InputError(
+            "targets of the batch",
+            expected=f"classes in 0..{classes - 1}, among which the model answers",
+            given=f"one of {most}",
+            fix="Ask the model a task of its own.",
+        )
+
+
+def _need_answers(model: Any, inputs: Tensor) -> None:
+    """Raise on a readout of one number, where answers among classes are read."""
+    known = declared(model, "d_vocab_out")
+    if (_classes(model, inputs) if known is None else known) > 1:
+        return
+    raise InputError(
+        f"readout of {type(model).__name__}",
+        expected="two classes or more, as this study reads answers",
+        given="one number for each position, as of a regression",
+        fix="convergence_study, geometry_study and local_stability_study take it. For others add a "
+        "constant class, torch.cat([y, torch.zeros_like(y)], -1): the answer is then the sign.",
+    )
+
+
+def _task_name(task: Any) -> str | None:
+    """The name of a task, with that of the one it asks in another form; None if there is none."""
+    name, inner = getattr(task, "name", None), getattr(task, "task", None)
+    return name if inner is None else f"{name} of {_task_name(inner)}"
+
+
+def _sizes(model: Any) -> dict[str, int | None]:
+    """What a model, or its configuration, says of its tokens; None where it says nothing."""
+    return {name: declared(model, name) for name in _SIZES}
+
+
+def _spell(sizes: dict[str, int | None]) -> str:
+    said = ", ".join(f"{name}={size}" for name, size in sizes.items() if size is not None)
+    return said or "nothing"
+
+
+@torch.no_grad()
+def _classes(model: Any, inputs: Tensor) -> int:
+    """Classes among which a model answers."""
+    bound = bind(model, inputs[:1].to(device_of(model)))
+    return bound.readout(bound.h0).shape[-1]

@@ -1,0 +1,380 @@
+"""The looped transformer: one weight-tied block, applied again and again, every loop open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from einops import rearrange
+from torch import nn
+
+from loopinterp.core.errors import InputError, check_seed
+from loopinterp.core.text import MOST, as_table
+from loopinterp.models.attribution import digest_of_readout
+from loopinterp.models.checkpoints import PretrainedMixin
+from loopinterp.models.config import LoopedTransformerConfig, site_map_of
+from loopinterp.models.layers import Layer, Norm, Recall, StateCode
+from loopinterp.models.positions import (
+    AttentionContext,
+    FireBias,
+    GridBias,
+    RelativeBias,
+    abacus_positions,
+    attention_context,
+    attention_mask,
+    check_length,
+    score_mask,
+)
+from loopinterp.models.run_inputs import check_inputs
+from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
+from loopinterp.models.transformer_lens_names import TransformerLensNames
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, UInt8
+    from torch import Tensor
+
+    from loopinterp.models.addresses import SiteMap
+    from loopinterp.models.attribution import AttributionPass
+
+
+class LoopedTransformer(PretrainedMixin, TransformerLensNames):
+    """A :class:`~loopinterp.models.LoopedModel` that is a transformer, hooked at every loop.
+
+    A run of T loops over a block of L layers shows T * L hooked views over one set of weights,
+    under TransformerLens' names (see :mod:`loopinterp.models.addresses`). Attention is fused unless
+    somebody looks at scores or pattern; the two agree to rounding.
+
+    Args:
+        config: The architecture.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> import torch
+        >>> from loopinterp.models import LoopedTransformerConfig
+        >>> config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=5, d_vocab_out=2)
+        >>> model = LoopedTransformer(config, seed=0)
+        >>> logits, cache = model.run_with_cache(torch.tensor([[0, 1, 2]]), n_loops=4)
+        >>> cache.stack("attn.hook_pattern").shape
+        torch.Size([4, 1, 2, 3, 3])
+    """
+
+    def __init__(self, config: LoopedTransformerConfig, *, seed: int = 0) -> None:
+        super().__init__(config.n_loops)
+        self.config = config
+        d_model = config.d_model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(check_seed(seed))
+            self.embedding: nn.Module = (
+                nn.Linear(config.d_features or 0, d_model)
+                if config.d_vocab is None
+                else nn.Embedding(config.d_vocab, d_model)
+            )
+            # The configuration has these two where its positions need them, and nowhere else.
+            n_ctx, window = config.n_ctx, config.relative_window
+            self.position_embedding = None if n_ctx is None else nn.Embedding(n_ctx, d_model)
+            kind = GridBias if config.positions == "grid" else RelativeBias
+            self.relative_bias = None if window is None else kind(config.n_heads, window)
+            if config.positions == "fire":
+                self.relative_bias = FireBias(config.n_heads, config.fire_threshold)
+            self.prelude = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_prelude))
+            self.block = nn.ModuleList(Layer(config, tied=True) for _ in range(config.n_layers))
+            self.coda = nn.ModuleList(Layer(config, tied=False) for _ in range(config.n_coda))
+            self.ln_loop = Norm(config) if config.loop_norm else None
+            bits = config.state_code
+            self.code = None if bits is None else StateCode(d_model, bits)
+            gated = config.injection == "gated_output"
+            self.gate = nn.Parameter(torch.tensor(config.injection_gate)) if gated else None
+            self.recall = Recall(d_model) if config.injection == "concat" else None
+            self.ln_final = Norm(config) if config.final_norm else None
+            self.unembedding = nn.Linear(d_model, config.d_vocab_out, bias=config.unembed_bias)
+            self._init_weights()
+        if config.tie_unembed:
+            self.unembedding.weight = self.embedding.weight
+        # There is no dropout: nothing differs in training, and TransformerLens asks for eval mode.
+        self.eval()
+
+    def __repr__(self) -> str:
+        weights = sum(weight.numel() for weight in self.parameters())
+        return f"LoopedTransformer({weights:,} weights, {self.config!r})"[: MOST - 1]
+
+    def _repr_html_(self) -> str:
+        return as_table(repr(self), self.config.to_dict().items())
+
+    def plain_twin(self) -> LoopedTransformer:
+        """A model that this configuration makes, without weights, whose layers nobody changed."""
+        with torch.device("meta"):
+            return LoopedTransformer(self.config)
+
+    @property
+    def site_map(self) -> SiteMap:
+        """The sites of the model, and their sizes."""
+        return site_map_of(self.config, self._flags)
+
+    def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
+        """True where a query may attend, of so many positions."""
+        return attention_mask(self.config, n_pos, device=self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return next(self.unembedding.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return next(self.unembedding.parameters()).dtype
+
+    @property
+    def reach(self) -> int | None:
+        """Positions to the left that one loop reads, with a hard causal window; None: no bound."""
+        window = self.config.window_of_all_heads
+        if window is None or not self.config.causal or self.config.n_coda:
+            return None
+        return self.config.n_layers * window
+
+    @property
+    def reach_before(self) -> int | None:
+        """Positions to its left that a position's injected input has come from; None: no bound."""
+        if not self.config.n_prelude:
+            return 0
+        window = self.config.window_of_all_heads
+        if window is None or not self.config.windowed_surround:
+            return None
+        return self.config.n_prelude * window
+
+    @property
+    def starts_by_place(self) -> bool:
+        """Whether the initial state depends on where a token stands, and not on the token."""
+        return self.config.initial_state != "embedding"
+
+    @property
+    def local_step(self) -> bool:
+        """Whether a step of a part is that of the whole: it asks neither for places nor tokens."""
+        return not self._reads_tokens and self.config.positions not in ("fire", "grid")
+
+    @property
+    def _reads_tokens(self) -> bool:
+        """Whether a step needs the tokens: abacus positions enter queries and keys."""
+        return (self.config.positions, self.config.abacus_target) == ("abacus", "qk")
+
+    def _init_weights(self) -> None:
+        std = self.config.init_std
+        if isinstance(self.relative_bias, (RelativeBias, GridBias)):
+            nn.init.xavier_uniform_(self.relative_bias.table)
+        if self.position_embedding is not None:
+            nn.init.normal_(self.position_embedding.weight, std=0.1 if std is None else std)
+        if std is not None:
+            for module in self.modules():
+                if isinstance(module, (nn.Linear, nn.Embedding)):
+                    nn.init.normal_(module.weight, std=std)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if self.code is not None:
+            self.code.init_weights()
+
+    # The input
+
+    def check_inputs(
+        self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
+    ) -> None:
+        """Raise unless the model can read the inputs, wherever they lie.
+
+        :meth:`bind` and every run check the same. On a GPU that waits for the GPU's other work;
+        inputs that are checked before they are moved there can be bound with ``checked=True``.
+
+        Raises:
+            InputError: If shape, type or range of the input is wrong, or it is too long.
+        """
+        device = inputs.device if isinstance(inputs, torch.Tensor) else self.device
+        check_inputs(inputs, self.config, device, position_offset)
+        if self.config.positions == "abacus":
+            self._abacus_index(inputs, position_offset)
+
+    def input_context(
+        self,
+        inputs: Tensor,
+        offset: int | Tensor,
+        *,
+        all_pairs: bool = False,
+        checked: bool = False,
+    ) -> AttentionContext:
+        check_inputs(inputs, self.config, self.device, offset, checked=checked)
+        context = self.length_context(inputs.shape[1], all_pairs=all_pairs)
+        return replace(context, qk_offset=self.qk_offset(inputs, offset, checked=checked))
+
+    def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
+        return attention_context(
+            self.config,
+            n_pos,
+            bias=self.relative_bias,
+            device=self.device,
+            dtype=self.dtype,
+            all_pairs=all_pairs,
+        )
+
+    def added_positions(
+        self, inputs: Tensor, offset: int | Tensor, *, checked: bool = False
+    ) -> Tensor | None:
+        if self.position_embedding is None:
+            return None
+        if self.config.positions == "absolute":
+            # [batch, pos, d_model], the same for every example.
+            places = torch.arange(inputs.shape[1], device=inputs.device)
+            embedding = self.position_embedding(places)
+            return embedding.expand(inputs.shape[0], -1, -1)
+        if self.config.abacus_target == "input":
+            return self.position_embedding(self._abacus_index(inputs, offset, checked))
+        return None
+
+    def qk_offset(
+        self, inputs: Tensor, offset: int | Tensor, *, checked: bool = False
+    ) -> Tensor | None:
+        if not self._reads_tokens:
+            return None
+        assert self.position_embedding is not None
+        embedding = self.position_embedding(self._abacus_index(inputs, offset, checked))
+        axes = "batch pos (head d_head) -> batch head pos d_head"
+        return rearrange(embedding, axes, head=self.config.n_heads)
+
+    def _abacus_index(self, tokens: Tensor, offset: int | Tensor, checked: bool = False) -> Tensor:
+        assert self.config.n_ctx is not None
+        index = abacus_positions(tokens.long(), self.config.digit_tokens, offset)
+        if not checked:
+            check_length(int(index.max()) + 1, self.config.n_ctx, "abacus positions")
+        return index
+
+    def mask_at(
+        self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
+    ) -> tuple[Tensor, Tensor]:
+        how = {"bias": self.relative_bias, "dtype": self.dtype}
+        mask = score_mask(self.config, query, key, **how)
+        if self.config.windowed_surround:
+            return mask, mask
+        return mask, score_mask(self.config.without_window(), query, key, **how)
+
+    def run_embedding(
+        self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
+    ) -> Tensor:
+        top = taps.at("top")
+        # PyTorch looks up int32 and int64 only; floats are features, and stay as they are.
+        e = top("hook_embed", self.embedding(inputs.long() if self.config.token_input else inputs))
+        if added is not None:
+            e = e + top("hook_pos_embed", added)
+        context = context.outside_the_loop()
+        for k, layer in enumerate(self.prelude):
+            e = layer(e, None, context, taps.at("prelude", None, k))
+        return e
+
+    # The loop
+
+    def initial_state(
+        self, e: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """The state before the first loop: the embedding, zeros, seeded noise, or a code's."""
+        if self.config.initial_state == "embedding":
+            return e
+        if self.config.initial_state == "zeros":
+            return torch.zeros_like(e)
+        if self.code is not None:
+            start = self.code.state(-torch.ones(self.code.n_bits, device=e.device, dtype=e.dtype))
+            return start.expand_as(e)
+        generator = torch.Generator().manual_seed(self.config.noise_seed)
+        # [pos, d_model], the same for every example.
+        noise = torch.randn(e.shape[1:], generator=generator, dtype=torch.float32)
+        return (noise * self.config.noise_std).to(e).expand_as(e)
+
+    def step(
+        self,
+        h: Float[Tensor, "batch pos d_model"],
+        e: Float[Tensor, "batch pos d_model"],
+        context: AttentionContext | None = None,
+        taps: Taps = NO_TAPS,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """One loop; see :meth:`HookedRun.step`.
+
+        Raises:
+            InputError: If it would have to know the tokens, and is given no context.
+        """
+        if context is None and self._reads_tokens:
+            raise InputError(
+                "step",
+                expected="the context of the input, as abacus positions enter queries and keys",
+                given="a state and an embedding alone",
+                fix="Use model.bind(inputs).step(h).",
+            )
+        return super().step(h, e, context, taps)
+
+    def run_loop(
+        self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
+    ) -> Tensor:
+        tap, injection = taps.at("block", loop), self.config.injection
+        h = tap("hook_state_pre", h)
+        if injection == "input":
+            h = h + tap("hook_injection", e)
+        elif self.recall is not None:
+            h = self.recall.state(h) + tap("hook_injection", self.recall.input(e))
+        elif injection in ("sublayer", "internal"):
+            e = tap("hook_injection", e)
+        for k, layer in enumerate(self.block):
+            h = layer(h, e, context, taps.at("block", loop, k))
+        return tap("hook_state_post", self.end_loop(h, e, tap))
+
+    def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
+        """What a loop makes of its last layer's output: injection after it, loop norm, code."""
+        if self.gate is not None:
+            h = h + tap("hook_injection", self.gate * e)
+        if self.ln_loop is not None:
+            h = self.ln_loop(h, tap, "ln_loop")
+        if self.code is not None:
+            h = self.code(h, tap)
+        return h
+
+    def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
+        """A logit's direction from after a loop to before it."""
+        injection = self.config.injection
+        backward.at(loop=loop)
+        if self.code is not None:
+            self.code.attribute(backward)
+        if self.ln_loop is not None:
+            backward.through_norm(
+                "ln_loop", self.ln_loop.weight, self.ln_loop.bias, name="loop norm"
+            )
+        if injection == "gated_output":
+            backward.write("injection", backward.read("hook_injection"))
+        for k in reversed(range(len(self.block))):
+            backward.at(loop=loop, layer=k)
+            self.block[k].attribute(backward)  # type: ignore[operator]
+        backward.at(loop=loop)
+        # Injected into sublayers, the input reaches the stream through what they write alone.
+        if injection in ("input", "concat"):
+            backward.write("injection", backward.read("hook_injection"))
+        if self.recall is not None:
+            backward.through_linear(self.recall.state.weight)
+
+    # The readout
+
+    def run_readout(
+        self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
+    ) -> Tensor:
+        if self.coda:
+            context = context or self.length_context(h.shape[1], all_pairs=taps.see_scores())
+            context = context.outside_the_loop()
+            for k, layer in enumerate(self.coda):
+                h = layer(h, None, context, taps.at("coda", None, k))
+        if self.ln_final is not None:
+            h = self.ln_final(h, taps.at("top"), "ln_final")
+        return self.unembedding(h)
+
+    def attribute_readout(self, backward: AttributionPass) -> None:
+        """A logit's direction from the logits to the state that they are read from."""
+        backward.through_unembedding(self.unembedding.weight, self.unembedding.bias)
+        if self.ln_final is not None:
+            norm = self.ln_final
+            backward.through_norm("ln_final", norm.weight, norm.bias, name="final norm")
+        for k in reversed(range(len(self.coda))):
+            backward.at(layer=k)
+            self.coda[k].attribute(backward)  # type: ignore[operator]
+
+    def readout_digest(self) -> UInt8[Tensor, " byte"]:
+        return digest_of_readout(self)

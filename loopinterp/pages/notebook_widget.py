@@ -1,0 +1,187 @@
+"""The explorer in a notebook, where the model is at hand: examples are typed, and states put in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopinterp.core.errors import InputError, check_integer
+from loopinterp.models.study_examples import examples_for
+from loopinterp.pages.changed_run import PutIn, explore_change
+from loopinterp.pages.exploration import page_data, read_asset, script
+from loopinterp.pages.explore_study import explore
+from loopinterp.pages.typed_examples import typed_example
+from loopinterp.programs.registry import get_program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loopinterp.models import LoopedModel
+    from loopinterp.programs.program import LoopProgram
+    from loopinterp.tasks import Batch, Task
+
+
+try:
+    import anywidget
+    import traitlets
+except ImportError as missing:
+    raise InputError(
+        "ExplorerWidget",
+        expected="anywidget, which shows it in a notebook",
+        given="an environment without",
+        fix="pip install 'loopinterp[notebook]'",
+    ) from missing
+
+
+class ExplorerWidget(anywidget.AnyWidget):
+    """The explorer of the report, with the model behind it.
+
+    Beside what the report has, an example can be typed, and a state put in at the chosen loop and
+    position: that of another example, the mean over those shown, or zeros. Beside the run without
+    it stand the run with it, and what a program, one of those given, says of the same exchange.
+
+    Args:
+        model: Any looped model.
+        data: Examples of one length, or a task to draw them from.
+        programs: Programs that read the same tokens.
+        examples: How many to choose.
+        n: Problem length, where a task is given.
+        batch_size: Examples to choose from, where a task is given.
+        seed: Seed of what is drawn.
+
+    Raises:
+        InputError: as :func:`explore`; on import, where anywidget is not installed.
+
+    Example:
+        >>> from loopinterp.programs import compile_program
+        >>> from loopinterp.tasks import Addition
+        >>> model = compile_program("ripple", max_length=6).model
+        >>> widget = ExplorerWidget(model, Addition(), programs=["ripple"], n=5, examples=2)
+        >>> widget.type_example("13 + 9")
+        >>> widget.put_in(loop=2, pos=3, value="zero")
+        >>> widget.changed["examples"][0]["detail"]
+        'After loop 2, position 3 is given zeros.'
+    """
+
+    _esm = traitlets.Unicode().tag(sync=True)
+    _css = traitlets.Unicode().tag(sync=True)
+    payload = traitlets.Dict().tag(sync=True)
+    changed = traitlets.Dict().tag(sync=True)
+    said = traitlets.Unicode("").tag(sync=True)
+
+    def __init__(
+        self,
+        model: LoopedModel | Any,
+        data: Batch | Task,
+        *,
+        programs: Sequence[str | LoopProgram] = (),
+        examples: int = 8,
+        n: int | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        chosen = [get_program(p) if isinstance(p, str) else p for p in programs]
+        self._model, self._programs = model, chosen
+        self._options: dict[str, Any] = {"programs": chosen, "examples": examples, "seed": seed}
+        batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
+        self._task = batch.task
+        super().__init__(_esm=widget_script(), _css=read_asset("explorer.css"))
+        self._show(batch)
+        self.on_msg(self._heard)
+
+    def type_example(self, text: str) -> None:
+        """Show an example that is typed, alone; see :func:`typed_example`.
+
+        Raises:
+            InputError: as ``typed_example``, or examples that are of no task.
+        """
+        if self._task is None:
+            raise InputError(
+                "example",
+                expected="examples of a task, in whose words it can be typed",
+                given="examples of none",
+                fix="Pass a task, or a batch drawn from one.",
+            )
+        self._show(examples_for(self._model, typed_example(self._task, text)))
+
+    def put_in(
+        self,
+        *,
+        loop: int,
+        pos: int,
+        value: PutIn = "interchange",
+        example: int = 0,
+        source: int = 1,
+    ) -> None:
+        """Show the run of an example with a state put in, and what programs say of it.
+
+        Args:
+            loop: After so many loops.
+            pos: Where.
+            value: ``interchange``, ``mean`` or ``zero``.
+            example: Which of those shown.
+            source: The one of those shown whose state is put in.
+
+        Raises:
+            InputError: as :func:`explore_change`.
+        """
+        last = len(self._batch) - 1
+        check_integer("example", example, least=0)
+        check_integer("source", source, least=0)
+        if example > last or (value == "interchange" and source > last):
+            raise InputError(
+                "example and source",
+                expected=f"two of the {last + 1} that are shown, from 0 on",
+                given=f"{example} and {source}",
+                fix="An interchange takes two: draw more examples.",
+            )
+        others = [k for k in range(last + 1) if k != example]
+        rows = [example, *(others if value == "mean" else [min(source, last)])]
+        batch = self._batch[torch.tensor(rows, device=self._batch.inputs.device)]
+        found, predicted = explore_change(
+            self._model, batch, loop=loop, pos=pos, put_in=value, programs=self._programs
+        )
+        detail = found.details[0].replace("example 2", f"example {source + 1}")
+        data = page_data(found)
+        data["examples"][0]["detail"] = detail
+        # A program of which nothing is there has nothing to say.
+        said = {p.name: predicted.get(p.name) for p in self._programs}
+        data["predicted"] = {
+            name: None if one is None else page_data(one) for name, one in said.items()
+        }
+        self.changed = data
+
+    def _show(self, batch: Batch) -> None:
+        self.result = explore(self._model, batch, **self._options)
+        rows = torch.from_numpy(self.result.data["row"].values).to(batch.inputs.device)
+        self._batch = batch[rows]
+        self.changed, self.said = {}, ""
+        self.payload = page_data(self.result)
+
+    def _heard(self, _: Any, content: dict[str, Any], __: Any) -> None:
+        """A message of the page; what is wrong with it is said there."""
+        try:
+            if content.get("kind") == "type":
+                self.type_example(str(content["text"]))
+            elif content.get("kind") == "put in":
+                names = ("loop", "pos", "value", "example", "source")
+                missing = [name for name in names if name not in content]
+                if missing:
+                    raise InputError(
+                        "message",
+                        expected=", ".join(names),
+                        given=f"one without {', '.join(missing)}",
+                        fix="Say where, and what.",
+                    )
+                self.put_in(**{name: content[name] for name in names})
+            elif content.get("kind") == "back":
+                self.changed = {}
+            self.said = ""
+        except InputError as error:
+            self.said = str(error)
+
+
+def widget_script() -> str:
+    """The module that a notebook loads: the component, and what stands round it there."""
+    return script() + read_asset("explorer_widget.js")

@@ -1,0 +1,370 @@
+"""From a run folder to one HTML file."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from markupsafe import Markup
+
+from loopinterp.compiler.figures import draw
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import Figure, Result
+from loopinterp.core.storage import write_bytes
+from loopinterp.figures import LinePanel, Series, bars_with_intervals, line_panels
+from loopinterp.figures.circuit_graph import (
+    CircuitGraph,
+    fragment,
+    security_policy,
+    visible_controls,
+)
+from loopinterp.pages.assets import (
+    asset,
+    explorer_asset,
+    graph_assets,
+    page_scripts,
+    plotly_scripts,
+)
+from loopinterp.pages.run_record import RunRecord, read_run
+from loopinterp.pages.sections import (
+    EXPLORER,
+    SECTIONS,
+    figure_views,
+    has_programs,
+    section_views,
+    tiles,
+)
+from loopinterp.pages.tables import embedded, setting_groups, tables_of
+
+MARKER = '<meta name="generator" content="loopinterp report">'
+"""In the head of every page that is written here: what has it may be written anew."""
+
+_HEAD = 1000
+"""Bytes of a file in which the marker is looked for."""
+
+
+def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of a run: one file, with everything it needs inside.
+
+    Args:
+        run_folder: A folder with ``config.json``, ``metrics.jsonl`` and ``results/``.
+        out: The file to write; ``RUN/report.html`` by default.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        InputError: If the folder is not a run, the file is there and no earlier report, or it
+            cannot be written.
+    """
+    out = need_page(Path(run_folder) / "report.html" if out is None else out)
+    write_bytes(out, render_report(read_run(run_folder)).encode(errors="replace"))
+    return out
+
+
+def need_page(out: str | Path) -> Path:
+    """The path of a page that may be written: a new file, or an earlier page of ours.
+
+    Raises:
+        InputError: If anything else is there: another file, a folder, a link, a device.
+    """
+    out = Path(out)
+    try:
+        mode = out.lstat().st_mode
+    except (OSError, ValueError):
+        return out  # nothing is there; whether it can be made is seen when it is written
+    if stat.S_ISREG(mode):
+        with out.open("rb") as file:
+            if MARKER.encode() in file.read(_HEAD):
+                return out
+        given, fix = "a file that is none", "Delete it yourself, or choose another name."
+    elif stat.S_ISDIR(mode):
+        given, fix = "a folder", f"Name a file in it: {out / 'report.html'}."
+    elif stat.S_ISLNK(mode):
+        given, fix = "a link, which would be replaced", "Name the file that it points to."
+    else:
+        given, fix = "a device, pipe or socket", "Choose another name."
+    expected = "a new file, or an earlier report, which alone is replaced"
+    raise InputError(f"output file {out}", expected=expected, given=given, fix=fix)
+
+
+def write_results(results: Mapping[str, Result], out: str | Path, *, title: str) -> Path:
+    """Write results that belong to no run as a page like the report: one file, all inside.
+
+    Args:
+        results: Results by name.
+        out: The file to write.
+        title: Heading of the page.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        InputError: If there is no result, the file is there and no such page, or it cannot be
+            written.
+    """
+    if not results:
+        raise InputError(
+            "results", expected="at least one", given="none", fix="Pass {'name': result}."
+        )
+    for name, result in results.items():
+        if not isinstance(result, Result):
+            raise InputError(
+                f"result {name!r}",
+                expected="what a study returns",
+                given=f"a {type(result).__name__}",
+                fix="Pass {'name': result}.",
+            )
+    out = need_page(out)
+    write_bytes(out, render_report(RunRecord(name=title, results=results)).encode(errors="replace"))
+    return out
+
+
+def render_report(record: RunRecord) -> str:
+    """The report of a run as HTML; of results alone, if the record has no configuration."""
+    return render_page("report.html.j2", **_context(record))
+
+
+def render_page(template: str, **context: Any) -> str:
+    """A page of ``templates/``, everything in it that is no markup of ours escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("loopinterp.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_without_controls,
+    )
+    environment.filters["seconds"] = lambda value: tidy(seconds(value))
+    environment.filters["tidy"] = tidy
+    environment.filters["in_short"] = in_short
+    environment.globals |= {"asset": asset, "explorer_asset": explorer_asset}
+    environment.globals |= {"marker": Markup(MARKER)}
+    policy = security_policy(page_scripts(context.get("plotly_scripts", ())))
+    return environment.get_template(template).render(policy=policy, **context)
+
+
+def _without_controls(value: Any) -> Any:
+    """What a template prints: text of saved files cannot turn the direction of what follows."""
+    plain = isinstance(value, str) and not isinstance(value, Markup)
+    return visible_controls(value) if plain else value
+
+
+def tidy(text: str) -> str:
+    """Keep a number and its unit on one line.
+
+    Example:
+        >>> tidy("95% in 3 min 4 s") == "95% in 3\\u00a0min 4\\u00a0s"
+        True
+    """
+    return re.sub(r"(?<=\d) (?=(s|min|h|bits|loops)\b)", "\u00a0", text)
+
+
+def in_short(text: str, most: int = 2) -> tuple[str, str]:
+    """The first sentences of a text, and the rest of it.
+
+    Example:
+        >>> in_short("It is. It was, in 0.5% of runs. It will be. Perhaps.")
+        ('It is. It was, in 0.5% of runs.', 'It will be. Perhaps.')
+    """
+    sentences = re.split(r"(?<=[.!?]) (?=[A-Z“])", text)
+    return " ".join(sentences[:most]), " ".join(sentences[most:])
+
+
+def _context(record: RunRecord) -> dict[str, Any]:
+    sections, problems = section_views(record)
+    made, undrawn = made_figures(record)
+    made_views = figure_views(made, undrawn, itertools.count(1))
+    shown = {view.section.key for view in sections}
+    views = [view for section in sections for view in section.all_figures]
+    graphs = [view for view in views if view.html]
+    drawn = [view for view in views if not view.html] + (made_views if record.is_run else [])
+    return {
+        "record": record,
+        "problems": [*record.problems, *problems, *undrawn],
+        "title": _title(record),
+        "facts": _facts(record),
+        "verdicts": [f for view in sections for f in view.verdicts],
+        "tiles": tiles(sections),
+        "first": [view for view in sections if view.section.key == EXPLORER],
+        "sections": [view for view in sections if view.section.key != EXPLORER],
+        "explored": any(view.explorers for view in sections),
+        "not_measured": [
+            section.at(record.depth)
+            for section in SECTIONS
+            if record.is_run
+            and section.key not in shown
+            and section.of_study not in record.skipped
+            and section.applies(record.task)
+        ],
+        "comparable": record.is_run and has_programs(record.task),
+        "made_figures": made_views,
+        "circuits": graph_assets() if graphs else {},
+        "settings": setting_groups(record.config),
+        "versions": _versions(record),
+        "data": embedded(tables_of({record.name: record})),
+        "plotly_scripts": plotly_scripts(view.flat for view in drawn),
+    }
+
+
+def _title(record: RunRecord) -> str:
+    if not record.is_run:
+        return record.name
+    task = record.task.replace("_", " ")
+    kind = "transformer" if record.depth == 1 else "looped transformer"
+    model = f"A {kind} on {task}" if task else f"A {kind}"
+    return f"{model}, opened {'layer by layer' if record.depth == 1 else 'loop by loop'}"
+
+
+def _facts(record: RunRecord) -> list[tuple[str, str]]:
+    """What to know about the model at a glance, as far as the configuration says it."""
+    config = record.config
+    parts = (config.get(name) for name in ("model", "curriculum"))
+    model, curriculum = (part if isinstance(part, Mapping) else {} for part in parts)
+    n_layers = model.get("n_layers")
+    runs = {None: "looped", 1: "run once"}.get(record.depth, f"run {record.depth} times")
+    facts = [
+        ("Block", f"{n_layers} layer{'s' if n_layers != 1 else ''}, {runs}" if n_layers else None),
+        ("Width (d_model)", model.get("d_model")),
+        ("Heads", model.get("n_heads")),
+        ("Trained up to length", curriculum.get("max_n")),
+        ("Made for lengths up to", config.get("max_n")),
+        ("Training", "none" if record.origin else None),
+        ("Steps", config.get("steps")),
+        ("Seed", config.get("seed")),
+    ]
+    return [
+        (name, f"{value:,}" if isinstance(value, int) else str(value))
+        for name, value in facts
+        if value is not None
+    ]
+
+
+def _versions(record: RunRecord) -> dict[str, str]:
+    from loopinterp import __version__
+
+    made = dict(record.made.get("versions", {}))
+    studies = sorted({r.provenance.version for r in record.results.values()} - {""})
+    if "loopinterp" not in made and studies:
+        made["loopinterp"] = ", ".join(studies)
+    return {**made, "this report": f"loopinterp {__version__}"}
+
+
+_MOST_POINTS = 600
+
+_CURVES = {"loss": "loss", "exact_match": "exact match", "longest_n": "longest length"}
+
+
+def made_figures(record: RunRecord) -> tuple[list[Figure], list[str]]:
+    """The training curve and the wall time by stage, where the run has them.
+
+    Returns:
+        The figures, and a sentence for each that cannot be drawn.
+    """
+    figures: list[Figure] = []
+    problems = []
+    parts = {"metrics of training": _training_curve, "times of the stages": _stage_times}
+    for name, figures_of_part in parts.items():
+        try:
+            figures += figures_of_part(record)
+        except Exception as error:  # whatever a damaged value makes of Plotly's and pandas' code
+            problems.append(f"The {name} cannot be drawn ({type(error).__name__}).")
+    return figures, problems
+
+
+def seconds(value: float) -> str:
+    """A duration as people say it.
+
+    Example:
+        >>> seconds(0.25), seconds(7.34), seconds(80), seconds(4020)
+        ('0.25 s', '7.3 s', '1 min 20 s', '1 h 7 min')
+    """
+    if value < 60:
+        return f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
+    if value < 3600:
+        return f"{int(value // 60)} min {int(value % 60)} s"
+    return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
+
+
+def _training_curve(record: RunRecord) -> list[Figure]:
+    table = pd.DataFrame(record.metrics)
+    panels = _training_panels(table)
+    if not panels:
+        return []
+    plot = line_panels(panels, x_title="step")
+    plot.update_layout(showlegend=False)  # each panel says on its axis what it shows
+    caption = (
+        "What training wrote down, on its own batches. Where the longest length drawn goes up, "
+        "the batches become harder: the loss jumps and the exact match drops."
+    )
+    return [Figure(title="Training", plot=plot, caption=caption, data=table, section="made")]
+
+
+def _training_panels(table: pd.DataFrame) -> list[LinePanel]:
+    if "step" not in table:
+        return []
+    # A curve of some hundred points looks the same and keeps the page small.
+    table = table.iloc[:: max(len(table) // _MOST_POINTS, 1)]
+    panels = []
+    for column, name in _CURVES.items():
+        if column in table:
+            log = column == "loss" and bool((table[column] > 0).all())
+            unit = (0, 1.02) if column == "exact_match" else None
+            line = Series(name, table["step"], table[column], markers=False)
+            panels.append(LinePanel([line], name, y_log=log, y_range=unit))
+    return panels
+
+
+def _stage_times(record: RunRecord) -> list[Figure]:
+    times = pd.Series(
+        {s: time for s, time in record.stage_seconds.items() if time > 0}, dtype=float
+    )
+    if times.empty:
+        return []
+    bars = Series("seconds", times.index, times)
+    return [
+        Figure(
+            title="Time by stage",
+            plot=bars_with_intervals([bars], value_title="seconds"),
+            caption=f"Wall time of each stage; {seconds(times.sum())} in all.",
+            data=times.rename_axis("stage").reset_index(name="seconds"),
+            section="made",
+        )
+    ]
+
+
+def write_circuit_page(circuit: Any, out: str | Path) -> Path:
+    """Write the graph of a circuit as a page: one file that works offline.
+
+    Args:
+        circuit: A compiled model or its circuit, a program, an expression, or a graph that is made
+            already, such as :func:`loopinterp.edges.edge_graph` gives.
+        out: The file to write.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        InputError: It is none of them, or too large to be looked at; or the file is there and no
+            such page, or cannot be written.
+    """
+    graph = (
+        circuit if isinstance(circuit, CircuitGraph) else draw(getattr(circuit, "circuit", circuit))
+    )
+    out = need_page(out)
+    page = render_page(
+        "circuit.html.j2",
+        title=f"Circuit of {graph.title}",
+        heading=graph.title,
+        graph=fragment(graph),
+        circuits=graph_assets(),
+    )
+    write_bytes(out, page.encode(errors="replace"))
+    return out

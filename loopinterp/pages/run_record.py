@@ -1,0 +1,271 @@
+"""What a run folder holds, as the report needs it: JSON and saved results, never a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loopinterp.core.errors import CheckpointError
+from loopinterp.core.results import Result, config_hash, load_result, result_files
+from loopinterp.core.run_files import (
+    Mismatch,
+    Owner,
+    Seal,
+    check_lines,
+    check_steps,
+    read_run_config,
+    spell_mismatch,
+)
+from loopinterp.core.storage import parse_json_object, read_bytes, read_json_object
+from loopinterp.core.text import ShortRepr, printable
+
+_CHECK_WEIGHTS = "Nothing shows that the model is the one that the configuration describes."
+
+UNCHECKED_LINES = (
+    "As a line is damaged, the other lines of metrics.jsonl cannot be checked: they may be of "
+    "another run."
+)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunRecord(ShortRepr):
+    """A run, read from its folder.
+
+    Attributes:
+        name: Name of the folder.
+        config: ``config.json``; empty for results that belong to no run.
+        metrics: The lines of ``metrics.jsonl``.
+        results: Saved results by file name, in alphabetical order.
+        made: ``made.json``: ``command``, ``stages`` (seconds by name), ``unsaid`` (reasons by
+            name, those that were written of these weights), ``versions``, ``machine``; all
+            optional.
+        problems: What could not be read, one sentence each; the report says so.
+        weights: SHA-256 of the model's weights; "" where there is none to be read.
+    """
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    results: Mapping[str, Result] = field(default_factory=dict)
+    made: Mapping[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    weights: str = ""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the results belong to a model of a run."""
+        return bool(self.config)
+
+    @property
+    def origin(self) -> str:
+        """Where a model comes from that was not trained in the run; "" for one that was."""
+        return str(self.config.get("origin", ""))
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """Studies that say nothing of this model, each with the reason, as a clause."""
+        return self.made.get("unsaid", {})
+
+    @property
+    def task(self) -> str:
+        """Name of the task, "" if it is not known."""
+        task = self.config.get("task", "")
+        return str(task.get("name", "") if isinstance(task, Mapping) else task)
+
+    @property
+    def depth(self) -> int | None:
+        """Loops of a model that is configured to make as many whatever the length, or None."""
+        objective = self.config.get("objective")
+        trained = objective.get("n_loops") if isinstance(objective, Mapping) else None
+        depth = self.config.get("depth", trained)
+        return depth if isinstance(depth, int) else None
+
+    @property
+    def stage_seconds(self) -> Mapping[str, float]:
+        """Wall time by stage: as the run wrote it, else that of each study."""
+        of_studies = {name: result.provenance.wall_time for name, result in self.results.items()}
+        return self.made.get("stages") or of_studies
+
+
+def read_run(folder: str | Path) -> RunRecord:
+    """Read a run folder; a damaged file becomes a problem of the record, not an error.
+
+    So does a result that is not of the model that the run has now: it is left out.
+
+    Raises:
+        CheckpointError: If the folder is not a run, or its ``config.json`` is damaged.
+    """
+    folder = Path(folder)
+    problems: list[str] = []
+    config = read_run_config(folder)
+    owner = _read_owner(folder, config, problems)
+    if owner.mismatch:
+        problems.append(f"The weights' file {spell_mismatch(owner.mismatch)}. {_CHECK_WEIGHTS}")
+    last = config.get("steps", 0)  # a model that was not trained here has no line
+    metrics = _read_metrics(folder / "metrics.jsonl", owner, last, problems)
+    results = _read_results(folder / "results", owner, problems)
+    made = _read_made(folder / "made.json", owner, problems)
+    return RunRecord(
+        name=printable(folder.resolve().name),
+        config=config,
+        metrics=metrics,
+        # What an earlier version said all the same is no longer said.
+        results={name: x for name, x in results.items() if name not in made.get("unsaid", {})},
+        made=made,
+        problems=problems,
+        weights=owner.weights,
+    )
+
+
+def _read_owner(folder: Path, config: Mapping[str, Any], problems: list[str]) -> Owner:
+    try:
+        return Owner.of_run(folder)
+    except CheckpointError as error:
+        problems.append(
+            "The model's weights cannot be read, so it is not known whether the results are of "
+            f"them. {error.fix}"
+        )
+        return Owner(config=config_hash(config))
+
+
+def _read_results(folder: Path, owner: Owner, problems: list[str]) -> dict[str, Result]:
+    """The results of the model as it is now."""
+    results: dict[str, Result] = {}
+    for path in result_files(folder):
+        try:
+            result = load_result(path)
+        except CheckpointError as error:
+            problems.append(f"{path.name} cannot be read and is not shown. {error.fix}")
+            continue
+        if why := owner.disowns(result.provenance):
+            clause = spell_mismatch(why)
+            problems.append(f"{path.name} {clause} and is not shown. Run the study again.")
+        else:
+            results[path.stem] = result
+    return results
+
+
+def _read_metrics(
+    path: Path, owner: Owner, last: object, problems: list[str]
+) -> list[dict[str, Any]]:
+    seal = _lines_seal(path.parent, owner)
+    if not path.is_file():
+        if seal is not None and seal.n_lines:
+            problems.append(f"metrics.jsonl {spell_mismatch(Mismatch.LINES_MISSING)}.")
+        return []
+    try:
+        lines = read_bytes(path).decode(errors="replace").splitlines()
+    except CheckpointError as error:
+        problems.append(f"metrics.jsonl cannot be read ({error.given}) and is left out.")
+        return []
+    rows, n_sound = [], len(lines)
+    for number, line in enumerate(lines, start=1):
+        row = parse_json_object(line)
+        if row is not None and _maps_names_to(_is_number, row):
+            rows.append(row)
+        else:
+            n_sound = min(n_sound, number - 1)
+            problems.append(f"Line {number} of metrics.jsonl is damaged and left out.")
+    # The digest is of all sealed lines: with one of them damaged it says nothing of the others.
+    checked = n_sound == len(lines) or (seal is not None and seal.n_lines <= n_sound)
+    mismatch = check_lines(lines[:n_sound], seal, last=last) if checked else None
+    mismatch = mismatch or check_steps([row.get("step") for row in rows], last)
+    if mismatch:
+        problems.append(f"metrics.jsonl {spell_mismatch(mismatch)} and is left out.")
+        return []
+    if lines and seal is None and owner.mismatch is Mismatch.OTHER_RUN:
+        # Nothing of the run is there that says which lines it wrote.
+        problems.append("metrics.jsonl may be of that other run too and is left out.")
+        return []
+    if seal is not None and not checked:
+        problems.append(UNCHECKED_LINES)
+    return rows
+
+
+def _lines_seal(folder: Path, owner: Owner) -> Seal | None:
+    """The seal of the run's metrics: that of its weights, or else of its checkpoint."""
+    if owner.seal is not None and owner.mismatch is None:
+        return owner.seal
+    checkpoint = folder / "state" / "checkpoint.safetensors"
+    try:
+        seal = Seal.of_file(checkpoint) if checkpoint.is_file() else None
+    except CheckpointError:
+        return None
+    return seal if seal is not None and seal.run == owner.config else None
+
+
+def _read_made(path: Path, owner: Owner, problems: list[str]) -> dict[str, Any]:
+    """How the run was made, as far as it is of the right types and of this run."""
+    if not path.is_file():
+        return {}
+    try:
+        notes = read_json_object(path)
+    except CheckpointError:
+        problems.append("made.json is no JSON object and is left out.")
+        return {}
+    if notes.get("run", owner.config) != owner.config:
+        problems.append(f"made.json {spell_mismatch(Mismatch.OTHER_RUN)} and is left out.")
+        return {}
+    if "run" not in notes and owner.mismatch is not Mismatch.UNSEALED:  # said once of the run
+        problems.append(f"made.json {spell_mismatch(Mismatch.UNSEALED)}.")
+    notes.pop("run", None)
+    made = {name: value for name, value in notes.items() if _is_as_made(name, value)}
+    left_out = sorted(notes.keys() - made.keys())
+    problems.extend(f"Entry {name!r} of made.json is damaged and left out." for name in left_out)
+    if "unsaid" in made:
+        made["unsaid"] = _own_reasons(made["unsaid"], owner, problems)
+    return made
+
+
+def _own_reasons(reasons: Mapping[str, Any], owner: Owner, problems: list[str]) -> dict[str, str]:
+    """Why studies were skipped, as far as it was written of the weights that the run has now."""
+    own: dict[str, str] = {}
+    dropped: dict[Mismatch, list[str]] = {}
+    for name, note in reasons.items():
+        note = note if isinstance(note, dict) else {}
+        if mismatch := owner.disowns_note(note):
+            dropped.setdefault(mismatch, []).append(name)
+        else:
+            own[name] = note["reason"]
+    problems.extend(
+        f"What made.json says of skipped studies ({', '.join(names)}) {spell_mismatch(mismatch)} "
+        "and is not shown. Run `loopinterp analyze` again."
+        for mismatch, names in dropped.items()
+    )
+    return own
+
+
+def _is_as_made(name: str, value: Any) -> bool:
+    if name == "unsaid":
+        return isinstance(value, dict) and all(
+            _is_text(study) and (_is_text(note) or _is_reason(note))
+            for study, note in value.items()
+        )
+    if name in ("stages", "versions"):
+        return _maps_names_to(_is_number if name == "stages" else _is_text, value)
+    return _is_text(value)
+
+
+def _is_reason(note: Any) -> bool:
+    """Whether it is a reason with the run and the weights that it was written of."""
+    return _maps_names_to(_is_text, note) and "reason" in note
+
+
+def _maps_names_to(kind: Callable[[Any], bool], value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value)) and all(map(kind, value.values()))
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is text that a page can hold: JSON may spell half a character."""
+    return isinstance(value, str) and value == value.encode(errors="replace").decode()
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it can be drawn and added up: JSON may spell infinity, and integers beyond it."""
+    try:
+        return isinstance(value, (int, float)) and math.fabs(value) < 1e300
+    except OverflowError:
+        return False

@@ -1,0 +1,303 @@
+"""The tables behind a page, of one run or several: kept in the page, and read back from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+
+from loopinterp.core.errors import CheckpointError
+from loopinterp.core.intervals import ENDS
+from loopinterp.core.results import Figure, Result
+from loopinterp.core.settings import flatten
+from loopinterp.core.storage import parse_json_object, read_bytes, spell_json
+from loopinterp.figures import LinePanel, Series, bars_with_intervals, line_panels
+from loopinterp.figures.circuit_graph import script_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from loopinterp.pages.run_record import RunRecord
+
+
+Tables = dict[str, "pd.DataFrame"]
+
+_ELEMENT = re.compile(rb'<script type="application/json" id="report-data">(.*?)</script>', re.S)
+
+_SETTINGS = ("run", "part", "setting", "value")
+
+_FINDINGS = ("run", "result", "number", "kind", "label", "value", "good", "text")
+
+
+def tables_of(records: Mapping[str, RunRecord]) -> Tables:
+    """Settings, findings and curves of runs, each a tidy table with the run in its first column.
+
+    Args:
+        records: Runs by the names that they go by.
+    """
+    import pandas as pd
+
+    settings, findings, curves = [], [], []
+    for run, record in records.items():
+        for part, values in setting_groups(record.config).items():
+            settings += [(run, part, name, value) for name, value in values.items()]
+        findings += _findings(run, record)
+        curves += curve_rows(run, record)
+    # As objects: pandas' own strings refuse lone surrogates, which a damaged file may hold.
+    return {
+        "settings": pd.DataFrame(settings, columns=list(_SETTINGS), dtype=object),
+        "findings": pd.DataFrame(findings, columns=list(_FINDINGS), dtype=object),
+        "curves": pd.DataFrame(curves, columns=list(COLUMNS)),
+    }
+
+
+def _findings(run: str, record: RunRecord) -> list[tuple[Any, ...]]:
+    rows = []
+    for name, result in record.results.items():
+        try:
+            said = result.findings()
+        except Exception:  # a damaged value; the page has a sentence about it
+            continue
+        rows += [
+            (run, name, k, f.kind, f.label, f.value, f.good, f.text) for k, f in enumerate(said)
+        ]
+    return rows
+
+
+def embedded(tables: Tables) -> Markup:
+    """Tables as JSON that cannot end its own script tag."""
+    kept = {
+        name: {
+            "columns": table.columns.tolist(),
+            "rows": table.astype(object).values.tolist(),
+        }
+        for name, table in tables.items()
+    }
+    return script_json(spell_json(kept))
+
+
+def read_report(page: str | Path) -> Tables:
+    """The tables of a page that :func:`write_report` or :func:`write_comparison` wrote.
+
+    Args:
+        page: The HTML file.
+
+    Returns:
+        ``settings``, ``findings`` and ``curves``, each with the run in its first column.
+
+    Raises:
+        CheckpointError: The file is missing, or has no such tables in it.
+    """
+    import pandas as pd
+
+    found = _ELEMENT.search(read_bytes(Path(page)))
+    kept = parse_json_object(found[1]) if found else None
+    try:
+        if kept is None:
+            raise ValueError("none")
+        tables = {
+            name: pd.DataFrame(kept[name]["rows"], columns=kept[name]["columns"])
+            for name in ("settings", "findings", "curves")
+        }
+        numbers = dict.fromkeys(("value", "low", "high"), float)  # JSON has no NaN
+        return tables | {"curves": tables["curves"].astype(numbers)}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"page {page}",
+            expected="a report with its tables inside",
+            given="a page without any" if kept is None else f"others ({error})",
+            fix="Write the report again with this version.",
+        ) from error
+
+
+COLUMNS = ("run", "figure", "panel", "x", "value", "low", "high")
+
+_MOST_POINTS = 300
+
+Point = tuple[Any, float, float, float]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A figure that runs have in common: what it is, and how it is read."""
+
+    title: str
+    x_title: str
+    caption: str
+    control: str = ""
+    logarithmic: tuple[str, ...] = ()
+    bars: bool = False
+
+
+EXACT = Shared(
+    "Exact match by length",
+    "length",
+    "Whole answers that are right, a line for each run, at the loops that the task asks for. "
+    "Bands: 95% intervals. Runs may have been measured at other lengths.",
+    "Each run's own report has what a constant answer would get.",
+)
+
+SETTLING = Shared(
+    "Settling, loop by loop",
+    "loop",
+    "Above: examples whose whole answer is right after so many loops. Below: how far the last loop "
+    "moved the state, relative to its size, at the position that moved most; median over examples. "
+    "A line ends where the state rests.",
+    "A state can settle on a wrong answer: both belong together.",
+    logarithmic=("relative residual",),
+)
+
+PROGRAMS = Shared(
+    "Each program against each run",
+    "whole runs that are the program's",
+    "After the exchange of a state, over pairs on which something happens: how often the run's "
+    "answer is the program's at every delay to the end.",
+    "Each run's verdict names its controls; a random change of equal norm is in its own report.",
+    bars=True,
+)
+
+TRAINING = Shared(
+    "Training loss",
+    "step",
+    "What training wrote down, on its own batches. Runs that were not trained have none.",
+    logarithmic=("loss",),
+)
+
+FIGURES = (EXACT, PROGRAMS, SETTLING, TRAINING)
+"""In reading order."""
+
+
+def curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
+    """The rows of :data:`COLUMNS` of one run.
+
+    Args:
+        name: What the run is called in the comparison.
+        record: The run.
+    """
+    rows: list[tuple[Any, ...]] = []
+    readers = {"evaluation": _exact, "program-comparison": _programs, "convergence": _settling}
+    for result in record.results.values():
+        if result.kind in readers:
+            try:
+                found = [*readers[result.kind](result)]
+            except Exception:  # a damaged value; the run's own report says so
+                continue
+            rows += [(name, figure, panel, *point) for figure, panel, point in found]
+    step = max(len(record.metrics) // _MOST_POINTS, 1)
+    rows += [
+        (name, TRAINING.title, "loss", row["step"], row["loss"], np.nan, np.nan)
+        for row in record.metrics[::step]
+        if "step" in row and row.get("loss", 0) > 0
+    ]
+    return rows
+
+
+Found = Iterator[tuple[str, str, Point]]
+
+
+def _exact(result: Result) -> Found:
+    extra = result.data["extra_loop"].values
+    data = result.data["exact_match"].sel(extra_loop=extra[np.abs(extra).argmin()])
+    for distribution in data["distribution"].values.tolist():
+        for n in data["length"].values.tolist():
+            at = data.sel(distribution=distribution, length=n)
+            yield EXACT.title, f"{distribution} inputs", (n, *_ends(at))
+
+
+def _programs(result: Result) -> Found:
+    data = result.data["whole_run"].isel(model=0).sel(stratum="all")
+    for program in data["program"].values.tolist():
+        yield PROGRAMS.title, "", (program, *_ends(data.sel(program=program)))
+
+
+def _settling(result: Result) -> Found:
+    right = result.data["right"].transpose("loop", "batch", "pos").values
+    whole = ((right != 0).all(-1)).mean(-1)
+    residual = np.nanmedian(result.data["residual_max"].values[1:], axis=1)
+    for loop, share in zip(result.data["loop"].values.tolist(), whole):
+        yield SETTLING.title, "whole answers right", (loop, float(share), np.nan, np.nan)
+    for loop, moved in zip(result.data["loop"].values.tolist()[1:], residual):
+        yield SETTLING.title, "relative residual", (loop, float(moved), np.nan, np.nan)
+
+
+def _ends(values: Any) -> tuple[float, float, float]:
+    value, low, high = (float(values.sel(estimate=end)) for end in ENDS)
+    return value, low, high
+
+
+def compared_figures(curves: pd.DataFrame, runs: list[str]) -> list[Figure]:
+    """The figures of a table of curves, each run in its colour in all of them."""
+    from loopinterp.figures import colour
+
+    figures = []
+    shades = {run: colour(k) for k, run in enumerate(runs)}
+    for shared in FIGURES:
+        table: Any = curves[curves["figure"] == shared.title]
+        if len(table):
+            plot = (_bars if shared.bars else _lines)(shared, table, shades)
+            about = {"caption": shared.caption, "control": shared.control}
+            figures.append(
+                Figure(title=shared.title, plot=plot, data=table, section="curves", **about)
+            )
+    return figures
+
+
+def _lines(shared: Shared, table: Any, shades: Mapping[str, str]) -> Any:
+    panels = []
+    for panel, rows in table.groupby("panel", sort=False):
+        log = panel in shared.logarithmic
+        rows = rows[rows["value"] > 0] if log else rows
+        lines = [_series(run, rows[rows["run"] == run], shades) for run in shades]
+        lines = [line for line in lines if len(line.x)]
+        unit = None if log else (0, 1.03)
+        panels.append(LinePanel(lines, str(panel), y_range=unit, y_log=log))
+    return line_panels(panels, x_title=shared.x_title)
+
+
+def _bars(shared: Shared, table: Any, shades: Mapping[str, str]) -> Any:
+    best: Any = table.groupby("x")["value"].max()
+    order = best.sort_values(ascending=False, kind="stable").index[:6].tolist()
+    groups = []
+    for run in shades:
+        rows = table[table["run"] == run].set_index("x").reindex(order).reset_index()
+        if rows["value"].notna().any():
+            rows["x"] = [name.replace("_", " ") for name in rows["x"]]
+            groups.append(_series(run, rows, shades))
+    return bars_with_intervals(groups, value_title=shared.x_title, value_range=(0, 1.02))
+
+
+def _series(run: str, rows: Any, shades: Mapping[str, str]) -> Series:
+    known = rows["low"].notna().any()
+    low, high = (rows["low"], rows["high"]) if known else (None, None)
+    return Series(run, rows["x"].tolist(), rows["value"], low, high, colour=shades[run])
+
+
+def setting_groups(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """A nested configuration as tables by title, one for each of its parts.
+
+    Example:
+        >>> setting_groups({"seed": 0, "model": {"d_model": 64, "norm": None}})
+        {'run': {'seed': '0'}, 'model': {'d_model': '64', 'norm': 'none'}}
+    """
+    parts = {title: part for title, part in config.items() if isinstance(part, Mapping)}
+    own = {name: value for name, value in config.items() if name not in parts}
+    tables = {title: flatten(part) for title, part in {"run": own, **parts}.items()}
+    return {t: {k: _spell(v) for k, v in table.items()} for t, table in tables.items() if table}
+
+
+def _spell(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_spell(v) for v in value)
+    return str(value)

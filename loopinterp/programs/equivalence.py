@@ -1,0 +1,313 @@
+"""Whether two programs are the same one, as abstractions of the state of whole positions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from loopinterp.core.errors import InputError, check_integer, check_seed
+from loopinterp.programs.paired_runs import (
+    AT_A_TIME,
+    PairedRuns,
+    RepeatedStates,
+    decided_difference,
+    repeated_states,
+)
+from loopinterp.programs.program_offset import ProgramOffset, alignments, with_output_lag
+from loopinterp.programs.registry import get_program
+from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.task_registry import get_task
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
+    from torch import Tensor
+
+    from loopinterp.programs.program import LoopProgram
+    from loopinterp.tasks.task import Task
+
+EXAMPLES = 64
+"""Inputs of each length and distribution."""
+
+INTERVENTIONS = 4096
+"""Interventions of each length, at most."""
+
+SCREENED = 512
+"""The same, for the screening of every program offset."""
+
+MOST_INPUTS = 2**14
+"""The most inputs that :func:`every_input` lists."""
+
+MOST_STATES = 2**16
+"""The most states (input, position, loop) of one length of which all interchanges are made, where
+the length alone does not ask for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Equivalence:
+    """How far interchange interventions separate two programs.
+
+    Attributes:
+        program: Name of the program.
+        other: Name of the other, in the place of a model.
+        program_offset: The offset at which they differ least.
+        lengths: Lengths of the inputs.
+        every_single: Those at which every single interchange was made.
+        every_repeated: Those at which every two interchanges of one run were made; none where
+            single ones separate the programs.
+        natural_share: Share of (input, loop) at which the answers of clean runs differ.
+        interventions: One entry an intervention: length, base and source (rows of the inputs of
+            that length), position, loop and the source's; the same of a second interchange in the
+            same run, its loop -1 where there is none; whether it ``changes`` an answer of either
+            program, and whether the two answers ``differ``, at some loop after it.
+        repeated: States that two interchanges lead to, where all are followed: how many, how many
+            of them ``changes`` and how many ``differ``.
+    """
+
+    program: str
+    other: str
+    program_offset: ProgramOffset
+    lengths: tuple[int, ...]
+    every_single: tuple[int, ...]
+    every_repeated: tuple[int, ...]
+    natural_share: float
+    interventions: dict[str, np.ndarray] = field(repr=False)
+    repeated: RepeatedStates = field(repr=False)
+
+    @property
+    def equivalent(self) -> bool:
+        """Whether no difference was found.
+
+        Of N interventions none differs: at 95%, less than 3 / N of all do, unless these are all.
+        """
+        return self.natural_share == 0 and self.share == 0
+
+    @property
+    def exhaustive(self) -> bool:
+        """Whether a difference was found, or every interchange at these lengths was made."""
+        return not self.equivalent or self.every_single == self.every_repeated == self.lengths
+
+    @property
+    def share(self) -> float:
+        """Share of interventions that differ among those that change anything.
+
+        Where only a repeated interchange separates them, the share of states after one.
+        """
+        differ, changes = self.interventions["differ"], self.interventions["changes"]
+        return float(differ.sum() / max((differ | changes).sum(), 1)) or self.repeated.share
+
+
+def equivalence(
+    program: LoopProgram | str,
+    other: LoopProgram | str,
+    *,
+    lengths: tuple[int, ...] = (1, 2, 3, 4, 5, 6),
+    interventions: int | None = INTERVENTIONS,
+    exhaustive_to: int = 5,
+    seed: int = 0,
+) -> Equivalence:
+    """Look for an interchange intervention that separates two programs.
+
+    The one definition of equality that the comparison of programs, the decompiler and the
+    benchmark use. At some position and loop of a base input, all variables of that position are
+    taken from the run of a source input with the same token there, after the same loop or another
+    one, once or twice in one run; both programs go on, each with its own variables, until the
+    other's T(n). They are equivalent if their answers, where asked for and decided by both, are
+    equal at every loop from then on, and in clean runs (at T(n), both must be decided). The
+    program may be a loop earlier or later than the other, its variables a position to the left, or
+    its answers a loop late: the best of these offsets counts.
+
+    At lengths up to ``exhaustive_to`` every interchange is made: at every position and loop of
+    every input, every state that the same token has there in any input after any loop; and from
+    every state that this leads to, every such interchange again. At longer inputs, and where the
+    inputs of a length cannot all be listed or have more than 65,536 states, ``interventions`` are
+    drawn: half with a source of another loop, a tenth with a second interchange. The result says
+    at which lengths all were made; of too many states after two interchanges some are drawn.
+
+    Args:
+        program: The program, or its name.
+        other: Another of the same task, in the place of a model.
+        lengths: Lengths of the inputs.
+        interventions: How many are made at inputs of each longer length, at most. None for each
+            there is, at every length.
+        exhaustive_to: The longest length at which all are made.
+        seed: Seed of inputs and interventions.
+
+    Raises:
+        InputError: programs of different tasks, no length, no interventions, or no number of them
+            where there are too many inputs for each.
+
+    Source: interchange interventions, Geiger et al., arXiv 2106.02997.
+
+    Example:
+        >>> from loopinterp.programs.mutations import negated
+        >>> ripple = get_program("ripple")
+        >>> equivalence(ripple, negated(ripple, "carry"), lengths=(2, 4)).equivalent
+        True
+        >>> held = equivalence(ripple, "ripple_held_2", lengths=(4,))
+        >>> held.equivalent, held.natural_share, held.share > 0.1
+        (False, 0.0, True)
+    """
+    if interventions is not None:
+        check_integer("interventions", interventions, least=1)
+    if not lengths:
+        raise InputError("lengths", expected="at least one", given="none", fix="Pass e.g. (2, 4).")
+    first, second = get_program(program), get_program(other)
+    if (first.task, first.task_settings) != (second.task, second.task_settings):
+        raise InputError(
+            "other",
+            expected=f"a program of {first.task}, with the settings {dict(first.task_settings)}",
+            given=f"{second.name}, of {second.task} with {dict(second.task_settings)}",
+            fix="Compare programs that read the same inputs and answer the same question.",
+        )
+    at_offset = partial(equivalence_at, first, second, lengths=lengths, seed=seed)
+    # The program must have begun when the other is done.
+    longest = max(map(second.n_loops, lengths))
+    fitting = [offset for offset in alignments() if longest + offset.shift >= 0]
+    few = min(interventions or SCREENED, SCREENED)
+    screened = [at_offset(offset, interventions=few) for offset in fitting]
+    candidates = [x for x in screened if x.equivalent] or [min(screened, key=_difference)]
+    results = (
+        at_offset(x.program_offset, interventions=interventions, exhaustive_to=exhaustive_to)
+        for x in candidates
+    )
+    return min(results, key=_difference)
+
+
+def _difference(result: Equivalence) -> float:
+    return result.share + result.natural_share
+
+
+def equivalence_at(
+    program: LoopProgram,
+    other: LoopProgram,
+    offset: ProgramOffset,
+    *,
+    lengths: tuple[int, ...] = (2, 4, 6),
+    interventions: int | None = INTERVENTIONS,
+    exhaustive_to: int = 0,
+    seed: int = 0,
+) -> Equivalence:
+    """:func:`equivalence` at one program offset."""
+    task = get_task(program.task, **program.task_settings)
+    late = with_output_lag(program, offset.lag)
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    clean_differences: list[Tensor] = []
+    columns: dict[str, list[Tensor]] = {}
+    # None at lengths at which the program has not begun when the other is done.
+    all_runs: dict[int, PairedRuns | None] = {}
+    for n in lengths:
+        n_loops, required = other.n_loops(n), interventions is None
+        batch = _all_inputs(
+            task, n, n_loops, required=required, exhaustive_to=exhaustive_to, seed=seed
+        )
+        if max(-offset.shift, 0) > n_loops:
+            all_runs[n] = None
+            continue
+        inputs = batch or inputs_of(task, (n,), EXAMPLES, seed=seed)
+        runs = PairedRuns(late, other, offset, inputs, n_loops)
+        clean_differences.append(_clean_difference(runs, inputs))
+        interchanges = runs.every_single() if batch else runs.drawn(interventions or 0, generator)
+        for some in interchanges.split(AT_A_TIME):
+            for name, column in runs.intervened(some).items():
+                columns.setdefault(name, []).append(column)
+        columns.setdefault("length", []).append(torch.full_like(interchanges.base, n))
+        if batch:
+            all_runs[n] = runs
+    result = Equivalence(
+        program=program.name,
+        other=other.name,
+        program_offset=offset,
+        lengths=lengths,
+        every_single=tuple(all_runs),
+        every_repeated=(),
+        natural_share=float(torch.cat(clean_differences).double().mean()),
+        interventions={name: torch.cat(parts).numpy() for name, parts in columns.items()},
+        repeated=RepeatedStates(),
+    )
+    return _interchanged_twice(result, all_runs, generator) if result.equivalent else result
+
+
+def _interchanged_twice(
+    result: Equivalence, all_runs: Mapping[int, PairedRuns | None], generator: torch.Generator
+) -> Equivalence:
+    """A result without a difference, after every two interchanges in one run."""
+    repeated, complete = RepeatedStates(), []
+    for n, runs in all_runs.items():
+        states, all_followed = (
+            (RepeatedStates(), True) if runs is None else repeated_states(runs, generator)
+        )
+        repeated += states
+        complete += [n] if all_followed else []
+        if states.differ:
+            break
+    return dataclasses.replace(result, every_repeated=tuple(complete), repeated=repeated)
+
+
+def _all_inputs(
+    task: Task, n: int, n_loops: int, *, required: bool, exhaustive_to: int, seed: int
+) -> Batch | None:
+    """All inputs of a length where every interchange is to be made; None where some are drawn."""
+    if required:
+        return every_input(task, n, seed=seed)
+    states = n_inputs(task, n, seed=seed) * task.n_positions(n) * (n_loops + 1)
+    if n > exhaustive_to or states > MOST_STATES:
+        return None
+    try:
+        return every_input(task, n, seed=seed)
+    except InputError:  # not every combination of symbols is an input of the task
+        return None
+
+
+def _clean_difference(runs: PairedRuns, batch: Batch) -> Bool[Tensor, " loop_input"]:
+    """Whether the whole answers of clean runs differ, at each loop of each input."""
+    expected, answers = runs.clean_answers()
+    differ = decided_difference(expected, answers)  # [loop, input, pos]
+    differ[-1:] = expected[-1:] != answers[-1:]  # at T(n), undecided is no answer
+    return (differ & (batch.targets != IGNORE)).any(-1).flatten()
+
+
+def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int) -> Batch:
+    """So many inputs of each length and of each of the task's distributions, padded alike."""
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    n = torch.tensor(lengths).repeat_interleave(examples)
+    parts = [task.sample(n, generator=generator, distribution=d) for d in task.distributions]
+    fields = ("inputs", "targets", "n", "n_loops")
+    joined = (torch.cat([getattr(part, field) for part in parts]) for field in fields)
+    return Batch(*joined, task=task)
+
+
+def _symbols(task: Task, n: int, seed: int) -> list[Int[Tensor, " symbol"]]:
+    """The symbols that stand at each position of inputs of a length."""
+    return [column.unique() for column in inputs_of(task, (n,), 8 * EXAMPLES, seed=seed).inputs.T]
+
+
+def n_inputs(task: Task, n: int, *, seed: int = 0) -> int:
+    """How many inputs :func:`every_input` lists."""
+    return math.prod(map(len, _symbols(task, n, seed)))
+
+
+def every_input(task: Task, n: int, *, seed: int = 0) -> Batch:
+    """All inputs of a length, and more where not every symbol may follow every other.
+
+    Raises:
+        InputError: There are more than 16,384.
+    """
+    symbols = _symbols(task, n, seed)
+    number = math.prod(map(len, symbols))
+    if number > MOST_INPUTS:
+        raise InputError(
+            "lengths",
+            expected=f"lengths of which {task.name} has at most {MOST_INPUTS:,} inputs",
+            given=f"{n}, of which it has {number:,}",
+            fix="Pass shorter ones, or a number of interventions.",
+        )
+    inputs = torch.cartesian_prod(*symbols).view(number, len(symbols))
+    each = torch.full((number,), n), torch.full((number,), task.n_loops(n))
+    return Batch(inputs, task.targets(inputs), *each, task=task)

@@ -1,0 +1,232 @@
+"""The shortest expression with given values: tables made readable.
+
+Expressions are grown size by size from atoms; of those with the same values in all cases only the
+first, which is a shortest, is kept (bottom-up enumeration modulo observational equivalence).
+
+Source: Udupa et al., TRANSIT, PLDI 2013.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from loopinterp.core.errors import InputError
+from loopinterp.programs.language import full, seq_map
+from loopinterp.programs.operations import OPS
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from loopinterp.programs.expressions import Seq
+
+LOGIC = ("not", "and", "or", "xor")
+"""Operations for truth values."""
+
+ARITHMETIC = (*LOGIC, "eq", "ne", "add", "mod", "smaller", "larger", "where")
+"""Operations for small integers; a remainder is that of division by a constant."""
+
+_COMMUTE = ("and", "or", "xor", "add", "eq", "ne", "smaller", "larger")
+_AT_A_TIME = 2**22
+
+_Operation: TypeAlias = tuple[str, tuple[tuple[int, int], ...]]
+"""An operation on smaller expressions, each given by its size and its place there."""
+
+
+@dataclass(frozen=True)
+class Atom:
+    """Something to build with, and its value in each case."""
+
+    expression: Seq
+    values: Int[Tensor, " case"]
+
+
+def shortest_expression(
+    target: Int[Tensor, " case"],
+    atoms: Sequence[Atom],
+    *,
+    largest: int = 8,
+    most: int = 2000,
+) -> Seq | None:
+    """An expression of fewest atoms and operations with the target's value in every case.
+
+    Where all values are 0 or 1, of :data:`LOGIC`; else of :data:`ARITHMETIC`.
+
+    Args:
+        target: Value in each case.
+        atoms: What it may be made of; small constants are added.
+        largest: Atoms and operations of an expression, at most.
+        most: Expressions kept of each size; with more, the search is no longer complete.
+
+    Returns:
+        None if there is none of that size.
+
+    Raises:
+        InputError: atoms of other cases than the target's, or no case at all.
+
+    Example:
+        >>> from loopinterp.programs import var
+        >>> a, b = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
+        >>> shortest_expression(a ^ b, [Atom(var("a"), a), Atom(var("b"), b)])
+        var('a') ^ var('b')
+    """
+    for values in (target, *(atom.values for atom in atoms)):
+        if values.shape != target.shape or not len(target):
+            raise InputError(
+                "values of an atom",
+                expected=f"one for each of the {len(target)} cases of the target, at least one",
+                given=f"shape {list(values.shape)}",
+                fix="Give every atom its value in each case.",
+            )
+    every = torch.stack([target, *(atom.values for atom in atoms)])
+    low, top = int(every.min()), int(every.max())
+    ops = LOGIC if low >= 0 and top <= 1 else ARITHMETIC
+    constants = range(min(low, 0), top + 2)
+    leaves = [*atoms, *(Atom(full(k), torch.full_like(target, k)) for k in constants)]
+    for leaf in leaves:
+        if torch.equal(leaf.values, target):
+            return leaf.expression
+    return _search(target, _Bank(leaves), ops, largest, most)
+
+
+def _search(
+    target: Int[Tensor, " case"], bank: _Bank, ops: Sequence[str], largest: int, most: int
+) -> Seq | None:
+    """Grow expressions by size until one has the target's values."""
+    every_case = torch.arange(len(target))
+    # Most expressions that are not the target differ from it in one of a few cases.
+    few = torch.randperm(len(target), generator=torch.Generator().manual_seed(0))[:24]
+    for size in range(2, largest + 1):
+        values, operations = [target.new_empty(0, len(target))], []
+        for op, sizes in _shapes(size, ops):
+            keep = len(operations) < most and size < largest
+            cases = every_case if keep else few
+            for first, grown in bank.grown(op, sizes, cases):
+                rows = grown.flatten(0, -2)  # [row, case]
+                hits = (rows == target[cases]).all(-1).nonzero().flatten()
+                for hit in _operations(op, sizes, first, grown, hits):
+                    if torch.equal(bank.values_of(hit), target):
+                        return bank.expression(hit)
+                if keep and len(operations) < most:
+                    new = bank.new(rows)[: most - len(operations)]
+                    values.append(rows[new])
+                    operations += _operations(op, sizes, first, grown, new)
+        bank.values[size], bank.operations[size] = torch.cat(values), operations
+    return None
+
+
+def _operations(
+    op: str, sizes: tuple[int, ...], first: list[int], grown: Tensor, rows: Int[Tensor, " row"]
+) -> Iterator[_Operation]:
+    """The operations that gave some rows of a block."""
+    for row in rows:
+        within = torch.unravel_index(row, grown.shape[:-1])
+        places = (start + int(k) for start, k in zip(first, within))
+        yield op, tuple(zip(sizes, places))
+
+
+class _Bank:
+    """Expressions by size, no two with the same values in all cases."""
+
+    def __init__(self, leaves: Sequence[Atom]) -> None:
+        rows = torch.stack([leaf.values for leaf in leaves])
+        # Values are compared by a random linear hash: 64 bits for some 10,000 of them.
+        generator = torch.Generator().manual_seed(0)
+        self._key = torch.randint(-(2**62), 2**62, rows.shape[1:], generator=generator)
+        self._seen = torch.empty(0, dtype=torch.int64)
+        distinct = self.new(rows)
+        self.values: dict[int, Tensor] = {1: rows[distinct]}
+        self.operations: dict[int, list[_Operation]] = {}
+        self._leaves = [leaves[k].expression for k in distinct.tolist()]
+
+    def new(self, rows: Int[Tensor, "row case"]) -> Int[Tensor, " new"]:
+        """Places of those whose values no expression had so far; they have them from now on."""
+        hashes, inverse = (rows * self._key).sum(-1).unique(return_inverse=True)
+        first = torch.full_like(hashes, len(rows))
+        first = first.scatter_reduce(0, inverse, torch.arange(len(rows)), "amin")
+        fresh = ~torch.isin(hashes, self._seen)
+        self._seen = torch.cat([self._seen, hashes[fresh]])
+        return first[fresh].sort().values
+
+    def expression(self, operation: _Operation) -> Seq:
+        op, parts = operation
+        args = (
+            self._leaves[k] if size == 1 else self.expression(self.operations[size][k])
+            for size, k in parts
+        )
+        return seq_map(op, *args)
+
+    def grown(
+        self, op: str, sizes: tuple[int, ...], cases: Tensor
+    ) -> Iterator[tuple[list[int], Int[Tensor, "*part case"]]]:
+        """An operation on all expressions of these sizes, in blocks, in some of the cases.
+
+        Each block comes with the place of its first expression of each size.
+        """
+        parts = _arguments(op, [self.values[size] for size in sizes])
+        for first, block in _blocks([part[:, cases] for part in parts], [0] * len(sizes)):
+            yield first, _applied(op, block)
+
+    def values_of(self, operation: _Operation) -> Int[Tensor, " case"]:
+        """Values of an operation on expressions of the bank, in all cases."""
+        op, parts = operation
+        args = [self.values[size][place, None] for size, place in parts]
+        return _applied(op, _arguments(op, args)).flatten()
+
+
+def _arguments(op: str, parts: list[Tensor]) -> list[Tensor]:
+    """The arguments of an operation; a divisor that is no constant above 0 is put out of range."""
+    if op == "mod":
+        divisor = parts[1]
+        constant = (divisor == divisor[:, :1]).all(-1, keepdim=True)
+        parts[1] = divisor.where(constant & (divisor > 0), 1 << 20)
+    return parts
+
+
+def _blocks(parts: list[Tensor], first: list[int]) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """Parts cut so that all choices of one of each fit, in order, and where each cut starts."""
+    lengths = [*map(len, parts)]
+    if not all(lengths):
+        return
+    if math.prod(lengths) * parts[0].shape[-1] <= _AT_A_TIME or max(lengths) == 1:
+        yield first, parts
+        return
+    k = next(k for k, length in enumerate(lengths) if length > 1)
+    for start, half in zip((0, lengths[k] // 2), parts[k].tensor_split(2)):
+        cut = [first[k] + start if axis == k else at for axis, at in enumerate(first)]
+        yield from _blocks([*parts[:k], half, *parts[k + 1 :]], cut)
+
+
+def _applied(name: str, parts: Sequence[Tensor]) -> Int[Tensor, "*part case"]:
+    """An operation on every choice of one expression of each part."""
+    n, n_cases = len(parts), parts[0].shape[-1]
+    # Part k varies along axis k: [1, …, expression, …, 1, case].
+    spread = [
+        part.view(*(len(part) if k == axis else 1 for k in range(n)), n_cases)
+        for axis, part in enumerate(parts)
+    ]
+    return OPS[name].apply(*spread).expand(*map(len, parts), n_cases)
+
+
+def _shapes(size: int, ops: Sequence[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Operations with sizes of their parts that make an expression of a size."""
+    for op in ops:
+        for sizes in _shares(OPS[op].arity, size - 1):
+            if op not in _COMMUTE or sizes[0] <= sizes[1]:
+                yield op, sizes
+
+
+def _shares(n: int, total: int) -> Iterator[tuple[int, ...]]:
+    """Ways to share a size among n parts, each at least 1."""
+    if n == 1:
+        if total >= 1:
+            yield (total,)
+        return
+    for first in range(1, total - n + 2):
+        for rest in _shares(n - 1, total - first):
+            yield (first, *rest)

@@ -1,0 +1,389 @@
+"""Expressions as data: an immutable graph of sequences and selectors.
+
+A :class:`Seq` stands for a sequence of integers, one per position; a :class:`Selector` for the
+positions (keys) that each position (query) looks at. Nodes are interned: building the same node
+twice gives the same object, so ``==`` and ``hash`` compare structure at no cost, and a common
+subexpression is one node. ``eq(x, y)`` is the expression that compares values; ``<``, ``+``, ``&``
+and the other operators build expressions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from loopinterp.core.errors import InputError, check_choice, check_integer, unknown_name
+from loopinterp.programs.nodes import Expr, postorder
+from loopinterp.programs.operations import OPS, PREDICATES
+
+MAX_TABLE = 65_536
+"""Most entries in a table of ``tok_map``, and most input tokens of a program."""
+
+MAX_RELATION = 4_096
+"""Most (key, query) pairs of a predicate."""
+
+_INT64 = range(-(2**63), 2**63)
+
+
+class _Checked(Expr):
+    """An expression that checks its fields by their types, and names them in errors by ``word``."""
+
+    word: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        checks = {"Seq": need_seq, "Selector": _need_selector, "int": _check_int}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if (check := checks.get(str(field.type))) is not None:
+                check(getattr(self, field.name), f"{field.name} of {self.word}")
+        super().__post_init__()
+
+
+class Selector(_Checked):
+    """Which keys each query looks at."""
+
+
+def _operator(op: str) -> Callable[[Seq, Seq | int], Seq]:
+    """The method that builds ``self op other``."""
+    return lambda self, other: Elementwise(op, (self, as_seq(other)))
+
+
+def _reflected(op: str) -> Callable[[Seq, int], Seq]:
+    """The method that builds ``other op self``."""
+    return lambda self, other: Elementwise(op, (as_seq(other), self))
+
+
+class Seq(_Checked):
+    """A sequence of integers."""
+
+    __add__, __radd__ = _operator("add"), _reflected("add")
+    __sub__, __rsub__ = _operator("sub"), _reflected("sub")
+    __mul__, __rmul__ = _operator("mul"), _reflected("mul")
+    __and__, __rand__ = _operator("and"), _reflected("and")
+    __or__, __ror__ = _operator("or"), _reflected("or")
+    __xor__, __rxor__ = _operator("xor"), _reflected("xor")
+    __floordiv__, __mod__ = _operator("floordiv"), _operator("mod")
+    __lt__, __le__ = _operator("lt"), _operator("le")
+    __gt__, __ge__ = _operator("gt"), _operator("ge")
+
+    def __invert__(self) -> Seq:
+        return Elementwise("not", (self,))
+
+    def __neg__(self) -> Seq:
+        return Elementwise("neg", (self,))
+
+    def __abs__(self) -> Seq:
+        return Elementwise("abs", (self,))
+
+    def __bool__(self) -> bool:
+        raise InputError(
+            "truth value",
+            expected="an expression that stays an expression",
+            given=f"`if`, `and`, `or` or `not` on {self!r}",
+            fix="Use &, |, ~ and where(condition, x, y).",
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tokens(Seq):
+    """The input tokens."""
+
+    form = "tokens"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Indices(Seq):
+    """The positions 0, 1, 2, …"""
+
+    form = "indices"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Full(Seq):
+    """The same integer at every position."""
+
+    word, form = "full", "full({value})"
+
+    value: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Var(Seq):
+    """A variable of the loop program, as it was at the start of the loop."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise InputError(
+                "name of a variable",
+                expected="a Python identifier",
+                given=repr(self.name),
+                fix="Name it like carry or span_2.",
+            )
+        self._set("variables", frozenset((self.name,)))
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        return self.name if short else f"var({self.name!r})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TokMap(Seq):
+    """A finite table applied at each position.
+
+    Values outside the table take ``default``; with no default they are an error at run time.
+    """
+
+    word = "tok_map"
+
+    x: Seq
+    table: tuple[tuple[int, int], ...]
+    default: int | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        need_seq(self.x, "x of tok_map")
+        table = dict(self.table)
+        if len(table) > MAX_TABLE:
+            raise InputError(
+                "table of tok_map",
+                expected=f"at most {MAX_TABLE:,} entries",
+                given=f"{len(table):,}",
+                fix="Write the function with operators (x * x % 7), or give most values a default.",
+            )
+        for value in (*table, *table.values()):
+            _check_int(value, "entry in the table of tok_map")
+        self._set("table", tuple(sorted(self.table)))
+        if self.default is not None:
+            _check_int(self.default, "default of tok_map")
+        super().__post_init__()
+
+    @cached_property
+    def entries(self) -> Tensor:
+        """Keys of the table, in order, and the value of each [2, entry]."""
+        return torch.tensor(self.table, dtype=torch.int64).reshape(-1, 2).T
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        if short and self.name:
+            return self.name if isinstance(self.x, Tokens) else f"{self.name}({text[self.x]})"
+        default = "" if self.default is None else f", default={self.default}"
+        return f"tok_map({text[self.x]}, {dict(self.table)}{default}{_named(self.name)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Elementwise(Seq):
+    """An operation of :data:`~loopinterp.programs.operations.OPS` at each position."""
+
+    op: str
+    args: tuple[Seq, ...]
+
+    def __post_init__(self) -> None:
+        check_choice("operation", self.op, OPS)
+        for arg in self.args:
+            need_seq(arg, f"argument of {self.op}")
+        super().__post_init__()
+        if len(self.args) != OPS[self.op].arity:
+            raise InputError(
+                f"operation {self.op!r}",
+                expected=f"{OPS[self.op].arity} arguments",
+                given=f"{len(self.args)}: {', '.join(map(repr, self.args))}",
+                fix="Pass as many sequences as the operation takes.",
+            )
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        symbol = OPS[self.op].symbol
+        bare = [str(x.value) if isinstance(x, Full) else text[x] for x in self.args]
+        if symbol is None:
+            # abs(3) would be Python's own.
+            args = bare if len(bare) > 1 else [text[self.args[0]]]
+            return f"{self.op}({', '.join(args)})"
+        args = [
+            f"({text[x]})" if isinstance(x, Elementwise) and OPS[x.op].symbol else text[x]
+            for x in self.args
+        ]
+        if len(args) == 1:
+            return f"{symbol}{args[0]}"
+        # A bare integer is enough where the other side is a sequence already.
+        right = bare[1] if isinstance(self.args[1], Full) else args[1]
+        return f"{args[0]} {symbol} {right}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Select(Selector):
+    """Each query looks at the keys for which the predicate of (key, query) holds.
+
+    With ``causal``, only keys at the query's own position and before. The predicate is a name of
+    :data:`~loopinterp.programs.operations.PREDICATES` or a finite relation: the tuple of the
+    (key, query) pairs for which it holds. Traces call the selector by its ``name``.
+    """
+
+    word = "select"
+
+    k: Seq
+    q: Seq
+    predicate: str | tuple[tuple[int, int], ...]
+    causal: bool = True
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.predicate, str):
+            self._check_relation(self.predicate)
+            self._set("predicate", tuple(sorted(set(self.predicate))))
+        elif self.predicate not in PREDICATES:
+            raise unknown_name(self._what, self.predicate, PREDICATES)
+
+    @property
+    def _what(self) -> str:
+        return f"predicate of select(k={self.k!r}, q={self.q!r})"
+
+    def _check_relation(self, pairs: object) -> None:
+        """Check the (key, query) pairs for which the predicate holds."""
+        if not isinstance(pairs, Sequence) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 for pair in pairs[: MAX_RELATION + 1]
+        ):
+            raise InputError(
+                self._what,
+                expected="a function of two tokens: a name such as '==', or (key, query) pairs",
+                given=reprlib.repr(pairs),
+                fix='Write select(k, q, "=="), or list the pairs: [(0, 1), (1, 0)].',
+            )
+        if len(pairs) > MAX_RELATION:
+            raise InputError(
+                self._what,
+                expected=f"at most {MAX_RELATION:,} (key, query) pairs",
+                given="more",
+                fix="Map keys and queries with tok_map first, and compare what comes out.",
+            )
+        for value in (v for pair in pairs for v in pair):
+            _check_int(value, "token in the predicate of select")
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        predicate = self.predicate if isinstance(self.predicate, str) else list(self.predicate)
+        causal = "" if self.causal else ", causal=False"
+        inside = f"{text[self.k]}, {text[self.q]}, {predicate!r}{causal}{_named(self.name)}"
+        return f"select({inside})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Aggregate(Seq):
+    """Mean (truncated towards zero), max or min of the selected values; ``default`` if none is."""
+
+    word, form = "aggregate", "aggregate({selector}, {value}, {mode!r}, default={default})"
+
+    selector: Selector
+    value: Seq
+    mode: str = "mean"
+    default: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("mode of aggregate", self.mode, ("mean", "max", "min"))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SelWidth(Seq):
+    """How many positions each query selects."""
+
+    word, form = "sel_width", "sel_width({selector})"
+
+    selector: Selector
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ShiftRight(Seq):
+    """The value ``n`` positions before; ``default`` at the first ``n`` positions.
+
+    A shorthand for :attr:`expanded`, which a compiler sees in its place.
+    """
+
+    word, form = "shift_right", "shift_right({x}, {n}, default={default})"
+    _fix: ClassVar[str] = (
+        "A shift by 0 is x itself; to read ahead, or as far back as a sequence n says, use "
+        "kqv(indices, indices - n, x, '==', causal=False)."
+    )
+
+    x: Seq
+    n: int = 1
+    default: int = 0
+
+    def __post_init__(self) -> None:
+        need_seq(self.x, "x of shift_right")
+        check_integer("n of shift_right", self.n, least=1, fix=self._fix)
+        super().__post_init__()
+
+    @property
+    def selector(self) -> Select:
+        """Each position selects the one ``n`` before; its name is ``shift_{n}``."""
+        back = Elementwise("sub", (Indices(), Full(self.n)))
+        return Select(Indices(), back, "==", True, f"shift_{self.n}")
+
+    @property
+    def expanded(self) -> Aggregate:
+        return Aggregate(self.selector, self.x, "mean", self.default)
+
+
+def as_seq(x: Seq | int) -> Seq:
+    """``x``, or the constant sequence of an integer."""
+    return Full(int(x)) if isinstance(x, int) else need_seq(x, "operand")
+
+
+def need_seq(x: object, what: str) -> Seq:
+    """Return ``x`` if it is a sequence expression."""
+    if isinstance(x, Seq):
+        return x
+    if isinstance(x, Selector):
+        given = f"the selector {x!r}"
+        fix = "Read values with aggregate(selector, value), or count with sel_width(selector)."
+    else:
+        given = f"{type(x).__name__} {x!r}"
+        fix = "Use tokens, indices, full(0), var('name'), or an expression made of them."
+    raise InputError(what, expected="a sequence", given=given, fix=fix)
+
+
+def selects(roots: Iterable[Expr]) -> list[Select]:
+    """Every selection below the roots; a shift counts as the one that it stands for."""
+    nodes = [node.selector if isinstance(node, ShiftRight) else node for node in postorder(roots)]
+    return [node for node in dict.fromkeys(nodes) if isinstance(node, Select)]
+
+
+def selectors(roots: Iterable[Expr]) -> dict[str, Select]:
+    """:func:`selects` by name; a selector without a name goes by its code."""
+    return {select.name or repr(select): select for select in selects(roots)}
+
+
+def _need_selector(x: object, what: str) -> None:
+    if not isinstance(x, Selector):
+        kind = "the sequence" if isinstance(x, Seq) else type(x).__name__
+        raise InputError(
+            what,
+            expected="a selector",
+            given=f"{kind} {x!r}",
+            fix="Make one with select(k, q, predicate).",
+        )
+
+
+def _check_int(x: object, what: str) -> None:
+    """Check that ``x`` is an integer of 64 bits (and no bool)."""
+    if isinstance(x, bool) or not isinstance(x, int):
+        raise InputError(
+            what, expected="an integer", given=reprlib.repr(x), fix="Sequences hold integers only."
+        )
+    if x not in _INT64:
+        raise InputError(
+            what,
+            expected="an integer of 64 bits",
+            given=f"one of {x.bit_length()} bits",
+            fix="Use a number from -2**63 to 2**63 - 1.",
+        )
+
+
+def _named(name: str | None) -> str:
+    return "" if name is None else f", name={name!r}"

@@ -1,0 +1,209 @@
+"""Runs expressions on whole batches of token sequences, on any device.
+
+Every distinct subexpression is computed once, and freed after its last use. Expressions that do
+not depend on the tokens (positions, shifts) have a batch axis of 1, so a selector that is the same
+for all examples is never copied over the batch.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from loopinterp.core.errors import InputError, unknown_name
+from loopinterp.programs import expressions as nodes
+from loopinterp.programs.nodes import Expr, code, postorder
+from loopinterp.programs.operations import OPS, look_up
+from loopinterp.programs.selection import Selection
+from loopinterp.tasks.task import describe_tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
+    from torch import Tensor
+
+
+def evaluate(
+    expr: nodes.Seq | nodes.Selector,
+    tokens: Int[Tensor, "batch pos"],
+    variables: Mapping[str, Int[Tensor, "batch pos"]] | None = None,
+) -> Int[Tensor, "batch pos"] | Bool[Tensor, "batch query key"]:
+    """The values of one expression.
+
+    Args:
+        expr: A sequence or a selector.
+        tokens: Input tokens [batch, pos], int64.
+        variables: Values of the variables it reads.
+
+    Returns:
+        Integers [batch, pos] of a sequence, or booleans [batch, query, key] of a selector.
+
+    Raises:
+        InputError: that is no expression; the tokens or the values of a variable have a wrong
+            dtype or shape; or a variable is missing.
+
+    Example:
+        >>> from loopinterp.programs import shift_right, tokens
+        >>> evaluate(shift_right(tokens, 1) + tokens, torch.tensor([[1, 2, 3]])).tolist()
+        [[1, 3, 5]]
+    """
+    if not isinstance(expr, Expr):
+        nodes.need_seq(expr, "expression")
+    is_int64 = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64
+    if not is_int64 or tokens.ndim != 2 or tokens.shape[1] == 0:
+        raise InputError(
+            "tokens",
+            expected="int64 tokens of shape [batch, pos]",
+            given=describe_tensor(tokens),
+            fix="Add a batch axis with tokens[None].",
+        )
+    for name, values in (variables or {}).items():
+        check_values(f"values of variable {name!r}", values, tokens, torch.int64)
+    return Interpreter(tokens).value(expr, variables or {})
+
+
+def check_values(what: str, values: object, tokens: Tensor, dtype: torch.dtype) -> None:
+    """Check that there is one value of that dtype for each token, on the same device."""
+    is_tensor = isinstance(values, torch.Tensor)
+    kind = (values.dtype, values.shape, values.device) if is_tensor else None
+    if kind != (dtype, tokens.shape, tokens.device):
+        where = f" on {values.device}" if is_tensor else ""
+        raise InputError(
+            what,
+            expected=f"{dtype} of shape {list(tokens.shape)} on {tokens.device}",
+            given=describe_tensor(values) + where,
+            fix="Pass one value per example and position, as the tokens have.",
+        )
+
+
+_Plan: TypeAlias = list[tuple[Expr, tuple[Expr, ...]]]
+"""Nodes in the order in which they are computed, each with those whose last use it is."""
+
+
+def _planned(order: Sequence[Expr], results: Collection[Expr]) -> _Plan:
+    plan: _Plan = []
+    later = set(results)
+    for node in reversed(order):
+        used_up = tuple(dict.fromkeys(child for child in node.children if child not in later))
+        later.update(used_up)
+        plan.append((node, used_up))
+    return plan[::-1]
+
+
+class Interpreter:
+    """Evaluates nodes on one batch of tokens; those that read no variable are computed once."""
+
+    def __init__(self, tokens: Int[Tensor, "batch pos"]) -> None:
+        self.tokens = tokens
+        self.indices = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        self._fixed: dict[Expr, Tensor | Selection] = {}
+        self._changing: dict[tuple[Expr, ...], _Plan] = {}
+
+    def value(self, expr: Expr, variables: Mapping[str, Tensor]) -> Tensor:
+        """The value of one expression, of every example."""
+        value = self.run([expr], variables)[expr]
+        return value.expand(len(self.tokens), *value.shape[1:])
+
+    def run(self, results: Collection[Expr], variables: Mapping[str, Tensor]) -> dict[Expr, Tensor]:
+        """The values of some nodes, with a batch axis of 1 where all examples have the same."""
+        roots = tuple(results)
+        if roots not in self._changing:
+            changing = [node for node in postorder(roots) if node.variables]
+            needed = [*roots, *(child for node in changing for child in node.children)]
+            fixed = {node for node in needed if not node.variables and node not in self._fixed}
+            if fixed:
+                plan = _planned(postorder(fixed, self._fixed), fixed)
+                self._fixed.update(self._execute(plan, {}, fixed))
+            self._changing[roots] = _planned(changing, roots)
+        values = self._execute(self._changing[roots], variables, roots)
+        return {x: v.all() if isinstance(v, Selection) else v for x, v in values.items()}
+
+    def _execute(
+        self, plan: _Plan, variables: Mapping[str, Tensor], results: Collection[Expr]
+    ) -> dict[Expr, Tensor | Selection]:
+        """Compute the nodes in order, each freed after its last use if it is no result."""
+        values = dict(self._fixed)
+        for node, used_up in plan:
+            values[node] = self._compute(node, values, variables)
+            for child in used_up:
+                del values[child]
+        return {node: values[node] for node in results}
+
+    def _compute(
+        self, node: Expr, values: Mapping[Expr, Any], variables: Mapping[str, Tensor]
+    ) -> Tensor | Selection:
+        match node:
+            case nodes.Tokens():
+                return self.tokens
+            case nodes.Indices():
+                return self.indices
+            case nodes.Full():
+                return torch.full_like(self.indices, node.value)
+            case nodes.Var():
+                if node.name not in variables:
+                    raise unknown_name("variable", node.name, variables)
+                return variables[node.name]
+            case nodes.Elementwise() | nodes.TokMap():
+                args = [values[child] for child in node.children]
+                return apply_operation(node, args, partial(code, short=True))
+            case nodes.ShiftRight():
+                return _shift_right(values[node.x], node.n, node.default)
+            case nodes.Select():
+                return Selection(values[node.k], values[node.q], node.predicate, node.causal)
+            case nodes.SelWidth():
+                return values[node.selector].width()
+            case nodes.Aggregate(mode="mean"):
+                return values[node.selector].mean(values[node.value], node.default)
+            case nodes.Aggregate():
+                return values[node.selector].extreme(values[node.value], node.mode, node.default)
+        raise AssertionError(f"no meaning of {type(node).__name__}")
+
+
+def apply_operation(
+    node: nodes.Elementwise | nodes.TokMap,
+    args: Sequence[Tensor],
+    describe: Callable[[Expr], str],
+    *,
+    possible: bool = False,
+) -> Tensor:
+    """An operation or a table on the values of its arguments.
+
+    Args:
+        node: The operation or table.
+        args: Values of its arguments.
+        describe: Writes the node in errors.
+        possible: Whether these are values that the arguments may have, not those of a run.
+
+    Raises:
+        InputError: a division by 0, or a table that lacks a value and has no default.
+    """
+    if isinstance(node, nodes.Elementwise):
+        if node.op in ("floordiv", "mod") and bool((args[1] == 0).any()):
+            raise InputError(
+                describe(node),
+                expected="a divisor that is never 0",
+                given=f"{node.args[1]!r}, which {'may be' if possible else 'is'} 0",
+                fix="Divide by where(x, x, 1) instead of x, or by a constant.",
+            )
+        return OPS[node.op].apply(*args)
+    (x,), (keys, new) = args, node.entries.to(args[0].device)
+    if node.default is None:
+        known = look_up(x, keys, torch.ones_like(keys), 0).bool()
+        if not bool(known.all()):
+            missing, number = int(x[~known].min()), len(x.unique())
+            raise InputError(
+                f"table of {describe(node)}",
+                expected=f"an entry for each of the {number} values it is given, or a default",
+                given=f"none for {missing}, only for {reprlib.repr(keys.tolist())}",
+                fix=f"Add {missing} to the table, or pass default=.",
+            )
+    return look_up(x, keys, new, node.default or 0)
+
+
+def _shift_right(x: Tensor, n: int, default: int) -> Tensor:
+    n = min(n, x.shape[1])
+    first = x.new_full((x.shape[0], n), default)
+    return torch.cat([first, x[:, : x.shape[1] - n]], dim=1)

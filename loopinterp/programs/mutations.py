@@ -1,0 +1,455 @@
+"""Mutations of loop programs: one property changed, always or under a condition on positions.
+
+Most leave the clean answers as they are: the mutation acts only after an intervention, or where
+its :class:`Condition` holds. Whether a mutated program still answers right is found by running it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from loopinterp.core.errors import InputError
+from loopinterp.programs.expressions import (
+    Aggregate,
+    Elementwise,
+    Select,
+    SelWidth,
+    Seq,
+    ShiftRight,
+    Var,
+)
+from loopinterp.programs.language import (
+    eq,
+    full,
+    indices,
+    larger,
+    ne,
+    shift_right,
+    smaller,
+    tok_map,
+    tokens,
+    var,
+    where,
+)
+from loopinterp.programs.nodes import Expr, postorder, rewritten
+from loopinterp.programs.program_offset import spell_loops
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from loopinterp.programs.program import LoopProgram
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on positions and loops, with the variables it needs."""
+
+    label: str = ""  # its part of a mutation's name; empty for the one that always holds
+    holds: Seq | None = None  # 1 where it holds; None if it always does
+    # variables it needs, before the first loop
+    prepare: Mapping[str, Seq] = field(default_factory=dict)
+    step: Mapping[str, Seq] = field(default_factory=dict)  # the same, after a loop
+
+    def choose(self, inside: Seq, outside: Seq) -> Seq:
+        """One expression where the condition holds, the other elsewhere."""
+        return inside if self.holds is None else where(self.holds, inside, outside)
+
+    def __and__(self, other: Condition) -> Condition:
+        if self.holds is None or other.holds is None:
+            return other if self.holds is None else self
+        return Condition(
+            f"{self.label} {other.label}",
+            self.holds & other.holds,
+            {**self.prepare, **other.prepare},
+            {**self.step, **other.step},
+        )
+
+
+ALWAYS = Condition()
+
+
+def at_tokens(program: LoopProgram, chosen: Sequence[int]) -> Condition:
+    """Where the position's own token is one of those; the label lists three of them.
+
+    Example:
+        >>> from loopinterp.programs import get_program
+        >>> at_tokens(get_program("ripple"), [1, 3]).label
+        'at a=1 b=0, a=1 b=1'
+    """
+    listed = ", ".join(program.inputs[token] for token in chosen[:3])
+    label = f"at {listed}" + (f" and {len(chosen) - 3} more" if len(chosen) > 3 else "")
+    return Condition(label, tok_map(tokens, dict.fromkeys(chosen, 1), default=0, name="chosen"))
+
+
+def once_settled(program: LoopProgram, lateness: int) -> Condition:
+    """Position i from loop i + lateness on, by a countdown; see :func:`lateness`."""
+    loops_left = program.unused_name("until_settled")
+    return Condition(
+        "once settled",
+        eq(var(loops_left), 0),
+        {loops_left: larger(indices + lateness, 0)},
+        {loops_left: larger(var(loops_left) - 1, 0)},
+    )
+
+
+def lateness(program: LoopProgram, inputs: Int[Tensor, "batch pos"], *, n_loops: int) -> int:
+    """The most loops by which position i settles later than at loop i.
+
+    Example:
+        >>> from loopinterp.programs import get_program
+        >>> inputs = torch.tensor([[4, 3, 1, 2, 0]])
+        >>> lateness(get_program("ripple"), inputs, n_loops=6)     # position 4 after 3 loops
+        0
+    """
+    trace = program.trace(inputs, n_loops)
+    positions = torch.arange(inputs.shape[1], device=inputs.device)
+    return max(int((trace.settled(name) - positions).max()) for name in program.step)
+
+
+def changed(
+    program: LoopProgram,
+    what: str,
+    when: Condition = ALWAYS,
+    *,
+    prepare: Mapping[str, Seq] | None = None,
+    step: Mapping[str, Seq] | None = None,
+    finish: Seq | None = None,
+) -> LoopProgram:
+    """The program with other expressions and the variables of the condition, renamed.
+
+    Example:
+        >>> from loopinterp.programs import get_program, var
+        >>> still = {"carry": var("carry")}
+        >>> changed(get_program("ripple"), "carry never moves", step=still).name
+        'ripple, carry never moves'
+    """
+    name = f"{program.name}, {what} {when.label}".rstrip()
+    return replace(
+        program,
+        name=name,
+        prepare={**program.prepare, **(prepare or {}), **when.prepare},
+        step={**program.step, **(step or {}), **when.step},
+        finish=program.finish if finish is None else finish,
+        doc=f"A mutation: {name}.",
+    )
+
+
+def substituted(root: Seq, replacements: Mapping[Seq, Seq]) -> Seq:
+    """An expression with every node that is a key replaced by its value, all at once.
+
+    A selection that changes loses its name, which is that of the original selection.
+
+    Example:
+        >>> from loopinterp.programs import shift_right, tokens, var
+        >>> substituted(shift_right(var("x") & tokens), {var("x"): tokens + 1})
+        shift_right((tokens + 1) & tokens, 1, default=0)
+    """
+
+    def change(old: Expr, new: Expr) -> Expr:
+        if isinstance(old, Seq) and old in replacements:
+            return replacements[old]
+        return replace(new, name=None) if isinstance(new, Select) and new is not old else new
+
+    return cast(Seq, rewritten([root], change)[root])
+
+
+def after_a_step(root: Seq, program: LoopProgram) -> Seq:
+    """An expression as it will be one loop later, in terms of the variables now."""
+    return substituted(root, {Var(name): x for name, x in program.step.items()})
+
+
+def reads_of_other_positions(program: LoopProgram) -> list[Seq]:
+    """The outermost expressions by which a step reads variables of other positions."""
+    reads = dict.fromkeys(
+        node
+        for node in postorder(program.step.values())
+        if isinstance(node, (Aggregate, ShiftRight, SelWidth)) and node.variables
+    )
+    inner = {below for read in reads for below in postorder(read.children)}
+    return [read for read in reads if read not in inner]
+
+
+# How one variable is kept.
+
+
+def held(program: LoopProgram, name: str, when: Condition, *, loops: int) -> LoopProgram:
+    """A change of the variable happens only when it was due for ``loops`` loops.
+
+    Example:
+        >>> from loopinterp.programs import get_program
+        >>> held(get_program("ripple"), "carry", ALWAYS, loops=2).name
+        'ripple, carry held 2 loops'
+    """
+    value, due = var(name), program.step[name]
+    waited = program.unused_name(f"{name}_waited")
+    waits = when.choose(ne(value, due) & (var(waited) < loops - 1), full(0))
+    step = {name: where(waits, value, due), waited: where(waits, var(waited) + 1, 0)}
+    what = f"{name} held {spell_loops(loops)}"
+    return changed(program, what, when, step=step, prepare={waited: full(0)})
+
+
+def held_for_ever(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
+    """The variable never changes."""
+    step = {name: when.choose(var(name), program.step[name])}
+    return changed(program, f"{name} held for ever", when, step=step)
+
+
+def only_grows(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
+    """The variable takes larger values only, as the carry of a sticky ripple does."""
+    due = program.step[name]
+    step = {name: when.choose(larger(var(name), due), due)}
+    return changed(program, f"{name} only grows", when, step=step)
+
+
+def only_falls(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
+    """The variable takes smaller values only."""
+    due = program.step[name]
+    step = {name: when.choose(smaller(var(name), due), due)}
+    return changed(program, f"{name} only falls", when, step=step)
+
+
+def delayed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
+    """The variable takes each new value a loop late."""
+    due, pending = program.step[name], program.unused_name(f"{name}_pending")
+    step = {name: when.choose(var(pending), due), pending: due}
+    prepare = {pending: program.prepare[name]}
+    return changed(program, f"{name} delayed", when, step=step, prepare=prepare)
+
+
+def forgetting(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
+    """Where its new value differs from the old one, the variable falls back to its first value."""
+    due = program.step[name]
+    lost = where(ne(var(name), due), program.prepare[name], due)
+    return changed(program, f"{name} forgotten", when, step={name: when.choose(lost, due)})
+
+
+def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int) -> LoopProgram:
+    """A value that the program keeps is kept so many loops, and then computed anew.
+
+    Raises:
+        InputError: the step of the variable is no choice between keeping it and computing it.
+    """
+    choice = keep_choice(program, name)
+    if choice is None:
+        raise InputError(
+            f"variable {name!r} of {program.name}",
+            expected="a step such as where(condition, variable, expression)",
+            given=repr(program.step[name]),
+            fix="Choose a variable that is kept at some positions only.",
+        )
+    keeps, anew = choice
+    age = program.unused_name(f"{name}_kept")
+    limited = when.choose(keeps & (var(age) < loops), full(0))
+    step = {
+        name: when.choose(where(limited, var(name), anew), program.step[name]),
+        age: where(limited, smaller(var(age) + 1, loops), 0),
+    }
+    what = f"{name} kept {spell_loops(loops)}"
+    return changed(program, what, when, step=step, prepare={age: full(0)})
+
+
+def keep_choice(program: LoopProgram, name: str) -> tuple[Seq, Seq] | None:
+    """Where a step keeps the variable, and what it computes elsewhere, if it is such a choice."""
+    due, value = program.step[name], var(name)
+    if not isinstance(due, Elementwise) or due.op not in ("or", "where"):
+        return None
+    if due.op == "or":  # a truth value that is never reset
+        condition, inside, outside = value, *sorted(due.args, key=lambda x: x is not value)
+    else:
+        condition, inside, outside = due.args
+    keeps, anew = (condition, outside) if inside is value else (~condition, inside)
+    # A counter continues from its own value: it is not computed anew.
+    local = substituted(anew, dict.fromkeys(reads_of_other_positions(program), full(0)))
+    if value not in (inside, outside) or name in local.variables:
+        return None
+    return (keeps & ~anew if due.op == "or" else keeps), anew
+
+
+def recomputed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
+    """A variable that the program only keeps is computed from the tokens in every loop."""
+    step = {name: when.choose(program.prepare[name], var(name))}
+    return changed(program, f"{name} recomputed", when, step=step)
+
+
+def reading_old(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
+    """Other positions read the value that the variable had a loop before."""
+    before = program.unused_name(f"{name}_before")
+    reads = reads_of_other_positions(program)
+    old = {read: substituted(read, {var(name): var(before)}) for read in reads}
+    step = {v: when.choose(substituted(x, old), x) for v, x in program.step.items()}
+    return changed(
+        program,
+        f"{name} of a loop ago read by others",
+        when,
+        step={**step, before: var(name)},
+        prepare={before: program.prepare[name]},
+    )
+
+
+# What only a state of another loop, or a second interchange in one run, brings out.
+
+
+def held_out_of_phase(program: LoopProgram, name: str, when: Condition = ALWAYS) -> LoopProgram:
+    """The variable never changes where a clock of period 4 differs from the clock to the left."""
+    clock = program.unused_name("clock")
+    tick = where(var(clock) < 3, var(clock) + 1, full(0))
+    differs = ne(var(clock), shift_right(var(clock))) & ne(indices, 0)
+    step = {name: when.choose(where(differs, var(name), program.step[name]), program.step[name])}
+    what, prepare = f"{name} held where out of phase", {clock: full(0)}
+    return changed(program, what, when, step={**step, clock: tick}, prepare=prepare)
+
+
+def forgotten_the_second_time(
+    program: LoopProgram, name: str, when: Condition = ALWAYS
+) -> LoopProgram:
+    """The variable returns to its first value, for ever, after a second intervention.
+
+    Each position remembers the variable of the loop before, its own and that to the left: where
+    the memories of neighbours differ, one of their states is of another run. The count of such
+    interventions spreads to the right.
+    """
+    before, left, times = (
+        program.unused_name(f"{name}_{suffix}") for suffix in ("before", "left_before", "times")
+    )
+    disturbed = ne(var(left), shift_right(var(before))) & ne(indices, 0)
+    spread = larger(var(times), shift_right(var(times)))
+    count = smaller(spread + disturbed, 2)
+    first = program.prepare[name]
+    forgotten = where(count < 2, program.step[name], first)
+    return changed(
+        program,
+        f"{name} forgotten after the second change",
+        when,
+        step={
+            name: when.choose(forgotten, program.step[name]),
+            before: var(name),
+            left: shift_right(var(name)),
+            times: count,
+        },
+        prepare={before: first, left: shift_right(first), times: full(0)},
+    )
+
+
+# When things happen.
+
+
+def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProgram:
+    """Two or three steps in every loop.
+
+    Example:
+        >>> from loopinterp.programs import get_program
+        >>> fast = several_steps(get_program("prefix_xor"), 2, ALWAYS)
+        >>> fast.trace(torch.tensor([[2, 1, 0, 1, 1]]), 2).outputs[:, 0, 1:].tolist()
+        [[0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
+    """
+    step = dict(program.step)
+    for _ in range(steps - 1):
+        step = {name: after_a_step(x, program) for name, x in step.items()}
+    chosen = {name: when.choose(x, program.step[name]) for name, x in step.items()}
+    number = {2: "two", 3: "three"}[steps]
+    return changed(program, f"{number} steps a loop", when, step=chosen)
+
+
+def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
+    """Every second loop does nothing: half the speed."""
+    resting = program.unused_name("resting")
+    paused = {
+        name: when.choose(where(var(resting), var(name), x), x) for name, x in program.step.items()
+    }
+    step = {**paused, resting: ~var(resting)}
+    return changed(program, "a step every other loop", when, step=step, prepare={resting: full(0)})
+
+
+def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> LoopProgram:
+    """A read of other positions is computed, a step further, from the state of a loop ago.
+
+    In clean runs it is the same at every loop; a change reaches others a loop later, and two
+    positions further. ``read`` is one of :func:`reads_of_other_positions`.
+    """
+    begun = program.unused_name("begun")
+    reading = after_a_step(read, program)
+    before = {name: program.unused_name(f"{name}_before") for name in sorted(reading.variables)}
+    old = substituted(reading, {var(name): var(was) for name, was in before.items()})
+    known = when.choose(where(var(begun), old, read), read)
+    return changed(
+        program,
+        f"{' and '.join(sorted(read.variables))} worked out from a loop ago",
+        when,
+        prepare={was: program.prepare[name] for name, was in before.items()} | {begun: full(0)},
+        step={name: substituted(x, {read: known}) for name, x in program.step.items()}
+        | {was: var(name) for name, was in before.items()}
+        | {begun: full(1)},
+    )
+
+
+def answers_by_the_larger(program: LoopProgram, name: str) -> LoopProgram:
+    """The answer reads the larger of a variable and its value a loop before."""
+    before = program.unused_name(f"{name}_before")
+    return changed(
+        program,
+        f"answers by the larger {name} of two loops",
+        prepare={before: program.prepare[name]},
+        step={before: var(name)},
+        finish=substituted(program.finish, {var(name): larger(var(name), var(before))}),
+    )
+
+
+def answers_ahead(program: LoopProgram) -> LoopProgram:
+    """The answer is that of the variables a loop later."""
+    return changed(program, "answers a loop ahead", finish=after_a_step(program.finish, program))
+
+
+# How variables are stored. Clean runs are those of the original at every loop. Another code of a
+# position's own variables is the same program as an abstraction of whole positions; a copy that
+# another position keeps is not.
+
+
+def negated(program: LoopProgram, name: str) -> LoopProgram:
+    """The variable is stored as 1 - v.
+
+    Example:
+        >>> from loopinterp.programs import get_program
+        >>> negated(get_program("ripple"), "carry").finish
+        tok_map(tokens, {1: 1, 2: 1}, default=0, name='propagate') ^ (full(1) - var('carry'))
+    """
+    read = {var(name): 1 - var(name)}
+    step = {v: substituted(x, read) for v, x in program.step.items()}
+    if name in step:
+        step[name] = 1 - step[name]
+    prepare, finish = {name: 1 - program.prepare[name]}, substituted(program.finish, read)
+    return changed(program, f"{name} negated", prepare=prepare, step=step, finish=finish)
+
+
+def doubled(program: LoopProgram, name: str) -> LoopProgram:
+    """Two copies of the variable: each is computed from the other, and one is answered from."""
+    copy = program.unused_name(f"{name}_copy")
+    other = {var(name): var(copy)}
+    return changed(
+        program,
+        f"{name} doubled",
+        prepare={copy: program.prepare[name]},
+        step={name: substituted(program.step[name], other), copy: program.step[name]},
+        finish=substituted(program.finish, other),
+    )
+
+
+def read_from_a_copy(program: LoopProgram, read: Seq, *, trust: str) -> LoopProgram:
+    """The reader of other positions also keeps a copy of the read, a step ahead.
+
+    The copy is the read of the values that all variables are about to take, so that in clean runs
+    it equals the read. ``trust`` is ``copy``, or the ``larger`` or ``smaller`` of copy and read.
+    """
+    copy = program.unused_name("copied")
+    by_trust = {"copy": var(copy), "larger": larger(var(copy), read)}
+    trusted = by_trust.get(trust, smaller(var(copy), read))
+    step = {v: substituted(x, {read: trusted}) for v, x in program.step.items()}
+    prepare = {copy: substituted(read, {Var(v): x for v, x in program.prepare.items()})}
+    step[copy] = after_a_step(read, changed(program, "", prepare=prepare, step=step))
+    how = f" or the others, the {trust}" if trust != "copy" else ""
+    what = f"{' and '.join(sorted(read.variables))} read from a copy{how}"
+    return changed(program, what, prepare=prepare, step=step)

@@ -1,0 +1,131 @@
+"""The nodes of an expression graph: interned, walked without recursion, and written as code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakValueDictionary
+
+from loopinterp.core.errors import InputError
+
+MAX_DEPTH = 5_000
+"""Deepest expression; deeper ones are refused when they are built."""
+
+MAX_LENGTH = 2_000
+"""Characters of code after which a subexpression is left out as ``…``."""
+
+Node = TypeVar("Node")
+
+_NODES: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
+
+
+class _Interned(type):
+    """Calling the class gives the one node that has those fields."""
+
+    def __call__(cls: Callable[..., Node], *args: Any, **kwargs: Any) -> Node:
+        node = type.__call__(cls, *args, **kwargs)  # type: ignore[arg-type]
+        return _NODES.setdefault(node.__reduce__(), node)
+
+
+class Expr(metaclass=_Interned):
+    """A node of an expression graph.
+
+    Attributes:
+        children: The nodes it is made from, in order.
+        variables: Names of the loop program's variables it reads, itself or below.
+        depth: Longest path to a leaf.
+        form: How it is written, in terms of its fields.
+    """
+
+    form: ClassVar[str]
+
+    children: tuple[Expr, ...]
+    variables: frozenset[str]
+    depth: int
+
+    def __post_init__(self) -> None:
+        _, values = self.__reduce__()
+        # Fields are nodes, tuples of nodes, or plain values.
+        flat = [v for value in values for v in (value if isinstance(value, tuple) else (value,))]
+        children = tuple(v for v in flat if isinstance(v, Expr))
+        self._set("children", children)
+        self._set("variables", frozenset().union(*(c.variables for c in children)))
+        self._set("depth", 1 + max((c.depth for c in children), default=0))
+        if self.depth > MAX_DEPTH:
+            raise InputError(
+                "expression",
+                expected=f"a depth of at most {MAX_DEPTH}",
+                given="a deeper one",
+                fix="Keep intermediate values in variables of a loop program.",
+            )
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
+        """The code of this node, given that of the nodes below it; see :func:`code`."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return self.form.format(**{name: text.get(x, x) for name, x in fields.items()})
+
+    def __repr__(self) -> str:
+        return code(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Expr:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return type(self), tuple(getattr(self, field.name) for field in fields)
+
+
+def postorder(roots: Iterable[Expr], known: Collection[Expr] = ()) -> list[Expr]:
+    """Every node below the roots, once, children before parents.
+
+    ``known`` nodes are left out, with what only they need.
+
+    Example:
+        >>> from loopinterp.programs import tokens
+        >>> postorder([(tokens + 1) & (tokens + 1)])
+        [tokens, full(1), tokens + 1, (tokens + 1) & (tokens + 1)]
+    """
+    seen = set(known)
+    order: list[Expr] = []
+    stack = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        node, children_done = stack.pop()
+        if children_done:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(node.children))
+    return order
+
+
+def code(expr: Expr, *, short: bool = False, names: Mapping[Expr, str] | None = None) -> str:
+    """The expression as code of :mod:`loopinterp.programs.language`.
+
+    Evaluated, the code gives the same node, unless parts of a very large one were left out.
+    ``short`` writes named tables by their names alone; ``names`` replaces subexpressions.
+    """
+    text = dict(names or {})
+    for node in postorder([expr], text):
+        written = node.written(text, short=short)
+        text[node] = written if len(written) <= MAX_LENGTH else "…"
+    return text[expr]
+
+
+def rewritten(roots: Iterable[Expr], change: Callable[[Expr, Expr], Expr]) -> dict[Expr, Expr]:
+    """Every node below the roots -> ``change(node, the node made of changed children)``."""
+    new: dict[Expr, Expr] = {}
+
+    def renewed(field: Any) -> Any:
+        if isinstance(field, tuple):
+            return tuple(map(renewed, field))
+        return new[field] if isinstance(field, Expr) else field
+
+    for node in postorder(roots):
+        kind, fields = node.__reduce__()
+        new[node] = change(node, kind(*map(renewed, fields)))
+    return new

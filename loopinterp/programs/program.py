@@ -1,0 +1,360 @@
+"""Loop programs: prepare once, step T(n) times, finish."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from html import escape
+from itertools import islice
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from loopinterp.core.errors import InputError, check_choice, check_integer, unknown_name
+from loopinterp.core.text import ShortRepr
+from loopinterp.programs.expressions import (
+    MAX_TABLE,
+    Select,
+    Seq,
+    TokMap,
+    need_seq,
+    selectors,
+    selects,
+)
+from loopinterp.programs.interpreter import Interpreter, check_values
+from loopinterp.programs.nodes import MAX_LENGTH, code, postorder
+from loopinterp.programs.trace import Intervention, LazySelectors, Trace
+from loopinterp.tasks.sampling import check_tokens
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+
+MAX_TRACE = 2**30
+"""Most values that a trace may hold: 8 GiB of them."""
+
+
+class RequiredLoops(Protocol):
+    """T(n), the required number of loops for length n, that can be printed and compared."""
+
+    def __call__(self, n: int) -> int: ...
+
+
+@dataclass(frozen=True)
+class Linear:
+    """slope * n + offset, at least 0.
+
+    Example:
+        >>> Linear(offset=-1), Linear(offset=-1)(8)
+        (n - 1, 7)
+        >>> Linear(slope=0, offset=1), Linear(slope=0, offset=1)(8)
+        (1, 1)
+    """
+
+    slope: int = 1
+    offset: int = 0
+
+    def __call__(self, n: int) -> int:
+        return max(self.slope * n + self.offset, 0)
+
+    def __repr__(self) -> str:
+        if self.slope == 0:
+            return str(max(self.offset, 0))
+        return _shifted("n" if self.slope == 1 else f"{self.slope} n", self.offset)
+
+
+@dataclass(frozen=True)
+class CeilLog2:
+    """The logarithm to base 2 of n + inside, rounded up; 0 where n + inside is below 2.
+
+    Example:
+        >>> CeilLog2(inside=-1), [CeilLog2(inside=-1)(n) for n in (1, 2, 3, 9, 10)]
+        (ceil(log2(n - 1)), [0, 0, 1, 3, 4])
+    """
+
+    inside: int = 0
+
+    def __call__(self, n: int) -> int:
+        return max(n + self.inside - 1, 0).bit_length()
+
+    def __repr__(self) -> str:
+        return f"ceil(log2({_shifted('n', self.inside)}))"
+
+
+def _shifted(text: str, by: int) -> str:
+    return text if by == 0 else f"{text} {'+' if by > 0 else '-'} {abs(by)}"
+
+
+@dataclass(frozen=True, repr=False)
+class LoopProgram(ShortRepr):
+    """A program with a loop, as data: v^(0) = prepare(x), v^(t+1) = step(x, v^(t)), y = finish.
+
+    The assignments of ``step`` are simultaneous: each reads the variables as they were at the
+    start of the loop. A variable that ``step`` does not set keeps its value. The tokens can be
+    read at every loop, as a looped transformer reads its injected input.
+
+    Args:
+        name: What the program is called.
+        task: Name of the task it solves.
+        inputs: What each input token means; the tokens are 0 .. len(inputs) - 1.
+        prepare: Variable -> its value before the first loop. Reads the tokens only.
+        step: Variable -> its value after one loop.
+        finish: The answer, which can be read at any loop; ``UNKNOWN`` where it is undecided.
+        n_loops: T(n), the loops after which the answer is right for length n.
+        doc: The idea, in a sentence or two.
+        task_settings: Settings of that task, where they are not its defaults.
+
+    Raises:
+        InputError: a selector where a sequence belongs, an unknown variable, a variable that
+            ``prepare`` does not set, or two selectors of one name.
+
+    Example:
+        >>> from loopinterp.programs import Linear, full, shift_right, tokens, var
+        >>> program = LoopProgram(
+        ...     name="running_xor", task="prefix_sum", inputs=("0", "1", "BOS", "PAD"),
+        ...     prepare={"x": full(0)}, step={"x": (tokens & 1) ^ shift_right(var("x"), 1)},
+        ...     finish=var("x"), n_loops=Linear(), doc="Each position adds its own bit.",
+        ... )
+        >>> program.step["x"]
+        (tokens & 1) ^ shift_right(var('x'), 1, default=0)
+    """
+
+    name: str
+    task: str
+    inputs: tuple[str, ...]
+    prepare: Mapping[str, Seq]
+    step: Mapping[str, Seq]
+    finish: Seq
+    n_loops: RequiredLoops
+    doc: str = field(default="", compare=False)
+    task_settings: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for part in ("prepare", "step"):
+            assignments = dict(getattr(self, part))
+            for name, x in assignments.items():
+                need_seq(x, f"{part} of program {self.name}, variable {name!r}")
+            object.__setattr__(self, part, MappingProxyType(assignments))
+        object.__setattr__(self, "task_settings", MappingProxyType(dict(self.task_settings)))
+        need_seq(self.finish, f"finish of program {self.name}")
+        object.__setattr__(self, "inputs", tuple(islice(self.inputs, MAX_TABLE + 1)))
+        if not 0 < len(self.inputs) <= MAX_TABLE:
+            raise InputError(
+                f"inputs of program {self.name}",
+                expected=f"1 to {MAX_TABLE:,} input tokens",
+                given="more" if self.inputs else "none",
+                fix="List what each token means, once.",
+            )
+        self._check_variables()
+        self._check_selectors()
+        if not callable(self.n_loops):
+            raise InputError(
+                f"n_loops of program {self.name}",
+                expected="T(n) as a function of n, such as Linear(offset=1) for n + 1",
+                given=repr(self.n_loops),
+                fix="Pass Linear(...) or CeilLog2(...).",
+            )
+
+    def _shown(self) -> list[tuple[str, object]]:
+        return [(name, getattr(self, name)) for name in ("name", "task", "variables", "doc")]
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        values = (getattr(self, field.name) for field in fields(self))
+        return type(self), tuple(dict(x) if isinstance(x, Mapping) else x for x in values)
+
+    def __hash__(self) -> int:
+        steps = (tuple(self.prepare.items()), tuple(self.step.items()), self.finish)
+        return hash((self.name, self.task, self.inputs, steps, self.n_loops))
+
+    def __str__(self) -> str:
+        """A few lines: its tables, ``prepare``, ``loop`` and ``finish``."""
+        lines = [f"program {self.name} for {self.task}: T(n) = {self.n_loops}"]
+        for node in postorder(self.expressions):
+            if isinstance(node, TokMap) and node.name:
+                rest = "" if node.default is None else f", otherwise {node.default}"
+                table = str(dict(node.table))
+                if len(table) > MAX_LENGTH:
+                    table = f"a table of {len(node.table):,} entries"
+                lines.append(f"  {node.name}: {table}{rest}")
+        for part, expressions in (("prepare", self.prepare), ("loop", self.step)):
+            lines.append(f"  {part}")
+            lines += [f"    {name} = {code(x, short=True)}" for name, x in expressions.items()]
+        return "\n".join([*lines, "  finish", f"    {code(self.finish, short=True)}"])
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of all variables, in the order of ``prepare``."""
+        return tuple(self.prepare)
+
+    @property
+    def selectors(self) -> dict[str, Select]:
+        """The selectors of ``step`` by name."""
+        return selectors(self.step.values())
+
+    @property
+    def expressions(self) -> list[Seq]:
+        """All of them: those of ``prepare``, of ``step``, and the answer."""
+        return [*self.prepare.values(), *self.step.values(), self.finish]
+
+    def unused_name(self, name: str) -> str:
+        """The name, with underscores behind it until no variable has it."""
+        while name in self.prepare:
+            name += "_"
+        return name
+
+    def trace(self, tokens: Int[Tensor, "batch pos"], n_loops: int) -> Trace:
+        """Run, and return every variable, selector and output at every loop.
+
+        Raises:
+            InputError: the tokens are not of this program, or ``n_loops`` is negative.
+        """
+        return self.run(tokens, n_loops=n_loops)
+
+    def run(
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        *,
+        n_loops: int,
+        interventions: Sequence[Intervention] = (),
+        start_at_loop: int = 0,
+        variables: Mapping[str, Int[Tensor, "batch pos"]] | None = None,
+    ) -> Trace:
+        """Run loops ``start_at_loop`` .. ``n_loops - 1``, with interventions, and trace.
+
+        Args:
+            tokens: Input tokens [batch, pos], int64.
+            n_loops: Loops done at the end, counted from ``prepare``.
+            interventions: Values to put in place of computed ones; each must fall within the run.
+            start_at_loop: Loops done before the first one that is run here.
+            variables: Values [batch, pos] of the variables after ``start_at_loop`` loops. Those
+                that are not given come from ``prepare``; with ``start_at_loop > 0`` every variable
+                that ``step`` sets must be given.
+
+        Raises:
+            InputError: wrong tokens, loops out of range, an unknown or missing variable, or values
+                of a wrong shape, dtype or device.
+        """
+        start = dict(variables or {})
+        self._check_run(tokens, n_loops, start_at_loop)
+        self._check_start(tokens, start, start_at_loop)
+        loops = range(start_at_loop, n_loops + 1)
+        for change in interventions:
+            self._check_intervention(tokens, change, loops)
+        interpreter = Interpreter(tokens)
+        prepared = interpreter.run(self.prepare.values(), {})
+        state = {name: prepared[x] for name, x in self.prepare.items()} | start
+        shape = (len(loops), *tokens.shape)
+        history = {name: tokens.new_empty(shape) for name in self.prepare}
+        outputs = tokens.new_empty(shape)
+        for entry, loop in enumerate(loops):
+            if entry:
+                values = interpreter.run(self.step.values(), state)
+                state |= {name: values[x] for name, x in self.step.items()}
+            for change in interventions:
+                if change.loop == loop:
+                    old, new, mask = state[change.variable], change.values, change.mask
+                    state[change.variable] = new if mask is None else new.where(mask, old)
+            for name, value in state.items():
+                history[name][entry] = value
+            outputs[entry] = interpreter.run([self.finish], state)[self.finish]
+        in_prepare = selectors(self.prepare.values())
+        return Trace(
+            program=self.name,
+            start=start_at_loop,
+            variables=history,
+            outputs=outputs,
+            selectors=LazySelectors(self.selectors, interpreter, history, n_loops - start_at_loop),
+            prepare_selectors=LazySelectors(in_prepare, interpreter, {}),
+        )
+
+    def _check_variables(self) -> None:
+        if not self.prepare or not self.step:
+            raise InputError(
+                f"program {self.name}",
+                expected="at least one variable in prepare and one in step",
+                given="none",
+                fix="Give prepare={'x': ...} and step={'x': ...}.",
+            )
+        for name, x in self.prepare.items():
+            if x.variables:
+                raise InputError(
+                    f"prepare of program {self.name}, {name} = {x!r}",
+                    expected="an expression of the tokens",
+                    given=f"the variable {min(x.variables)!r}, which has no value yet",
+                    fix="Use that variable's own expression.",
+                )
+        for name, x in self.step.items():
+            if name not in self.prepare:
+                raise InputError(
+                    f"step of program {self.name}, {name} = {x!r}",
+                    expected=f"a variable that prepare sets: {', '.join(self.prepare)}",
+                    given=repr(name),
+                    fix=f"Add {name!r} to prepare with its value before the first loop.",
+                )
+        for what, x in [*((f"step, {n} =", x) for n, x in self.step.items()), ("", self.finish)]:
+            for name in sorted(x.variables):
+                if name not in self.prepare:
+                    where = f"{what or 'finish'} {x!r} of program {self.name}: variable"
+                    raise unknown_name(where, name, self.prepare)
+
+    def _check_selectors(self) -> None:
+        named: dict[str, Select] = {}
+        for select in selects(self.expressions):
+            name = select.name or repr(select)
+            if named.setdefault(name, select) is not select:
+                raise InputError(
+                    f"selector {name!r} of program {self.name}",
+                    expected="one selector of that name",
+                    given=f"{named[name]!r} and {select!r}",
+                    fix="Give one of them another name.",
+                )
+
+    def _check_run(self, tokens: Tensor, n_loops: int, start_at_loop: int) -> None:
+        what = f"tokens of program {self.name}"
+        check_tokens(tokens, len(self.inputs), what)
+        if tokens.numel() == 0:
+            raise InputError(
+                what,
+                expected="at least one example and one position",
+                given=f"shape {list(tokens.shape)}",
+                fix="Pass a non-empty batch.",
+            )
+        check_integer("n_loops", n_loops, least=0)
+        fix = "n_loops counts from prepare: pass start_at_loop + the loops to run."
+        check_integer("start_at_loop", start_at_loop, least=0, most=n_loops, fix=fix)
+        size = (n_loops - start_at_loop + 1) * (len(self.prepare) + 1) * tokens.numel()
+        if size > MAX_TRACE:
+            raise InputError(
+                f"trace of program {self.name}",
+                expected=f"at most {MAX_TRACE:,} values (loops x variables x batch x positions)",
+                given=f"{size:,}",
+                fix="Run fewer loops or examples at a time; start_at_loop takes a run up again.",
+            )
+
+    def _check_start(self, tokens: Tensor, start: Mapping[str, Tensor], start_at_loop: int) -> None:
+        for name, values in start.items():
+            check_choice(f"variable of program {self.name}", name, self.prepare)
+            check_values(f"values of variable {name!r}", values, tokens, torch.int64)
+        missing = [name for name in self.step if name not in start]
+        if start_at_loop > 0 and missing:
+            raise InputError(
+                f"variables at loop {start_at_loop} of program {self.name}",
+                expected=f"values of {', '.join(self.step)}",
+                given=f"none of {', '.join(missing)}",
+                fix="Take them from a trace: {name: trace.variables[name][t] for name in ...}.",
+            )
+
+    def _check_intervention(self, tokens: Tensor, change: Intervention, loops: range) -> None:
+        check_choice(f"variable of program {self.name}", change.variable, self.prepare)
+        what = f"intervention on {change.variable!r}"
+        fix = "t means after t loops; run more loops, or choose an earlier one."
+        least, most = loops.start, loops.stop - 1
+        check_integer(f"loop of the {what}", change.loop, least=least, most=most, fix=fix)
+        check_values(f"values of the {what}", change.values, tokens, torch.int64)
+        if change.mask is not None:
+            check_values(f"mask of the {what}", change.mask, tokens, torch.bool)

@@ -1,0 +1,185 @@
+"""A selection on a batch, stored as keys, queries and predicate, and reduced key by key.
+
+[batch, query, key] tensors are large: 17 million elements for 4,096 sequences of 64 tokens. So a
+reduction takes one key after the other (several, where examples are few), for all queries of many
+examples at once. Its tensors are [pos, batch], in the smallest integers that hold them: long
+contiguous rows, which are fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.core.errors import InputError
+from loopinterp.programs.operations import PREDICATES, Relation, smallest_integers
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
+    from torch import Tensor
+
+
+CHUNK_ELEMENTS = 2**18
+"""Elements that are computed at a time on a CPU: what its cache holds."""
+
+STEP_ELEMENTS = 2**16
+"""Elements for which a reduction takes several keys at once, if it has fewer for one key."""
+
+GPU_ELEMENTS = 2**24
+"""Both on other devices, which want more at a time."""
+
+MAX_POSITIONS = 2**14
+"""Longest sequence: one selection then has 2**28 elements."""
+
+
+class Selection:
+    """Which keys each query looks at, for a batch of examples.
+
+    Keys and queries have a batch axis of 1 where they are the same for all; see
+    :class:`loopinterp.programs.expressions.Select` for the predicate.
+    """
+
+    def __init__(
+        self,
+        k: Int[Tensor, "_ pos"],
+        q: Int[Tensor, "_ pos"],
+        predicate: str | tuple[tuple[int, int], ...],
+        causal: bool,
+    ) -> None:
+        self.causal = causal
+        self.batch, self.pos = max(len(k), len(q)), k.shape[1]
+        if self.pos > MAX_POSITIONS:
+            raise InputError(
+                "sequence",
+                expected=f"at most {MAX_POSITIONS:,} positions where there is a selection",
+                given=f"{self.pos:,}",
+                fix="Cut the sequences: a selection compares every position with every other.",
+            )
+        on_cpu = k.device.type == "cpu"
+        self._chunk = CHUNK_ELEMENTS if on_cpu else GPU_ELEMENTS
+        self._step = STEP_ELEMENTS if on_cpu else GPU_ELEMENTS
+        if isinstance(predicate, str):
+            self.k, self.q = _narrow_alike(k, q)
+            self._holds = PREDICATES[predicate]
+        else:
+            relation = Relation(predicate, k.device)
+            self.k, self.q, self._holds = relation.keys(k), relation.queries(q), relation.holds
+
+    def all(self) -> Bool[Tensor, "_ query key"]:
+        """The whole selection, with a batch axis of 1 if it is the same for all examples."""
+        out = self.k.new_empty((self.batch, self.pos, self.pos), dtype=torch.bool)
+        k, q = (x.expand(self.batch, -1) for x in (self.k, self.q))
+        positions = torch.arange(self.pos, device=out.device)
+        for rows in _split(self.batch, self._chunk // self.pos**2):
+            for queries in _split(self.pos, self._chunk // (self.pos * _length(rows))):
+                # Written out, queries are compared several times as fast as in a broadcast.
+                written = q[rows, queries, None].expand(-1, -1, self.pos).contiguous()
+                selected = self._holds(k[rows, None, :], written)
+                if self.causal:
+                    selected &= positions[queries, None] >= positions
+                out[rows, queries] = selected
+        return out
+
+    def width(self) -> Int[Tensor, "_ query"]:
+        """How many keys each query selects."""
+        count = self._zeros(self.batch, 0, self.pos)
+        for _, queries, rows, selected in self._steps(self.batch):
+            count[queries, rows].add_(_sum(selected, count.dtype))
+        return _rows(count)
+
+    def mean(self, value: Int[Tensor, "_ pos"], default: int) -> Int[Tensor, "_ query"]:
+        """The mean of the selected values, truncated; ``default`` where none is selected."""
+        low, high = _span(value)
+        batch = max(self.batch, len(value))
+        v = _columns(value.to(smallest_integers(low, high)), batch)
+        total = self._zeros(batch, min(low, 0) * self.pos, max(high, 0) * self.pos)
+        count = self._zeros(batch, 0, self.pos)
+        for keys, queries, rows, selected in self._steps(batch):
+            # selected [key, query, batch], v[keys] [key, 1, batch]: the sum runs over keys
+            count[queries, rows].add_(_sum(selected, count.dtype))
+            total[queries, rows].add_(_sum(selected * v[keys, None, rows], total.dtype))
+        mean = torch.div(total, count.clamp(min=1), rounding_mode="trunc")
+        return torch.where(_rows(count) > 0, _rows(mean), default)
+
+    def extreme(
+        self, value: Int[Tensor, "_ pos"], mode: str, default: int
+    ) -> Int[Tensor, "_ query"]:
+        """The largest or smallest selected value; ``default`` where none is selected."""
+        largest = mode == "max"
+        low, high = _span(value)
+        if high - low >= torch.iinfo(torch.int64).max:  # too far apart to subtract
+            levels, order = torch.unique(value, return_inverse=True)
+            level = self.extreme(order, mode, -1)
+            return torch.where(level >= 0, levels[level], default)
+        # The merit of each value is at least 1, so that a merit of 0 is that of none at all.
+        worst = low if largest else high
+        merit = value - worst if largest else worst - value
+        batch = max(self.batch, len(value))
+        v = _columns((merit + 1).to(smallest_integers(0, high - low + 1)), batch)
+        best = self._zeros(batch, 0, high - low + 1)
+        for keys, queries, rows, selected in self._steps(batch):
+            merits = selected * v[keys, None, rows]  # [key, query, batch]
+            here = best[queries, rows]
+            torch.maximum(here, merits[0] if len(merits) == 1 else merits.amax(0), out=here)
+        merit = _rows(best) - 1
+        return torch.where(merit >= 0, merit + worst if largest else worst - merit, default)
+
+    def _steps(self, batch: int) -> Iterator[tuple[slice, slice, slice, Tensor]]:
+        """Keys, queries, examples, and 1 where they are selected, as int8 [key, query, batch]."""
+        k, q = (_columns(x, self.batch) for x in (self.k, self.q))
+        positions = torch.arange(self.pos, device=k.device)
+        for rows in _split(batch, self._chunk // self.pos):
+            mine = rows if self.batch == batch else slice(None)
+            for keys in _split(self.pos, self._step // (self.pos * _length(rows))):
+                queries = slice(keys.start if self.causal else 0, self.pos)
+                selected = self._holds(k[keys, None, mine], q[queries, mine])
+                if self.causal and _length(keys) > 1:
+                    selected &= (positions[queries] >= positions[keys, None])[..., None]
+                yield keys, queries, rows, selected.view(torch.int8)
+
+    def _zeros(self, batch: int, low: int, high: int) -> Tensor:
+        """Room for a number between low and high of each query [query, batch]."""
+        return self.k.new_zeros((self.pos, batch), dtype=smallest_integers(low, high))
+
+
+def _split(length: int, size: int) -> Iterator[slice]:
+    """Parts of at most ``size``, or of 1."""
+    size = max(size, 1)
+    return (slice(first, min(first + size, length)) for first in range(0, length, size))
+
+
+def _length(part: slice) -> int:
+    return part.stop - part.start
+
+
+def _span(x: Tensor) -> tuple[int, int]:
+    """The least and the largest number; 0 and 0 if there are none."""
+    low, high = x.aminmax() if x.numel() else (0, 0)
+    return int(low), int(high)
+
+
+def _narrow_alike(k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and queries in the smallest integers in which they compare as they do."""
+    low, high = _span(k)
+    dtype = smallest_integers(low - 1, high + 1)
+    if dtype == torch.int64:
+        return k, q
+    # A query beyond all keys compares with them as one just beyond them does.
+    return k.to(dtype), q.clamp(low - 1, high + 1).to(dtype)
+
+
+def _columns(x: Tensor, batch: int) -> Tensor:
+    """[pos, batch], written out: what lies without gaps is compared several times as fast."""
+    return x.T.expand(-1, batch).contiguous()
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[batch, pos], in 64 bits."""
+    return x.T.contiguous().long()
+
+
+def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum over keys; most often there is one."""
+    return x[0] if len(x) == 1 else x.sum(0, dtype=dtype)

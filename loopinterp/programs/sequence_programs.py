@@ -1,0 +1,314 @@
+"""Stock programs of tasks that read ``BOS prompt = EOS …`` and answer from the ``=`` on.
+
+The *place* of a position is its distance behind the ``=``, -1 before it.
+"""
+
+from __future__ import annotations
+
+from loopinterp.programs.expressions import Seq
+from loopinterp.programs.language import (
+    UNKNOWN,
+    eq,
+    firsts,
+    full,
+    index_select,
+    indices,
+    kqv,
+    larger,
+    ne,
+    shift_right,
+    smaller,
+    tok_map,
+    tokens,
+    var,
+    where,
+)
+from loopinterp.programs.program import Linear, LoopProgram
+
+_BITS = ("0", "1", "=", "EOS", "BOS")
+_EOS_OUT = 2
+"""Output class of the end of an answer, for tasks of bits."""
+
+_bit = tok_map(tokens, {1: 1}, default=0, name="bit_of")
+_left = var("left")
+_running = ne(_left, 0)
+_countdown = where(_left > 0, _left - 1, _left)
+"""A clock: the loops until what moves is held; at -1 it is never held."""
+
+
+def _position_of(token: int, name: str, *, default: int = -1) -> Seq:
+    """The position of a token, from there on; ``default`` before it."""
+    return kqv(tokens, token, indices, "==", default=default, name=name)
+
+
+def _place_behind(equals: Seq) -> Seq:
+    return where(equals >= 0, indices - equals, -1)
+
+
+def _parity() -> LoopProgram:
+    """Parity by shifting: after n loops all n bits have passed the ``=``, one a loop.
+
+        bit_i     <-  bit_{i-1}
+        parity_i  <-  parity_i XOR bit_{i-1}
+
+    Source: arXiv 2409.15647.
+    """
+    arriving = shift_right(var("bit"))
+    return LoopProgram(
+        name="parity",
+        task="parity",
+        inputs=_BITS,
+        prepare={"bit": _bit, "parity": full(0)},
+        step={"bit": arriving, "parity": var("parity") ^ arriving},
+        finish=where(eq(tokens, _BITS.index("EOS")), _EOS_OUT, var("parity")),
+        n_loops=Linear(),
+        doc="The bits move right one position a loop; each position adds what arrives.",
+    )
+
+
+def _parity_scan() -> LoopProgram:
+    """Parity by a running XOR: after t loops, of the last t + 1 symbols up to the position.
+
+        parity_i  <-  b_i XOR parity_{i-1}
+
+    One bit per position is all that it keeps.
+    """
+    return LoopProgram(
+        name="parity_scan",
+        task="parity",
+        inputs=_BITS,
+        prepare={"parity": _bit},
+        step={"parity": _bit ^ shift_right(var("parity"))},
+        finish=where(eq(tokens, _BITS.index("EOS")), _EOS_OUT, var("parity")),
+        n_loops=Linear(),
+        doc="Each loop recomputes a position's parity from its left neighbour's.",
+    )
+
+
+def _copy() -> LoopProgram:
+    """Copying by shifting: bit k stands n positions before its answer, whatever k is.
+
+        symbol_i  <-  symbol_{i-1}  while left_i > 0
+        left_i    <-  left_i - 1    while left_i > 0
+
+    From the ``=`` on, positions know n (the distance between BOS and ``=``, less one), count it
+    down, and hold what they have at 0. The ``=`` itself counts as the end of the answer.
+
+    Source: the shift of arXiv 2409.15647; the clock, which keeps the answer after T(n), is ours.
+    """
+    symbol = var("symbol")
+    return LoopProgram(
+        name="copy",
+        task="copy",
+        inputs=_BITS,
+        prepare={
+            "symbol": tok_map(tokens, {0: 0, 1: 1}, default=_EOS_OUT, name="symbol_of"),
+            "left": kqv(tokens, _BITS.index("="), indices - 1, "==", default=-1, name="equals"),
+        },
+        step={"symbol": where(_running, shift_right(symbol), symbol), "left": _countdown},
+        finish=symbol,
+        n_loops=Linear(),
+        doc="The symbols move right one position a loop, and are held after n loops.",
+    )
+
+
+def _token_addition() -> LoopProgram:
+    """Addition of a + b =, most significant bit first: digit pairs pass by, lowest first.
+
+    Each position of b finds the digit of a that belongs to it, as far before it as the ``+`` is
+    from the start, and adds the two: 0 kills a carry, 1 propagates it, 2 generates one. The pairs
+    then move right, one position a loop, and reach a position behind the ``=`` lowest first::
+
+        carry_i  <-  pair_i = 2 OR (pair_i = 1 AND carry_i)     while left_i > 0
+        pair_i   <-  pair_{i-1}                                 while left_i > 0
+        answer_i =   (pair_i + carry_i) mod 2
+
+    From the ``+`` on, positions know n, count it down, and hold what they have then.
+
+    Source: the shift of arXiv 2409.15647; the clock, which keeps the answer after T(n), is ours.
+    """
+    inputs = ("0", "1", "+", "=", "EOS", "BOS")
+    end = 3  # the pair of the "=" and what follows it: no digits, but the end of the answer
+    is_bit = tok_map(tokens, {0: 1, 1: 1}, default=0, name="is_bit")
+    ends = {inputs.index("="): 1, inputs.index("EOS"): 1}
+    is_end = tok_map(tokens, ends, default=0, name="is_end")
+    plus = _position_of(inputs.index("+"), "plus", default=0)
+    bit_of_a = kqv(indices, indices - plus, _bit, "==", name="digit_of_a")
+    pair_here = where(is_end, end, where(is_bit & plus, _bit + bit_of_a, 0))
+    pair, carry = var("pair"), var("carry")
+    return LoopProgram(
+        name="token_addition",
+        task="token_addition",
+        inputs=inputs,
+        prepare={"pair": shift_right(pair_here), "carry": full(0), "left": plus - 1},
+        step={
+            "carry": where(_running, eq(pair, 2) | (eq(pair, 1) & carry), carry),
+            "pair": where(_running, shift_right(pair), pair),
+            "left": _countdown,
+        },
+        finish=where(eq(pair, end), _EOS_OUT, (pair + carry) % 2),
+        n_loops=Linear(),
+        doc="Pairs of digits move right, lowest first, and each position adds up what passes it.",
+    )
+
+
+def _multiplication() -> LoopProgram:
+    """Multiplication by a number of at most 2 bits: add up the columns, then let a front carry.
+
+    With the least significant bit first, column k of the product is a_0 b_k + a_1 b_{k-1}, which
+    the position k behind the ``=`` gathers at the start. A front from the ``=`` then leaves the
+    carry INTO each column behind it, one position a loop::
+
+        carry_i  <-  carry_i                                      if it is known
+                     (column_{i-1} + carry_{i-1}) div 2           else, if carry_{i-1} is known
+                     unknown                                      else
+
+    The product has n + 2 columns, so the last carry is known after n + 1 loops, never earlier.
+    """
+    inputs, end = ("0", "1", "*", "=", "EOS", "BOS"), 3  # end: the column behind the product
+    times, equals = _position_of(2, "times"), _position_of(3, "equals")
+    place = _place_behind(equals)
+    column_here = (index_select(_bit, 1) & index_select(_bit, times + 1 + place)) + (
+        index_select(_bit, 2) & index_select(_bit, times + place)
+    )
+    is_digit = (place >= 0) & (place < equals - 2)
+    carry, column = var("carry"), var("column")
+    known = ne(carry, UNKNOWN)
+    carry_out = where(known, (column + carry) // 2, UNKNOWN)
+    return LoopProgram(
+        name="multiplication",
+        task="multiplication",
+        inputs=inputs,
+        prepare={
+            "column": where(is_digit, column_here, end),
+            "carry": where(eq(place, 0), 0, UNKNOWN),
+        },
+        step={"carry": where(known, carry, shift_right(carry_out, default=UNKNOWN))},
+        finish=where(eq(column, end), _EOS_OUT, where(known, (column + carry) % 2, UNKNOWN)),
+        n_loops=Linear(offset=1),
+        doc="Columns of the product are gathered at the start; a front from the '=' carries them.",
+    )
+
+
+def _binary_sum(most_digits: int = 20) -> LoopProgram:
+    """Counting ones: every position reads bit 1, then bit 2, and so on, and keeps the count.
+
+        count_i  <-  count_i + bit at position at_i
+        at_i     <-  at_i + 1
+
+    Position k behind the ``=`` answers with binary digit k of the count, or with the end if there
+    is none. Both variables are bounded by the position, so that they take finitely many values.
+    """
+    at, count = var("at"), var("count")
+    next_bit = kqv(indices, at, _bit, "==", name="next_bit")
+    powers = {place: 2**place for place in range(most_digits)}
+    power = tok_map(var("place"), powers, default=2**most_digits, name="power_of_2")
+    return LoopProgram(
+        name="binary_sum",
+        task="binary_sum",
+        inputs=_BITS,
+        prepare={
+            "at": full(1),
+            "count": full(0),
+            "place": _place_behind(_position_of(_BITS.index("="), "equals")),
+        },
+        step={
+            "count": smaller(count + next_bit, indices),
+            "at": smaller(at + 1, indices + 1),
+        },
+        finish=where(power > larger(count, 1), _EOS_OUT, count // power % 2),
+        n_loops=Linear(),
+        doc="Every position reads the bits one by one and keeps the count of ones.",
+    )
+
+
+def unique_set(n_symbols: int) -> LoopProgram:
+    """Distinct symbols in order of first appearance, for an alphabet of that size.
+
+    In every loop all positions read the next position of the prompt; the position k behind the
+    ``=`` keeps the new symbol that k others came before, or the end of the answer if none does::
+
+        answer_i  <-  symbol at at_i, if it is new and found_i = place_i
+        found_i   <-  found_i + 1, if it is new
+        at_i      <-  at_i + 1
+
+    Example:
+        >>> unique_set(3).inputs
+        ('s0', 's1', 's2', '=', 'EOS', 'BOS')
+    """
+    equals = nothing = n_symbols
+    is_new = eq(firsts(tokens, tokens), indices) & (tokens < n_symbols)
+    at, n_found, answer = var("at"), var("found"), var("answer")
+    here = kqv(indices, at, var("offered"), "==", default=nothing, name="next_symbol")
+    new_here = ne(here, nothing)
+    return LoopProgram(
+        name="unique_set",
+        task="unique_set",
+        task_settings={"n_symbols": n_symbols},
+        inputs=(*(f"s{i}" for i in range(n_symbols)), "=", "EOS", "BOS"),
+        prepare={
+            "offered": where(is_new, tokens, nothing),
+            "at": full(1),
+            "found": full(0),
+            "place": _place_behind(_position_of(equals, "equals")),
+            "answer": full(nothing),
+        },
+        step={
+            "answer": where(new_here & eq(n_found, var("place")), here, answer),
+            "found": smaller(n_found + new_here, indices),
+            "at": smaller(at + 1, indices + 1),
+        },
+        finish=answer,
+        n_loops=Linear(),
+        doc="Every position reads the prompt in order and keeps the new symbol of its place.",
+    )
+
+
+def _abacus_ripple() -> LoopProgram:
+    """Decimal addition, least significant digit first: columns by place, carries by a ripple.
+
+    The ``=`` asks for digit 0 of the sum, the position k behind it for digit k. Each gathers both
+    operands' digits of its place (0 to 18), and every loop recomputes the carry INTO a place::
+
+        carry_i  <-  column_{i-1} + carry_{i-1} > 9
+
+    Behind the longer operand a carry is the last digit of the sum, and no carry is its end. The
+    sum in the input is not read: every next token is predicted from the prompt alone.
+
+    Source: the format of arXiv 2405.17399.
+    """
+    inputs = tuple("0123456789-+*=$")
+    end, last, behind = inputs.index("$"), 19, 20  # columns right behind the longer operand, after
+    digit = tok_map(tokens, {d: d for d in range(10)}, default=0, name="digit_of")
+    plus = _position_of(inputs.index("+"), "plus")
+    equals = _position_of(inputs.index("="), "equals")
+    place = _place_behind(equals)
+    length_of_a, length_of_b = plus, equals - plus - 1
+    digit_of_a = where(place < length_of_a, index_select(digit, place), 0)
+    digit_of_b = where(place < length_of_b, index_select(digit, plus + 1 + place), 0)
+    longer = larger(length_of_a, length_of_b)
+    after = where(eq(place, longer), last, behind)
+    column_here = where(place < longer, digit_of_a + digit_of_b, after)
+    carry, column = var("carry"), var("column")
+    return LoopProgram(
+        name="abacus_ripple",
+        task="abacus_addition",
+        inputs=inputs,
+        prepare={"column": where(place >= 0, column_here, 0), "carry": full(0)},
+        step={"carry": shift_right((column < last) & (column + carry > 9))},
+        finish=where(column < last, (column + carry) % 10, where(eq(column, last) & carry, 1, end)),
+        n_loops=Linear(),
+        doc="Each place gathers its column; each loop recomputes its carry from the place before.",
+    )
+
+
+SEQUENCE_PROGRAMS = (
+    _parity(),
+    _parity_scan(),
+    _copy(),
+    _token_addition(),
+    _multiplication(),
+    _binary_sum(),
+    unique_set(50),
+    _abacus_ripple(),
+)

@@ -1,0 +1,125 @@
+"""Traces of loop programs, and interventions on their variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopinterp.core.errors import check_choice, unknown_name
+from loopinterp.core.text import ShortRepr
+from loopinterp.programs.expressions import Select
+from loopinterp.programs.interpreter import Interpreter
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int, Shaped
+    from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Intervention(ShortRepr):
+    """Set a variable after ``loop`` loops, before the next one and before the output is read.
+
+    Attributes:
+        variable: Name of the variable.
+        loop: 0 is after ``prepare``, t after t steps.
+        values: New values [batch, pos], int64.
+        mask: Where to set them [batch, pos]; everywhere if omitted.
+    """
+
+    variable: str
+    loop: int
+    values: Int[Tensor, "batch pos"]
+    mask: Bool[Tensor, "batch pos"] | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace(ShortRepr):
+    """The run of a program. Entry k of a loop axis is after ``start + k`` loops.
+
+    Attributes:
+        program: Name of the program.
+        start: Loops done before the first entry; 0 unless the run started later.
+        variables: Variable -> values [loop + 1, batch, pos].
+        outputs: The answer read at every loop [loop + 1, batch, pos]; -1 where undecided.
+        selectors: Name -> selector of each loop [loop, batch, query, key]. Entry k was used in
+            the loop that leads from entry k of the variables to entry k + 1.
+        prepare_selectors: Name -> selector of ``prepare`` [batch, query, key].
+    """
+
+    program: str
+    start: int
+    variables: Mapping[str, Int[Tensor, "loops batch pos"]]
+    outputs: Int[Tensor, "loops batch pos"]
+    selectors: Mapping[str, Bool[Tensor, "loop batch query key"]]
+    prepare_selectors: Mapping[str, Bool[Tensor, "batch query key"]]
+
+    @property
+    def n_loops(self) -> int:
+        """Loops done at the end, counted from ``prepare``."""
+        return self.start + len(self.outputs) - 1
+
+    def settled(self, variable: str) -> Int[Tensor, "batch pos"]:
+        """The first entry from which the variable keeps the value it has at the end.
+
+        Raises:
+            InputError: the program has no such variable.
+        """
+        check_choice(f"variable of program {self.program}", variable, self.variables)
+        return constant_from(self.variables[variable])
+
+
+def constant_from(values: Shaped[Tensor, entry * lead]) -> Int[Tensor, "*lead"]:
+    """The first entry from which values equal those at the end.
+
+    Example:
+        >>> constant_from(torch.tensor([[0, 1], [1, 1], [0, 1], [0, 1]]))
+        tensor([2, 0])
+    """
+    # Reversed, the first difference from the end, and every entry before it, count.
+    return (values != values[-1]).flip(0).cummax(dim=0).values.sum(dim=0)
+
+
+class LazySelectors(Mapping[str, "Tensor"]):
+    """Selectors by name, computed on access from the variables of a run.
+
+    So a trace holds no [loop, batch, query, key] numbers; and a selector that is the same at
+    every loop, or for every example, is one tensor with axes of stride 0. With no ``n_loops``,
+    selectors have no loop axis.
+    """
+
+    def __init__(
+        self,
+        selects: Mapping[str, Select],
+        interpreter: Interpreter,
+        variables: Mapping[str, Tensor],
+        n_loops: int | None = None,
+    ) -> None:
+        self._selects, self._interpreter = selects, interpreter
+        self._variables, self._n_loops = variables, n_loops
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._selects:
+            raise KeyError(str(unknown_name("selector", name, self._selects)))
+        select = self._selects[name]
+        if not select.variables:
+            once = self._interpreter.value(select, {})
+            return once if self._n_loops is None else once.expand(self._n_loops, *once.shape)
+        assert self._n_loops is not None  # what prepare selects reads no variable
+        batch, pos = self._interpreter.tokens.shape
+        out = self._interpreter.tokens.new_empty((self._n_loops, batch, pos, pos), dtype=torch.bool)
+        for loop, selected in enumerate(out):
+            state = {name: x[loop] for name, x in self._variables.items()}
+            selected[:] = self._interpreter.value(select, state)
+        return out
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._selects
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._selects)
+
+    def __len__(self) -> int:
+        return len(self._selects)

@@ -1,5 +1,0 @@
-"""RASP-L as an embedded language: expressions, an interpreter, loop programs, a compiler."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

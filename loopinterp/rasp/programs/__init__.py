@@ -1,1 +1,0 @@
-"""Loop programs, one per file. Get them by name with :func:`loopinterp.rasp.get_program`."""

@@ -1,9 +1,0 @@
-from .circuit_page import write_circuit_page as write_circuit_page
-from .comparison_report import write_comparison as write_comparison
-from .html_report import need_page as need_page
-from .html_report import render_report as render_report
-from .html_report import write_report as write_report
-from .html_report import write_results as write_results
-from .report_data import read_report as read_report
-from .run_record import RunRecord as RunRecord
-from .run_record import read_run as read_run

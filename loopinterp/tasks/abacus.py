@@ -1,0 +1,344 @@
+"""Decimal addition and multiplication, token by token, in the format of the abacus embeddings."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from pydantic import Field
+from torch.nn.functional import pad
+
+from loopinterp.core.errors import InputError
+from loopinterp.core.settings import settings
+from loopinterp.tasks.rows import (
+    carry_over,
+    check_operands,
+    join,
+    lead,
+    n_significant,
+    operand_digits,
+    operands_of,
+    place_of_equals,
+    product_digits,
+    same,
+)
+from loopinterp.tasks.sampling import (
+    check_digits,
+    check_length,
+    choice,
+    coins,
+    integers,
+    lengths,
+    uniform,
+)
+from loopinterp.tasks.task import describe_tensor
+from loopinterp.tasks.token_by_token import TokenByToken
+from loopinterp.tasks.words import spell, until
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from loopinterp.tasks.task import Batch
+
+ALPHABET = "0123456789-+*=$"
+_EQUALS, _END = (ALPHABET.index(symbol) for symbol in "=$")
+
+
+class DecimalOperands(TokenByToken):
+    """Base of decimal arithmetic in the format of the abacus embeddings.
+
+    The alphabet is ``0123456789-+*=$`` (tokens 0..14), in and out. The inputs hold the answer too,
+    as far as it can be seen: at the ``=`` and at each digit of the answer the next one is asked
+    for, at the last one ``$``; nowhere else is there a target. Padding is ``$``.
+
+    The length n is the number of digits of the longest operand. T(n) is the number of digits of
+    the longest answer: carries may take one column a loop.
+
+    Distributions: ``"mixed"`` (one operand has n digits, the others 1..n), ``"equal"`` (all have
+    n), ``"independent"`` (each has 1..n, whatever the others have; n is then the most there might
+    be, and T(n) goes by it), and one that is hard for the task. The leading digit of an operand of
+    several digits is not 0, but where a task says so.
+
+    Source: arXiv 2405.17399.
+
+    Attributes:
+        operator: The sign between the operands.
+        n_operands: How many there are.
+        hard: Name of the hard distribution.
+    """
+
+    symbols = ALPHABET
+    end = _END
+    operator: str
+    n_operands: int = 2
+    hard: str
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        return ("mixed", "equal", self.hard, "independent")
+
+    @abstractmethod
+    def answer_length(self, n: int) -> int:
+        """Most digits that an answer may have."""
+
+    @abstractmethod
+    def _solve(self, digits: Tensor, n_digits: Tensor) -> tuple[Tensor, Tensor]:
+        """Digits of the answers [batch, width], and how many of each count.
+
+        Operands [batch, operand, width] are padded with zeros; ``n_digits`` [batch, operand].
+        """
+
+    @abstractmethod
+    def _draw_hard(self, digits: Tensor, generator: torch.Generator) -> Tensor:
+        """Operands [batch, operand, width] of the hard distribution, made of random digits."""
+
+    def _answer(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        equals = place_of_equals(_EQUALS, tokens, self.name)
+        operands = operands_of(
+            tokens,
+            equals,
+            operator=ALPHABET.index(self.operator),
+            base=10,
+            task=self.name,
+            n_operands=self.n_operands,
+        )
+        return equals, *self._solve(*operands)
+
+    def n_loops(self, n: int) -> int:
+        return self.answer_length(check_length(n))
+
+    def n_positions(self, n: int) -> int:
+        """The operands, a sign after each, and the longest answer."""
+        return self.n_operands * (check_length(n) + 1) + self.answer_length(n)
+
+    def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
+        equals = row.index(_EQUALS)
+        written = spell(row[:equals], ALPHABET).split(self.operator)
+        sum_or_product = f"{f' {self.operator} '.join(number[::-1] for number in written)} ="
+        if answer is None:
+            return sum_or_product
+        return f"{sum_or_product} {spell(until(answer[equals:], _END), ALPHABET, turned=True)}"
+
+    def from_digits(
+        self, digits: Int[Tensor, "batch operand width"], n_digits: Int[Tensor, "batch operand"]
+    ) -> Batch:
+        """The batch of given digits, least significant first, of which ``n_digits`` count.
+
+        Raises:
+            InputError: they are no digits, or a length does not fit.
+        """
+        shapes = [list(getattr(x, "shape", ())) for x in (digits, n_digits)]
+        if len(shapes[0]) != 3 or shapes[1] != shapes[0][:2] or shapes[1][1] != self.n_operands:
+            raise InputError(
+                "digits and n_digits",
+                expected=f"int64 of shapes [batch, {self.n_operands}, width] and "
+                f"[batch, {self.n_operands}]",
+                given=" and ".join(map(describe_tensor, (digits, n_digits))),
+                fix="Stack the operands: torch.stack([a, b], dim=1).",
+            )
+        check_digits(digits.flatten(0, 1), n_digits.flatten(), 10, "digits")
+        return self._written(digits, n_digits, n_digits.amax(dim=1))
+
+    def _written(self, digits: Tensor, n_digits: Tensor, n: Tensor) -> Batch:
+        operands = zip(digits.unbind(dim=1), n_digits.unbind(dim=1))
+        signs = self.operator * (self.n_operands - 1) + "="  # the one after each operand
+        parts = [(x, same(ALPHABET.index(sign), n)) for x, sign in zip(operands, signs)]
+        width = self.n_operands * (digits.shape[2] + 1)
+        return self._batch(join([x for part in parts for x in part], width=width, fill=_END), n)
+
+    def encode(self, operands: Sequence[Sequence[int]]) -> Batch:
+        """The batch of given integers, each written without leading zeros.
+
+        Raises:
+            InputError: no operands, not as many as the task has, or one that is no integer of at
+                least 0.
+        """
+        rows = check_operands(operands, self.n_operands)
+        n_digits = torch.tensor([[len(str(x)) for x in row] for row in rows])
+        widths = [int(n_digits.max())] * self.n_operands
+        return self.from_digits(torch.stack(operand_digits(rows, *widths, base=10), 1), n_digits)
+
+    def sample_operands(self, *n_digits: int, batch_size: int, generator: torch.Generator) -> Batch:
+        """Draw operands of exactly so many digits: a cell of the grid of accuracy by lengths.
+
+        Args:
+            n_digits: Digits of each operand.
+            batch_size: Examples.
+            generator: Random generator; examples are on its device.
+
+        Raises:
+            InputError: not one length for each operand, or one of the arguments is not its kind.
+
+        Example:
+            >>> from loopinterp.tasks import AbacusAddition
+            >>> g = torch.Generator().manual_seed(0)
+            >>> batch = AbacusAddition().sample_operands(3, 1, batch_size=2, generator=g)
+            >>> AbacusAddition().decode(batch.inputs)
+            ['794 + 7 =', '430 + 3 =']
+        """
+        if len(n_digits) != self.n_operands:
+            raise InputError(
+                "lengths of the operands",
+                expected=f"{self.n_operands}, one for each operand",
+                given=str(len(n_digits)),
+                fix=f"Pass e.g. {', '.join(['8'] * self.n_operands)}.",
+            )
+        each = [lengths(n, batch_size=batch_size, generator=generator) for n in n_digits]
+        digits, length = self._digits((batch_size, max(n_digits)), generator), torch.stack(each, 1)
+        return self.from_digits(self._lead(digits, length, generator), length)
+
+    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
+        k, rows = self.n_operands, len(n)
+        digits = self._digits((rows, int(n.max())), generator)
+        all_n = n[:, None].expand(-1, k)
+        if kind == self.hard:
+            return self._written(self._draw_hard(digits, generator), all_n, n)
+        # Lengths are drawn between the digits and the leading digits: the order fixes the examples.
+        n_drawn = {"mixed": k - 1, "independent": k}.get(kind, 0)
+        drawn = [(uniform((rows,), generator) * n).long() + 1 for _ in range(n_drawn)]
+        if kind == "mixed":
+            longest = integers(0, k, (rows, 1), generator)
+            operand = torch.arange(k, device=n.device)
+            # The others in their order, and n where the longest is.
+            which = torch.where(operand == longest, k - 1, operand - (operand > longest).long())
+            n_digits = torch.stack([*drawn, n], dim=1).gather(1, which)
+        else:
+            n_digits = torch.stack(drawn, dim=1) if drawn else all_n
+        return self._written(self._lead(digits, n_digits, generator), n_digits, n)
+
+    def _digits(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+        """Random digits [batch, operand, width]."""
+        each = [integers(0, 10, shape, generator) for _ in range(self.n_operands)]
+        return torch.stack(each, dim=1)
+
+    def _lead(self, digits: Tensor, n_digits: Tensor, generator: torch.Generator) -> Tensor:
+        each = [integers(1, 10, (len(digits),), generator) for _ in range(self.n_operands)]
+        return lead(digits, n_digits, torch.stack(each, dim=1))
+
+
+class _Sum(DecimalOperands):
+    """The sum of several numbers."""
+
+    operator = "+"
+    hard = "chain"
+
+    def answer_length(self, n: int) -> int:
+        return n + len(str(self.n_operands - 1))  # k numbers carry at most k - 1 out of n columns
+
+    def _solve(self, digits: Tensor, n_digits: Tensor) -> tuple[Tensor, Tensor]:
+        more = len(str(self.n_operands - 1))
+        total = carry_over(pad(digits.sum(dim=1), (0, more)), 10)
+        return total, torch.maximum(n_digits.amax(dim=1), n_significant(total))
+
+    def _draw_hard(self, digits: Tensor, generator: torch.Generator) -> Tensor:
+        # [batch, operand, width]: each column sums to 9, split at random digits; the first column
+        # sums to 10 or more, so that its carry runs through all others.
+        cuts = pad(digits[:, :-1].sort(dim=1).values, (0, 0, 1, 0))
+        digits = pad(cuts, (0, 0, 0, 1), value=9).diff(dim=1)
+        rows = (len(digits),)
+        a = integers(1, 10, rows, generator)
+        digits[:, 0, 0], digits[:, 1, 0] = a, 10 - a + integers(0, 9, rows, generator) % a
+        return digits
+
+
+@settings
+class AbacusAddition(_Sum):
+    """a + b in decimal, next token by next token: ``a + b = sum $``, least significant first.
+
+    Format, length and distributions are those of :class:`DecimalOperands`; the hard one is
+    ``"chain"``: the first digits make a carry, which all others pass on, and operands may begin
+    with zeros. The sum is as long as the longer operand, and one digit more if there is a carry
+    out of it. T(n) = n + 1.
+
+    Source: arXiv 2405.17399.
+
+    Example:
+        >>> task = AbacusAddition()
+        >>> batch = task.encode([(95, 8)])
+        >>> "".join(ALPHABET[t] for t in batch.inputs[0].tolist())
+        '59+8=301$'
+        >>> [ALPHABET[t] for t in batch.targets[0].tolist() if t >= 0]
+        ['3', '0', '1', '$']
+    """
+
+    name = "abacus_addition"
+
+    def describe(self) -> str:
+        return "Decimal addition, a+b=sum$ with the least significant digit first, token by token."
+
+
+@settings
+class AbacusSum(_Sum):
+    """The sum of several numbers, next token by next token: ``a + b + c = sum $``.
+
+    All is as in :class:`AbacusAddition`, which is the sum of two. T(n) = n + 1 up to ten numbers,
+    and one loop more for each further digit that they may carry out of n columns.
+
+    Args:
+        n_operands: How many numbers, at least 2.
+
+    Raises:
+        ConfigError: ``n_operands`` is not an integer of at least 2.
+
+    Source: the format of arXiv 2405.17399, which has two operands.
+
+    Example:
+        >>> task = AbacusSum(n_operands=3)
+        >>> batch = task.encode([(95, 8, 900)])
+        >>> "".join(ALPHABET[t] for t in batch.inputs[0].tolist())
+        '59+8+009=3001$$$'
+        >>> task.decode(batch)
+        ['95 + 8 + 900 = 1003']
+    """
+
+    name = "abacus_sum"
+
+    n_operands: Annotated[int, Field(ge=2)] = 3
+
+    def describe(self) -> str:
+        return f"Decimal sum of {self.n_operands} numbers, least significant digit first."
+
+
+@settings
+class AbacusMultiplication(DecimalOperands):
+    """a * b in decimal, next token by next token: ``a * b = product $``, least significant first.
+
+    Format, length and distributions are those of :class:`DecimalOperands`; the hard one is
+    ``"nines"``: both factors have n digits, and each example draws the probability of a 9 from
+    {.5, .8, .95} (the other digits are 1..9), so that all columns are large, and carries long. The
+    product is written without leading zeros, 0 as a single one. T(n) = 2 n, a loop for each digit
+    of the longest product.
+
+    Source: arXiv 2405.17399, whose grid has operands of up to 15 digits in training, 25 in testing.
+
+    Example:
+        >>> task = AbacusMultiplication()
+        >>> batch = task.encode([(25, 14)])
+        >>> "".join(task.symbols[t] for t in batch.inputs[0].tolist())
+        '52*41=053$'
+        >>> task.decode(batch), task.n_loops(2)
+        (['25 * 14 = 350'], 4)
+    """
+
+    name = "abacus_multiplication"
+    operator = "*"
+    hard = "nines"
+
+    def answer_length(self, n: int) -> int:
+        return 2 * n
+
+    def describe(self) -> str:
+        return "Decimal multiplication, a*b=product$, least significant digit first."
+
+    def _solve(self, digits: Tensor, n_digits: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = digits.unbind(dim=1)
+        product = product_digits(a, b, 10)
+        return product, n_significant(product).clamp(min=1)
+
+    def _draw_hard(self, digits: Tensor, generator: torch.Generator) -> Tensor:
+        share = choice((0.5, 0.8, 0.95), (len(digits), 1, 1), generator)
+        others = integers(1, 10, digits.shape, generator)
+        return others.masked_fill(coins(share, digits.shape, generator), 9)

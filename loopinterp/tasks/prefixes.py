@@ -1,0 +1,387 @@
+"""Tasks answered at every prefix: running sums, and membership in a regular language."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from pydantic import Field
+
+from loopinterp.core.errors import ConfigError, InputError, check_choice, check_new_name
+from loopinterp.core.settings import settings
+from loopinterp.core.text import ShortRepr
+from loopinterp.tasks.rows import join, same
+from loopinterp.tasks.sampling import (
+    Sampler,
+    check_digits,
+    check_length,
+    check_tokens,
+    integers,
+    random_bits,
+    uniform,
+)
+from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.words import spell
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+
+@settings
+class PrefixSum(Sampler):
+    """Running sum mod m of n digits after a BOS token; mod 2, the parity of all bits so far.
+
+    Tokens: digits 0 .. m - 1, BOS (m), PAD (m + 1, on the right). Targets ``IGNORE`` at BOS and
+    PAD. T(n) = n + 1.
+
+    Distributions: ``"uniform"`` (each digit as likely as any other), ``"biased"`` (each example
+    draws the probability that a digit is not 0 from {.05, .5, .95}).
+
+    Args:
+        modulus: m, at least 2.
+
+    Raises:
+        ConfigError: ``modulus`` is not an integer of at least 2.
+
+    Source: the prefix-sum task of arXiv 2604.15259.
+
+    Example:
+        >>> import torch
+        >>> batch = PrefixSum().from_bits(torch.tensor([[1, 0, 1, 1]]), torch.tensor([4]))
+        >>> batch.inputs.tolist(), batch.targets.tolist()
+        ([[2, 1, 0, 1, 1]], [[-100, 1, 1, 0, 1]])
+        >>> PrefixSum(modulus=10).targets(torch.tensor([[10, 7, 7, 7]])).tolist()
+        [[-100, 7, 4, 1]]
+    """
+
+    name = "prefix_sum"
+    distributions = ("uniform", "biased")
+
+    modulus: Annotated[int, Field(ge=2)] = 2
+
+    @property
+    def d_vocab(self) -> int:
+        return self.modulus + 2
+
+    @property
+    def d_vocab_out(self) -> int:
+        return self.modulus
+
+    def n_positions(self, n: int) -> int:
+        """BOS and n digits."""
+        return check_length(n) + 1
+
+    def describe(self) -> str:
+        what = "XOR of n bits" if self.modulus == 2 else f"sum of n digits mod {self.modulus}"
+        return f"Running {what}, answered at every one."
+
+    def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
+        space = "" if self.modulus <= 10 else " "
+        real = [digit for digit in row if digit < self.modulus]
+        what = "running XOR" if self.modulus == 2 else f"running sum mod {self.modulus}"
+        question = f"{what} of {spell(real, separator=space)} ="
+        if answer is None:
+            return question
+        return f"{question} {spell(answer[1 : len(real) + 1], separator=space)}"
+
+    def from_bits(self, bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
+        """The batch of given bits (mod m: digits); only the first ``n`` of each row count.
+
+        Raises:
+            InputError: a digit is not below the modulus, or a length does not fit.
+        """
+        check_digits(bits, n, self.modulus, "bits")
+        parts = [same(self.modulus, n), (bits, n)]
+        tokens = join(parts, width=bits.shape[1] + 1, fill=self.modulus + 1)
+        return Batch(tokens, self.targets(tokens), n, n + 1, self)
+
+    def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """The exact answer to given inputs: the running sum, ``IGNORE`` at BOS and PAD.
+
+        Raises:
+            InputError: the inputs are not tokens of this task.
+        """
+        tokens = check_tokens(inputs, self.modulus + 2)
+        special = tokens >= self.modulus
+        answer = tokens.masked_fill(special, 0).cumsum(dim=1) % self.modulus
+        return answer.masked_fill(special, IGNORE)
+
+    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
+        shape = (len(n), int(n.max()))
+        if self.modulus == 2:
+            return self.from_bits(random_bits(kind, *shape, generator), n)
+        digits = integers(0 if kind == "uniform" else 1, self.modulus, shape, generator)
+        if kind == "biased":
+            digits = digits * random_bits(kind, *shape, generator)
+        return self.from_bits(digits, n)
+
+
+@dataclass(frozen=True, repr=False)
+class Automaton(ShortRepr):
+    """A complete deterministic finite automaton: state <- transitions[state][symbol].
+
+    Args:
+        alphabet: The symbols, one character each, at least two.
+        transitions: Next state by state and symbol; state 0 is the start.
+        accepting: The accepting states.
+
+    Raises:
+        InputError: a table that is not complete, a state that does not exist, or a symbol twice.
+
+    Example:
+        >>> even_ones = Automaton("01", ((0, 1), (1, 0)), (0,))
+        >>> even_ones.dead
+        ()
+    """
+
+    alphabet: str
+    transitions: tuple[tuple[int, ...], ...]
+    accepting: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        n_symbols, states = len(self.alphabet), range(len(self.transitions))
+        complete = states and all(len(row) == n_symbols for row in self.transitions)
+        named = {*self.accepting}.union(*self.transitions)
+        if not complete or named - {*states} or not 2 <= n_symbols == len({*self.alphabet}):
+            raise InputError(
+                "automaton",
+                expected="two or more different symbols, and each state's next one per symbol",
+                given=repr(self),
+                fix="Number the states 0, 1, …; each needs a row with one next state per symbol.",
+            )
+
+    @cached_property
+    def dead(self) -> tuple[int, ...]:
+        """The states from which no accepting state can be reached."""
+        live = {*self.accepting}
+        for _ in self.transitions:  # a shortest path to an accepting state visits each state once
+            live |= {s for s, row in enumerate(self.transitions) if live & {*row}}
+        return tuple(s for s in range(len(self.transitions)) if s not in live)
+
+
+_LANGUAGES = {
+    "tomita1": Automaton("01", ((1, 0), (1, 1)), (0,)),
+    "tomita2": Automaton("01", ((2, 1), (0, 2), (2, 2)), (0,)),
+    # Even run of 1s, or none; odd run of 1s; odd and even run of 0s after an odd run of 1s; dead.
+    "tomita3": Automaton("01", ((0, 1), (2, 0), (3, 4), (2, 1), (4, 4)), (0, 1, 3)),
+    "tomita4": Automaton("01", ((1, 0), (2, 0), (3, 0), (3, 3)), (0, 1, 2)),
+    "tomita5": Automaton("01", ((1, 2), (0, 3), (3, 0), (2, 1)), (0,)),
+    "tomita6": Automaton("01", ((1, 2), (2, 0), (0, 1)), (0,)),
+    "tomita7": Automaton("01", ((0, 1), (2, 1), (2, 3), (4, 3), (4, 4)), (0, 1, 2, 3)),
+    "dyck_2": Automaton("()", ((1, 3), (2, 0), (3, 1), (3, 3)), (0,)),
+    "dyck_3": Automaton("()", ((1, 4), (2, 0), (3, 1), (4, 2), (4, 4)), (0,)),
+}
+
+
+def list_languages() -> list[str]:
+    """Names of the registered languages, sorted.
+
+    Example:
+        >>> [name for name in list_languages() if name.startswith("dyck")]
+        ['dyck_2', 'dyck_3']
+    """
+    return sorted(_LANGUAGES)
+
+
+def get_automaton(language: str) -> Automaton:
+    """The automaton of a registered language.
+
+    Raises:
+        InputError: the language is unknown.
+
+    Example:
+        >>> get_automaton("tomita1").transitions
+        ((1, 0), (1, 1))
+    """
+    return _LANGUAGES[check_choice("language", language, _LANGUAGES)]
+
+
+def register_language(name: str, automaton: Automaton, *, replace: bool = False) -> None:
+    """Make a language known by name to :class:`RegularLanguage`.
+
+    Args:
+        name: A new name.
+        automaton: The automaton that decides the language.
+        replace: Allow the name of a language that is registered already.
+
+    Raises:
+        InputError: the name is taken.
+    """
+    if not replace:
+        check_new_name("language", name, _LANGUAGES)
+    _LANGUAGES[name] = automaton
+
+
+@settings
+class RegularLanguage(Sampler):
+    """Membership of every prefix of n symbols in a regular language, after a BOS token.
+
+    The answer at position i is 1 if ``s_1 … s_i`` is in the language, else 0. A complete automaton
+    decides it: ``state_i = transitions[state_{i-1}][s_i]`` from state 0 at BOS.
+
+    Tokens: the k symbols of the alphabet 0 .. k - 1, BOS (k), PAD (k + 1, on the right). Targets
+    ``IGNORE`` at BOS and PAD. T(n) = n + 1.
+
+    Languages over {0, 1} (Tomita 1982): ``tomita1`` 1*; ``tomita2`` (10)*; ``tomita3`` no
+    odd-length run of 1s directly followed by an odd-length run of 0s; ``tomita4`` no 000;
+    ``tomita5`` an even number of 0s and of 1s; ``tomita6`` the number of 0s less that of 1s is a
+    multiple of 3; ``tomita7`` 0*1*0*1*. Over brackets: ``dyck_2`` and ``dyck_3``, balanced and
+    nested at most 2 or 3 deep. :func:`register_language` adds others.
+
+    Distributions: ``"uniform"`` (each symbol as likely as any other) and ``"steered"``, which keeps
+    both answers frequent at every length. No accepting state can be reached from a dead state. Half
+    of the steered examples never choose a symbol that leads to one. The others draw one of their n
+    steps uniformly, and from it on take the first symbol that leads to a dead state. All other
+    symbols are drawn uniformly among those that lead to no dead state; where there are none, among
+    all. The two distributions are the same for ``tomita5`` and ``tomita6``, which have no dead
+    state.
+
+    Args:
+        language: A name of :func:`list_languages`.
+
+    Raises:
+        ConfigError: the language is unknown.
+
+    Source: the languages of Tomita, "Dynamic construction of finite automata from examples using
+    hill-climbing", 1982; bounded Dyck languages as in arXiv 2010.07515.
+
+    Example:
+        >>> task = RegularLanguage(language="dyck_2")
+        >>> batch = task.encode(["(())", "()("])
+        >>> batch.inputs.tolist()
+        [[2, 0, 0, 1, 1], [2, 0, 1, 0, 3]]
+        >>> batch.targets.tolist()
+        [[-100, 0, 0, 0, 1], [-100, 0, 1, 0, -100]]
+    """
+
+    name = "regular_language"
+    d_vocab_out = 2
+    distributions = ("uniform", "steered")
+
+    language: str = "tomita6"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("language", self.language, _LANGUAGES, error=ConfigError)
+
+    @property
+    def automaton(self) -> Automaton:
+        """The automaton that decides the language."""
+        return get_automaton(self.language)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """A word for each token: the alphabet, BOS, PAD."""
+        return (*self.automaton.alphabet, "BOS", "PAD")
+
+    @property
+    def d_vocab(self) -> int:
+        return len(self.symbols)
+
+    def n_positions(self, n: int) -> int:
+        """BOS and n symbols."""
+        return check_length(n) + 1
+
+    def describe(self) -> str:
+        return f"Whether each prefix of n symbols is in {self.language}, answered at every symbol."
+
+    def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
+        alphabet = self.automaton.alphabet
+        real = [token for token in row if token < len(alphabet)]
+        question = f"in {self.language}, prefixes of {spell(real, alphabet)} ="
+        return question if answer is None else f"{question} {spell(answer[1 : len(real) + 1])}"
+
+    def encode(self, words: Sequence[str]) -> Batch:
+        """The batch of strings over the alphabet.
+
+        Raises:
+            InputError: no string, an empty one, or one with another character.
+        """
+        alphabet = self.automaton.alphabet
+        listed = bool(words) and not isinstance(words, str)
+        if not listed or not all(word and {*word} <= {*alphabet} for word in words):
+            raise InputError(
+                f"strings of {self.language}",
+                expected=f"a list of strings of one or more symbols of {alphabet!r}",
+                given=repr(words),
+                fix=f"Pass e.g. [{alphabet!r}].",
+            )
+        longest = max(map(len, words))
+        padded = [word.ljust(longest, alphabet[0]) for word in words]
+        symbols = torch.tensor([[alphabet.index(s) for s in word] for word in padded])
+        return self.from_symbols(symbols, torch.tensor([len(word) for word in words]))
+
+    def from_symbols(self, symbols: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
+        """The batch of given symbols; only the first ``n`` of each row count.
+
+        Raises:
+            InputError: a symbol is not of the alphabet, or a length does not fit.
+        """
+        n_symbols = len(self.automaton.alphabet)
+        check_digits(symbols, n, n_symbols, "symbols")
+        parts = [same(n_symbols, n), (symbols, n)]
+        tokens = join(parts, width=symbols.shape[1] + 1, fill=n_symbols + 1)
+        return Batch(tokens, self.targets(tokens), n, n + 1, self)
+
+    def states(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """The state of the automaton after each position; BOS and PAD leave it as it is.
+
+        Raises:
+            InputError: the inputs are not tokens of this task.
+
+        Example:
+            >>> task = RegularLanguage(language="dyck_2")
+            >>> task.states(task.encode(["(())"])).tolist()
+            [[0, 1, 2, 1, 0]]
+        """
+        tokens = check_tokens(inputs, self.d_vocab)
+        rows = [(*row, state, state) for state, row in enumerate(self.automaton.transitions)]
+        next_state = torch.tensor(rows, device=tokens.device)  # [state, token]
+        states = torch.empty_like(tokens)
+        state = tokens.new_zeros(len(tokens))
+        for pos in range(tokens.shape[1]):  # the automaton is sequential
+            state = states[:, pos] = next_state[state, tokens[:, pos]]
+        return states
+
+    def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """The exact answer to given inputs: 1 where the prefix is in the language, else 0.
+
+        ``IGNORE`` at BOS and PAD.
+
+        Raises:
+            InputError: the inputs are not tokens of this task.
+        """
+        tokens = check_tokens(inputs, self.d_vocab)
+        accepting = torch.tensor(self.automaton.accepting, device=tokens.device)
+        answer = torch.isin(self.states(tokens), accepting).long()
+        return answer.masked_fill(tokens >= self.d_vocab - 2, IGNORE)
+
+    def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
+        shape = (len(n), int(n.max()))
+        symbols = integers(0, self.d_vocab - 2, shape, generator)
+        if kind == "steered" and self.automaton.dead:
+            symbols = self._steered(n, shape[1], generator)
+        return self.from_symbols(symbols, n)
+
+    def _steered(self, n: Tensor, width: int, generator: torch.Generator) -> Tensor:
+        """Symbols [batch, width] as the ``"steered"`` distribution draws them."""
+        transitions = torch.tensor(self.automaton.transitions, device=n.device)
+        dead = torch.tensor(self.automaton.dead, device=n.device)
+        fatal = torch.isin(transitions, dead)  # [state, symbol]
+        # A state that offers no symbol of the wanted kind allows all symbols.
+        safe = torch.where(fatal.all(1, keepdim=True), True, ~fatal)
+        ending = torch.where(fatal.any(1, keepdim=True), fatal, True)
+        weights = torch.stack([safe, ending]).float()  # [ends, state, symbol]
+        # Uniform in 0 .. 2n - 1; n or more means never.
+        end = (2 * n * uniform((len(n),), generator)).long()
+        state = torch.zeros_like(n)
+        symbols = n.new_zeros((len(n), width))
+        for step in range(width):
+            likelihood = weights[(step >= end).long(), state]  # [batch, symbol]
+            symbols[:, step] = torch.multinomial(likelihood, 1, generator=generator)[:, 0]
+            state = transitions[state, symbols[:, step]]
+        return symbols

@@ -1,0 +1,168 @@
+"""The benchmark as a folder: the same each time it is made, and what was changed is not read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopinterp.benchmark import (
+    Benchmark,
+    BenchmarkModel,
+    KnownCircuit,
+    benchmark_models,
+    make_benchmark,
+)
+from loopinterp.benchmark.folder import LIST, agreement
+from loopinterp.benchmark.known_models import BROKEN_BY_NOISE, LEFT_OUT, NOISY, VERSION
+from loopinterp.core.errors import CheckpointError, InputError
+from loopinterp.edges import program_edges
+from loopinterp.models import LoopedTransformer, iterate
+from loopinterp.programs import get_program, list_programs
+
+SOME = ["prefix_xor", "carry_save.bare"]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Benchmark:
+    return make_benchmark(tmp_path / "benchmark", SOME)
+
+
+def test_there_are_sixty_models_of_eight_tasks_at_least() -> None:
+    models = benchmark_models()
+    assert len({model.name for model in models}) == len(models) >= 60
+    assert len({model.task.name for model in models}) >= 8
+    assert {model.program_name for model in models} == {
+        name for name in list_programs() if get_program(name).task not in LEFT_OUT
+    }
+
+
+def test_made_twice_it_is_the_same(made: Benchmark, tmp_path: Path) -> None:
+    again = make_benchmark(tmp_path / "again", SOME)
+    assert again.digest == made.digest
+    assert again.files == made.files
+    assert len({digest for of in made.files.values() for digest in of.values()}) > len(made)
+    assert Benchmark(made.folder, digest=made.digest).files == made.files
+
+
+def test_a_model_read_back_runs_its_program(made: Benchmark) -> None:
+    for name in made:
+        known = made[name]
+        n_loops = known.about.n_loops
+        assert agreement(known.compiled, known.base, n_loops) == known.card["agreement"] == 1
+        *_, (_, state) = iterate(known.compiled.model, known.source, n_loops)
+        answers = known.compiled.model.readout(state).argmax(-1)
+        said = known.compiled.program.trace(known.source, n_loops).outputs[-1]
+        assert (said >= 0).any()
+        assert torch.equal(answers[said >= 0], said[said >= 0])
+
+
+def test_the_card_says_what_the_circuit_is(made: Benchmark) -> None:
+    known = made["carry_save.bare"]
+    assert {(s, r, lag) for s, r, lag in known.card["edges"]} == program_edges(known.compiled)
+    assert known.card["variables"] == {"sum": [0, 1], "carry": [0, 1]}
+    assert known.card["n_loops"] == known.exercise.n_loops == known.about.program.n_loops(6)
+    weights = LoopedTransformer.from_pretrained(made.folder / "carry_save.bare").parameters()
+    assert known.card["weights"] == sum(p.numel() for p in weights)
+
+
+def test_what_a_tool_is_given_does_not_know_the_circuit(made: Benchmark) -> None:
+    exercise = made["prefix_xor.bare"].exercise
+    assert not hasattr(exercise, "compiled")
+    assert not hasattr(exercise, "card")
+
+
+def test_all_of_a_program_and_one_model_can_be_made_by_themselves(made: Benchmark) -> None:
+    disguises = ("bare", "rotated-permuted", "distracted-rotated", "noisy", "trained")
+    assert {*made} == {"carry_save.bare", *(f"prefix_xor.{of}" for of in disguises)}
+    more = make_benchmark(made.folder, ["parity.bare"])
+    assert set(more) == {*made, "parity.bare"}
+    assert all(isinstance(more[name], KnownCircuit) for name in more)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "card.json", "circuit.json", "config.json"])
+def test_a_changed_file_is_refused(made: Benchmark, file: str) -> None:
+    path = made.folder / "prefix_xor.noisy" / file
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(CheckpointError, match=f"{file}.*the file that was made"):
+        made["prefix_xor.noisy"]
+    assert made["prefix_xor.bare"].about.disguise == "bare"  # the others are as they were
+
+
+def test_a_missing_file_is_named(made: Benchmark) -> None:
+    (made.folder / "prefix_xor.noisy" / "pairs.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"pairs\.safetensors"):
+        made["prefix_xor.noisy"]
+
+
+def test_a_changed_list_is_refused_where_its_digest_is_known(made: Benchmark) -> None:
+    path = made.folder / "benchmark.json"
+    saved = json.loads(path.read_text())
+    saved["models"]["prefix_xor.bare"]["card.json"] = 64 * "0"
+    path.write_text(json.dumps(saved))
+    assert Benchmark(made.folder).digest != made.digest
+    with pytest.raises(CheckpointError, match=made.digest[:12]):
+        Benchmark(made.folder, digest=made.digest)
+
+
+def test_a_program_that_reads_otherwise_now_is_refused(
+    made: Benchmark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BenchmarkModel, "program", property(lambda _: get_program("copy")))
+    with pytest.raises(CheckpointError, match="another one of that name"):
+        made["prefix_xor.bare"]
+
+
+@pytest.mark.parametrize("version", [None, 0, "1"])
+def test_another_version_is_refused(made: Benchmark, version: object) -> None:
+    path = made.folder / "benchmark.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": version}))
+    with pytest.raises(CheckpointError, match="expected version 1"):
+        Benchmark(made.folder)
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("all of it")
+    with pytest.raises(InputError, match="holds something else"):
+        make_benchmark(tmp_path, SOME)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_unknown_models_are_named(made: Benchmark) -> None:
+    with pytest.raises(InputError, match=r"prefix_xro.*Did you mean"):
+        make_benchmark(made.folder, ["prefix_xro"])
+    with pytest.raises(InputError, match=r"got 'parity\.bare'"):
+        made["parity.bare"]
+    with pytest.raises(CheckpointError):
+        Benchmark(made.folder / "nowhere")
+
+
+@pytest.mark.slow
+def test_every_model_does_what_its_program_says_and_those_left_out_do_not() -> None:
+    for about in benchmark_models():
+        assert agreement(about.compiled, about.pairs()[0], about.n_loops) == 1, about.name
+    for program in BROKEN_BY_NOISE:
+        noisy = BenchmarkModel(program, NOISY)
+        assert agreement(noisy.compiled, noisy.pairs()[0], noisy.n_loops) < 1, noisy.name
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        {"parity.bare": None},
+        {"parity.bare": []},
+        {"parity.bare": {"card.json": 3}},
+        {"parity.bare": {"card.json": "x" * 64, "pairs.safetensors": "0" * 64}},
+        {"../other": {"card.json": "0" * 64, "pairs.safetensors": "0" * 64}},
+        {"parity.bare": {"card.json": "0" * 64, "pairs.safetensors": "0" * 64, "../x": "0" * 64}},
+        {"parity.bare": {"card.json": "0" * 64}},
+    ],
+)
+def test_an_odd_entry_of_the_list_is_refused(models: object, tmp_path: Path) -> None:
+    (tmp_path / LIST).write_text(json.dumps({"version": VERSION, "models": models}))
+    with pytest.raises(CheckpointError):
+        Benchmark(tmp_path)

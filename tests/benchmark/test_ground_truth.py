@@ -1,0 +1,205 @@
+"""Tools on models whose circuit is known: right where all is as said, and not where it is not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from loopinterp.benchmark import (
+    CHECKS,
+    GroundTruth,
+    KnownModel,
+    ground_truth_study,
+    known_models,
+    robustness_study,
+)
+from loopinterp.benchmark.figures import rightness
+from loopinterp.benchmark.mechanism_scores import score_heads, score_interchange, score_patching
+from loopinterp.benchmark.state_scores import rivals_of, score_dynamics, score_probes, score_verdict
+from loopinterp.compiler.circuit import Directions
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import load_result
+from loopinterp.programs import full, get_program, var
+
+
+@pytest.fixture(scope="module")
+def ripple():
+    return known_models(["ripple"], n=5, examples=128)[0]
+
+
+@pytest.fixture(scope="module")
+def result(ripple):
+    others = known_models(["parity", "copy"], n=4, examples=128)
+    return ground_truth_study([ripple, *others])
+
+
+def said_to_run(known: KnownModel, program: str) -> KnownModel:
+    """The same model, said to run another program."""
+    compiled = dataclasses.replace(known.compiled, program=get_program(program))
+    return dataclasses.replace(known, compiled=compiled)
+
+
+def with_circuit(known: KnownModel, **changes) -> KnownModel:
+    """The same model, with another circuit said of it."""
+    circuit = dataclasses.replace(known.compiled.circuit, **changes)
+    return dataclasses.replace(known, compiled=dataclasses.replace(known.compiled, circuit=circuit))
+
+
+def test_every_check_is_passed_where_the_circuit_is_as_it_is_said_to_be(result):
+    assert result.missed == []
+    assert int(result.passed.sum()) >= 3 * 14
+
+
+def test_every_check_that_can_be_asked_of_a_short_model_is_asked(result):
+    asked = result.data.dropna("check", how="all", subset=["value"])["check"].values
+    assert {check.key for check in CHECKS} - set(asked) == {
+        "decodable, not used",  # of distractors
+        "wavefront",  # of longer additions
+    }
+
+
+def test_wrong_directions_fail_interchange_and_the_probe_that_should_find_nothing_else(ripple):
+    circuit = ripple.compiled.circuit
+    width = ripple.compiled.model.config.d_model
+    elsewhere = torch.linalg.qr(torch.randn(width, 2, generator=torch.Generator().manual_seed(0))).Q
+    moved = {**circuit.directions, "carry": Directions(elsewhere.T, elsewhere.T)}
+    subject = with_circuit(ripple, directions=moved)
+    assert score_interchange(subject)["interchange"].value < 0.5
+    assert score_probes(subject)["probe finds nothing else"].value > 0.03
+
+
+def test_a_model_that_runs_a_rival_fails_interchange_and_patching():
+    (sticky,) = known_models(["sticky_ripple"], n=8, examples=128)
+    subject = said_to_run(sticky, "ripple")
+    assert score_interchange(sticky)["interchange"].value == 1
+    assert score_interchange(subject)["interchange"].value < 1
+    assert score_patching(sticky)["patched states"].value == 1
+    assert score_patching(subject)["patched states"].value < 1
+
+
+def test_a_program_that_settles_at_other_loops_fails_the_dynamics():
+    (chain,) = known_models(["latched_chain"], n=6, examples=64)
+    assert score_dynamics(chain)["settling loop"].value == 1
+    assert score_dynamics(said_to_run(chain, "latched_ripple"))["settling loop"].value < 0.9
+
+
+def test_a_head_said_to_compute_another_selector_is_not_found():
+    (subject,) = known_models(["lookahead"], n=5, examples=64)
+    circuit = subject.compiled.circuit
+    swapped = {"shift_1": "span_back", "span_back": "shift_1"}
+    heads = tuple(
+        dataclasses.replace(head, selector=swapped[head.selector]) for head in circuit.heads
+    )
+    lied = with_circuit(subject, heads=heads)
+    assert score_heads(subject)["heads found"].value == 1
+    assert score_heads(lied)["heads found"].value < 1
+
+
+@pytest.mark.parametrize("name", ["parity", "copy", "ripple_held_2", "latched_chain"])
+def test_the_program_that_is_run_is_named_of_all_of_its_task(name):
+    (known,) = known_models([name], n=8, examples=96)
+    (score,) = score_verdict(known).values()
+    assert score.value >= 0.95
+    alone = len(rivals_of(known.compiled.program)) == 1
+    assert np.isnan(score.control) if alone else score.control < score.value
+
+
+def test_a_rival_that_is_said_to_run_is_not_named():
+    (sticky,) = known_models(["sticky_ripple"], n=8, examples=96)
+    assert score_verdict(said_to_run(sticky, "ripple"))["verdict"].value == 0
+
+
+def test_rivals_read_the_same_tokens_and_the_own_program_comes_first():
+    names = [p.name for p in rivals_of(get_program("sticky_ripple"))]
+    assert names[0] == "sticky_ripple" and len(names) == len(set(names)) > 8
+    assert [p.name for p in rivals_of(get_program("prefix_xor"))] == ["prefix_xor"]
+    assert [p.name for p in rivals_of(get_program("tomita3"))] == ["tomita3"]  # not tomita6
+
+
+def test_the_result_is_read_back_as_it_was_saved(result, tmp_path):
+    again = load_result(result.save(tmp_path))
+    assert isinstance(again, GroundTruth)
+    assert again.data.equals(result.data)
+    assert again.models == result.models
+    assert again.findings() == result.findings()
+
+
+def test_the_table_figures_and_findings_say_what_was_missed(result):
+    data = result.data.copy(deep=True)
+    data["value"].loc[{"model": "parity", "check": "interchange"}] = 0.25
+    missed = dataclasses.replace(result, data=data)
+    assert [row[:2] for row in missed.missed] == [("parity", "interchange")]
+    (finding,) = missed.findings()
+    assert not finding.good and "interchange on parity (0.25)" in finding.text
+    table, controls = missed.figures()
+    assert "interchange on parity" in table.caption
+    assert missed.table().loc["parity", "interchange"] == 0.25
+    questions = controls.data.set_index("check")
+    assert questions.loc["interchange", "worst"] == 0.25
+    assert questions.loc["interchange", "models"] == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda s: ground_truth_study([]), "at least one"),
+        (lambda s: ground_truth_study([s, s]), "another name"),
+        (lambda s: ground_truth_study([s], tools=["probe"]), "tool"),
+        (lambda s: known_models(["ripple"], examples=4), "an integer >= 8"),
+        (lambda s: known_models(["ripples"]), "ripple"),
+    ],
+)
+def test_bad_arguments_are_named(call, words, ripple):
+    with pytest.raises(InputError, match=words):
+        call(ripple)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda s: ground_truth_study([s], tools=[]), "a list of tools"),
+        (lambda s: ground_truth_study([s], tools="probes"), "a list of tools"),
+        (lambda s: known_models("ripple"), r"Pass \['ripple'\]"),
+        (lambda s: known_models(["ripple"], n=0), "n: expected an integer >= 1"),
+        (lambda s: robustness_study(["ripple"], levels=[]), "levels"),
+    ],
+)
+def test_what_is_no_list_of_models_or_tools_is_refused(call, words, ripple):
+    with pytest.raises(InputError, match=words):
+        call(ripple)
+
+
+def test_noise_spoils_the_tools_no_sooner_than_the_behaviour(tmp_path):
+    result = robustness_study(["prefix_xor"], levels=np.array([0.001, 0.5]), n=4, examples=64)
+    small, large = (result.data.sel(noise=noise) for noise in (0.001, 0.5))
+    assert small["exact_match"] == 1 and small["value"].min() == 1
+    assert large["exact_match"] < 0.9 and large["value"].min() < 0.9
+    (finding,) = result.findings()
+    assert "0.1%" in finding.text
+    assert len(result.figures()) == 1
+    assert load_result(result.save(tmp_path)).data.equals(result.data)
+
+
+def test_a_program_that_always_answers_the_same_can_be_asked_when_it_settles():
+    still = {"x": full(0)}
+    constant = dataclasses.replace(
+        get_program("ripple"), name="constant", prepare=still, step={"x": var("x")}, finish=full(0)
+    )
+    result = ground_truth_study(known_models([constant], n=4, examples=16))
+    asked = result.data["check"].values[result.data["value"][0].notnull()]
+    assert {*asked} == {"settling loop", "answer stable", "stability"} and result.missed == []
+    nothing = dataclasses.replace(result, data=result.data.where(False))
+    assert nothing.missed == [] and nothing.figures() == []
+    (finding,) = nothing.findings()
+    assert "none of the checks" in finding.text and not finding.good
+
+
+def test_scores_are_turned_so_that_1_is_right_and_stay_between_0_and_1():
+    keys = ["probe finds", "probe finds nothing else", "random change", "no other head"]
+    value = np.array([[0.75, 0.25, 0.5, 3.0], [1.0, -0.25, 0.0, 0.0]])
+    asked = xr.Dataset({"value": (("model", "check"), value)}, coords={"check": keys})
+    assert rightness(asked).values.tolist() == [[0.75, 0.75, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0]]

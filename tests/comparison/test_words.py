@@ -1,0 +1,151 @@
+"""Words of a verdict: each code of a reason and of an untried interchange, and the statement."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from loopinterp.comparison.evidence import Untried
+from loopinterp.comparison.rule import Reason, ReasonCode, Verdict
+from loopinterp.comparison.words import UNTRIED, in_loops, reason_in_words, verdict_in_words
+from loopinterp.programs.program_offset import ProgramOffset
+
+SHARES = {"value": 0.75, "low": 0.64}
+REASONS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "no_effect": ({}, []),
+    "delay": (
+        {**SHARES, "first": 2, "last": 4, "failed": 3, "delays": 9},
+        ["75%", "64%", "2 to 4 loops", "3 of 9"],
+    ),
+    "stratum": (
+        {**SHARES, "stratum": "token: 0", "pairs": 50},
+        ["75%", "64%", "“token: 0”", "50 pairs"],
+    ),
+    "clean_runs": ({**SHARES, "worst": 0.5}, ["75%", "64%", "50%"]),
+    "exceptions": ({"exceptions": 7, "runs": 80, "value": 0.02}, ["7 of 80", "2%"]),
+    "silent": ({"decided": 4, "effective": 90}, ["4 of 90"]),
+    "no_pair_separates": ({"program": "late_ripple"}, ["“late ripple”"]),
+    "not_separated": ({"program": "late_ripple"}, ["“late ripple”"]),
+    "random_change": ({"value": 0.75}, ["75%"]),
+    "same_value": ({"changed": 3, "pairs": 60}, ["3 of 60"]),
+    "accuracy": ({"value": 0.75}, ["75%"]),
+    "models_differ": ({}, []),
+    "no_model_identified": ({}, []),
+}
+
+
+def test_every_reason_is_rendered_with_its_values():
+    assert set(REASONS) == set(get_args(ReasonCode))
+    texts = {code: reason_in_words(Reason(code, values)) for code, (values, _) in REASONS.items()}  # type: ignore[arg-type]
+    assert len(set(texts.values())) == len(texts)
+    for code, (_, parts) in REASONS.items():
+        assert all(part in texts[code] for part in parts), texts[code]
+
+
+@pytest.mark.parametrize(
+    ("code", "values", "part"),
+    [
+        ("delay", {**SHARES, "first": 1, "last": 1, "failed": 1, "delays": 9}, "1 loop later"),
+        ("stratum", {**SHARES, "stratum": "all", "pairs": 50}, "all pairs"),
+        ("stratum", {**SHARES, "stratum": "all", "pairs": 0}, "no pair"),
+        ("exceptions", {"exceptions": 7, "runs": 80}, "exactly"),
+        ("same_value", {"changed": 0, "pairs": 9}, "only 9"),
+    ],
+)
+def test_a_reason_with_other_values_is_another_sentence(code, values, part):
+    assert part in reason_in_words(Reason(code, values))
+
+
+def test_every_kind_of_interchange_has_words():
+    assert set(UNTRIED) == set(get_args(Untried))
+    assert len(set(UNTRIED.values())) == len(UNTRIED)
+
+
+def test_a_delay_is_at_once_or_later():
+    assert [in_loops(delay) for delay in (0, 1, 2)] == ["at once", "1 loop later", "2 loops later"]
+
+
+def arrays(shares: dict[str, float], clean: dict[str, float], active: int = 100) -> xr.Dataset:
+    """Whole-run accuracy and clean fit of some programs, as a comparison has them."""
+
+    def estimate(values: dict[str, float]) -> np.ndarray:
+        value = np.array(list(values.values()))
+        return np.stack([value, value - 0.05, value + 0.05], -1)
+
+    return xr.Dataset(
+        {
+            "whole_run": (("program", "stratum", "estimate"), estimate(shares)[:, None]),
+            "whole_run_active": (("program", "stratum"), np.full((len(shares), 1), active)),
+            "whole_run_inputs": (("program", "stratum"), np.full((len(shares), 1), 64)),
+            "undisturbed": (("program", "estimate"), estimate(clean)),
+        },
+        coords={
+            "program": list(shares),
+            "stratum": ["all"],
+            "estimate": ["value", "low", "high"],
+        },
+    )
+
+
+TWO = arrays({"a": 0.34, "b_c": 0.3}, {"a": 0.99, "b_c": 0.5})
+
+
+def test_an_identified_program_is_stated_with_its_numbers():
+    verdict = Verdict(
+        identified="a", closest="a", longest_delay=7, untested=["x: 1"], off_distribution=0.93
+    )
+    text = verdict_in_words(verdict, TWO, ProgramOffset())
+    assert text.startswith("The model runs “a”")
+    for part in ("0 to 7 loops", "34% of 100", "64 inputs", "29%", "1 stratum", "93%"):
+        assert part in text
+
+
+def test_candidates_that_cannot_be_told_apart_are_listed_together():
+    verdict = Verdict(
+        identified=None,
+        closest="a",
+        indistinguishable=["b_c"],
+        equivalent=["b_c"],
+        refuted=True,
+        reasons=[Reason("not_separated", {"program": "b_c"})],
+    )
+    text = verdict_in_words(verdict, TWO, ProgramOffset())
+    assert text.startswith("None of the 2 candidate programs")
+    assert "“a” and “b c” predict 30% to 34%" in text
+    assert reason_in_words(verdict.reasons[0]) in text
+
+
+@pytest.mark.parametrize(
+    ("refuted", "programs", "start"),
+    [(True, 1, "It is not “a”"), (True, 2, "It is none"), (False, 2, "No program can be")],
+)
+def test_a_verdict_says_no_more_than_the_evidence_rules_out(refuted, programs, start):
+    verdict = Verdict(identified=None, closest="a", refuted=refuted)
+    text = verdict_in_words(verdict, TWO.isel(program=slice(programs)), ProgramOffset())
+    assert text.startswith(start)
+    assert ("no rival" in text) == (programs == 1)
+
+
+def test_without_an_effective_interchange_no_share_is_given():
+    verdict = Verdict(identified=None, closest="a")
+    text = verdict_in_words(verdict, arrays({"a": np.nan}, {"a": 1.0}, active=0), ProgramOffset())
+    assert "nan" not in text and "%" not in text
+
+
+def test_the_clean_share_is_that_of_the_program_it_is_given_for():
+    """The closest does not fit clean runs; of those that do the first by name is given."""
+    data = arrays({"b": 0.5, "c": 0.4, "a": 0.3}, {"b": 0.2, "c": 0.99, "a": 0.98})
+    verdict = Verdict(identified=None, closest="b", clean_fits=["c", "a"], followed_for=1)
+    text = verdict_in_words(verdict, data, ProgramOffset())
+    assert "“a” at 98% of loops" in text and "1 other" in text
+    assert "“b” for 1 loop" in text
+
+
+def test_a_program_offset_is_stated_unless_it_is_plain():
+    verdict = Verdict(identified="a", closest="a")
+    plain = verdict_in_words(verdict, TWO, ProgramOffset())
+    assert verdict_in_words(verdict, TWO, str(ProgramOffset())) == plain  # text, in older files
+    assert str(ProgramOffset(lag=1)) in verdict_in_words(verdict, TWO, ProgramOffset(lag=1))

@@ -1,0 +1,155 @@
+"""Circuits: directions, decoding, unrolling, and files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from loopinterp.compiler import Circuit, compile_program
+from loopinterp.compiler.circuit import CIRCUIT_FILE, DIRECTIONS_FILE
+from loopinterp.core.errors import CheckpointError, InputError
+from loopinterp.core.storage import read_tensors, write_tensors
+from loopinterp.programs import list_programs
+from tests.compiler.compiled_properties import same
+
+RIPPLE = compile_program("ripple", max_length=5)
+TOKENS = torch.tensor([[4, 3, 1, 2, 0], [4, 0, 3, 3, 1]])
+
+
+@pytest.mark.parametrize("name", list_programs())
+def test_what_is_written_is_read_and_nothing_else(name):
+    circuit = compile_program(name, max_length=6).circuit
+    held = [f for f in circuit.features if f.role != "scratch"]
+    write = torch.cat([circuit.directions[f.id].write for f in held])
+    read = torch.cat([circuit.directions[f.id].read for f in held])
+    assert torch.equal(read @ write.T, torch.eye(len(write)))
+
+
+@pytest.mark.parametrize("name", list_programs())
+def test_the_subspace_of_a_variable_is_that_of_its_directions(name):
+    circuit = compile_program(name, max_length=6).circuit
+    for variable in circuit.variables:
+        basis, write = circuit.subspace(variable), circuit.directions_of(variable).write
+        assert torch.allclose(basis @ basis.T, torch.eye(len(write)), atol=1e-6)
+        assert torch.allclose(write @ basis.T @ basis, write, atol=1e-6)
+
+
+def test_a_variable_is_decoded_from_any_state():
+    states = RIPPLE.model(TOKENS, n_loops=3, return_type="states")
+    carries = RIPPLE.program.trace(TOKENS, 3).variables["carry"]
+    assert torch.equal(RIPPLE.circuit.decode("carry", states), carries)
+    assert torch.equal(RIPPLE.circuit.decode("carry", states[2, 0, 3]), carries[2, 0, 3])
+
+
+def test_unknown_variables_and_strange_states_are_refused():
+    with pytest.raises(InputError, match="variable of ripple: expected one of carry"):
+        RIPPLE.circuit.directions_of("sum")
+    with pytest.raises(InputError, match="carry"):
+        RIPPLE.circuit.subspace("sum")
+    with pytest.raises(InputError, match=r"a last axis of d_model = \d+, got .* of shape \[2, 3\]"):
+        RIPPLE.circuit.decode("carry", torch.zeros(2, 3))
+
+
+def test_an_unrolled_circuit_leads_from_loop_to_loop():
+    edges = RIPPLE.circuit.unrolled(2)
+    held = "block: generate | (propagate & carry)"
+    read = f"block: shares of {held.removeprefix('block: ')} by shift_1"
+    one_loop = {
+        ("tokens", "0:block.0.neurons.0"),
+        ("0:carry", "0:block.0.neurons.0"),
+        ("0:block.0.neurons.0", f"0:{held}"),
+        ("indices", "0:block.1.head.0"),
+        (f"0:{held}", "0:block.1.head.0"),
+        ("0:block.1.head.0", f"0:{read}"),
+        ("indices", "0:block.1.neurons.0"),
+        (f"0:{read}", "0:block.1.neurons.0"),
+        ("0:block.1.neurons.0", "1:carry"),
+    }
+    after = [("1:" + end[2:] if end.startswith("0:") else end) for edge in one_loop for end in edge]
+    after = ["2:carry" if end == "1:carry" else end for end in after]
+    second = set(zip(after[::2], after[1::2]))
+    second = second - {("2:carry", "1:block.0.neurons.0")} | {("1:carry", "1:block.0.neurons.0")}
+    readout = {
+        ("tokens", "coda.0.neurons.0"),
+        ("2:carry", "coda.0.neurons.0"),
+        ("coda.0.neurons.0", "coda: answer: propagate ^ carry"),
+    }
+    assert set(edges) == one_loop | second | readout
+    assert len(edges) == len(set(edges))
+
+
+def test_before_the_first_loop_the_readout_reads_what_prepare_set():
+    edges = RIPPLE.circuit.unrolled(0)
+    assert ("0:carry", "coda.0.neurons.0") in edges
+    assert not any("block" in end for edge in edges for end in edge)
+
+
+def test_what_the_prelude_sets_is_the_variable_before_the_first_loop():
+    edges = compile_program("copy", max_length=6).circuit.unrolled(3)
+    written = [(s, t) for s, t in edges if s.startswith("prelude") and t.endswith("left")]
+    assert written and all(target == "0:left" for _, target in written)
+    assert any(t == "3:left" for _, t in edges) and not any(t == "4:left" for _, t in edges)
+
+
+def test_every_edge_of_a_loop_is_there_once_for_each_loop():
+    circuit = compile_program("multiplication", max_length=12).circuit
+    ones, fives = circuit.unrolled(1), circuit.unrolled(5)
+    inside = [edge for edge in circuit.edges if any("block" in end for end in edge)]
+    assert len(fives) - len(ones) == 4 * len(inside)
+
+
+@pytest.mark.parametrize("name", list_programs())
+def test_a_circuit_comes_back_from_its_files_as_it_was(name, tmp_path):
+    circuit = compile_program(name, max_length=6).circuit
+    circuit.save(tmp_path)
+    assert same(Circuit.load(tmp_path), circuit)
+
+
+def damage(folder, change):
+    document = json.loads((folder / CIRCUIT_FILE).read_text())
+    change(document)
+    (folder / CIRCUIT_FILE).write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.pop("heads"),
+        lambda d: d.update(format=99),
+        lambda d: d.update(features=[1, 2]),
+        lambda d: d.update(features=None),
+        lambda d: d["features"][0].pop("values"),
+        lambda d: d["neurons"][0].update(surplus=1),
+        lambda d: d.update(edges=[["one end"]]),
+        lambda d: d["features"][0].update(id="another"),
+    ],
+)
+def test_a_damaged_circuit_is_refused(change, tmp_path):
+    RIPPLE.circuit.save(tmp_path)
+    damage(tmp_path, change)
+    with pytest.raises(CheckpointError, match=r"a circuit of format 1.*Compile the program again"):
+        Circuit.load(tmp_path)
+
+
+@pytest.mark.parametrize("file", [CIRCUIT_FILE, DIRECTIONS_FILE])
+def test_missing_and_broken_files_are_refused(file, tmp_path):
+    with pytest.raises(CheckpointError):
+        Circuit.load(tmp_path / "nowhere")
+    RIPPLE.circuit.save(tmp_path)
+    (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:20])
+    with pytest.raises(CheckpointError, match=file):
+        Circuit.load(tmp_path)
+    (tmp_path / file).unlink()
+    with pytest.raises(CheckpointError, match=file):
+        Circuit.load(tmp_path)
+
+
+def test_a_missing_direction_is_named(tmp_path):
+    RIPPLE.circuit.save(tmp_path)
+    tensors = read_tensors(tmp_path / DIRECTIONS_FILE)
+    del tensors["carry.read"]
+    write_tensors(tmp_path / DIRECTIONS_FILE, tensors)
+    with pytest.raises(CheckpointError, match=r"carry\.read"):
+        Circuit.load(tmp_path)

@@ -1,0 +1,150 @@
+"""Features, reads and units."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+
+import numpy as np
+import pytest
+
+from loopinterp.compiler.features import (
+    RAW,
+    Feature,
+    FeatureFunction,
+    LoweredHead,
+    Read,
+    Writes,
+    at_least,
+    constant,
+    distinct,
+    fuse,
+    of_feature,
+    one_if_all,
+    one_if_any,
+    read_any,
+)
+
+bit, flag = Feature("bit", (0, 1)), Feature("flag", (0, 1), one_direction=True)
+
+
+def clipped(unit, amounts: dict[Feature, list[float]]) -> float:
+    """What a unit says where features have these amounts along their directions."""
+    total = unit.bias
+    for read in unit.reads:
+        total += float(np.dot(read.weights, amounts[read.feature])) + read.constant
+    return min(max(total, 0.0), 1.0)
+
+
+def test_a_value_has_a_direction_of_its_own_but_flags_and_counts_share_one():
+    assert bit.width == 2 and flag.width == 1
+    assert Feature("count", tuple(range(9)), one_direction=True).width == 1
+
+
+@pytest.mark.parametrize("chosen", [[0, 0], [0, 1], [1, 0], [1, 1]])
+def test_whether_a_feature_has_one_of_some_values_is_one_linear_read(chosen):
+    for value in (0, 1):
+        one_hot = [float(value == 0), float(value == 1)]
+        for feature, amounts in ((bit, one_hot), (flag, [float(value)])):
+            read = read_any(feature, np.array(chosen, dtype=bool))
+            got = float(np.dot(read.weights, amounts)) + read.constant
+            assert got == chosen[value]
+
+
+def test_units_of_all_and_of_any_are_flat_at_both_ends():
+    yes = np.array([False, True])
+    reads = (read_any(bit, yes), read_any(flag, yes))
+    both, either = one_if_all(reads, ()), one_if_any(reads, ())
+    for x in (0, 1):
+        for y in (0, 1):
+            for error in (-0.05, 0.0, 0.05):
+                amounts = {bit: [1 - x - error, x + error], flag: [y + error]}
+                assert clipped(both, amounts) == float(x and y)
+                assert clipped(either, amounts) == float(x or y)
+
+
+def test_a_threshold_leaves_half_of_the_gap_to_spare():
+    x = Feature("x", (0,), one_direction=True)
+    unit = at_least((Read(x, np.array([1.0])),), 10.0, 4.0, ())
+    for amount, says in ((8.0, 0.0), (9.0, 0.0), (10.0, 0.5), (11.0, 1.0), (12.0, 1.0)):
+        assert clipped(unit, {x: [amount]}) == says
+
+
+def test_attention_comes_before_the_mlp_of_its_layer():
+    assert bit.for_attention == bit.for_mlp == 0
+    by_mlp = Feature("m", (0, 1), layer=2, writes=Writes("rules", (bit,)))
+    assert (by_mlp.for_attention, by_mlp.for_mlp) == (3, 3)
+    by_head = Feature("h", (0, 1), layer=2, head=LoweredHead(None, ()))  # type: ignore[arg-type]
+    assert (by_head.for_attention, by_head.for_mlp) == (3, 2)
+    assert Writes("rules", (by_mlp, by_head)).layer == 3
+    assert Writes("constant", ()).layer == 0
+
+
+a, b, c = Feature("a", (-1, 0, 2)), Feature("b", (0, 5)), Feature("c", (1, 2, 3, 4))
+
+
+def value(function, held):
+    """The value of a function where features hold these values."""
+    return int(function.table[tuple(f.values.index(held[f]) for f in function.features)])
+
+
+def everywhere(*features):
+    for values in itertools.product(*(f.values for f in features)):
+        yield dict(zip(features, values))
+
+
+@pytest.mark.parametrize("op", [operator.add, operator.mul, np.maximum, np.less])
+def test_an_operation_is_tabled_over_the_features_of_all_its_arguments(op):
+    x = fuse(lambda x: x[0] - x[1], [of_feature(a), of_feature(b)])
+    y = fuse(lambda x: x[0] * x[1], [of_feature(c), of_feature(a)])
+    assert x is not None and y is not None
+    both = fuse(lambda x: op(x[0], x[1]), [x, y])
+    assert both is not None and both.features == (a, b, c)
+    for held in everywhere(a, b, c):
+        assert value(both, held) == op(held[a] - held[b], held[c] * held[a])
+
+
+def test_features_that_make_no_difference_are_dropped():
+    x = fuse(lambda x: x[0] * 0 + x[1], [of_feature(a), of_feature(b)])
+    assert x is not None and x.features == (b,) and x.table.tolist() == [0, 5]
+    none = fuse(lambda x: x[0] - x[0], [of_feature(c)])
+    assert none is not None and none.features == () and none.values == (0,)
+
+
+def test_a_table_that_would_be_too_large_is_not_made():
+    assert fuse(lambda x: x[0] + x[1], [of_feature(a), of_feature(b)], most=6) is not None
+
+    def never(x):
+        raise AssertionError
+
+    assert fuse(never, [of_feature(a), of_feature(b)], most=5) is None
+
+
+def test_how_an_operation_is_made_is_remembered_where_its_parts_can_be_read():
+    parts = [of_feature(a), of_feature(b)]
+    both = fuse(lambda x: x[0] + x[1], parts, "add")
+    assert both is not None and both.parts == ("add", tuple(parts))
+    deeper = fuse(lambda x: x[0] + x[1], [both, of_feature(c)], "add")
+    assert deeper is not None and deeper.parts is None
+
+
+def test_values_that_never_occur_make_way_for_others():
+    x = FeatureFunction((c,), np.array([0, 3, 7, 9]))
+    assert x.within(np.array([0, 3, 7, 9])) is x
+    assert x.within(np.array([0, 7])).table.tolist() == [0, 7, 7, 7]
+    assert x.within(np.array([0, 7])).values == (0, 7)
+
+
+def test_a_head_reads_functions_of_one_feature_that_is_plainly_there():
+    raw = Feature("raw", (0, 1), order=RAW)
+    both = fuse(lambda x: x[0] + x[1], [of_feature(a), of_feature(b)])
+    assert both is not None and not both.for_attention
+    assert constant(3).for_attention and of_feature(a).for_attention
+    assert not of_feature(raw).for_attention
+
+
+@pytest.mark.parametrize("far", [1, 2**16, 2**16 + 1, 2**40])
+def test_distinct_integers_come_in_order(far):
+    table = np.array([[far, -3, 7], [7, -3, -(2**62)]])
+    assert distinct(table).tolist() == np.unique(table).tolist()
+    assert distinct(table[:, 1:2]).tolist() == [-3]

@@ -1,0 +1,108 @@
+"""Programs, expressions and circuits as graphs: their parts and edges are all there."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import pytest
+
+from loopinterp.compiler import compile_program, draw, draw_program, rotate
+from loopinterp.compiler.figures import expression_boxes
+from loopinterp.core.errors import InputError
+from loopinterp.programs import get_program, list_programs, num_prev, shift_right, tokens, var
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def labels(graph) -> list[str]:
+    return [node.label for node in graph.nodes]
+
+
+def contracted(edges, keep) -> set[tuple[str, str]]:
+    """Edges between what is kept, through any number of nodes that are not."""
+    after: dict[str, set[str]] = {}
+    for source, target in edges:
+        after.setdefault(source, set()).add(target)
+    found = set()
+    for start in keep:
+        stack, seen = [*after.get(start, ())], set()
+        while stack:
+            node = stack.pop()
+            if node in keep:
+                found.add((start, node))
+            elif node not in seen:
+                seen.add(node)
+                stack += after.get(node, ())
+    return found
+
+
+@pytest.mark.parametrize("name", list_programs())
+def test_the_graph_of_a_circuit_unfolds_to_the_circuits_own_unrolled_edges(name: str) -> None:
+    circuit = compile_program(name, max_length=5).circuit
+    graph = draw(circuit)
+    own = {(a, b) for a, b, _ in graph.unfolded(3) if b != "output"}
+    keep = {end for edge in own for end in edge}
+    working = {part.id for part in (*circuit.heads, *circuit.neurons)}
+    # Also what nothing in the graph reads or writes, so that an edge left out would show.
+    kept = [n.id for n in graph.nodes if n.id != "output"]
+    keep |= {f"{t}:{n}" for t in range(4) for n in kept} | set(kept)
+    assert own == contracted(circuit.unrolled(3), keep)
+    wipers = {group.id for group in circuit.neurons if not group.writes}
+    assert working - wipers == {n.id for n in graph.nodes if n.kind in ("head", "neurons")}
+
+
+@pytest.mark.parametrize("name", ["ripple_held_2", "lookahead", "copy"])
+def test_a_program_is_drawn_compiled_without_weights(name: str) -> None:
+    assert draw_program(get_program(name), max_length=7) == draw(
+        compile_program(name, max_length=7).circuit
+    )
+
+
+@pytest.mark.parametrize("name", list_programs())
+def test_a_program_is_drawn_with_its_variables_and_selectors(name: str) -> None:
+    program = get_program(name)
+    graph = draw(program)
+    assert graph.title == f"{name}: T(n) = {program.n_loops}" and graph.code == str(program)
+    variables = {node.label for node in graph.nodes if node.kind == "variable"}
+    assert variables == set(program.variables) and "output" in labels(graph)
+    heads = [node.names[0] for node in graph.nodes if node.kind == "head"]
+    assert {select.name for select in program.selectors.values() if select.name} <= set(heads)
+    written = {edge.target for edge in graph.edges if edge.lag == 1}
+    constant = {n for n, x in program.step.items() if not x.variables and "full" in repr(x)}
+    assert written >= {f"var {name}" for name in program.step} - {f"var {n}" for n in constant}
+
+
+def test_boxes_say_what_heads_select_and_maps_compute() -> None:
+    boxes = expression_boxes(dict(get_program("unique_set").step)).values()
+    by_title = {box.title: box for box in boxes}
+    assert by_title["next_symbol"].does == "mean of offered where indices == at, else 50"
+    roles = {(child.title, role) for child, role in by_title["next_symbol"].inputs}
+    assert roles == {("indices", "key"), ("at", "query"), ("offered", "value")}
+    ripple = {box.title: box for box in expression_boxes(dict(get_program("ripple").step)).values()}
+    assert ripple["shift_1"].does == "map 1, 1 to the left"
+    assert ripple["map 1"].does == "generate | (propagate & carry)"
+
+
+def test_heads_have_edges_for_key_query_and_value() -> None:
+    graph = draw(num_prev(tokens, var("x")) + shift_right(var("x")))
+    assert {edge.role for edge in graph.edges} == {"", "value", "key", "query"}
+    assert labels(draw(tokens)) == ["tokens", "output"]
+
+
+def test_long_code_goes_by_short_names() -> None:
+    by_label = labels(draw(compile_program("unique_set", max_length=7).circuit))
+    assert any(label.startswith("m1 = ") for label in by_label)
+    assert not any("name='next_symbol'" in label for label in by_label)
+
+
+def test_a_circuit_in_disguise_says_so() -> None:
+    assert draw(rotate(compile_program("copy", max_length=6), seed=0).circuit).title == (
+        "copy, rotated (seed 0)"
+    )
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(InputError, match="a LoopProgram, a sequence expression or a Circuit"):
+        draw("ripple")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="at most 400 boxes"):
+        draw(reduce(lambda x, _: shift_right(x), range(4000), tokens))

@@ -1,0 +1,170 @@
+"""Every program, compiled: each variable, answer and selector is the program's, at every loop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from loopinterp.compiler import (
+    Compiled,
+    compare_with_program,
+    compile_program,
+    distract,
+    permute,
+    rotate,
+    superpose,
+)
+from loopinterp.programs import LoopProgram, get_program, list_programs, tokens
+from loopinterp.programs.expressions import TokMap
+from loopinterp.programs.nodes import postorder
+from loopinterp.programs.sequence_programs import unique_set
+from loopinterp.tasks import UniqueSet
+from tests.compiler.compiled_properties import agrees
+from tests.compiler.small_models import logits_of, small_model
+from tests.programs.inputs import every_input, task_of
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+PROGRAMS = list_programs()
+MOST = {"abacus_ripple": 128, "prefix_mod_5": 16_384, "token_addition": 1_024, "unique_set": 128}
+"""Inputs of one length that are tried where models are large or inputs many; else, all are."""
+
+LONG = {
+    "abacus_ripple": 14,
+    "binary_sum": 16,
+    "multiplication": 14,
+    "token_addition": 16,
+    "unique_set": 14,
+}
+"""Lengths of long inputs of programs whose models are large; those of all others are 64."""
+
+
+def compared(name: str, inputs: Tensor, n_loops: int) -> None:
+    compiled = compile_program(get_program(name), max_length=inputs.shape[1])
+    agrees(compiled, inputs, n_loops=n_loops)
+
+
+def takes_1_and_2_alike(program: LoopProgram) -> bool:
+    """Whether all that reads the tokens is tables that map the tokens 1 and 2 to the same."""
+    reads = [node for node in postorder(program.expressions) if tokens in node.children]
+    tables = [node for node in reads if isinstance(node, TokMap)]
+    mapped = [[dict(x.table).get(token, x.default) for token in (1, 2)] for x in tables]
+    return len(tables) == len(reads) and all(one == two for one, two in mapped)
+
+
+def two_of_all_alike(inputs: Tensor) -> Tensor:
+    """Of inputs that differ in which bits are 1 and which are 2, two: drawn, and the opposite."""
+    same = inputs.where(inputs != 2, 1).unique(dim=0)
+    drawn = torch.rand(same.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    return torch.cat([same.where((same != 1) | chosen, 2) for chosen in (drawn, ~drawn)])
+
+
+def lengths(name: str) -> list[int]:
+    """Lengths of which all inputs are tried.
+
+    Shorter inputs of aligned tasks are how longer ones begin, and no position sees what follows.
+    Where models are large, longer inputs are those of the test of mixed lengths.
+    """
+    if get_program(name).task in ("addition", "prefix_sum", "regular_language"):
+        return [1, 2, 3, 4, 5, 8]
+    longest = 5 if name in MOST else 6 if name == "multiplication" else 8
+    return list(range(1, longest + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        pytest.param(name, n, marks=[pytest.mark.slow] if n > 5 else [])
+        for name in PROGRAMS
+        for n in lengths(name)
+    ],
+)
+def test_all_inputs_run_as_the_program_does(name, n):
+    program = get_program(name)
+    inputs = every_input(task_of(program), n).inputs
+    if len(inputs) > MOST.get(name, len(inputs)):
+        chosen = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(n))
+        inputs = inputs[chosen[: MOST[name]]]
+    if program.task == "addition" and n > 5 and takes_1_and_2_alike(program):
+        inputs = two_of_all_alike(inputs)
+        assert len(inputs) == 2 * 3**n
+    compared(name, inputs, program.n_loops(n) + 1)
+
+
+@pytest.mark.parametrize("n", range(1, 6))
+def test_all_sets_of_a_small_alphabet_run_as_the_program_does(n):
+    program = unique_set(3)
+    symbols = torch.tensor(list(itertools.product(range(3), repeat=n)))
+    inputs = UniqueSet(n_symbols=3).from_symbols(symbols, torch.full((len(symbols),), n)).inputs
+    compiled = compile_program(program, max_length=inputs.shape[1])
+    agrees(compiled, inputs, n_loops=program.n_loops(n) + 1)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_long_inputs_of_mixed_lengths_run_as_the_program_does(name):
+    program = get_program(name)
+    task = task_of(program)
+    generator = torch.Generator().manual_seed(0)
+    longest, drawn = (LONG[name], 9) if name in LONG else (64, 5)
+    inputs = []
+    for distribution in task.distributions:
+        n = torch.cat(
+            [torch.tensor([longest]), torch.randint(1, longest, (drawn,), generator=generator)]
+        )
+        inputs.append(task.sample(n, generator=generator, distribution=distribution).inputs)
+    compared(name, torch.cat(inputs), program.n_loops(longest) + 1)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_sequences_that_are_no_prompts_run_as_the_program_does(name):
+    n_tokens = len(get_program(name).inputs)
+    generator = torch.Generator().manual_seed(0)
+    for length in (1, 5, 9):
+        inputs = torch.randint(n_tokens, (150, length), generator=generator).unique(dim=0)
+        compared(name, inputs, 6)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_after_500_loops_the_state_is_still_exact(name):
+    program = get_program(name)
+    n = 1 if name in LONG else 4  # their models are large
+    inputs = every_input(task_of(program), n).inputs[:8]
+    compiled = compile_program(program, max_length=inputs.shape[1])
+    agrees(compiled, inputs, n_loops=500)
+    outputs = program.trace(inputs, 500).outputs
+    settled = program.n_loops(n)
+    if bool((outputs[settled:] == outputs[-1]).all()):
+        logits = compiled.model(inputs, n_loops=500, return_type="all_logits")
+        assert (logits[settled:] - logits[-1]).abs().max() < 1e-3
+
+
+def everything(compiled: Compiled) -> Compiled:
+    return permute(rotate(distract(superpose(compiled, seed=1), seed=2), seed=3), seed=4)
+
+
+DISGUISES: dict[str, Callable[[Compiled], Compiled]] = {
+    "rotated": partial(rotate, seed=0),
+    "permuted": partial(permute, seed=0),
+    "distracted": partial(distract, seed=0),
+    "superposed": partial(superpose, seed=0),
+    "everything": everything,
+}
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+@pytest.mark.parametrize("program", list_programs())
+def test_a_disguised_model_does_the_same_and_its_circuit_says_where(program, disguise):
+    plain = small_model(program)
+    hidden = DISGUISES[disguise](plain.compiled)
+    logits = logits_of(hidden, plain.inputs, plain.n_loops)
+    assert (logits - plain.logits).abs().max() < 1e-4
+    agreement = compare_with_program(hidden, plain.inputs, n_loops=plain.n_loops)
+    assert agreement.exact
+    assert agreement.state_error < 1e-3
+    assert max(agreement.attention_error.values()) < 1e-3
+    assert set(agreement.attention_error) == {node.selector for node in hidden.circuit.heads}

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loopinterp.core.errors import (
+    CheckpointError,
+    ConfigError,
+    HookError,
+    InputError,
+    check_choice,
+    check_integer,
+    check_number,
+    unknown_name,
+)
+
+
+def test_an_error_says_what_was_expected_what_was_given_and_the_fix() -> None:
+    error = InputError("n_loops", expected="an integer >= 1", given="0", fix="Pass n_loops=1.")
+    assert str(error) == "n_loops: expected an integer >= 1, got 0. Pass n_loops=1."
+    assert (error.what, error.expected, error.given) == ("n_loops", "an integer >= 1", "0")
+    assert error.fix == "Pass n_loops=1."
+
+
+@pytest.mark.parametrize("kind", [ConfigError, HookError, CheckpointError])
+def test_every_kind_is_an_input_error_and_a_value_error(kind: type[InputError]) -> None:
+    error = kind("x", expected="1", given="2", fix="Say 1.")
+    assert isinstance(error, InputError)
+    assert isinstance(error, ValueError)
+
+
+def test_a_message_is_no_longer_for_a_longer_name() -> None:
+    def said(n: int) -> str:
+        return str(InputError("n" * n, expected="a run", given="g" * n, fix="Train " + "n" * n))
+
+    assert len(said(10**6)) < 1500
+    assert said(3) == "nnn: expected a run, got ggg. Train nnn"
+
+
+def test_the_nearest_known_name_is_suggested() -> None:
+    error = unknown_name("hook", "hook_resid_pots", ["hook_resid_post", "hook_z"], HookError)
+    assert isinstance(error, HookError)
+    assert "Did you mean 'hook_resid_post'?" in str(error)
+
+
+def test_nothing_is_suggested_where_nothing_is_near() -> None:
+    assert "Did you mean" not in str(unknown_name("task", "zzzz", ["addition", "parity"]))
+
+
+def test_long_lists_are_cut_and_counted() -> None:
+    message = str(unknown_name("task", "q", [f"name{i:02}" for i in range(40)]))
+    assert "name11" in message
+    assert "name12" not in message
+    assert "(40 in all)" in message
+
+
+def test_an_empty_list_of_known_names_still_reads() -> None:
+    assert "expected one of (none)" in str(unknown_name("task", "q", []))
+
+
+def test_integers_come_back_as_int_whatever_made_them() -> None:
+    for given in (3, np.int64(3), np.uint8(3)):
+        checked = check_integer("n", given, least=3, most=3)
+        assert type(checked) is int
+        assert checked == 3
+    assert check_integer("n", -7) == -7
+
+
+@pytest.mark.parametrize("given", [True, np.bool_(True), 1.0, np.float64(1), "1", None, [1], 0, 6])
+def test_what_is_no_integer_of_the_range_is_refused(given: Any) -> None:
+    with pytest.raises(InputError, match=r"n_loops: expected an integer in 1\.\.5, got ") as info:
+        check_integer("n_loops", given, least=1, most=5)
+    assert info.value.fix == "Pass e.g. 1."
+
+
+def test_the_error_of_an_integer_names_its_end_and_the_fix() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^seed: expected an integer <= 9, got 10\. Shrink it\.$"
+    ):
+        check_integer("seed", 10, most=9, fix="Shrink it.", error=ConfigError)
+    with pytest.raises(InputError, match=r"expected an integer, got 'a'\. Pass e\.g\. 0\."):
+        check_integer("seed", "a")
+
+
+def test_numbers_come_back_as_float() -> None:
+    for given in (1, 1.0, np.float32(1), np.int64(1)):
+        checked = check_number("share", given, above=0, most=1)
+        assert type(checked) is float
+        assert checked == 1.0
+
+
+@pytest.mark.parametrize("given", [True, "1", None, math.nan, math.inf, -math.inf, 0, 1])
+def test_what_is_no_finite_number_of_the_range_is_refused(given: Any) -> None:
+    with pytest.raises(InputError, match=r"share: expected a number > 0 and < 1, got "):
+        check_number("share", given, above=0, below=1)
+
+
+def test_the_ends_of_a_range_of_numbers_are_told_apart() -> None:
+    assert check_number("p", 0, least=0, most=1) == 0
+    with pytest.raises(InputError, match=r"expected a number in 0\.\.1, got 1\.5"):
+        check_number("p", 1.5, least=0, most=1)
+    with pytest.raises(InputError, match=r"expected a number >= 0 and < 1, got 1"):
+        check_number("p", 1, least=0, below=1)
+
+
+def test_a_choice_is_one_of_the_names() -> None:
+    assert check_choice("device", "cpu", ("cpu", "cuda")) == "cpu"
+    with pytest.raises(ConfigError, match=r"device: .*got 'gpu'\. Did you mean 'cpu'\?"):
+        check_choice("device", "gpu", ("cpu", "cuda"), error=ConfigError)
+    with pytest.raises(InputError, match="device"):
+        check_choice("device", ["cpu"], ("cpu", "cuda"))

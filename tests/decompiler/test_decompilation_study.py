@@ -1,0 +1,133 @@
+"""A decompilation as a result: it is what was read off, in the file and in words."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loopinterp.compiler import compile_program
+from loopinterp.core.errors import InputError
+from loopinterp.core.results import load_result
+from loopinterp.decompiler import Decompilation, decompilation_study, decompile
+from loopinterp.figures import CircuitGraph
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from loopinterp.tasks import Addition, get_task
+from loopinterp.zoo import load_pretrained
+
+
+@cache
+def of_program(name: str) -> Decompilation:
+    return decompilation_study(compile_program(name, max_length=8).model, Addition(), n=5)
+
+
+@cache
+def of_nothing() -> Decompilation:
+    """Of a model that was not trained."""
+    config = LoopedTransformerConfig(d_model=16, n_heads=2, d_vocab=6, d_vocab_out=2)
+    return decompilation_study(LoopedTransformer(config), Addition(), n=4, n_exchanges=200)
+
+
+def test_a_known_program_is_given_with_its_evidence() -> None:
+    found = of_program("ripple")
+    assert found.given and found.sharp and not found.reason
+    assert "shift_right" in found.code
+    assert found.data["n"].values.tolist() == [4, 5, 7]
+    assert float(found.worst().sel(estimate="value")) == 1
+    assert found.claim.grade == "exact" and found.claim.checked_to == 7
+    assert found.claim.read_at == (5,)
+    assert "checked, 4, 5, 7, nothing" in found.findings()[0].text
+    assert (found.data["judged"] > 0).all()
+
+
+def test_its_table_is_the_one_that_was_decompiled() -> None:
+    found = of_program("ripple")
+    model = compile_program("ripple", max_length=8).model
+    automaton = decompile(model, Addition(), n=5, tolerances=(0,)).automaton
+    assert automaton is not None
+    words = ("a=0 b=0", "a=1 b=0", "a=0 b=1", "a=1 b=1", "BOS", "PAD")
+    assert found.data["cell"].values.tolist() == [f"{words[t]}: {v}" for t, v in automaton.cells]
+    for (left, own), value in automaton.steps.items():
+        if left[0] < 0:
+            continue
+        message = int(found.data["sends"].values[automaton.cells.index(left)])
+        assert found.data["becomes"].values[automaton.cells.index(own), message] == value
+
+
+def test_a_model_that_runs_no_program_is_not_given_one() -> None:
+    found = of_nothing()
+    assert not found.given
+    assert found.reason
+    assert found.claim.grade == "none" and found.refused["code"]
+    said = found.findings()[0]
+    assert said.good is False and "not decompiled" in said.value
+    assert found.reason in said.text
+
+
+@pytest.mark.parametrize("name", ["ripple", "nothing"])
+def test_it_is_read_back_as_it_was_saved(name: str, tmp_path: Path) -> None:
+    found = of_nothing() if name == "nothing" else of_program(name)
+    found.save(tmp_path)
+    (path,) = tmp_path.glob("*.safetensors")
+    again = load_result(path)
+    assert isinstance(again, Decompilation)
+    for name in ("code", "reason", "claim", "responses"):
+        assert getattr(again, name) == getattr(found, name)
+    for array in found.data:
+        assert np.array_equal(again.data[array], found.data[array], equal_nan=True)
+
+
+def test_delays_are_said_in_words() -> None:
+    (text,) = (f.text for f in of_program("ripple_held_2").findings() if "follows" in f.text)
+    assert "after 1 to 2 loops" in text
+    assert "1 → 0 at “a=0 b=0”" in text and "0 → 1 at “a=1 b=0”" in text
+    assert "0 → 1 at “a=0 b=0”" not in text  # that takes 1 loop
+
+
+def test_figures_have_the_code_and_an_answer_for_every_pair_that_meets() -> None:
+    found = of_program("ripple")
+    evidence, table, circuit = found.figures()
+    assert "carry" in evidence.code or "value" in evidence.code or "answer" in evidence.code
+    assert evidence.control
+    (drawn,) = (trace for trace in table.plot.data if trace.type == "heatmap")
+    there = ~np.isnan(np.array(drawn.z, dtype=float))
+    assert there.sum() == int(found.data["becomes"].notnull().sum())
+    assert not of_nothing().code or of_nothing().figures()
+    assert isinstance(circuit.plot, CircuitGraph) and circuit.control
+    assert circuit.plot.code == found.code and circuit.plot.to_dict() == found.graph
+    assert {"head", "variable"} <= {node.kind for node in circuit.plot.nodes}
+
+
+def test_long_tables_are_not_spelt_out() -> None:
+    from loopinterp.decompiler.figures import _short
+
+    code = "program p\n  next: {" + ", ".join(f"{k}: 1" for k in range(99)) + "}, otherwise 0"
+    assert _short(code) == "program p\n  next: a table of 99 entries"
+    assert _short("  sends: {0: 1}, otherwise 0") == "  sends: {0: 1}, otherwise 0"
+
+
+@pytest.mark.parametrize("given", [{"n": 1}, {"n": (4, 0)}, {"lengths": [1]}, {"n_exchanges": 3}])
+def test_numbers_out_of_range_are_refused(given: dict[str, Any]) -> None:
+    model = compile_program("ripple", max_length=8).model
+    with pytest.raises(InputError):
+        decompilation_study(model, Addition(), **{"n": 4, **given})
+
+
+def test_another_task_is_refused() -> None:
+    model = compile_program("ripple", max_length=8).model
+    with pytest.raises(InputError, match="tokens of task"):
+        decompilation_study(model, get_task("multiplication"), n=4)
+
+
+def test_a_finite_model_is_said_to_be_what_it_is_at_any_length():
+    """A model with a state code whose weights are trained: the zoo's."""
+    run = load_pretrained("addition-finite")
+    result = decompilation_study(run.model(), run.task(), n=4)
+    assert result.identified == "ripple from carry = propagate"
+    assert result.claim.transitions == 82
+    (first, *_) = result.findings()
+    assert "“ripple from carry = propagate”" in first.text
+    assert "any length" in first.text and "82 transitions" in first.text

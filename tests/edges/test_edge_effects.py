@@ -1,0 +1,156 @@
+"""Scores of edges against runs by hand and what they add up to; circuits of edges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from loopinterp.edges.edge_effects import SHARES, EdgeEffects, TiedCircuits, areas, top
+from loopinterp.edges.edge_runs import EdgeRuns, Replacement
+from loopinterp.edges.unrolled_graph import UnrolledGraph
+from tests.edges.by_hand import run_by_hand
+from tests.edges.test_edge_runs import ARCHITECTURES, LOOPS, made, tokens
+
+
+def effects_of(name: str, *, split: bool = True) -> EdgeEffects:
+    model, (base, source) = made(**ARCHITECTURES[name]), tokens()
+    graph = UnrolledGraph(model.config, LOOPS, split=split)
+    with torch.no_grad():
+        # Or an untrained model answers everything alike.
+        model.unembedding.bias -= model(base, n_loops=LOOPS).mean((0, 1))
+    return EdgeEffects(model, graph, base, source)
+
+
+def test_the_metric_by_example_has_the_metric_as_its_mean() -> None:
+    effects = effects_of("pre")
+    logits = torch.randn(6, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert effects.compared.by_example(logits).mean().item() == pytest.approx(
+        effects.compared._metrics(logits[None])[0].item()
+    )
+
+
+def test_exact_effects_are_those_of_runs_by_hand() -> None:
+    effects = effects_of("post, loop norm, input", split=False)
+    model, (base, source) = effects.model, tokens()
+    _, donated = run_by_hand(model, source, LOOPS)
+    found = effects.exact()
+    names = effects.graph.sender_names, effects.graph.receiver_names
+    compared = effects.compared
+    for s, r in effects.graph.edges.nonzero().tolist()[::9]:
+        ends = {names[0][s]}, {names[1][r], *(f"{names[1][r]}.{slot}" for slot in "qkv")}
+        logits, _ = run_by_hand(
+            model, base, LOOPS,
+            lambda a, b, x, ends=ends: donated[a] if a in ends[0] and b in ends[1] else x,
+        )  # fmt: skip
+        expected = compared.scores(logits[None])[0, 1]
+        assert found[s, r].mean().item() == pytest.approx(expected, abs=1e-8)
+
+
+def test_a_tied_edge_is_all_its_edges_at_once_and_gradients_add_up_over_them() -> None:
+    effects = effects_of("window, one layer", split=False)
+    graph, exact, eap = effects.graph, effects.exact_tied(), effects.eap()
+    for k in range(0, len(graph.tied_edges), 5):
+        edges = graph.tied_index == k
+        torch.testing.assert_close(exact[k], effects.replaced(edges))
+        torch.testing.assert_close(effects.tied(eap)[k], eap[edges].sum(0))
+
+
+@pytest.mark.parametrize("name", ["pre", "post, internal", "surround"])
+def test_eap_is_the_slope_of_the_metric_along_each_edge(name: str) -> None:
+    effects, small = effects_of(name), 1e-5
+    found = effects.eap().mean(-1)
+    graph, (base, source) = effects.graph, tokens()
+    runs = EdgeRuns(effects.model, graph, base)
+    donor = Replacement(EdgeRuns(effects.model, graph, source)()[1].detach())
+    for s, r in graph.edges.nonzero().tolist()[::41]:
+        ends = []
+        for step in (small, -small):
+            weights = torch.zeros(graph.edges.shape, dtype=torch.float64)
+            weights[s, r] = step
+            with torch.no_grad():
+                ends.append(effects.compared.scores(runs(weights, donor)[0][None])[0, 1])
+        slope = (ends[0] - ends[1]) / (2 * small)
+        assert found[s, r].item() == pytest.approx(slope, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["pre", "post, loop norm, input", "sandwich, sublayer"])
+def test_integrated_gradients_add_up_to_the_whole_effect(name: str) -> None:
+    effects = effects_of(name, split=False)
+    along_input = effects.eap_ig(200)
+    total = along_input[0].sum(0).mean().item()  # the edges out of the input
+    assert total == pytest.approx(1, abs=0.01)
+    along_edges = effects.edge_ig(100)
+    assert along_edges[effects.graph.edges].sum(0).mean().item() == pytest.approx(1, abs=0.01)
+    # By example too: each adds up to its own change.
+    changes = effects.replaced(effects.graph.edges)
+    torch.testing.assert_close(along_edges.sum((0, 1)), changes, atol=0.02, rtol=0.02)
+
+
+def test_controls_know_norms_and_draws_only() -> None:
+    effects = effects_of("pre")
+    found = effects.magnitude()
+    graph, model = effects.graph, effects.model
+    r = graph.receivers_named("1:block.1.head.0.v")[0]
+    written = effects.base[0].norm(dim=-1).mean(-1)
+    expected = written * model.block[1].attn.W_V[0].norm()
+    torch.testing.assert_close(found[0, r], expected.detach())
+    draws = [effects.random(torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert draws[0].equal(draws[1]) and not draws[0].equal(draws[2])
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_full_circuit_is_faithful_and_the_empty_one_is_the_source_s_run(name: str) -> None:
+    effects: Any = effects_of(name)
+    assert effects.faithfulness(effects.graph.edges) == pytest.approx(1)
+    assert effects.faithfulness(torch.zeros_like(effects.graph.edges)) == pytest.approx(0)
+
+
+def circuits() -> TiedCircuits:
+    return TiedCircuits(effects_of("window, one layer", split=False))
+
+
+def test_areas_are_those_of_trapezoids() -> None:
+    assert areas([0.0, 1.0, 2.0], [0.0, 0.5, 1.0]) == pytest.approx((1.0, 0.5))
+    cpr, cmd = areas(np.zeros(len(SHARES)))
+    assert (cpr, cmd) == pytest.approx((0, 0.999))
+
+
+def test_the_top_edges_are_those_of_highest_score_in_order() -> None:
+    scores = torch.tensor([0.1, 3.0, 0.1, 2.0])
+    assert top(scores, 3).tolist() == [True, True, False, True]
+    assert not top(scores, 0).any()
+
+
+def test_pruning_lets_no_edge_go_that_the_threshold_holds() -> None:
+    made = circuits()
+    kept = made.pruned(0.05)
+    n = len(kept)
+    assert 0 < int(kept.sum()) < n
+    assert made.pruned(1e-9).sum() >= kept.sum() >= made.pruned(0.3).sum()
+    # What it let go last is within the threshold of what is left.
+    f = made.faithfulness(kept)
+    cost = made.minimality(kept)
+    assert bool((cost.isnan() == ~kept).all())
+    one = int(kept.nonzero()[0])
+    without = kept.clone()
+    without[one] = False
+    assert cost[one].item() == pytest.approx(f - made.faithfulness(without))
+
+
+def test_the_whole_graph_is_complete() -> None:
+    made = circuits()
+    whole = torch.ones(len(made.pruned(0.3)), dtype=torch.bool)
+    complete = made.completeness(whole, torch.Generator().manual_seed(0))
+    assert complete.without == pytest.approx(0)
+    assert complete.mean_gap == complete.largest_gap == 0
+    half = made.completeness(top(torch.rand(len(whole)), 5), torch.Generator().manual_seed(0))
+    assert half.largest_gap >= half.mean_gap > 0
+
+
+def test_edges_at_random_are_as_many_as_asked_for() -> None:
+    made = circuits()
+    n = len(made.pruned(0.3))
+    assert made.at_random(n, torch.Generator().manual_seed(0), draws=2) == pytest.approx([1, 1])

@@ -1,0 +1,189 @@
+"""Path patching against runs by hand in which everything else is frozen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from loopinterp.core.errors import InputError
+from loopinterp.edges import path_patching
+from loopinterp.edges.edge_runs import EdgeRuns, Replacement
+from loopinterp.edges.unrolled_graph import UnrolledGraph
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
+from tests.edges.by_hand import run_by_hand
+from tests.models.variants import VARIANTS, build, some_inputs
+
+LOOPS = 3
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "pre": {},
+    "no norm, recall": {"norm": "none", "injection": "concat", "final_norm": False},
+    "post, loop norm, input": {"norm": "post", "loop_norm": True, "injection": "input"},
+    "sandwich, sublayer": {"norm": "sandwich", "injection": "sublayer", "n_heads": 1},
+    "rms, gated output, zeros": {
+        "norm_type": "rmsnorm", "injection": "gated_output", "loop_norm": True,
+        "initial_state": "zeros", "injection_gate": 0.7,
+    },
+    "post, internal": {"norm": "post", "injection": "internal", "initial_state": "zeros"},
+    "window, one layer": {
+        "attention_window": 1, "n_layers": 1, "loop_norm": True, "injection": "input",
+        "initial_state": "zeros",
+    },
+    "surround": {"n_prelude": 1, "n_coda": 1, "n_layers": 1, "injection": "concat"},
+}  # fmt: skip
+
+
+def made(**changes: Any) -> LoopedTransformer:
+    small = {"d_model": 8, "n_heads": 2, "d_vocab": 5, "d_vocab_out": 3, "n_layers": 2, "d_mlp": 6}
+    config = LoopedTransformerConfig(
+        **{**small, "init_std": 0.4, "positions": "absolute", "n_ctx": 4, **changes}
+    )
+    model = LoopedTransformer(config).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # biases and norms that do something
+        for weight in model.parameters():
+            weight += 0.2 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return model
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(5, (2, 6, 4), generator=torch.Generator().manual_seed(0))
+
+
+def some_paths(model: LoopedTransformer) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Within a loop, to the next one, over several, from the input, to the readout."""
+    last = model.config.n_layers - 1
+    paths = [
+        ("0:block.0.head.0", "0:block.0.mlp", ()),
+        ("0:block.0.mlp", "1:block.0.head.0.q", ()),
+        (f"0:block.{last}.mlp", "2:block.0.head.0.k", ()),
+        ("1:block.0.head.0", f"2:block.{last}.mlp", ()),
+        ("input", "1:block.0.head.0.v", ()),
+        ("input", "2:block.0.mlp", ()),
+        ("0:block.0.mlp", "readout", ()),
+        ("0:block.0.mlp", "readout", ("1:block.0.head.0", f"1:block.{last}.mlp")),
+        ("input", "2:block.0.head.0.k", ("0:block.0.mlp",)),
+    ]
+    if model.config.n_coda:
+        paths += [("input", "prelude.0.mlp", ()), ("prelude.0.head.1", "0:block.0.mlp", ())]
+        paths += [("1:block.0.mlp", "coda.0.head.1.v", ()), ("coda.0.head.0", "readout", ())]
+    return paths
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_path_patching_is_that_of_a_run_by_hand(name: str) -> None:
+    model = made(**ARCHITECTURES[name])
+    base, source = tokens()
+    plain, own = run_by_hand(model, base, LOOPS)
+    _, donated = run_by_hand(model, source, LOOPS)
+    torch.testing.assert_close(plain, model(base, n_loops=LOOPS), atol=1e-9, rtol=0)
+    moved = 0
+    for sender, receiver, through in some_paths(model):
+        into = [receiver, *through, *(f"{m}.{slot}" for m in through for slot in "qkv")]
+
+        def sees(a, b, output, sender=sender, into=into, through=through):
+            if a == sender:
+                return donated[a] if b in into else output
+            return own[a] if a in through and b not in into else output
+
+        expected, _ = run_by_hand(model, base, LOOPS, sees)
+        got = path_patching(
+            model, base, source, senders=sender, receivers=receiver, through=through, n_loops=LOOPS
+        )
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
+        moved += bool((got - plain).abs().max() > 1e-4)
+    # From zeros, the first loop that reads the input is the one before which it is injected.
+    assert moved >= (4 if "zeros" in name else len(some_paths(model)) - 1)
+
+
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - {"gated"}))
+def test_a_run_without_weights_is_the_model_s_own_and_one_with_all_of_them_the_donor_s(name):
+    model = build(name).double()
+    base, source = some_inputs(model, seed=0), some_inputs(model, seed=1)
+    base, source = (x.double() if x.is_floating_point() else x for x in (base, source))
+    if "abacus" in name:  # the same digits are at the same places
+        source = torch.where(torch.isin(base, torch.tensor([1, 2, 3])), 4 - base, base)
+    graph = UnrolledGraph(model.config, LOOPS, split=True)
+    runs, donors = EdgeRuns(model, graph, base), EdgeRuns(model, graph, source)
+    logits, _ = runs()
+    torch.testing.assert_close(logits, model(base, n_loops=LOOPS))
+    given, values = donors()
+    ones = torch.ones(graph.edges.shape, dtype=torch.float64)
+    torch.testing.assert_close(runs(ones, Replacement(values))[0], given)
+    # Weights that all differ, so that no stream is shared, and by example.
+    drawn = torch.rand(*graph.edges.shape, generator=torch.Generator().manual_seed(0)).double()
+    apart = runs(drawn, Replacement(values))[0]
+    one_by_one = runs(drawn[..., None].expand(*drawn.shape, len(base)), Replacement(values))[0]
+    torch.testing.assert_close(apart, one_by_one)
+    torch.testing.assert_close(apart, runs(drawn.requires_grad_(), Replacement(values))[0])
+
+
+def test_groups_of_neurons_send_their_part_of_the_mlp() -> None:
+    model = made()
+    base, source = tokens()
+    groups = {"block.1.first": [0, 3], "block.1.second": [1, 2, 4, 5]}
+    both = path_patching(
+        model, base, source, senders=list(groups), receivers="2:block.0.mlp", neurons=groups,
+        n_loops=LOOPS,
+    )  # fmt: skip
+    whole = path_patching(
+        model, base, source, senders="block.1.mlp", receivers="2:block.0.mlp", n_loops=LOOPS
+    )
+    torch.testing.assert_close(both, whole)
+    one = path_patching(
+        model, base, source, senders="1:block.1.first", receivers="2:block.0.mlp", neurons=groups,
+        n_loops=LOOPS,
+    )  # fmt: skip
+    _, own = run_by_hand(model, base, LOOPS)
+    # By hand: the MLP's output changed by what two neurons write in the source's run.
+    inside = ["blocks.3.mlp.hook_post"]
+    neurons = [
+        model.run_with_cache(x, n_loops=LOOPS, names_filter=inside)[1] for x in (base, source)
+    ]
+    change = (neurons[1][inside[0]] - neurons[0][inside[0]])[..., [0, 3]]
+    outwards = model.get_parameter("block.1.mlp.fc_out.weight")
+    changed = own["1:block.1.mlp"] + change @ outwards[:, [0, 3]].T
+    expected, _ = run_by_hand(
+        model, base, LOOPS,
+        lambda a, b, x: changed if (a, b) == ("1:block.1.mlp", "2:block.0.mlp") else x,
+    )  # fmt: skip
+    torch.testing.assert_close(one, expected)
+
+
+def test_all_paths_from_the_input_together_are_the_source_s_run() -> None:
+    model, (base, source) = made(), tokens()
+    graph = UnrolledGraph(model.config, LOOPS)
+    got = path_patching(
+        model, base, source, senders="input", receivers=graph.receiver_names, n_loops=LOOPS
+    )
+    torch.testing.assert_close(got, model(source, n_loops=LOOPS))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"senders": "block.7.mlp"}, "Did you mean"),
+        ({"receivers": "0:block.0.head.0"}, "some that read after"),
+        ({"through": "readout"}, "through: expected one of"),
+        ({"through": "2:block.1.mlp"}, "stand before all receivers"),
+        ({"through": "0:block.0.mlp"}, "are no senders"),
+        ({"receivers": []}, "at least one component"),
+        ({"neurons": {"carry": [0]}}, "section.layer.name"),
+        ({"neurons": {"block.0.a": [0], "block.0.b": [0]}}, "in one group, once"),
+        ({"neurons": {"block.0.a": [6]}}, r"an integer in 0\.\.5"),
+    ],
+)
+def test_what_is_no_path_is_refused(changes: dict[str, Any], said: str) -> None:
+    base, source = tokens()
+    asked = {"senders": "0:block.0.mlp", "receivers": "2:block.0.mlp", "n_loops": LOOPS, **changes}
+    with pytest.raises(InputError, match=said):
+        path_patching(made(), base, source, **asked)
+
+
+def test_gates_are_refused_as_they_read_the_stream_themselves() -> None:
+    base, source = tokens()
+    with pytest.raises(InputError, match="its gates read the stream"):
+        path_patching(
+            made(norm="gated"), base, source, senders="input", receivers="readout", n_loops=2
+        )

@@ -1,0 +1,88 @@
+"""The configuration refuses what makes no sense, and says how to mend it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from loopinterp.core.errors import ConfigError
+from loopinterp.models import LoopedTransformerConfig
+from tests.models.variants import VARIANTS
+
+BASE: dict[str, Any] = {"d_model": 16, "n_heads": 2, "d_vocab": 6, "d_vocab_out": 3}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_survives_a_round_trip_through_its_dict(name: str) -> None:
+    config = LoopedTransformerConfig(**{**BASE, **VARIANTS[name]})
+    assert LoopedTransformerConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"d_vocab": None}, "exactly one of d_vocab"),
+        ({"d_features": 2}, "exactly one of d_vocab"),
+        ({"n_heads": 3}, "a divisor of d_model=16"),
+        ({"n_heads": 0}, "an integer >= 1"),
+        ({"n_loops": 0}, r"an integer in 1\.\.100000"),
+        ({"n_layers": 1.5}, r"an integer in 1\.\.1000"),
+        ({"n_prelude": -1}, r"an integer in 0\.\.1000"),
+        ({"d_mlp": 0}, "an integer >= 1"),
+        ({"norm_eps": 0.0}, "a number > 0"),
+        ({"positions": "absolut"}, "Did you mean 'absolute'"),
+        ({"positions": "absolute"}, "Set n_ctx"),
+        ({"positions": "relative"}, "Set relative_window"),
+        ({"positions": "rotary", "d_head": 3}, "an even number"),
+        ({"positions": "abacus", "n_ctx": 10}, "Set digit_tokens"),
+        (
+            {
+                "positions": "abacus",
+                "n_ctx": 9,
+                "digit_tokens": (1,),
+                "abacus_target": "qk",
+                "d_head": 4,
+            },
+            "n_heads * d_head = d_model",
+        ),
+        ({"n_ctx": 10}, "no effect"),
+        ({"relative_window": 1}, "no effect"),
+        ({"injection_gate": 0.5}, "no effect"),
+        ({"noise_seed": 3}, "no effect"),
+        ({"rotary_base": 5.0}, "no effect"),
+        ({"fire_threshold": 5.0}, "no effect"),
+        ({"digit_tokens": (1, 2)}, "no effect"),
+        ({"initial_state": "zeros"}, "Without injection"),
+        ({"tie_unembed": True}, "d_vocab = d_vocab_out"),
+        ({"attention_window": -1}, "an integer >= 0"),
+        ({"windowed_heads": 1}, "an attention_window that they keep to"),
+        ({"windowed_heads": 0, "attention_window": 1}, "an integer >= 1"),
+        ({"windowed_heads": 5, "attention_window": 1}, "at most n_heads=2, and"),
+        ({"windowed_surround": False, "attention_window": 1}, "layers before or after the loop"),
+        ({"windowed_surround": False, "n_prelude": 1}, "an attention_window and layers"),
+        ({"causal": "yes"}, "true or false"),
+        ({"norm_eps": "small"}, "a number"),
+        ({"init_std": True}, "a number"),
+    ],
+)
+def test_bad_values_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("*", r"\*")):
+        LoopedTransformerConfig(**{**BASE, **changes})
+
+
+def test_unknown_and_missing_settings_are_named() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'n_heads'"):
+        LoopedTransformerConfig.from_dict({**BASE, "n_head": 2})
+    with pytest.raises(ConfigError, match=r"d_vocab_out: expected .* Set d_vocab_out\."):
+        LoopedTransformerConfig.from_dict({"d_model": 16, "n_heads": 2, "d_vocab": 6})
+
+
+def test_replace_validates_again() -> None:
+    with pytest.raises(ConfigError, match="Set n_ctx"):
+        LoopedTransformerConfig(**BASE).replace(positions="absolute")
+
+
+def test_layers_are_counted_over_loops() -> None:
+    config = LoopedTransformerConfig(**BASE, n_layers=3, n_prelude=1, n_coda=2)
+    assert config.layers_total(4) == 1 + 4 * 3 + 2

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from loopinterp.comparison import decodability, head_study, interchange_study
+from loopinterp.compiler import compile_program, draw_program
+from loopinterp.interventions import ablation_study
+from loopinterp.pages.circuit_evidence import Evidence, evidence_by_name
+from loopinterp.programs import get_program
+from loopinterp.tasks import get_task
+
+
+@pytest.fixture(scope="module")
+def evidence() -> Evidence:
+    """Of a compiled ripple: what is true of it is known."""
+    task, compiled = get_task("addition"), compile_program("ripple", max_length=9)
+    batch, model = (
+        task.sample(5, batch_size=12, generator=torch.Generator().manual_seed(0)),
+        compiled.model,
+    )
+    subspaces = {"carry": compiled.circuit.subspace("carry")}
+    results = {
+        "heads": head_study(model, batch, ["ripple"]),
+        "ablation": ablation_study(model, batch, when=("all",)),
+        "decodability": decodability(
+            model,
+            task.sample(5, batch_size=48, generator=torch.Generator().manual_seed(0)),
+            ["ripple"],
+        ),
+        "interchange": interchange_study(
+            model,
+            task.sample(5, batch_size=24, generator=torch.Generator().manual_seed(0)),
+            "ripple",
+            subspaces=subspaces,
+            pairs_per_loop=4,
+        ),
+    }
+    problems: list[str] = []
+    found = evidence_by_name(results, problems)
+    assert problems == []
+    return found
+
+
+def test_a_selector_has_its_head_and_what_is_lost_without_it(evidence: Evidence) -> None:
+    facts = dict(evidence["shift_1"])
+    assert "head 1.0 comes nearest" in facts["In the model studied"]
+    assert "overlaps by 100%" in facts["In the model studied"]
+    assert re.search(r"even attention: \d", facts["In the model studied"])
+    assert "noise of equal norm" in facts["Ablation"] and "Undisturbed 100%" in facts["Ablation"]
+
+
+def test_a_variable_is_read_and_exchanged_beside_its_controls(evidence: Evidence) -> None:
+    facts = dict(evidence["ripple.carry"])
+    assert "at least 1.00" in facts["In the model studied"]
+    assert "shuffled labels at most" in facts["In the model studied"]
+    assert re.search(r"variable 100% of \d+", facts["Exchanged in the model studied"])
+    assert "random" in facts["Exchanged in the model studied"]
+
+
+def test_the_graph_of_the_program_tells_them(evidence: Evidence) -> None:
+    graph = draw_program(get_program("ripple")).with_facts(evidence)
+    told = {node.label: {head for head, _ in node.facts} for node in graph.nodes}
+    assert {"In the model studied", "Ablation"} <= told["shift_1"]
+    assert "Exchanged in the model studied" in told["carry"]
+    other = draw_program(get_program("sticky_ripple")).with_facts(evidence)
+    (carry,) = (node for node in other.nodes if node.kind == "variable")
+    assert "In the model studied" not in dict(carry.facts)  # another program's variable
+
+
+def test_a_damaged_result_becomes_a_problem() -> None:
+    batch = get_task("addition").sample(4, batch_size=4, generator=torch.Generator().manual_seed(0))
+    result = ablation_study(compile_program("ripple", max_length=9).model, batch, when=("all",))
+    object.__setattr__(result, "data", result.data.drop_vars("control_exact_match"))
+    problems: list[str] = []
+    assert evidence_by_name({"ablation": result}, problems) == {}
+    assert len(problems) == 1 and problems[0].startswith("ablation has values")

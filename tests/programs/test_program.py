@@ -1,0 +1,139 @@
+"""Loop programs are checked when they are built, and print as code."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+
+from loopinterp.core.errors import InputError
+from loopinterp.programs import (
+    CeilLog2,
+    Linear,
+    LoopProgram,
+    aggregate,
+    full,
+    indices,
+    select,
+    shift_right,
+    tokens,
+    var,
+)
+
+x, y = var("x"), var("y")
+
+
+def build(**changes) -> LoopProgram:
+    parts = {
+        "name": "mine",
+        "task": "prefix_sum",
+        "inputs": ("0", "1", "BOS", "PAD"),
+        "prepare": {"x": full(0), "y": tokens},
+        "step": {"x": shift_right(x) + y},
+        "finish": x,
+        "n_loops": Linear(),
+    }
+    return LoopProgram(**{**parts, **changes})
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step": {"x": x + var("z")}}, r"step, x = var\('x'\) \+ var\('z'\).*one of x, y"),
+        ({"step": {"z": x}}, "Add 'z' to prepare"),
+        ({"finish": var("xx")}, r"finish var\('xx'\).*Did you mean 'x'"),
+        ({"prepare": {"x": full(0), "y": x}}, "prepare of program mine, y = var.*no value yet"),
+        ({"prepare": {}}, "at least one variable"),
+        ({"step": {}}, "at least one variable"),
+        (
+            {"step": {"x": select(x, y, "==")}},
+            r"variable 'x': expected a sequence, got the selector",
+        ),
+        ({"finish": select(x, y, "==")}, "finish of program mine: expected a sequence"),
+        ({"finish": 3}, "finish of program mine: expected a sequence, got int 3"),
+        ({"step": {"x": lambda v: v}}, "variable 'x': expected a sequence, got function"),
+        ({"n_loops": 5}, "T.n. as a function of n"),
+    ],
+)
+def test_bad_programs_name_the_expression_and_the_fix(changes, message):
+    with pytest.raises(InputError, match=message):
+        build(**changes)
+
+
+def test_two_selectors_of_one_name_are_refused():
+    one = aggregate(select(indices, indices - 1, "==", name="left"), x)
+    other = aggregate(select(indices, indices - 2, "==", name="left"), x)
+    with pytest.raises(InputError, match="selector 'left' of program mine"):
+        build(step={"x": one + other})
+    assert list(build(step={"x": one + one}).selectors) == ["left"]
+
+
+def test_equal_programs_are_equal_and_changed_ones_are_not():
+    assert build() == build()
+    assert hash(build()) == hash(build())
+    assert build() != build(finish=x + 1)
+    assert build() != build(n_loops=Linear(offset=1))
+
+
+def test_copies_and_pickles_are_equal():
+    program = build(task_settings={"modulus": 2})
+    for copied in (copy.deepcopy(program), pickle.loads(pickle.dumps(program))):
+        assert copied == program and copied.doc == program.doc
+
+
+def test_a_program_cannot_be_changed_afterwards():
+    with pytest.raises(TypeError):
+        build().step["x"] = tokens  # type: ignore[index]
+
+
+def test_a_program_prints_as_code():
+    assert str(build()).splitlines() == [
+        "program mine for prefix_sum: T(n) = n",
+        "  prepare",
+        "    x = full(0)",
+        "    y = tokens",
+        "  loop",
+        "    x = shift_right(x, 1, default=0) + y",
+        "  finish",
+        "    x",
+    ]
+
+
+def test_assignments_are_simultaneous_and_unset_variables_keep_their_value():
+    swap = build(prepare={"x": tokens, "y": full(7)}, step={"x": y, "y": x}, finish=x)
+    trace = swap.trace(torch.tensor([[1, 0]]), 2)
+    assert trace.variables["x"][:, 0].tolist() == [[1, 0], [7, 7], [1, 0]]
+    assert trace.variables["y"][:, 0].tolist() == [[7, 7], [1, 0], [7, 7]]
+    kept = build().trace(torch.tensor([[1, 0]]), 2)
+    assert kept.variables["y"][:, 0].tolist() == [[1, 0]] * 3
+
+
+def test_selectors_without_a_name_go_by_their_code():
+    mine = build(step={"x": aggregate(select(tokens, x, "=="), x)})
+    assert list(mine.selectors) == ["select(tokens, var('x'), '==')"]
+
+
+def test_a_logarithm_is_the_rounded_up_one():
+    for inside in (-1, 0, 2):
+        for n in range(1, 300):
+            expected = math.ceil(math.log2(n + inside)) if n + inside >= 1 else 0
+            assert CeilLog2(inside=inside)(n) == expected
+
+
+def test_a_line_never_goes_below_zero():
+    assert [Linear(slope=2, offset=-3)(n) for n in (1, 2, 3)] == [0, 1, 3]
+
+
+def test_counts_print_as_formulas_and_compare():
+    assert [repr(c) for c in (Linear(), Linear(offset=1), Linear(slope=2, offset=-3))] == [
+        "n",
+        "n + 1",
+        "2 n - 3",
+    ]
+    assert repr(Linear(slope=0, offset=1)) == "1"
+    assert repr(CeilLog2()) == "ceil(log2(n))"
+    assert Linear(offset=1) == Linear(offset=1) != Linear()

@@ -1,0 +1,242 @@
+"""Chess positions and puzzles."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loopinterp.core.errors import InputError
+from loopinterp.tasks import ChessPuzzles
+from loopinterp.tasks.chess import SYMBOLS, name_of, read_fen, square_of
+from tests.tasks.answers import PUZZLES
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+CASTLE = "r3k2r/8/8/8/8/8/8/R3K2R"
+
+
+def placed(fen: str, *moves: str) -> str:
+    """Board, side, rights and square for taking in passing after the moves, as a FEN has them."""
+    position = read_fen(fen)
+    for move in moves:
+        position = position.after(move)
+    rows = []
+    for k in range(0, 64, 8):
+        row = "".join(position.board[k : k + 8])
+        for empty in range(8, 0, -1):
+            row = row.replace("." * empty, str(empty))
+        rows.append(row)
+    passing = "-" if position.passing is None else name_of(position.passing)
+    side = "w" if position.white else "b"
+    return f"{'/'.join(rows)} {side} {position.castling or '-'} {passing}"
+
+
+@pytest.mark.parametrize(
+    ("fen", "moves", "after"),
+    [
+        (START, "", START[:-4]),
+        (START, "e2e4", "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq e3"),
+        (
+            START,
+            "e2e4 e7e5 g1f3 b8c6 f1b5 a7a6 e1g1",
+            "r1bqkbnr/1ppp1ppp/p1n5/1B2p3/4P3/5N2/PPPP1PPP/RNBQ1RK1 b kq -",
+        ),
+        (f"{CASTLE} w KQkq - 0 1", "e1c1 e8g8", "r4rk1/8/8/8/8/8/8/2KR3R w - -"),
+        (f"{CASTLE} w KQkq -", "e1g1 e8c8", "2kr3r/8/8/8/8/8/8/R4RK1 w - -"),
+        (f"{CASTLE} w KQkq -", "a1a8", "R3k2r/8/8/8/8/8/8/4K2R b Kk -"),
+        (f"{CASTLE} b KQkq -", "h8g8", "r3k1r1/8/8/8/8/8/8/R3K2R w KQq -"),
+        (f"{CASTLE} w KQkq -", "e1e2", "r3k2r/8/8/8/8/8/4K3/R6R b kq -"),
+        ("4k3/3p4/8/4P3/8/8/8/4K3 b - - 0 1", "d7d5 e5d6", "4k3/8/3P4/8/8/8/8/4K3 b - -"),
+        ("4k3/8/8/8/3p4/8/4P3/4K3 w - - 0 1", "e2e4 d4e3", "4k3/8/8/8/8/4p3/8/4K3 w - -"),
+        ("4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 1", "e5e6", "4k3/8/4P3/3p4/8/8/8/4K3 b - -"),
+        ("4k3/P7/8/8/8/8/p7/4K3 w - -", "a7a8q a2a1n", "Q3k3/8/8/8/8/8/8/n3K3 w - -"),
+        ("1r2k3/P7/8/8/8/8/8/4K3 w - -", "a7b8r", "1R2k3/8/8/8/8/8/8/4K3 b - -"),
+        # A king that steps two squares castles; a rook that does so does not.
+        ("4k3/8/8/8/8/8/8/R3K3 w Q -", "a1c1", "4k3/8/8/8/8/8/8/2R1K3 b - -"),
+    ],
+)
+def test_moves_lead_where_they_lead(fen: str, moves: str, after: str) -> None:
+    assert placed(fen, *moves.split()) == after
+
+
+def seen(fen: str) -> str:
+    tokens = "".join(SYMBOLS[token] for token in read_fen(fen).seen())
+    return "/".join(tokens[k : k + 8] for k in range(0, 64, 8))
+
+
+def test_the_side_to_move_plays_up_the_board() -> None:
+    white = "c...k..c/......../......../......../......../......../......../C...K..C"
+    assert seen(f"{CASTLE} w KQkq -") == seen(f"{CASTLE} b KQkq -") == white
+    assert seen(f"{CASTLE} b Kq -") == white[:-1].replace("c...k..c", "r...k..c") + "R"
+    # Black's pawn on d4 may take on e3: seen from its side, on e6.
+    passed = seen("4k3/8/8/8/3pP3/8/8/4K3 b - e3")
+    assert passed.split("/")[:4] == ["....k...", "........", "....+...", "...Pp..."]
+    # No pawn stands beside, or it stands on the other edge of the board.
+    for fen in ("4k3/8/8/8/4P3/8/8/4K3 b - e3", "4k3/8/8/7p/P7/8/8/4K3 b - a3"):
+        assert "+" not in seen(fen)
+    assert "+" in seen("4k3/8/8/Pp6/8/8/8/4K3 w - b6")
+
+
+@given(st.sampled_from([START, f"{CASTLE} w Kq -", "4k3/8/8/Pp6/8/8/8/4K3 w - b6"]))
+def test_a_mirrored_board_with_exchanged_colours_looks_the_same(fen: str) -> None:
+    board, _, rights, passing = fen.split()[:4]
+    mirrored = "/".join(reversed(board.swapcase().split("/")))
+    swapped = "".join(sorted(rights.swapcase()))
+    behind = passing.replace("6", "3")
+    assert seen(f"{mirrored} b {swapped} {behind}") == seen(fen)
+    for square in range(64):
+        name = name_of(square)
+        assert square_of(name) == square
+        other = f"{name[0]}{9 - int(name[1])}"
+        black = read_fen(f"{mirrored} b {swapped} {behind}")
+        assert black.seen_square(square_of(other)) == square
+
+
+@pytest.mark.parametrize(
+    ("fen", "message"),
+    [
+        ("", "a board, w or b"),
+        ("8/8/8/8/8/8/8/8 w - -", "one king"),
+        ("4k3/8/8/8/8/8/8 w - -", "8 rows of 8 squares"),
+        ("4k4/8/8/8/8/8/8/4K3 w - -", "8 rows of 8 squares"),
+        ("4k3/8/8/8/8/8/8/4K2X w - -", "8 rows of 8 squares"),
+        ("4k3/8/8/8/8/8/8/4K2P w - -", "no pawn on the first or last rank"),
+        ("4k3/8/8/8/8/8/8/4K3 x - -", "w or b"),
+        ("4k3/8/8/8/8/8/8/4K3 w QK -", "some of KQkq"),
+        ("4k3/8/8/8/8/8/8/4K3 w K -", "king and rook at home for the right K"),
+        ("4k3/8/8/8/8/8/8/4K3 w - e3", "a square behind a pawn"),
+    ],
+)
+def test_a_bad_fen_says_what_is_wrong(fen: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"^FEN: expected .*{message}"):
+        read_fen(fen)
+
+
+@pytest.mark.parametrize(
+    ("move", "message"),
+    [
+        ("e2e9", "one such as e2e4"),
+        ("e1g1x", "one such as e2e4"),
+        ("e4e5", "White's piece to move"),
+        ("e7e5", "White's piece to move"),
+        ("a1a2", "not onto another of its own"),
+        ("e2e4q", "a piece named where a pawn"),
+    ],
+)
+def test_a_bad_move_says_what_is_wrong(move: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"^move: expected .*{message}"):
+        read_fen(START).after(move)
+
+
+TASK = ChessPuzzles(csv=PUZZLES)
+HEAD = "PuzzleId,FEN,Moves,Rating\n"
+MATE = "7k/5ppp/8/8/8/8/5PPP/1R4K1 b - - 0 30"
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_drawn_puzzles_are_those_of_the_file_with_that_rating() -> None:
+    with open(PUZZLES, encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    every = {
+        line: int(row["Rating"]) // 100
+        for row in rows
+        for line in TASK.decode(TASK.encode([(row["FEN"], row["Moves"], int(row["Rating"]))]))
+    }
+    n = torch.randint(1, 17, (400,), generator=rng())
+    batch = TASK.sample(n, generator=rng())
+    drawn = TASK.decode(batch)
+    assert [every[line] for line in drawn] == n.tolist()
+    assert set(drawn) == set(every) and len(every) == len(rows)
+    assert torch.equal(TASK.targets(batch.inputs), batch.targets)
+    assert ((batch.targets == 1).sum(1) == 1).all() and ((batch.targets == 2).sum(1) == 1).all()
+
+
+def test_the_first_move_is_made_and_the_second_is_asked() -> None:
+    """Lichess' own example, puzzle 0009B: Black retreats the bishop, White takes the knight."""
+    fen = "r2qr1k1/b1p2ppp/pp4n1/P1P1p3/4P1n1/B2P2Pb/3NBP1P/RN1QR1K1 b - - 1 16"
+    batch = ChessPuzzles().encode([(fen, "b6c5 e2g4 h3g4 d1g4", 1112)])
+    assert batch.n.tolist() == [11] and batch.n_loops.tolist() == [30]
+    (line,) = ChessPuzzles().decode(batch)
+    board, move = line.split(" = ")
+    assert board.split("/")[:4] == ["r..qr.k.", "b.p..ppp", "p.....n.", "P.p.p..."]
+    assert board.split("/")[4:] == ["....P.n.", "B..P..Pb", "...NBP.P", "RN.QR.K."]
+    assert move == "e2g4"
+
+
+def test_what_black_is_asked_is_seen_from_its_side() -> None:
+    fen = "3r2k1/5ppp/8/1p6/8/8/5PPP/7K w - - 0 30"
+    (line,) = ChessPuzzles().decode(ChessPuzzles().encode([(fen, "h1g1 d8d1", 134)]))
+    assert line.endswith("/......../.....PPP/...R..K. = d1d8")
+    assert line.startswith("......k./.....ppp/")
+
+
+def test_answers_that_are_no_move_are_question_marks() -> None:
+    batch = TASK.sample(3, batch_size=1, generator=rng())
+    answers = batch.targets.clone()
+    answers[answers == 2] = 0
+    assert TASK.decode(batch, answers)[0].endswith("?")
+
+
+def test_a_position_that_comes_twice_counts_once_and_most_is_the_most(tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    rows = [f"a,{MATE},h8g8 b1b8,100", f"b,{MATE},h8g8 b1b7,200", f"c,{MATE},h8g8 b1b7,x"]
+    path.write_text(HEAD + "\n".join(rows))
+    task = ChessPuzzles(csv=str(path), most=2)
+    batch = task.sample(1, batch_size=5, generator=rng())
+    assert {line[-4:] for line in task.decode(batch)} == {"b1b8"}
+    with pytest.raises(InputError, match=r"puzzles of: \[1\], got 2"):
+        task.sample(2, batch_size=1, generator=rng())
+    path.write_text(HEAD + rows[1])  # a changed file is read again
+    assert task.sample(2, batch_size=1, generator=rng()).n.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("PuzzleId,FEN,Rating\n", "csv p.csv: expected the columns FEN, Moves, Rating, .*Moves"),
+        ("", "without FEN, Moves, Rating"),
+        (HEAD, "expected puzzles, got none"),
+        (
+            HEAD + f"a,{MATE},h8g8 b1b8,640\nb,{MATE},h8g8,640",
+            "line 3: expected at least two moves",
+        ),
+        (HEAD + f"a,{MATE},h8g8 b1b8,", "line 2: .*a rating of at least 1"),
+        (HEAD + f"a,{MATE},", "line 2: .*a rating of at least 1"),
+        (HEAD + "a,8/8 w - -,h8g8 b1b8,640", "line 2: FEN: expected 8 rows of 8 squares"),
+        (HEAD + f"a,{MATE},b1b8 h8g8,640", "line 2: move: expected Black's piece to move"),
+        (HEAD + f"a,{MATE},h8g8 g8h8,640", "line 2: move: expected White's piece to move"),
+    ],
+)
+def test_a_bad_file_says_where_and_what(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        ChessPuzzles(csv=str(path)).sample(6, batch_size=1, generator=rng())
+
+
+def test_without_a_file_nothing_is_drawn(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="csv: expected a file of puzzles to draw from, got none"):
+        ChessPuzzles().sample(6, batch_size=1, generator=rng())
+    with pytest.raises(InputError, match="nothing is downloaded"):
+        ChessPuzzles(csv=str(tmp_path / "absent.csv")).sample(6, batch_size=1, generator=rng())
+    with pytest.raises(InputError, match="puzzles: expected at least one"):
+        ChessPuzzles().encode([])
+    with pytest.raises(InputError, match="puzzle 1: FEN"):
+        ChessPuzzles().encode([(MATE, "h8g8 b1b8", 640), ("x", "h8g8 b1b8", 640)])
+
+
+def test_boards_that_are_not_of_the_file_are_refused() -> None:
+    batch = TASK.sample(6, batch_size=2, generator=rng())
+    other = batch.inputs.clone()
+    other[1, 20] = 3
+    with pytest.raises(InputError, match=r"positions of the file.* another one in row 1"):
+        TASK.targets(other)
+    with pytest.raises(InputError, match="64 squares each, got 60"):
+        TASK.targets(other[:, :60])
