@@ -251,7 +251,7 @@ def benchmark_models(names: Iterable[str] | None = None) -> list[BenchmarkModel]
 
     Example:
         >>> len(benchmark_models()), len({model.task.name for model in benchmark_models()})
-        (93, 9)
+        (97, 9)
         >>> benchmark_models(["ripple.noisy"])[0].n_loops
         5
     """

@@ -176,7 +176,7 @@ def compare_programs(
 
     Example:
         >>> import torch
-        >>> from loopinterp.programs import compile_program
+        >>> from loopinterp.compiler import compile_program
         >>> from loopinterp.tasks import Addition
         >>> model = compile_program("ripple", max_length=7).model
         >>> batch = Addition().sample(6, batch_size=64, generator=torch.Generator().manual_seed(0))

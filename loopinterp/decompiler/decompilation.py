@@ -233,7 +233,8 @@ def decompile(
         2106.02997) as queries.
 
     Example:
-        >>> from loopinterp.programs import compile_program, get_program
+        >>> from loopinterp.compiler import compile_program
+        >>> from loopinterp.programs import get_program
         >>> from loopinterp.tasks import get_task
         >>> compiled = compile_program(get_program("prefix_xor"), max_length=7)
         >>> print(decompile(compiled.model, get_task("prefix_sum")).program.step["value"])

@@ -165,7 +165,7 @@ def response_times(
     Example:
         >>> import torch
         >>> from loopinterp.decompiler import decompile
-        >>> from loopinterp.programs import compile_program
+        >>> from loopinterp.compiler import compile_program
         >>> from loopinterp.tasks import get_task
         >>> task = get_task("addition")
         >>> model = compile_program("ripple_held_2", max_length=7).model

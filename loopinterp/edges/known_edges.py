@@ -66,7 +66,7 @@ def program_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[Ti
         InputError: It is neither.
 
     Example:
-        >>> from loopinterp.programs import compile_program
+        >>> from loopinterp.compiler import compile_program
         >>> edges = program_edges(compile_program("carry_save", max_length=5))
         >>> sorted(edges)[:2]
         [('block.0.head.0', 'block.0.mlp', 0), ('block.0.mlp', 'block.0.head.0', 1)]

@@ -333,7 +333,7 @@ class CircuitGraph(GraphParts):
             at.
 
     Example:
-        >>> from loopinterp.plotting import GraphEdge, GraphNode
+        >>> from loopinterp.figures import GraphEdge, GraphNode
         >>> graph = CircuitGraph(
         ...     "ripple",
         ...     (GraphNode("carry", "variable", "carry", "loop"),

@@ -216,7 +216,7 @@ def ablation_study(
     Source: on zero, mean and resample ablation, arXiv 2309.16042 and arXiv 2404.15255.
 
     Example:
-        >>> from loopinterp.programs import compile_program
+        >>> from loopinterp.compiler import compile_program
         >>> from loopinterp.tasks import Addition
         >>> result = ablation_study(
         ...     compile_program("ripple", max_length=5).model, Addition(), n=4, when=("all",))

@@ -173,7 +173,7 @@ def exit_study(
         arXiv 2509.23314.
 
     Example:
-        >>> from loopinterp.programs import compile_program
+        >>> from loopinterp.compiler import compile_program
         >>> from loopinterp.tasks import Addition
         >>> model = compile_program("ripple", max_length=6).model
         >>> result = exit_study(model, Addition(), n=5, batch_size=32)

@@ -173,7 +173,7 @@ def lens_study(
             the model, or nothing is asked at any position that is read.
 
     Example:
-        >>> from loopinterp.programs import compile_program
+        >>> from loopinterp.compiler import compile_program
         >>> from loopinterp.tasks import Addition
         >>> model = compile_program("ripple", max_length=6).model
         >>> result = lens_study(model, Addition(), lens="coda", n=5, batch_size=32)

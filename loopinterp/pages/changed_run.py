@@ -77,7 +77,8 @@ def explore_change(
             or inputs that are no tokens.
 
     Example:
-        >>> from loopinterp.programs import compile_program, get_program
+        >>> from loopinterp.compiler import compile_program
+        >>> from loopinterp.programs import get_program
         >>> from loopinterp.tasks import Addition
         >>> model = compile_program("ripple", max_length=5).model
         >>> batch = Addition().encode([(1, 6), (1, 7)], n=4)    # a carry into bit 1, or none

@@ -152,7 +152,7 @@ def page_data(result: Exploration) -> dict[str, Any]:
 
     Example:
         >>> from loopinterp.pages import explore
-        >>> from loopinterp.programs import compile_program
+        >>> from loopinterp.compiler import compile_program
         >>> from loopinterp.tasks import Addition
         >>> model = compile_program("ripple", max_length=6).model
         >>> found = page_data(explore(model, Addition(), n=5, examples=2))

@@ -101,7 +101,7 @@ def explore(
             lens does not fit the model.
 
     Example:
-        >>> from loopinterp.programs import compile_program
+        >>> from loopinterp.compiler import compile_program
         >>> from loopinterp.tasks import Addition
         >>> model = compile_program("ripple", max_length=6).model
         >>> found = explore(model, Addition(), programs=["ripple"], n=5, examples=2)

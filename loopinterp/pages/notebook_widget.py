@@ -54,7 +54,7 @@ class ExplorerWidget(anywidget.AnyWidget):
         InputError: as :func:`explore`; on import, where anywidget is not installed.
 
     Example:
-        >>> from loopinterp.programs import compile_program
+        >>> from loopinterp.compiler import compile_program
         >>> from loopinterp.tasks import Addition
         >>> model = compile_program("ripple", max_length=6).model
         >>> widget = ExplorerWidget(model, Addition(), programs=["ripple"], n=5, examples=2)

@@ -38,9 +38,12 @@ def test_the_page_says_what_the_files_say() -> None:
 
 @pytest.mark.parametrize("kind", SCORES)
 def test_every_tool_is_scored_on_every_model(kind: str) -> None:
-    for _, of in KEPT[kind].groupby("method"):
-        known = {name for name in NAMES if kind != "edges" or not name.endswith(TRAINED)}
-        assert {*of["model"]} == known
+    known = {name for name in NAMES if kind != "edges" or not name.endswith(TRAINED)}
+    for method, of in KEPT[kind].groupby("method"):
+        if ":" in str(method):  # code from outside, which needs a checkout to be run again
+            assert {*of["model"]} <= known
+        else:
+            assert {*of["model"]} == known
 
 
 def test_scores_are_shares() -> None:

@@ -198,7 +198,7 @@ def test_each_example_may_draw_its_own_start(
     trainer = Trainer(TrainingConfig.from_dict(values))
     given: list[torch.Tensor] = []
     monkeypatch.setattr(
-        trainer, "_bind", lambda inputs, position_offset, look: given.append(position_offset)
+        trainer, "_bind", lambda inputs, position_offset, checked: given.append(position_offset)
     )
     for _ in range(20):
         trainer.bind(trainer.draw())
