@@ -27,7 +27,7 @@ from loopinterp.interventions.pairs import join
 from loopinterp.models import LoopedTransformer
 from loopinterp.programs import equivalence, get_program, list_programs
 from loopinterp.programs.equivalence import every_input
-from loopinterp.programs.language import UNKNOWN, full, tok_map, tokens
+from loopinterp.programs.language import UNKNOWN, eq, full, tok_map, tokens, var, where
 from loopinterp.programs.program_offset import ProgramOffset
 from loopinterp.tasks import get_task
 from loopinterp.zoo import load_pretrained
@@ -230,6 +230,21 @@ def test_a_first_guess_of_its_own_is_found():
     assert named is not None
     assert equivalence(named, other, lengths=(1, 2, 3, 4)).equivalent
     assert not equivalence(named, "ripple", lengths=(1, 2, 3, 4)).equivalent
+
+
+def test_answers_before_the_first_loop_are_part_of_the_first_guess():
+    """A value that answers otherwise and never recurs leaves the rest of the table what it is."""
+    ripple = get_program("ripple")
+    fresh = {**ripple.prepare, "fresh": full(1)}
+    finish = where(eq(var("fresh"), 1), 0, ripple.finish)
+    other = replace(ripple, prepare=fresh, step={**ripple.step, "fresh": full(0)}, finish=finish)
+    table = table_of(other)
+    same = same_program(table, ripple, INPUTS)
+    assert same is not None and not same.starts_alike
+    assert {*same.first_guess.values()} == {None} and with_first_guess(same) is None
+    assert same_algorithm(table, table_of(ripple), INPUTS.asked)
+    lasting = replace(other, step={**ripple.step, "fresh": var("fresh")})
+    assert same_program(table_of(lasting), ripple, INPUTS) is None
 
 
 def test_two_automata_are_one_up_to_their_first_guess():
