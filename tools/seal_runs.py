@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from loopinterp.core.results import config_hash
-from loopinterp.core.run_files import LinesDigest, check_lines
-from loopinterp.core.run_files import read_run_config
+from loopinterp.core.run_files import LinesDigest, check_lines, read_run_config
 from loopinterp.core.storage import read_tensors_and_metadata, write_tensors
 from loopinterp.training.run import METRICS, WEIGHTS, complete_lines
 
