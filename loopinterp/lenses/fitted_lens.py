@@ -256,7 +256,7 @@ STATE = "state"
 Layer = int | None
 
 
-class Place(NamedTuple):
+class LoopResidual(NamedTuple):
     """A residual of a run, ``[batch, pos, d_model]``.
 
     Attributes:
@@ -281,7 +281,7 @@ def places(
     *,
     inside: bool = False,
     ended: bool = True,
-) -> Iterator[Place]:
+) -> Iterator[LoopResidual]:
     """The residuals of a run, one loop at a time, in the order in which they are made.
 
     Args:
@@ -289,20 +289,20 @@ def places(
         inputs: Its inputs.
         n_loops: Loops to run.
         inside: Whether to read after each layer too, which takes a model with hooks.
-        ended: Whether to make :attr:`Place.ended` of layers; else it is the residual again. Of a
-            model that has no ``end_loop(h, e)``, which says it, each takes a loop more.
+        ended: Whether to make :attr:`LoopResidual.ended` of layers; else it is the residual again.
+            A model without ``end_loop(h, e)`` takes a loop more for each.
 
     Raises:
         InputError: As :func:`~loopinterp.models.iterate`; if ``inside`` and there are no hooks.
     """
     if not inside:
         for loop, h in iterate(model, inputs, n_loops):
-            yield Place(loop, None, h, h)
+            yield LoopResidual(loop, None, h, h)
         return
     hooked = _hooked(model)
     iteration = bind(model, inputs)  # refuses hooks that are on
     h, end_loop = iteration.h0, getattr(model, "end_loop", None)
-    yield Place(0, None, h, h)
+    yield LoopResidual(0, None, h, h)
     for loop in range(n_loops):
         layers = layer_hooks(model, loop, n_loops)
         span = {"n_loops": n_loops, "start_at_loop": loop, "stop_at_loop": loop + 1, "state": h}
@@ -317,8 +317,8 @@ def places(
                 end = end_loop(x, iteration.e)
             elif ended:
                 end = end_by_hook(model, inputs, x, layers[-1], span)
-            yield Place(loop + 1, layer, x, end)
-        yield Place(loop + 1, None, after, after)
+            yield LoopResidual(loop + 1, layer, x, end)
+        yield LoopResidual(loop + 1, None, after, after)
         h = after
 
 

@@ -15,7 +15,7 @@ from loopinterp.core.results import Result, study
 from loopinterp.dynamics.measures import stable_from
 from loopinterp.dynamics.runs import chunks, gather
 from loopinterp.lenses.fitted_lens import (
-    Place,
+    LoopResidual,
     layer_label,
     layers_around,
     places,
@@ -318,9 +318,9 @@ class PlaceReader:
         """
         if self._name == "coda":
             return self.iteration.read(h, loop)
-        return self.at(Place(loop, None, h, h))
+        return self.at(LoopResidual(loop, None, h, h))
 
-    def at(self, place: Place) -> Tensor:
+    def at(self, place: LoopResidual) -> Tensor:
         """The reading of a place."""
         if self._fitted is None:
             return (self.plain if self._name == "logit" else self.own)(place.ended)
@@ -434,7 +434,7 @@ class LensReader:
 
     def _transfer(
         self,
-        run: list[Place],
+        run: list[LoopResidual],
         readout: Callable[[Tensor], Tensor],
         log_p: Tensor,
         share: Tensor,
@@ -460,7 +460,7 @@ class LensReader:
         return x if self.positions == [*range(x.shape[1])] else x[:, self.positions]
 
 
-def _shuffled(place: Place, order: Tensor) -> Place:
+def _shuffled(place: LoopResidual, order: Tensor) -> LoopResidual:
     # A layer may be narrower than the state, and then has the order of its own components.
     within = order[order < place.residual.shape[-1]]
     return place._replace(residual=place.residual[..., within], ended=place.ended[..., order])

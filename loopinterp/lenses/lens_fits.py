@@ -21,7 +21,7 @@ from loopinterp.dynamics.runs import chunks
 from loopinterp.lenses.fitted_lens import (
     EVERYWHERE,
     FittedLens,
-    Place,
+    LoopResidual,
     as_wide,
     layer_hooks,
     layers_around,
@@ -177,7 +177,7 @@ def _gradients(
     return grad_matrix, grad_offset
 
 
-def _to_train(run: Iterable[Place]) -> list[Place]:
+def _to_train(run: Iterable[LoopResidual]) -> list[LoopResidual]:
     """The places of a run, its end last, but for the last layer, which leaves the last state."""
     *before, end = run
     return [*(before[:-1] if before[-1].loop == end.loop else before), end]
