@@ -15,8 +15,6 @@ from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.figures import Series, bars_with_intervals, heatmap_panels, line_figure
 
-SECTION = "ground-truth"
-
 
 @findings_of.register
 def _(result: GroundTruth) -> list[Finding]:

@@ -20,7 +20,6 @@ from loopinterp.figures import Reference, Series, bars_with_intervals, heatmap_p
 if TYPE_CHECKING:
     import xarray as xr
 
-SECTION = "program"
 
 _READABLE = 0.95  # balanced accuracy
 _MOST_PROGRAMS = 5

@@ -18,8 +18,6 @@ from loopinterp.core.text import percent
 from loopinterp.figures import heatmap_panels
 from loopinterp.programs.program_offset import spell_loops
 
-SECTION = "program"
-
 
 @findings_of.register
 def _(result: InjectedCarry) -> list[Finding]:

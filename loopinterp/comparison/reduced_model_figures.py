@@ -11,7 +11,6 @@ from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.figures import LinePanel, Reference, Series, line_panels
 
-SECTION = "program"
 _LABEL = "Numbers per position that predict interchanges"
 
 

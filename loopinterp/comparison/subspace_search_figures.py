@@ -9,7 +9,6 @@ from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.figures import LinePanel, Reference, Series, line_panels
 
-SECTION = "program"
 _MOST_DELAYS = 16
 
 

@@ -19,7 +19,6 @@ from loopinterp.core.text import percent
 from loopinterp.figures import heatmap_panels
 from loopinterp.programs.program_offset import spell_loops
 
-SECTION = "program"
 _FIGURE_DELAYS = ("0", "1", END)
 """Delays that have a figure; the table behind each has all of them."""
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import xarray as xr
 
-SECTION = "program"
 
 _UNDECIDED = "none yet"
 _MOST_CELLS, _LONG = 60, 160

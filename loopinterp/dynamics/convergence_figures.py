@@ -30,7 +30,6 @@ from loopinterp.figures import (
     line_panels,
 )
 
-SECTION = "convergence"
 _TOKEN = ("batch", "pos")
 _RIGHT = {"colour": "red", "markers": False}
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-SECTION = "limits"
-
 _LONG_RUN = 60
 """Loops from which on the loop axis is logarithmic, so that the first ones stay readable."""
 

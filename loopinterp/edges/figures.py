@@ -28,8 +28,6 @@ from loopinterp.figures import (
     line_figure,
 )
 
-SECTION = "program"
-
 _LAGS = {0: "within a loop", 1: "to the next loop", 2: "over two loops or more"}
 _SECTIONS = {"prelude": "prelude", "block": "loop", "coda": "readout"}
 _ROLES: dict[str, str] = dict(zip(SLOTS, ("query", "key", "value")))

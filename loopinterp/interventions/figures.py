@@ -17,8 +17,6 @@ from loopinterp.interventions.ablation import MEASURES as ABLATION_MEASURES
 from loopinterp.interventions.base_and_source import STATE
 from loopinterp.interventions.patching import BLOCK, MEASURES, PatchingSweep
 
-SECTION = "program"
-
 _MAX_PANELS = 3
 _RECOVERED, _CONTROL, _PATCHED = "answers recovered", "unrelated input", "position patched"
 _UNPATCHED = "0: unpatched, 1: the other input's"

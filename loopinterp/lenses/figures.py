@@ -21,7 +21,6 @@ from loopinterp.figures import (
 from loopinterp.lenses.attention_by_loop import AttentionResult
 from loopinterp.lenses.exits_by_loop import ExitResult
 
-SECTION = "convergence"
 _ATTENTION = "attention"
 
 

@@ -12,8 +12,6 @@ from loopinterp.figures import LinePanel, Reference, Series, heatmap_panels, lin
 from loopinterp.lenses.fitted_lens import STATE
 from loopinterp.lenses.lens_by_loop import LensResult
 
-SECTION = "convergence"
-
 _FURTHER = 1.1
 """How many times further off than one distribution for all a reading is that is said to be so."""
 

@@ -19,7 +19,6 @@ from loopinterp.figures import (
 from loopinterp.probing.carry_wavefront import CarryStudyResult, first_decodable
 from loopinterp.probing.probe_grid import ProbeResult
 
-SECTION = "wavefront"
 _PROGRAM = "program"
 
 READS = 0.98

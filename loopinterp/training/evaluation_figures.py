@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from loopinterp.training.answer_scores import Lowest
 
-SECTION = "generalisation"
 
 _NEAR = 0.02
 """How much below the best loop in hindsight a rule may be to count as good."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.figures import LinePanel, Reference, Series, line_panels, ramp
-from loopinterp.training.evaluation_figures import SECTION as SECTION
 from loopinterp.training.evaluation_figures import lowest_finding, readable, where_lowest
 from loopinterp.training.seed_summary import SeedSummary, SweepResult, mean_and_error
 

@@ -25,7 +25,7 @@ from loopinterp.compiler import compile_program
 from loopinterp.core.errors import InputError
 from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.results import load_result
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
+from loopinterp.models import bind
 from loopinterp.programs import UNKNOWN, LoopProgram, get_program
 from loopinterp.programs.sequence_programs import unique_set
 from loopinterp.tasks import IGNORE, Batch, get_task
@@ -154,25 +154,6 @@ def test_a_rival_program_is_right_less_often(own, rival):
     assert right.pooled()[0] == 1
     assert wrong.pooled()[2] < 0.8
     assert wrong.findings()[0].good is False
-
-
-@pytest.fixture(scope="module")
-def untrained() -> LoopedTransformer:
-    config = LoopedTransformerConfig(
-        d_model=16,
-        n_heads=2,
-        d_vocab=6,
-        d_vocab_out=2,
-        positions="relative",
-        relative_window=1,
-        attention_window=1,
-        norm="pre",
-        loop_norm=True,
-        injection="input",
-        initial_state="zeros",
-        final_norm=True,
-    )
-    return LoopedTransformer(config, seed=0)
 
 
 def test_an_untrained_model_does_nothing_that_the_program_says(untrained):
