@@ -141,7 +141,7 @@ def check_integer(
         raise error(
             what,
             expected="an integer" + spell_range(least, most),
-            given=_shown(value),
+            given=shown_value(value),
             fix=fix or f"Pass e.g. {example}.",
         )
     return int(value)
@@ -191,7 +191,7 @@ def check_number(
     ends = {"least": least, "most": most, "above": above, "below": below}
     if not (number and _is_finite(value) and _inside(value, **ends)):
         expected = "a number" + spell_range(**ends)
-        raise error(what, expected=expected, given=_shown(value), fix=fix)
+        raise error(what, expected=expected, given=shown_value(value), fix=fix)
     return float(value)
 
 
@@ -202,7 +202,8 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def _shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """What was given, as an error repeats it."""
     try:
         return reprlib.repr(value)
     except ValueError:  # an integer of more digits than Python writes

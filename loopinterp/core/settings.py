@@ -107,7 +107,7 @@ class Settings(ShortRepr):
         Args:
             path: Name of the setting, after those of the settings it is nested in.
         """
-        return _choices(_schema(cls, path))
+        return choices_of(_schema(cls, path))
 
 
 class OnlyWith:
@@ -189,12 +189,12 @@ def _explain(error: ValidationError, cls: type) -> InputError:
         known = _schema(cls, names[:-1])["properties"]
         return unknown_name(f"setting of {owner}", names[-1], known, ConfigError)
     schema = _schema(cls, names)
-    if isinstance(value, str) and _choices(schema):
-        return unknown_name(path, value, _choices(schema), ConfigError)
+    if isinstance(value, str) and choices_of(schema):
+        return unknown_name(path, value, choices_of(schema), ConfigError)
     missing = fault["type"] in ("missing", "missing_keyword_only_argument", "missing_argument")
     return ConfigError(
         path or cls.__name__,
-        expected=_spell(schema),
+        expected=spell_schema(schema),
         given="nothing" if missing else "an object" if isinstance(value, dict) else repr(value),
         fix=f"Set {path}." if missing else f"Change {path or 'it'}.",
     )
@@ -213,21 +213,22 @@ def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
     return schema
 
 
-def _choices(schema: Mapping[str, Any]) -> tuple[str, ...]:
+def choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names that a JSON schema chooses from."""
     parts = schema.get("anyOf", (schema,))
     return tuple(choice for part in parts for choice in part.get("enum", ()))
 
 
-def _spell(schema: Mapping[str, Any]) -> str:
+def spell_schema(schema: Mapping[str, Any]) -> str:
     """A JSON schema in words."""
     if "anyOf" in schema:
-        return " or ".join(_spell(part) for part in schema["anyOf"])
+        return " or ".join(spell_schema(part) for part in schema["anyOf"])
     if "enum" in schema:
         return f"one of {', '.join(schema['enum'])}"
     kind = schema.get("type")
     if kind == "array":
         each, number = schema.get("items") or schema["prefixItems"][0], schema.get("minItems")
-        return f"a list{f' of {number}' if number else ''}, each {_spell(each)}"
+        return f"a list{f' of {number}' if number else ''}, each {spell_schema(each)}"
     least, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     if kind == "integer" and above is not None:
         least, above = above + 1, None

@@ -1,0 +1,148 @@
+"""The boundary: a public call's plain arguments are checked against their annotations, once.
+
+The types are those of settings (:mod:`loopinterp.core.settings`): ``n: PositiveInt``,
+``seed: Seed``, ``norm: Literal["2", "max"]``. Code behind the boundary trusts its callers.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
+
+import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from loopinterp.core.errors import MOST_LOOPS, InputError, shown_value, unknown_name
+from loopinterp.core.settings import choices_of, spell_schema
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Loops = Annotated[int, Field(ge=1, le=MOST_LOOPS)]
+"""A number of loops of one run."""
+
+_CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
+_PLAIN = (int, float, bool, str, type(None))
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the arguments of a public function or method as it is called.
+
+    What is checked are numbers, truth values, texts and choices, ``None`` beside them, and
+    sequences of them. Numbers of NumPy become Python's, its arrays and ranges become lists.
+    Arguments of any other type (models, tensors, batches) are passed on as they are.
+
+    Raises:
+        InputError: By the checked function, if an argument is of another type or out of range.
+
+    Example:
+        >>> from pydantic import PositiveInt
+        >>> @checked
+        ... def repeat(text: str, times: PositiveInt = 1) -> str:
+        ...     return text * times
+        >>> repeat("ab", times=0)
+        Traceback (most recent call last):
+        loopinterp.core.errors.InputError: times: expected an integer >= 1, got 0. Pass e.g. 1.
+    """
+    signature = inspect.signature(function)
+
+    @functools.cache
+    def arguments() -> dict[str, _Argument]:
+        # Found at the first call: annotations may name what the module imports or defines later.
+        hints = {p.name: _resolve(p.annotation, function) for p in signature.parameters.values()}
+        return {name: _Argument(name, hint) for name, hint in hints.items() if _is_plain(hint)}
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = signature.bind(*args, **kwargs)
+        for name, argument in arguments().items():
+            if name in bound.arguments:
+                bound.arguments[name] = argument.check(bound.arguments[name])
+        return function(*bound.args, **bound.kwargs)
+
+    return call
+
+
+class _Argument:
+    """What an argument has to be."""
+
+    def __init__(self, name: str, hint: Any) -> None:
+        self.name = name
+        self.adapter = TypeAdapter(hint, config=_CONFIG)
+
+    def check(self, value: Any) -> Any:
+        """The value in Python's own types.
+
+        Raises:
+            InputError: If it does not fit.
+        """
+        try:
+            return self.adapter.validate_python(_python_value(value))
+        except ValidationError:
+            schema = self.adapter.json_schema()
+            choices = choices_of(schema)
+            if isinstance(value, str) and choices:
+                raise unknown_name(self.name, value, choices) from None
+            example = _example(schema)
+            fix = f"Change {self.name}." if example is None else f"Pass e.g. {example}."
+            raise InputError(
+                self.name, expected=spell_schema(schema), given=shown_value(value), fix=fix
+            ) from None
+
+
+def _example(schema: Mapping[str, Any]) -> int | float | None:
+    """A number that would fit, where the schema has an end."""
+    for part in schema.get("anyOf", [schema]):
+        if part.get("type") == "integer" and "exclusiveMinimum" in part:
+            return part["exclusiveMinimum"] + 1
+        for end in ("minimum", "maximum"):
+            if end in part:
+                return part[end]
+    return None
+
+
+def _python_value(value: Any) -> Any:
+    """Numbers and arrays of NumPy as Python's, by themselves and in lists."""
+    if isinstance(value, (bool, str, bytes)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, (list, tuple, range)):
+        items = map(_python_value, value)
+        return tuple(items) if isinstance(value, tuple) else list(items)
+    return value
+
+
+def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
+    """The type that an annotation names; None where it names what only type checkers import."""
+    if not isinstance(annotation, str):
+        return None if annotation is inspect.Parameter.empty else annotation
+    try:
+        return eval(annotation, getattr(function, "__globals__", {}))
+    except (NameError, TypeError, SyntaxError):  # SyntaxError: jaxtyping's shapes
+        return None
+
+
+def _parts(hint: Any) -> set[Any]:
+    """The types that a type is made of."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _parts(args[0])
+    if origin is Literal:
+        return {str}
+    if origin in (Union, types.UnionType, Sequence):
+        return set().union(*(_parts(arg) for arg in args))
+    return {hint}
+
+
+def _is_plain(hint: Any) -> bool:
+    return hint is not None and _parts(hint) <= set(_PLAIN)
