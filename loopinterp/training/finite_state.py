@@ -1,20 +1,33 @@
-"""From a recipe to the smallest finite-state model: bits are dropped as long as it stays right."""
+"""From a recipe to the smallest finite-state model.
+
+Bits are dropped as long as every answer stays right, initial bits are drawn in training, and those
+with which runs have the fewest cells are chosen.
+"""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from loopinterp.core.errors import ConfigError, check_integer
 from loopinterp.core.text import ShortRepr
+from loopinterp.models import LoopedTransformer
 from loopinterp.training.config import CodeConfig, CurriculumConfig
+from loopinterp.training.device import stream
 from loopinterp.training.evaluation import evaluate
 from loopinterp.training.fitting import train
+from loopinterp.training.run import Run
 
 if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from loopinterp.tasks.task import Task
     from loopinterp.training.config import TrainingConfig
-    from loopinterp.training.run import Run
 
 TIMES = (1, 2, 4)
 """A stage has learnt if its answers are right at so many times the training cutoff."""
@@ -29,6 +42,9 @@ _FROM_ANYWHERE = CodeConfig(
 )
 _STEPS_FROM_ANYWHERE = 600
 
+_MOST_STARTS = 64
+"""Initial bits that are tried; models with more than six bits keep their own."""
+
 
 @dataclass(frozen=True)
 class FiniteStage(ShortRepr):
@@ -38,6 +54,7 @@ class FiniteStage(ShortRepr):
         n_bits: Bits of its state code.
         run: The run that trained it.
         from_anywhere: Whether initial bits were drawn in training.
+        chosen_start: Whether its initial bits were chosen after training.
         lowest: By length, the lowest exact match over the task's distributions.
     """
 
@@ -45,6 +62,7 @@ class FiniteStage(ShortRepr):
     run: Run
     from_anywhere: bool
     lowest: dict[int, float]
+    chosen_start: bool = False
 
     @property
     def learnt(self) -> bool:
@@ -67,10 +85,14 @@ def train_finite(
     where a position started, so that also what becomes of states that no clean run has is asked
     for. Where that is learnt, bits are dropped from there on in the same way.
 
+    Such a model answers from any initial bits, so they are free. Of those with which every answer
+    is right, the ones with which clean runs have the fewest cells (pairs of a token and a code)
+    are chosen: :func:`with_initial_bits`.
+
     Args:
         config: The first stage, with ``model.state_code``.
-        out: A folder; each stage is an ordinary run in it, ``bits-4``, ``bits-3``, …, and
-            ``bits-3-from-anywhere``.
+        out: A folder; each stage is an ordinary run in it, ``bits-4``, ``bits-3``, …,
+            ``bits-3-from-anywhere`` and ``bits-3-chosen-start``.
         fewest_bits: No bits are dropped below these, nor below what as many answers need.
         progress: Whether to show progress bars.
         resume: As :func:`train`: stages that are there are gone on with.
@@ -107,7 +129,27 @@ def train_finite(
         if not stages[-1].learnt:
             break
         smallest = stages[-1]
+    if smallest.from_anywhere and (chosen := _with_chosen_start(smallest, out, resume=resume)):
+        stages.append(chosen)
     return stages
+
+
+def with_initial_bits(model: LoopedTransformer, bits: Int[Tensor, " n_bits"]) -> LoopedTransformer:
+    """The same model, started from these bits (-1 or 1) in place of -1 everywhere.
+
+    A bit and its two directions change their signs together, which no state notices.
+    """
+    signs = -bits.to(torch.float32)
+    weights = model.state_dict()
+    weights |= {
+        "code.read.weight": weights["code.read.weight"] * signs[:, None],
+        "code.read.bias": weights["code.read.bias"] * signs,
+        "code.write.weight": weights["code.write.weight"] * signs,
+    }
+    turned = LoopedTransformer(model.config)
+    turned.load_state_dict(weights)
+    turned.loop_rule = model.loop_rule
+    return turned
 
 
 def smallest_stage(stages: list[FiniteStage]) -> FiniteStage | None:
@@ -138,11 +180,48 @@ def _from_anywhere(config: TrainingConfig, before: FiniteStage, n_bits: int) -> 
     )
 
 
+def _with_chosen_start(stage: FiniteStage, out: Path, *, resume: bool) -> FiniteStage | None:
+    """The stage's model with the initial bits of the fewest cells; None if it has them already."""
+    folder, n_bits = out / f"bits-{stage.n_bits}-chosen-start", stage.n_bits
+    if resume and folder.exists():
+        run = Run.load(folder)
+        lowest = _lowest(run.model(), run.task(), run.cutoff)
+        return FiniteStage(n_bits, run, True, lowest, chosen_start=True)
+    if 2**n_bits > _MOST_STARTS:
+        return None
+    model, task, cutoff = stage.run.model(), stage.run.task(), stage.run.cutoff
+    inputs = task.sample(cutoff, batch_size=_EXAMPLES, generator=stream(0, "initial bits")).inputs
+    starts = torch.tensor([*itertools.product((-1, 1), repeat=n_bits)])  # its own start is first
+    turned = [with_initial_bits(model, bits) for bits in starts]
+    fewest_first = sorted(range(len(starts)), key=lambda k: _count_cells(turned[k], inputs))
+    for k in fewest_first[: fewest_first.index(0)]:
+        bits = "".join("-+"[int(bit > 0)] for bit in starts[k])
+        origin = f"that of {stage.run.folder.name}, started from the bits {bits}"
+        lowest = _lowest(turned[k], task, cutoff)
+        if min(lowest.values()) == 1:
+            run = Run.from_model(turned[k], task, folder, max_n=cutoff, origin=origin)
+            return FiniteStage(n_bits, run, True, lowest, chosen_start=True)
+    return None
+
+
+@torch.no_grad()
+def _count_cells(model: LoopedTransformer, inputs: Int[Tensor, "batch pos"]) -> int:
+    """Pairs of a token and a state that clean runs have, the initial state included."""
+    states = model(inputs, return_type="states")  # [loop, batch, pos, d_model]
+    tokens = inputs.expand(len(states), -1, -1)[..., None].to(states)
+    return len(torch.cat([tokens, states], dim=-1).flatten(0, 2).unique(dim=0))
+
+
 def _stage(config: TrainingConfig, out: Path, *, progress: bool, resume: bool) -> FiniteStage:
     n_bits, anywhere = config.model.state_code or 0, config.code.random_everywhere > 0
     folder = out / (f"bits-{n_bits}" + "-from-anywhere" * anywhere)
     run = train(config, folder, progress=progress, resume=resume)
-    lengths = [run.cutoff * k for k in TIMES]
-    found = evaluate(run.model(), run.task(), lengths, n_samples=_EXAMPLES)
-    lowest = {n: found.lowest(n).share for n in lengths}
+    lowest = _lowest(run.model(), run.task(), run.cutoff)
     return FiniteStage(n_bits, run, anywhere, lowest)
+
+
+def _lowest(model: LoopedTransformer, task: Task, cutoff: int) -> dict[int, float]:
+    """By length, the lowest exact match over the task's distributions."""
+    lengths = [cutoff * times for times in TIMES]
+    found = evaluate(model, task, lengths, n_samples=_EXAMPLES)
+    return {n: found.lowest(n).share for n in lengths}

@@ -12,6 +12,7 @@ from loopinterp.models import LoopedTransformer, iterate
 from loopinterp.training import (
     CodeConfig,
     CurriculumConfig,
+    FiniteStage,
     ObjectiveConfig,
     Trainer,
     TrainingConfig,
@@ -21,6 +22,7 @@ from loopinterp.training import (
     train_finite,
     train_seeds,
 )
+from loopinterp.training.finite_state import with_initial_bits
 from loopinterp.training.recipes import RECIPES
 from loopinterp.training.starting_model import starting_model
 
@@ -152,6 +154,7 @@ def test_stages_go_on_while_they_learn_and_end_where_none_does(tmp_path, monkeyp
 
     tried = iter(names)
     monkeypatch.setattr(finite_state, "evaluate", lambda *args, **kwargs: Found(next(tried)))
+    monkeypatch.setattr(finite_state, "_MOST_STARTS", 1)  # no initial bits are chosen
     stages = train_finite(SMALL, tmp_path, progress=False)
     assert [stage.run.folder.name for stage in stages] == names
     found = smallest_stage(stages)
@@ -171,10 +174,69 @@ def test_no_fewer_bits_are_tried_than_answers_need(tmp_path, monkeypatch):
     monkeypatch.setattr(finite_state, "_STEPS_FROM_ANYWHERE", 2)
     right = SimpleNamespace(lowest=lambda n: SimpleNamespace(share=1.0))
     monkeypatch.setattr(finite_state, "evaluate", lambda *args, **kwargs: right)
+    monkeypatch.setattr(finite_state, "_MOST_STARTS", 1)
     sizes = SMALL.model.replace(d_vocab=5, d_vocab_out=3)
     config = SMALL.replace(task="parity", model=sizes, distribution="uniform")
     names = [stage.run.folder.name for stage in train_finite(config, tmp_path, progress=False)]
     assert names == ["bits-3", "bits-2", "bits-2-from-anywhere"]
+
+
+@pytest.mark.parametrize("bits", [(-1, -1, -1), (1, -1, 1), (-1, 1, 1)])
+def test_turned_bits_change_where_a_model_starts_and_nothing_else(bits):
+    model = starting_model(SMALL)
+    assert model.code is not None
+    inputs = torch.randint(4, (8, 5), generator=torch.Generator().manual_seed(0))
+    turned = with_initial_bits(model, torch.tensor(bits)).bind(inputs)
+    bound = model.bind(inputs)
+    h = model.code.state(torch.tensor(bits).float()).expand_as(bound.h0)
+    torch.testing.assert_close(turned.h0, h)
+    for _ in range(3):
+        one, h = turned.step(h), bound.step(h)
+        torch.testing.assert_close(one, h)
+        torch.testing.assert_close(turned.readout(one), bound.readout(h))
+
+
+def test_initial_bits_of_the_fewest_cells_are_chosen_among_the_right_ones(tmp_path, monkeypatch):
+    run = train(SMALL, tmp_path / "bits-3", progress=False)
+    model, refused = run.model(), []
+    own, best, second = (-1, -1, -1), (1, 1, -1), (-1, 1, 1)
+    cells = {best: 5, second: 6, own: 7}
+
+    def started(bits):
+        return with_initial_bits(model, torch.tensor(bits)).state_dict()["code.read.weight"]
+
+    def same(one, bits):
+        return torch.equal(one.state_dict()["code.read.weight"], started(bits))
+
+    def count_cells(one, inputs):
+        return next((n for bits, n in cells.items() if same(one, bits)), 9)
+
+    def evaluate(one, *args, **kwargs):
+        refused.append(same(one, best))
+        return SimpleNamespace(lowest=lambda n: SimpleNamespace(share=float(same(one, second))))
+
+    monkeypatch.setattr(finite_state, "_count_cells", count_cells)
+    monkeypatch.setattr(finite_state, "evaluate", evaluate)
+    stage = FiniteStage(3, run, True, {})
+    chosen = finite_state._with_chosen_start(stage, tmp_path, resume=True)
+    assert chosen is not None and chosen.chosen_start and refused == [True, False]
+    assert same(chosen.run.model(), second) and chosen.run.cutoff == run.cutoff
+    again = finite_state._with_chosen_start(stage, tmp_path, resume=True)
+    assert again is not None and again.run.folder == chosen.run.folder
+    cells[own] = 4  # nothing has fewer
+    assert finite_state._with_chosen_start(stage, tmp_path / "other", resume=True) is None
+
+
+def test_cells_are_pairs_of_a_token_and_a_state():
+    model = starting_model(SMALL.replace(model=SMALL.model.replace(state_code=1)))
+    inputs = torch.randint(4, (64, 6), generator=torch.Generator().manual_seed(0))
+    states = model(inputs, return_type="states")
+    pairs = {
+        (int(token), tuple(state.tolist()))
+        for h in states
+        for token, state in zip(inputs.flatten(), h.flatten(0, 1))
+    }
+    assert finite_state._count_cells(model, inputs) == len(pairs) <= 8
 
 
 def test_what_never_learns_is_one_stage(tmp_path):
