@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-import torch
+from pydantic import Field
 
-from loopinterp.benchmark.known_models import KnownModel, Score, known_models
+from loopinterp.benchmark.known_models import KnownModel, Score
 from loopinterp.benchmark.mechanism_scores import (
     score_ablation,
     score_heads,
@@ -24,38 +23,28 @@ from loopinterp.benchmark.state_scores import (
     score_verdict,
     score_wavefront,
 )
-from loopinterp.compiler import add_noise, rotate
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_choice
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-    from loopinterp.programs.program import LoopProgram
-
 
 @dataclass(frozen=True, repr=False)
 class Check(ShortRepr):
-    """One question with a known answer.
-
-    Attributes:
-        key: Short name.
-        tool: The tool that is scored.
-        question: What the score is.
-        control: What its control is.
-        limit: Limit that the score must reach.
-        highest: Whether the limit is an upper one.
-    """
+    """One question with a known answer."""
 
     key: str
     tool: str
     question: str
     control: str
-    limit: float
-    highest: bool = False
+    limit: float  # what the score has to reach
+    highest: bool = False  # whether the score has to stay at or below the limit instead
 
 
 CHECKS = (
@@ -219,7 +208,7 @@ CHECKS = (
         0.95,
     ),
 )
-"""In the order in which tables show them."""
+"""In the order in which tables show them, by tool."""
 
 CHECK_OF = {check.key: check for check in CHECKS}
 
@@ -233,26 +222,16 @@ _SCORERS: dict[str, Callable[..., dict[str, Score]]] = {
     "carry study": score_wavefront,
     "comparison of programs": score_verdict,
 }
-"""From a tool to the function that scores it on one model."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class GroundTruth(Result, kind="ground-truth"):
-    """What :func:`ground_truth_study` returns. NaN where a check does not apply to a model.
-
-    Arrays:
-        value: Score of each model in each check.
-        control: The control beside it.
-
-    Attributes:
-        programs: The program of each model.
-        disguises: Disguises of each model, step by step.
-    """
+    """The score of each model in each check, and its control; NaN where a check does not apply."""
 
     VARIABLES: ClassVar[Mapping[str, str]] = {"value": "model check", "control": "model check"}
 
     programs: list[str]
-    disguises: list[list[str]]
+    disguises: list[list[str]]  # of each model, in order
 
     @property
     def models(self) -> list[str]:
@@ -260,19 +239,12 @@ class GroundTruth(Result, kind="ground-truth"):
         return self.data["model"].values.tolist()
 
     @property
-    def checks(self) -> list[str]:
-        """Keys of the checks, in the order of :data:`CHECKS`."""
-        return self.data["check"].values.tolist()
-
-    @property
     def passed(self) -> xr.DataArray:
         """1 where a check is passed, 0 where it is not, NaN where it does not apply."""
         value = self.data["value"]
-        checks = [CHECK_OF[key] for key in self.checks]
-        # Limits of each check; upper ones for what should not be there.
-        limits = np.array([check.limit for check in checks])
-        upper = [check.highest for check in checks]
-        good = np.where(upper, value <= limits, value >= limits)
+        checks = [CHECK_OF[key] for key in self.data["check"].values]
+        limits = np.array([check.limit for check in checks])  # [check]; value is [model, check]
+        good = np.where([check.highest for check in checks], value <= limits, value >= limits)
         return value.copy(data=good).where(value.notnull())
 
     @property
@@ -289,11 +261,12 @@ class GroundTruth(Result, kind="ground-truth"):
         return self.data["value"].to_dataset("check").to_dataframe()
 
 
+@checked
 def ground_truth_study(
     models: Sequence[KnownModel],
     *,
-    tools: Sequence[str] | None = None,
-    seed: int = 0,
+    tools: Annotated[Sequence[str], Field(min_length=1)] | None = None,
+    seed: Seed = 0,
 ) -> GroundTruth:
     """Score tools on compiled models, by questions with known answers.
 
@@ -304,7 +277,6 @@ def ground_truth_study(
     Args:
         models: Models with their inputs, from :func:`known_models`.
         tools: Tools to score; by default all.
-        seed: Seed of the tools.
 
     Raises:
         InputError: no model, two of one name, no tool, or an unknown one.
@@ -316,31 +288,16 @@ def ground_truth_study(
         >>> float(result.data["value"].sel(model="prefix_xor", check="interchange"))
         1.0
     """
-    if isinstance(models, KnownModel) or not all(isinstance(m, KnownModel) for m in models):
+    listed = [] if isinstance(models, KnownModel) else models
+    names = [known.name for known in listed if isinstance(known, KnownModel)]
+    if not names or len(set(names)) < len(models):
         raise InputError(
             "models",
-            expected="a list of models whose circuit is known",
-            given=type(models).__name__,
-            fix="Make them with known_models(['ripple']).",
-        )
-    names = [known.name for known in models]
-    if not names or len(set(names)) < len(names):
-        raise InputError(
-            "models",
-            expected="at least one, each of another name",
+            expected="a list of known models, each of another name",
             given=", ".join(names) or "none",
-            fix="Give each program once, or tell disguises apart with known_models(label=...).",
+            fix="Make them with known_models(['ripple']); tell disguises apart with its label=.",
         )
-    if isinstance(tools, str) or (tools is not None and not len(tools)):
-        raise InputError(
-            "tools",
-            expected=f"a list of tools: {', '.join(_SCORERS)}",
-            given=repr(tools),
-            fix="Leave it out for all of them.",
-        )
-    chosen = [
-        check_choice("tool", tool, _SCORERS) for tool in (_SCORERS if tools is None else tools)
-    ]
+    chosen = [check_choice("tool", tool, _SCORERS) for tool in tools or _SCORERS]
     with study(seed, study="ground truth", models=names, tools=chosen) as watch:
         answers: dict[tuple[str, str], Score] = {}
         for known, tool in track(list(product(models, chosen)), "tools on known models"):
@@ -356,86 +313,3 @@ def ground_truth_study(
             programs=[known.compiled.program.name for known in models],
             disguises=[list(known.compiled.circuit.disguises) for known in models],
         )
-
-
-_NOISE_CHECKS = (
-    "probe finds",
-    "interchange",
-    "interchange by probe",
-    "heads found",
-    "answer stable",
-)
-"""Checks that noise can change, and that apply to every model."""
-
-
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Robustness(Result, kind="noise-robustness"):
-    """What :func:`robustness_study` returns.
-
-    Arrays (``noise``: on every weight, relative to the weights of its matrix):
-        value: Score of each check at each level of noise, mean over models.
-        exact_match: Of the models, mean.
-
-    Attributes:
-        programs: Programs of the models.
-    """
-
-    VARIABLES: ClassVar[Mapping[str, str]] = {"value": "noise check", "exact_match": "noise"}
-
-    programs: list[str]
-
-
-def robustness_study(
-    programs: Sequence[str | LoopProgram],
-    *,
-    levels: Iterable[float] = (0.001, 0.003, 0.01, 0.03, 0.1),
-    n: int = 6,
-    examples: int = 128,
-    seed: int = 0,
-) -> Robustness:
-    """Score the tools on compiled models with more and more noise on their weights.
-
-    Args:
-        programs: Loop programs whose task is registered.
-        levels: Standard deviation of the noise, relative to the weights of each matrix.
-        n: Problem length.
-        examples: Inputs for each model.
-        seed: Seed of inputs, rotation and noise.
-
-    Raises:
-        InputError: no level, a negative one, or a program cannot be compiled.
-    """
-    levels = list(levels)
-    if not levels or any(not level >= 0 for level in levels):
-        raise InputError(
-            "levels",
-            expected="at least one, none of them negative",
-            given=repr(levels),
-            fix="Pass e.g. levels=(0.001, 0.01, 0.1).",
-        )
-    tools = ["probes", "interchange interventions", "heads against selectors", "dynamics"]
-    with study(seed, study="robustness", levels=levels, n=n) as watch:
-        values, exact_match, names = [], [], []
-        for level in track(levels, "levels of noise"):
-            hide = [partial(rotate, seed=seed), partial(add_noise, relative=level, seed=seed)]
-            models = known_models(
-                programs, n=n, examples=examples, disguises=hide, label="", seed=seed
-            )
-            scores = ground_truth_study(models, tools=tools, seed=seed).data["value"]
-            values.append(scores.sel(check=list(_NOISE_CHECKS)).mean("model").values)
-            exact_match.append(float(np.mean([_exact_match(known) for known in models])))
-            names = [known.name for known in models]
-        return Robustness.of(
-            watch,
-            coords={"noise": levels, "check": list(_NOISE_CHECKS)},
-            value=np.stack(values),
-            exact_match=np.array(exact_match),
-            programs=names,
-        )
-
-
-@torch.no_grad()
-def _exact_match(known: KnownModel) -> float:
-    logits = known.compiled.model(known.batch.inputs, n_loops=max(known.n_loops, 1))
-    targets = known.batch.targets
-    return float(((logits.argmax(-1) == targets) | (targets < 0)).all(-1).float().mean())

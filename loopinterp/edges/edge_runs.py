@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import linear
 
+from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError
 from loopinterp.edges.unrolled_graph import SLOTS, UnrolledGraph
 from loopinterp.interventions.base_and_source import check_run, given_pairs
-from loopinterp.models.protocol import need_hooks
 from loopinterp.models.taps import Tap
 from loopinterp.models.transformer import LoopedTransformer
 from loopinterp.models.weights import need_plain
@@ -37,51 +37,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Replacement:
-    """Values that receivers see of senders at weight 1.
-
-    Attributes:
-        values: One for each sender ``[sender, batch, pos, d_model]``.
-        added: Whether they are added to what is written, and not put in its place.
-    """
+    """Values that receivers see of senders at weight 1."""
 
     values: Float[Tensor, "sender batch pos d_model"]
-    added: bool = False
+    added: bool = False  # to the sender's output, and not put in its place
 
 
 class EdgeRuns:
-    """Runs of a model on some inputs, with weights on its edges.
+    """Runs of a model that :func:`need_graph` accepts on some inputs, with weights on its edges."""
 
-    Args:
-        model: A ``LoopedTransformer``.
-        graph: Its components.
-        inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
-
-    Attributes:
-        embedding: The output of the input ``[batch, pos, d_model]``.
-
-    Raises:
-        InputError: A model of another kind, with gates, with changed layers, or not on the CPU, or
-            inputs that it cannot read.
-        HookError: Hooks are on: these runs fire none.
-    """
-
-    def __init__(self, model: Any, graph: UnrolledGraph, inputs: Tensor) -> None:
-        need_graph(model)
-        if model.device.type != "cpu":
-            raise InputError(
-                "device of the model",
-                expected="cpu",
-                given=str(model.device),
-                fix="Pass model.cpu(): scores of edges are not numbers elsewhere so far.",
-            )
-        need_plain(model, "runs of edges")  # which take heads and neurons apart by their weights
-        self.model: LoopedTransformer = model
-        self.graph = graph
+    def __init__(self, model: LoopedTransformer, graph: UnrolledGraph, inputs: Tensor) -> None:
+        self.model, self.graph = model, graph
         bound = model.bind(inputs)
         self._context = bound.context
-        # Stopped before the prelude, a run gives the embedding alone.
+        # Stopped before the prelude, a run gives the output of the input alone.
         before = {"n_loops": 1, "stop_at_layer": 0}
-        self.embedding: Tensor = model(inputs, **before) if model.config.n_prelude else bound.e
+        self._embedding: Tensor = model(inputs, **before) if model.config.n_prelude else bound.e
 
     def __call__(
         self,
@@ -92,22 +63,19 @@ class EdgeRuns:
     ) -> tuple[Float[Tensor, "batch pos d_vocab_out"], Float[Tensor, "sender batch pos d_model"]]:
         """One run: its logits, and the output of every sender.
 
-        Args:
-            weights: Weight of each edge, for all examples or for each ``[sender, receiver,
-                batch]``; None for the model's own run. Entries without an edge are ignored.
-            replacement: Values seen at weight 1.
-            embedding: The output of the input, if not that of the inputs.
+        Without weights it is the model's own. Weights where there is no edge are ignored. An
+        ``embedding`` takes the place of the inputs' own.
         """
         run = _Run(self.graph, weights, replacement)
         config, model = self.model.config, self.model
         # Streams are [row, batch, pos, d_model], a row for receivers that see the same.
-        e = run.start(self.embedding if embedding is None else embedding)
+        e = run.seen([self._embedding if embedding is None else embedding])
         for layer in model.prelude:
             e, _ = self._layer(layer, run, e, None)
         # Other initial states do not know the embedding, so one row is as good as all.
         h = e if config.initial_state == "embedding" else model.initial_state(e[0]).expand_as(e)
         for _ in range(self.graph.n_loops):
-            h, e = h[-run.n_alive :], e[-run.n_alive :]  # rows that will be read again
+            h, e = run.alive(h), run.alive(e)
             if config.injection == "input":
                 h = h + e
             elif model.recall is not None:
@@ -173,9 +141,9 @@ def _read(layer: Any, sublayer: str, x: Tensor, e: Tensor | None) -> Tensor:
 
 
 class _KeepZ(Tap):
-    """Keeps what heads bring, before their output weights ``[batch, pos, head, d_head]``."""
+    """Keeps the outputs of heads, before their output weights."""
 
-    z: Tensor
+    z: Float[Tensor, "batch pos head d_head"]
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
         if component == "attn.hook_z":
@@ -188,11 +156,8 @@ class _Run:
 
     Streams are ``[row, batch, pos, d_model]``. Rows stand in the order in which they are read for
     the last time; those that nobody will read again are dropped, so that row k of all is row
-    ``k - dropped``.
-
-    Attributes:
-        stages: The readers of each stage, as they come.
-        outputs: What each sender has written so far.
+    ``k - dropped``. ``stages`` gives the readers of each stage, as they come; ``outputs`` is what
+    each sender has written so far.
     """
 
     def __init__(
@@ -219,11 +184,6 @@ class _Run:
         self._last = last.scatter_reduce(0, row_of, graph.read_stages, "amax").tolist()
         self._dropped = 0
 
-    @property
-    def n_alive(self) -> int:
-        """How many streams there are still."""
-        return self._n_rows - self._dropped
-
     def row(self, reader: int, slot: str) -> int:
         """The row that a receiver reads."""
         row = self._row.get((reader, slot))
@@ -237,9 +197,9 @@ class _Run:
         """The stream of a reader that is one receiver."""
         return h[self._row[reader, ""] - self._dropped]
 
-    def start(self, embedding: Tensor) -> Float[Tensor, "row batch pos d_model"]:
-        """The streams once the input has written."""
-        return self._seen([embedding])
+    def alive(self, h: Tensor) -> Float[Tensor, "row batch pos d_model"]:
+        """The streams that will be read again."""
+        return h[self._dropped - self._n_rows :]
 
     def write(
         self, h: Tensor, e: Tensor | None, outputs: list[Tensor], bias: Tensor, norm: Any
@@ -248,23 +208,24 @@ class _Run:
         stage = self._graph.senders[len(self.outputs)].stage
         while self._dropped < self._n_rows - 1 and self._last[self._dropped] <= stage:
             self._dropped += 1
-        seen = self._seen(outputs) + bias
-        h = h[-self.n_alive :] + (seen if norm is None else norm(seen))
-        return h, None if e is None else e[-self.n_alive :]
+        seen = self.seen(outputs) + bias
+        h = self.alive(h) + (seen if norm is None else norm(seen))
+        return h, None if e is None else self.alive(e)
 
-    def _seen(self, outputs: list[Tensor]) -> Float[Tensor, "row batch pos d_model"]:
+    def seen(self, outputs: list[Tensor]) -> Float[Tensor, "row batch pos d_model"]:
         """The sum of what each stream sees of the next senders."""
         first = len(self.outputs)
         self.outputs += outputs
         values = torch.stack(outputs)  # [sender, batch, pos, d_model]
         total = values.sum(0)
-        if self._weights is None or self._replacement is None:
-            return total.expand(self.n_alive, *total.shape)
-        weights = self._weights[first : len(self.outputs), self._dropped :]
-        if not weights.requires_grad and not weights.any():
-            return total.expand(self.n_alive, *total.shape)
-        put_in = self._replacement.values[first : len(self.outputs)]
-        change = put_in if self._replacement.added else put_in - values
+        weights = self._weights
+        if weights is not None:
+            weights = weights[first : len(self.outputs), self._dropped :]
+        if weights is None or not (weights.requires_grad or weights.any()):
+            return total.expand(self._n_rows - self._dropped, *total.shape)
+        assert self._replacement is not None  # there are no weights without one
+        change = self._replacement.values[first : len(self.outputs)]
+        change = change if self._replacement.added else change - values
         # w [sender, row(, batch)] times d - v [sender, batch, pos, d_model], summed over senders.
         axes = "sr,sbpd->rbpd" if weights.dim() == 2 else "srb,sbpd->rbpd"
         return total + torch.einsum(axes, weights, change)
@@ -284,9 +245,10 @@ def need_graph(model: Any) -> None:
     """Raise unless a model's stream is a sum of what components write, through norms.
 
     Raises:
-        InputError: The model has no hooks, is no ``LoopedTransformer``, or has gates.
+        InputError: The model is no ``LoopedTransformer``, has gates or changed layers, or is not
+            on the CPU.
+        HookError: Hooks are on: runs of edges fire none.
     """
-    need_hooks(model)
     if not isinstance(model, LoopedTransformer):
         raise InputError(
             "model",
@@ -299,13 +261,21 @@ def need_graph(model: Any) -> None:
         raise InputError(
             "model",
             expected="heads and MLPs that write to the stream, through norms or not",
-            given="norm='gated': its gates read the stream themselves, and what a component "
-            "writes is not its own alone",
+            given="norm='gated', whose gates read the stream themselves",
             fix="Study activations instead, with patching_sweep(component='attn_gate').",
         )
+    if model.device.type != "cpu":
+        raise InputError(
+            "device of the model",
+            expected="cpu",
+            given=str(model.device),
+            fix="Pass model.cpu(): scores of edges are not numbers elsewhere so far.",
+        )
+    need_plain(model, "runs of edges")  # which take heads and neurons apart by their weights
 
 
 @torch.no_grad()
+@checked
 def path_patching(
     model: Any,
     base: Batch | Tensor,
@@ -315,7 +285,7 @@ def path_patching(
     receivers: str | Sequence[str],
     through: str | Sequence[str] = (),
     neurons: Mapping[str, Sequence[int]] | None = None,
-    n_loops: int | None = None,
+    n_loops: Loops | None = None,
 ) -> Float[Tensor, "batch pos d_vocab_out"]:
     r"""Logits of the base's run, in which receivers see what senders write in the source's run.
 
@@ -365,7 +335,22 @@ def path_patching(
     graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=True)
     first, last = graph.senders_named(senders), graph.receivers_named(receivers)
     between = graph.senders_named(through, "through") if through else []
-    _check_order(graph, first, between, last)
+    read_at = graph.read_stages[last].tolist()
+    if min(graph.senders[s].stage for s in first) >= max(read_at):
+        raise InputError(
+            "receivers",
+            expected=f"some that read after {graph.senders[first[0]].name} has written",
+            given=graph.receiver_names[last[-1]],
+            fix="Name receivers in a later layer or loop, or 'readout'.",
+        )
+    wrong = [m for m in between if m in first or graph.senders[m].stage >= min(read_at)]
+    if wrong:
+        raise InputError(
+            "through",
+            expected="components that stand before all receivers, and are no senders",
+            given=graph.senders[wrong[0]].name,
+            fix="Leave it out: what comes after a receiver runs on in any case.",
+        )
     names = {graph.senders[m].name for m in between}
     # Receivers on a path: the last ones, and those of the components between.
     on_path: Bool[Tensor, " receiver"]
@@ -382,25 +367,3 @@ def path_patching(
     values = base_outputs.clone()
     values[first] = source_outputs[first]
     return runs(weights.to(values), Replacement(values))[0]
-
-
-def _check_order(
-    graph: UnrolledGraph, first: list[int], between: list[int], last: list[int]
-) -> None:
-    stages = graph.read_stages[last].tolist()
-    if min(graph.senders[s].stage for s in first) >= max(stages):
-        raise InputError(
-            "receivers",
-            expected=f"some that read after {graph.senders[first[0]].name} has written",
-            given=graph.receiver_names[last[-1]],
-            fix="Name receivers in a later layer or loop, or 'readout'.",
-        )
-    late = [m for m in between if graph.senders[m].stage >= min(stages)]
-    both = [m for m in between if m in first]
-    if late or both:
-        raise InputError(
-            "through",
-            expected="components that stand before all receivers, and are no senders",
-            given=graph.senders[(late or both)[0]].name,
-            fix="Leave it out: what comes after a receiver runs on in any case.",
-        )

@@ -161,29 +161,32 @@ def test_all_paths_from_the_input_together_are_the_source_s_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "what"),
     [
-        ({"senders": "block.7.mlp"}, "Did you mean"),
-        ({"receivers": "0:block.0.head.0"}, "some that read after"),
-        ({"through": "readout"}, "through: expected one of"),
-        ({"through": "2:block.1.mlp"}, "stand before all receivers"),
-        ({"through": "0:block.0.mlp"}, "are no senders"),
-        ({"receivers": []}, "at least one component"),
-        ({"neurons": {"carry": [0]}}, "section.layer.name"),
-        ({"neurons": {"block.0.a": [0], "block.0.b": [0]}}, "in one group, once"),
-        ({"neurons": {"block.0.a": [6]}}, r"an integer in 0\.\.5"),
+        ({"senders": "block.7.mlp"}, "senders"),
+        ({"receivers": "0:block.0.head.0"}, "receivers"),
+        ({"receivers": []}, "receivers"),
+        ({"through": "readout"}, "through"),
+        ({"through": "2:block.1.mlp"}, "through"),
+        ({"through": "0:block.0.mlp"}, "through"),
+        ({"neurons": {"carry": [0]}}, "name of a group of neurons, 'carry'"),
+        ({"neurons": {"block.0.a": [0], "block.0.b": [0]}}, "neurons of 'block.0.b'"),
+        ({"neurons": {"block.0.a": [6]}}, "block.0.a"),
+        ({"n_loops": 0}, "n_loops"),
     ],
 )
-def test_what_is_no_path_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_what_is_no_path_is_refused(changes: dict[str, Any], what: str) -> None:
     base, source = tokens()
     asked = {"senders": "0:block.0.mlp", "receivers": "2:block.0.mlp", "n_loops": LOOPS, **changes}
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError) as caught:
         path_patching(made(), base, source, **asked)
+    assert caught.value.what == what
 
 
 def test_gates_are_refused_as_they_read_the_stream_themselves() -> None:
     base, source = tokens()
-    with pytest.raises(InputError, match="its gates read the stream"):
+    with pytest.raises(InputError) as caught:
         path_patching(
             made(norm="gated"), base, source, senders="input", receivers="readout", n_loops=2
         )
+    assert caught.value.what == "model"
