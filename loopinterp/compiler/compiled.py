@@ -21,18 +21,14 @@ from loopinterp.programs.registry import get_program, list_programs
 from loopinterp.tasks.task_registry import get_task, list_tasks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     import torch
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compiled(ShortRepr):
-    """A looped transformer that runs a program, with its circuit.
-
-    Attributes:
-        model: The model.
-        circuit: Its circuit.
-        program: The program.
-    """
+    """A looped transformer that runs a program, with its circuit."""
 
     model: LoopedTransformer
     circuit: Circuit
@@ -48,11 +44,7 @@ class Compiled(ShortRepr):
         return f"<Compiled {self.program.name}: d_model {config.d_model}, layers {layers}>"
 
     def save(self, folder: str | Path) -> None:
-        """Write model and circuit to a folder.
-
-        Raises:
-            InputError: the folder cannot be written.
-        """
+        """Write model and circuit to a folder."""
         self.model.save_pretrained(folder)
         self.circuit.save(folder)
 
@@ -67,9 +59,7 @@ class Compiled(ShortRepr):
         """Read what :meth:`save` wrote.
 
         Args:
-            folder: The folder.
             program: The program or its name, if it is not registered under the saved one.
-            device: Where to put the model.
 
         Raises:
             CheckpointError: a file is missing or damaged, or they do not belong together.
@@ -78,6 +68,10 @@ class Compiled(ShortRepr):
         circuit = Circuit.load(folder)
         if program is not None or circuit.program in list_programs():
             program = get_program(program or circuit.program)
+
+        def spelled(name: str, variables: Iterable[str], inputs: Sequence[str]) -> str:
+            return f"{name!r} with variables {', '.join(variables)}, {len(inputs)} input tokens"
+
         if (
             program is None
             or (circuit.program, circuit.inputs) != (program.name, program.inputs)
@@ -85,21 +79,19 @@ class Compiled(ShortRepr):
         ):
             raise InputError(
                 "program",
-                expected=f"{circuit.program!r} with variables {', '.join(circuit.variables)} and "
-                f"{len(circuit.inputs)} input tokens, which the model in {folder} runs",
+                expected=spelled(circuit.program, circuit.variables, circuit.inputs),
                 given="none, and it is not registered"
                 if program is None
-                else f"{program.name!r} with variables {', '.join(program.variables)} and "
-                f"{len(program.inputs)} input tokens",
-                fix="Pass program=, the one that was compiled.",
+                else spelled(program.name, program.variables, program.inputs),
+                fix=f"Pass program=, the one that was compiled to the model in {folder}.",
             )
         model = LoopedTransformer.from_pretrained(folder, device=device)
-        width = {d.write.shape[-1] for d in circuit.directions.values()}
-        if width != {model.config.d_model}:
+        widths = {d.write.shape[-1] for d in circuit.directions.values()}
+        if widths != {model.config.d_model}:
             raise CheckpointError(
                 f"circuit in {folder}",
                 expected=f"directions of d_model = {model.config.d_model}, as the model has",
-                given=f"some of {', '.join(map(str, sorted(width))) or 'none'}",
+                given=f"widths {sorted(widths)}",
                 fix="The files do not belong together: save the compiled model again.",
             )
         return cls(model, circuit, program)
@@ -127,7 +119,6 @@ def compile_program(
     MLPs. Values are restored to 0 and 1 by every MLP, so that errors do not grow with the loops.
 
     Args:
-        program: The program, or the name of a registered one.
         max_length: Positions of the longest sequence, BOS and padding included.
         n_outputs: Classes of the output; by default as many as the answer has, and two at least.
 
@@ -159,7 +150,6 @@ def compile_program(
         )
     classes = max(1 + high, 1)
     n_outputs = max(classes, 2) if n_outputs is None else n_outputs
-    fix = f"The answer is up to {classes - 1}: leave it out, or pass the classes of the task."
-    check_integer("n_outputs", n_outputs, least=classes, fix=fix)
+    check_integer("n_outputs", n_outputs, least=classes, fix="Pass the classes of the task.")
     layout = lay_out(lower_program(source, domains))
     return Compiled(assemble(layout, n_outputs), describe(layout), source.program)
