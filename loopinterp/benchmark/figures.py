@@ -19,36 +19,35 @@ from loopinterp.figures import Series, bars_with_intervals, heatmap_panels
 def _(result: GroundTruth) -> list[Finding]:
     """How many checks are passed, and the first that is not."""
     passed = result.passed
-    right, asked = int(passed.sum()), int(passed.count())
-    if not asked:
+    right, n_checks, n_models = int(passed.sum()), int(passed.count()), len(result.models)
+    if not n_checks:
         return [Finding("The models whose circuit is known can be asked none of the checks.")]
     text = (
-        f"On {len(result.models)} model{'s' if len(result.models) > 1 else ''} whose circuit is "
-        f"known, the tools give the right answer "
-        f"in {right} of {asked} checks."
+        f"On {n_models} model{'s' if n_models > 1 else ''} whose circuit is known, the tools give "
+        f"the right answer in {right} of {n_checks} checks."
     )
     if result.missed:
         model, check, value, _ = result.missed[0]
         text += f" Not in: {check} on {model} ({value:.3g})"
         text += f", and {len(result.missed) - 1} more." if len(result.missed) > 1 else "."
-    value = f"{right} of {asked}"
-    return [Finding(text, value=value, good=right == asked)]
+    value = f"{right} of {n_checks}"
+    return [Finding(text, value=value, good=right == n_checks)]
 
 
 @figures_of.register
 def _(result: GroundTruth) -> list[Figure]:
     """The table of all scores, and each check beside its control; none if nothing was asked."""
     # The checks that some model can be asked, [model, check].
-    asked = result.data.dropna("check", how="all", subset=["value"])
-    return [_table(result, asked), _controls(asked)] if asked.sizes["check"] else []
+    scores = result.data.dropna("check", how="all", subset=["value"])
+    return [_table(result, scores), _controls(scores)] if scores.sizes["check"] else []
 
 
-def _table(result: GroundTruth, asked: xr.Dataset) -> Figure:
+def _table(result: GroundTruth, scores: xr.Dataset) -> Figure:
     plot: Any = heatmap_panels(
-        {"": _rightness(asked)}, x_title="", y_title="", value_title="right answers", scale="mass"
+        {"": _rightness(scores)}, x_title="", y_title="", value_title="right answers", scale="mass"
     )
     plot.update_xaxes(tickangle=-60)
-    value = asked["value"].values
+    value = scores["value"].values
     shown = np.where(np.isnan(value), "", np.char.mod("%.3g", value))
     plot.update_traces(customdata=shown, hovertemplate="%{y}<br>%{x}: %{customdata}<extra></extra>")
     missed = [f"{check} on {model}" for model, check, _, _ in result.missed]
@@ -64,17 +63,17 @@ def _table(result: GroundTruth, asked: xr.Dataset) -> Figure:
     )
 
 
-def _rightness(asked: xr.Dataset) -> xr.DataArray:
+def _rightness(scores: xr.Dataset) -> xr.DataArray:
     """Scores turned so that 1 is right for every check: those with an upper limit count down."""
-    value = asked["value"]
-    upper = np.array([CHECK_OF[key].highest for key in asked["check"].values])
-    return value.copy(data=np.where(upper, 1 - value, value)).clip(0, 1)
+    value = scores["value"]
+    least = np.array([CHECK_OF[key].at_least for key in scores["check"].values])
+    return value.copy(data=np.where(np.isnan(least), 1 - value, value)).clip(0, 1)
 
 
-def _controls(asked: xr.Dataset) -> Figure:
+def _controls(scores: xr.Dataset) -> Figure:
     """Mean, least and largest score of each check over all models, and of its control."""
     # Counts of heads have no common scale with shares.
-    shares = asked.drop_sel(check=[key for key in ("no other head",) if key in asked["check"]])
+    shares = scores.drop_sel(check=[key for key in ("no other head",) if key in scores["check"]])
     series = []
     for array, name in {"value": "the tool", "control": "its control"}.items():
         x = shares[array]
@@ -82,12 +81,13 @@ def _controls(asked: xr.Dataset) -> Figure:
         estimate = xr.concat(ends, xr.Variable(ESTIMATE, list(ENDS)))
         series.append(Series.of(name, estimate, control=array == "control"))
     # What the checks are, with the score over all models that is furthest from right.
-    checks = [dataclasses.asdict(CHECK_OF[key]) for key in asked["check"].values]
-    questions = pd.DataFrame(checks).rename(columns={"key": "check", "highest": "upper"})
-    scores = asked["value"]
-    questions["models"] = scores.count("model").values
-    questions["worst"] = np.where(questions["upper"], scores.max("model"), scores.min("model"))
-    questions["mean control"] = asked["control"].mean("model").values
+    checks = [dataclasses.asdict(CHECK_OF[key]) for key in scores["check"].values]
+    questions = pd.DataFrame(checks).rename(columns={"key": "check"})
+    value = scores["value"]
+    questions["models"] = value.count("model").values
+    upper = questions["at_least"].isna()
+    questions["worst"] = np.where(upper, value.max("model"), value.min("model"))
+    questions["mean control"] = scores["control"].mean("model").values
     return Figure(
         title="What each tool says, beside its control",
         plot=bars_with_intervals(

@@ -115,12 +115,15 @@ class Benchmark(ShortRepr):
         path = self.folder / LIST
         saved = read_json_object(path)
         version, listed = saved.get("version"), saved.get("models")
-        valid = version == VERSION and isinstance(listed, dict)
-        if not valid or not all(_is_entry(name, files) for name, files in listed.items()):
+        if (
+            version != VERSION
+            or not isinstance(listed, dict)
+            or not all(_is_entry(name, files) for name, files in listed.items())
+        ):
             raise CheckpointError(
                 f"benchmark {path}",
                 expected=f"version {VERSION}: for each model its files, each with its SHA-256",
-                given=f"version {version!r}" + ", with another entry" * valid,
+                given=f"version {version!r}, or a list of another make",
                 fix="Make it again with `loopinterp benchmark`.",
             )
         self.files: dict[str, dict[str, str]] = listed

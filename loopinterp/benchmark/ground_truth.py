@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -35,177 +36,168 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Check(ShortRepr):
-    """One question with a known answer."""
+    """One question with a known answer, and the limit that a score has to keep."""
 
     key: str
     tool: str
     question: str
     control: str
-    limit: float  # what the score has to reach
-    highest: bool = False  # whether the score has to stay at or below the limit instead
+    at_least: float = math.nan
+    at_most: float = math.nan
 
 
 CHECKS = (
     Check(
-        "probe finds",
-        "probes",
-        "Accuracy of a linear probe for a variable on the state that holds it: the worst of all "
-        "variables and loops.",
-        "the same probe on the injected input alone, mean",
-        0.999,
+        key="probe finds",
+        tool="probes",
+        question="Accuracy of a linear probe for a variable on the state: the worst of all loops.",
+        control="the same probe on the injected input alone, mean",
+        at_least=0.999,
     ),
     Check(
-        "probe finds nothing else",
-        "probes",
-        "Accuracy of a probe on the state without the variable's directions (and without those of "
-        "distractors), less what the other contents of the state say about it: the largest excess.",
-        "the largest excess with those directions in place",
-        0.03,
-        highest=True,
+        key="probe finds nothing else",
+        tool="probes",
+        question="Accuracy of a probe on the state without the directions of the variable and of "
+        "distractors, less what the rest of the state says about it: the largest excess.",
+        control="the largest excess with those directions in place",
+        at_most=0.03,
     ),
     Check(
-        "interchange",
-        "interchange interventions",
-        "IIA of the right variable at the right loop: the worst of all variables and loops at "
-        "which two inputs differ in a way that matters to an answer.",
-        "the best of the three wrong exchanges below, over whole runs",
-        1.0,
+        key="interchange",
+        tool="interchange interventions",
+        question="IIA of the right variable at the right loop: the worst of all variables and "
+        "loops at which two inputs differ in a way that matters to an answer.",
+        control="the best of the three wrong exchanges below, over whole runs",
+        at_least=1.0,
     ),
     Check(
-        "interchange by probe",
-        "interchange interventions",
-        "IIA over whole runs of the subspace in which a probe finds the variable, over all "
-        "variables and loops: what one would do without knowing the circuit.",
-        "a change of equal norm in a random direction",
-        0.95,
+        key="interchange by probe",
+        tool="interchange interventions",
+        question="IIA over whole runs of the subspaces in which probes find the variables, at all "
+        "loops: what one would do without knowing the circuit.",
+        control="a change of equal norm in a random direction",
+        at_least=0.95,
     ),
     Check(
-        "wrong variable",
-        "interchange interventions",
-        "Agreement over whole runs when another variable is exchanged, where the program tells "
-        "the two apart.",
-        "no exchange at all",
-        0.0,
-        highest=True,
+        key="wrong variable",
+        tool="interchange interventions",
+        question="Agreement over whole runs when another variable is exchanged, where the program "
+        "tells the two apart.",
+        control="no exchange at all",
+        at_most=0.0,
     ),
     Check(
-        "wrong loop",
-        "interchange interventions",
-        "Agreement over whole runs when the variable is taken from another loop, where that has "
-        "another value.",
-        "no exchange at all",
-        0.0,
-        highest=True,
+        key="wrong loop",
+        tool="interchange interventions",
+        question="Agreement over whole runs when the variable is taken from another loop, where "
+        "that has another value.",
+        control="no exchange at all",
+        at_most=0.0,
     ),
     Check(
-        "random change",
-        "interchange interventions",
-        "Agreement over whole runs after a change of equal norm in a random direction.",
-        "no exchange at all",
-        0.5,
-        highest=True,
+        key="random change",
+        tool="interchange interventions",
+        question="Agreement over whole runs after a change of equal norm in a random direction.",
+        control="no exchange at all",
+        at_most=0.5,
     ),
     Check(
-        "same value",
-        "interchange interventions",
-        "Share of whole runs that stay as they are when the donor has the same value of the "
-        "variable, in another context.",
-        "agreement after a random change",
-        1.0,
+        key="same value",
+        tool="interchange interventions",
+        question="Share of whole runs that stay as they are when the source has the same value of "
+        "the variable, in another context.",
+        control="agreement after a random change",
+        at_least=1.0,
     ),
     Check(
-        "decodable, not used",
-        "interchange interventions",
-        "Share of answers that change when the directions of distractors are exchanged.",
-        "accuracy of a probe for the variables in those directions, mean",
-        0.0,
-        highest=True,
+        key="decodable, not used",
+        tool="interchange interventions",
+        question="Share of answers that change when the directions of distractors are exchanged.",
+        control="accuracy of a probe for the variables in those directions, mean",
+        at_most=0.0,
     ),
     Check(
-        "heads found",
-        "heads against selectors",
-        "Share of the heads that compute a selector and are said to compute that one.",
-        "mean overlap of even attention with the selectors",
-        1.0,
+        key="heads found",
+        tool="heads against selectors",
+        question="Share of the heads that compute a selector and are matched with that one.",
+        control="mean overlap of even attention with the selectors",
+        at_least=1.0,
     ),
     Check(
-        "no other head",
-        "heads against selectors",
-        "Heads that compute no selector, but are said to compute one that is not everything.",
-        "heads that compute no selector",
-        0.0,
-        highest=True,
+        key="no other head",
+        tool="heads against selectors",
+        question="Heads that compute none, but are matched with a selector that is not everything.",
+        control="heads that compute no selector",
+        at_most=0.0,
     ),
     Check(
-        "patched states",
-        "patching sweeps",
-        "Share of (loop, position) at which patching the state recovers exactly as many answers "
-        "as the program says.",
-        "the same against what the program says of the loop before",
-        1.0,
+        key="patched states",
+        tool="patching sweeps",
+        question="Share of (loop, position) at which patching the state recovers exactly as many "
+        "answers as the program says.",
+        control="the same against what the program says of the loop before",
+        at_least=1.0,
     ),
     Check(
-        "patched heads",
-        "patching sweeps",
-        "Largest effect of a head that is not in the circuit, on any answer's logits.",
-        "largest effect of a head that is",
-        1e-3,
-        highest=True,
+        key="patched heads",
+        tool="patching sweeps",
+        question="Largest effect of a head that is not in the circuit, on any answer's logits.",
+        control="largest effect of a head that is",
+        at_most=1e-3,
     ),
     *(
         Check(
-            f"ablated: {kind}",
-            "ablation",
-            "Share of the heads and MLPs of the block that are judged needed or idle as the "
-            f"circuit says, where a part is {words}.",
-            "the share that calling every part needed would judge right",
-            1.0,
+            key=f"ablated: {kind}",
+            tool="ablation",
+            question="Share of the heads and MLPs of the block that are judged needed or idle as "
+            f"the circuit says, where a part is {words}.",
+            control="the share that calling every part needed would judge right",
+            at_least=1.0,
         )
-        for kind, words in (
-            ("zero", "set to zero"),
-            ("mean", "set to its mean over the examples"),
-            ("resample", "taken from another example"),
-        )
+        for kind, words in {
+            "zero": "set to zero",
+            "mean": "set to its mean over the examples",
+            "resample": "taken from another example",
+        }.items()
     ),
     Check(
-        "settling loop",
-        "dynamics",
-        "Share of tokens whose state settles in the loop in which the program's variables do.",
-        "the share if all settled after the most common number of loops",
-        1.0,
+        key="settling loop",
+        tool="dynamics",
+        question="Share of tokens whose state settles in the loop in which the variables do.",
+        control="the share if all settled after the most common number of loops",
+        at_least=1.0,
     ),
     Check(
-        "answer stable",
-        "dynamics",
-        "Share of places whose answer is kept from the loop on from which the program's is.",
-        "the share if all were kept from the most common loop on",
-        1.0,
+        key="answer stable",
+        tool="dynamics",
+        question="Share of answers that are kept from the loop on from which the program's is.",
+        control="the share if all were kept from the most common loop on",
+        at_least=1.0,
     ),
     Check(
-        "stability",
-        "dynamics",
-        "Spectral radius of the Jacobian at the fixed point. Maps of finite values are flat "
-        "around each: 0.",
-        "1, from which on a fixed point is not stable",
-        0.01,
-        highest=True,
+        key="stability",
+        tool="dynamics",
+        question="Spectral radius of the Jacobian at the fixed point: 0, as maps of finite values "
+        "are flat around each.",
+        control="1, from which on a fixed point is not stable",
+        at_most=0.01,
     ),
     Check(
-        "wavefront",
-        "carry study",
-        "Share of (loop, chain length) at which the carry is as decodable as in the program.",
-        "the same of a model with shuffled weights",
-        0.95,
+        key="wavefront",
+        tool="carry study",
+        question="Share of (loop, chain length) at which the carry is as decodable as in the "
+        "program.",
+        control="the same of a model with shuffled weights",
+        at_least=0.95,
     ),
     Check(
-        "verdict",
-        "comparison of programs",
-        "IIA over whole runs of the program that is run, if of all of its task it is the one "
-        "named; else 0.",
-        "IIA of the next program; nothing where the task has no other",
-        0.95,
+        key="verdict",
+        tool="comparison of programs",
+        question="IIA over whole runs of the program that is run, if it is identified; else 0.",
+        control="IIA of the next program; nothing where the task has no other",
+        at_least=0.95,
     ),
 )
 """In the order in which tables show them, by tool."""
@@ -243,9 +235,10 @@ class GroundTruth(Result, kind="ground-truth"):
         """1 where a check is passed, 0 where it is not, NaN where it does not apply."""
         value = self.data["value"]
         checks = [CHECK_OF[key] for key in self.data["check"].values]
-        limits = np.array([check.limit for check in checks])  # [check]; value is [model, check]
-        good = np.where([check.highest for check in checks], value <= limits, value >= limits)
-        return value.copy(data=good).where(value.notnull())
+        # [check], where one of the two is NaN, which nothing reaches; value is [model, check].
+        least, most = ([getattr(c, end) for c in checks] for end in ("at_least", "at_most"))
+        good = (value.values >= np.array(least)) | (value.values <= np.array(most))
+        return value.copy(data=good.astype(float)).where(value.notnull())
 
     @property
     def missed(self) -> list[tuple[str, str, float, float]]:
@@ -303,7 +296,7 @@ def ground_truth_study(
         for known, tool in track(list(product(models, chosen)), "tools on known models"):
             scores = _SCORERS[tool](known, seed=seed)
             answers |= {(known.name, key): score for key, score in scores.items()}
-        none = Score(float("nan"))
+        none = Score(math.nan)
         rows = [[answers.get((name, check.key), none) for check in CHECKS] for name in names]
         return GroundTruth.of(
             watch,

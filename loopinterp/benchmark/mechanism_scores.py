@@ -208,9 +208,11 @@ def score_ablation(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     if known.n_loops == 0 or not used_parts(known.compiled, informed=False):
         return {}  # no loop, or a program whose answer needs no part of the block
     judged = judged_by_ablation(known.compiled, known.batch[slice(128)], seed=seed)
-    share = judged.groupby("ablation", sort=False)[["right", "used"]].mean()
     # Control: calling every part needed.
-    return {f"ablated: {kind}": Score(*map(float, row)) for kind, row in share.iterrows()}
+    return {
+        f"ablated: {kind}": Score(float(table["right"].mean()), float(table["used"].mean()))
+        for kind, table in judged.groupby("ablation", sort=False)
+    }
 
 
 @checked

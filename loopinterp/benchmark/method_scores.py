@@ -32,19 +32,7 @@ from loopinterp.core.settings import Seed
 from loopinterp.decompiler.decompilation import decompile
 from loopinterp.decompiler.evidence import EXACT as EXACT_CLAIM
 from loopinterp.decompiler.program_writing import programs_of
-from loopinterp.edges.edge_effects import (
-    EAP,
-    EAP_IG,
-    EDGE_IG,
-    EXACT,
-    MAGNITUDE,
-    RANDOM,
-    SHARES,
-    EdgeEffects,
-    TiedCircuits,
-    areas,
-    top,
-)
+from loopinterp.edges.edge_effects import SHARES, EdgeEffects, TiedCircuits, areas, top
 from loopinterp.edges.known_edges import known_truths, ranking
 from loopinterp.edges.unrolled_graph import (
     INPUT,
@@ -80,7 +68,7 @@ EdgeScores = (
 
 EdgeMethod = Callable[["Exercise"], EdgeScores]
 
-OWN_EDGE_METHODS = (EXACT, EDGE_IG, EAP_IG, EAP, MAGNITUDE, RANDOM)
+OWN_EDGE_METHODS = ("exact", "edge_ig", "eap_ig", "eap", "magnitude", "random")
 """Methods of the library; the last two are controls."""
 
 
@@ -109,18 +97,15 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
     known.true_edges()  # raises where they are not known, before the method runs
     exercise = known.exercise
     graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
-    names = graph.sender_names, graph.receiver_names
-    # Edges of the run by name, and the tied edge of each.
-    run = [(names[0][s], names[1][r]) for s, r in graph.edges.nonzero().tolist()]
-    in_run = graph.tied_index[graph.edges].tolist()
-    scores = _checked(method(exercise), [*graph.tied_edges, *run])
+    scores = _checked(method(exercise), [*graph.tied_edges, *graph.edge_names])
     tied = np.array([scores.get(edge, 0.0) for edge in graph.tied_edges])
     by_graph = {TIED: (graph.tied_edges, tied)}
     if any(len(edge) == 2 for edge in scores):
-        unrolled = np.array([scores.get(edge, 0.0) for edge in run])
-        by_graph[UNROLLED] = [graph.tied_edges[k] for k in in_run], unrolled
+        unrolled = np.array([scores.get(edge, 0.0) for edge in graph.edge_names])
+        tied_of = graph.tied_index[graph.edges].tolist()  # of each edge of the run
+        by_graph[UNROLLED] = [graph.tied_edges[k] for k in tied_of], unrolled
         if all(len(edge) == 2 for edge in scores):
-            np.add.at(tied, in_run, unrolled)
+            np.add.at(tied, tied_of, unrolled)
     areas_of = {TIED: _areas_of(exercise, graph, tied)}
     rows = []
     for name, (edges, sizes) in by_graph.items():
@@ -142,7 +127,7 @@ def own_edge_method(name: str, *, seed: Seed = 0) -> EdgeMethod:
     def scores(exercise: Exercise) -> Mapping[TiedEdge | UnrolledEdge, float]:
         graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
         effects = EdgeEffects(exercise.model, graph, exercise.base, exercise.source)
-        if name == EXACT:
+        if name == "exact":
             sizes = effects.exact_tied().abs().mean(-1)
             return dict(zip(graph.tied_edges, sizes.tolist()))
         generator = torch.Generator().manual_seed(seed)
@@ -150,10 +135,7 @@ def own_edge_method(name: str, *, seed: Seed = 0) -> EdgeMethod:
         by_edge: dict[TiedEdge | UnrolledEdge, float] = {}
         # Over loops effects may cancel, which their absolute values do not.
         by_edge |= zip(graph.tied_edges, effects.tied(by_pair).abs().mean(-1).tolist())
-        edges = graph.edges.nonzero().tolist()
-        sizes = by_pair.abs().mean(-1)[graph.edges].tolist()
-        senders, receivers = graph.sender_names, graph.receiver_names
-        by_edge |= {(senders[s], receivers[r]): x for (s, r), x in zip(edges, sizes)}
+        by_edge |= zip(graph.edge_names, by_pair.abs().mean(-1)[graph.edges].tolist())
         return by_edge
 
     return scores
@@ -172,10 +154,10 @@ def _areas_of(exercise: Exercise, graph: UnrolledGraph, tied: np.ndarray) -> dic
 
 
 def _checked(
-    given: EdgeScores, edges: list[TiedEdge | UnrolledEdge]
+    by_edge: EdgeScores, edges: list[TiedEdge | UnrolledEdge]
 ) -> dict[TiedEdge | UnrolledEdge, float]:
     """Absolute values of scores, all of known edges."""
-    scores: dict[TiedEdge | UnrolledEdge, float] = dict(given.items())
+    scores: dict[TiedEdge | UnrolledEdge, float] = dict(by_edge.items())
     unknown = scores.keys() - set(edges)
     bad = [edge for edge, score in scores.items() if edge in unknown or not math.isfinite(score)]
     if bad or not scores:
@@ -212,8 +194,9 @@ def eap_graph(known: KnownCircuit) -> dict[str, Any]:
     graph = UnrolledGraph(config, exercise.n_loops)
     edges: dict[str, dict[str, float | bool]] = {}
     used: set[str] = set()
-    for s, r, names in _eap_edges(graph, config):
-        is_true = graph.tied_edges[int(graph.tied_index[s, r])] in true
+    tied_of = graph.tied_index[graph.edges].tolist()
+    for k, names in zip(tied_of, _eap_edges(graph, config)):
+        is_true = graph.tied_edges[k] in true
         edges |= {name: {"score": float(is_true), "in_graph": is_true} for name in names}
         if is_true:
             used.update(names[0].split("<")[0].split("->"))
@@ -241,10 +224,9 @@ def edges_of_eap_graph(
         InputError: An edge of the run is missing: it is another model's graph.
     """
     graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
-    senders, receivers = graph.sender_names, graph.receiver_names
     scores = document.get("edges", {})
     totals: dict[UnrolledEdge, float] = {}
-    for s, r, names in _eap_edges(graph, exercise.model.config):
+    for edge, names in zip(graph.edge_names, _eap_edges(graph, exercise.model.config)):
         missing = [name for name in names if name not in scores]
         if missing:
             raise InputError(
@@ -253,21 +235,18 @@ def edges_of_eap_graph(
                 given=f"{len(scores)} edges, and not this one",
                 fix="Pass the graph that was made of this model.",
             )
-        sizes = [abs(float(scores[name]["score"])) for name in names]
-        totals[senders[s], receivers[r]] = sum(sizes)
+        totals[edge] = sum(abs(float(scores[name]["score"])) for name in names)
     return totals
 
 
-def _eap_edges(
-    graph: UnrolledGraph, config: LoopedTransformerConfig
-) -> Iterator[tuple[int, int, list[str]]]:
-    """Sender and receiver of each edge, and its names in EAP-IG."""
+def _eap_edges(graph: UnrolledGraph, config: LoopedTransformerConfig) -> Iterator[list[str]]:
+    """The names of each edge in EAP-IG."""
     senders = [_eap_name(sender, config, graph.n_loops) for sender in graph.senders]
     readers = [_eap_name(reader, config, graph.n_loops) for reader in graph.readers]
     for s, r in graph.edges.nonzero().tolist():
         k, _ = graph.receivers[r]
         slots = [f"<{slot}>" for slot in SLOTS] if graph.readers[k].head is not None else [""]
-        yield s, r, [f"{senders[s]}->{readers[k]}{slot}" for slot in slots]
+        yield [f"{senders[s]}->{readers[k]}{slot}" for slot in slots]
 
 
 def _eap_name(component: Component, config: LoopedTransformerConfig, n_loops: int) -> str:

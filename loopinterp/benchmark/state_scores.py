@@ -76,11 +76,11 @@ def score_probes(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     if distracted:
         # Share of final answers that change when distractors are taken from another input.
         run = partial(compiled.model, tokens, n_loops=known.n_loops)
-        clean, asked, changed = run().argmax(-1), known.batch.targets >= 0, []
+        clean, scored, changed = run().argmax(-1), known.batch.targets >= 0, []
         for loop, h in enumerate(states):
             exchanged = h - distracting[loop] + distracting[loop].roll(1, 0)
             answers = run(start_at_loop=loop, state=exchanged).argmax(-1)
-            changed.append(float((answers != clean)[asked].float().mean()))
+            changed.append(float((answers != clean)[scored].float().mean()))
         scores["decodable, not used"] = Score(max(changed), sum(distracted) / len(distracted))
     return scores
 
@@ -199,5 +199,5 @@ def score_verdict(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
 def rivals_of(program: LoopProgram) -> list[LoopProgram]:
     """A program, and the stock programs that solve the same task with the same settings."""
     stock = [get_program(name) for name in list_programs(program.task) if name != program.name]
-    asked = program.inputs, program.task_settings
-    return [program, *(p for p in stock if (p.inputs, p.task_settings) == asked)]
+    same = program.inputs, program.task_settings
+    return [program, *(p for p in stock if (p.inputs, p.task_settings) == same)]

@@ -40,7 +40,8 @@ def assemble(layout: StreamLayout, n_outputs: int) -> LoopedTransformer:
         "embedding.weight": _zeros(len(lowered.source.program.inputs), config.d_model),
         "position_embedding.weight": _zeros(lowered.source.max_length, config.d_model),
     }
-    tables = dict(zip(("tokens", "indices"), weights.values()))  # by the role of a feature
+    # By the role of a feature.
+    tables: dict[str, np.ndarray] = dict(zip(("tokens", "indices"), weights.values()))
     keeps, injects = _zeros(2, layout.d_model)
     for feature in lowered.persistent:
         (keeps if feature.role == "variable" else injects)[feature.slots] = 1.0

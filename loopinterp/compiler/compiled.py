@@ -21,8 +21,6 @@ from loopinterp.programs.registry import get_program, list_programs
 from loopinterp.tasks.task_registry import get_task, list_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import torch
 
 
@@ -68,10 +66,6 @@ class Compiled(ShortRepr):
         circuit = Circuit.load(folder)
         if program is not None or circuit.program in list_programs():
             program = get_program(program or circuit.program)
-
-        def spelled(name: str, variables: Iterable[str], inputs: Sequence[str]) -> str:
-            return f"{name!r} with variables {', '.join(variables)}, {len(inputs)} input tokens"
-
         if (
             program is None
             or (circuit.program, circuit.inputs) != (program.name, program.inputs)
@@ -79,11 +73,12 @@ class Compiled(ShortRepr):
         ):
             raise InputError(
                 "program",
-                expected=spelled(circuit.program, circuit.variables, circuit.inputs),
+                expected=f"{circuit.program!r} with variables {', '.join(circuit.variables)} and "
+                f"{len(circuit.inputs)} input tokens, which the model in {folder} runs",
                 given="none, and it is not registered"
                 if program is None
-                else spelled(program.name, program.variables, program.inputs),
-                fix=f"Pass program=, the one that was compiled to the model in {folder}.",
+                else f"{program.name!r} with other inputs or variables",
+                fix="Pass program=, the one that was compiled.",
             )
         model = LoopedTransformer.from_pretrained(folder, device=device)
         widths = {d.write.shape[-1] for d in circuit.directions.values()}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from itertools import count, product
 
 from loopinterp.compiler.circuit import Circuit, FeatureNode, HeadNode, NeuronGroup
@@ -91,63 +90,92 @@ def draw_program(program: LoopProgram, *, max_length: int = 9) -> CircuitGraph:
     return draw(circuit, program=program)
 
 
-@dataclass(eq=False)
-class Box:
-    """What one part of a transformer would do: an expression of a program."""
+def _expression_graph(
+    title: str, parts: Mapping[str, Mapping[str, Seq]], *, variables: tuple[str, ...], text: str
+) -> CircuitGraph:
+    drawn: dict[str, GraphNode] = {
+        f"var {name}": GraphNode(f"var {name}", "variable", name, "loop", -1, "variable", (name,))
+        for name in variables
+    }
+    edges: dict[GraphEdge, None] = {}
+    for section, results in parts.items():
+        ids: dict[Expr, str] = {}
+        stage: dict[Expr, int] = {}
+        titles: dict[Expr, str] = {}  # by which the formulas that read them call them
+        numbers = {"map": count(1), "head": count(1)}
+        for node in _drawn(results):
+            formula = code(node, short=True)
+            if isinstance(node, nodes.Tokens | nodes.Indices | nodes.Var):
+                ids[node] = f"var {node.name}" if isinstance(node, nodes.Var) else formula
+                titles[node], stage[node] = formula, -1
+                if ids[node] not in drawn:
+                    label = {"indices": "positions"}.get(formula, formula)
+                    drawn[formula] = GraphNode(formula, "input", label, "input")
+                continue
+            # What the node reads, and the maps inside it: the nodes of both, each with its role.
+            inputs: dict[tuple[Expr, str], None] = {}
+            stack = _reads(node)[::-1]
+            while stack:
+                child, role = stack.pop()
+                if child in ids:
+                    inputs[child, role] = None
+                elif not isinstance(child, nodes.Full):
+                    stack += [(below, role) for below, _ in _reads(child)][::-1]
+            name, does = _described(node, titles)
+            kind = "map" if isinstance(node, _MAP) else "head"
+            titles[node] = name or f"{kind} {next(numbers[kind])}"
+            stage[node] = 1 + max((stage[child] for child, _ in inputs), default=-1)
+            ids[node] = f"{section} {len(drawn)}"
+            unnamed = kind == "map" and not name
+            drawn[ids[node]] = GraphNode(
+                ids[node],
+                "head" if kind == "head" else "neurons",
+                titles[node] if kind == "map" and name else f"{titles[node]}: {does}",
+                section,
+                stage[node],
+                names=() if unnamed else (titles[node],),
+                facts=(("Computes", does), ("As code", formula)),
+            )
+            edges.update({GraphEdge(ids[c], ids[node], role=role): None for c, role in inputs})
+        for name, x in results.items():
+            to, lag = (f"var {name}", int(section == "loop")) if section != "readout" else (name, 0)
+            if section == "readout":
+                last = 1 + max(stage.values(), default=0)
+                drawn[name] = GraphNode(name, "readout", name, section, max(last, 0))
+            if x in ids:
+                edges[GraphEdge(ids[x], to, lag=lag)] = None
+    return CircuitGraph(title, tuple(drawn.values()), tuple(edges), text)
 
-    kind: str  # "source": tokens, positions, variables; "head": a selection; "map": a formula
-    title: str
-    does: str
-    code: str
-    # The boxes that it reads, each as "value", "key", "query", or "".
-    inputs: list[tuple[Box, str]] = field(default_factory=list)
 
-
-def expression_boxes(results: Mapping[str, Seq]) -> dict[Expr, Box]:
-    """The boxes behind some named results, children before parents.
+def _drawn(results: Mapping[str, Seq]) -> list[Expr]:
+    """The expressions that are nodes of a drawing, children before parents.
 
     Raises:
         InputError: there are too many to be looked at.
     """
     unseen = nodes.Full | nodes.Select
-    drawn = [node for node in postorder(results.values()) if not isinstance(node, unseen)]
-    parents = Counter(child for node in drawn for child, _ in _reads(node))
+    every = [node for node in postorder(results.values()) if not isinstance(node, unseen)]
+    parents = Counter(child for node in every for child, _ in _reads(node))
     parents.update(results.values())
-    in_a_formula = {child for node in drawn if isinstance(node, _MAP) for child in node.children}
-    named = {node for node in drawn if getattr(node, "name", None)} | set(results.values())
+    in_a_formula = {child for node in every if isinstance(node, _MAP) for child in node.children}
+    named = {node for node in every if getattr(node, "name", None)} | set(results.values())
     # A map that only one formula reads is a part of that formula.
-    boxed = [
+    drawn = [
         node
-        for node in drawn
+        for node in every
         if not isinstance(node, _MAP)
         or node in named
         or parents[node] != 1
         or node not in in_a_formula
     ]
-    if len(boxed) > MOST_NODES:
+    if len(drawn) > MOST_NODES:
         raise InputError(
             "what to draw",
             expected=f"at most {MOST_NODES} boxes",
-            given=str(len(boxed)),
+            given=str(len(drawn)),
             fix="Draw a part of it: any subexpression can be drawn.",
         )
-    box_of: dict[Expr, Box] = {}
-    names: dict[Expr, str] = {}
-    numbers = {"map": count(1), "head": count(1)}
-    for node in boxed:
-        box_of[node] = box = _box(node, names, numbers)
-        names[node] = box.title
-        # The boxes that its node reads, and the maps inside it.
-        inputs: dict[tuple[Box, str], None] = {}
-        stack = _reads(node)[::-1]
-        while stack:
-            child, role = stack.pop()
-            if child in box_of:
-                inputs[box_of[child], role] = None
-            elif not isinstance(child, nodes.Full):
-                stack += [(below, role) for below, _ in _reads(child)][::-1]
-        box.inputs += inputs
-    return box_of
+    return drawn
 
 
 def _reads(node: Expr) -> list[tuple[Expr, str]]:
@@ -160,75 +188,30 @@ def _reads(node: Expr) -> list[tuple[Expr, str]]:
     return [(child, "") for child in node.children]
 
 
-def _box(node: Expr, names: Mapping[Expr, str], numbers: Mapping[str, Iterator[int]]) -> Box:
-    formula = code(node, short=True)
+def _described(node: Expr, titles: Mapping[Expr, str]) -> tuple[str, str]:
+    """The name of a head or map, if it has one, and what it computes of nodes with titles."""
 
     def text(x: Expr) -> str:
-        return str(x.value) if isinstance(x, nodes.Full) else code(x, short=True, names=names)
+        return str(x.value) if isinstance(x, nodes.Full) else code(x, short=True, names=titles)
 
     match node:
-        case nodes.Tokens() | nodes.Indices() | nodes.Var():
-            return Box("source", formula, "", formula)
         case nodes.TokMap() if node.name:
             otherwise = "" if node.default is None else f", else {node.default}"
-            what = f"{text(node.x)}: {dict(node.table)}{otherwise}"
-            return Box("map", node.name, what, formula)
+            return node.name, f"{text(node.x)}: {dict(node.table)}{otherwise}"
         case nodes.TokMap() | nodes.Elementwise():
-            return Box("map", f"map {next(numbers['map'])}", text(node), formula)
+            return "", text(node)
         case nodes.ShiftRight():
-            what = f"{text(node.x)}, {node.n} to the left"
-            return Box("head", node.selector.name or "shift", what, formula)
+            return node.selector.name or "shift", f"{text(node.x)}, {node.n} to the left"
     assert isinstance(node, nodes.Aggregate | nodes.SelWidth)
     select = node.selector
     assert isinstance(select, nodes.Select)  # there is no other selector
     holds = select.predicate if isinstance(select.predicate, str) else "in pairs with"
     where = f"where {text(select.k)} {holds} {text(select.q)}"
     where = "of all before" if holds == "true" else where
-    what = f"number of keys {where}"
-    if isinstance(node, nodes.Aggregate):
-        what = f"{node.mode} of {text(node.value)} {where}, else {node.default}"
-    return Box("head", select.name or f"head {next(numbers['head'])}", what, formula)
-
-
-def _expression_graph(
-    title: str, parts: Mapping[str, Mapping[str, Seq]], *, variables: tuple[str, ...], text: str
-) -> CircuitGraph:
-    drawn: dict[str, GraphNode] = {
-        f"var {name}": GraphNode(f"var {name}", "variable", name, "loop", -1, "variable", (name,))
-        for name in variables
-    }
-    edges: dict[GraphEdge, None] = {}
-    for section, results in parts.items():
-        boxes = expression_boxes(results)
-        ids: dict[Box, str] = {}
-        stage: dict[Box, int] = {}
-        for expr, box in boxes.items():
-            if isinstance(expr, nodes.Var):
-                ids[box], stage[box] = f"var {expr.name}", -1
-                continue
-            if box.kind == "source":
-                ids[box], stage[box] = box.title, -1
-                label = {"indices": "positions"}.get(box.title, box.title)
-                drawn[box.title] = GraphNode(box.title, "input", label, "input")
-                continue
-            stage[box] = 1 + max((stage[child] for child, _ in box.inputs), default=-1)
-            ids[box] = name = f"{section} {len(drawn)}"
-            kind = "head" if box.kind == "head" else "neurons"
-            unnamed = box.kind == "map" and box.title.startswith("map ")
-            label = f"{box.title}: {box.does}" if kind == "head" or unnamed else box.title
-            names = () if unnamed else (box.title,)
-            facts = (("Computes", box.does), ("As code", box.code))
-            node = GraphNode(name, kind, label, section, stage[box], names=names, facts=facts)
-            drawn[name] = node
-            edges.update({GraphEdge(ids[c], name, role=role): None for c, role in box.inputs})
-        for name, x in results.items():
-            to, lag = (f"var {name}", int(section == "loop")) if section != "readout" else (name, 0)
-            if section == "readout":
-                last = 1 + max(stage.values(), default=0)
-                drawn[name] = GraphNode(name, "readout", name, section, max(last, 0))
-            if x in boxes:
-                edges[GraphEdge(ids[boxes[x]], to, lag=lag)] = None
-    return CircuitGraph(title, tuple(drawn.values()), tuple(edges), text)
+    if isinstance(node, nodes.SelWidth):
+        return select.name or "", f"number of keys {where}"
+    what = f"{node.mode} of {text(node.value)} {where}, else {node.default}"
+    return select.name or "", what
 
 
 def _circuit_graph(circuit: Circuit, program: LoopProgram | None) -> CircuitGraph:

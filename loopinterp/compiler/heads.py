@@ -290,10 +290,10 @@ class AggregateHeads:
             witness = fuse(lambda x: x[0] * x[1], both)
             assert witness is not None
             return witness
-        (asked,), yes = query.features, np.array([False, True])
+        (feature,), yes = query.features, np.array([False, True])
         units = tuple(
-            one_if_all((read_any(asked, kind == k), read_any(flag, yes)), ((0, -1.0), (1, 1.0)))
+            one_if_all((read_any(feature, kind == k), read_any(flag, yes)), ((0, -1.0), (1, 1.0)))
             for k, flag in enumerate(flags)
         )
-        writes = Writes("found", (asked, *flags), units, ((0, 1.0),))
+        writes = Writes("found", (feature, *flags), units, ((0, 1.0),))
         return of_feature(self._writer.write(Feature(name, (0, 1)), writes))

@@ -140,7 +140,9 @@ def advance(values: tuple[int, ...], before: int, after: int) -> tuple[tuple[int
 
 
 def _by_levels(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
-    op, args = function.parts or ("", ())
+    if function.parts is None:
+        return None
+    op, args = function.parts
     combine = {"smaller": one_if_all, "larger": one_if_any}.get(op)
     if combine is None or not all(arg.features for arg in args):
         return None
@@ -153,8 +155,9 @@ def _by_levels(function: FeatureFunction, values: tuple[int, ...]) -> Writes | N
 
 
 def _by_sum(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
-    op, args = function.parts or ("", ())
-    sign = 1 if op == "add" else -1
+    if function.parts is None:
+        return None
+    op, args = function.parts
     inputs = {feature for arg in args for feature in arg.features}
     if op not in ("add", "sub", "lt", "le", "gt", "ge", "eq", "ne"):
         return None
@@ -164,7 +167,7 @@ def _by_sum(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None
     if max(float(np.abs(x).max()) for x in numbers) >= 2.0**53:
         return None  # from there on integers are not exact as numbers of 64 bits
     x, y = (x - x.min() for x in numbers)
-    y *= sign
+    y *= 1 if op == "add" else -1
     table = function.table if function.features[:1] == args[0].features else function.table.T
     # total: the distinct sums x + y, in order; at: the value of the function for each
     total, first = np.unique(np.add.outer(x, y).reshape(-1), return_index=True)

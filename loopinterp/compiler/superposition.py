@@ -141,7 +141,7 @@ class _Stream:
         noisy = any(disguise.startswith(NOISE) for disguise in disguises)
         if noisy or (record is not None and not record.exact):
             raise InputError(
-                "the model to superpose",
+                "compiled",
                 expected="one whose circuit is exact",
                 given=f"one with the disguises {', '.join(disguises)}",
                 fix="Superpose it once, and before noise is added.",

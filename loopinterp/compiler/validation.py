@@ -171,10 +171,7 @@ def _infer(source: ValidatedProgram, roots: Iterable[Expr], known: _Known) -> No
             case _:
                 raise AssertionError(f"no domain of {type(node).__name__}")
         known[node] = function
-        if len(function.values) > MAX_VALUES:
-            if isinstance(node, nodes.Tokens):
-                what, given = f"tokens of program {source.program.name}", len(function.values)
-                raise _too_many(what, f"{given:,}", "input tokens", "List fewer inputs.")
+        if len(function.values) > MAX_VALUES:  # else the place in the program is not searched
             _check_size(source.where(node), _values(function))
 
 
@@ -216,11 +213,11 @@ def _check_size(what: str, values: Values) -> None:
         raise _too_many(what, f"{len(values):,} or more, up to {int(values[-1]):,}")
 
 
-def _too_many(
-    what: str,
-    given: str,
-    values: str = "values",
-    fix: str = "Bound it with smaller(x, indices) or x % m, or compile for a smaller max_length.",
-) -> InputError:
-    expected = f"at most {MAX_VALUES:,} {values}, each of which gets a direction"
-    return InputError(what, expected=expected, given=given, fix=fix)
+def _too_many(what: str, given: str) -> InputError:
+    return InputError(
+        what,
+        expected=f"at most {MAX_VALUES:,} values, each of which gets a direction",
+        given=given,
+        fix="Bound it with smaller(x, indices) or x % m, list fewer input tokens, or compile for "
+        "a smaller max_length.",
+    )

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -37,7 +36,7 @@ import torch
 
 from loopinterp.core.errors import InputError
 from loopinterp.core.progress import track
-from loopinterp.edges.edge_runs import EdgeRuns, Replacement
+from loopinterp.edges.edge_runs import EdgeRuns
 from loopinterp.interventions.base_and_source import Comparison
 from loopinterp.models.iteration import bind
 from loopinterp.models.taps import recording_gradients
@@ -50,10 +49,8 @@ if TYPE_CHECKING:
     from loopinterp.interventions.base_and_source import Metric
 
 Method = Literal["exact", "eap", "eap_ig", "edge_ig"]
-EXACT, EAP, EAP_IG, EDGE_IG = "exact", "eap", "eap_ig", "edge_ig"
-MAGNITUDE, RANDOM = "magnitude", "random"
 METHODS: tuple[Method, ...] = ("exact", "eap", "eap_ig", "edge_ig")
-CONTROLS = (MAGNITUDE, RANDOM)
+CONTROLS = ("magnitude", "random")
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of the edges at which MIB measures faithfulness."""
@@ -85,7 +82,7 @@ class EdgeEffects:
             for bound in (bind(model, base), bind(model, source)):
                 *_, (_, state) = bound.run(graph.n_loops)
                 logits.append(bound.read(state, graph.n_loops))
-            self.compared = Comparison(*logits, scored, metric)
+            self.compared = Comparison(logits[0], logits[1], scored, metric)
             with recording_gradients():
                 scores = self.compared.by_example(logits[0].detach().requires_grad_())
             if scores.shape != base.shape[:1] or not scores.requires_grad:
@@ -96,15 +93,15 @@ class EdgeEffects:
                     fix="Take means over positions, not over examples, and use no argmax.",
                 )
             self._runs = EdgeRuns(model, graph, base)
-            own, self.base = self._runs()
+            base_logits, self.base = self._runs()
             _, self.source = EdgeRuns(model, graph, source)()
-            self._at_base = self.compared.by_example(own)
+            self._at_base = self.compared.by_example(base_logits)
         self._change = self.compared.at_source - self.compared.at_base
 
     @torch.no_grad()
     def replaced(self, edges: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " batch"]:
         """The effect of the source's values on some edges; all others as the run has them."""
-        logits, _ = self._runs(edges.to(self.source), Replacement(self.source))
+        logits, _ = self._runs(edges.to(self.source), self.source)
         return (self.compared.by_example(logits) - self._at_base) / self._change
 
     def faithfulness(self, circuit: Bool[Tensor, "sender receiver"]) -> float:
@@ -116,12 +113,12 @@ class EdgeEffects:
     ) -> Float[Tensor, "sender receiver batch"]:
         """Scores of single edges by any method or control; ``n_steps`` are points of each path."""
         ways: dict[str, Callable[[], Tensor]] = {
-            EXACT: self.exact,
-            EAP: self.eap,
-            EAP_IG: lambda: self.eap_ig(n_steps),
-            EDGE_IG: lambda: self.edge_ig(n_steps),
-            MAGNITUDE: self.magnitude,
-            RANDOM: lambda: self.random(generator),
+            "exact": self.exact,
+            "eap": self.eap,
+            "eap_ig": lambda: self.eap_ig(n_steps),
+            "edge_ig": lambda: self.edge_ig(n_steps),
+            "magnitude": self.magnitude,
+            "random": lambda: self.random(generator),
         }
         return ways[method]()
 
@@ -148,20 +145,21 @@ class EdgeEffects:
 
     def eap(self) -> Float[Tensor, "sender receiver batch"]:
         """Gradients at the base (attribution patching of edges, arXiv 2310.10348)."""
-        return self._gradient(0.0, self._difference)
+        return self._gradient(0.0, self.source - self.base, added=True)
 
     def eap_ig(self, n_steps: int) -> Float[Tensor, "sender receiver batch"]:
         """Mean of gradients at inputs between base and source (arXiv 2403.17806)."""
-        start, end = self.base[0], self.source[0]  # outputs of the input
+        change = self.source - self.base  # [sender, batch, pos, d_model]; the input is the first
 
         def at(point: float) -> Tensor:
-            return self._gradient(0.0, self._difference, start + point * (end - start))
+            embedding = self.base[0] + point * change[0]
+            return self._gradient(0.0, change, added=True, embedding=embedding)
 
         return _mean_along(at, n_steps)
 
     def edge_ig(self, n_steps: int) -> Float[Tensor, "sender receiver batch"]:
         """Mean of gradients while all edges go from the run's own values to the source's."""
-        return _mean_along(lambda point: self._gradient(point, Replacement(self.source)), n_steps)
+        return _mean_along(lambda point: self._gradient(point, self.source), n_steps)
 
     @torch.no_grad()
     def magnitude(self) -> Float[Tensor, "sender receiver batch"]:
@@ -189,19 +187,15 @@ class EdgeEffects:
         drawn = torch.rand(self.graph.edges.shape, generator=generator, dtype=torch.float64)
         return drawn[..., None].expand(*drawn.shape, len(self._at_base))
 
-    @cached_property
-    def _difference(self) -> Replacement:
-        return Replacement(self.source - self.base, added=True)
-
     def _gradient(
-        self, weight: float, replacement: Replacement, embedding: Tensor | None = None
+        self, weight: float, values: Tensor, **options: Any
     ) -> Float[Tensor, "sender receiver batch"]:
         """Gradient of the metric along each weight, by example, where all weights are alike."""
         shape = (*self.graph.edges.shape, len(self._at_base))  # [sender, receiver, batch]
         weights = torch.full(shape, weight, dtype=self.base.dtype, device=self.base.device)
         weights.requires_grad_()
         with recording_gradients():
-            logits, _ = self._runs(weights, replacement, embedding=embedding)
+            logits, _ = self._runs(weights, values, **options)
             # Examples do not meet: the gradient of the sum is that of each.
             total = self.compared.by_example(logits).sum()
         (gradient,) = torch.autograd.grad(total, weights)

@@ -14,10 +14,10 @@ a stream.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from pydantic import Field
 from torch.nn.functional import linear
 
 from loopinterp.core.boundary import Loops, checked
@@ -35,14 +35,6 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Replacement:
-    """Values that receivers see of senders at weight 1."""
-
-    values: Float[Tensor, "sender batch pos d_model"]
-    added: bool = False  # to the sender's output, and not put in its place
-
-
 class EdgeRuns:
     """Runs of a model that :func:`need_graph` accepts on some inputs, with weights on its edges."""
 
@@ -57,16 +49,18 @@ class EdgeRuns:
     def __call__(
         self,
         weights: Float[Tensor, "sender receiver *batch"] | None = None,
-        replacement: Replacement | None = None,
+        values: Float[Tensor, "sender batch pos d_model"] | None = None,
         *,
+        added: bool = False,
         embedding: Float[Tensor, "batch pos d_model"] | None = None,
     ) -> tuple[Float[Tensor, "batch pos d_vocab_out"], Float[Tensor, "sender batch pos d_model"]]:
         """One run: its logits, and the output of every sender.
 
-        Without weights it is the model's own. Weights where there is no edge are ignored. An
+        Without weights it is the model's own. At weight 1, receivers see the values in place of
+        (or ``added`` to) what senders write; weights where there is no edge are ignored. An
         ``embedding`` takes the place of the inputs' own.
         """
-        run = _Run(self.graph, weights, replacement)
+        run = _Run(self.graph, weights, values, added=added)
         config, model = self.model.config, self.model
         # Streams are [row, batch, pos, d_model], a row for receivers that see the same.
         e = run.seen([self._embedding if embedding is None else embedding])
@@ -86,58 +80,46 @@ class EdgeRuns:
         for layer in model.coda:
             h, _ = self._layer(layer, run, h, None)
         (readout,) = next(run.stages)
-        h = run.stream(h, readout)  # [batch, pos, d_model]
+        h = h[run.row(readout)]  # [batch, pos, d_model]
         h = h if model.ln_final is None else model.ln_final(h)
         return model.unembedding(h), torch.stack(run.outputs)
 
     def _layer(self, layer: Any, run: _Run, h: Tensor, e: Tensor | None) -> tuple[Tensor, Any]:
         """The streams after a layer, as :class:`Layer` makes them of one; and the inputs beside."""
-        outputs = self._attention(layer, run, h, e)
-        h, e = run.write(h, e, outputs, layer.attn.out.bias, layer.ln1_post)
-        h = layer.ln1(h) if layer.norms_sum else h
-        outputs = self._mlp(layer, run, h, e)
-        h, e = run.write(h, e, outputs, layer.mlp.fc_out.bias, layer.ln2_post)
-        return layer.ln2(h) if layer.norms_sum else h, e
-
-    def _attention(self, layer: Any, run: _Run, h: Tensor, e: Tensor | None) -> list[Tensor]:
-        """The output of each head ``[batch, pos, d_model]``."""
         context = self._context.outside_the_loop() if e is None else self._context
         heads, tap = next(run.stages), _KeepZ()
-
-        def read(rows: list[int]) -> Tensor:
-            return _read(layer, "1", run.rows(h, rows), None if e is None else run.rows(e, rows))
-
         rows = {slot: [run.row(k, slot) for k in heads] for slot in SLOTS}
         if len({row for each in rows.values() for row in each}) == 1:
-            layer.attn(read(rows["q"][:1])[0], context, tap)  # all heads read one stream
+            layer.attn(_read(layer, "1", h, e, rows["q"][0]), context, tap)  # one stream for all
         else:
             # [head, batch, pos, d_model] -> [batch, pos, head, d_model]: a stream for each head.
-            forks = [read(rows[slot]).permute(1, 2, 0, 3) for slot in SLOTS]
+            forks = [_read(layer, "1", h, e, rows[slot]).permute(1, 2, 0, 3) for slot in SLOTS]
             # Queries, keys and values of all heads come from the forks: x gives but the shape.
             layer.attn(forks[0][:, :, 0], context, tap, forks)
         # z [batch, pos, head, d_head] through W_O [head, d_head, d_model], head by head.
-        return list(torch.einsum("bphd,hdm->hbpm", tap.z, layer.attn.W_O))
-
-    def _mlp(self, layer: Any, run: _Run, h: Tensor, e: Tensor | None) -> list[Tensor]:
-        """The output of each group of neurons ``[batch, pos, d_model]``."""
-        up, down = layer.mlp.fc_in, layer.mlp.fc_out
-        outputs = []
+        outputs = list(torch.einsum("bphd,hdm->hbpm", tap.z, layer.attn.W_O))
+        h, e = run.write(h, e, outputs, layer.attn.out.bias, layer.ln1_post)
+        h = layer.ln1(h) if layer.norms_sum else h
+        up, down, outputs = layer.mlp.fc_in, layer.mlp.fc_out, []
         for k in next(run.stages):
-            x = _read(layer, "2", run.stream(h, k), None if e is None else run.stream(e, k))
+            x = _read(layer, "2", h, e, run.row(k))
             group = self.graph.readers[k].neurons
             n = slice(None) if group is None else torch.tensor(group, device=x.device)
             neurons = layer.mlp.act_fn(linear(x, up.weight[n], up.bias[n]))  # of this group alone
             outputs.append(linear(neurons, down.weight[:, n]))
-        return outputs
+        h, e = run.write(h, e, outputs, down.bias, layer.ln2_post)
+        return layer.ln2(h) if layer.norms_sum else h, e
 
 
-def _read(layer: Any, sublayer: str, x: Tensor, e: Tensor | None) -> Tensor:
-    """What a sublayer reads of a stream: normed, with the input injected into it."""
+def _read(
+    layer: Any, sublayer: str, h: Tensor, e: Tensor | None, row: int | list[int]
+) -> Float[Tensor, "*row batch pos d_model"]:
+    """What a sublayer reads of some streams: normed, with the input injected into it."""
     norm, recall = getattr(layer, f"ln{sublayer}"), getattr(layer, f"recall{sublayer}")
-    x = x if norm is None or layer.norms_sum else norm(x)
+    x = h[row] if norm is None or layer.norms_sum else norm(h[row])
     if e is None or not layer.injects:
         return x
-    return x + e if recall is None else recall(x, e)
+    return x + e[row] if recall is None else recall(x, e[row])
 
 
 class _KeepZ(Tap):
@@ -161,15 +143,15 @@ class _Run:
     """
 
     def __init__(
-        self, graph: UnrolledGraph, weights: Tensor | None, replacement: Replacement | None
+        self, graph: UnrolledGraph, weights: Tensor | None, values: Tensor | None, *, added: bool
     ) -> None:
         self.stages: Iterator[list[int]] = graph.stages()
         self.outputs: list[Tensor] = []
-        self._graph, self._replacement = graph, replacement
+        self._graph, self._values, self._added = graph, values, added
         self._weights: Tensor | None = None
         n = len(graph.receivers)
         row_of = torch.zeros(n, dtype=torch.int64)  # row that each receiver reads
-        if weights is not None and replacement is not None:
+        if weights is not None:
             is_edge = graph.edges.to(weights.device)
             weights = weights * (is_edge if weights.dim() == 2 else is_edge[..., None])
             if weights.requires_grad:
@@ -184,18 +166,10 @@ class _Run:
         self._last = last.scatter_reduce(0, row_of, graph.read_stages, "amax").tolist()
         self._dropped = 0
 
-    def row(self, reader: int, slot: str) -> int:
-        """The row that a receiver reads."""
+    def row(self, reader: int, slot: str = "") -> int:
+        """The row of the streams that a receiver reads."""
         row = self._row.get((reader, slot))
-        return self._row[reader, ""] if row is None else row
-
-    def rows(self, h: Tensor, rows: list[int]) -> Float[Tensor, "row batch pos d_model"]:
-        """Some of the streams."""
-        return h[[row - self._dropped for row in rows]]
-
-    def stream(self, h: Tensor, reader: int) -> Float[Tensor, "batch pos d_model"]:
-        """The stream of a reader that is one receiver."""
-        return h[self._row[reader, ""] - self._dropped]
+        return (self._row[reader, ""] if row is None else row) - self._dropped
 
     def alive(self, h: Tensor) -> Float[Tensor, "row batch pos d_model"]:
         """The streams that will be read again."""
@@ -223,9 +197,9 @@ class _Run:
             weights = weights[first : len(self.outputs), self._dropped :]
         if weights is None or not (weights.requires_grad or weights.any()):
             return total.expand(self._n_rows - self._dropped, *total.shape)
-        assert self._replacement is not None  # there are no weights without one
-        change = self._replacement.values[first : len(self.outputs)]
-        change = change if self._replacement.added else change - values
+        assert self._values is not None  # there are no weights without them
+        change = self._values[first : len(self.outputs)]
+        change = change if self._added else change - values
         # w [sender, row(, batch)] times d - v [sender, batch, pos, d_model], summed over senders.
         axes = "sr,sbpd->rbpd" if weights.dim() == 2 else "srb,sbpd->rbpd"
         return total + torch.einsum(axes, weights, change)
@@ -250,28 +224,19 @@ def need_graph(model: Any) -> None:
         HookError: Hooks are on: runs of edges fire none.
     """
     if not isinstance(model, LoopedTransformer):
-        raise InputError(
-            "model",
-            expected="a LoopedTransformer, whose heads and MLPs can be run one by one",
-            given=type(model).__name__,
-            fix="Pass the LoopedTransformer inside it, or convert its weights with "
-            "loopinterp.models.convert_model.",
-        )
-    if model.config.norm == "gated":
-        raise InputError(
-            "model",
-            expected="heads and MLPs that write to the stream, through norms or not",
-            given="norm='gated', whose gates read the stream themselves",
-            fix="Study activations instead, with patching_sweep(component='attn_gate').",
-        )
-    if model.device.type != "cpu":
-        raise InputError(
-            "device of the model",
-            expected="cpu",
-            given=str(model.device),
-            fix="Pass model.cpu(): scores of edges are not numbers elsewhere so far.",
-        )
-    need_plain(model, "runs of edges")  # which take heads and neurons apart by their weights
+        given = type(model).__name__
+        fix = "Pass the LoopedTransformer inside it, or convert it with models.convert_model."
+    elif model.config.norm == "gated":
+        given = "norm='gated', whose gates read the stream themselves"
+        fix = "Study activations instead, with patching_sweep(component='attn_gate')."
+    elif model.device.type != "cpu":
+        given = f"one on {model.device}"
+        fix = "Pass model.cpu(): scores of edges are not numbers elsewhere so far."
+    else:
+        need_plain(model, "runs of edges")  # which take heads and neurons apart by their weights
+        return
+    expected = "a LoopedTransformer on the CPU, whose heads and MLPs can be run one by one"
+    raise InputError("model", expected=expected, given=given, fix=fix)
 
 
 @torch.no_grad()
@@ -281,8 +246,8 @@ def path_patching(
     base: Batch | Tensor,
     source: Batch | Tensor,
     *,
-    senders: str | Sequence[str],
-    receivers: str | Sequence[str],
+    senders: str | Annotated[Sequence[str], Field(min_length=1)],
+    receivers: str | Annotated[Sequence[str], Field(min_length=1)],
     through: str | Sequence[str] = (),
     neurons: Mapping[str, Sequence[int]] | None = None,
     n_loops: Loops | None = None,
@@ -334,7 +299,7 @@ def path_patching(
     need_graph(model)
     graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=True)
     first, last = graph.senders_named(senders), graph.receivers_named(receivers)
-    between = graph.senders_named(through, "through") if through else []
+    between = graph.senders_named(through, "through")
     read_at = graph.read_stages[last].tolist()
     if min(graph.senders[s].stage for s in first) >= max(read_at):
         raise InputError(
@@ -366,4 +331,4 @@ def path_patching(
     weights[between] = (~on_path).float()
     values = base_outputs.clone()
     values[first] = source_outputs[first]
-    return runs(weights.to(values), Replacement(values))[0]
+    return runs(weights.to(values), values)[0]

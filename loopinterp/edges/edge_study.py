@@ -17,7 +17,6 @@ from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.edges.edge_effects import (
     CONTROLS,
-    EXACT,
     METHODS,
     SHARES,
     Completeness,
@@ -175,9 +174,9 @@ def edge_study(
     the source's run, as a share of :math:`M_\text{source} - M_\text{base}`. ``exact`` makes that
     run, for tied edges at all loops at once; ``eap`` is its gradient, ``eap_ig`` and ``edge_ig``
     are mean gradients along two paths (:mod:`~loopinterp.edges.edge_effects`). Norm of what is
-    written times norm of the weights that read it (``magnitude``) and random scores are controls,
-    beside every method. Circuits of the edges of highest score, and those that greedy pruning
-    leaves of the tied graph, are run with the source's values on all other edges.
+    written times norm of the weights that read it (``magnitude``) and random scores are controls.
+    Circuits of the edges of highest score, and those that greedy pruning leaves of the tied graph,
+    are run with the source's values on all other edges.
 
     Args:
         model: A ``LoopedTransformer``.
@@ -194,12 +193,12 @@ def edge_study(
         curve_points: Numbers of tied edges at which faithfulness is measured, at most.
         scored: Positions ``[batch, pos]`` whose answers count; by default those at which the
             batches ask for something, or all of inputs alone.
-        metric: Another metric, from logits to one number for each example ``[batch]``; by default
-            the logit of the source's answer less that of the base's.
+        metric: From logits to one number for each example ``[batch]``; by default the logit of the
+            source's answer less that of the base's.
 
     Raises:
-        InputError: Inputs that do not fit each other, or that the model answers alike; an unknown
-            method; a metric without examples or gradients; a model with gates.
+        InputError: Inputs that do not fit each other, or that the model answers alike; a metric
+            without examples or gradients; a model with gates.
 
     Source: EAP arXiv 2310.10348, EAP-IG 2403.17806, pruning 2304.14997, CPR and CMD 2504.13151.
 
@@ -214,13 +213,9 @@ def edge_study(
     base, source, n_loops, scored = given_pairs(model, base, source, n_loops, scored)
     check_run(model, base, source, source, "resid_pre")
     need_graph(model)
-    if unrolled_exact and EXACT not in methods:
-        raise InputError(
-            "unrolled_exact",
-            expected=f"false where {EXACT!r} is none of the methods",
-            given="True",
-            fix=f"Add {EXACT!r} to methods.",
-        )
+    if unrolled_exact and "exact" not in methods:
+        expected, fix = "false where 'exact' is none of the methods", "Add 'exact' to methods."
+        raise InputError("unrolled_exact", expected=expected, given="True", fix=fix)
     names = list(dict.fromkeys(methods))
     graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=split)
     about = {"study": "edges", "n_loops": n_loops, "methods": names, "n_steps": n_steps}
@@ -229,7 +224,7 @@ def edge_study(
         generator = torch.Generator().manual_seed(seed)
         circuits, axes = TiedCircuits(effects), _TiedAxes(graph)
         every = [*names, *CONTROLS]
-        unrolled, tied = _scores(effects, every, n_steps, generator, unrolled_exact=unrolled_exact)
+        unrolled, tied = _scores(effects, every, n_steps, unrolled_exact, generator)
         pruned = circuits.pruned(threshold)
         at_random = circuits.at_random(int(pruned.sum()), generator)
         # Numbers of tied edges from 0 to all of them, evenly.
@@ -291,18 +286,14 @@ def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFram
 
     split = any(name.endswith(".q") for name in result.data["receiver"].values)
     run = UnrolledGraph(result.config, result.n_loops, neurons=result.neurons, split=split)
-    senders, receivers = run.sender_names, run.receiver_names
-    tied_of = {  # edges of the unrolled graph by the names of their tied ones
-        (senders[s], receivers[r]): run.tied_edges[int(run.tied_index[s, r])]
-        for s, r in run.edges.nonzero().tolist()
-    }
+    tied_of = dict(zip(run.edge_names, run.tied_index[run.edges].tolist()))
     rows = []
     unrolled = result.to_dataframe("effect", "size").dropna()
     for graph, table in ((TIED, result.to_dataframe()), (UNROLLED, unrolled)):
         for score, scored in table.groupby("score", sort=False):
             columns = ["sender", "receiver", *(["lag"] if graph == TIED else [])]
             edges = list(scored[columns].itertuples(index=False, name=None))
-            edges = edges if graph == TIED else [tied_of[edge] for edge in edges]
+            edges = edges if graph == TIED else [run.tied_edges[tied_of[edge]] for edge in edges]
             truths = known_truths(edges, known, among=run.tied_edges, neurons=bool(result.neurons))
             for by in ("size", "effect"):
                 for row in ranking(scored[by].abs().to_numpy(), truths):
@@ -312,12 +303,7 @@ def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFram
 
 
 def _scores(
-    effects: EdgeEffects,
-    names: Sequence[str],
-    n_steps: int,
-    generator: torch.Generator,
-    *,
-    unrolled_exact: bool,
+    effects: EdgeEffects, names: Sequence[str], n_steps: int, unrolled_exact: bool, g: Any
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Effects by name, of edges ``[sender, receiver, batch]`` and of tied ones ``[tied, batch]``.
 
@@ -325,13 +311,12 @@ def _scores(
     """
     unrolled, tied = [], []
     for name in names:
-        if name == EXACT:
+        if name == "exact":
             tied.append(effects.exact_tied())
-            shape = (*effects.graph.edges.shape, tied[-1].shape[-1])
-            nothing = torch.full(shape, float("nan"), dtype=torch.float64)
+            nothing = tied[-1].new_full((*effects.graph.edges.shape, tied[-1].shape[-1]), np.nan)
             unrolled.append(effects.exact() if unrolled_exact else nothing)
         else:
-            unrolled.append(effects.scores(name, n_steps=n_steps, generator=generator))
+            unrolled.append(effects.scores(name, n_steps=n_steps, generator=g))
             tied.append(effects.tied(unrolled[-1]))
     return unrolled, tied
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
-from loopinterp.edges.edge_effects import CONTROLS, EDGE_IG
+from loopinterp.edges.edge_effects import CONTROLS
 from loopinterp.edges.edge_study import EdgeStudy
 from loopinterp.edges.unrolled_graph import (
     INPUT,
@@ -84,7 +84,7 @@ def _(result: EdgeStudy) -> list[Figure]:
 def _best(result: EdgeStudy) -> str:
     """The scores that figures show."""
     scores = result.data["score"].values.tolist()
-    return EDGE_IG if EDGE_IG in scores else scores[0]
+    return "edge_ig" if "edge_ig" in scores else scores[0]
 
 
 def _circuit(result: EdgeStudy) -> Figure:

@@ -119,19 +119,11 @@ class UnrolledGraph(ShortRepr):
         )
 
     def senders_named(self, names: str | Iterable[str], what: str = "senders") -> list[int]:
-        """The numbers of senders; a name without a loop stands for all loops.
-
-        Raises:
-            InputError: There is no such sender, or no name is given.
-        """
+        """The numbers of senders; a name without a loop stands for all loops."""
         return _numbers_of(what, names, [(s.name, s.tied) for s in self.senders])
 
     def receivers_named(self, names: str | Iterable[str], what: str = "receivers") -> list[int]:
-        """The numbers of receivers; a name without a loop, or slot, stands for all of them.
-
-        Raises:
-            InputError: There is no such receiver, or no name is given.
-        """
+        """The numbers of receivers; a name without a loop, or slot, stands for all of them."""
         aliases = []
         for k, slot in self.receivers:
             both = (self.readers[k].name, self.readers[k].tied)
@@ -142,6 +134,12 @@ class UnrolledGraph(ShortRepr):
         """The readers that read at the same time, one stage after the other, the readout last."""
         for _, stage in groupby(range(len(self.readers)), lambda k: self.readers[k].stage):
             yield list(stage)
+
+    @cached_property
+    def edge_names(self) -> list[tuple[str, str]]:
+        """Sender and receiver of each edge, in the order of ``edges.nonzero()``."""
+        edges = self.edges.nonzero().tolist()
+        return [(self.sender_names[s], self.receiver_names[r]) for s, r in edges]
 
     @cached_property
     def tied_edges(self) -> list[TiedEdge]:
@@ -181,20 +179,17 @@ def _with_slot(name: str, slot: str) -> str:
 def _numbers_of(
     what: str, names: str | Iterable[str], aliases: Sequence[tuple[str, ...]]
 ) -> list[int]:
-    """The numbers of everything that goes by one of the names, in order."""
+    """The numbers of everything that goes by one of the names, in order.
+
+    Raises:
+        InputError: There is no component of one of the names.
+    """
     numbers: set[int] = set()
     for name in [names] if isinstance(names, str) else names:
         matches = {k for k, known in enumerate(aliases) if name in known}
         if not matches:
             raise unknown_name(what, name, {alias for known in aliases for alias in known})
         numbers |= matches
-    if not numbers:
-        raise InputError(
-            what,
-            expected="at least one component",
-            given="none",
-            fix="Name some, as '0:block.0.mlp' or, at all loops, 'block.0.mlp'.",
-        )
     return sorted(numbers)
 
 

@@ -83,7 +83,7 @@ def test_so_many_tokens_are_refused_at_once():
     made = program({"u": tok_map(tokens, {1: 1}, default=0)}, {"u": u}, n_tokens=65_536)
     with at_most(calls=3_000_000), pytest.raises(InputError) as caught:
         compile_program(made, max_length=8)
-    assert caught.value.what == "tokens of program small"
+    assert caught.value.what == "tokens in prepare of program small"
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def noisy(compiled: Compiled) -> Compiled:
 def test_what_is_not_exact_is_not_superposed(disguise):
     with pytest.raises(InputError) as caught:
         superpose(disguise(small_model("ripple").compiled), seed=0)
-    assert caught.value.what == "the model to superpose"
+    assert caught.value.what == "compiled"
 
 
 def test_bad_steps():

@@ -238,7 +238,7 @@ def test_as_many_values_as_there_may_be_are_fine_and_one_more_is_not():
 def test_so_many_tokens_that_they_have_no_directions_are_refused_where_they_are_read():
     with pytest.raises(InputError) as caught:
         infer_domains(validate(program({"u": tokens % 2}, {"u": u}, n_tokens=65_536), 4))
-    assert caught.value.what == "tokens of program small"
+    assert caught.value.what == "tokens in prepare of program small"
     infer_domains(validate(program({"u": 0}, {"u": u}, n_tokens=65_536), 4))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from loopinterp.core.errors import InputError
 from loopinterp.edges import path_patching
-from loopinterp.edges.edge_runs import EdgeRuns, Replacement
+from loopinterp.edges.edge_runs import EdgeRuns
 from loopinterp.edges.unrolled_graph import UnrolledGraph
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from tests.edges.by_hand import run_by_hand
@@ -110,13 +110,13 @@ def test_a_run_without_weights_is_the_model_s_own_and_one_with_all_of_them_the_d
     torch.testing.assert_close(logits, model(base, n_loops=LOOPS))
     given, values = donors()
     ones = torch.ones(graph.edges.shape, dtype=torch.float64)
-    torch.testing.assert_close(runs(ones, Replacement(values))[0], given)
+    torch.testing.assert_close(runs(ones, values)[0], given)
     # Weights that all differ, so that no stream is shared, and by example.
     drawn = torch.rand(*graph.edges.shape, generator=torch.Generator().manual_seed(0)).double()
-    apart = runs(drawn, Replacement(values))[0]
-    one_by_one = runs(drawn[..., None].expand(*drawn.shape, len(base)), Replacement(values))[0]
+    apart = runs(drawn, values)[0]
+    one_by_one = runs(drawn[..., None].expand(*drawn.shape, len(base)), values)[0]
     torch.testing.assert_close(apart, one_by_one)
-    torch.testing.assert_close(apart, runs(drawn.requires_grad_(), Replacement(values))[0])
+    torch.testing.assert_close(apart, runs(drawn.requires_grad_(), values)[0])
 
 
 def test_groups_of_neurons_send_their_part_of_the_mlp() -> None:
