@@ -303,7 +303,11 @@ def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFram
 
 
 def _scores(
-    effects: EdgeEffects, names: Sequence[str], n_steps: int, unrolled_exact: bool, g: Any
+    effects: EdgeEffects,
+    names: Sequence[str],
+    n_steps: int,
+    unrolled_exact: bool,
+    g: torch.Generator,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Effects by name, of edges ``[sender, receiver, batch]`` and of tied ones ``[tied, batch]``.
 

@@ -214,7 +214,7 @@ def test_no_value_of_a_program_is_missing(name):
     [
         (u + 1, "variable 'u' of program small"),
         (u * 3 + 1, "variable 'u' of program small"),
-        (cumsum(u) + u, "cumsum"),
+        (cumsum(u) + u, "sel_width("),
         (tok_map(tokens, {0: 1}), "table of tok_map(tokens, {0: 1}) in step"),
         (tokens // (indices % 3), "tokens // (indices % 3)"),
         (tokens % indices, "tokens % indices"),
