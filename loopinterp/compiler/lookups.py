@@ -191,7 +191,11 @@ class _DecisionRule:
     value: int
 
 
-def decision_rules(function: FeatureFunction, most: int) -> list[_DecisionRule] | None:
+_Rules = list[_DecisionRule]
+_Axes = tuple[int, ...]
+
+
+def decision_rules(function: FeatureFunction, most: int) -> _Rules | None:
     """The fewest rules that a search by splitting finds; None if that is more than ``most``.
 
     The function is split by one feature into its different restrictions, each of which is split
@@ -215,25 +219,20 @@ def decision_rules(function: FeatureFunction, most: int) -> list[_DecisionRule] 
     return [_DecisionRule(rule.conditions, int(values[rule.value])) for rule in rules]
 
 
-_Key = tuple[tuple[int, ...], tuple[int, ...], bytes]
+_Key = tuple[_Axes, _Axes, bytes]
 """Axes, shape and content of a table."""
 
 
 class _RuleSearch:
-    """A search that visits the same restriction of a function only once.
-
-    ``orders`` are those of the features of each axis: PLAIN, WITNESS or RAW.
-    """
+    """A search that visits the same restriction of a function only once."""
 
     def __init__(self, orders: list[int]) -> None:
-        self._orders = orders
+        self._orders = orders  # of the features of each axis: PLAIN, WITNESS or RAW
         self._merged: dict[_Key, _MergedTable] = {}
-        self._tried: dict[_Key, tuple[int, list[_DecisionRule] | None]] = {}
+        self._tried: dict[_Key, tuple[int, _Rules | None]] = {}
         self._work = 0
 
-    def rules(
-        self, table: np.ndarray, axes: tuple[int, ...], most: int
-    ) -> list[_DecisionRule] | None:
+    def rules(self, table: np.ndarray, axes: _Axes, most: int) -> _Rules | None:
         """The fewest rules of a table with these axes, if ``most`` are enough."""
         key = _key(table, axes)
         if key not in self._merged:
@@ -247,9 +246,7 @@ class _RuleSearch:
             return None
         return [merged.spread(rule) for rule in rules]
 
-    def _rules(
-        self, table: np.ndarray, axes: tuple[int, ...], most: int
-    ) -> list[_DecisionRule] | None:
+    def _rules(self, table: np.ndarray, axes: _Axes, most: int) -> _Rules | None:
         # Every axis is tested somewhere, often enough to separate all its values.
         tests = 1 + sum((n_values - 1).bit_length() for n_values in table.shape)
         least = len(table) if len(axes) == 1 else tests
@@ -265,23 +262,20 @@ class _RuleSearch:
         if self._work > MOST_WORK:
             positions = [min(positions, key=lambda position: table.shape[position])]
         self._work += len(positions) * (table.size + 2**10)  # a step costs as much as 2**10 entries
-        best: list[_DecisionRule] | None = None
+        best: _Rules | None = None
         for position in positions:
             if best is None or len(best) > least:
                 limit = most if best is None else len(best) - 1
                 best = self._split(table, axes, position, limit) or best
         return best
 
-    def _split(
-        self, table: np.ndarray, axes: tuple[int, ...], position: int, most: int
-    ) -> list[_DecisionRule] | None:
+    def _split(self, table: np.ndarray, axes: _Axes, position: int, most: int) -> _Rules | None:
         """Rules that test one axis first, each of whose values makes a difference."""
         n_values = table.shape[position]
         rest = axes[:position] + axes[position + 1 :]
-        rules: list[_DecisionRule] = []
+        rules: _Rules = []
         for k, one in enumerate(np.eye(n_values, dtype=bool)):
-            still_to_come = n_values - k - 1
-            allowed = most - len(rules) - still_to_come
+            allowed = most - len(rules) - (n_values - k - 1)  # one rule for each value to come
             inner = self.rules(table.take(k, axis=position), rest, allowed)
             if inner is None:
                 return None
@@ -290,7 +284,7 @@ class _RuleSearch:
         return rules
 
 
-def _key(table: np.ndarray, axes: tuple[int, ...]) -> _Key:
+def _key(table: np.ndarray, axes: _Axes) -> _Key:
     return axes, table.shape, table.tobytes()
 
 
@@ -299,7 +293,7 @@ class _MergedTable:
     """A table with one value for all those of an axis that make no difference."""
 
     table: np.ndarray
-    axes: tuple[int, ...]  # without those that make no difference at all
+    axes: _Axes  # without those that make no difference at all
     kinds: dict[int, np.ndarray]  # of each axis: the new value for each value before
 
     @cached_property
@@ -312,7 +306,7 @@ class _MergedTable:
         return _DecisionRule(conditions, rule.value)
 
 
-def _merge(table: np.ndarray, axes: tuple[int, ...]) -> _MergedTable:
+def _merge(table: np.ndarray, axes: _Axes) -> _MergedTable:
     kinds: dict[int, np.ndarray] = {}
     for position in reversed(range(len(axes))):
         slices = [x.tobytes() for x in table.swapaxes(0, position)]
