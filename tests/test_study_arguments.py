@@ -77,7 +77,7 @@ STUDIES: dict[str, Callable[[Any, Any], Any]] = {
     "carry_study": probing.carry_study,
     "evaluate": lambda m, d: training.evaluate(m, d, [3]),
 }
-NOT_OF_A_MODEL = {"ground_truth_study", "false_names_study", "robustness_study"}
+NOT_OF_A_MODEL = {"ground_truth_study", "false_names_study"}
 NOT_OF_A_MODEL |= {"summarise_seeds", "run_sweep"}
 OF_OTHER_TASKS = {"operand_grid"}  # which draw operands of given lengths
 OF_GIVEN_PAIRS = {"edge_study", "patching_sweep"}

@@ -183,7 +183,6 @@ register_kind("activation-patching", "loopinterp.interventions.patching", "progr
 register_kind("edges", "loopinterp.edges.edge_study", "program")
 register_kind("evaluation", "loopinterp.training.evaluation", "generalisation")
 register_kind("false-names", "loopinterp.benchmark.false_names", "ground-truth")
-register_kind("noise-robustness", "loopinterp.benchmark.ground_truth", "ground-truth")
 register_kind("operand-grid", "loopinterp.training.evaluation", "generalisation")
 register_kind("probes", "loopinterp.probing.probe_grid", "program")
 register_kind("seed-summary", "loopinterp.training.seed_summary", "generalisation")

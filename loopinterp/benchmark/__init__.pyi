@@ -9,9 +9,7 @@ from .folder import make_benchmark as make_benchmark
 from .ground_truth import CHECKS as CHECKS
 from .ground_truth import Check as Check
 from .ground_truth import GroundTruth as GroundTruth
-from .ground_truth import Robustness as Robustness
 from .ground_truth import ground_truth_study as ground_truth_study
-from .ground_truth import robustness_study as robustness_study
 from .known_models import DISGUISES as DISGUISES
 from .known_models import TRAINED_MODELS as TRAINED_MODELS
 from .known_models import BenchmarkModel as BenchmarkModel

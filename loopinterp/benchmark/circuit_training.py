@@ -7,47 +7,47 @@ neurons compute them is left to the training.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveInt
 
 from loopinterp.compiler.circuit import Circuit, Directions, FeatureNode
 from loopinterp.compiler.compiled import Compiled
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.core.progress import track
-from loopinterp.models import Iteration, LoopedTransformer, LoopedTransformerConfig, bind
+from loopinterp.core.settings import Seed
+from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.models.taps import recording_gradients
 from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.registry import get_program
 from loopinterp.tasks.task_registry import get_task
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Int
     from torch import Tensor
 
-    from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Task
 
 TRAINED = "trained"
 
-_EXTRA_LOOPS = 2
-"""Loops beyond T(n), where a program's answers hold."""
-
+_EXTRA_LOOPS = 2  # beyond T(n), where a program's answers hold
 _BATCH, _EXAMPLES = 64, 2048
-_NOISE = 0.2
 _RATE, _WARM_UP = 2e-3, 100
 
 
+@checked
 def train_to_circuit(
     program: LoopProgram | str,
     *,
-    n: int = 6,
-    steps: int = 3000,
-    d_model: int = 64,
-    seed: int = 0,
+    n: PositiveInt = 6,
+    steps: PositiveInt = 3000,
+    d_model: Annotated[int, Field(ge=8)] = 64,
+    seed: Seed = 0,
 ) -> Compiled:
     r"""Train a looped transformer to run a program with its variables in given subspaces.
 
@@ -68,26 +68,36 @@ def train_to_circuit(
             heads see no more.
         n: Longest problems of the training.
         steps: Batches of 64.
-        d_model: Width of the state.
-        seed: Of weights, subspaces and batches.
+        seed: Of subspaces and batches; initial weights are the same for all.
 
     Returns:
         The model, and its circuit: each variable with its subspace, no heads, neurons and edges.
         The directions of values are a least-squares fit, and need not separate all values.
 
     Raises:
-        InputError: A number out of range, or more values than dimensions.
+        InputError: More than d_model / 2 values.
 
     Source: strict interchange intervention training (arXiv 2407.14494), on states between loops.
     """
     program = get_program(program)
     task = get_task(program.task, **program.task_settings)
-    check_integer("n", n, least=1)
-    check_integer("steps", steps, least=1)
-    check_integer("d_model", d_model, least=8)
     generator = torch.Generator().manual_seed(seed)
-    subspaces = _draw_subspaces(program, task, n, d_model, generator)
-    model = _model(program, task, d_model, seed)
+    subspaces = _Subspaces.draw(program, task, n, d_model, generator)
+    config = LoopedTransformerConfig(
+        d_model=d_model,
+        n_heads=4,
+        d_mlp=2 * d_model,
+        d_vocab=len(program.inputs),
+        d_vocab_out=task.d_vocab_out,
+        n_coda=1,
+        attention_window=1,
+        positions="relative",
+        relative_window=1,
+        loop_norm=True,
+        injection="input",
+        initial_state="embedding",
+    )
+    model = LoopedTransformer(config)
     optimiser = torch.optim.AdamW(model.parameters(), lr=_RATE)
     rate = torch.optim.lr_scheduler.SequentialLR(
         optimiser,
@@ -116,45 +126,25 @@ class _Subspaces:
     values: dict[str, tuple[int, ...]]
     rest: Tensor
 
-
-def _draw_subspaces(
-    program: LoopProgram, task: Task, n: int, d_model: int, generator: torch.Generator
-) -> _Subspaces:
-    inputs = task.sample(torch.full((_EXAMPLES,), n), generator=generator).inputs
-    trace = program.trace(inputs, program.n_loops(n) + _EXTRA_LOOPS)
-    values = {name: tuple(x.unique().tolist()) for name, x in trace.variables.items()}
-    sizes = [max(len(x), 2) for x in values.values()]
-    if sum(sizes) > d_model // 2:
-        raise InputError(
-            "d_model",
-            expected=f"at least {2 * sum(sizes)}, twice the values of all variables",
-            given=str(d_model),
-            fix="Pass a wider d_model, or a program of fewer values.",
-        )
-    square = torch.randn(d_model, d_model, generator=generator, dtype=torch.float64)
-    # Rows of one random orthogonal matrix, split by variable.
-    *rows, rest = torch.linalg.qr(square).Q.float().split([*sizes, d_model - sum(sizes)])
-    return _Subspaces(dict(zip(values, rows)), values, rest)
-
-
-def _model(program: LoopProgram, task: Task, d_model: int, seed: int) -> LoopedTransformer:
-    config = LoopedTransformerConfig(
-        d_model=d_model,
-        n_heads=4,
-        d_mlp=2 * d_model,
-        d_vocab=len(program.inputs),
-        d_vocab_out=task.d_vocab_out,
-        n_coda=1,
-        attention_window=1,
-        positions="relative",
-        relative_window=1,
-        loop_norm=True,
-        injection="input",
-        initial_state="embedding",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LoopedTransformer(config)
+    @classmethod
+    def draw(
+        cls, program: LoopProgram, task: Task, n: int, d_model: int, generator: torch.Generator
+    ) -> _Subspaces:
+        """Rows of one random orthogonal matrix, for the values that the variables take."""
+        inputs = task.sample(torch.full((_EXAMPLES,), n), generator=generator).inputs
+        trace = program.trace(inputs, program.n_loops(n) + _EXTRA_LOOPS)
+        values = {name: tuple(x.unique().tolist()) for name, x in trace.variables.items()}
+        sizes = [max(len(x), 2) for x in values.values()]
+        if sum(sizes) > d_model // 2:
+            raise InputError(
+                "d_model",
+                expected=f"at least {2 * sum(sizes)}, twice the values of all variables",
+                given=str(d_model),
+                fix="Pass a wider d_model, or a program of fewer values.",
+            )
+        square = torch.randn(d_model, d_model, generator=generator, dtype=torch.float64)
+        *rows, rest = torch.linalg.qr(square).Q.float().split([*sizes, d_model - sum(sizes)])
+        return cls(dict(zip(values, rows)), values, rest)
 
 
 def _loss(
@@ -176,7 +166,13 @@ def _loss(
     inputs = task.sample(n, generator=generator).inputs
     n_loops = program.n_loops(int(n.max())) + _EXTRA_LOOPS
     trace, run = program.trace(inputs, n_loops), bind(model, inputs)
-    states = torch.stack([*_noisy(run, run.h0, n_loops, generator)])
+    clean = [run.h0]
+    for _ in range(n_loops):
+        h = run.step(clean[-1])
+        # Noise of a fifth of the spread of the features at each position.
+        noise = torch.randn(h.shape, generator=generator, dtype=torch.float32)
+        clean.append(h + 0.2 * h.detach().std(-1, keepdim=True) * noise)
+    states = torch.stack(clean)  # [loop, batch, pos, d_model]
     loop = randint(n_loops)
     h, values = states[loop], {name: x[loop] for name, x in trace.variables.items()}
     whole_state = rand(_BATCH, 1) < 0.3  # inputs that get an interchange of whole states alone
@@ -230,18 +226,6 @@ def _balanced(
 def _at(values: Tensor, source: Int[Tensor, "batch pos"]) -> Tensor:
     """The values ``[loop, input, pos, ...]`` of the source of each position."""
     return values.flatten(0, 1)[source, torch.arange(source.shape[1])]
-
-
-def _noisy(
-    run: Iteration, h: Tensor, n_loops: int, generator: torch.Generator
-) -> Iterator[Float[Tensor, "batch pos d_model"]]:
-    yield h
-    for _ in range(n_loops):
-        h = run.step(h)
-        # Relative to the spread of the features at each position.
-        noise = torch.randn(h.shape, generator=generator, dtype=torch.float32)
-        h = h + _NOISE * h.detach().std(-1, keepdim=True) * noise
-        yield h
 
 
 def _cross_entropy(logits: Tensor, answers: Int[Tensor, "loop batch pos"]) -> Tensor:

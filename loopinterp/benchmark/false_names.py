@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from pydantic import NonNegativeInt
 
 from loopinterp.benchmark.known_models import LENGTHS, Disguise, compiled_with_inputs
 from loopinterp.benchmark.state_scores import rivals_of
 from loopinterp.comparison.counts import count_evidence
 from loopinterp.comparison.evidence import gather_evidence
-from loopinterp.comparison.inputs import check_program_list
 from loopinterp.comparison.pair_strategies import SpreadPairs
 from loopinterp.comparison.program_comparison import EXAMPLES, FIRST_LOOK, TO_IDENTIFY
 from loopinterp.comparison.rule import decide
 from loopinterp.compiler import near_misses
+from loopinterp.core.boundary import checked
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.programs import equivalence
-from loopinterp.programs.registry import list_programs
+from loopinterp.programs.registry import get_program, list_programs
 
 if TYPE_CHECKING:
     from loopinterp.compiler.compiled import Compiled
     from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Batch
-
-LENGTH = 8
-"""Problem length of the models, where ``LENGTHS`` has no other."""
-
-LONGER = 1.5
-"""Program offsets are fitted at one length, and scored at another, so many times as long."""
 
 RARE = 1e-3
 """Largest share of separating interventions at which two programs count as rarely separated."""
@@ -51,28 +47,16 @@ class FalseNames(Result, kind="false-names"):
     - ``named``: of a stock program's model, 1 if it is identified when it is listed, 0 if not; NaN
       of the near misses.
 
-    Attributes:
-        programs: The program of each model.
-        originals: The stock program that it is a near miss of (itself for a stock program).
-        tasks: Its task.
-        disguises: The model's disguise.
-        wrong_names: Where ``wrong`` is not 0: model, name, and the share of interventions that
-            separate the two programs.
-        rare_names: The same of ``rare``.
+    The other lists have an entry for each model, too; ``wrong_names`` and ``rare_names`` are model,
+    name, and the share of interventions that separate the two programs.
     """
 
-    VARIABLES: ClassVar = {
-        "lists": "model",
-        "wrong": "model",
-        "rare": "model",
-        "equivalent": "model",
-        "named": "model",
-    }
+    VARIABLES: ClassVar = dict.fromkeys(("lists", "wrong", "rare", "equivalent", "named"), "model")
     # Older files do not have it.
     OPTIONAL: ClassVar = frozenset({"rare"})
 
     programs: list[str]
-    originals: list[str]
+    originals: list[str]  # the stock program that it is a near miss of, or is itself
     tasks: list[str]
     disguises: list[str]
     wrong_names: list[tuple[str, str, float]]
@@ -98,12 +82,13 @@ class FalseNames(Result, kind="false-names"):
         return counted.reindex(list(dict.fromkeys(self.tasks))).to_dict("index")
 
 
+@checked
 def false_names_study(
     programs: Sequence[str] | None = None,
     *,
-    misses_of_each: int = 10,
+    misses_of_each: NonNegativeInt = 10,
     disguises: Sequence[tuple[str, Sequence[Disguise]]] = (("bare", ()),),
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> FalseNames:
     """Compile stock programs and near misses of them, and count false identifications.
 
@@ -119,20 +104,24 @@ def false_names_study(
         programs: Stock programs; by default all.
         misses_of_each: Most near misses of each.
         disguises: A name, and disguises of each model, one after the other.
-        seed: Seed of mutations, inputs, pairs.
 
     Raises:
-        InputError: no list of programs, or an unknown name.
+        InputError: an unknown program.
     """
-    stock = check_program_list(list_programs() if programs is None else programs)
-    names = [program.name for program in stock]
+    names = list_programs() if programs is None else list(programs)
+    stock = [get_program(name) for name in names]
     with study(seed, study="false names", programs=names, misses_of_each=misses_of_each) as watch:
+        pairs = [
+            (original.name, program)
+            for original in stock
+            for program in (original, *near_misses(original, most=misses_of_each, seed=seed))
+        ]
         rows, separations = [], []
-        programs_of = list(_stock_and_misses(stock, misses_of_each, seed))
-        for original, program in track(programs_of, "programs"):
-            n = LENGTHS.get(program.task, LENGTH)
+        for original, program in track(pairs, "programs"):
+            n = LENGTHS.get(program.task, 8)
+            # Program offsets are fitted at one length and scored at another, half as long again.
             compiled, data = compiled_with_inputs(
-                program, [n, math.ceil(LONGER * n)], examples=EXAMPLES, seed=seed
+                program, [n, math.ceil(1.5 * n)], examples=EXAMPLES, seed=seed
             )
             for label, changes in disguises:
                 name, model = f"{program.name}, {label}", compiled
@@ -153,16 +142,6 @@ def false_names_study(
             wrong_names=[x for x in separations if x[2] > RARE],
             rare_names=[x for x in separations if x[2] <= RARE],
         )
-
-
-def _stock_and_misses(
-    stock: Sequence[LoopProgram], misses_of_each: int, seed: int
-) -> Iterator[tuple[str, LoopProgram]]:
-    """Stock programs and near misses of each, with the stock program's name."""
-    for program in stock:
-        yield program.name, program
-        for miss in near_misses(program, most=misses_of_each, seed=seed):
-            yield program.name, miss
 
 
 def _score(

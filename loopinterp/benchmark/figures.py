@@ -1,4 +1,4 @@
-"""Findings and figures of the scores of tools on known models, and of noise on their weights."""
+"""Findings and figures of the scores of tools on known models."""
 
 from __future__ import annotations
 
@@ -9,58 +9,45 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from loopinterp.benchmark.ground_truth import CHECK_OF, GroundTruth, Robustness
+from loopinterp.benchmark.ground_truth import CHECK_OF, GroundTruth
 from loopinterp.core.intervals import ENDS, ESTIMATE
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
-from loopinterp.core.text import percent
-from loopinterp.figures import Series, bars_with_intervals, heatmap_panels, line_figure
+from loopinterp.figures import Series, bars_with_intervals, heatmap_panels
 
 
 @findings_of.register
 def _(result: GroundTruth) -> list[Finding]:
     """How many checks are passed, and the first that is not."""
     passed = result.passed
-    right, asked = int(passed.sum()), int(passed.count())
-    if not asked:
+    right, n_checks, n_models = int(passed.sum()), int(passed.count()), len(result.models)
+    if not n_checks:
         return [Finding("The models whose circuit is known can be asked none of the checks.")]
     text = (
-        f"On {len(result.models)} model{'s' if len(result.models) > 1 else ''} whose circuit is "
-        f"known, the tools give the right answer "
-        f"in {right} of {asked} checks."
+        f"On {n_models} model{'s' if n_models > 1 else ''} whose circuit is known, the tools give "
+        f"the right answer in {right} of {n_checks} checks."
     )
     if result.missed:
         model, check, value, _ = result.missed[0]
         text += f" Not in: {check} on {model} ({value:.3g})"
         text += f", and {len(result.missed) - 1} more." if len(result.missed) > 1 else "."
-    value = f"{right} of {asked}"
-    return [Finding(text, value=value, good=right == asked)]
+    value = f"{right} of {n_checks}"
+    return [Finding(text, value=value, good=right == n_checks)]
 
 
 @figures_of.register
 def _(result: GroundTruth) -> list[Figure]:
     """The table of all scores, and each check beside its control; none if nothing was asked."""
-    return [_table(result), _controls(result)] if result.passed.count() else []
+    # The checks that some model can be asked, [model, check].
+    scores = result.data.dropna("check", how="all", subset=["value"])
+    return [_table(result, scores), _controls(scores)] if scores.sizes["check"] else []
 
 
-def rightness(asked: xr.Dataset) -> xr.DataArray:
-    """Scores turned so that 1 is right for every check: those with an upper limit count down."""
-    value = asked["value"]
-    upper = np.array([CHECK_OF[key].highest for key in asked["check"].values])
-    return value.copy(data=np.where(upper, 1 - value, value)).clip(0, 1)
-
-
-def _asked(result: GroundTruth) -> xr.Dataset:
-    """The checks that some model can be asked."""
-    return result.data.dropna("check", how="all", subset=["value"])
-
-
-def _table(result: GroundTruth) -> Figure:
-    asked = _asked(result)
+def _table(result: GroundTruth, scores: xr.Dataset) -> Figure:
     plot: Any = heatmap_panels(
-        {"": rightness(asked)}, x_title="", y_title="", value_title="right answers", scale="mass"
+        {"": _rightness(scores)}, x_title="", y_title="", value_title="right answers", scale="mass"
     )
     plot.update_xaxes(tickangle=-60)
-    value = asked["value"].values
+    value = scores["value"].values
     shown = np.where(np.isnan(value), "", np.char.mod("%.3g", value))
     plot.update_traces(customdata=shown, hovertemplate="%{y}<br>%{x}: %{customdata}<extra></extra>")
     missed = [f"{check} on {model}" for model, check, _, _ in result.missed]
@@ -76,21 +63,38 @@ def _table(result: GroundTruth) -> Figure:
     )
 
 
-def _controls(result: GroundTruth) -> Figure:
-    asked = _asked(result)
+def _rightness(scores: xr.Dataset) -> xr.DataArray:
+    """Scores turned so that 1 is right for every check: those with an upper limit count down."""
+    value = scores["value"]
+    least = np.array([CHECK_OF[key].at_least for key in scores["check"].values])
+    return value.copy(data=np.where(np.isnan(least), 1 - value, value)).clip(0, 1)
+
+
+def _controls(scores: xr.Dataset) -> Figure:
+    """Mean, least and largest score of each check over all models, and of its control."""
     # Counts of heads have no common scale with shares.
-    shares = asked.drop_sel(check=[key for key in ("no other head",) if key in asked["check"]])
-    plot = bars_with_intervals(
-        [
-            _spread("the tool", shares["value"]),
-            _spread("its control", shares["control"], control=True),
-        ],
-        value_title="score: mean, least and largest over all models",
-        value_range=(0, 1.02),
-    )
+    shares = scores.drop_sel(check=[key for key in ("no other head",) if key in scores["check"]])
+    series = []
+    for array, name in {"value": "the tool", "control": "its control"}.items():
+        x = shares[array]
+        ends: list[xr.DataArray] = [x.mean("model"), x.min("model"), x.max("model")]
+        estimate = xr.concat(ends, xr.Variable(ESTIMATE, list(ENDS)))
+        series.append(Series.of(name, estimate, control=array == "control"))
+    # What the checks are, with the score over all models that is furthest from right.
+    checks = [dataclasses.asdict(CHECK_OF[key]) for key in scores["check"].values]
+    questions = pd.DataFrame(checks).rename(columns={"key": "check"})
+    value = scores["value"]
+    questions["models"] = value.count("model").values
+    upper = questions["at_least"].isna()
+    questions["worst"] = np.where(upper, value.max("model"), value.min("model"))
+    questions["mean control"] = scores["control"].mean("model").values
     return Figure(
         title="What each tool says, beside its control",
-        plot=plot,
+        plot=bars_with_intervals(
+            series,
+            value_title="score: mean, least and largest over all models",
+            value_range=(0, 1.02),
+        ),
         caption=(
             "Scores over all models. What should not be there (a probe that finds something else, "
             "wrong exchanges, heads outside the circuit, a spectral radius) should be at 0, all "
@@ -103,69 +107,5 @@ def _controls(result: GroundTruth) -> Figure:
             "circuit. Ablation: calling every part needed. Dynamics: the most common loop. "
             "Verdicts: the next program."
         ),
-        data=_questions(asked),
+        data=questions,
     )
-
-
-def _questions(asked: xr.Dataset) -> pd.DataFrame:
-    """What the checks are, with the score over all models that is furthest from right."""
-    table = pd.DataFrame([dataclasses.asdict(CHECK_OF[key]) for key in asked["check"].values])
-    table = table.rename(columns={"key": "check", "highest": "upper"})
-    scores = asked["value"]
-    worst = np.where(table["upper"], scores.max("model"), scores.min("model"))
-    table = table.assign(models=scores.count("model").values, worst=worst)
-    return table.assign(**{"mean control": asked["control"].mean("model").values})
-
-
-def _spread(name: str, scores: xr.DataArray, *, control: bool = False) -> Series:
-    """Mean, least and largest score of each check; NaN where there is none."""
-    ends: list[xr.DataArray] = [scores.mean("model"), scores.min("model"), scores.max("model")]
-    estimate = xr.concat(ends, xr.Variable(ESTIMATE, list(ENDS)))
-    return Series.of(name, estimate, control=control)
-
-
-_SOLVED = 0.99
-"""Models that answer so many examples right still work."""
-
-
-@findings_of.register
-def _(result: Robustness) -> list[Finding]:
-    """The largest noise at which the models still work, and what the tools say there."""
-    works = result.data.where(result.data["exact_match"] >= _SOLVED).dropna("noise", how="all")
-    if not works.sizes["noise"]:
-        text = "With the least noise that was tried the compiled models no longer work."
-        return [Finding(text)]
-    scores = works.sel(noise=works["noise"].max())["value"].dropna("check")
-    text = (
-        f"With noise of {percent(scores['noise'])} on every weight the compiled models "
-        f"still work, and the tools score at least {float(scores.min()):.3g} "
-        f"({scores['check'].values[scores.values.argmin()]})."
-    )
-    return [Finding(text)]
-
-
-@figures_of.register
-def _(result: Robustness) -> list[Figure]:
-    """Scores against noise, beside what the models themselves can still do."""
-    levels = result.data["noise"].values.tolist()
-    right = Series.of("exact match of the model", result.data["exact_match"], control=True)
-    plot = line_figure(
-        [*Series.each(result.data["value"], "check"), right],
-        x_title="noise on the weights, relative to their size",
-        y_title="score",
-        y_range=(0, 1.02),
-    )
-    plot.update_xaxes(type="log", tickvals=levels, ticktext=list(map(str, levels)))
-    return [
-        Figure(
-            title="How much noise on the weights the tools stand",
-            plot=plot,
-            caption=(
-                f"The models ({', '.join(result.programs)}) are rotated, and noise is put on every "
-                "weight. Compiled values are restored in every layer, so that small noise changes "
-                "nothing; what is found of a circuit must hold as long as the model works."
-            ),
-            control="The model's own exact match: beyond it there is no circuit to be found.",
-            data=result.to_dataframe(),
-        )
-    ]

@@ -48,42 +48,25 @@ LIST, CARD, PAIRS = "benchmark.json", "card.json", "pairs.safetensors"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Exercise(ShortRepr):
-    """The input of a tool: a model, its task and inputs, and nothing about its circuit.
-
-    Attributes:
-        model: The model.
-        task: Its task, which draws further inputs.
-        n: The longest problem of its inputs.
-        n_loops: Loops of a full run.
-        base: Inputs ``[pair, pos]``, of all lengths up to n.
-        source: The others of each pair.
-    """
+    """The input of a tool: a model, its task and inputs, and nothing about its circuit."""
 
     model: LoopedTransformer
     task: Task
-    n: int
-    n_loops: int
-    base: Tensor
-    source: Tensor
+    n: int  # the longest problem of its inputs
+    n_loops: int  # of a full run
+    base: Tensor  # inputs [pair, pos], of all lengths up to n
+    source: Tensor  # the others of each pair
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KnownCircuit(ShortRepr):
-    """A model of a benchmark's folder, read back.
-
-    Attributes:
-        about: Its entry in the list.
-        compiled: The model with its circuit and program.
-        base: Inputs ``[pair, pos]`` that edges are scored on.
-        source: The others of each pair.
-        card: The contents of ``card.json``.
-    """
+    """A model of a benchmark's folder, read back."""
 
     about: BenchmarkModel
     compiled: Compiled
-    base: Tensor
-    source: Tensor
-    card: Mapping[str, Any]
+    base: Tensor  # inputs [pair, pos] that edges are scored on
+    source: Tensor  # the others of each pair
+    card: Mapping[str, Any]  # the contents of card.json
 
     def true_edges(self) -> set[TiedEdge]:
         """The edges of the circuit.
@@ -103,8 +86,7 @@ class KnownCircuit(ShortRepr):
     @property
     def exercise(self) -> Exercise:
         """The input of a tool."""
-        about = self.about
-        model = self.compiled.model
+        about, model = self.about, self.compiled.model
         return Exercise(model, about.task, about.n, about.n_loops, self.base, self.source)
 
 
@@ -112,11 +94,9 @@ class Benchmark(ShortRepr):
     """A folder that :func:`make_benchmark` wrote.
 
     Args:
-        folder: The folder.
         digest: Expected :attr:`digest`, if it is known from elsewhere.
 
     Attributes:
-        folder: The folder.
         files: Model -> file -> SHA-256.
 
     Raises:
@@ -135,18 +115,15 @@ class Benchmark(ShortRepr):
         path = self.folder / LIST
         saved = read_json_object(path)
         version, listed = saved.get("version"), saved.get("models")
-        if version != VERSION or not isinstance(listed, dict):
+        if (
+            version != VERSION
+            or not isinstance(listed, dict)
+            or not all(_is_entry(name, files) for name, files in listed.items())
+        ):
             raise CheckpointError(
                 f"benchmark {path}",
-                expected=f"version {VERSION}, with a list of models",
-                given=f"version {version!r}",
-                fix="Make it again with `loopinterp benchmark`.",
-            )
-        if not all(_is_entry(name, files) for name, files in listed.items()):
-            raise CheckpointError(
-                f"benchmark {path}",
-                expected="for each model the files of its folder, each with its SHA-256",
-                given="an entry of another make",
+                expected=f"version {VERSION}: for each model its files, each with its SHA-256",
+                given=f"version {version!r}, or a list of another make",
                 fix="Make it again with `loopinterp benchmark`.",
             )
         self.files: dict[str, dict[str, str]] = listed
@@ -221,9 +198,7 @@ def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Be
     """
     folder = Path(folder)
     entries = {model.name for model in benchmark_models()} | {LIST}
-    if folder.exists() and not (
-        folder.is_dir() and all(path.name in entries for path in folder.iterdir())
-    ):
+    if folder.exists() and not (folder.is_dir() and {p.name for p in folder.iterdir()} <= entries):
         raise InputError(
             "folder",
             expected="a new folder, or one with a benchmark",

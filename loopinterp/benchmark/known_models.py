@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from jaxtyping import Float
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from loopinterp.benchmark.circuit_training import TRAINED
@@ -17,7 +18,9 @@ from loopinterp.comparison.inputs import check_program_list
 from loopinterp.compiler import add_noise, distract, permute, rotate
 from loopinterp.compiler.circuit import orthonormal
 from loopinterp.compiler.compiled import Compiled, compile_program
-from loopinterp.core.errors import check_integer, check_seed, unknown_name
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import unknown_name
+from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.models.protocol import LoopedModel
 from loopinterp.programs.program import LoopProgram
@@ -36,22 +39,18 @@ Disguise = Callable[[Compiled], Compiled]
 VERSION = 1
 """Of the benchmark's list of models. Scores of different versions are not comparable."""
 
-NOISY = "noisy"
 DISGUISES: dict[str, Disguise] = {
     "bare": lambda compiled: compiled,
     "rotated, permuted": lambda c: rotate(permute(c, seed=0), seed=0),
     "distracted, rotated": lambda c: rotate(distract(c, seed=0), seed=0),
-    NOISY: partial(add_noise, relative=0.01, seed=0),
+    "noisy": partial(add_noise, relative=0.01, seed=0),
 }
 
 BROKEN_BY_NOISE = {
     *("abacus_ripple", "binary_sum", "copy", "multiplication", "one_shot"),
     *("token_addition", "unique_set"),
 }
-"""Programs whose models give other answers with noise on their weights: their circuit is not known.
-
-They are wide: noise of one relative size adds up over hundreds of directions.
-"""
+"""Programs that have no noisy model: noise adds up over their hundreds of directions."""
 
 LEFT_OUT = {"regular_language"}
 """Tasks whose programs came after this version of the list, and have no models in it."""
@@ -60,28 +59,17 @@ TRAINED_MODELS = Path(__file__).parent / "trained_models"
 """Models of :func:`~loopinterp.benchmark.train_to_circuit`, by program; part of the package."""
 
 LENGTHS = {"multiplication": 3, "unique_set": 4, "token_addition": 4, "abacus_addition": 4}
-"""Longest problems by task, where that is not :data:`LENGTH`: these programs are wide."""
-
-LENGTH = 6
-PAIRS = 48
-"""Pairs of inputs that edges are scored on."""
+"""Longest problems of the tasks with wide programs; that of all others is 6."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KnownModel(ShortRepr):
-    """A compiled model to try a tool on: its circuit is known.
-
-    Attributes:
-        compiled: The model, its circuit, its program.
-        batch: Inputs of one length.
-        n_loops: T(n), the loops of a full run.
-        label: The disguise, in a word or two; "" for none.
-    """
+    """A compiled model to try a tool on, with inputs of one length."""
 
     compiled: Compiled
     batch: Batch
-    n_loops: int
-    label: str = ""
+    n_loops: int  # T(n), the loops of a full run
+    label: str = ""  # the disguise, in a word or two
 
     @property
     def name(self) -> str:
@@ -91,9 +79,8 @@ class KnownModel(ShortRepr):
 
     def of_distractors(self, states: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape d"]:
         """The part of states along directions that are not in the circuit."""
-        directions = [d.write for d in self.compiled.circuit.directions.values()]
-        # Orthonormal rows that span the circuit; the rest of the state lies outside.
-        basis = orthonormal(torch.cat(directions).double()).to(states)
+        written = torch.cat([d.write for d in self.compiled.circuit.directions.values()])
+        basis = orthonormal(written.double()).to(states)  # [rank, d_model], of the circuit
         rest = states - (states @ basis.mT) @ basis
         return torch.zeros_like(rest) if len(basis) == states.shape[-1] else rest
 
@@ -109,12 +96,7 @@ class KnownModel(ShortRepr):
 
 @dataclass(frozen=True)
 class Score:
-    """The answer of one tool on one model; NaN where a check does not apply.
-
-    Attributes:
-        value: The score.
-        control: Its control.
-    """
+    """The answer of one tool on one model, and its control; NaN where a check does not apply."""
 
     value: float
     control: float = float("nan")
@@ -135,14 +117,15 @@ class _WithoutDistractors:
         return h - self._known.of_distractors(h)
 
 
+@checked
 def known_models(
     programs: Sequence[str | LoopProgram],
     *,
-    n: int = 6,
-    examples: int = 256,
+    n: PositiveInt = 6,
+    examples: Annotated[int, Field(ge=8)] = 256,
     disguises: Sequence[Disguise] = (),
     label: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> list[KnownModel]:
     """Compile programs, and put each through the same disguises, one after the other.
 
@@ -152,18 +135,14 @@ def known_models(
         examples: Inputs for each model.
         disguises: Changes of each model, e.g. ``partial(rotate, seed=0)``.
         label: Name of the disguises in tables; by default a word for each.
-        seed: Seed of the inputs.
 
     Raises:
-        InputError: no list of programs, fewer than 8 examples, or a program that cannot be
-            compiled.
+        InputError: no list of programs, or a program that cannot be compiled.
 
     Example:
         >>> [known.name for known in known_models(["ripple", "copy"], n=3, examples=8)]
         ['ripple', 'copy']
     """
-    check_integer("examples", examples, least=8)
-    check_integer("n", n, least=1)
     models = []
     for program in check_program_list(programs):
         compiled, (batch,) = compiled_with_inputs(program, [n], examples=examples, seed=seed)
@@ -180,22 +159,17 @@ def compiled_with_inputs(
 ) -> tuple[Compiled, list[Batch]]:
     """A program compiled for the last of some problem lengths, and a batch of each length."""
     task = get_task(program.task, **program.task_settings)
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
     batches = [task.sample(torch.full((examples,), n), generator=generator) for n in lengths]
     return compile_program(program, max_length=batches[-1].inputs.shape[1]), batches
 
 
 @dataclass(frozen=True, repr=False)
 class BenchmarkModel(ShortRepr):
-    """One model of the benchmark.
-
-    Attributes:
-        program_name: The stock program that it runs.
-        disguise: One of :data:`DISGUISES`; or :data:`TRAINED`, if its weights were learnt.
-    """
+    """One model of the benchmark."""
 
     program_name: str
-    disguise: str
+    disguise: str  # one of DISGUISES, or TRAINED if its weights were learnt
 
     @property
     def name(self) -> str:
@@ -204,7 +178,7 @@ class BenchmarkModel(ShortRepr):
 
     @property
     def program(self) -> LoopProgram:
-        """Its program."""
+        """The stock program that it runs."""
         return get_program(self.program_name)
 
     @property
@@ -215,7 +189,7 @@ class BenchmarkModel(ShortRepr):
     @property
     def n(self) -> int:
         """The longest problem of its inputs."""
-        return LENGTHS.get(self.program.task, LENGTH)
+        return LENGTHS.get(self.program.task, 6)
 
     @property
     def n_loops(self) -> int:
@@ -233,9 +207,8 @@ class BenchmarkModel(ShortRepr):
     def pairs(self) -> tuple[Int[Tensor, "pair pos"], Int[Tensor, "pair pos"]]:
         """Inputs, base and source, that edges are scored on: of all lengths up to n."""
         generator = torch.Generator().manual_seed(0)
-        # The first pair is of full length, so that all inputs are as long as it.
-        lengths = torch.randint(min(2, self.n), self.n + 1, (2, PAIRS), generator=generator)
-        lengths[:, 0] = self.n
+        lengths = torch.randint(min(2, self.n), self.n + 1, (2, 48), generator=generator)
+        lengths[:, 0] = self.n  # so that all inputs are padded to the full length
         base, source = (self.task.sample(n, generator=generator).inputs for n in lengths)
         return base, source
 
@@ -260,17 +233,14 @@ def benchmark_models(names: Iterable[str] | None = None) -> list[BenchmarkModel]
         for program in list_programs()
         if get_program(program).task not in LEFT_OUT
         for disguise in DISGUISES
-        if disguise != NOISY or program not in BROKEN_BY_NOISE
+        if disguise != "noisy" or program not in BROKEN_BY_NOISE
     ]
     every += [BenchmarkModel(folder.name, TRAINED) for folder in sorted(TRAINED_MODELS.iterdir())]
     if names is None:
         return every
-    by_name = {model.name: [model] for model in every}
-    for model in every:
-        by_name.setdefault(model.program_name, []).append(model)
-    chosen: set[str] = set()
-    for name in [names] if isinstance(names, str) else names:
-        if name not in by_name:
-            raise unknown_name("model of the benchmark", name, by_name)
-        chosen |= {model.name for model in by_name[name]}
-    return [model for model in every if model.name in chosen]
+    names = [names] if isinstance(names, str) else list(names)
+    known = {name for model in every for name in (model.name, model.program_name)}
+    for name in names:
+        if name not in known:
+            raise unknown_name("model of the benchmark", name, known)
+    return [model for model in every if {model.name, model.program_name} & {*names}]

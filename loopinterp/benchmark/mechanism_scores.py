@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ from loopinterp.comparison.variable_interchange import (
     VariableInterchange,
     interchange_study,
 )
+from loopinterp.core.boundary import checked
+from loopinterp.core.settings import Seed
 from loopinterp.interventions.ablation import IDLE, KINDS, NEEDED, ablation_study
 from loopinterp.interventions.pairs import InterchangePairs
 from loopinterp.interventions.patching import patching_sweep
@@ -37,16 +39,10 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.comparison.heads import HeadMatch
-    from loopinterp.compiler.circuit import HeadNode, NeuronGroup
     from loopinterp.compiler.compiled import Compiled
-    from loopinterp.interventions.patching import PatchingSweep
     from loopinterp.programs.expressions import Seq
     from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Batch
-
-
-_HEAD_EXAMPLES, _ABLATION_EXAMPLES, _PATCHED_PAIRS = 48, 128, 24
 
 
 def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
@@ -102,18 +98,35 @@ def score_patching(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """States patched position by position, and heads patched one by one."""
     del seed  # nothing is drawn
     half = len(known.batch) // 2
-    rows = slice(0, min(half, _PATCHED_PAIRS))
-    base, source = (x[rows] for x in (known.batch.inputs[:half], known.batch.inputs[half:]))
-    scored = (known.batch.targets[:half] >= 0)[rows]
+    rows, other_rows = slice(min(half, 24)), slice(half, half + min(half, 24))
+    base, source = known.batch.inputs[rows], known.batch.inputs[other_rows]
+    scored = known.batch.targets[rows] >= 0
     model, n_loops = known.compiled.model, max(known.n_loops, 1)
     answers = [model(x, n_loops=n_loops).argmax(-1) for x in (base, source)]
     if not bool((answers[0] != answers[1])[scored].any()):
         return {}
     sweep = partial(patching_sweep, model, base, source, n_loops=n_loops, scored=scored)
     predicted = _predicted(known.compiled.program, base, source, scored, n_loops)
+    recovered = sweep(component="state", positions="each").data["recovered"]
+    measured = torch.from_numpy(recovered.isel(layer=0, head=0).values).to(predicted)
+
+    def share(first: Tensor, second: Tensor) -> float:
+        defined = ~(first.isnan() | second.isnan())
+        return float(((first - second).abs() < 1e-6)[defined].float().mean())
+
+    inside = np.zeros((model.config.n_layers, model.config.n_heads), dtype=bool)
+    for head in known.compiled.circuit.heads:
+        if head.section == "block":
+            inside[head.layer, head.head] = True
+    effect = sweep(component="z").data["effect"].isel(pos=0)
+    effect = abs(effect).max("loop").values  # [layer, head]
     return {
-        "patched states": _score_states(sweep(component="state", positions="each"), predicted),
-        "patched heads": _score_heads(known, sweep(component="z")),
+        # Controls: the prediction for the loop before, and the heads of the circuit.
+        "patched states": Score(share(measured, predicted), share(measured[1:], predicted[:-1])),
+        "patched heads": Score(
+            float(effect[~inside].max(initial=0.0)),
+            float(effect[inside].max()) if inside.any() else float("nan"),
+        ),
     }
 
 
@@ -152,41 +165,13 @@ def _predicted(
     return right.masked_fill((counted == UNKNOWN).any(-1), torch.nan)
 
 
-def _score_states(sweep: PatchingSweep, predicted: Float[Tensor, "loop pos"]) -> Score:
-    """Cells with the predicted share, against the prediction for the loop before."""
-    recovered = sweep.data["recovered"].isel(layer=0, head=0)
-    measured = torch.from_numpy(recovered.values).to(predicted)
-
-    def share(first: Tensor, second: Tensor) -> float:
-        defined = ~(first.isnan() | second.isnan())
-        return float(((first - second).abs() < 1e-6)[defined].float().mean())
-
-    return Score(share(measured, predicted), share(measured[1:], predicted[:-1]))
-
-
-def _score_heads(known: KnownModel, sweep: PatchingSweep) -> Score:
-    """Largest effect of a head outside the circuit, against that of one inside."""
-    config, circuit = known.compiled.model.config, known.compiled.circuit
-    inside = np.zeros((config.n_layers, config.n_heads), dtype=bool)
-    for head in circuit.heads:
-        if head.section == "block":
-            inside[head.layer, head.head] = True
-    effect = abs(sweep.data["effect"].isel(pos=0)).max("loop").values  # [layer, head]
-    outside = effect[~inside]
-    return Score(
-        float(outside.max()) if outside.size else 0.0,
-        float(effect[inside].max()) if inside.any() else float("nan"),
-    )
-
-
 def score_heads(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """Whether each head of the circuit is matched with its selector, and no other head is."""
     compiled = known.compiled
     if not compiled.circuit.heads:
         return {}
-    batch = known.batch[slice(0, _HEAD_EXAMPLES)]
-    if known.n_loops == 0:
-        batch = replace(batch, n_loops=batch.n_loops.clamp(min=1))
+    batch = known.batch[slice(48)]
+    batch = replace(batch, n_loops=batch.n_loops.clamp(min=1)) if known.n_loops == 0 else batch
     match = head_study(compiled.model, batch, [compiled.program], seed=seed)
     n_layers = compiled.model.config.n_layers
     selector_of = {
@@ -199,7 +184,8 @@ def score_heads(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
         }
         for head in match.heads
     }
-    empty = _names(match, match.empty)
+    names_of = dict(zip(match.selectors, match.names))
+    empty = {name for s in match.empty for name in names_of[s]}
     right = [
         # Names of selectors that several parts of a program share carry the part's before them.
         any(name == selector or name.endswith(f".{selector}") for name in matched[head])
@@ -208,7 +194,7 @@ def score_heads(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     ]
     outside = [head for head in match.heads if head not in selector_of]
     # An idle head attends to everything evenly.
-    not_even = _names(match, [s for s in match.selectors if s not in match.everything])
+    not_even = {name for s in match.selectors if s not in match.everything for name in names_of[s]}
     wrong = sum(bool(matched[head] & not_even) for head in outside)
     scores = {"no other head": Score(float(wrong), float(len(outside)))}
     if right:
@@ -217,36 +203,21 @@ def score_heads(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     return scores
 
 
-def _names(match: HeadMatch, selectors: list[str]) -> set[str]:
-    """All names of some selectors."""
-    return {
-        name for s, names in zip(match.selectors, match.names) if s in selectors for name in names
-    }
-
-
 def score_ablation(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """For each kind of ablation, the share of parts that are judged right."""
     if known.n_loops == 0 or not used_parts(known.compiled, informed=False):
         return {}  # no loop, or a program whose answer needs no part of the block
-    judged = judged_by_ablation(
-        known.compiled, known.batch[slice(0, _ABLATION_EXAMPLES)], seed=seed
-    )
-    scores = {}
-    for kind, table in judged.groupby("ablation", sort=False):
-        # Control: calling every part needed.
-        scores[f"ablated: {kind}"] = Score(
-            float(table["right"].mean()), float(table["used"].mean())
-        )
-    return scores
+    judged = judged_by_ablation(known.compiled, known.batch[slice(128)], seed=seed)
+    # Control: calling every part needed.
+    return {
+        f"ablated: {kind}": Score(float(table["right"].mean()), float(table["used"].mean()))
+        for kind, table in judged.groupby("ablation", sort=False)
+    }
 
 
-def judged_by_ablation(compiled: Compiled, batch: Batch, *, seed: int = 0) -> pd.DataFrame:
+@checked
+def judged_by_ablation(compiled: Compiled, batch: Batch, *, seed: Seed = 0) -> pd.DataFrame:
     """Every part of a known circuit, judged by each kind of ablation.
-
-    Args:
-        compiled: The model with its circuit.
-        batch: Its inputs.
-        seed: Of the ablations.
 
     Returns:
         :meth:`~loopinterp.interventions.AblationStudy.judged`, with ``used`` (whether the kind of
@@ -267,49 +238,38 @@ def used_parts(compiled: Compiled, *, informed: bool) -> set[str]:
 
     A part is used if a feature that it writes leads to the answer. Another example's activation,
     or the mean, differs only in features of the tokens: a counter of loops, or a head between
-    positions alone, is used and carries no information.
-
-    Args:
-        compiled: The model with its circuit; a trained one has no heads and MLPs in it: there
-            attention as a whole is used if the step reads another position.
-        informed: Only parts that write features of the tokens.
+    positions alone, is used and carries no information. With ``informed`` only parts count that
+    write features of the tokens.
     """
     circuit, program = compiled.circuit, compiled.program
     if not circuit.neurons:
-        return (
-            {"attention 0"}
-            if _reads(program.step.values(), ShiftRight, Aggregate, SelWidth)
-            else set()
-        )
+        # Of a trained model: attention as a whole is used if the step reads another position.
+        reads_others = _reads(program.step.values(), ShiftRight, Aggregate, SelWidth)
+        return {"attention 0"} if reads_others else set()
     ids = {name: feature.id for name, feature in circuit.variables.items()}
-    nodes = {node.id for node in (*circuit.heads, *circuit.neurons)}
     answer = {ids[name] for name in program.finish.variables}
-    used = _reachable(answer, [(to, sender) for sender, to in circuit.edges])
     first = {ids[name] for name, x in program.prepare.items() if _reads([x], Tokens)}
+    used = _reachable(answer, [(to, sender) for sender, to in circuit.edges])
     of_tokens = _reachable({"tokens", *first}, circuit.edges)
-    writes = {
-        node for node, feature in circuit.edges
-        if node in nodes and feature in used and (feature in of_tokens or not informed)
-    }  # fmt: skip
-    heads = {f"head {h.layer}.{h.head}" for h in circuit.heads if _in_block(h) and h.id in writes}
-    return heads | {f"MLP {g.layer}" for g in circuit.neurons if _in_block(g) and g.id in writes}
+    writing = {
+        part
+        for part, feature in circuit.edges
+        if feature in used and (feature in of_tokens or not informed)
+    }
+    parts = {h.id: f"head {h.layer}.{h.head}" for h in circuit.heads if h.section == "block"}
+    parts |= {g.id: f"MLP {g.layer}" for g in circuit.neurons if g.section == "block"}
+    return {name for node, name in parts.items() if node in writing}
 
 
-def _in_block(node: HeadNode | NeuronGroup) -> bool:
-    return node.section == "block"
-
-
-def _reachable(start: set[str], edges: Iterable[tuple[str, str]]) -> set[str]:
+def _reachable(start: set[str], edges: Sequence[tuple[str, str]]) -> set[str]:
     """Some nodes, and all that edges lead to from them."""
-    following: dict[str, list[str]] = {}
-    for sender, to in edges:
-        following.setdefault(sender, []).append(to)
-    seen, left = set(start), [*start]
+    seen: set[str] = set()
+    left = [*start]
     while left:
-        for node in following.get(left.pop(), []):
-            if node not in seen:
-                seen.add(node)
-                left.append(node)
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            left += [to for sender, to in edges if sender == node]
     return seen
 
 

@@ -11,7 +11,6 @@ Source: the code of arXiv 2403.17806, and arXiv 2504.13151.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -27,23 +26,13 @@ from loopinterp.comparison.program_comparison import compare_programs
 from loopinterp.comparison.variable_directions import labelled_states, mean_directions
 from loopinterp.comparison.variable_interchange import RANDOM as RANDOM_CHANGE
 from loopinterp.compiler.circuit import orthonormal
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.settings import Seed
 from loopinterp.decompiler.decompilation import decompile
 from loopinterp.decompiler.evidence import EXACT as EXACT_CLAIM
 from loopinterp.decompiler.program_writing import programs_of
-from loopinterp.edges.edge_effects import (
-    EAP,
-    EAP_IG,
-    EDGE_IG,
-    EXACT,
-    MAGNITUDE,
-    RANDOM,
-    SHARES,
-    EdgeEffects,
-    TiedCircuits,
-    areas,
-    top,
-)
+from loopinterp.edges.edge_effects import SHARES, EdgeEffects, TiedCircuits, areas, top
 from loopinterp.edges.known_edges import known_truths, ranking
 from loopinterp.edges.unrolled_graph import (
     INPUT,
@@ -79,11 +68,8 @@ EdgeScores = (
 
 EdgeMethod = Callable[["Exercise"], EdgeScores]
 
-OWN_EDGE_METHODS = (EXACT, EDGE_IG, EAP_IG, EAP, MAGNITUDE, RANDOM)
+OWN_EDGE_METHODS = ("exact", "edge_ig", "eap_ig", "eap", "magnitude", "random")
 """Methods of the library; the last two are controls."""
-
-_STEPS = 8
-_CURVE = 20
 
 
 def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
@@ -100,7 +86,6 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
         method: From an exercise to scores, by (sender, receiver, lag) of tied edges or by (sender,
             receiver) of the run's, named as :class:`~loopinterp.edges.UnrolledGraph` names
             them; queries, keys and values of a head are that head.
-        known: The model.
 
     Returns:
         A row for each graph and truth.
@@ -112,19 +97,16 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
     known.true_edges()  # raises where they are not known, before the method runs
     exercise = known.exercise
     graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
-    names = graph.sender_names, graph.receiver_names
-    # Edges of the run by name, and the tied edge of each.
-    run = [(names[0][s], names[1][r]) for s, r in graph.edges.nonzero().tolist()]
-    in_run = graph.tied_index[graph.edges].tolist()
-    scores = _checked(method(exercise), [*graph.tied_edges, *run])
+    scores = _checked(method(exercise), [*graph.tied_edges, *graph.edge_names])
     tied = np.array([scores.get(edge, 0.0) for edge in graph.tied_edges])
     by_graph = {TIED: (graph.tied_edges, tied)}
     if any(len(edge) == 2 for edge in scores):
-        unrolled = np.array([scores.get(edge, 0.0) for edge in run])
-        by_graph[UNROLLED] = [graph.tied_edges[k] for k in in_run], unrolled
+        unrolled = np.array([scores.get(edge, 0.0) for edge in graph.edge_names])
+        tied_of = graph.tied_index[graph.edges].tolist()  # of each edge of the run
+        by_graph[UNROLLED] = [graph.tied_edges[k] for k in tied_of], unrolled
         if all(len(edge) == 2 for edge in scores):
-            np.add.at(tied, in_run, unrolled)
-    areas_of = {TIED: _faithfulness(exercise, graph, tied)}
+            np.add.at(tied, tied_of, unrolled)
+    areas_of = {TIED: _areas_of(exercise, graph, tied)}
     rows = []
     for name, (edges, sizes) in by_graph.items():
         truths = known_truths(edges, known.compiled, among=graph.tied_edges)
@@ -133,12 +115,9 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def own_edge_method(name: str, *, seed: int = 0) -> EdgeMethod:
-    """One of the library's methods, in the form of an outside one.
-
-    Args:
-        name: One of :data:`OWN_EDGE_METHODS`.
-        seed: Of random scores.
+@checked
+def own_edge_method(name: str, *, seed: Seed = 0) -> EdgeMethod:
+    """One of :data:`OWN_EDGE_METHODS`, in the form of an outside one; ``seed`` is of random scores.
 
     Raises:
         InputError: There is no such method.
@@ -148,55 +127,45 @@ def own_edge_method(name: str, *, seed: int = 0) -> EdgeMethod:
     def scores(exercise: Exercise) -> Mapping[TiedEdge | UnrolledEdge, float]:
         graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
         effects = EdgeEffects(exercise.model, graph, exercise.base, exercise.source)
-        if name == EXACT:
+        if name == "exact":
             sizes = effects.exact_tied().abs().mean(-1)
             return dict(zip(graph.tied_edges, sizes.tolist()))
         generator = torch.Generator().manual_seed(seed)
-        by_pair = effects.scores(name, n_steps=_STEPS, generator=generator)
+        by_pair = effects.scores(name, n_steps=8, generator=generator)
         by_edge: dict[TiedEdge | UnrolledEdge, float] = {}
         # Over loops effects may cancel, which their absolute values do not.
         by_edge |= zip(graph.tied_edges, effects.tied(by_pair).abs().mean(-1).tolist())
-        edges = graph.edges.nonzero().tolist()
-        sizes = by_pair.abs().mean(-1)[graph.edges].tolist()
-        senders, receivers = graph.sender_names, graph.receiver_names
-        by_edge |= {(senders[s], receivers[r]): x for (s, r), x in zip(edges, sizes)}
+        by_edge |= zip(graph.edge_names, by_pair.abs().mean(-1)[graph.edges].tolist())
         return by_edge
 
     return scores
 
 
-def _faithfulness(exercise: Exercise, graph: UnrolledGraph, tied: np.ndarray) -> dict[str, float]:
-    """Areas under the curves of the tied edges of highest score."""
+def _areas_of(exercise: Exercise, graph: UnrolledGraph, tied: np.ndarray) -> dict[str, float]:
+    """Areas under the faithfulness of the tied edges of highest score."""
     effects = EdgeEffects(exercise.model, graph, exercise.base, exercise.source)
     circuits, ranked = TiedCircuits(effects), torch.from_numpy(abs(tied))
     faithfulness = cache(lambda count: circuits.faithfulness(top(ranked, count)))
     cpr, cmd = areas([faithfulness(int(share * len(tied))) for share in SHARES])
     # Numbers of edges at even steps, from none to all.
-    counts = np.unique(np.linspace(0, len(tied), _CURVE + 1).round().astype(int))
+    counts = np.unique(np.linspace(0, len(tied), 21).round().astype(int))
     curve = areas([faithfulness(int(count)) for count in counts], counts / len(tied))
     return {"cpr": cpr, "cmd": cmd, "cpr_of_curve": curve[0], "cmd_of_curve": curve[1]}
 
 
 def _checked(
-    given: EdgeScores, edges: list[TiedEdge | UnrolledEdge]
+    by_edge: EdgeScores, edges: list[TiedEdge | UnrolledEdge]
 ) -> dict[TiedEdge | UnrolledEdge, float]:
     """Absolute values of scores, all of known edges."""
-    scores: dict[TiedEdge | UnrolledEdge, float] = dict(given.items())
+    scores: dict[TiedEdge | UnrolledEdge, float] = dict(by_edge.items())
     unknown = scores.keys() - set(edges)
-    if not scores or unknown:
+    bad = [edge for edge, score in scores.items() if edge in unknown or not math.isfinite(score)]
+    if bad or not scores:
         raise InputError(
             "scores of edges",
-            expected=f"edges such as {edges[0]} or {edges[-1]}",
-            given=str(min(unknown, key=str)) if unknown else "none",
-            fix="Name them as UnrolledGraph(model.config, n_loops) does.",
-        )
-    bad = [edge for edge, score in scores.items() if not math.isfinite(score)]
-    if bad:
-        raise InputError(
-            f"score of {bad[0]}",
-            expected="a finite number",
-            given=repr(scores[bad[0]]),
-            fix="Leave out edges that have none.",
+            expected=f"finite numbers for edges such as {edges[0]} or {edges[-1]}",
+            given=f"{scores[bad[0]]!r} for {bad[0]}" if bad else "none",
+            fix="Name edges as UnrolledGraph(model.config, n_loops) does; leave others out.",
         )
     return {edge: abs(float(score)) for edge, score in scores.items()}
 
@@ -223,19 +192,15 @@ def eap_graph(known: KnownCircuit) -> dict[str, Any]:
     exercise, true = known.exercise, known.true_edges()
     config = exercise.model.config
     graph = UnrolledGraph(config, exercise.n_loops)
-    edges = {
-        name: {"score": float(is_true), "in_graph": is_true}
-        for (s, r), names in _named(graph, config)
-        for is_true in [graph.tied_edges[int(graph.tied_index[s, r])] in true]
-        for name in names
-    }
-    used = {
-        end.split("<")[0]
-        for name, edge in edges.items()
-        if edge["in_graph"]
-        for end in name.split("->")
-    }
-    nodes = [_name(x, config, graph.n_loops) for x in (*graph.senders, graph.readers[-1])]
+    edges: dict[str, dict[str, float | bool]] = {}
+    used: set[str] = set()
+    tied_of = graph.tied_index[graph.edges].tolist()
+    for k, names in zip(tied_of, _eap_edges(graph, config)):
+        is_true = graph.tied_edges[k] in true
+        edges |= {name: {"score": float(is_true), "in_graph": is_true} for name in names}
+        if is_true:
+            used.update(names[0].split("<")[0].split("->"))
+    nodes = [_eap_name(x, config, graph.n_loops) for x in (*graph.senders, graph.readers[-1])]
     return {
         "cfg": {
             "n_layers": config.n_prelude + config.n_layers * graph.n_loops + config.n_coda,
@@ -255,17 +220,13 @@ def edges_of_eap_graph(
 
     An edge into a head has the sum of the absolute scores of its queries, keys and values.
 
-    Args:
-        document: The contents of the JSON file.
-        exercise: The model.
-
     Raises:
         InputError: An edge of the run is missing: it is another model's graph.
     """
     graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
     scores = document.get("edges", {})
-    totals: dict[UnrolledEdge, float] = defaultdict(float)
-    for (s, r), names in _named(graph, exercise.model.config):
+    totals: dict[UnrolledEdge, float] = {}
+    for edge, names in zip(graph.edge_names, _eap_edges(graph, exercise.model.config)):
         missing = [name for name in names if name not in scores]
         if missing:
             raise InputError(
@@ -274,23 +235,21 @@ def edges_of_eap_graph(
                 given=f"{len(scores)} edges, and not this one",
                 fix="Pass the graph that was made of this model.",
             )
-        pair = (graph.sender_names[s], graph.receiver_names[r])
-        totals[pair] += sum(abs(float(scores[name]["score"])) for name in names)
-    return dict(totals)
+        totals[edge] = sum(abs(float(scores[name]["score"])) for name in names)
+    return totals
 
 
-def _named(
-    graph: UnrolledGraph, config: LoopedTransformerConfig
-) -> Iterator[tuple[tuple[int, int], list[str]]]:
-    """Sender and receiver of each edge, and its names in EAP-IG."""
+def _eap_edges(graph: UnrolledGraph, config: LoopedTransformerConfig) -> Iterator[list[str]]:
+    """The names of each edge in EAP-IG."""
+    senders = [_eap_name(sender, config, graph.n_loops) for sender in graph.senders]
+    readers = [_eap_name(reader, config, graph.n_loops) for reader in graph.readers]
     for s, r in graph.edges.nonzero().tolist():
-        reader = graph.readers[graph.receivers[r][0]]
-        ends = [_name(x, config, graph.n_loops) for x in (graph.senders[s], reader)]
-        slots = [f"<{slot}>" for slot in SLOTS] if reader.head is not None else [""]
-        yield (s, r), [f"{ends[0]}->{ends[1]}{slot}" for slot in slots]
+        k, _ = graph.receivers[r]
+        slots = [f"<{slot}>" for slot in SLOTS] if graph.readers[k].head is not None else [""]
+        yield [f"{senders[s]}->{readers[k]}{slot}" for slot in slots]
 
 
-def _name(component: Component, config: LoopedTransformerConfig, n_loops: int) -> str:
+def _eap_name(component: Component, config: LoopedTransformerConfig, n_loops: int) -> str:
     if component.tied in (INPUT, READOUT):
         return {INPUT: "input", READOUT: "logits"}[component.tied]
     before = {
@@ -302,17 +261,13 @@ def _name(component: Component, config: LoopedTransformerConfig, n_loops: int) -
     return f"m{layer}" if component.head is None else f"a{layer}.h{component.head}"
 
 
-ProgramMethod = Callable[["Exercise"], "LoopProgram | None"]
-
-_EQUIVALENT, _NONE, _FALSE = "equivalent", "no program", "false name"
-
-
-def score_program(method: ProgramMethod, known: KnownCircuit) -> pd.DataFrame:
+def score_program(
+    method: Callable[[Exercise], LoopProgram | None], known: KnownCircuit
+) -> pd.DataFrame:
     """Whether a program is equivalent to the known one under interchange interventions.
 
     Args:
         method: From an exercise to a program, or None for no program. A program counts as exact.
-        known: The model.
 
     Returns:
         One row: the ``outcome`` (``equivalent``, ``no program`` or ``false name``), and in
@@ -324,7 +279,7 @@ def score_program(method: ProgramMethod, known: KnownCircuit) -> pd.DataFrame:
     """
     program = method(known.exercise)
     if program is None:
-        return pd.DataFrame([{"outcome": _NONE, "told_apart": float("nan")}])
+        return pd.DataFrame([{"outcome": "no program", "told_apart": float("nan")}])
     if not isinstance(program, LoopProgram):
         raise InputError(
             "program",
@@ -334,7 +289,7 @@ def score_program(method: ProgramMethod, known: KnownCircuit) -> pd.DataFrame:
         )
     result = equivalence(program, known.compiled.program)
     share = 0.0 if result.equivalent else max(result.share, result.natural_share)
-    outcome = _EQUIVALENT if result.equivalent else _FALSE
+    outcome = "equivalent" if result.equivalent else "false name"
     return pd.DataFrame([{"outcome": outcome, "told_apart": share}])
 
 
@@ -351,12 +306,7 @@ def by_decompiling(exercise: Exercise) -> LoopProgram | None:
 
 
 def by_comparing(exercise: Exercise, *, left_out: str | None = None) -> LoopProgram | None:
-    """The stock program of the task that the comparison identifies.
-
-    Args:
-        exercise: The model.
-        left_out: A program to leave off the list.
-    """
+    """The stock program of the task that the comparison identifies, ``left_out`` not listed."""
     rivals = [p for p in programs_of(exercise.task) if p.name != left_out]
     if not rivals:
         return None
@@ -366,18 +316,18 @@ def by_comparing(exercise: Exercise, *, left_out: str | None = None) -> LoopProg
     return None if winner is None else get_program(winner)
 
 
-VariableMethod = Callable[["Exercise", "LoopProgram"], "Mapping[str, Tensor]"]
-
-_EXAMPLES = 256
-
-
-def score_variables(method: VariableMethod, known: KnownCircuit, *, seed: int = 0) -> pd.DataFrame:
+@checked
+def score_variables(
+    method: Callable[[Exercise, LoopProgram], Mapping[str, Tensor]],
+    known: KnownCircuit,
+    *,
+    seed: Seed = 0,
+) -> pd.DataFrame:
     """The IIA of the subspaces in which a tool places a program's variables.
 
     Args:
         method: From an exercise and the model's program to a subspace of each variable, as rows
             ``[row, d_model]`` that span it; a variable without one is not found.
-        known: The model.
         seed: Of the interchanges.
 
     Returns:
@@ -429,6 +379,6 @@ def by_means(exercise: Exercise, program: LoopProgram) -> Mapping[str, Tensor]:
 
 def _batch(exercise: Exercise, *, extra_loop: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(extra_loop)
-    batch = exercise.task.sample(torch.full((_EXAMPLES,), exercise.n), generator=generator)
+    batch = exercise.task.sample(torch.full((256,), exercise.n), generator=generator)
     # Probes see the loops of the run: most states after it have settled and are equal.
     return replace(batch, n_loops=torch.full_like(batch.n_loops, exercise.n_loops + extra_loop))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.compiler.compiled import Compiled, need_compiled
-from loopinterp.core.errors import check_integer
+from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.text import ShortRepr
 from loopinterp.programs.expressions import selectors
 from loopinterp.programs.interpreter import evaluate
@@ -21,30 +21,24 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.compiler.circuit import Circuit, HeadNode
+    from loopinterp.compiler.circuit import HeadNode
+
 
 CHUNK = 2**21
-"""Loops x examples x positions x d_model that are compared at a time."""
+"""Of the states of all loops that are compared at a time."""
 
 
 @dataclass(frozen=True, repr=False)
 class Agreement(ShortRepr):
-    """How far a compiled model is from its program, over every loop of a run.
+    """How far a compiled model is from its program, over every loop of a run."""
 
-    Attributes:
-        values: Values compared, of all variables.
-        wrong_values: Variable -> values that were decoded wrongly.
-        wrong_answers: Answers that differ from the program's, where that is decided.
-        state_error: Largest difference of a variable's reads from 1 for its value and 0 for all
-            others.
-        attention_error: Selector -> largest difference of its head's attention from an even one
-            over the selected keys, where some are selected.
-    """
-
-    values: int
-    wrong_values: dict[str, int]
-    wrong_answers: int
+    values: int  # compared, of all variables
+    wrong_values: dict[str, int]  # of each variable: values that were decoded wrongly
+    wrong_answers: int  # that differ from the program's, where that is decided
+    # Largest difference of a variable's reads from 1 for its value and 0 for all others.
     state_error: float
+    # Selector -> largest difference of its head's attention from an even one over the selected
+    # keys, where some are selected.
     attention_error: dict[str, float]
 
     @property
@@ -54,14 +48,14 @@ class Agreement(ShortRepr):
 
 
 @torch.no_grad()
+@checked
 def compare_with_program(
-    compiled: Compiled, tokens: Int[Tensor, "batch pos"], *, n_loops: int
+    compiled: Compiled, tokens: Int[Tensor, "batch pos"], *, n_loops: Loops
 ) -> Agreement:
     """Run model and program side by side.
 
     Raises:
-        InputError: no compiled model, tokens that are not of its program or too long, or a wrong
-            number of loops.
+        InputError: no compiled model, or tokens that are not of its program or too long.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -71,7 +65,6 @@ def compare_with_program(
     """
     need_compiled(compiled)
     check_tokens(tokens, len(compiled.program.inputs), f"tokens of {compiled.program.name}")
-    check_integer("n_loops", n_loops, least=1)
     wrong = dict.fromkeys(compiled.circuit.variables, 0)
     named = selectors(compiled.program.expressions)
     attention: dict[str, float] = {}
@@ -80,41 +73,36 @@ def compare_with_program(
         trace = compiled.program.trace(part, n_loops=n_loops)
         states, logits, patterns = _run(compiled, part, n_loops)
         for name, expected in trace.variables.items():
-            n_wrong, error = _differences(compiled.circuit, name, states, expected)
-            wrong[name] += n_wrong
-            state_error = max(state_error, error)
+            read = compiled.circuit.directions_of(name).read.to(states)
+            reads = states @ read.mT  # [loop, batch, pos, value]
+            values = torch.tensor(compiled.circuit.variables[name].values, device=states.device)
+            wrong[name] += int((values[reads.argmax(-1)] != expected).sum())
+            one_hot = (expected[..., None] == values).to(reads)
+            state_error = max(state_error, float((reads - one_hot).abs().max()))
             n_values += expected.numel()
         decided = trace.outputs != UNKNOWN
         wrong_answers += int(((logits.argmax(-1) != trace.outputs) & decided).sum())
         for head, loop, pattern in patterns:
             state = {variable: x[loop] for variable, x in trace.variables.items()}
-            error = unevenness(pattern, evaluate(named[head.selector], part, state))
+            error = _unevenness(pattern, evaluate(named[head.selector], part, state))
             attention[head.selector] = max(attention.get(head.selector, 0.0), error)
     return Agreement(n_values, wrong, wrong_answers, state_error, attention)
 
 
-def unevenness(pattern: Tensor, selector: Bool[Tensor, "batch query key"]) -> float:
+def _unevenness(pattern: Tensor, selector: Bool[Tensor, "batch query key"]) -> float:
     """Largest difference of attention from an even one over the selected keys."""
     chosen = selector.to(pattern)
     count = chosen.sum(-1, keepdim=True)
-    difference = (pattern - chosen / count.clamp(min=1)).abs() * (count > 0)
-    return float(difference.max())
+    return float(((pattern - chosen / count.clamp(min=1)).abs() * (count > 0)).max())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DisguiseCheck(ShortRepr):
-    """How far a disguised model is from the original on some inputs, at every loop.
+    """How far a disguised model is from the original on some inputs, at every loop."""
 
-    Attributes:
-        logits: Largest difference of a logit.
-        reads: Largest difference of a read of a variable's value: 1 for the value that it has, 0
-            for the others in the original.
-        agreement: The disguised model against its program.
-    """
-
-    logits: Float[Tensor, " loops"]
-    reads: Float[Tensor, " loops"]
-    agreement: Agreement
+    logits: Float[Tensor, " loops"]  # largest difference of a logit
+    reads: Float[Tensor, " loops"]  # of a read of a variable's value, which is 0 or 1 originally
+    agreement: Agreement  # of the disguised model with its program
 
     @property
     def exact(self) -> bool:
@@ -133,10 +121,6 @@ def check_disguise(
 
     over inputs x, positions p and the values v of all variables, whose reads r are the circuits'.
 
-    Raises:
-        InputError: no compiled models, or inputs and loops that :func:`compare_with_program`
-            refuses.
-
     Example:
         >>> from loopinterp.compiler import check_disguise, compile_program, superpose
         >>> plain = compile_program("ripple", max_length=6)
@@ -147,12 +131,20 @@ def check_disguise(
     """
     need_compiled(original)
     agreement = compare_with_program(disguised, inputs, n_loops=n_loops)
-    parts = []
+    largest = []
     for part in _parts(inputs, n_loops, original):
-        now, before = (_logits_and_reads(c, part, n_loops) for c in (disguised, original))
-        # [logits or reads, loop]: the largest difference
-        parts.append(torch.stack([(x - y).abs().flatten(1).amax(1) for x, y in zip(now, before)]))
-    logits, reads = torch.stack(parts).amax(0)
+        pairs = []
+        for compiled in (disguised, original):
+            model, circuit = compiled.model, compiled.circuit
+            states = model(part, n_loops=n_loops, return_type="states")
+            read = torch.cat([circuit.directions_of(v).read for v in circuit.variables])
+            # [loop, batch, pos, class] and [loop, batch, pos, value]
+            logits = torch.stack([model.readout(state) for state in states])
+            pairs.append((logits, states @ read.to(states).mT))
+        # [logits or reads, loop]
+        difference = [(x - y).abs().flatten(1).amax(1) for x, y in zip(*pairs)]
+        largest.append(torch.stack(difference))
+    logits, reads = torch.stack(largest).amax(0)
     return DisguiseCheck(logits, reads, agreement)
 
 
@@ -160,16 +152,6 @@ def _parts(tokens: Tensor, n_loops: int, compiled: Compiled) -> Sequence[Tensor]
     """As many examples at a time as are compared at a time."""
     each = n_loops * max(tokens.shape[1], 1) * compiled.model.config.d_model
     return tokens.split(max(CHUNK // each, 1))
-
-
-def _differences(
-    circuit: Circuit, name: str, states: Tensor, expected: Tensor
-) -> tuple[int, float]:
-    """How many values of a variable are decoded wrongly, and the largest error of its reads."""
-    reads = states @ circuit.directions_of(name).read.to(states).mT  # [loop, batch, pos, value]
-    values = torch.tensor(circuit.variables[name].values, device=states.device)
-    wrong = int((values[reads.argmax(-1)] != expected).sum())
-    return wrong, float((reads - (expected[..., None] == values).to(reads)).abs().max())
 
 
 def _run(
@@ -203,11 +185,3 @@ def _run(
         by_loop = cache[name][:, head.head].unflatten(0, states.shape[:2])
         patterns += [(head, loop, pattern) for loop, pattern in enumerate(by_loop)]
     return states, logits.unflatten(0, states.shape[:2]), patterns
-
-
-def _logits_and_reads(compiled: Compiled, inputs: Tensor, n_loops: int) -> tuple[Tensor, Tensor]:
-    """[loop, batch, pos, class] and [loop, batch, pos, value]."""
-    model, circuit = compiled.model, compiled.circuit
-    states = model(inputs, n_loops=n_loops, return_type="states")
-    read = torch.cat([circuit.directions_of(name).read for name in circuit.variables]).to(states)
-    return torch.stack([model.readout(state) for state in states]), states @ read.mT

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from loopinterp.compiler.features import Codes, FeatureFunction, LoweredHead
+from loopinterp.compiler.features import Codes, LoweredHead
 from loopinterp.compiler.stream_layout import LayerLayout, StreamLayout
 from loopinterp.core.errors import InputError
 from loopinterp.models.config import LoopedTransformerConfig
@@ -26,73 +26,88 @@ Any attention on other keys would leak values of later positions, which a probe 
 LOGIT = 10.0
 """Logit of the answer; those of all other classes are 0, and all are where it is undecided."""
 
-MAX_WEIGHTS = 2**28
-"""Most weights of a model: a gigabyte of them, nearly all 0."""
-
 Weights = dict[str, np.ndarray]
 
 
 def assemble(layout: StreamLayout, n_outputs: int) -> LoopedTransformer:
-    """The model of a layout, unless it would have too many weights."""
-    config = configure(layout, n_outputs)
-    _check_size(config, layout)
-    weights = _embedding(layout, config)
+    """The model of a layout, unless it would have too many weights.
+
+    Raises:
+        InputError: it would have more than 2**28: a gigabyte of them, nearly all 0.
+    """
+    config, lowered = _configure(layout, n_outputs), layout.lowered
+    weights = {
+        "embedding.weight": _zeros(len(lowered.source.program.inputs), config.d_model),
+        "position_embedding.weight": _zeros(lowered.source.max_length, config.d_model),
+    }
+    # By the role of a feature.
+    tables: dict[str, np.ndarray] = dict(zip(("tokens", "indices"), weights.values()))
+    keeps, injects = _zeros(2, layout.d_model)
+    for feature in lowered.persistent:
+        (keeps if feature.role == "variable" else injects)[feature.slots] = 1.0
+        if feature.role in tables:
+            tables[feature.role][:, feature.slots] = np.eye(feature.width)
+    weights["recall.state.weight"] = np.diag(keeps)
+    weights["recall.input.weight"] = np.diag(injects)
+    for variable, function in lowered.embedded.items():
+        table = tables[function.features[0].role if function.features else "tokens"]
+        values = np.broadcast_to(function.table, len(table))  # of each token or position
+        table[:, variable.slots] = values[:, None] == np.array(variable.values)
     for section, layers in layout.sections.items():
         for number, layer in enumerate(layers):
             parts = {**_attention(layer, config), **_mlp(layer, config)}
             weights.update({f"{section}.{number}.{name}": value for name, value in parts.items()})
-    keeps, injects = _zeros(2, layout.d_model)
-    for feature in layout.lowered.persistent:
-        (keeps if feature.role == "variable" else injects)[feature.slots] = 1.0
-    weights["recall.state.weight"] = np.diag(keeps)
-    weights["recall.input.weight"] = np.diag(injects)
-    weights.update(_unembedding(layout.lowered.answer, config))
+    # The answer is a function of at most one feature: one_hot is [value of it, class].
+    answer, bias = lowered.answer, _zeros(n_outputs)
+    one_hot = answer.table[..., None] == np.arange(n_outputs)
+    weights["unembedding.weight"] = _zeros(n_outputs, config.d_model)
+    weights["unembedding.bias"] = bias
+    if answer.features:
+        weights["unembedding.weight"][:, answer.features[0].slots] = LOGIT * one_hot.T
+    else:
+        bias += LOGIT * one_hot
     model = LoopedTransformer(config)
     model.load_state_dict({k: torch.from_numpy(v) for k, v in weights.items()})
     return model
 
 
-def configure(layout: StreamLayout, n_outputs: int) -> LoopedTransformerConfig:
+def _configure(layout: StreamLayout, n_outputs: int) -> LoopedTransformerConfig:
     """The architecture that a layout needs."""
+    source = layout.lowered.source
     layers = [layer for stack in layout.sections.values() for layer in stack]
-    widths = [_head_width(head) for layer in layers for head in layer.heads]
+    n_heads = max([1, *(len(layer.heads) for layer in layers)])
+    d_head = max([1, *(_head_width(head) for layer in layers for head in layer.heads)])
+    d_mlp, d_model = max([1, *(layer.n_neurons for layer in layers)]), layout.d_model
+    n_inputs = len(source.program.inputs)
+    total = len(layers) * d_model * (4 * n_heads * d_head + 2 * d_mlp)
+    total += 2 * d_model**2 + d_model * (n_inputs + n_outputs + source.max_length)
+    if total > 2**28:
+        raise InputError(
+            f"program {source.program.name} at max_length={source.max_length}",
+            expected=f"a model of at most {2**28:,} weights",
+            given=f"one of {total:,} (d_model {d_model:,}, d_mlp {d_mlp:,}, {len(layers)} layers)",
+            fix="Compile for a smaller max_length, or let its variables take fewer values.",
+        )
     return LoopedTransformerConfig(
-        d_model=layout.d_model,
-        d_vocab=len(layout.lowered.source.program.inputs),
+        d_model=d_model,
+        d_vocab=n_inputs,
         d_vocab_out=n_outputs,
         n_layers=len(layout.sections["block"]),
         n_prelude=len(layout.sections["prelude"]),
         n_coda=len(layout.sections["coda"]),
-        n_heads=max([1, *(len(layer.heads) for layer in layers)]),
-        d_head=max([1, *widths]),
-        d_mlp=max([1, *(layer.n_neurons for layer in layers)]),
+        n_heads=n_heads,
+        d_head=d_head,
+        d_mlp=d_mlp,
         act_fn="relu",
         norm="none",
         final_norm=False,
         injection="concat",
         initial_state="embedding",
-        causal=layout.lowered.source.causal,
+        causal=source.causal,
         # Positions that nothing reads still bound the length, which all thresholds rely on.
         positions="absolute",
-        n_ctx=layout.lowered.source.max_length,
+        n_ctx=source.max_length,
     )
-
-
-def _check_size(config: LoopedTransformerConfig, layout: StreamLayout) -> None:
-    width = config.d_model
-    layer = 4 * width * config.n_heads * config.head_width + 2 * width * config.mlp_width
-    assert config.d_vocab is not None and config.n_ctx is not None  # set above
-    tables = width * (config.d_vocab + config.d_vocab_out + config.n_ctx)
-    total = config.layers_total(1) * layer + 2 * width**2 + tables
-    if total > MAX_WEIGHTS:
-        source = layout.lowered.source
-        raise InputError(
-            f"program {source.program.name} at max_length={source.max_length}",
-            expected=f"a model of at most {MAX_WEIGHTS:,} weights",
-            given=f"one of {total:,} (d_model {width:,}, d_mlp {config.mlp_width:,}, "
-            f"{config.layers_total(1)} layers)",
-            fix="Compile for a smaller max_length, or let its variables take fewer values.",
-        )
 
 
 def _head_width(head: LoweredHead) -> int:
@@ -102,26 +117,6 @@ def _head_width(head: LoweredHead) -> int:
 
 def _zeros(*shape: int) -> np.ndarray:
     return np.zeros(shape, dtype=np.float32)
-
-
-def _role(function: FeatureFunction) -> str:
-    return function.features[0].role if function.features else "tokens"
-
-
-def _embedding(layout: StreamLayout, config: LoopedTransformerConfig) -> Weights:
-    assert config.d_vocab is not None
-    tables = {
-        "tokens": _zeros(config.d_vocab, config.d_model),
-        "indices": _zeros(layout.lowered.source.max_length, config.d_model),
-    }
-    for feature in layout.lowered.persistent:
-        if feature.role in tables:
-            tables[feature.role][:, feature.slots] = np.eye(feature.width)
-    for variable, function in layout.lowered.embedded.items():
-        table = tables[_role(function)]
-        values = np.broadcast_to(function.table, len(table))  # of each token or position
-        table[:, variable.slots] = values[:, None] == np.array(variable.values)
-    return {"embedding.weight": tables["tokens"], "position_embedding.weight": tables["indices"]}
 
 
 def _attention(layer: LayerLayout, config: LoopedTransformerConfig) -> Weights:
@@ -198,14 +193,3 @@ def _mlp(layer: LayerLayout, config: LoopedTransformerConfig) -> Weights:
         "mlp.fc_out.weight": w_out,
         "mlp.fc_out.bias": b_out.astype(np.float32),
     }
-
-
-def _unembedding(answer: FeatureFunction, config: LoopedTransformerConfig) -> Weights:
-    weight, bias = _zeros(config.d_vocab_out, config.d_model), _zeros(config.d_vocab_out)
-    for value in range(config.d_vocab_out):
-        if answer.features:
-            chosen = (answer.table == value).astype(float)
-            weight[value, answer.features[0].slots] = LOGIT * chosen
-        elif int(answer.table) == value:
-            bias[value] = LOGIT
-    return {"unembedding.weight": weight, "unembedding.bias": bias}

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-SectionName = Literal["prelude", "block", "coda"]
 CIRCUIT_FILE = "circuit.json"
 DIRECTIONS_FILE = "circuit.safetensors"
-FORMAT = 1
 
 ROUNDING = 1e-5
 """What is smaller than this, relative to the largest, is rounding of weights in float32."""
@@ -29,67 +27,39 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class FeatureNode:
-    """A feature of the residual stream.
+    """A feature of the residual stream."""
 
-    Attributes:
-        id: Its name in edges.
-        name: The variable, or the expression as code.
-        role: ``tokens``, ``indices``, ``fixed``, ``variable`` or ``scratch``.
-        section: Where it is written; ``embedding`` if it is there from the start.
-        layer: Layer of that section that writes it; -1 if it is there from the start.
-        last_use: Last layer of the section that reads it; -1 for what is held throughout.
-        values: Its values; one direction for each, unless it stands along a single one.
-    """
-
-    id: str
-    name: str
-    role: str
-    section: str
-    layer: int
-    last_use: int
-    values: tuple[int, ...]
+    id: str  # its name in edges
+    name: str  # the variable, or the expression as code
+    role: str  # "tokens", "indices", "fixed", "variable" or "scratch"
+    section: str  # where it is written; "embedding" if it is there from the start
+    layer: int  # of that section; -1 if it is there from the start
+    last_use: int  # last layer of the section that reads it; -1 for what is held throughout
+    values: tuple[int, ...]  # a direction for each, unless it stands along a single one
 
 
 @dataclass(frozen=True)
 class HeadNode:
-    """A head that computes a selector.
+    """A head that computes a selector."""
 
-    Attributes:
-        id: Its name in edges.
-        section: ``prelude``, ``block`` or ``coda``.
-        layer: Layer of that section.
-        head: Head of that layer.
-        selector: Name of the selector, as in a trace.
-        attends_to: The selection, as code: keys, queries, predicate.
-    """
-
-    id: str
-    section: SectionName
+    id: str  # its name in edges
+    section: Literal["prelude", "block", "coda"]
     layer: int
     head: int
-    selector: str
-    attends_to: str
+    selector: str  # its name, as in a trace
+    attends_to: str  # the selection, as code: keys, queries, predicate
 
 
 @dataclass(frozen=True)
 class NeuronGroup:
-    """The neurons of one MLP that write one feature, or wipe some.
+    """The neurons of one MLP that write one feature, or wipe some."""
 
-    Attributes:
-        id: Its name in edges.
-        section: ``prelude``, ``block`` or ``coda``.
-        layer: Layer of that section.
-        neurons: Their numbers.
-        writes: The feature that they write; ``""`` for those that wipe.
-        how: ``rules``, ``levels``, ``sum``, ``mean``, ``max``, ``min``, ``count``, ``found`` or
-            ``wipe``.
-    """
-
-    id: str
-    section: SectionName
+    id: str  # its name in edges
+    section: Literal["prelude", "block", "coda"]
     layer: int
     neurons: tuple[int, ...]
-    writes: str
+    writes: str  # the feature; "" for those that wipe
+    # "rules", "levels", "sum", "mean", "max", "min", "count", "found" or "wipe"
     how: str
 
 
@@ -97,10 +67,8 @@ class NeuronGroup:
 class Directions:
     """The directions of the values of a feature.
 
-    Attributes:
-        write: What having each value adds to the residual stream [value, d_model].
-        read: What reads each value from it: ``read @ state`` is 1 for the value that a feature
-            has and 0 for the others.
+    Having a value adds its row of ``write`` to the residual stream; ``read @ state`` is 1 for the
+    value that a feature has and 0 for the others.
     """
 
     write: Float[Tensor, "value d_model"]
@@ -137,33 +105,20 @@ class Circuit(ShortRepr):
 
     The weights are tied, so one node of the block stands for one at each loop; see
     :meth:`unrolled`. Edges lead from features to the heads and neurons that read them, and from
-    those to what they write.
-
-    Attributes:
-        program: Name of the program.
-        inputs: What each input token means.
-        max_length: Positions of the longest sequence.
-        n_layers: Section -> its layers.
-        features: What the residual stream holds.
-        heads: Heads that compute a selector; all others are idle.
-        neurons: Groups of neurons; all others are idle.
-        edges: (from, to), by id.
-        directions: Feature id -> its directions.
-        disguises: What was done to the model, in order.
-        superposition: The dimensions, if there are fewer of them than directions.
+    those to what they write. All other heads and neurons are idle.
     """
 
     program: str
-    inputs: tuple[str, ...]
-    max_length: int
-    n_layers: Mapping[str, int]
+    inputs: tuple[str, ...]  # the meaning of each input token
+    max_length: int  # positions of the longest sequence
+    n_layers: Mapping[str, int]  # of each section
     features: tuple[FeatureNode, ...]
     heads: tuple[HeadNode, ...]
     neurons: tuple[NeuronGroup, ...]
-    edges: tuple[tuple[str, str], ...]
-    directions: Mapping[str, Directions]
-    disguises: tuple[str, ...] = ()
-    superposition: Superposition | None = None
+    edges: tuple[tuple[str, str], ...]  # (from, to), by id
+    directions: Mapping[str, Directions]  # by id of the feature
+    disguises: tuple[str, ...] = ()  # in the order in which they were put on
+    superposition: Superposition | None = None  # if it has fewer dimensions than directions
 
     def __repr__(self) -> str:
         sizes = f"{len(self.features)} features, {len(self.heads)} heads"
@@ -194,13 +149,11 @@ class Circuit(ShortRepr):
             InputError: there is no such variable, or that is no state of the model.
         """
         read = self.directions_of(variable).read
-        is_tensor = isinstance(state, torch.Tensor)
-        if not (is_tensor and state.is_floating_point() and state.shape[-1:] == read.shape[1:]):
-            given = f"{state.dtype} of shape {list(state.shape)}" if is_tensor else None
+        if not state.is_floating_point() or state.shape[-1:] != read.shape[1:]:
             raise InputError(
                 "state",
                 expected=f"floating-point numbers with a last axis of d_model = {read.shape[1]}",
-                given=given or type(state).__name__,
+                given=f"{state.dtype} of shape {list(state.shape)}",
                 fix="Pass states of the model that this circuit belongs to.",
             )
         values = torch.tensor(self.variables[variable].values, device=state.device)
@@ -269,7 +222,7 @@ class Circuit(ShortRepr):
             tensors[f"{name}.write"] = directions.write.contiguous()
             tensors[f"{name}.read"] = directions.read.contiguous()
         write_tensors(Path(folder) / DIRECTIONS_FILE, tensors)
-        write_json(Path(folder) / CIRCUIT_FILE, {"format": FORMAT, **fields})
+        write_json(Path(folder) / CIRCUIT_FILE, {"format": 1, **fields})
 
     @classmethod
     def load(cls, folder: str | Path) -> Circuit:
@@ -281,34 +234,30 @@ class Circuit(ShortRepr):
         path = Path(folder) / CIRCUIT_FILE
         saved = read_json_object(path)
         tensors = read_tensors(Path(folder) / DIRECTIONS_FILE)
-        try:
-            return cls._from_saved(saved, tensors)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"circuit {path}",
-                expected=f"a circuit of format {FORMAT}, with its directions beside it",
-                given=f"{type(error).__name__}: {error}",
-                fix="Compile the program again, and save it.",
-            ) from error
-
-    @classmethod
-    def _from_saved(cls, saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Circuit:
-        if saved["format"] != FORMAT:
-            raise ValueError(f"format {saved['format']}")
 
         def tupled(node: Mapping[str, Any]) -> dict[str, Any]:
             return {k: tuple(v) if isinstance(v, list) else v for k, v in node.items()}
 
-        fields = tupled({k: v for k, v in saved.items() if k != "format"})
-        kinds = {"features": FeatureNode, "heads": HeadNode, "neurons": NeuronGroup}
-        for name, kind in kinds.items():
-            fields[name] = tuple(kind(**tupled(node)) for node in saved[name])
-        fields["edges"] = tuple((source, target) for source, target in saved["edges"])
-        if saved["superposition"] is not None:
-            fields["superposition"] = Superposition(**saved["superposition"])
-        ids = [feature.id for feature in fields["features"]]
-        directions = {i: Directions(tensors[f"{i}.write"], tensors[f"{i}.read"]) for i in ids}
-        return cls(**fields, directions=directions)
+        try:
+            if saved.pop("format") != 1:
+                raise ValueError("another format")
+            fields = tupled(saved)
+            kinds = {"features": FeatureNode, "heads": HeadNode, "neurons": NeuronGroup}
+            for name, kind in kinds.items():
+                fields[name] = tuple(kind(**tupled(node)) for node in saved[name])
+            fields["edges"] = tuple((source, target) for source, target in saved["edges"])
+            if saved["superposition"] is not None:
+                fields["superposition"] = Superposition(**saved["superposition"])
+            ids = [feature.id for feature in fields["features"]]
+            directions = {i: Directions(tensors[f"{i}.write"], tensors[f"{i}.read"]) for i in ids}
+            return cls(**fields, directions=directions)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"circuit {path}",
+                expected="a circuit of format 1, with its directions beside it",
+                given=f"{type(error).__name__}: {error}",
+                fix="Compile the program again, and save it.",
+            ) from error
 
 
 def orthonormal(

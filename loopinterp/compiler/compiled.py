@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compiled(ShortRepr):
-    """A looped transformer that runs a program, with its circuit.
-
-    Attributes:
-        model: The model.
-        circuit: Its circuit.
-        program: The program.
-    """
+    """A looped transformer that runs a program, with its circuit."""
 
     model: LoopedTransformer
     circuit: Circuit
@@ -48,11 +42,7 @@ class Compiled(ShortRepr):
         return f"<Compiled {self.program.name}: d_model {config.d_model}, layers {layers}>"
 
     def save(self, folder: str | Path) -> None:
-        """Write model and circuit to a folder.
-
-        Raises:
-            InputError: the folder cannot be written.
-        """
+        """Write model and circuit to a folder."""
         self.model.save_pretrained(folder)
         self.circuit.save(folder)
 
@@ -67,9 +57,7 @@ class Compiled(ShortRepr):
         """Read what :meth:`save` wrote.
 
         Args:
-            folder: The folder.
             program: The program or its name, if it is not registered under the saved one.
-            device: Where to put the model.
 
         Raises:
             CheckpointError: a file is missing or damaged, or they do not belong together.
@@ -89,17 +77,16 @@ class Compiled(ShortRepr):
                 f"{len(circuit.inputs)} input tokens, which the model in {folder} runs",
                 given="none, and it is not registered"
                 if program is None
-                else f"{program.name!r} with variables {', '.join(program.variables)} and "
-                f"{len(program.inputs)} input tokens",
+                else f"{program.name!r} with other inputs or variables",
                 fix="Pass program=, the one that was compiled.",
             )
         model = LoopedTransformer.from_pretrained(folder, device=device)
-        width = {d.write.shape[-1] for d in circuit.directions.values()}
-        if width != {model.config.d_model}:
+        widths = {d.write.shape[-1] for d in circuit.directions.values()}
+        if widths != {model.config.d_model}:
             raise CheckpointError(
                 f"circuit in {folder}",
                 expected=f"directions of d_model = {model.config.d_model}, as the model has",
-                given=f"some of {', '.join(map(str, sorted(width))) or 'none'}",
+                given=f"widths {sorted(widths)}",
                 fix="The files do not belong together: save the compiled model again.",
             )
         return cls(model, circuit, program)
@@ -127,7 +114,6 @@ def compile_program(
     MLPs. Values are restored to 0 and 1 by every MLP, so that errors do not grow with the loops.
 
     Args:
-        program: The program, or the name of a registered one.
         max_length: Positions of the longest sequence, BOS and padding included.
         n_outputs: Classes of the output; by default as many as the answer has, and two at least.
 
@@ -159,7 +145,6 @@ def compile_program(
         )
     classes = max(1 + high, 1)
     n_outputs = max(classes, 2) if n_outputs is None else n_outputs
-    fix = f"The answer is up to {classes - 1}: leave it out, or pass the classes of the task."
-    check_integer("n_outputs", n_outputs, least=classes, fix=fix)
+    check_integer("n_outputs", n_outputs, least=classes, fix="Pass the classes of the task.")
     layout = lay_out(lower_program(source, domains))
     return Compiled(assemble(layout, n_outputs), describe(layout), source.program)

@@ -21,9 +21,6 @@ What a head writes means something only where it found a key. So a rule first te
 that, and only then what the head wrote.
 """
 
-MAX_TABLE_ENTRIES = 2**20
-"""Largest table that is written out."""
-
 
 @dataclass(eq=False)
 class Feature:
@@ -77,25 +74,19 @@ class Feature:
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """What the keys, or the queries, of a head write: a matrix [value of the feature, dimension].
+    """The codes that keys, or queries, have for each value of a feature."""
 
-    A constant has no feature, and one row.
-    """
-
-    feature: Feature | None
-    matrix: np.ndarray
+    feature: Feature | None  # None for a constant, which has one row
+    matrix: np.ndarray  # [value of the feature, dimension]
 
 
 @dataclass(eq=False)
 class LoweredHead:
-    """A head: its attention scores, and what it carries.
-
-    Its score is the sum over ``pairs`` of the products of keys' and queries' codes. For each
-    feature that it writes, it carries codes of the keys [value of what is read, direction written].
-    """
+    """A head, whose score is the sum over ``pairs`` of the products of keys' and queries' codes."""
 
     select: Select
     pairs: tuple[tuple[Codes, Codes], ...]
+    # Codes of the keys for each feature that it writes [value of what is read, direction written].
     carried: dict[Feature, Codes] = field(default_factory=dict)
 
     @property
@@ -194,13 +185,10 @@ class FeatureFunction:
         return len(self.features) <= 1 and all(f.order == PLAIN for f in self.features)
 
     def within(self, values: np.ndarray) -> FeatureFunction:
-        """The same function, known to have none but these values.
-
-        Other values in the table belong to combinations that never occur; they become the next
-        allowed value.
-        """
+        """The same function, known to have none but these values."""
         if bool(np.isin(self.table, values).all()):
             return self
+        # Other values belong to combinations that never occur; they become the next allowed value.
         place = np.searchsorted(values, self.table).clip(max=len(values) - 1)
         return FeatureFunction(self.features, values[place], self.parts)
 
@@ -234,7 +222,7 @@ def fuse(
     args: list[FeatureFunction],
     op: str | None = None,
     *,
-    most: int = MAX_TABLE_ENTRIES,
+    most: int = 2**20,
 ) -> FeatureFunction | None:
     """An operation (``op``, if it has a name) on functions, as one function of all their features.
 

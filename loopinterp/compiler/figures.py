@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from itertools import count, product
 
 from loopinterp.compiler.circuit import Circuit, FeatureNode, HeadNode, NeuronGroup
@@ -27,9 +26,7 @@ _PARTS = {"embedding": "input", "prelude": "prelude", "block": "loop", "coda": "
 _OUTPUT = "output"
 """The node of the unembedding, which reads the answer."""
 
-_MOST_VALUES, _LONG = 24, 20
-_NAMED = re.compile(r"select\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*?name='(\w+)'\)")
-"""A selection that has a name, in code; parentheses in it two deep."""
+_MAP = nodes.Elementwise | nodes.TokMap
 
 
 def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = None) -> CircuitGraph:
@@ -37,13 +34,9 @@ def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = Non
 
     A program is drawn as its expressions: heads with what they select, and maps. A circuit is drawn
     as it is in the model's layers: heads, groups of neurons, variables, and their reads; features
-    that only lead from one part to the next within a loop are edges. A notebook shows the graph;
-    ``.show()`` opens it in a browser, and :func:`loopinterp.pages.write_circuit_page` writes it
-    to a file.
-
-    Args:
-        what: A program, a sequence expression, or the circuit of a compiled model.
-        program: Of a circuit: the program beside it; the registered one of its name by default.
+    that only lead from one part to the next within a loop are edges. Beside it stands its
+    ``program``, by default the registered one of its name. A notebook shows the graph; ``.show()``
+    opens it in a browser, and :func:`loopinterp.pages.write_circuit_page` writes it to a file.
 
     Raises:
         InputError: it is none of them, or too large to be looked at.
@@ -97,62 +90,92 @@ def draw_program(program: LoopProgram, *, max_length: int = 9) -> CircuitGraph:
     return draw(circuit, program=program)
 
 
-# The expressions of a program. A box is what one part of a transformer would do: sources are the
-# tokens, the positions and the variables; a head is one selection with what it reads; a map is an
-# elementwise formula.
+def _expression_graph(
+    title: str, parts: Mapping[str, Mapping[str, Seq]], *, variables: tuple[str, ...], text: str
+) -> CircuitGraph:
+    drawn: dict[str, GraphNode] = {
+        f"var {name}": GraphNode(f"var {name}", "variable", name, "loop", -1, "variable", (name,))
+        for name in variables
+    }
+    edges: dict[GraphEdge, None] = {}
+    for section, results in parts.items():
+        ids: dict[Expr, str] = {}
+        stage: dict[Expr, int] = {}
+        titles: dict[Expr, str] = {}  # by which the formulas that read them call them
+        numbers = {"map": count(1), "head": count(1)}
+        for node in _drawn(results):
+            formula = code(node, short=True)
+            if isinstance(node, nodes.Tokens | nodes.Indices | nodes.Var):
+                ids[node] = f"var {node.name}" if isinstance(node, nodes.Var) else formula
+                titles[node], stage[node] = formula, -1
+                if ids[node] not in drawn:
+                    label = {"indices": "positions"}.get(formula, formula)
+                    drawn[formula] = GraphNode(formula, "input", label, "input")
+                continue
+            # What the node reads, and the maps inside it: the nodes of both, each with its role.
+            inputs: dict[tuple[Expr, str], None] = {}
+            stack = _reads(node)[::-1]
+            while stack:
+                child, role = stack.pop()
+                if child in ids:
+                    inputs[child, role] = None
+                elif not isinstance(child, nodes.Full):
+                    stack += [(below, role) for below, _ in _reads(child)][::-1]
+            name, does = _described(node, titles)
+            kind = "map" if isinstance(node, _MAP) else "head"
+            titles[node] = name or f"{kind} {next(numbers[kind])}"
+            stage[node] = 1 + max((stage[child] for child, _ in inputs), default=-1)
+            ids[node] = f"{section} {len(drawn)}"
+            unnamed = kind == "map" and not name
+            drawn[ids[node]] = GraphNode(
+                ids[node],
+                "head" if kind == "head" else "neurons",
+                titles[node] if kind == "map" and name else f"{titles[node]}: {does}",
+                section,
+                stage[node],
+                names=() if unnamed else (titles[node],),
+                facts=(("Computes", does), ("As code", formula)),
+            )
+            edges.update({GraphEdge(ids[c], ids[node], role=role): None for c, role in inputs})
+        for name, x in results.items():
+            to, lag = (f"var {name}", int(section == "loop")) if section != "readout" else (name, 0)
+            if section == "readout":
+                last = 1 + max(stage.values(), default=0)
+                drawn[name] = GraphNode(name, "readout", name, section, max(last, 0))
+            if x in ids:
+                edges[GraphEdge(ids[x], to, lag=lag)] = None
+    return CircuitGraph(title, tuple(drawn.values()), tuple(edges), text)
 
 
-@dataclass(eq=False)
-class Box:
-    """A source, head or map, in short and as code.
-
-    ``inputs`` are the boxes that it reads, each as a value, key or query, or as nothing else ("").
-    """
-
-    kind: str
-    title: str
-    does: str
-    code: str
-    inputs: list[tuple[Box, str]] = field(default_factory=list)
-
-
-def expression_boxes(results: Mapping[str, Seq]) -> dict[Expr, Box]:
-    """The boxes behind some named results, children before parents.
+def _drawn(results: Mapping[str, Seq]) -> list[Expr]:
+    """The expressions that are nodes of a drawing, children before parents.
 
     Raises:
         InputError: there are too many to be looked at.
     """
     unseen = nodes.Full | nodes.Select
-    drawn = [node for node in postorder(results.values()) if not isinstance(node, unseen)]
-    parents = Counter(child for node in drawn for child, _ in _reads(node))
+    every = [node for node in postorder(results.values()) if not isinstance(node, unseen)]
+    parents = Counter(child for node in every for child, _ in _reads(node))
     parents.update(results.values())
-    in_a_formula = {child for node in drawn if _is_map(node) for child in node.children}
-    named = {node for node in drawn if getattr(node, "name", None)} | set(results.values())
+    in_a_formula = {child for node in every if isinstance(node, _MAP) for child in node.children}
+    named = {node for node in every if getattr(node, "name", None)} | set(results.values())
     # A map that only one formula reads is a part of that formula.
-    boxed = [
+    drawn = [
         node
-        for node in drawn
-        if not _is_map(node) or node in named or parents[node] != 1 or node not in in_a_formula
+        for node in every
+        if not isinstance(node, _MAP)
+        or node in named
+        or parents[node] != 1
+        or node not in in_a_formula
     ]
-    if len(boxed) > MOST_NODES:
+    if len(drawn) > MOST_NODES:
         raise InputError(
             "what to draw",
             expected=f"at most {MOST_NODES} boxes",
-            given=str(len(boxed)),
+            given=str(len(drawn)),
             fix="Draw a part of it: any subexpression can be drawn.",
         )
-    box_of: dict[Expr, Box] = {}
-    names: dict[Expr, str] = {}
-    numbers = {"map": count(1), "head": count(1)}
-    for node in boxed:
-        box_of[node] = box = _box(node, names, numbers)
-        names[node] = box.title
-        box.inputs += _inputs(node, box_of)
-    return box_of
-
-
-def _is_map(node: Expr) -> bool:
-    return isinstance(node, nodes.Elementwise | nodes.TokMap)
+    return drawn
 
 
 def _reads(node: Expr) -> list[tuple[Expr, str]]:
@@ -165,96 +188,30 @@ def _reads(node: Expr) -> list[tuple[Expr, str]]:
     return [(child, "") for child in node.children]
 
 
-def _inputs(node: Expr, box_of: Mapping[Expr, Box]) -> list[tuple[Box, str]]:
-    """The boxes that a box reads: those of its node, and of the maps inside it."""
-    inputs: dict[tuple[Box, str], None] = {}
-    stack = _reads(node)[::-1]
-    while stack:
-        child, role = stack.pop()
-        if child in box_of:
-            inputs[box_of[child], role] = None
-        elif not isinstance(child, nodes.Full):
-            stack += [(below, role) for below, _ in _reads(child)][::-1]
-    return list(inputs)
-
-
-def _box(node: Expr, names: Mapping[Expr, str], numbers: Mapping[str, Iterator[int]]) -> Box:
-    formula = code(node, short=True)
+def _described(node: Expr, titles: Mapping[Expr, str]) -> tuple[str, str]:
+    """The name of a head or map, if it has one, and what it computes of nodes with titles."""
 
     def text(x: Expr) -> str:
-        return str(x.value) if isinstance(x, nodes.Full) else code(x, short=True, names=names)
+        return str(x.value) if isinstance(x, nodes.Full) else code(x, short=True, names=titles)
 
     match node:
-        case nodes.Tokens() | nodes.Indices() | nodes.Var():
-            return Box("source", formula, "", formula)
         case nodes.TokMap() if node.name:
             otherwise = "" if node.default is None else f", else {node.default}"
-            what = f"{text(node.x)}: {dict(node.table)}{otherwise}"
-            return Box("map", node.name, what, formula)
+            return node.name, f"{text(node.x)}: {dict(node.table)}{otherwise}"
         case nodes.TokMap() | nodes.Elementwise():
-            return Box("map", f"map {next(numbers['map'])}", text(node), formula)
+            return "", text(node)
         case nodes.ShiftRight():
-            what = f"{text(node.x)}, {node.n} to the left"
-            return Box("head", node.selector.name or "shift", what, formula)
+            return node.selector.name or "shift", f"{text(node.x)}, {node.n} to the left"
     assert isinstance(node, nodes.Aggregate | nodes.SelWidth)
     select = node.selector
     assert isinstance(select, nodes.Select)  # there is no other selector
     holds = select.predicate if isinstance(select.predicate, str) else "in pairs with"
     where = f"where {text(select.k)} {holds} {text(select.q)}"
-    if holds == "true":
-        where = "of all before"
+    where = "of all before" if holds == "true" else where
     if isinstance(node, nodes.SelWidth):
-        what = f"number of keys {where}"
-    else:
-        what = f"{node.mode} of {text(node.value)} {where}, else {node.default}"
-    return Box("head", select.name or f"head {next(numbers['head'])}", what, formula)
-
-
-def _expression_graph(
-    title: str, parts: Mapping[str, Mapping[str, Seq]], *, variables: tuple[str, ...], text: str
-) -> CircuitGraph:
-    drawn: dict[str, GraphNode] = {
-        f"var {name}": GraphNode(f"var {name}", "variable", name, "loop", -1, "variable", (name,))
-        for name in variables
-    }
-    edges: dict[GraphEdge, None] = {}
-    for section, results in parts.items():
-        boxes = expression_boxes(results)
-        ids: dict[Box, str] = {}
-        stage: dict[Box, int] = {}
-        for expr, box in boxes.items():
-            if isinstance(expr, nodes.Var):
-                ids[box], stage[box] = f"var {expr.name}", -1
-                continue
-            if box.kind == "source":
-                ids[box], stage[box] = box.title, -1
-                label = {"indices": "positions"}.get(box.title, box.title)
-                drawn[box.title] = GraphNode(box.title, "input", label, "input")
-                continue
-            stage[box] = 1 + max((stage[child] for child, _ in box.inputs), default=-1)
-            ids[box] = f"{section} {len(drawn)}"
-            drawn[ids[box]] = _box_node(ids[box], box, section, stage[box])
-            edges.update({GraphEdge(ids[c], ids[box], role=role): None for c, role in box.inputs})
-        for name, x in results.items():
-            to, lag = (f"var {name}", int(section == "loop")) if section != "readout" else (name, 0)
-            if section == "readout":
-                last = 1 + max(stage.values(), default=0)
-                drawn[name] = GraphNode(name, "readout", name, section, max(last, 0))
-            if x in boxes:
-                edges[GraphEdge(ids[boxes[x]], to, lag=lag)] = None
-    return CircuitGraph(title, tuple(drawn.values()), tuple(edges), text)
-
-
-def _box_node(name: str, box: Box, section: str, stage: int) -> GraphNode:
-    kind = "head" if box.kind == "head" else "neurons"
-    unnamed = box.kind == "map" and box.title.startswith("map ")
-    label = f"{box.title}: {box.does}" if kind == "head" or unnamed else box.title
-    names = () if unnamed else (box.title,)
-    facts = (("Computes", box.does), ("As code", box.code))
-    return GraphNode(name, kind, label, section, stage, names=names, facts=facts)
-
-
-# The circuit of a compiled model.
+        return select.name or "", f"number of keys {where}"
+    what = f"{node.mode} of {text(node.value)} {where}, else {node.default}"
+    return select.name or "", what
 
 
 def _circuit_graph(circuit: Circuit, program: LoopProgram | None) -> CircuitGraph:
@@ -267,7 +224,11 @@ def _circuit_graph(circuit: Circuit, program: LoopProgram | None) -> CircuitGrap
             writers.setdefault(target, []).append(source)
         elif target in {part.id for part in parts}:
             readers.setdefault(source, []).append(target)
-    answers = _answers(circuit, program, readers)
+    # The unembedding reads the features of the coda that no part reads, or variables.
+    answers = {f.id for f in circuit.features if f.section == "coda" and f.id not in readers}
+    if not answers and not circuit.n_layers.get("coda"):
+        read = program.finish.variables if program else circuit.variables
+        answers = {f.id for name, f in circuit.variables.items() if name in read}
     labels = _labels(parts, features)
     drawn = {part.id: _part_node(part, labels[part.id], features, circuit) for part in parts}
     edges: dict[GraphEdge, None] = {}
@@ -277,7 +238,15 @@ def _circuit_graph(circuit: Circuit, program: LoopProgram | None) -> CircuitGrap
         if f.role != "variable" and by:  # it only leads from one part to others
             edges.update({GraphEdge(a, b): None for a, b in product(by, to)})
         elif to or by:
-            drawn[f.id] = _feature_node(f)
+            values = ("Values", _values(f))
+            if f.role == "variable":
+                note = f"variable, {len(f.values)} values"
+                node = GraphNode(f.id, "variable", f.name, "loop", -1, note, (f.name,), (values,))
+            else:
+                label = {"indices": "positions"}.get(f.name, f.name)
+                facts = (("What it is", "read anew at every loop"), values)
+                node = GraphNode(f.id, "input", label, "input", 0, "", (f.name,), facts)
+            drawn[f.id] = node
             edges.update({GraphEdge(f.id, name): None for name in to})
             for name in by:
                 lag = int(drawn[name].section == "loop")
@@ -288,17 +257,6 @@ def _circuit_graph(circuit: Circuit, program: LoopProgram | None) -> CircuitGrap
         drawn[_OUTPUT] = GraphNode(_OUTPUT, "readout", _OUTPUT, "readout", last, facts=facts)
     title = ", ".join((circuit.program, *circuit.disguises))
     return CircuitGraph(title, tuple(drawn.values()), tuple(edges), str(program or ""))
-
-
-def _answers(
-    circuit: Circuit, program: LoopProgram | None, readers: Mapping[str, list[str]]
-) -> set[str]:
-    """The features that the unembedding reads: those of the coda that no part reads."""
-    in_coda = {f.id for f in circuit.features if f.section == "coda" and f.id not in readers}
-    if circuit.n_layers.get("coda") or in_coda:
-        return in_coda
-    read = program.finish.variables if program else set(circuit.variables)
-    return {f.id for name, f in circuit.variables.items() if name in read}
 
 
 def _labels(
@@ -321,10 +279,12 @@ def _labels(
         label = formula
         for longer in sorted(short, key=len, reverse=True):
             label = label.replace(longer, short[longer])
-        label = _NAMED.sub(r"\1", label)
+        # A selection that has a name goes by it; parentheses in it are two deep.
+        selection = r"select\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*?name='(\w+)'\)"
+        label = re.sub(selection, r"\1", label)
         if name:
             label = short[formula] = name
-        elif len(label) > _LONG and formula not in short:
+        elif len(label) > 20 and formula not in short:
             short[formula] = f"m{next(numbers)}"
             label = f"{short[formula]} = {label}"
         labels[part.id] = label
@@ -357,16 +317,7 @@ def _part_node(
     return GraphNode(part.id, "neurons", label, section, 2 * part.layer + 1, note, names, facts)
 
 
-def _feature_node(feature: FeatureNode) -> GraphNode:
-    name, values = feature.name, ("Values", _values(feature))
-    if feature.role == "variable":
-        note = f"variable, {len(feature.values)} values"
-        return GraphNode(feature.id, "variable", name, "loop", -1, note, (name,), (values,))
-    label = {"indices": "positions"}.get(name, name)
-    facts = (("What it is", "read anew at every loop"), values)
-    return GraphNode(feature.id, "input", label, "input", 0, "", (name,), facts)
-
-
 def _values(feature: FeatureNode) -> str:
-    shown = ", ".join(map(str, feature.values[:_MOST_VALUES]))
-    return f"{shown}, … ({len(feature.values)})" if len(feature.values) > _MOST_VALUES else shown
+    most, n = 24, len(feature.values)
+    shown = ", ".join(map(str, feature.values[:most]))
+    return f"{shown}, … ({n})" if n > most else shown

@@ -50,15 +50,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class AttentionRelation:
-    """A selection with its keys and queries as functions of one feature each.
-
-    ``holds`` is where it selects [value of the key's feature, value of the query's].
-    """
+    """A selection with its keys and queries as functions of one feature each."""
 
     select: Select
     key: FeatureFunction
     query: FeatureFunction
-    holds: np.ndarray
+    holds: np.ndarray  # where it selects [value of the key's feature, value of the query's]
 
     @classmethod
     def from_functions(
@@ -88,10 +85,8 @@ class AttentionRelation:
     @property
     def sees_itself(self) -> bool:
         """Whether every position selects at least itself."""
-        if bool(self.holds.all()):
-            return True
         same = self.key.features == self.query.features and len(self.key.features) == 1
-        return same and bool(self.holds.diagonal().all())
+        return bool(self.holds.all() or (same and self.holds.diagonal().all()))
 
     @property
     def by_position(self) -> bool:
@@ -125,12 +120,10 @@ class AttentionRelation:
 
     def codes(self) -> tuple[Codes, Codes]:
         """Codes of keys and queries whose products are the relation."""
-        key = self.key.features[0] if self.key.features else None
-        query = self.query.features[0] if self.query.features else None
-        by_query, by_key = _factors(self.holds), _factors(self.holds.T)
-        if by_query[0].shape[1] <= by_key[0].shape[1]:
-            k, q = by_query
-        else:
+        key, query = (next(iter(x.features), None) for x in (self.key, self.query))
+        k, q = _factors(self.holds)
+        by_key = _factors(self.holds.T)
+        if by_key[0].shape[1] < k.shape[1]:
             q, k = by_key
         return Codes(key, k), Codes(query, q)
 
@@ -216,7 +209,13 @@ class AggregateHeads:
         self, relation: AttentionRelation, layer: int, codes: Codes, feature: Feature
     ) -> Feature:
         """The feature that a head writes by these codes; one of its kind is enough."""
-        head = self._head(relation, layer)
+        select = relation.select
+        if (select, layer) not in self._heads:
+            pairs = [relation.codes()]
+            if select.causal and not self._writer.source.causal:
+                pairs.append(causal_codes(self._indices))
+            self._heads[select, layer] = LoweredHead(select, tuple(pairs))
+        head = self._heads[select, layer]
         assert codes.feature is not None
         key = (head, codes.feature, codes.matrix.tobytes(), feature.order)
         if key not in self._carried:
@@ -225,15 +224,6 @@ class AggregateHeads:
             self._carried[key] = feature
             self._writer.written.append(feature)
         return self._carried[key]
-
-    def _head(self, relation: AttentionRelation, layer: int) -> LoweredHead:
-        key = (relation.select, layer)
-        if key not in self._heads:
-            pairs = [relation.codes()]
-            if relation.select.causal and not self._writer.source.causal:
-                pairs.append(causal_codes(self._indices))
-            self._heads[key] = LoweredHead(relation.select, tuple(pairs))
-        return self._heads[key]
 
     def _reduced(self, node: Aggregate, shares: Feature) -> Feature:
         """Mean, largest or smallest of the selected values, from their shares."""
@@ -285,28 +275,25 @@ class AggregateHeads:
             # All keys or none, by the query alone.
             holds = relation.holds[0].astype(int)
             return FeatureFunction(query.features, holds.reshape(query.table.shape))
-        return self._carried_witness(relation)
-
-    def _carried_witness(self, relation: AttentionRelation) -> FeatureFunction:
-        """1 where the keys that attention is on are selected: where there are such keys."""
+        # Else heads carry, for each class of queries, whether the keys that they attend to are
+        # selected: where there are such keys.
         classes, kind = relation.classes()
-        key, query = relation.key.features[0], relation.query.features
-        name, flags = f"found by {relation.name}", []
+        key, name, flags = relation.key.features[0], f"found by {relation.name}", []
         for k, column in enumerate(classes.T):
             case = f", case {k}" if classes.shape[1] > 1 else ""
             flag = Feature(f"{name}{case}", (0, 1), order=WITNESS, one_direction=True)
             codes = Codes(key, column[:, None].astype(float))
             flags.append(self._carry(relation, relation.layer, codes, flag))
         if len(flags) == 1:
-            selects_some = (kind == 0).astype(int).reshape(relation.query.table.shape)
-            both = [FeatureFunction(query, selects_some), of_feature(flags[0])]
+            selects_some = (kind == 0).astype(int).reshape(query.table.shape)
+            both = [FeatureFunction(query.features, selects_some), of_feature(flags[0])]
             witness = fuse(lambda x: x[0] * x[1], both)
             assert witness is not None
             return witness
-        yes = np.array([False, True])
+        (feature,), yes = query.features, np.array([False, True])
         units = tuple(
-            one_if_all((read_any(query[0], kind == k), read_any(flag, yes)), ((0, -1.0), (1, 1.0)))
+            one_if_all((read_any(feature, kind == k), read_any(flag, yes)), ((0, -1.0), (1, 1.0)))
             for k, flag in enumerate(flags)
         )
-        writes = Writes("found", (*query, *flags), units, ((0, 1.0),))
+        writes = Writes("found", (feature, *flags), units, ((0, 1.0),))
         return of_feature(self._writer.write(Feature(name, (0, 1)), writes))

@@ -39,26 +39,11 @@ MAX_LAYERS = 128
 MAX_UNITS = 8_192
 """Most units of one function."""
 
-MANY_RULES = 64
-"""From here on a sum is considered: it reads numbers, which have larger errors than flags."""
-
-MOST_LEVELS = 2**11
-"""Largest span of a sum, in units of the least difference that matters: with more, the roundings
-of 32 bits would show."""
-
-EXACT = 2.0**53
-"""From here on integers are not exact as numbers of 64 bits."""
-
 MOST_FUSED_RULES = 192
 """A function that would take more rules than this has its arguments stored first."""
 
 MOST_WORK = 2**22
 """Table entries that a search for rules may visit before it follows one order of features only."""
-
-WORK_OF_A_STEP = 2**10
-"""The cost of a step of the search, in the same unit."""
-
-_SIGNS = {"add": 1, "sub": -1, "lt": -1, "le": -1, "gt": -1, "ge": -1, "eq": -1, "ne": -1}
 
 
 class FeatureWriter:
@@ -89,11 +74,7 @@ class FeatureWriter:
         role: Role = "scratch",
         values: tuple[int, ...] = (),
     ) -> Feature:
-        """A feature that holds a function; its values are those of the function by default.
-
-        Raises:
-            InputError: one MLP would need too many units to look the function up.
-        """
+        """A feature that holds a function; its values are those of the function by default."""
         taken = values or function.values
         writes = lookup_units(function, taken)
         if writes is None:
@@ -123,7 +104,8 @@ def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes |
             for rule in rules
         )
         best = Writes("rules", features, tuple(units))
-    if best is None or len(best.units) > MANY_RULES:
+    # Sums read numbers, which have larger errors than flags: they are for many rules.
+    if best is None or len(best.units) > 64:
         for other in (_by_levels(function, values), _by_sum(function, values)):
             if other is not None and (best is None or 4 * len(other.units) < len(best.units)):
                 best = other
@@ -158,12 +140,12 @@ def advance(values: tuple[int, ...], before: int, after: int) -> tuple[tuple[int
 
 
 def _by_levels(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
-    if function.parts is None or function.parts[0] not in ("smaller", "larger"):
+    if function.parts is None:
         return None
     op, args = function.parts
-    if not all(arg.features for arg in args):
+    combine = {"smaller": one_if_all, "larger": one_if_any}.get(op)
+    if combine is None or not all(arg.features for arg in args):
         return None
-    combine = one_if_all if op == "smaller" else one_if_any
     taken, units = function.values, []
     for before, after in pairwise(taken):
         reads = tuple(read_any(arg.features[0], arg.table >= after) for arg in args)
@@ -173,43 +155,47 @@ def _by_levels(function: FeatureFunction, values: tuple[int, ...]) -> Writes | N
 
 
 def _by_sum(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
-    if function.parts is None or function.parts[0] not in _SIGNS:
+    if function.parts is None:
         return None
     op, args = function.parts
     inputs = {feature for arg in args for feature in arg.features}
+    if op not in ("add", "sub", "lt", "le", "gt", "ge", "eq", "ne"):
+        return None
     if len(function.features) != 2 or inputs != {*function.features}:
         return None
     numbers = [arg.table.astype(float) for arg in args]
-    if max(float(np.abs(x).max()) for x in numbers) >= EXACT:
-        return None
+    if max(float(np.abs(x).max()) for x in numbers) >= 2.0**53:
+        return None  # from there on integers are not exact as numbers of 64 bits
     x, y = (x - x.min() for x in numbers)
-    y *= _SIGNS[op]
+    y *= 1 if op == "add" else -1
     table = function.table if function.features[:1] == args[0].features else function.table.T
     # total: the distinct sums x + y, in order; at: the value of the function for each
     total, first = np.unique(np.add.outer(x, y).reshape(-1), return_index=True)
     at = table.reshape(-1)[first]
-    changes = np.flatnonzero(at[1:] != at[:-1]).tolist()
-    cuts = [(float(total[k]), float(total[k + 1])) for k in changes]
-    if not cuts or total[-1] - total[0] > MOST_LEVELS * min(above - below for below, above in cuts):
+    changes = np.flatnonzero(at[1:] != at[:-1])
+    below, above = total[changes], total[changes + 1]
+    # With a larger span, in units of the least difference, the roundings of 32 bits would show.
+    if not len(changes) or total[-1] - total[0] > 2**11 * (above - below).min():
         return None
-    levels = [((below + above) / 2, above - below) for below, above in cuts]
-    intervals = (int(at[0]), *(int(at[k + 1]) for k in changes))
+    levels = list(zip(((below + above) / 2).tolist(), (above - below).tolist()))
+    intervals = tuple(at[[0, *(changes + 1)]].tolist())
     reads = (Read(args[0].features[0], x), Read(args[1].features[0], y))
     return Writes("sum", function.features, *thresholds(reads, levels, values, intervals))
 
 
 @dataclass(frozen=True, eq=False)
-class DecisionRule:
-    """If each of some features has one of some values, then the function has this value.
+class _DecisionRule:
+    """If each of some features has one of some values, then the function has this value."""
 
-    A condition is an axis of the function, and which of that feature's values it may have.
-    """
-
-    conditions: tuple[tuple[int, np.ndarray], ...]
+    conditions: tuple[tuple[int, np.ndarray], ...]  # (axis of the function, which of its values)
     value: int
 
 
-def decision_rules(function: FeatureFunction, most: int) -> list[DecisionRule] | None:
+_Rules = list[_DecisionRule]
+_Axes = tuple[int, ...]
+
+
+def decision_rules(function: FeatureFunction, most: int) -> _Rules | None:
     """The fewest rules that a search by splitting finds; None if that is more than ``most``.
 
     The function is split by one feature into its different restrictions, each of which is split
@@ -230,28 +216,23 @@ def decision_rules(function: FeatureFunction, most: int) -> list[DecisionRule] |
     rules = search.rules(numbers, tuple(range(numbers.ndim)), most)
     if rules is None:
         return None
-    return [DecisionRule(rule.conditions, int(values[rule.value])) for rule in rules]
+    return [_DecisionRule(rule.conditions, int(values[rule.value])) for rule in rules]
 
 
-_Key = tuple[tuple[int, ...], tuple[int, ...], bytes]
+_Key = tuple[_Axes, _Axes, bytes]
 """Axes, shape and content of a table."""
 
 
 class _RuleSearch:
-    """A search that visits the same restriction of a function only once.
-
-    ``orders`` are those of the features of each axis: PLAIN, WITNESS or RAW.
-    """
+    """A search that visits the same restriction of a function only once."""
 
     def __init__(self, orders: list[int]) -> None:
-        self._orders = orders
+        self._orders = orders  # of the features of each axis: PLAIN, WITNESS or RAW
         self._merged: dict[_Key, _MergedTable] = {}
-        self._tried: dict[_Key, tuple[int, list[DecisionRule] | None]] = {}
+        self._tried: dict[_Key, tuple[int, _Rules | None]] = {}
         self._work = 0
 
-    def rules(
-        self, table: np.ndarray, axes: tuple[int, ...], most: int
-    ) -> list[DecisionRule] | None:
+    def rules(self, table: np.ndarray, axes: _Axes, most: int) -> _Rules | None:
         """The fewest rules of a table with these axes, if ``most`` are enough."""
         key = _key(table, axes)
         if key not in self._merged:
@@ -265,76 +246,67 @@ class _RuleSearch:
             return None
         return [merged.spread(rule) for rule in rules]
 
-    def _rules(
-        self, table: np.ndarray, axes: tuple[int, ...], most: int
-    ) -> list[DecisionRule] | None:
+    def _rules(self, table: np.ndarray, axes: _Axes, most: int) -> _Rules | None:
         # Every axis is tested somewhere, often enough to separate all its values.
         tests = 1 + sum((n_values - 1).bit_length() for n_values in table.shape)
         least = len(table) if len(axes) == 1 else tests
         if least > most:
             return None
         if not axes:
-            return [DecisionRule((), int(table))]
+            return [_DecisionRule((), int(table))]
         if len(axes) == 1:
-            one = np.eye(len(table), dtype=bool)
-            return [DecisionRule(((axes[0], one[k]),), int(value)) for k, value in enumerate(table)]
+            one, (axis,) = np.eye(len(table), dtype=bool), axes
+            return [_DecisionRule(((axis, one[k]),), int(value)) for k, value in enumerate(table)]
         first = min(self._orders[axis] for axis in axes)
         positions = [position for position, axis in enumerate(axes) if self._orders[axis] == first]
         if self._work > MOST_WORK:
             positions = [min(positions, key=lambda position: table.shape[position])]
-        self._work += len(positions) * (table.size + WORK_OF_A_STEP)
-        best: list[DecisionRule] | None = None
+        self._work += len(positions) * (table.size + 2**10)  # a step costs as much as 2**10 entries
+        best: _Rules | None = None
         for position in positions:
             if best is None or len(best) > least:
                 limit = most if best is None else len(best) - 1
                 best = self._split(table, axes, position, limit) or best
         return best
 
-    def _split(
-        self, table: np.ndarray, axes: tuple[int, ...], position: int, most: int
-    ) -> list[DecisionRule] | None:
+    def _split(self, table: np.ndarray, axes: _Axes, position: int, most: int) -> _Rules | None:
         """Rules that test one axis first, each of whose values makes a difference."""
         n_values = table.shape[position]
         rest = axes[:position] + axes[position + 1 :]
-        rules: list[DecisionRule] = []
+        rules: _Rules = []
         for k, one in enumerate(np.eye(n_values, dtype=bool)):
-            still_to_come = n_values - k - 1
-            allowed = most - len(rules) - still_to_come
+            allowed = most - len(rules) - (n_values - k - 1)  # one rule for each value to come
             inner = self.rules(table.take(k, axis=position), rest, allowed)
             if inner is None:
                 return None
             condition = (axes[position], one)
-            rules += [DecisionRule((condition, *rule.conditions), rule.value) for rule in inner]
+            rules += [_DecisionRule((condition, *rule.conditions), rule.value) for rule in inner]
         return rules
 
 
-def _key(table: np.ndarray, axes: tuple[int, ...]) -> _Key:
+def _key(table: np.ndarray, axes: _Axes) -> _Key:
     return axes, table.shape, table.tobytes()
 
 
 @dataclass(frozen=True, eq=False)
 class _MergedTable:
-    """A table with one value for all those of an axis that make no difference.
-
-    Axes that make no difference at all are left out; ``kinds`` are, of each other axis, the new
-    value for each value before.
-    """
+    """A table with one value for all those of an axis that make no difference."""
 
     table: np.ndarray
-    axes: tuple[int, ...]
-    kinds: dict[int, np.ndarray]
+    axes: _Axes  # without those that make no difference at all
+    kinds: dict[int, np.ndarray]  # of each axis: the new value for each value before
 
     @cached_property
     def key(self) -> _Key:
         return _key(self.table, self.axes)
 
-    def spread(self, rule: DecisionRule) -> DecisionRule:
+    def spread(self, rule: _DecisionRule) -> _DecisionRule:
         """A rule in terms of the values before."""
         conditions = tuple((axis, one[self.kinds[axis]]) for axis, one in rule.conditions)
-        return DecisionRule(conditions, rule.value)
+        return _DecisionRule(conditions, rule.value)
 
 
-def _merge(table: np.ndarray, axes: tuple[int, ...]) -> _MergedTable:
+def _merge(table: np.ndarray, axes: _Axes) -> _MergedTable:
     kinds: dict[int, np.ndarray] = {}
     for position in reversed(range(len(axes))):
         slices = [x.tobytes() for x in table.swapaxes(0, position)]

@@ -25,32 +25,25 @@ from loopinterp.programs.nodes import Expr, code, postorder
 
 @dataclass(eq=False)
 class LoweredSection:
-    """A section: the features that are needed, in the order in which they were made.
-
-    ``targets`` are those that it writes in place of persistent ones -> these.
-    """
+    """A section: the features that are needed, in the order in which they were made."""
 
     name: str
     n_layers: int
     live: list[Feature]
-    targets: Mapping[Feature, Feature]
+    targets: Mapping[Feature, Feature]  # those written in place of persistent ones -> these
 
 
 @dataclass(frozen=True, eq=False)
 class LoweredProgram:
-    """The features of a program, and the section that computes each.
-
-    Persistent features have coordinates of their own; ``embedded`` are the variables whose value
-    before the first loop the embedding gives; the unembedding reads ``answer``.
-    """
+    """The features of a program, and the section that computes each."""
 
     source: ValidatedProgram
-    persistent: list[Feature]
-    embedded: Mapping[Feature, FeatureFunction]
+    persistent: list[Feature]  # with coordinates of their own
+    embedded: Mapping[Feature, FeatureFunction]  # variables whose first value the embedding gives
     prelude: LoweredSection
     block: LoweredSection
     coda: LoweredSection
-    answer: FeatureFunction
+    answer: FeatureFunction  # the unembedding reads it
 
     @property
     def sections(self) -> tuple[LoweredSection, LoweredSection, LoweredSection]:
@@ -95,7 +88,12 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
     name = f"answer: {code(source.finish, short=True)}"
     if not answer.for_attention:
         answer = of_feature(coda.writer.store(answer, name))
-    if _is_rough(answer, {variable: written for written, variable in next_state.items()}):
+    # An answer that is read from thresholds on a number (of a variable, as a loop leaves it): their
+    # units subtract large numbers, so that in another basis they are exact to some 1e-5 and not to
+    # 1e-7. That is enough for reads of flags, but not for logits.
+    written_as = {variable: written for written, variable in next_state.items()}
+    writes = [written_as.get(f, f).writes for f in answer.features]
+    if any(x and x.how not in ("constant", "rules", "levels", "found") for x in writes):
         answer = of_feature(coda.writer.store(answer, f"{name}, restored"))
 
     sections = (
@@ -110,17 +108,6 @@ def lower_program(source: ValidatedProgram, domains: Mapping[Expr, Values]) -> L
     read = [f for f in (tokens, indices) if f in used.union(answer.features)]
     persistent = [*read, *fixed.values(), *variables.values()]
     return LoweredProgram(source, persistent, embedded, *sections, answer)
-
-
-def _is_rough(answer: FeatureFunction, next_state: Mapping[Feature, Feature]) -> bool:
-    """Whether an answer is read from thresholds on a number; variables, as a loop leaves them.
-
-    Their units subtract large numbers, so that in another basis they are exact to some 1e-5 and
-    not to 1e-7: enough for reads of flags, but not for logits.
-    """
-    writes = [next_state.get(f, f).writes for f in answer.features]
-    exact = ("constant", "rules", "levels", "found")
-    return any(x is not None and x.how not in exact for x in writes)
 
 
 def _prepare(
@@ -149,7 +136,7 @@ def _constant_nodes(source: ValidatedProgram) -> list[Seq]:
     with_heads: set[Expr] = set()
     for node in postorder(roots):
         is_head = isinstance(node, (nodes.Aggregate, nodes.SelWidth))
-        if is_head or any(child in with_heads for child in node.children):
+        if is_head or not with_heads.isdisjoint(node.children):
             with_heads.add(node)
     constants: dict[Seq, None] = {}
     seen: set[Expr] = set()
@@ -204,34 +191,33 @@ class SectionLowering:
     def function(self, expr: Seq) -> FeatureFunction:
         """An expression as a function of features, with the features that it needs."""
         for node in postorder([expr], self.functions):
-            if isinstance(node, Seq):
-                self.functions[node] = self._function(node).within(self.domains[node])
+            match node:
+                case nodes.Full():
+                    function = constant(node.value)
+                case nodes.TokMap() | nodes.Elementwise():
+                    function = self._operation(node)
+                case nodes.SelWidth():
+                    function = self._heads.width(node, self._relation(node.selector))
+                case nodes.Aggregate():
+                    relation = self._relation(node.selector)
+                    function = self._heads.aggregate(node, relation, self._readable(node.value))
+                case _:
+                    assert not isinstance(node, Seq), f"{node!r} is not known in the {self.name}"
+                    continue  # a selection is lowered where it is read
+            self.functions[node] = function.within(self.domains[node])
         return self.functions[expr]
-
-    def readable(self, node: Seq) -> FeatureFunction:
-        """An expression as a function that a head can read; stored first, if need be."""
-        if not self.functions[node].for_attention:
-            self._store(node)
-        return self.functions[node]
-
-    def _function(self, node: Seq) -> FeatureFunction:
-        match node:
-            case nodes.Full():
-                return constant(node.value)
-            case nodes.TokMap() | nodes.Elementwise():
-                return self._operation(node)
-            case nodes.SelWidth():
-                return self._heads.width(node, self._relation(node.selector))
-            case nodes.Aggregate():
-                relation = self._relation(node.selector)
-                return self._heads.aggregate(node, relation, self.readable(node.value))
-        raise AssertionError(f"{node!r} is not known in the {self.name}")
 
     def _relation(self, select: nodes.Selector) -> AttentionRelation:
         assert isinstance(select, nodes.Select)  # there is no other selector
         return AttentionRelation.from_functions(
-            select, self.readable(select.k), self.readable(select.q)
+            select, self._readable(select.k), self._readable(select.q)
         )
+
+    def _readable(self, node: Seq) -> FeatureFunction:
+        """An expression as a function that a head can read; stored first, if need be."""
+        if not self.functions[node].for_attention:
+            self._store(node)
+        return self.functions[node]
 
     def _operation(self, node: nodes.TokMap | nodes.Elementwise) -> FeatureFunction:
         """An operation on functions; their features are shared, or they are stored first."""

@@ -4,18 +4,22 @@ compiled model."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import NonNegativeInt
 
 from loopinterp.compiler.compiled import compile_program
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
+from loopinterp.core.settings import Seed
 from loopinterp.programs import mutations
 from loopinterp.programs.equivalence import SCREENED, equivalence_at, inputs_of
 from loopinterp.programs.mutations import ALWAYS, Condition, reads_of_other_positions
+from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.program_offset import ProgramOffset
 from loopinterp.programs.registry import get_program
 from loopinterp.tasks.task import IGNORE
@@ -26,23 +30,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.programs.expressions import Seq
-    from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Batch
 
 LENGTHS = (*range(1, 8), 16)
 """Lengths of the inputs on which a near miss must answer as the original does."""
 
-EXAMPLES = 48
-"""Inputs of each length and distribution."""
-
-COMPILED_LENGTH = 2
-"""Length of the inputs for which a near miss must compile."""
-
 STORED_OTHERWISE = ("negated", "doubled")
 """Kinds that no intervention on whole positions separates from the original."""
-
-Attempt = tuple[str, tuple[Callable[[], "LoopProgram"], ...]]
-"""A kind of mutation, and programs of which the first near miss is taken."""
 
 
 def near_misses(
@@ -55,16 +49,12 @@ def near_misses(
     and neither is one that acts in no run that an intervention on a position leads to.
 
     Args:
-        program: The program, or the name of a registered one, of any task.
         most: Return at most so many, of as many kinds as there are; all of them by default.
-        seed: Seed of the tokens at which some mutations act, of the inputs, and of the choice.
+        seed: Of the tokens at which some mutations act, of the inputs, and of the choice.
 
     Returns:
         Programs of the same task and T(n); their names begin with that of the original. Some are
         equivalent to it: :func:`~loopinterp.programs.equivalence` decides.
-
-    Raises:
-        InputError: there is no such program, or ``most`` is negative.
 
     Example:
         >>> for miss in near_misses("prefix_xor", most=2):
@@ -76,15 +66,14 @@ def near_misses(
     return [miss for misses in kinds.values() for miss in misses]
 
 
+@checked
 def near_misses_by_kind(
-    program: LoopProgram | str, *, most: int | None = None, seed: int = 0
+    program: LoopProgram | str, *, most: NonNegativeInt | None = None, seed: Seed = 0
 ) -> dict[str, list[LoopProgram]]:
     """:func:`near_misses` by the kind of mutation; a kind that leaves none is left out."""
-    if most is not None:
-        check_integer("most", most, least=0)
     original = get_program(program)
     task = get_task(original.task, **original.task_settings)
-    batch = inputs_of(task, LENGTHS, EXAMPLES, seed=seed)
+    batch = inputs_of(task, LENGTHS, 48, seed=seed)
     needed = torch.tensor([original.n_loops(n) for n in batch.n.tolist()])
     answers = _answers(original, batch, needed)
 
@@ -97,32 +86,35 @@ def near_misses_by_kind(
             )
             if result.equivalent and kind not in STORED_OTHERWISE:
                 return False
-            compile_program(miss, max_length=task.n_positions(COMPILED_LENGTH))
+            compile_program(miss, max_length=task.n_positions(2))
         except InputError:  # it divides by 0, or takes too many values
             return False
         return True
 
-    conditions = _conditions(original, batch, n_loops=int(needed.max()) + 1, seed=seed)
-    misses: dict[str, list[LoopProgram]] = {}
-    for kind, broadest_first in _spread_over_kinds(_mutations(original, conditions), seed):
-        if sum(map(len, misses.values())) == most:
-            break
-        mutated = (mutate() for mutate in broadest_first)
-        miss = next((miss for miss in mutated if is_near_miss(kind, miss)), None)
-        if miss is not None:
-            misses.setdefault(kind, []).append(miss)
-    return misses
-
-
-def _spread_over_kinds(attempts: Iterable[Attempt], seed: int) -> Iterator[Attempt]:
-    """One attempt of each kind, then another of each, and so on."""
-    by_kind: dict[str, list[Attempt]] = {}
-    for attempt in attempts:
-        by_kind.setdefault(attempt[0], []).append(attempt)
+    # Mutations act everywhere and at some tokens: when, the broadest first.
+    settled = mutations.once_settled(
+        original, mutations.lateness(original, batch.inputs, n_loops=int(needed.max()) + 1)
+    )
+    seen = batch.inputs[batch.n == max(LENGTHS), 1:].unique().tolist()
+    chosen = sorted(random.Random(seed).sample(seen, max(len(seen) // 2, 1)))
+    at_tokens = mutations.at_tokens(original, chosen)
+    conditions = [(ALWAYS, settled), (at_tokens, settled & at_tokens)]
+    by_kind: dict[str, list[tuple[Callable[[], LoopProgram], ...]]] = {}
+    for kind, broadest_first in _mutations(original, conditions):
+        by_kind.setdefault(kind, []).append(broadest_first)
     for same_kind in by_kind.values():
         random.Random(seed).shuffle(same_kind)
-    rounds = zip_longest(*by_kind.values())
-    return (attempt for one_each in rounds for attempt in one_each if attempt is not None)
+    misses: dict[str, list[LoopProgram]] = {}
+    # One attempt of each kind, then another of each, and so on.
+    for one_each in zip_longest(*by_kind.values(), fillvalue=()):
+        for kind, broadest_first in zip(by_kind, one_each):
+            if sum(map(len, misses.values())) == most:
+                return misses
+            mutated = (mutate() for mutate in broadest_first)
+            miss = next((miss for miss in mutated if is_near_miss(kind, miss)), None)
+            if miss is not None:
+                misses.setdefault(kind, []).append(miss)
+    return misses
 
 
 def _answers(
@@ -134,22 +126,10 @@ def _answers(
     return torch.where(batch.targets == IGNORE, IGNORE, at_end)
 
 
-def _conditions(
-    program: LoopProgram, batch: Batch, *, n_loops: int, seed: int
-) -> list[tuple[Condition, Condition]]:
-    """Where mutations are tried to act, everywhere and at some tokens; when, the broadest first."""
-    lateness = mutations.lateness(program, batch.inputs, n_loops=n_loops)
-    settled = mutations.once_settled(program, lateness)
-    seen = batch.inputs[batch.n == max(LENGTHS), 1:].unique().tolist()
-    chosen = sorted(random.Random(seed).sample(seen, max(len(seen) // 2, 1)))
-    tokens = mutations.at_tokens(program, chosen)
-    return [(ALWAYS, settled), (tokens, settled & tokens)]
-
-
 def _mutations(
     program: LoopProgram, conditions: list[tuple[Condition, Condition]]
-) -> Iterator[Attempt]:
-    """Everything that is tried."""
+) -> Iterator[tuple[str, tuple[Callable[[], LoopProgram], ...]]]:
+    """Kinds of mutations, and programs of which the first near miss is taken."""
     reads = reads_of_other_positions(program)
     for kind, mutated in _conditional(program, reads):
         for broadest_first in conditions:

@@ -63,7 +63,12 @@ class StreamFeatures:
         self.circuit = circuit
         heads = {node.id for node in circuit.heads}
         self.writing_head = {target: source for source, target in circuit.edges if source in heads}
-        self._points = {f.id: self._points_of(f) for f in circuit.features}
+        self._points: dict[str, Float[Tensor, "point d_model"]] = {}
+        for f in circuit.features:
+            write = circuit.directions[f.id].write.double()
+            if len(write) != len(f.values):  # a flag or a count stands along one direction
+                write = torch.stack([min(f.values) * write[0], max(f.values) * write[0]])
+            self._points[f.id] = write
         self._lifetimes = {f.id: self._lifetime(f) for f in circuit.features}
 
     def at(self, section: str, sublayer: int) -> FeaturePoints:
@@ -95,13 +100,6 @@ class StreamFeatures:
             for name, lifetime in self._lifetimes.items()
             if section in lifetime and lifetime[section][0] <= sublayer <= lifetime[section][1]
         )
-
-    def _points_of(self, feature: FeatureNode) -> Float[Tensor, "point d_model"]:
-        write = self.circuit.directions[feature.id].write.double()
-        if len(write) == len(feature.values):
-            return write
-        # A flag or a count stands along one direction.
-        return torch.stack([min(feature.values) * write[0], max(feature.values) * write[0]])
 
     def _lifetime(self, feature: FeatureNode) -> dict[str, tuple[int, int]]:
         """Section -> first and last sublayer that find the feature."""

@@ -7,7 +7,6 @@ their coordinates after that, so that a section leaves nothing behind but its re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Any
@@ -33,15 +32,6 @@ class LayerLayout:
         units = sum(len(writes.units) for _, writes in self.writes)
         wiped = sum(f.width * (1 if f.role == "variable" else 2) for f in self.wiped)
         return 2 * units + wiped
-
-    def neuron_groups(self) -> Iterator[tuple[str, Feature | None, range]]:
-        """How and what each group of neurons writes, in order; those that wipe come last."""
-        first = 0
-        for feature, writes in self.writes:
-            group = range(first, first + 2 * len(writes.units))
-            yield writes.how, feature, group
-            first = group.stop
-        yield "wipe", None, range(first, self.n_neurons)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +97,6 @@ def _place_scratch(section: LoweredSection, start: int) -> int:
     return end
 
 
-_Node = tuple[HeadNode | NeuronGroup, Iterable[Feature], Iterable[Feature]]
-"""A node, the features that it reads, and those that it writes."""
-
-
 def describe(layout: StreamLayout) -> Circuit:
     """The circuit of a layout, with a name for every node."""
     lowered, source = layout.lowered, layout.lowered.source
@@ -119,36 +105,48 @@ def describe(layout: StreamLayout) -> Circuit:
     by_section = {"embedding": lowered.persistent}
     by_section |= {s.name: [f for f in s.live if f not in s.targets] for s in lowered.sections}
     features = [(f, section) for section, fs in by_section.items() for f in fs]
-    nodes = [
-        node
-        for section, layers in layout.sections.items()
-        for number, layer in enumerate(layers)
-        for node in _nodes(layout, names, section, number, layer)
-    ]
+    heads: list[HeadNode] = []
+    groups: list[NeuronGroup] = []
     edges: dict[tuple[str, str], None] = {}
-    for node, reads, writes in nodes:
-        edges.update({(names[feature], node.id): None for feature in reads})
-        edges.update({(node.id, names[feature]): None for feature in writes})
+    stacks = layout.sections
+    layers = [(name, k, layer) for name in stacks for k, layer in enumerate(stacks[name])]
+    for section, number, layer in layers:
+        place: dict[str, Any] = {"section": section, "layer": number}
+        for k, head in enumerate(layer.heads):
+            name, select = f"{section}.{number}.head.{k}", source.selects[head.select]
+            selector, attends_to = select.name or repr(select), repr(select)
+            node = HeadNode(id=name, head=k, selector=selector, attends_to=attends_to, **place)
+            heads.append(node)
+            carried = (codes.feature for codes in head.carried.values() if codes.feature)
+            edges.update({(names[feature], name): None for feature in (*head.inputs, *carried)})
+            edges.update({(name, names[feature]): None for feature in head.carried})
+        first = 0  # each group's neurons follow those of the group before it; what wipes is last
+        for k, (feature, writes) in enumerate(layer.writes):
+            name, end = f"{section}.{number}.neurons.{k}", first + 2 * len(writes.units)
+            edges.update({(names[read], name): None for read in writes.inputs})
+            edges[name, names[feature]] = None
+            neurons = tuple(range(first, end))
+            groups.append(
+                NeuronGroup(name, neurons=neurons, writes=names[feature], how=writes.how, **place)
+            )
+            first = end
+        if first < layer.n_neurons:
+            name = f"{section}.{number}.neurons.{len(layer.writes)}"
+            neurons = tuple(range(first, layer.n_neurons))
+            groups.append(NeuronGroup(name, neurons=neurons, writes="", how="wipe", **place))
     basis = torch.eye(layout.d_model)
     return Circuit(
         program=source.program.name,
         inputs=source.program.inputs,
         max_length=source.max_length,
-        n_layers={name: len(layers) for name, layers in layout.sections.items()},
+        n_layers={name: len(stack) for name, stack in stacks.items()},
         features=tuple(
-            FeatureNode(
-                id=names[f],
-                name=f.name,
-                role=f.role,
-                section=section,
-                layer=f.layer,
-                last_use=f.last_use if f.role == "scratch" else -1,
-                values=f.values,
-            )
+            FeatureNode(names[f], f.name, f.role, section, f.layer, last_use, f.values)
             for f, section in features
+            for last_use in [f.last_use if f.role == "scratch" else -1]
         ),
-        heads=tuple(node for node, _, _ in nodes if isinstance(node, HeadNode)),
-        neurons=tuple(node for node, _, _ in nodes if isinstance(node, NeuronGroup)),
+        heads=tuple(heads),
+        neurons=tuple(groups),
         edges=tuple(edges),
         directions={
             names[f]: Directions(write=basis[f.slots].clone(), read=basis[f.slots].clone())
@@ -175,34 +173,3 @@ def _names(lowered: LoweredProgram) -> dict[Feature, str]:
             else:
                 add(feature, f"{section.name}: {feature.name}")
     return names
-
-
-def _nodes(
-    layout: StreamLayout, names: dict[Feature, str], section: str, number: int, layer: LayerLayout
-) -> Iterator[_Node]:
-    """The heads and the neurons of a layer."""
-    place: dict[str, Any] = {"section": section, "layer": number}
-    for head_number, head in enumerate(layer.heads):
-        select = layout.lowered.source.selects[head.select]
-        node = HeadNode(
-            id=f"{section}.{number}.head.{head_number}",
-            head=head_number,
-            selector=select.name or repr(select),
-            attends_to=repr(select),
-            **place,
-        )
-        carried = (codes.feature for codes in head.carried.values() if codes.feature)
-        yield node, [*head.inputs, *carried], head.carried
-    inputs = {feature: writes.inputs for feature, writes in layer.writes}
-    for k, (how, feature, group) in enumerate(layer.neuron_groups()):
-        if feature is None and not group:
-            continue
-        node = NeuronGroup(
-            id=f"{section}.{number}.neurons.{k}",
-            neurons=tuple(group),
-            writes="" if feature is None else names[feature],
-            how=how,
-            **place,
-        )
-        reads, written = ((), ()) if feature is None else (inputs[feature], (feature,))
-        yield node, reads, written

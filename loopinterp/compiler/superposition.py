@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import NonNegativeInt
 
 from loopinterp.compiler.assembly import LOGIT, SHARPNESS
 from loopinterp.compiler.circuit import ROUNDING, Circuit, Superposition, orthonormal
@@ -22,7 +23,6 @@ from loopinterp.compiler.disguises import (
     NOISE,
     Weights,
     by_head,
-    generator,
     layers,
     moved,
     normal,
@@ -30,22 +30,18 @@ from loopinterp.compiler.disguises import (
     weights_of,
 )
 from loopinterp.compiler.stream_features import STATE, FeaturePoints, StreamFeatures
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.settings import Seed
 from loopinterp.models.taps import recording_gradients
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-NORM = 16
-"""The search lowers the mean of interferences to this power: the large ones."""
-
 UNEVEN = frozenset(("mean", "max", "min", "count"))
 """Neurons that read how attention is distributed over the keys. Softmax enlarges errors of scores
 for them, so the reads of such a head keep dimensions of their own."""
-
-RESIDUE = 0.2
-"""Size of what inexact erasure leaves in the stream, against which reads are made robust."""
 
 # The interference that each read can bear.
 SCORE_MARGIN = SHARPNESS / 4  # an attention score, from its query and from its key
@@ -53,8 +49,9 @@ VALUE_MARGIN = 0.25  # the shares of values that a head writes
 UNIT_MARGIN = 0.5  # a neuron's input: units are flat so far around what they read
 
 
+@checked
 def superpose(
-    compiled: Compiled, *, d_model: int | None = None, seed: int, steps: int = 200
+    compiled: Compiled, *, d_model: int | None = None, seed: Seed, steps: NonNegativeInt = 200
 ) -> Compiled:
     r"""Hold the program in fewer dimensions than its features have directions.
 
@@ -66,14 +63,12 @@ def superpose(
     :func:`compare_with_program` measure whether the outputs are still right.
 
     Args:
-        compiled: The model and its circuit; it is not changed.
         d_model: Dimensions; by default the fewest in which it is exact.
-        seed: Seed of the directions.
         steps: Steps of the search for directions (Adam); with 0 they are random.
 
     Raises:
         InputError: ``d_model`` is not below the model's, or not above what has to keep dimensions
-            of its own; the model is noisy or superposed inexactly; or a number is none.
+            of its own; the model is noisy or superposed inexactly.
 
     Example:
         >>> from loopinterp.compiler import compile_program, superpose
@@ -84,12 +79,11 @@ def superpose(
         >>> dense.circuit.superposition.exact
         True
     """
-    check_integer("steps", steps, least=0)
     stream = _Stream(compiled)
     width = stream.needed if d_model is None else d_model
     fewest = min(len(stream.protected) + 1, stream.needed)  # leaves one dimension to share
-    fix = f"Every read is exact from {stream.needed} dimensions on."
     most = compiled.model.config.d_model - 1
+    fix = f"Every read is exact from {stream.needed} dimensions on."
     check_integer("d_model", width, least=fewest, most=most, fix=fix)
     return stream.superposed(width, steps, seed)
 
@@ -147,7 +141,7 @@ class _Stream:
         noisy = any(disguise.startswith(NOISE) for disguise in disguises)
         if noisy or (record is not None and not record.exact):
             raise InputError(
-                "the model to superpose",
+                "compiled",
                 expected="one whose circuit is exact",
                 given=f"one with the disguises {', '.join(disguises)}",
                 fix="Superpose it once, and before noise is added.",
@@ -181,8 +175,9 @@ class _Stream:
 
     def superposed(self, width: int, steps: int, seed: int) -> Compiled:
         """The model in so many dimensions."""
-        old, frame = self.compiled.model.config, self._frame(width, steps, generator(seed))
-        new = moved(self.weights, frame.write, frame.write.mT)
+        frame = self._frame(width, steps, torch.Generator().manual_seed(seed))
+        old, write = self.compiled.model.config, frame.write
+        new = moved(self.weights, write, write.mT)
         sites = {"unembedding": ("coda", 2 * old.n_coda)}
         for section, layer, prefix in layers(old):
             sites[f"{prefix}attn.qkv"] = section, 2 * layer
@@ -191,12 +186,19 @@ class _Stream:
             rows, shift, _ = frame.reads(self.weights[f"{name}.weight"], self.features.at(*site))
             new[f"{name}.weight"] = rows
             new[f"{name}.bias"] = self.weights[f"{name}.bias"] + shift
-        new["recall.state.weight"], new["recall.input.weight"] = self._recall(frame)
+        # Each loop begins with P h + (1 - P - U) e: P projects on the differences between values of
+        # variables, U on the directions of distractors. State and input differ in nothing else, so
+        # this is the state without what the distractors wrote, for every frame.
+        variables = tuple(f.id for f in self.circuit.variables.values())
+        keeps = orthonormal(torch.cat(self.features.points(variables).centred) @ write.mT)
+        drops = orthonormal(torch.cat([keeps, self.distractors @ write.mT]), largest=1.0)
+        new["recall.state.weight"] = keeps.mT @ keeps  # [d_model, d_model], as the next
+        new["recall.input.weight"] = torch.eye(width).double() - drops.mT @ drops
         record = Superposition(d_model=width, exact_d_model=self.needed)
         directions = {}
         for feature in self.circuit.features:
             read = frame.read(self.features.at(*self.features.last_site(feature)))
-            directions[feature.id] = self.circuit.directions[feature.id].moved(frame.write, read)
+            directions[feature.id] = self.circuit.directions[feature.id].moved(write, read)
         circuit = dataclasses.replace(self.circuit, directions=directions, superposition=record)
         how = "exactly" if record.exact else f"{self.needed} would be exact"
         disguise = f"superposed in {width} of {old.d_model} dimensions, {how} (seed {seed})"
@@ -205,7 +207,8 @@ class _Stream:
     def _frame(self, width: int, steps: int, g: torch.Generator) -> _Frame:
         """Directions in so many dimensions, searched for least collinearity or interference."""
         exact = width >= self.needed
-        protected, residue = (self.distractors, 0.0) if exact else (self.protected, RESIDUE)
+        # Inexact erasure leaves residues of some size, against which reads are made robust.
+        protected, residue = (self.distractors, 0.0) if exact else (self.protected, 0.2)
         # An orthonormal basis of the complement of what is protected.
         rest = torch.linalg.qr(protected.mT, mode="complete")[0].mT[len(protected) :]
 
@@ -235,63 +238,46 @@ class _Stream:
         shares = [
             frame.reads(rows, here)[2] / bearable for rows, here, bearable in self._program_reads
         ]
-        return torch.cat(shares).pow(NORM).mean().pow(1 / NORM).log()
+        return torch.cat(shares).pow(16).mean().pow(1 / 16).log()  # nearly the maximum
 
     @cached_property
     def _program_reads(self) -> list[tuple[Tensor, FeaturePoints, Tensor]]:
         """Rows that read the stream, the points of their site, the interference they can bear."""
-        config, circuit, reads = self.compiled.model.config, self.circuit, []
-        for section, layer, prefix in layers(config):
-            for node in circuit.heads:
-                if (node.section, node.layer) == (section, layer):
-                    here = self.features.at(section, 2 * layer)
-                    reads += self._reads_of_head(f"{prefix}attn.", node.head, here)
+        circuit, features, reads = self.circuit, self.features, []
+
+        def add(rows: Tensor, here: FeaturePoints, margin: float | Tensor) -> None:
+            if len(rows):
+                reads.append((rows, here, torch.as_tensor(margin).expand(len(rows))))
+
+        for section, layer, prefix in layers(self.compiled.model.config):
+            here = features.at(section, 2 * layer)
+            heads = [h for h in circuit.heads if (h.section, h.layer) == (section, layer)]
+            for node in heads:
+                # The score of each key as queries read it and of each query as keys do, and the
+                # output of the values: the same in any basis inside the head.
+                w_q, w_k, w_v = self._by_head(f"{prefix}attn.qkv.weight")[:, node.head]
+                bias = self._by_head(f"{prefix}attn.qkv.bias")[:, node.head]  # [3, d_head]
+                queries, keys = here.span @ w_q.mT, here.span @ w_k.mT
+                queries[-1] += bias[0]
+                # The mean, which all keys share, does not move attention.
+                scores = torch.cat([keys[:-1] @ w_q, queries @ w_k]) / len(w_q) ** 0.5
+                add(scores, here, SCORE_MARGIN)
+                out = self._by_head(f"{prefix}attn.out.weight")[:, node.head]
+                add(out @ w_v, here, VALUE_MARGIN)
             groups = [g for g in circuit.neurons if (g.section, g.layer) == (section, layer)]
             rows = self.weights[f"{prefix}mlp.fc_in.weight"][[n for g in groups for n in g.neurons]]
             # What is not erased is in the way of what is written there next.
             erases = torch.tensor([g.how == "wipe" for g in groups for _ in g.neurons])
             margin = torch.where(erases, UNIT_MARGIN / 2, UNIT_MARGIN)
-            reads.append((rows, self.features.at(section, 2 * layer + 1), margin))
-        rows = self.weights["unembedding.weight"]
-        here = self.features.at("coda", 2 * config.n_coda)
-        reads.append((rows, here, torch.full((len(rows),), LOGIT / 2)))
+            add(rows, features.at(section, 2 * layer + 1), margin)
+        end = features.at("coda", 2 * self.compiled.model.config.n_coda)
+        add(self.weights["unembedding.weight"], end, LOGIT / 2)
         rows = torch.cat([circuit.directions_of(v).read.double() for v in circuit.variables])
-        reads.append((rows, self.features.at(*STATE), torch.full((len(rows),), UNIT_MARGIN)))
-        return [read for read in reads if len(read[0])]
-
-    def _reads_of_head(
-        self, prefix: str, head: int, here: FeaturePoints
-    ) -> list[tuple[Tensor, FeaturePoints, Tensor]]:
-        """What a head reads, in any basis inside it: the score of each key as queries read it, of
-        each query as keys do, and what its values write."""
-        w_q, w_k, w_v = self._by_head(f"{prefix}qkv.weight")[:, head]  # [d_head, d_model] each
-        bias = self.weights[f"{prefix}qkv.bias"].view(3, -1, len(w_q))[:2, head]
-        queries, keys = here.span @ w_q.mT, here.span @ w_k.mT
-        queries[-1] += bias[0]
-        # The mean, which all keys share, does not move attention.
-        scores = torch.cat([keys[:-1] @ w_q, queries @ w_k]) / len(w_q) ** 0.5
-        values = self._by_head(f"{prefix}out.weight")[:, head] @ w_v
-        return [
-            (scores, here, torch.full((len(scores),), SCORE_MARGIN)),
-            (values, here, torch.full((len(values),), VALUE_MARGIN)),
-        ]
+        add(rows, features.at(*STATE), UNIT_MARGIN)
+        return reads
 
     def _by_head(self, name: str) -> Tensor:
         return by_head(self.weights, name, self.compiled.model.config.n_heads)
-
-    def _recall(self, frame: _Frame) -> tuple[Tensor, Tensor]:
-        r"""The weights of :math:`P h + (1 - P - U) e`, with which each loop begins.
-
-        P projects on the differences between values of variables, U on the directions of
-        distractors. State and input differ in nothing else, so this is the state without what the
-        distractors wrote, for every frame.
-        """
-        variables = tuple(f.id for f in self.circuit.variables.values())
-        differences = torch.cat(self.features.points(variables).centred)
-        keeps = orthonormal(differences @ frame.write.mT)
-        drops = orthonormal(torch.cat([keeps, self.distractors @ frame.write.mT]), largest=1.0)
-        # Projections P and 1 - P - U, both [d_model, d_model].
-        return keeps.mT @ keeps, torch.eye(len(frame.write)).double() - drops.mT @ drops
 
 
 def unlisted_directions(weights: Weights, circuit: Circuit) -> Float[Tensor, "row d_model"]:

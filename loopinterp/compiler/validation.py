@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Annotated, cast
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from loopinterp.compiler.features import (
     Feature,
@@ -26,7 +27,8 @@ from loopinterp.compiler.features import (
     fuse,
     of_feature,
 )
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.programs import expressions as nodes
 from loopinterp.programs.expressions import Select, Seq, ShiftRight, Var, selects
 from loopinterp.programs.interpreter import apply_operation
@@ -40,12 +42,6 @@ MAX_LENGTH = 512
 MAX_VALUES = 1_024
 """Most values of one expression: each is a direction of the residual stream."""
 
-MAX_COMBINATIONS = 2**22
-"""Most combinations of argument values that one operation is tried on."""
-
-RELATED_COMBINATIONS = 2**16
-"""Up to here an operation is tried on the leaves of its arguments, not on their values."""
-
 Values = np.ndarray
 """Sorted distinct integers."""
 
@@ -55,19 +51,15 @@ _Known = dict[Expr, FeatureFunction]
 
 @dataclass(frozen=True)
 class ValidatedProgram:
-    """A program ready for the compiler: every variable has a step, and no shorthand is left.
-
-    ``selects`` are its selections -> those of the program in their place, whose names traces
-    know; where all are ``causal``, the model's attention can be.
-    """
+    """A program ready for the compiler: every variable has a step, and no shorthand is left."""
 
     program: LoopProgram
     prepare: dict[str, Seq]
     step: dict[str, Seq]
     finish: Seq
-    selects: dict[Select, Select]
+    selects: dict[Select, Select]  # -> those of the program in their place, whose names traces know
     max_length: int
-    causal: bool
+    causal: bool  # whether all selections are, so that the model's attention can be
 
     @property
     def roots(self) -> dict[str, Iterable[Seq]]:
@@ -81,16 +73,20 @@ class ValidatedProgram:
         return f"{node!r}{part} of program {self.program.name}"
 
 
-def validate(program: LoopProgram | str, max_length: int) -> ValidatedProgram:
-    """Check what was given, and write the shorthands out.
+@checked
+def validate(
+    program: LoopProgram | str, max_length: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
+) -> ValidatedProgram:
+    """Write the shorthands of a program out, and find its selections.
 
     Raises:
         InputError: no loop program, or a length out of range.
     """
     program = get_program(program)
-    fix = "Pass the longest sequence that the model shall read, BOS and padding included."
-    check_integer("max_length", max_length, least=1, most=MAX_LENGTH, fix=fix)
-    plain = written_out(program.expressions)
+    # Every node with every shift in it replaced by what it stands for.
+    plain = rewritten(
+        program.expressions, lambda _, new: new.expanded if isinstance(new, ShiftRight) else new
+    )
     chosen = selects(program.expressions)
     return ValidatedProgram(
         program=program,
@@ -104,18 +100,6 @@ def validate(program: LoopProgram | str, max_length: int) -> ValidatedProgram:
         max_length=max_length,
         causal=all(select.causal for select in chosen),
     )
-
-
-def written_out(roots: Iterable[Seq]) -> dict[Expr, Expr]:
-    """Every node below the roots, with every shift in it replaced by what it stands for.
-
-    Example:
-        >>> from loopinterp.programs import shift_right, tokens
-        >>> x = shift_right(tokens)
-        >>> written_out([x])[x]
-        aggregate(select(indices, indices - 1, '==', name='shift_1'), tokens, 'mean', default=0)
-    """
-    return rewritten(roots, lambda _, new: new.expanded if isinstance(new, ShiftRight) else new)
 
 
 def infer_domains(source: ValidatedProgram) -> dict[Expr, Values]:
@@ -167,33 +151,28 @@ def _leaf(values: Values) -> FeatureFunction:
 
 
 def _infer(source: ValidatedProgram, roots: Iterable[Expr], known: _Known) -> None:
+    """Add the sequences below some roots to what is known."""
     for node in postorder(roots, known):
-        if isinstance(node, Seq):
-            known[node] = _of_node(source, node, known)
-
-
-def _of_node(source: ValidatedProgram, node: Seq, known: _Known) -> FeatureFunction:
-    match node:
-        case nodes.Full():
-            return constant(node.value)
-        case nodes.TokMap() | nodes.Elementwise():
-            function = _of_operation(source, node, known)
-        case nodes.Tokens():
-            function = _leaf(np.arange(len(source.program.inputs)))
-        case nodes.Indices():
-            function = _leaf(np.arange(source.max_length))
-        case nodes.Aggregate():
-            function = _leaf(_of_aggregate(node, _values(known[node.value])))
-        case nodes.SelWidth():
-            function = _leaf(np.arange(source.max_length + 1))
-        case _:
-            raise AssertionError(f"no domain of {type(node).__name__}")
-    if len(function.values) > MAX_VALUES:
-        if isinstance(node, nodes.Tokens):
-            what, given = f"tokens of program {source.program.name}", f"{len(function.values):,}"
-            raise _too_many(what, given, "input tokens", "List fewer inputs.")
-        _check_size(source.where(node), _values(function))
-    return function
+        if not isinstance(node, Seq):
+            continue
+        match node:
+            case nodes.Full():
+                function = constant(node.value)
+            case nodes.TokMap() | nodes.Elementwise():
+                function = _of_operation(source, node, known)
+            case nodes.Tokens():
+                function = _leaf(np.arange(len(source.program.inputs)))
+            case nodes.Indices():
+                function = _leaf(np.arange(source.max_length))
+            case nodes.Aggregate():
+                function = _leaf(_of_aggregate(node, _values(known[node.value])))
+            case nodes.SelWidth():
+                function = _leaf(np.arange(source.max_length + 1))
+            case _:
+                raise AssertionError(f"no domain of {type(node).__name__}")
+        known[node] = function
+        if len(function.values) > MAX_VALUES:  # else the place in the program is not searched
+            _check_size(source.where(node), _values(function))
 
 
 def _of_operation(
@@ -202,17 +181,16 @@ def _of_operation(
     """An operation as a function of the leaves of its arguments.
 
     ``where(x > 0, x - 1, x)`` has no value that x has not: an argument that is read twice has one
-    value.
+    value. Beyond 2**16 combinations of leaves it is tried on the values of its arguments instead.
     """
     functions = [known[child] for child in node.children]
     apply = partial(applied, source, node)
-    fused = fuse(apply, functions, most=RELATED_COMBINATIONS)
+    fused = fuse(apply, functions, most=2**16)
     if fused is not None:
         return fused
     if isinstance(node, nodes.Elementwise) and node.op == "where":
         return _leaf(_union(_values(functions[1]), _values(functions[2])))
-    unrelated = [_leaf(_values(function)) for function in functions]
-    fused = fuse(apply, unrelated, most=MAX_COMBINATIONS)
+    fused = fuse(apply, [_leaf(_values(function)) for function in functions], most=2**22)
     if fused is None:
         combinations = int(np.prod([len(function.values) for function in functions]))
         raise _too_many(source.where(node), f"{combinations:,} combinations of its arguments")
@@ -235,11 +213,11 @@ def _check_size(what: str, values: Values) -> None:
         raise _too_many(what, f"{len(values):,} or more, up to {int(values[-1]):,}")
 
 
-def _too_many(
-    what: str,
-    given: str,
-    values: str = "values",
-    fix: str = "Bound it with smaller(x, indices) or x % m, or compile for a smaller max_length.",
-) -> InputError:
-    expected = f"at most {MAX_VALUES:,} {values}, each of which gets a direction"
-    return InputError(what, expected=expected, given=given, fix=fix)
+def _too_many(what: str, given: str) -> InputError:
+    return InputError(
+        what,
+        expected=f"at most {MAX_VALUES:,} values, each of which gets a direction",
+        given=given,
+        fix="Bound it with smaller(x, indices) or x % m, list fewer input tokens, or compile for "
+        "a smaller max_length.",
+    )

@@ -29,15 +29,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
 from loopinterp.core.errors import InputError
 from loopinterp.core.progress import track
-from loopinterp.edges.edge_runs import EdgeRuns, Replacement
+from loopinterp.edges.edge_runs import EdgeRuns
 from loopinterp.interventions.base_and_source import Comparison
 from loopinterp.models.iteration import bind
 from loopinterp.models.taps import recording_gradients
@@ -49,29 +48,19 @@ if TYPE_CHECKING:
     from loopinterp.edges.unrolled_graph import UnrolledGraph
     from loopinterp.interventions.base_and_source import Metric
 
-EXACT, EAP, EAP_IG, EDGE_IG = "exact", "eap", "eap_ig", "edge_ig"
-MAGNITUDE, RANDOM = "magnitude", "random"
-METHODS = (EXACT, EAP, EAP_IG, EDGE_IG)
-CONTROLS = (MAGNITUDE, RANDOM)
+Method = Literal["exact", "eap", "eap_ig", "edge_ig"]
+METHODS: tuple[Method, ...] = ("exact", "eap", "eap_ig", "edge_ig")
+CONTROLS = ("magnitude", "random")
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of the edges at which MIB measures faithfulness."""
-
-_SUBSETS = 10
-"""Random parts of a circuit, and random circuits."""
 
 
 class EdgeEffects:
     """Effects of the edges between the runs of two sets of inputs.
 
-    Args:
-        model: The model.
-        graph: Its components.
-        base: Inputs of the run that is patched.
-        source: As many others, of the run that values are taken from.
-        scored: Positions ``[batch, pos]`` whose answers count; all if omitted.
-        metric: From logits to a number for each example; the logit of the source's answer less
-            that of the base's if omitted.
+    ``scored`` are the positions whose answers count, all if omitted; ``metric`` goes from logits to
+    a number for each example, by default the logit of the source's answer less that of the base's.
 
     Raises:
         InputError: The model answers all alike, or a metric without examples or gradients.
@@ -89,19 +78,30 @@ class EdgeEffects:
     ) -> None:
         self.model, self.graph = model, graph
         with torch.no_grad():
-            of_base, of_source = (_logits(model, x, graph.n_loops) for x in (base, source))
-            self.compared = Comparison(of_base, of_source, scored, metric)
-            _check_metric(self.compared, of_base)
+            logits = []
+            for bound in (bind(model, base), bind(model, source)):
+                *_, (_, state) = bound.run(graph.n_loops)
+                logits.append(bound.read(state, graph.n_loops))
+            self.compared = Comparison(logits[0], logits[1], scored, metric)
+            with recording_gradients():
+                scores = self.compared.by_example(logits[0].detach().requires_grad_())
+            if scores.shape != base.shape[:1] or not scores.requires_grad:
+                raise InputError(
+                    "metric",
+                    expected=f"one number for each of the {len(base)} examples, with a gradient",
+                    given=f"shape {list(scores.shape)}, requires_grad={scores.requires_grad}",
+                    fix="Take means over positions, not over examples, and use no argmax.",
+                )
             self._runs = EdgeRuns(model, graph, base)
-            logits, self.base = self._runs()
+            base_logits, self.base = self._runs()
             _, self.source = EdgeRuns(model, graph, source)()
-            self._at_base = self.compared.by_example(logits)
+            self._at_base = self.compared.by_example(base_logits)
         self._change = self.compared.at_source - self.compared.at_base
 
     @torch.no_grad()
     def replaced(self, edges: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " batch"]:
         """The effect of the source's values on some edges; all others as the run has them."""
-        logits, _ = self._runs(edges.to(self.source), Replacement(self.source))
+        logits, _ = self._runs(edges.to(self.source), self.source)
         return (self.compared.by_example(logits) - self._at_base) / self._change
 
     def faithfulness(self, circuit: Bool[Tensor, "sender receiver"]) -> float:
@@ -111,31 +111,23 @@ class EdgeEffects:
     def scores(
         self, method: str, *, n_steps: int, generator: torch.Generator
     ) -> Float[Tensor, "sender receiver batch"]:
-        """Scores of single edges by any method or control.
-
-        Args:
-            method: One of :data:`METHODS` or :data:`CONTROLS`.
-            n_steps: Points of each path.
-            generator: Of random scores.
-        """
+        """Scores of single edges by any method or control; ``n_steps`` are points of each path."""
         ways: dict[str, Callable[[], Tensor]] = {
-            EXACT: self.exact,
-            EAP: self.eap,
-            EAP_IG: lambda: self.eap_ig(n_steps),
-            EDGE_IG: lambda: self.edge_ig(n_steps),
-            MAGNITUDE: self.magnitude,
-            RANDOM: lambda: self.random(generator),
+            "exact": self.exact,
+            "eap": self.eap,
+            "eap_ig": lambda: self.eap_ig(n_steps),
+            "edge_ig": lambda: self.edge_ig(n_steps),
+            "magnitude": self.magnitude,
+            "random": lambda: self.random(generator),
         }
         return ways[method]()
 
     def tied(self, effects: Float[Tensor, "sender receiver batch"]) -> Float[Tensor, "tied batch"]:
         """Sums over the edges that are one tied edge."""
-        # Edges as a list; the number of each one's tied edge says where it is added.
         index, is_edge = self.graph.tied_index, self.graph.edges
         total = effects.new_zeros(len(self.graph.tied_edges), effects.shape[-1])
-        return total.index_add(
-            0, index[is_edge].to(total.device), effects[is_edge.to(total.device)]
-        )
+        # Each edge [edge, batch] is added at the number of its tied edge.
+        return total.index_add(0, index[is_edge], effects[is_edge])
 
     def exact_tied(self) -> Float[Tensor, "tied batch"]:
         """Each tied edge, at all loops at once."""
@@ -153,64 +145,61 @@ class EdgeEffects:
 
     def eap(self) -> Float[Tensor, "sender receiver batch"]:
         """Gradients at the base (attribution patching of edges, arXiv 2310.10348)."""
-        return self._gradient(0.0, self._difference)
+        return self._gradient(0.0, self.source - self.base, added=True)
 
     def eap_ig(self, n_steps: int) -> Float[Tensor, "sender receiver batch"]:
         """Mean of gradients at inputs between base and source (arXiv 2403.17806)."""
-        start, end = self.base[0], self.source[0]  # outputs of the input
+        change = self.source - self.base  # [sender, batch, pos, d_model]; the input is the first
 
         def at(point: float) -> Tensor:
-            return self._gradient(0.0, self._difference, start + point * (end - start))
+            embedding = self.base[0] + point * change[0]
+            return self._gradient(0.0, change, added=True, embedding=embedding)
 
         return _mean_along(at, n_steps)
 
     def edge_ig(self, n_steps: int) -> Float[Tensor, "sender receiver batch"]:
         """Mean of gradients while all edges go from the run's own values to the source's."""
-        return _mean_along(lambda point: self._gradient(point, Replacement(self.source)), n_steps)
+        return _mean_along(lambda point: self._gradient(point, self.source), n_steps)
 
     @torch.no_grad()
     def magnitude(self) -> Float[Tensor, "sender receiver batch"]:
         """Control: norm of what is written times norm of the weights that read it."""
         written = self.base.double().norm(dim=-1).mean(-1)  # [sender, batch]
-        read = [self._read_weight(*receiver) for receiver in self.graph.receivers]
+        read = []  # norms of the weights that each receiver reads the stream with
+        for k, slot in self.graph.receivers:
+            reader = self.graph.readers[k]
+            if not reader.section:
+                read.append(self.model.unembedding.weight.norm())
+                continue
+            layer = getattr(self.model, reader.section)[reader.layer]
+            if reader.head is None:
+                neurons = slice(None) if reader.neurons is None else list(reader.neurons)
+                read.append(layer.mlp.fc_in.weight[neurons].norm())
+            else:
+                by_slot = {"q": layer.attn.W_Q, "k": layer.attn.W_K, "v": layer.attn.W_V}
+                weights = [by_slot[slot]] if slot else by_slot.values()
+                # W_Q, W_K, W_V are [head, d_model, d_head].
+                read.append(torch.stack([weight[reader.head] for weight in weights]).norm())
         return written[:, None] * torch.stack(read).to(written)[:, None]
 
     def random(self, generator: torch.Generator) -> Float[Tensor, "sender receiver batch"]:
         """Control: scores drawn evenly from 0 to 1, the same for all examples."""
         drawn = torch.rand(self.graph.edges.shape, generator=generator, dtype=torch.float64)
-        return drawn[..., None].expand(*drawn.shape, len(self._at_base)).to(self._at_base.device)
-
-    @cached_property
-    def _difference(self) -> Replacement:
-        return Replacement(self.source - self.base, added=True)
+        return drawn[..., None].expand(*drawn.shape, len(self._at_base))
 
     def _gradient(
-        self, weight: float, replacement: Replacement, embedding: Tensor | None = None
+        self, weight: float, values: Tensor, **options: Any
     ) -> Float[Tensor, "sender receiver batch"]:
         """Gradient of the metric along each weight, by example, where all weights are alike."""
         shape = (*self.graph.edges.shape, len(self._at_base))  # [sender, receiver, batch]
         weights = torch.full(shape, weight, dtype=self.base.dtype, device=self.base.device)
         weights.requires_grad_()
         with recording_gradients():
-            logits, _ = self._runs(weights, replacement, embedding=embedding)
+            logits, _ = self._runs(weights, values, **options)
             # Examples do not meet: the gradient of the sum is that of each.
             total = self.compared.by_example(logits).sum()
         (gradient,) = torch.autograd.grad(total, weights)
         return gradient.double() / self._change
-
-    def _read_weight(self, k: int, slot: str) -> Tensor:
-        """Norm of the weights that a receiver reads the stream with."""
-        reader = self.graph.readers[k]
-        if not reader.section:
-            return self.model.unembedding.weight.norm()
-        layer = getattr(self.model, reader.section)[reader.layer]
-        if reader.head is None:
-            neurons = slice(None) if reader.neurons is None else list(reader.neurons)
-            return layer.mlp.fc_in.weight[neurons].norm()
-        by_slot = {"q": layer.attn.W_Q, "k": layer.attn.W_K, "v": layer.attn.W_V}
-        weights = [by_slot[slot]] if slot else list(by_slot.values())
-        # W_Q, W_K, W_V are [head, d_model, d_head].
-        return torch.stack([weight[reader.head] for weight in weights]).norm()
 
 
 def _mean_along(gradient: Callable[[float], Tensor], n_steps: int) -> Tensor:
@@ -222,25 +211,6 @@ def _mean_along(gradient: Callable[[float], Tensor], n_steps: int) -> Tensor:
     return total / n_steps
 
 
-def _logits(model: Any, inputs: Tensor, n_loops: int) -> Tensor:
-    """Logits of a run, which must be finite."""
-    bound = bind(model, inputs)
-    *_, (_, state) = bound.run(n_loops)
-    return bound.read(state, n_loops)
-
-
-def _check_metric(compared: Comparison, logits: Tensor) -> None:
-    with recording_gradients():
-        scores = compared.by_example(logits.detach().requires_grad_())
-    if scores.shape != logits.shape[:1] or not scores.requires_grad:
-        raise InputError(
-            "metric",
-            expected=f"one number for each of the {len(logits)} examples, with a gradient",
-            given=f"shape {list(scores.shape)}, requires_grad={scores.requires_grad}",
-            fix="Take means over positions, not over examples, and use no argmax.",
-        )
-
-
 # Circuits
 
 
@@ -248,10 +218,6 @@ def areas(
     faithfulness: Sequence[float] | np.ndarray, shares: Sequence[float] | np.ndarray = SHARES
 ) -> tuple[float, float]:
     r"""CPR and CMD: the areas under f and under abs(1 - f) over the share of edges, by trapezoids.
-
-    Args:
-        faithfulness: f at each share.
-        shares: Increasing, by default MIB's ten, from .001 to 1.
 
     Source: arXiv 2504.13151. Large CPR and small CMD are good; CPR above 1 says that circuits do
     better than the model.
@@ -273,16 +239,10 @@ def top(scores: Float[Tensor, " edge"], count: int) -> Bool[Tensor, " edge"]:
 
 @dataclass(frozen=True)
 class Completeness:
-    """Of a circuit C in the model M, for parts K of it (arXiv 2211.00593).
+    """Of a circuit C in the model M, for random halves K of it (arXiv 2211.00593)."""
 
-    Attributes:
-        without: f(M without C): 0 if nothing else does what C does.
-        mean_gap: Mean of abs(f(M without K) - f(C without K)) over random halves K of C.
-        largest_gap: The largest of them.
-    """
-
-    without: float
-    mean_gap: float
+    without: float  # f(M without C): 0 if nothing else does what C does
+    mean_gap: float  # mean over K of |f(M without K) - f(C without K)|
     largest_gap: float
 
 
@@ -305,9 +265,15 @@ class TiedCircuits:
         An edge goes if faithfulness, with all that went before it, then changes by less than the
         threshold (ACDC, arXiv 2304.14997, with the metric in place of a divergence).
         """
+        graph = self._effects.graph
+        # Tied edges in the order of the last stage at which each is read.
+        stages = graph.read_stages.expand(graph.edges.shape)[graph.edges]
+        last = torch.zeros(self._n, dtype=torch.int64)
+        last = last.scatter_reduce(0, self._index[graph.edges], stages, "amax")
+        backwards = last.argsort(descending=True, stable=True).tolist()
         circuit = torch.ones(self._n, dtype=torch.bool)
         now = self.faithfulness(circuit)
-        for edge in track(self._backwards(), "edge"):
+        for edge in track(backwards, "edge"):
             circuit[edge] = False
             without = self.faithfulness(circuit)
             if abs(now - without) < threshold:
@@ -332,27 +298,15 @@ class TiedCircuits:
         """Whether the model without parts of a circuit does what the circuit without them does."""
         every = torch.ones_like(circuit)
         gaps = []
-        for _ in range(_SUBSETS):
+        for _ in range(10):
             drawn = torch.rand(self._n, generator=generator, dtype=torch.float32) < 0.5
             part = circuit & drawn
             gaps.append(abs(self.faithfulness(every & ~part) - self.faithfulness(circuit & ~part)))
         return Completeness(self.faithfulness(every & ~circuit), float(np.mean(gaps)), max(gaps))
 
-    def at_random(
-        self, count: int, generator: torch.Generator, draws: int = _SUBSETS
-    ) -> list[float]:
+    def at_random(self, count: int, generator: torch.Generator, draws: int = 10) -> list[float]:
         """Control: faithfulness of as many edges, drawn at random."""
-        drawn = [
-            top(torch.rand(self._n, generator=generator, dtype=torch.float32), count)
-            for _ in range(draws)
-        ]
-        return [self.faithfulness(circuit) for circuit in drawn]
-
-    def _backwards(self) -> list[int]:
-        """The tied edges, from those into the readout to those into the first layer."""
-        graph = self._effects.graph
-        # The last stage at which a tied edge is read.
-        stages = graph.read_stages.expand(graph.edges.shape)[graph.edges]
-        last = torch.zeros(self._n, dtype=torch.int64)
-        last = last.scatter_reduce(0, self._index[graph.edges], stages, "amax")
-        return last.argsort(descending=True, stable=True).tolist()
+        drawn = (
+            torch.rand(self._n, generator=generator, dtype=torch.float32) for _ in range(draws)
+        )
+        return [self.faithfulness(top(scores, count)) for scores in drawn]

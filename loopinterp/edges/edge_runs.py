@@ -14,16 +14,16 @@ a stream.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from pydantic import Field
 from torch.nn.functional import linear
 
+from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError
 from loopinterp.edges.unrolled_graph import SLOTS, UnrolledGraph
 from loopinterp.interventions.base_and_source import check_run, given_pairs
-from loopinterp.models.protocol import need_hooks
 from loopinterp.models.taps import Tap
 from loopinterp.models.transformer import LoopedTransformer
 from loopinterp.models.weights import need_plain
@@ -35,79 +35,41 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Replacement:
-    """Values that receivers see of senders at weight 1.
-
-    Attributes:
-        values: One for each sender ``[sender, batch, pos, d_model]``.
-        added: Whether they are added to what is written, and not put in its place.
-    """
-
-    values: Float[Tensor, "sender batch pos d_model"]
-    added: bool = False
-
-
 class EdgeRuns:
-    """Runs of a model on some inputs, with weights on its edges.
+    """Runs of a model that :func:`need_graph` accepts on some inputs, with weights on its edges."""
 
-    Args:
-        model: A ``LoopedTransformer``.
-        graph: Its components.
-        inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
-
-    Attributes:
-        embedding: The output of the input ``[batch, pos, d_model]``.
-
-    Raises:
-        InputError: A model of another kind, with gates, with changed layers, or not on the CPU, or
-            inputs that it cannot read.
-        HookError: Hooks are on: these runs fire none.
-    """
-
-    def __init__(self, model: Any, graph: UnrolledGraph, inputs: Tensor) -> None:
-        need_graph(model)
-        if model.device.type != "cpu":
-            raise InputError(
-                "device of the model",
-                expected="cpu",
-                given=str(model.device),
-                fix="Pass model.cpu(): scores of edges are not numbers elsewhere so far.",
-            )
-        need_plain(model, "runs of edges")  # which take heads and neurons apart by their weights
-        self.model: LoopedTransformer = model
-        self.graph = graph
+    def __init__(self, model: LoopedTransformer, graph: UnrolledGraph, inputs: Tensor) -> None:
+        self.model, self.graph = model, graph
         bound = model.bind(inputs)
         self._context = bound.context
-        # Stopped before the prelude, a run gives the embedding alone.
+        # Stopped before the prelude, a run gives the output of the input alone.
         before = {"n_loops": 1, "stop_at_layer": 0}
-        self.embedding: Tensor = model(inputs, **before) if model.config.n_prelude else bound.e
+        self._embedding: Tensor = model(inputs, **before) if model.config.n_prelude else bound.e
 
     def __call__(
         self,
         weights: Float[Tensor, "sender receiver *batch"] | None = None,
-        replacement: Replacement | None = None,
+        values: Float[Tensor, "sender batch pos d_model"] | None = None,
         *,
+        added: bool = False,
         embedding: Float[Tensor, "batch pos d_model"] | None = None,
     ) -> tuple[Float[Tensor, "batch pos d_vocab_out"], Float[Tensor, "sender batch pos d_model"]]:
         """One run: its logits, and the output of every sender.
 
-        Args:
-            weights: Weight of each edge, for all examples or for each ``[sender, receiver,
-                batch]``; None for the model's own run. Entries without an edge are ignored.
-            replacement: Values seen at weight 1.
-            embedding: The output of the input, if not that of the inputs.
+        Without weights it is the model's own. At weight 1, receivers see the values in place of
+        (or ``added`` to) what senders write; weights where there is no edge are ignored. An
+        ``embedding`` takes the place of the inputs' own.
         """
-        run = _Run(self.graph, weights, replacement)
+        run = _Run(self.graph, weights, values, added=added)
         config, model = self.model.config, self.model
         # Streams are [row, batch, pos, d_model], a row for receivers that see the same.
-        e = run.start(self.embedding if embedding is None else embedding)
+        e = run.seen([self._embedding if embedding is None else embedding])
         for layer in model.prelude:
             e, _ = self._layer(layer, run, e, None)
         # Other initial states do not know the embedding, so one row is as good as all.
         h = e if config.initial_state == "embedding" else model.initial_state(e[0]).expand_as(e)
         for _ in range(self.graph.n_loops):
-            h, e = h[-run.n_alive :], e[-run.n_alive :]  # rows that will be read again
+            h, e = run.alive(h), run.alive(e)
             if config.injection == "input":
                 h = h + e
             elif model.recall is not None:
@@ -118,64 +80,52 @@ class EdgeRuns:
         for layer in model.coda:
             h, _ = self._layer(layer, run, h, None)
         (readout,) = next(run.stages)
-        h = run.stream(h, readout)  # [batch, pos, d_model]
+        h = h[run.row(readout)]  # [batch, pos, d_model]
         h = h if model.ln_final is None else model.ln_final(h)
         return model.unembedding(h), torch.stack(run.outputs)
 
     def _layer(self, layer: Any, run: _Run, h: Tensor, e: Tensor | None) -> tuple[Tensor, Any]:
         """The streams after a layer, as :class:`Layer` makes them of one; and the inputs beside."""
-        outputs = self._attention(layer, run, h, e)
-        h, e = run.write(h, e, outputs, layer.attn.out.bias, layer.ln1_post)
-        h = layer.ln1(h) if layer.norms_sum else h
-        outputs = self._mlp(layer, run, h, e)
-        h, e = run.write(h, e, outputs, layer.mlp.fc_out.bias, layer.ln2_post)
-        return layer.ln2(h) if layer.norms_sum else h, e
-
-    def _attention(self, layer: Any, run: _Run, h: Tensor, e: Tensor | None) -> list[Tensor]:
-        """The output of each head ``[batch, pos, d_model]``."""
         context = self._context.outside_the_loop() if e is None else self._context
         heads, tap = next(run.stages), _KeepZ()
-
-        def read(rows: list[int]) -> Tensor:
-            return _read(layer, "1", run.rows(h, rows), None if e is None else run.rows(e, rows))
-
         rows = {slot: [run.row(k, slot) for k in heads] for slot in SLOTS}
         if len({row for each in rows.values() for row in each}) == 1:
-            layer.attn(read(rows["q"][:1])[0], context, tap)  # all heads read one stream
+            layer.attn(_read(layer, "1", h, e, rows["q"][0]), context, tap)  # one stream for all
         else:
             # [head, batch, pos, d_model] -> [batch, pos, head, d_model]: a stream for each head.
-            forks = [read(rows[slot]).permute(1, 2, 0, 3) for slot in SLOTS]
+            forks = [_read(layer, "1", h, e, rows[slot]).permute(1, 2, 0, 3) for slot in SLOTS]
             # Queries, keys and values of all heads come from the forks: x gives but the shape.
             layer.attn(forks[0][:, :, 0], context, tap, forks)
         # z [batch, pos, head, d_head] through W_O [head, d_head, d_model], head by head.
-        return list(torch.einsum("bphd,hdm->hbpm", tap.z, layer.attn.W_O))
-
-    def _mlp(self, layer: Any, run: _Run, h: Tensor, e: Tensor | None) -> list[Tensor]:
-        """The output of each group of neurons ``[batch, pos, d_model]``."""
-        up, down = layer.mlp.fc_in, layer.mlp.fc_out
-        outputs = []
+        outputs = list(torch.einsum("bphd,hdm->hbpm", tap.z, layer.attn.W_O))
+        h, e = run.write(h, e, outputs, layer.attn.out.bias, layer.ln1_post)
+        h = layer.ln1(h) if layer.norms_sum else h
+        up, down, outputs = layer.mlp.fc_in, layer.mlp.fc_out, []
         for k in next(run.stages):
-            x = _read(layer, "2", run.stream(h, k), None if e is None else run.stream(e, k))
+            x = _read(layer, "2", h, e, run.row(k))
             group = self.graph.readers[k].neurons
             n = slice(None) if group is None else torch.tensor(group, device=x.device)
             neurons = layer.mlp.act_fn(linear(x, up.weight[n], up.bias[n]))  # of this group alone
             outputs.append(linear(neurons, down.weight[:, n]))
-        return outputs
+        h, e = run.write(h, e, outputs, down.bias, layer.ln2_post)
+        return layer.ln2(h) if layer.norms_sum else h, e
 
 
-def _read(layer: Any, sublayer: str, x: Tensor, e: Tensor | None) -> Tensor:
-    """What a sublayer reads of a stream: normed, with the input injected into it."""
+def _read(
+    layer: Any, sublayer: str, h: Tensor, e: Tensor | None, row: int | list[int]
+) -> Float[Tensor, "*row batch pos d_model"]:
+    """What a sublayer reads of some streams: normed, with the input injected into it."""
     norm, recall = getattr(layer, f"ln{sublayer}"), getattr(layer, f"recall{sublayer}")
-    x = x if norm is None or layer.norms_sum else norm(x)
+    x = h[row] if norm is None or layer.norms_sum else norm(h[row])
     if e is None or not layer.injects:
         return x
-    return x + e if recall is None else recall(x, e)
+    return x + e[row] if recall is None else recall(x, e[row])
 
 
 class _KeepZ(Tap):
-    """Keeps what heads bring, before their output weights ``[batch, pos, head, d_head]``."""
+    """Keeps the outputs of heads, before their output weights."""
 
-    z: Tensor
+    z: Float[Tensor, "batch pos head d_head"]
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
         if component == "attn.hook_z":
@@ -188,23 +138,20 @@ class _Run:
 
     Streams are ``[row, batch, pos, d_model]``. Rows stand in the order in which they are read for
     the last time; those that nobody will read again are dropped, so that row k of all is row
-    ``k - dropped``.
-
-    Attributes:
-        stages: The readers of each stage, as they come.
-        outputs: What each sender has written so far.
+    ``k - dropped``. ``stages`` gives the readers of each stage, as they come; ``outputs`` is what
+    each sender has written so far.
     """
 
     def __init__(
-        self, graph: UnrolledGraph, weights: Tensor | None, replacement: Replacement | None
+        self, graph: UnrolledGraph, weights: Tensor | None, values: Tensor | None, *, added: bool
     ) -> None:
         self.stages: Iterator[list[int]] = graph.stages()
         self.outputs: list[Tensor] = []
-        self._graph, self._replacement = graph, replacement
+        self._graph, self._values, self._added = graph, values, added
         self._weights: Tensor | None = None
         n = len(graph.receivers)
         row_of = torch.zeros(n, dtype=torch.int64)  # row that each receiver reads
-        if weights is not None and replacement is not None:
+        if weights is not None:
             is_edge = graph.edges.to(weights.device)
             weights = weights * (is_edge if weights.dim() == 2 else is_edge[..., None])
             if weights.requires_grad:
@@ -219,27 +166,14 @@ class _Run:
         self._last = last.scatter_reduce(0, row_of, graph.read_stages, "amax").tolist()
         self._dropped = 0
 
-    @property
-    def n_alive(self) -> int:
-        """How many streams there are still."""
-        return self._n_rows - self._dropped
-
-    def row(self, reader: int, slot: str) -> int:
-        """The row that a receiver reads."""
+    def row(self, reader: int, slot: str = "") -> int:
+        """The row of the streams that a receiver reads."""
         row = self._row.get((reader, slot))
-        return self._row[reader, ""] if row is None else row
+        return (self._row[reader, ""] if row is None else row) - self._dropped
 
-    def rows(self, h: Tensor, rows: list[int]) -> Float[Tensor, "row batch pos d_model"]:
-        """Some of the streams."""
-        return h[[row - self._dropped for row in rows]]
-
-    def stream(self, h: Tensor, reader: int) -> Float[Tensor, "batch pos d_model"]:
-        """The stream of a reader that is one receiver."""
-        return h[self._row[reader, ""] - self._dropped]
-
-    def start(self, embedding: Tensor) -> Float[Tensor, "row batch pos d_model"]:
-        """The streams once the input has written."""
-        return self._seen([embedding])
+    def alive(self, h: Tensor) -> Float[Tensor, "row batch pos d_model"]:
+        """The streams that will be read again."""
+        return h[self._dropped - self._n_rows :]
 
     def write(
         self, h: Tensor, e: Tensor | None, outputs: list[Tensor], bias: Tensor, norm: Any
@@ -248,23 +182,24 @@ class _Run:
         stage = self._graph.senders[len(self.outputs)].stage
         while self._dropped < self._n_rows - 1 and self._last[self._dropped] <= stage:
             self._dropped += 1
-        seen = self._seen(outputs) + bias
-        h = h[-self.n_alive :] + (seen if norm is None else norm(seen))
-        return h, None if e is None else e[-self.n_alive :]
+        seen = self.seen(outputs) + bias
+        h = self.alive(h) + (seen if norm is None else norm(seen))
+        return h, None if e is None else self.alive(e)
 
-    def _seen(self, outputs: list[Tensor]) -> Float[Tensor, "row batch pos d_model"]:
+    def seen(self, outputs: list[Tensor]) -> Float[Tensor, "row batch pos d_model"]:
         """The sum of what each stream sees of the next senders."""
         first = len(self.outputs)
         self.outputs += outputs
         values = torch.stack(outputs)  # [sender, batch, pos, d_model]
         total = values.sum(0)
-        if self._weights is None or self._replacement is None:
-            return total.expand(self.n_alive, *total.shape)
-        weights = self._weights[first : len(self.outputs), self._dropped :]
-        if not weights.requires_grad and not weights.any():
-            return total.expand(self.n_alive, *total.shape)
-        put_in = self._replacement.values[first : len(self.outputs)]
-        change = put_in if self._replacement.added else put_in - values
+        weights = self._weights
+        if weights is not None:
+            weights = weights[first : len(self.outputs), self._dropped :]
+        if weights is None or not (weights.requires_grad or weights.any()):
+            return total.expand(self._n_rows - self._dropped, *total.shape)
+        assert self._values is not None  # there are no weights without them
+        change = self._values[first : len(self.outputs)]
+        change = change if self._added else change - values
         # w [sender, row(, batch)] times d - v [sender, batch, pos, d_model], summed over senders.
         axes = "sr,sbpd->rbpd" if weights.dim() == 2 else "srb,sbpd->rbpd"
         return total + torch.einsum(axes, weights, change)
@@ -284,38 +219,38 @@ def need_graph(model: Any) -> None:
     """Raise unless a model's stream is a sum of what components write, through norms.
 
     Raises:
-        InputError: The model has no hooks, is no ``LoopedTransformer``, or has gates.
+        InputError: The model is no ``LoopedTransformer``, has gates or changed layers, or is not
+            on the CPU.
+        HookError: Hooks are on: runs of edges fire none.
     """
-    need_hooks(model)
     if not isinstance(model, LoopedTransformer):
-        raise InputError(
-            "model",
-            expected="a LoopedTransformer, whose heads and MLPs can be run one by one",
-            given=type(model).__name__,
-            fix="Pass the LoopedTransformer inside it, or convert its weights with "
-            "loopinterp.models.convert_model.",
-        )
-    if model.config.norm == "gated":
-        raise InputError(
-            "model",
-            expected="heads and MLPs that write to the stream, through norms or not",
-            given="norm='gated': its gates read the stream themselves, and what a component "
-            "writes is not its own alone",
-            fix="Study activations instead, with patching_sweep(component='attn_gate').",
-        )
+        given = type(model).__name__
+        fix = "Pass the LoopedTransformer inside it, or convert it with models.convert_model."
+    elif model.config.norm == "gated":
+        given = "norm='gated', whose gates read the stream themselves"
+        fix = "Study activations instead, with patching_sweep(component='attn_gate')."
+    elif model.device.type != "cpu":
+        given = f"one on {model.device}"
+        fix = "Pass model.cpu(): scores of edges are not numbers elsewhere so far."
+    else:
+        need_plain(model, "runs of edges")  # which take heads and neurons apart by their weights
+        return
+    expected = "a LoopedTransformer on the CPU, whose heads and MLPs can be run one by one"
+    raise InputError("model", expected=expected, given=given, fix=fix)
 
 
 @torch.no_grad()
+@checked
 def path_patching(
     model: Any,
     base: Batch | Tensor,
     source: Batch | Tensor,
     *,
-    senders: str | Sequence[str],
-    receivers: str | Sequence[str],
+    senders: str | Annotated[Sequence[str], Field(min_length=1)],
+    receivers: str | Annotated[Sequence[str], Field(min_length=1)],
     through: str | Sequence[str] = (),
     neurons: Mapping[str, Sequence[int]] | None = None,
-    n_loops: int | None = None,
+    n_loops: Loops | None = None,
 ) -> Float[Tensor, "batch pos d_vocab_out"]:
     r"""Logits of the base's run, in which receivers see what senders write in the source's run.
 
@@ -364,8 +299,23 @@ def path_patching(
     need_graph(model)
     graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=True)
     first, last = graph.senders_named(senders), graph.receivers_named(receivers)
-    between = graph.senders_named(through, "through") if through else []
-    _check_order(graph, first, between, last)
+    between = graph.senders_named(through, "through")
+    read_at = graph.read_stages[last].tolist()
+    if min(graph.senders[s].stage for s in first) >= max(read_at):
+        raise InputError(
+            "receivers",
+            expected=f"some that read after {graph.senders[first[0]].name} has written",
+            given=graph.receiver_names[last[-1]],
+            fix="Name receivers in a later layer or loop, or 'readout'.",
+        )
+    wrong = [m for m in between if m in first or graph.senders[m].stage >= min(read_at)]
+    if wrong:
+        raise InputError(
+            "through",
+            expected="components that stand before all receivers, and are no senders",
+            given=graph.senders[wrong[0]].name,
+            fix="Leave it out: what comes after a receiver runs on in any case.",
+        )
     names = {graph.senders[m].name for m in between}
     # Receivers on a path: the last ones, and those of the components between.
     on_path: Bool[Tensor, " receiver"]
@@ -381,26 +331,4 @@ def path_patching(
     weights[between] = (~on_path).float()
     values = base_outputs.clone()
     values[first] = source_outputs[first]
-    return runs(weights.to(values), Replacement(values))[0]
-
-
-def _check_order(
-    graph: UnrolledGraph, first: list[int], between: list[int], last: list[int]
-) -> None:
-    stages = graph.read_stages[last].tolist()
-    if min(graph.senders[s].stage for s in first) >= max(stages):
-        raise InputError(
-            "receivers",
-            expected=f"some that read after {graph.senders[first[0]].name} has written",
-            given=graph.receiver_names[last[-1]],
-            fix="Name receivers in a later layer or loop, or 'readout'.",
-        )
-    late = [m for m in between if graph.senders[m].stage >= min(stages)]
-    both = [m for m in between if m in first]
-    if late or both:
-        raise InputError(
-            "through",
-            expected="components that stand before all receivers, and are no senders",
-            given=graph.senders[(late or both)[0]].name,
-            fix="Leave it out: what comes after a receiver runs on in any case.",
-        )
+    return runs(weights.to(values), values)[0]

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import InputError, check_choice, check_integer, check_number
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import InputError, check_choice
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.edges.edge_effects import (
     CONTROLS,
-    EXACT,
     METHODS,
     SHARES,
     Completeness,
     EdgeEffects,
+    Method,
     TiedCircuits,
     areas,
     top,
@@ -61,21 +64,6 @@ class EdgeStudy(Result, kind="edges"):
         curve: Of that many tied edges of highest score.
         pruned: 1 for tied edges that greedy pruning keeps, 0 for others.
         minimality: Loss of faithfulness with each of those that were kept.
-
-    Attributes:
-        metric: Name of the metric.
-        metric_base: The metric of the base's run.
-        metric_source: The metric of the source's run.
-        n_examples: Pairs of inputs.
-        n_scored: Answers that count: scored, and different in the two runs.
-        n_loops: Loops of the runs.
-        rank_by: ``size`` or ``effect`` (without its sign), by which edges were chosen.
-        threshold: Of greedy pruning.
-        pruned_faithfulness: Faithfulness of the edges it kept.
-        random_faithfulness: Control: mean faithfulness of as many edges, drawn at random.
-        completeness: Of the edges it kept.
-        neurons: Groups of neurons that were components.
-        config: Configuration of the model.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -90,34 +78,26 @@ class EdgeStudy(Result, kind="edges"):
     }
 
     metric: str
-    metric_base: float
+    metric_base: float  # of the base's run
     metric_source: float
     n_examples: int
-    n_scored: int
+    n_scored: int  # answers that count: scored, and different in the two runs
     n_loops: int
-    rank_by: str
-    threshold: float
-    pruned_faithfulness: float
-    random_faithfulness: float
-    completeness: Completeness
-    neurons: dict[str, list[int]]
+    rank_by: str  # "size" or "effect" (without its sign)
+    threshold: float  # of greedy pruning
+    pruned_faithfulness: float  # of the edges that it kept
+    random_faithfulness: float  # control: mean of as many edges, drawn at random
+    completeness: Completeness  # of the edges that pruning kept
+    neurons: dict[str, list[int]]  # groups that were components
     config: LoopedTransformerConfig
 
     def to_dataframe(self, *names: str) -> pd.DataFrame:
-        """A row for each score and tied edge that there is, largest first.
-
-        Args:
-            names: Arrays wanted, as of any other result; by default those of tied edges.
-        """
+        """A row for each score and tied edge that there is, largest first; or the arrays named."""
         if names:
             return super().to_dataframe(*names)
         table = super().to_dataframe("tied_effect", "tied_size").dropna()  # NaN: no edge
         table = table.rename(columns=_untied)
         return table.sort_values(["score", "size"], ascending=[True, False], ignore_index=True)
-
-    def unrolled_dataframe(self) -> pd.DataFrame:
-        """A row for each score and edge of the unrolled graph."""
-        return super().to_dataframe("effect", "size").dropna().reset_index(drop=True)
 
     def areas(self) -> pd.DataFrame:
         """CPR and CMD of each graph and score, at MIB's shares; of tied edges, of the curve too."""
@@ -130,24 +110,20 @@ class EdgeStudy(Result, kind="edges"):
                 f = faithfulness.sel(graph=graph, score=score).values
                 if np.isnan(f).any():
                     continue
-                cpr, cmd = areas(f, SHARES)
-                rows.append({"graph": graph, "score": score, "cpr": cpr, "cmd": cmd})
+                row = {"graph": graph, "score": score, **dict(zip(("cpr", "cmd"), areas(f)))}
                 if graph == TIED:
                     counts = self.data["kept"].values
                     curve = self.data["curve"].sel(score=score).values
                     names = ("cpr_of_curve", "cmd_of_curve")
-                    rows[-1] |= dict(zip(names, areas(curve, counts / counts[-1])))
+                    row |= dict(zip(names, areas(curve, counts / counts[-1])))
+                rows.append(row)
         return pd.DataFrame(rows)
 
     def tied_edges(self, *, score: str | None = None, count: int | None = None) -> set[TiedEdge]:
-        """The tied edges of a circuit: those that pruning kept, or the first ones by a score.
-
-        Args:
-            score: Which scores choose; None for those that pruning kept.
-            count: How many; needed with a score, and of no use without.
+        """The tied edges that pruning kept; or the first ``count`` by a score.
 
         Raises:
-            InputError: A score that was not asked for, or a count too many or too few.
+            InputError: A score that was not asked for, or only one of the two.
         """
         if (score is None) != (count is None):
             raise InputError(
@@ -173,23 +149,24 @@ class EdgeStudy(Result, kind="edges"):
         return as_circuit(self.tied_edges(score=score, count=count), self.config)
 
 
+@checked
 def edge_study(
     model: Any,
     base: Batch | Tensor,
     source: Batch | Tensor,
     *,
-    n_loops: int | None = None,
-    methods: Sequence[str] = METHODS,
+    n_loops: Loops | None = None,
+    methods: Annotated[Sequence[Method], Field(min_length=1)] = METHODS,
     neurons: Mapping[str, Sequence[int]] | None = None,
     split: bool = False,
-    n_steps: int = 10,
+    n_steps: PositiveInt = 10,
     unrolled_exact: bool = False,
-    rank_by: str = "size",
-    threshold: float = 0.02,
-    curve_points: int = 40,
+    rank_by: Literal["size", "effect"] = "size",
+    threshold: PositiveFloat = 0.02,
+    curve_points: PositiveInt = 40,
     scored: Bool[Tensor, "_ _"] | None = None,
     metric: Metric | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> EdgeStudy:
     r"""Score the edges between components, unrolled and tied, and choose circuits by the scores.
 
@@ -197,16 +174,15 @@ def edge_study(
     the source's run, as a share of :math:`M_\text{source} - M_\text{base}`. ``exact`` makes that
     run, for tied edges at all loops at once; ``eap`` is its gradient, ``eap_ig`` and ``edge_ig``
     are mean gradients along two paths (:mod:`~loopinterp.edges.edge_effects`). Norm of what is
-    written times norm of the weights that read it (``magnitude``) and random scores are controls,
-    beside every method. Circuits of the edges of highest score, and those that greedy pruning
-    leaves of the tied graph, are run with the source's values on all other edges.
+    written times norm of the weights that read it (``magnitude``) and random scores are controls.
+    Circuits of the edges of highest score, and those that greedy pruning leaves of the tied graph,
+    are run with the source's values on all other edges.
 
     Args:
         model: A ``LoopedTransformer``.
         base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
         source: As many inputs of the same length, pair by pair.
         n_loops: Loops of the runs; T(n) by default, to be given with inputs alone.
-        methods: Some of ``exact``, ``eap``, ``eap_ig``, ``edge_ig``.
         neurons: Groups of neurons that are components, as :class:`UnrolledGraph` takes them.
         split: Whether queries, keys and values are receivers of their own.
         n_steps: Points of each path.
@@ -217,13 +193,12 @@ def edge_study(
         curve_points: Numbers of tied edges at which faithfulness is measured, at most.
         scored: Positions ``[batch, pos]`` whose answers count; by default those at which the
             batches ask for something, or all of inputs alone.
-        metric: Another metric, from logits to one number for each example ``[batch]``; by default
-            the logit of the source's answer less that of the base's.
-        seed: Of random scores and circuits.
+        metric: From logits to one number for each example ``[batch]``; by default the logit of the
+            source's answer less that of the base's.
 
     Raises:
-        InputError: Inputs that do not fit each other, or that the model answers alike; an unknown
-            method; a metric without examples or gradients; a model with gates.
+        InputError: Inputs that do not fit each other, or that the model answers alike; a metric
+            without examples or gradients; a model with gates.
 
     Source: EAP arXiv 2310.10348, EAP-IG 2403.17806, pruning 2304.14997, CPR and CMD 2504.13151.
 
@@ -238,11 +213,10 @@ def edge_study(
     base, source, n_loops, scored = given_pairs(model, base, source, n_loops, scored)
     check_run(model, base, source, source, "resid_pre")
     need_graph(model)
-    names = _checked(methods, unrolled_exact)
-    check_choice("rank_by", rank_by, ("size", "effect"))
-    for name, value in (("n_steps", n_steps), ("curve_points", curve_points)):
-        check_integer(name, value, least=1)
-    check_number("threshold", threshold, above=0)
+    if unrolled_exact and "exact" not in methods:
+        expected, fix = "false where 'exact' is none of the methods", "Add 'exact' to methods."
+        raise InputError("unrolled_exact", expected=expected, given="True", fix=fix)
+    names = list(dict.fromkeys(methods))
     graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=split)
     about = {"study": "edges", "n_loops": n_loops, "methods": names, "n_steps": n_steps}
     with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
@@ -250,11 +224,13 @@ def edge_study(
         generator = torch.Generator().manual_seed(seed)
         circuits, axes = TiedCircuits(effects), _TiedAxes(graph)
         every = [*names, *CONTROLS]
-        unrolled, tied = _scores(effects, every, n_steps, generator, unrolled_exact=unrolled_exact)
+        unrolled, tied = _scores(effects, every, n_steps, unrolled_exact, generator)
         pruned = circuits.pruned(threshold)
         at_random = circuits.at_random(int(pruned.sum()), generator)
-        arrays = _score_arrays(unrolled, tied, axes, graph.edges)
-        arrays |= _circuit_arrays(effects, circuits, unrolled, tied, rank_by, curve_points)
+        # Numbers of tied edges from 0 to all of them, evenly.
+        n_edges = len(graph.tied_edges)
+        counts = np.linspace(0, n_edges, min(curve_points, n_edges + 1)).round().astype(int)
+        counts = np.unique(counts).tolist()
         compared = effects.compared
         return EdgeStudy.of(
             watch,
@@ -265,9 +241,13 @@ def edge_study(
                 **axes.coords,
                 "graph": [TIED, UNROLLED],
                 "share": SHARES,
-                "kept": _counts(len(graph.tied_edges), curve_points),
+                "kept": counts,
             },
-            **arrays,
+            effect=np.stack([_masked(x.mean(-1), graph) for x in unrolled]),
+            size=np.stack([_masked(x.abs().mean(-1), graph) for x in unrolled]),
+            tied_effect=np.stack([axes(x.mean(-1)) for x in tied]),
+            tied_size=np.stack([axes(x.abs().mean(-1)) for x in tied]),
+            **_circuit_arrays(effects, circuits, unrolled, tied, rank_by, counts),
             pruned=axes(pruned.double()),
             minimality=axes(circuits.minimality(pruned)),
             metric=compared.name,
@@ -294,10 +274,6 @@ def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFram
     count as edges that should not have been found; and ``program or wiping``, whatever carries
     anything. An edge of the unrolled graph is true where its tied edge is.
 
-    Args:
-        result: A study of the model.
-        known: The compiled model with its circuit.
-
     Returns:
         A row for each graph, score, truth and what it is ranked by (``size`` or ``effect``), with
         the numbers of edges that are true and of all that count. Scores smaller than rounding
@@ -310,17 +286,14 @@ def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFram
 
     split = any(name.endswith(".q") for name in result.data["receiver"].values)
     run = UnrolledGraph(result.config, result.n_loops, neurons=result.neurons, split=split)
-    senders, receivers = run.sender_names, run.receiver_names
-    tied_of = {  # edges of the unrolled graph by the names of their tied ones
-        (senders[s], receivers[r]): run.tied_edges[int(run.tied_index[s, r])]
-        for s, r in run.edges.nonzero().tolist()
-    }
+    tied_of = dict(zip(run.edge_names, run.tied_index[run.edges].tolist()))
     rows = []
-    for graph, table in ((TIED, result.to_dataframe()), (UNROLLED, result.unrolled_dataframe())):
+    unrolled = result.to_dataframe("effect", "size").dropna()
+    for graph, table in ((TIED, result.to_dataframe()), (UNROLLED, unrolled)):
         for score, scored in table.groupby("score", sort=False):
             columns = ["sender", "receiver", *(["lag"] if graph == TIED else [])]
             edges = list(scored[columns].itertuples(index=False, name=None))
-            edges = edges if graph == TIED else [tied_of[edge] for edge in edges]
+            edges = edges if graph == TIED else [run.tied_edges[tied_of[edge]] for edge in edges]
             truths = known_truths(edges, known, among=run.tied_edges, neurons=bool(result.neurons))
             for by in ("size", "effect"):
                 for row in ranking(scored[by].abs().to_numpy(), truths):
@@ -333,9 +306,8 @@ def _scores(
     effects: EdgeEffects,
     names: Sequence[str],
     n_steps: int,
-    generator: torch.Generator,
-    *,
     unrolled_exact: bool,
+    g: torch.Generator,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Effects by name, of edges ``[sender, receiver, batch]`` and of tied ones ``[tied, batch]``.
 
@@ -343,13 +315,12 @@ def _scores(
     """
     unrolled, tied = [], []
     for name in names:
-        if name == EXACT:
+        if name == "exact":
             tied.append(effects.exact_tied())
-            shape = (*effects.graph.edges.shape, tied[-1].shape[-1])
-            nothing = torch.full(shape, float("nan"), dtype=torch.float64)
+            nothing = tied[-1].new_full((*effects.graph.edges.shape, tied[-1].shape[-1]), np.nan)
             unrolled.append(effects.exact() if unrolled_exact else nothing)
         else:
-            unrolled.append(effects.scores(name, n_steps=n_steps, generator=generator))
+            unrolled.append(effects.scores(name, n_steps=n_steps, generator=g))
             tied.append(effects.tied(unrolled[-1]))
     return unrolled, tied
 
@@ -373,20 +344,9 @@ class _TiedAxes:
         return array
 
 
-def _score_arrays(
-    unrolled: list[Tensor], tied: list[Tensor], axes: _TiedAxes, edges: Tensor
-) -> dict[str, np.ndarray]:
-    """Means over examples, and means of absolute values; NaN where there is no edge."""
-
-    def spread(values: Tensor) -> np.ndarray:
-        return np.where(edges.numpy(), values.cpu().numpy(), np.nan)
-
-    return {
-        "effect": np.stack([spread(x.mean(-1)) for x in unrolled]),
-        "size": np.stack([spread(x.abs().mean(-1)) for x in unrolled]),
-        "tied_effect": np.stack([axes(x.mean(-1)) for x in tied]),
-        "tied_size": np.stack([axes(x.abs().mean(-1)) for x in tied]),
-    }
+def _masked(values: Tensor, graph: UnrolledGraph) -> np.ndarray:
+    """Values [sender, receiver], NaN where there is no edge."""
+    return np.where(graph.edges.numpy(), values.numpy(), np.nan)
 
 
 def _circuit_arrays(
@@ -395,7 +355,7 @@ def _circuit_arrays(
     unrolled: list[Tensor],
     tied: list[Tensor],
     rank_by: str,
-    curve_points: int,
+    counts: list[int],
 ) -> dict[str, Any]:
     """Faithfulness of the edges of highest score, [graph, score, share] and [score, kept]."""
     edges = effects.graph.edges
@@ -410,45 +370,17 @@ def _circuit_arrays(
     of_unrolled = []
     for x in track(unrolled, "circuits"):
         scores = ranked(x)[edges]
-        if scores.isnan().any():  # exact effects that were not asked for
-            of_unrolled.append([float("nan")] * len(SHARES))
-            continue
-        row = []
-        for share in SHARES:
+        row = [float("nan")] * len(SHARES)  # of exact effects that were not asked for
+        for k, share in enumerate(SHARES if not scores.isnan().any() else ()):
             chosen = torch.zeros_like(edges)
             chosen[edges] = top(scores, int(share * len(scores)))
-            row.append(effects.faithfulness(chosen))
+            row[k] = effects.faithfulness(chosen)
         of_unrolled.append(row)
-    counts = _counts(len(effects.graph.tied_edges), curve_points)
     curve = [
         [circuits.faithfulness(top(ranked(x), k)) for k in counts] for x in track(tied, "curve")
     ]
-    # [graph, score, share] and [score, kept]
     return {"faithfulness": np.array([of_tied, of_unrolled]), "curve": curve}
-
-
-def _counts(n_edges: int, most: int) -> list[int]:
-    """Numbers of edges from 0 to all of them, evenly."""
-    return np.unique(np.linspace(0, n_edges, min(most, n_edges + 1)).round().astype(int)).tolist()
 
 
 def _untied(column: str) -> str:
     return column.removeprefix("tied_")
-
-
-def _checked(methods: Sequence[str], unrolled_exact: bool) -> list[str]:
-    if isinstance(methods, str) or not methods:
-        raise InputError(
-            "methods",
-            expected=f"a list of some of {', '.join(METHODS)}",
-            given=repr(methods),
-            fix="Pass for example methods=['edge_ig'].",
-        )
-    if unrolled_exact and EXACT not in methods:
-        raise InputError(
-            "unrolled_exact",
-            expected=f"false where {EXACT!r} is none of the methods",
-            given="True",
-            fix=f"Add {EXACT!r} to methods.",
-        )
-    return list(dict.fromkeys(check_choice("method", name, METHODS) for name in methods))

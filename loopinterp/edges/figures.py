@@ -9,12 +9,11 @@ from dataclasses import replace
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
-from loopinterp.edges.edge_effects import CONTROLS, EDGE_IG
+from loopinterp.edges.edge_effects import CONTROLS
 from loopinterp.edges.edge_study import EdgeStudy
 from loopinterp.edges.unrolled_graph import (
     INPUT,
     READOUT,
-    SLOTS,
     TIED,
     TiedEdge,
     without_slot,
@@ -27,12 +26,6 @@ from loopinterp.figures import (
     heatmap_panels,
     line_figure,
 )
-
-_LAGS = {0: "within a loop", 1: "to the next loop", 2: "over two loops or more"}
-_SECTIONS = {"prelude": "prelude", "block": "loop", "coda": "readout"}
-_ROLES: dict[str, str] = dict(zip(SLOTS, ("query", "key", "value")))
-_LAST = 10_000
-"""A stage behind all layers."""
 
 
 @findings_of.register
@@ -52,23 +45,11 @@ def _(result: EdgeStudy) -> list[Finding]:
 @figures_of.register
 def _(result: EdgeStudy) -> list[Figure]:
     """Scores of tied edges, faithfulness by share of edges, and the pruned circuit."""
-    figures = [_scores(result), _faithfulness(result)]
-    if len(result.tied_edges()):
-        figures.append(_circuit(result))
-    return figures
-
-
-def _best(result: EdgeStudy) -> str:
-    """The scores that figures show."""
-    scores = result.data["score"].values.tolist()
-    return EDGE_IG if EDGE_IG in scores else scores[0]
-
-
-def _scores(result: EdgeStudy) -> Figure:
     best = _best(result)
+    lags = {"within a loop": 0, "to the next loop": 1, "over two loops or more": 2}
     sizes = result.data["tied_size"].sel(score=best)
-    panels = {words: sizes.sel(lag=lag, drop=True) for lag, words in _LAGS.items()}
-    return Figure(
+    panels = {words: sizes.sel(lag=lag, drop=True) for words, lag in lags.items()}
+    scores = Figure(
         title=f"Edges between components, scored by {best}",
         plot=heatmap_panels(
             {name: panel for name, panel in panels.items() if panel.notnull().any()},
@@ -84,15 +65,10 @@ def _scores(result: EdgeStudy) -> Figure:
         control="The data has the scores of both controls, norms and random numbers, beside them.",
         data=result.to_dataframe(),
     )
-
-
-def _faithfulness(result: EdgeStudy) -> Figure:
-    faithfulness = result.data["faithfulness"].sel(graph=TIED)
-    lines = [
-        Series.of(str(name), faithfulness.sel(score=name), control=name in CONTROLS)
-        for name in faithfulness["score"].values
-    ]
-    return Figure(
+    f = result.data["faithfulness"].sel(graph=TIED)
+    names = f["score"].values.tolist()
+    lines = [Series.of(name, f.sel(score=name), control=name in CONTROLS) for name in names]
+    faithfulness = Figure(
         title="What the edges of highest score keep of the metric",
         plot=line_figure(lines, x_title="share of edges", y_title="faithfulness", x_log=True),
         caption=(
@@ -102,6 +78,13 @@ def _faithfulness(result: EdgeStudy) -> Figure:
         control="Edges chosen by the norms of what is written and read, and at random.",
         data=result.areas(),
     )
+    return [scores, faithfulness, *([_circuit(result)] if result.tied_edges() else [])]
+
+
+def _best(result: EdgeStudy) -> str:
+    """The scores that figures show."""
+    scores = result.data["score"].values.tolist()
+    return "edge_ig" if "edge_ig" in scores else scores[0]
 
 
 def _circuit(result: EdgeStudy) -> Figure:
@@ -123,7 +106,6 @@ def edge_graph(result: EdgeStudy, edges: Iterable[TiedEdge] | None = None) -> Ci
     """The graph of some tied edges, each as wide as its score, that of ``edge_ig`` if there is one.
 
     Args:
-        result: The study.
         edges: Sender, receiver and lag of each; those that pruning kept by default.
 
     Raises:
@@ -144,7 +126,7 @@ def edge_graph(result: EdgeStudy, edges: Iterable[TiedEdge] | None = None) -> Ci
                 fix="result.to_dataframe() lists them.",
             )
         reader = without_slot(receiver)  # a slot becomes the role of the link
-        role = _ROLES[receiver[-1]] if reader != receiver else ""
+        role = {"q": "query", "k": "key", "v": "value"}[receiver[-1]] if reader != receiver else ""
         effect, size = table.loc[(sender, receiver, lag), ["effect", "size"]]
         minimal = result.data["minimality"].sel(tied_sender=sender, tied_receiver=receiver, lag=lag)
         for end in (sender, reader):
@@ -162,11 +144,12 @@ def _node(name: str) -> GraphNode:
     if name == INPUT:
         return GraphNode(name, "input", "injected input", "input")
     if name == READOUT:
-        return GraphNode(name, "readout", "readout", "readout", _LAST)
+        return GraphNode(name, "readout", "readout", "readout", 10_000)  # behind all layers
     section, layer, rest = name.split(".", 2)
     head = re.fullmatch(r"head\.(\d+)", rest)
     kind = "head" if head else "neurons"
     label = f"head {layer}.{head[1]}" if head else f"MLP {layer}" if rest == "mlp" else rest
     stage = 2 * int(layer) + (not head)
     note = "" if head or rest == "mlp" else f"neurons of MLP {layer}"
-    return GraphNode(name, kind, label, _SECTIONS[section], stage, note)
+    part = {"prelude": "prelude", "block": "loop", "coda": "readout"}[section]
+    return GraphNode(name, kind, label, part, stage, note)

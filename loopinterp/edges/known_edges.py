@@ -39,12 +39,7 @@ from loopinterp.edges.unrolled_graph import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from loopinterp.models.config import LoopedTransformerConfig
-
-TRUTHS = ("program", "program, wiping wrong", "program or wiping")
-"""Edges of wiping left out, counted as wrong, or counted as true."""
 
 _OVERLAP = 0.1
 """Components that read less than this of a direction, where 1 is all of it, do not read it."""
@@ -61,9 +56,6 @@ def program_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[Ti
     Args:
         known: A compiled model with its circuit; or a circuit that :func:`as_circuit` made.
         neurons: Whether groups of neurons are components, under their names; else each MLP is one.
-
-    Raises:
-        InputError: It is neither.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -93,14 +85,8 @@ def wiping_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[Tie
 
     Scratch is wiped by the layer that reads it last, variables by the block's last layer. Its
     writer and the neurons that wipe are seen by all later readers of the direction, of the same
-    feature or of another that stands there later. No edge is of the program too.
-
-    Args:
-        known: A compiled model with its circuit.
-        neurons: As in :func:`program_edges`.
-
-    Raises:
-        InputError: It is neither a compiled model nor a circuit.
+    feature or of another that stands there later. No edge is of the program too. Arguments are
+    those of :func:`program_edges`.
     """
     wires = _Wires(known, neurons=neurons)
     writes, reads = [*wires.writes, *wires.wipes], [*wires.reads, *((f, w) for w, f in wires.wipes)]
@@ -125,8 +111,6 @@ def as_circuit(
 
     Args:
         edges: Sender, receiver (queries, keys and values of a head are that head) and lag.
-        config: Configuration of the model.
-        name: Name of the circuit.
 
     Raises:
         InputError: An edge with an end that is no component, or a lag other than 0, 1 or 2.
@@ -189,13 +173,10 @@ def known_truths(
     among: Iterable[TiedEdge],
     neurons: bool = False,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Each of :data:`TRUTHS`: which of some edges count, and which of all are true.
+    """Truth -> which of some edges count, and which of all are true.
 
-    Args:
-        edges: Sender, receiver (its slot, ``.q``, is not looked at) and lag.
-        known: A compiled model with its circuit.
-        among: All tied edges of the model.
-        neurons: Whether groups of neurons are components.
+    ``program`` leaves edges of wiping out, ``program, wiping wrong`` counts them as wrong, and
+    ``program or wiping`` as true. ``among`` are all tied edges of the model.
 
     Raises:
         InputError: The circuit has edges that are not among them: it is another model's.
@@ -213,21 +194,22 @@ def known_truths(
     true = np.array([edge in program for edge in tied], dtype=bool)
     wipes = np.array([edge in wiping for edge in tied], dtype=bool)
     every = np.ones_like(true)
-    return dict(zip(TRUTHS, ((~wipes | true, true), (every, true), (every, true | wipes))))
+    return {
+        "program": (~wipes | true, true),
+        "program, wiping wrong": (every, true),
+        "program or wiping": (every, true | wipes),
+    }
 
 
 def ranking(
     sizes: np.ndarray, truths: Mapping[str, tuple[np.ndarray, np.ndarray]]
 ) -> Iterator[dict[str, Any]]:
-    """AUROC and average precision of scores, one row for each truth.
-
-    Scores smaller than rounding count as 0.
-    """
+    """AUROC and average precision of scores, one row for each truth."""
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     for truth, (counted, true) in truths.items():
         ranked, right = sizes[counted], true[counted]
-        # Rounding has an order too, and tells nothing.
+        # Scores smaller than rounding count as 0: rounding has an order too.
         ranked = np.where(ranked > ROUNDING * ranked.max(), ranked, 0.0)
         yield {
             "truth": truth,
@@ -246,10 +228,7 @@ def _of_component(edge: TiedEdge) -> TiedEdge:
 class _Wires:
     """Who writes, reads and wipes which feature, by the names of components.
 
-    Attributes:
-        writes: (component, feature).
-        reads: (feature, component).
-        wipes: (component, feature).
+    ``writes`` and ``wipes`` are pairs (component, feature), ``reads`` (feature, component).
     """
 
     def __init__(self, known: Compiled | Circuit, *, neurons: bool) -> None:
@@ -267,22 +246,30 @@ class _Wires:
             g.id: g.id if neurons or g.how == "found" else f"{g.section}.{g.layer}.mlp"
             for g in circuit.neurons
         }
-        component = {
-            **{h.id: f"{h.section}.{h.layer}.head.{h.head}" for h in circuit.heads},
-            **mlp,
-            READOUT: READOUT,
-        }
+        component = {h.id: f"{h.section}.{h.layer}.head.{h.head}" for h in circuit.heads} | mlp
+        component[READOUT] = READOUT
         self.writes = [(component[a], features[b]) for a, b in circuit.edges if b in features]
-        embedded = [f for f in circuit.features if f.section == "embedding"]
-        self.writes += [(INPUT, f) for f in embedded if self._of_tokens(f, known)]
         self.reads = [(features[a], component[b]) for a, b in circuit.edges if a in features]
+        embedded = [f for f in circuit.features if f.section == "embedding"]
         if isinstance(known, Compiled):
-            self.reads += [(f, READOUT) for f in circuit.features if self._answers(f, known)]
+            embedding = known.model.get_parameter("embedding.weight").detach()
+            unembedding = known.model.get_parameter("unembedding.weight").detach()
+            in_coda = circuit.n_layers["coda"] > 0
+            for f in circuit.features:
+                both = circuit.directions[f.id]
+                values = embedding @ both.read.to(embedding).mT  # [token, direction]
+                if f in embedded and (values - values[0]).abs().max() <= _OVERLAP:
+                    embedded.remove(f)  # the same for all tokens
+                logits = both.write.to(unembedding) @ unembedding.mT  # [direction, answer]
+                depend = bool(logits.abs().max() > _OVERLAP * unembedding.abs().max())
+                if depend and (f.section == "coda" if in_coda else f.role == "variable"):
+                    self.reads.append((f, READOUT))
+        self.writes += [(INPUT, f) for f in embedded]
         last = circuit.n_layers["block"] - 1
-        wipers = [g for g in circuit.neurons if g.how == "wipe" and g.neurons]
         self.wipes = [
             (mlp[g.id], f)
-            for g in wipers
+            for g in circuit.neurons
+            if g.how == "wipe" and g.neurons
             for f in circuit.features
             if (f.role == "variable" and (g.section, g.layer) == ("block", last))
             or (f.role == "scratch" and (g.section, g.layer) == (f.section, f.last_use))
@@ -295,24 +282,6 @@ class _Wires:
         # [direction of g, direction of f]: how much of f each reading direction of g sees.
         read = self._circuit.directions[g.id].read @ self._circuit.directions[f.id].write.mT
         return bool((read.abs() > _OVERLAP).any())
-
-    def _of_tokens(self, f: FeatureNode, known: Compiled | Circuit) -> bool:
-        """Whether what the embedding writes as a feature is another for another token."""
-        if not isinstance(known, Compiled):
-            return True
-        embedding: Tensor = known.model.embedding.weight.detach()  # type: ignore[operator, union-attr]
-        read = self._circuit.directions[f.id].read.to(embedding)
-        values = embedding @ read.mT  # [token, direction]
-        return bool((values - values[0]).abs().max() > _OVERLAP)
-
-    def _answers(self, f: FeatureNode, known: Compiled) -> bool:
-        """Whether the unembedding reads a feature: the logits depend on its value."""
-        unembedding = known.model.unembedding.weight.detach()
-        write = self._circuit.directions[f.id].write.to(unembedding)
-        last = known.circuit.n_layers["coda"]
-        is_read = f.section == "coda" if last else f.role == "variable"
-        logits = write @ unembedding.mT  # [direction, answer]
-        return is_read and bool(logits.abs().max() > _OVERLAP * unembedding.abs().max())
 
 
 def _parsed(component: str) -> tuple[str, int, list[str]]:

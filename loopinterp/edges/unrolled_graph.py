@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer, unknown_name
 from loopinterp.core.text import ShortRepr
 
@@ -31,31 +32,18 @@ TIED, UNROLLED = "tied", "unrolled"
 TiedEdge = tuple[str, str, int]
 """Sender, receiver and lag."""
 
-_Groups = dict[str, "tuple[int, ...] | None"]
-
 
 @dataclass(frozen=True)
 class Component:
-    """A part of the model that reads the stream and writes to it.
+    """A part of the model that reads the stream and writes to it."""
 
-    Attributes:
-        tied: Its name in the tied block: ``input``, ``block.0.head.1``, ``block.0.mlp``,
-            ``coda.0.mlp``, ``readout``, or the name of a group of neurons.
-        stage: Components of a smaller stage have written before it reads.
-        section: ``prelude``, ``block`` or ``coda``; "" for the input and the readout.
-        loop: Its loop; None outside the block.
-        layer: Its layer in the section.
-        head: Its head; None for all others.
-        neurons: Its neurons, where it has only some of its MLP's.
-    """
-
-    tied: str
-    stage: int
-    section: str = ""
-    loop: int | None = None
-    layer: int | None = None
+    tied: str  # its name in the tied block, as "block.0.head.1" or that of a group of neurons
+    stage: int  # components of a smaller stage have written before it reads
+    section: str = ""  # "" for the input and the readout
+    loop: int | None = None  # None outside the block
+    layer: int | None = None  # of the section
     head: int | None = None
-    neurons: tuple[int, ...] | None = None
+    neurons: tuple[int, ...] | None = None  # where it has only some of its MLP's
 
     @property
     def name(self) -> str:
@@ -73,8 +61,6 @@ class UnrolledGraph(ShortRepr):
     later ones; into coda and readout, the lag is counted from the last loop.
 
     Args:
-        config: Configuration of the model.
-        n_loops: Loops of the run.
         neurons: Groups of neurons that are components of their own: name -> their numbers, where
             the name begins with section and layer, as ``block.0.carry``. Neurons of that MLP that
             are in no group stay together, under its name.
@@ -100,19 +86,17 @@ class UnrolledGraph(ShortRepr):
         (26, 21)
     """
 
+    @checked
     def __init__(
         self,
         config: LoopedTransformerConfig,
-        n_loops: int,
+        n_loops: Loops,
         *,
         neurons: Mapping[str, Sequence[int]] | None = None,
         split: bool = False,
     ) -> None:
-        self.n_loops = check_integer("n_loops", n_loops, least=1)
-        self.split = split
-        self._config = config
-        self._groups = _groups(config, neurons or {})
-        self.senders = [Component(INPUT, 0), *self._components()]
+        self.n_loops, self.split = n_loops, split
+        self.senders = [Component(INPUT, 0), *_components(config, n_loops, neurons or {})]
         last = self.senders[-1].stage + 1
         self.readers = [*self.senders[1:], Component(READOUT, last)]
         self.receivers = [
@@ -120,6 +104,10 @@ class UnrolledGraph(ShortRepr):
             for k, reader in enumerate(self.readers)
             for slot in (SLOTS if split and reader.head is not None else ("",))
         ]
+        self.sender_names = [sender.name for sender in self.senders]
+        self.receiver_names = [_with_slot(self.readers[k].name, slot) for k, slot in self.receivers]
+        self.read_stages: Int[Tensor, " receiver"]
+        self.read_stages = torch.tensor([self.readers[k].stage for k, _ in self.receivers])
         write_stage = torch.tensor([sender.stage for sender in self.senders])
         # A receiver sees every sender of an earlier stage.
         self.edges: Bool[Tensor, "sender receiver"] = write_stage[:, None] < self.read_stages
@@ -130,45 +118,28 @@ class UnrolledGraph(ShortRepr):
             f"{len(self.receivers)} receivers, {int(self.edges.sum())} edges>"
         )
 
-    @cached_property
-    def read_stages(self) -> Int[Tensor, " receiver"]:
-        """The stage at which each receiver reads."""
-        return torch.tensor([self.readers[k].stage for k, _ in self.receivers])
-
-    @property
-    def sender_names(self) -> list[str]:
-        """Names of the senders, in order."""
-        return [sender.name for sender in self.senders]
-
-    @property
-    def receiver_names(self) -> list[str]:
-        """Names of the receivers, in order."""
-        return [_with_slot(self.readers[k].name, slot) for k, slot in self.receivers]
-
     def senders_named(self, names: str | Iterable[str], what: str = "senders") -> list[int]:
-        """The numbers of senders; a name without a loop stands for all loops.
-
-        Raises:
-            InputError: There is no such sender, or no name is given.
-        """
+        """The numbers of senders; a name without a loop stands for all loops."""
         return _numbers_of(what, names, [(s.name, s.tied) for s in self.senders])
 
     def receivers_named(self, names: str | Iterable[str], what: str = "receivers") -> list[int]:
-        """The numbers of receivers; a name without a loop, or slot, stands for all of them.
-
-        Raises:
-            InputError: There is no such receiver, or no name is given.
-        """
-        known = []
+        """The numbers of receivers; a name without a loop, or slot, stands for all of them."""
+        aliases = []
         for k, slot in self.receivers:
             both = (self.readers[k].name, self.readers[k].tied)
-            known.append((*both, *(_with_slot(name, slot) for name in both)))
-        return _numbers_of(what, names, known)
+            aliases.append((*both, *(_with_slot(name, slot) for name in both)))
+        return _numbers_of(what, names, aliases)
 
     def stages(self) -> Iterator[list[int]]:
         """The readers that read at the same time, one stage after the other, the readout last."""
         for _, stage in groupby(range(len(self.readers)), lambda k: self.readers[k].stage):
             yield list(stage)
+
+    @cached_property
+    def edge_names(self) -> list[tuple[str, str]]:
+        """Sender and receiver of each edge, in the order of ``edges.nonzero()``."""
+        edges = self.edges.nonzero().tolist()
+        return [(self.sender_names[s], self.receiver_names[r]) for s, r in edges]
 
     @cached_property
     def tied_edges(self) -> list[TiedEdge]:
@@ -186,31 +157,13 @@ class UnrolledGraph(ShortRepr):
         index = torch.full(self.edges.shape, -1)
         for s, r in self.edges.nonzero().tolist():
             sender, (k, slot) = self.senders[s], self.receivers[r]
-            reader, lag = self.readers[k], 0
-            if sender.loop is not None:
-                # Coda and readout read after the last loop.
-                loop = self.n_loops - 1 if reader.loop is None else reader.loop
-                lag = min(loop - sender.loop, LATER)
+            reader = self.readers[k]
+            # Coda and readout read after the last loop.
+            loop = self.n_loops - 1 if reader.loop is None else reader.loop
+            lag = 0 if sender.loop is None else min(loop - sender.loop, LATER)
             key = (sender.tied, _with_slot(reader.tied, slot), lag)
             index[s, r] = numbers.setdefault(key, len(numbers))
         return list(numbers), index
-
-    def _components(self) -> Iterator[Component]:
-        """Heads and MLPs of the whole run, in the order in which they write."""
-        config, stage = self._config, 0
-        layers: list[tuple[str, int | None, int]] = [
-            *(("prelude", None, k) for k in range(config.n_prelude)),
-            *(("block", t, k) for t in range(self.n_loops) for k in range(config.n_layers)),
-            *(("coda", None, k) for k in range(config.n_coda)),
-        ]
-        for section, loop, layer in layers:
-            place: dict[str, Any] = {"section": section, "loop": loop, "layer": layer}
-            stage += 1
-            for head in range(config.n_heads):
-                yield Component(f"{section}.{layer}.head.{head}", stage, head=head, **place)
-            stage += 1
-            for name, group in self._groups[f"{section}.{layer}"].items():
-                yield Component(name, stage, neurons=group, **place)
 
 
 def without_slot(receiver: str) -> str:
@@ -224,55 +177,70 @@ def _with_slot(name: str, slot: str) -> str:
 
 
 def _numbers_of(
-    what: str, names: str | Iterable[str], known: Sequence[tuple[str, ...]]
+    what: str, names: str | Iterable[str], aliases: Sequence[tuple[str, ...]]
 ) -> list[int]:
-    """The numbers of everything that goes by one of the names, in order."""
+    """The numbers of everything that goes by one of the names, in order.
+
+    Raises:
+        InputError: There is no component of one of the names.
+    """
     numbers: set[int] = set()
-    for name in [names] if isinstance(names, str) else list(names):
-        matches = [k for k, aliases in enumerate(known) if name in aliases]
+    for name in [names] if isinstance(names, str) else names:
+        matches = {k for k, known in enumerate(aliases) if name in known}
         if not matches:
-            raise unknown_name(what, name, dict.fromkeys(c for aliases in known for c in aliases))
-        numbers.update(matches)
-    if not numbers:
-        raise InputError(
-            what,
-            expected="at least one component",
-            given="none",
-            fix="Name some, as '0:block.0.mlp' or, at all loops, 'block.0.mlp'.",
-        )
+            raise unknown_name(what, name, {alias for known in aliases for alias in known})
+        numbers |= matches
     return sorted(numbers)
 
 
-def _groups(
-    config: LoopedTransformerConfig, named: Mapping[str, Sequence[int]]
-) -> dict[str, _Groups]:
+def _components(
+    config: LoopedTransformerConfig, n_loops: int, neurons: Mapping[str, Sequence[int]]
+) -> Iterator[Component]:
+    """Heads and groups of neurons of the whole run, in the order in which they write."""
+    layers: list[tuple[str, int | None, int]] = [
+        *(("prelude", None, k) for k in range(config.n_prelude)),
+        *(("block", t, k) for t in range(n_loops) for k in range(config.n_layers)),
+        *(("coda", None, k) for k in range(config.n_coda)),
+    ]
+    groups = _neuron_groups({f"{s}.{k}" for s, _, k in layers}, config.mlp_width, neurons)
+    for number, (section, loop, layer) in enumerate(layers):
+        place: dict[str, Any] = {"section": section, "loop": loop, "layer": layer}
+        # Heads write before neurons read.
+        for head in range(config.n_heads):
+            name = f"{section}.{layer}.head.{head}"
+            yield Component(name, 2 * number + 1, head=head, **place)
+        for name, group in groups[f"{section}.{layer}"].items():
+            yield Component(name, 2 * number + 2, neurons=group, **place)
+
+
+def _neuron_groups(
+    mlps: set[str], width: int, named: Mapping[str, Sequence[int]]
+) -> dict[str, dict[str, tuple[int, ...] | None]]:
     """The groups of neurons of every MLP, by section and layer; None for all neurons."""
-    sizes = {"prelude": config.n_prelude, "block": config.n_layers, "coda": config.n_coda}
-    groups: dict[str, _Groups] = {f"{s}.{k}": {} for s, n in sizes.items() for k in range(n)}
-    used: dict[str, set[int]] = {place: set() for place in groups}
+    groups: dict[str, dict[str, tuple[int, ...] | None]] = {mlp: {} for mlp in mlps}
+    free = {mlp: set(range(width)) for mlp in mlps}
     for name, neurons in named.items():
-        place, rest = ".".join(name.split(".")[:2]), name.split(".")[2:]
-        if place not in groups or not rest or rest[0] in ("head", "mlp"):
+        mlp, rest = ".".join(name.split(".")[:2]), name.split(".")[2:]
+        if mlp not in groups or not rest or rest[0] in ("head", "mlp"):
             raise InputError(
                 f"name of a group of neurons, {name!r}",
-                expected=f"section.layer.name, in one of {', '.join(groups)}",
+                expected=f"section.layer.name, in one of {', '.join(sorted(groups))}",
                 given="another one",
                 fix="Call it for example 'block.0.carry'.",
             )
-        group = tuple(check_integer(name, n, least=0, most=config.mlp_width - 1) for n in neurons)
-        if used[place] & set(group) or len(set(group)) < len(group):
+        group = tuple(check_integer(name, n, least=0, most=width - 1) for n in neurons)
+        if not set(group) <= free[mlp] or len(set(group)) < len(group):
             raise InputError(
                 f"neurons of {name!r}",
                 expected="neurons that are in one group, once",
                 given=f"some of {list(group)[:8]} that are in two",
                 fix="Leave them out of one of the groups.",
             )
-        used[place] |= set(group)
+        free[mlp] -= set(group)
         if group:
-            groups[place][name] = group
-    for place, each in groups.items():
+            groups[mlp][name] = group
+    for mlp, each in groups.items():
         # Neurons in no group stay together; None stands for a whole MLP.
-        others = tuple(n for n in range(config.mlp_width) if n not in used[place])
-        if others:
-            each[f"{place}.mlp"] = others if used[place] else None
+        if free[mlp]:
+            each[f"{mlp}.mlp"] = tuple(sorted(free[mlp])) if len(free[mlp]) < width else None
     return groups

@@ -75,10 +75,12 @@ def test_weights_are_learnt_and_not_the_compiled_ones() -> None:
 
 def test_edges_of_a_trained_model_are_refused() -> None:
     known = known_circuit(SHIPPED[0])
-    with pytest.raises(InputError, match="variables and program"):
+    with pytest.raises(InputError) as caught:
         score_edges(own_edge_method("random"), known)
-    with pytest.raises(InputError, match="variables and program"):
+    assert caught.value.what == "known"
+    with pytest.raises(InputError) as caught:
         eap_graph(known)
+    assert caught.value.what == "known"
 
 
 def test_places_are_orthogonal_and_as_large_as_the_variable(tmp_path: Path) -> None:
@@ -125,5 +127,6 @@ def test_numbers_out_of_range_are_refused(given: dict[str, int]) -> None:
 
 
 def test_more_values_than_places_are_refused() -> None:
-    with pytest.raises(InputError, match="twice the values"):
+    with pytest.raises(InputError) as caught:
         train_to_circuit("prefix_mod_5", n=6, steps=1, d_model=8)
+    assert caught.value.what == "d_model"

@@ -16,7 +16,7 @@ from loopinterp.benchmark import (
     make_benchmark,
 )
 from loopinterp.benchmark.folder import LIST, agreement
-from loopinterp.benchmark.known_models import BROKEN_BY_NOISE, LEFT_OUT, NOISY, VERSION
+from loopinterp.benchmark.known_models import BROKEN_BY_NOISE, LEFT_OUT, VERSION
 from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.edges import program_edges
 from loopinterp.models import LoopedTransformer, iterate
@@ -88,8 +88,9 @@ def test_a_changed_file_is_refused(made: Benchmark, file: str) -> None:
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(CheckpointError, match=f"{file}.*the file that was made"):
+    with pytest.raises(CheckpointError) as caught:
         made["prefix_xor.noisy"]
+    assert caught.value.what.endswith(file)
     assert made["prefix_xor.bare"].about.disguise == "bare"  # the others are as they were
 
 
@@ -113,30 +114,35 @@ def test_a_program_that_reads_otherwise_now_is_refused(
     made: Benchmark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BenchmarkModel, "program", property(lambda _: get_program("copy")))
-    with pytest.raises(CheckpointError, match="another one of that name"):
+    with pytest.raises(CheckpointError) as caught:
         made["prefix_xor.bare"]
+    assert caught.value.what.startswith("program of ")
 
 
 @pytest.mark.parametrize("version", [None, 0, "1"])
 def test_another_version_is_refused(made: Benchmark, version: object) -> None:
     path = made.folder / "benchmark.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": version}))
-    with pytest.raises(CheckpointError, match="expected version 1"):
+    with pytest.raises(CheckpointError) as caught:
         Benchmark(made.folder)
+    assert caught.value.what.startswith("benchmark ")
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("all of it")
-    with pytest.raises(InputError, match="holds something else"):
+    with pytest.raises(InputError) as caught:
         make_benchmark(tmp_path, SOME)
+    assert caught.value.what == "folder"
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_unknown_models_are_named(made: Benchmark) -> None:
-    with pytest.raises(InputError, match=r"prefix_xro.*Did you mean"):
+    with pytest.raises(InputError) as caught:
         make_benchmark(made.folder, ["prefix_xro"])
-    with pytest.raises(InputError, match=r"got 'parity\.bare'"):
+    assert caught.value.given == "'prefix_xro'"
+    with pytest.raises(InputError) as caught:
         made["parity.bare"]
+    assert caught.value.given == "'parity.bare'"
     with pytest.raises(CheckpointError):
         Benchmark(made.folder / "nowhere")
 
@@ -146,7 +152,7 @@ def test_every_model_does_what_its_program_says_and_those_left_out_do_not() -> N
     for about in benchmark_models():
         assert agreement(about.compiled, about.pairs()[0], about.n_loops) == 1, about.name
     for program in BROKEN_BY_NOISE:
-        noisy = BenchmarkModel(program, NOISY)
+        noisy = BenchmarkModel(program, "noisy")
         assert agreement(noisy.compiled, noisy.pairs()[0], noisy.n_loops) < 1, noisy.name
 
 

@@ -15,9 +15,8 @@ from loopinterp.benchmark import (
     KnownModel,
     ground_truth_study,
     known_models,
-    robustness_study,
 )
-from loopinterp.benchmark.figures import rightness
+from loopinterp.benchmark.figures import _rightness
 from loopinterp.benchmark.mechanism_scores import score_heads, score_interchange, score_patching
 from loopinterp.benchmark.state_scores import rivals_of, score_dynamics, score_probes, score_verdict
 from loopinterp.compiler.circuit import Directions
@@ -144,44 +143,23 @@ def test_the_table_figures_and_findings_say_what_was_missed(result):
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "what"),
     [
-        (lambda s: ground_truth_study([]), "at least one"),
-        (lambda s: ground_truth_study([s, s]), "another name"),
+        (lambda s: ground_truth_study([]), "models"),
+        (lambda s: ground_truth_study([s, s]), "models"),
         (lambda s: ground_truth_study([s], tools=["probe"]), "tool"),
-        (lambda s: known_models(["ripple"], examples=4), "an integer >= 8"),
-        (lambda s: known_models(["ripples"]), "ripple"),
+        (lambda s: ground_truth_study([s], tools=[]), "tools"),
+        (lambda s: ground_truth_study([s], tools="probes"), "tools"),
+        (lambda s: known_models(["ripple"], examples=4), "examples"),
+        (lambda s: known_models(["ripple"], n=0), "n"),
+        (lambda s: known_models(["ripples"]), "program"),
+        (lambda s: known_models("ripple"), "programs"),
     ],
 )
-def test_bad_arguments_are_named(call, words, ripple):
-    with pytest.raises(InputError, match=words):
+def test_bad_arguments_are_named(call, what, ripple):
+    with pytest.raises(InputError) as caught:
         call(ripple)
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda s: ground_truth_study([s], tools=[]), "a list of tools"),
-        (lambda s: ground_truth_study([s], tools="probes"), "a list of tools"),
-        (lambda s: known_models("ripple"), r"Pass \['ripple'\]"),
-        (lambda s: known_models(["ripple"], n=0), "n: expected an integer >= 1"),
-        (lambda s: robustness_study(["ripple"], levels=[]), "levels"),
-    ],
-)
-def test_what_is_no_list_of_models_or_tools_is_refused(call, words, ripple):
-    with pytest.raises(InputError, match=words):
-        call(ripple)
-
-
-def test_noise_spoils_the_tools_no_sooner_than_the_behaviour(tmp_path):
-    result = robustness_study(["prefix_xor"], levels=np.array([0.001, 0.5]), n=4, examples=64)
-    small, large = (result.data.sel(noise=noise) for noise in (0.001, 0.5))
-    assert small["exact_match"] == 1 and small["value"].min() == 1
-    assert large["exact_match"] < 0.9 and large["value"].min() < 0.9
-    (finding,) = result.findings()
-    assert "0.1%" in finding.text
-    assert len(result.figures()) == 1
-    assert load_result(result.save(tmp_path)).data.equals(result.data)
+    assert caught.value.what == what
 
 
 def test_a_program_that_always_answers_the_same_can_be_asked_when_it_settles():
@@ -195,11 +173,11 @@ def test_a_program_that_always_answers_the_same_can_be_asked_when_it_settles():
     nothing = dataclasses.replace(result, data=result.data.where(False))
     assert nothing.missed == [] and nothing.figures() == []
     (finding,) = nothing.findings()
-    assert "none of the checks" in finding.text and not finding.good
+    assert not finding.value and not finding.good
 
 
 def test_scores_are_turned_so_that_1_is_right_and_stay_between_0_and_1():
     keys = ["probe finds", "probe finds nothing else", "random change", "no other head"]
     value = np.array([[0.75, 0.25, 0.5, 3.0], [1.0, -0.25, 0.0, 0.0]])
     asked = xr.Dataset({"value": (("model", "check"), value)}, coords={"check": keys})
-    assert rightness(asked).values.tolist() == [[0.75, 0.75, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0]]
+    assert _rightness(asked).values.tolist() == [[0.75, 0.75, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0]]

@@ -102,15 +102,16 @@ def test_the_best_method_finds_the_edges_and_chance_does_not() -> None:
 @pytest.mark.parametrize(
     ("scores", "said"),
     [
-        ({}, "got none"),
-        ({("input", "block.7.mlp", 0): 1.0}, r"block\.7\.mlp"),
+        ({}, "none"),
+        ({("input", "block.7.mlp", 0): 1.0}, "block.7.mlp"),
         ({("block.0.mlp", "input", 0): 1.0}, "block.0.mlp"),
-        ({("input", "block.0.mlp", 0): float("nan")}, "a finite number, got nan"),
+        ({("input", "block.0.mlp", 0): float("nan")}, "nan"),
     ],
 )
 def test_scores_of_what_is_no_edge_are_refused(scores: dict, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError) as caught:
         score_edges(lambda _: scores, known_circuit("prefix_xor.bare"))
+    assert caught.value.what == "scores of edges" and said in caught.value.given
 
 
 def test_an_unknown_method_is_named() -> None:
@@ -174,8 +175,9 @@ def test_none_is_no_name() -> None:
 
 
 def test_the_name_of_a_program_is_not_a_program() -> None:
-    with pytest.raises(InputError, match=r"a LoopProgram.*got str"):
+    with pytest.raises(InputError) as caught:
         score_program(lambda _: "ripple", known_circuit("ripple.bare"))  # type: ignore[arg-type, return-value]
+    assert caught.value.given == "str"
 
 
 def test_the_comparison_names_the_program_if_it_is_listed_and_no_other_if_not() -> None:
@@ -260,5 +262,6 @@ def test_variables_without_a_subspace_are_not_found() -> None:
     [{"carry": torch.ones(1, 3)}, {"carry": torch.ones(14)}, {"age": torch.ones(1, 14)}],
 )
 def test_what_is_no_subspace_is_refused(subspaces: dict[str, torch.Tensor]) -> None:
-    with pytest.raises(InputError, match="rows of d_model"):
+    with pytest.raises(InputError) as caught:
         score_variables(lambda *_: subspaces, known_circuit("carry_save.noisy"))
+    assert caught.value.what.startswith("subspace of ")

@@ -15,7 +15,7 @@ from loopinterp.compiler import (
     rotate,
     superpose,
 )
-from loopinterp.compiler.agreement import unevenness
+from loopinterp.compiler.agreement import _unevenness
 from loopinterp.core.errors import InputError
 from loopinterp.programs import (
     has_seen,
@@ -123,17 +123,18 @@ def test_inputs_are_those_of_the_program(ripple):
     with pytest.raises(InputError, match="sequence length"):
         compare_with_program(ripple, torch.zeros(2, 4).long(), n_loops=1)
     for n_loops in (0, -1):
-        with pytest.raises(InputError, match="n_loops: expected an integer >= 1"):
+        with pytest.raises(InputError) as caught:
             compare_with_program(ripple, INPUTS, n_loops=n_loops)
+        assert caught.value.what == "n_loops"
 
 
 def test_attention_is_even_over_what_is_selected_and_anything_where_nothing_is():
     selector = torch.tensor([[[1, 0, 0], [1, 1, 0], [0, 0, 0]]], dtype=torch.bool)
     even = torch.tensor([[[1.0, 0, 0], [0.5, 0.5, 0], [0.2, 0.2, 0.6]]])
-    assert unevenness(even, selector) == 0
-    assert unevenness(even.roll(1, dims=-1), selector) == 1
+    assert _unevenness(even, selector) == 0
+    assert _unevenness(even.roll(1, dims=-1), selector) == 1
     tilted = even + torch.tensor([0.1, -0.1, 0.0])
-    assert unevenness(tilted, selector) == pytest.approx(0.1)
+    assert _unevenness(tilted, selector) == pytest.approx(0.1)
 
 
 def test_it_measures_the_largest_differences_at_every_loop(monkeypatch):
@@ -162,5 +163,6 @@ def test_it_says_whether_values_and_answers_are_right():
 @pytest.mark.usefixtures("quick")
 def test_both_models_need_circuits():
     plain = small_model("ripple")
-    with pytest.raises(InputError, match="compiled: expected a Compiled"):
+    with pytest.raises(InputError) as caught:
         check_disguise(plain.compiled, plain.compiled.model, plain.inputs, n_loops=2)  # type: ignore[arg-type]
+    assert caught.value.what == "compiled"

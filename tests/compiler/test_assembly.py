@@ -97,5 +97,6 @@ def test_a_model_of_too_many_weights_is_refused_before_it_is_built():
         {name: shift_right(var(name)) for name in names},
         n_tokens=1_000,
     )
-    with pytest.raises(InputError, match=r"at most 268,435,456 weights, got one of .*d_model"):
+    with pytest.raises(InputError) as caught:
         compile_program(many, max_length=4)
+    assert caught.value.what == "program small at max_length=4"

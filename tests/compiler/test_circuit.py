@@ -44,12 +44,14 @@ def test_a_variable_is_decoded_from_any_state():
 
 
 def test_unknown_variables_and_strange_states_are_refused():
-    with pytest.raises(InputError, match="variable of ripple: expected one of carry"):
+    with pytest.raises(InputError) as caught:
         RIPPLE.circuit.directions_of("sum")
+    assert caught.value.what == "variable of ripple"
     with pytest.raises(InputError, match="carry"):
         RIPPLE.circuit.subspace("sum")
-    with pytest.raises(InputError, match=r"a last axis of d_model = \d+, got .* of shape \[2, 3\]"):
+    with pytest.raises(InputError) as caught:
         RIPPLE.circuit.decode("carry", torch.zeros(2, 3))
+    assert caught.value.what == "state"
 
 
 def test_an_unrolled_circuit_leads_from_loop_to_loop():
@@ -129,8 +131,9 @@ def damage(folder, change):
 def test_a_damaged_circuit_is_refused(change, tmp_path):
     RIPPLE.circuit.save(tmp_path)
     damage(tmp_path, change)
-    with pytest.raises(CheckpointError, match=r"a circuit of format 1.*Compile the program again"):
+    with pytest.raises(CheckpointError) as caught:
         Circuit.load(tmp_path)
+    assert caught.value.what.startswith("circuit ")
 
 
 @pytest.mark.parametrize("file", [CIRCUIT_FILE, DIRECTIONS_FILE])

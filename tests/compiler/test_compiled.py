@@ -34,8 +34,9 @@ def test_a_model_comes_back_from_its_files_as_it_was(name, tmp_path):
 def test_a_program_of_ones_own_is_passed_when_its_model_is_read(tmp_path):
     compile_program(MINE, max_length=4).save(tmp_path)
     assert Compiled.load(tmp_path, program=MINE).program is MINE
-    with pytest.raises(InputError, match="got none, and it is not registered"):
+    with pytest.raises(InputError) as caught:
         Compiled.load(tmp_path)
+    assert caught.value.what == "program"
 
 
 @pytest.mark.parametrize(
@@ -48,15 +49,17 @@ def test_a_program_of_ones_own_is_passed_when_its_model_is_read(tmp_path):
 )
 def test_a_model_is_not_read_as_that_of_another_program(other, tmp_path):
     compile_program(MINE, max_length=4).save(tmp_path)
-    with pytest.raises(InputError, match="expected 'mine' with variables u and 3 input tokens"):
+    with pytest.raises(InputError) as caught:
         Compiled.load(tmp_path, program=other)
+    assert caught.value.what == "program"
 
 
 def test_a_model_for_another_alphabet_is_not_that_of_the_registered_program(tmp_path):
     small = unique_set(3)
     compile_program(small, max_length=6).save(tmp_path)
-    with pytest.raises(InputError, match=r"6 input tokens.*53 input tokens"):
+    with pytest.raises(InputError) as caught:
         Compiled.load(tmp_path)
+    assert caught.value.what == "program"
     assert Compiled.load(tmp_path, program=small).program is small
 
 
@@ -79,8 +82,9 @@ def test_missing_and_damaged_files_are_refused(file, tmp_path):
 def test_files_of_two_models_do_not_belong_together(tmp_path):
     compile_program("parity", max_length=5).save(tmp_path)
     compile_program("parity", max_length=6).circuit.save(tmp_path)
-    with pytest.raises(CheckpointError, match="The files do not belong together"):
+    with pytest.raises(CheckpointError) as caught:
         Compiled.load(tmp_path)
+    assert caught.value.what.startswith("circuit in ")
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
@@ -93,14 +97,16 @@ def test_a_model_may_have_more_classes_than_its_answers_and_not_fewer():
     assert compile_program("parity", max_length=5).model.config.d_vocab_out == 3
     assert compile_program("parity", max_length=5, n_outputs=9).model.config.d_vocab_out == 9
     for wanted in (2, 0, -1, True):
-        with pytest.raises(InputError, match="n_outputs: expected an integer >= 3"):
+        with pytest.raises(InputError) as caught:
             compile_program("parity", max_length=5, n_outputs=wanted)
+        assert caught.value.what == "n_outputs"
 
 
 @pytest.mark.parametrize("answer", [UNKNOWN - 1, -(2**62), MAX_TABLE, 10**12])
 def test_what_is_no_class_is_no_answer(answer):
-    with pytest.raises(InputError, match=rf"finish of program small, full\({answer}\).*UNKNOWN"):
+    with pytest.raises(InputError) as caught:
         compile_program(program({"u": 0}, {"u": u}, answer), max_length=4)
+    assert caught.value.what == f"finish of program small, full({answer})"
 
 
 def test_an_answer_that_is_never_decided_is_two_classes_that_are_never_given():

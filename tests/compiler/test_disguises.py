@@ -161,18 +161,19 @@ def test_zeros_do_not_give_them_away_behind_a_rotation_and_a_permutation():
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("sizes", "message"),
+    ("sizes", "what"),
     [
-        ({"heads": -1}, "heads: expected an integer >= 0"),
-        ({"neurons": 1.5}, "neurons: expected an integer >= 0"),
-        ({"width": 0}, "width: expected an integer >= 1"),
-        ({"heads": True}, "heads: expected an integer"),
-        ({"heads": 0, "neurons": 0}, "at least one distractor"),
+        ({"heads": -1}, "heads"),
+        ({"neurons": 1.5}, "neurons"),
+        ({"width": 0}, "width"),
+        ({"heads": True}, "heads"),
+        ({"heads": 0, "neurons": 0}, "heads and neurons"),
     ],
 )
-def test_bad_sizes(sizes, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_sizes(sizes, what):
+    with pytest.raises(InputError) as caught:
         distract(small_model("ripple").compiled, seed=0, **sizes)
+    assert caught.value.what == what
 
 
 @pytest.mark.parametrize("sizes", [{"heads": 0}, {"neurons": 0}])
@@ -220,8 +221,9 @@ def test_a_little_noise_is_borne_and_much_is_not():
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("relative", [-0.1, math.inf, math.nan, True, "0.1", None])
 def test_bad_sizes_of_noise(relative):
-    with pytest.raises(InputError, match="relative: expected a number >= 0"):
+    with pytest.raises(InputError) as caught:
         add_noise(small_model("ripple").compiled, relative=relative, seed=0)
+    assert caught.value.what == "relative"
 
 
 EXACT = {
@@ -313,5 +315,6 @@ def test_a_model_keeps_its_precision():
 @pytest.mark.parametrize("seed", [-1, 2**63, 0.5, True, None, "0"])
 @pytest.mark.parametrize("disguise", ALL)
 def test_bad_seeds(disguise, seed):
-    with pytest.raises(InputError, match="seed: expected an integer"):
+    with pytest.raises(InputError) as caught:
         ALL[disguise](small_model("ripple").compiled, seed=seed)
+    assert caught.value.what == "seed"

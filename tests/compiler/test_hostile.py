@@ -45,20 +45,17 @@ def _warm():
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("made", "what"),
     [
-        ((0, u + 1), r"variable 'u' of program small.*1,025 or more.*Bound it with smaller"),
-        ((0, shift_right(u) + 1), r"variable 'u'.*at most 1,024 values"),
-        ((0, where(u < MILLION, u + 1, u)), r"variable 'u'.*at most 1,024 values"),
-        ((0, cumsum(u) * u + u + tokens), r"var\('u'\).* in step.*at most 1,024 values"),
-        ((WIDE, u * shift_right(u)), r"var\('u'\) \* .* in step.*at most 1,024 values.*x % m"),
-        ((WIDE, u * shift_right(u) * shift_right(u, 2)), r"var\('u'\) \* .*at most 1,024 values"),
-        ((WIDE * WIDE + indices, u), r"\(.*\) \+ indices in prepare.*at most 1,024 values"),
-        (
-            (0, tok_map(u, {k: (k * 7 + 1) % 65_536 for k in range(65_536)})),
-            r"variable 'u'.*at most 1,024 values",
-        ),
-        ((indices, (u * indices) % 512), r"var\('u'\) \* indices in step.*at most 1,024 values"),
+        ((0, u + 1), "variable 'u' of program small"),
+        ((0, shift_right(u) + 1), "variable 'u'"),
+        ((0, where(u < MILLION, u + 1, u)), "variable 'u'"),
+        ((0, cumsum(u) * u + u + tokens), " in step of program small"),
+        ((WIDE, u * shift_right(u)), "var('u') * "),
+        ((WIDE, u * shift_right(u) * shift_right(u, 2)), "var('u') * "),
+        ((WIDE * WIDE + indices, u), " + indices in prepare"),
+        ((0, tok_map(u, {k: (k * 7 + 1) % 65_536 for k in range(65_536)})), "variable 'u'"),
+        ((indices, (u * indices) % 512), "var('u') * indices in step"),
     ],
     ids=[
         "counter",
@@ -72,19 +69,21 @@ def _warm():
         "product of positions",
     ],
 )
-def test_a_million_values_are_refused_at_once(made, message):
+def test_a_million_values_are_refused_at_once(made, what):
     prepare, step = made
-    length = 512 if "indices in step" in message else 6
+    length = 512 if "indices in step" in what else 6
     hostile = program({"u": prepare}, {"u": step}, n_tokens=1_000)
-    with at_most(calls=3_000_000), pytest.raises(InputError, match=message):
+    with at_most(calls=3_000_000), pytest.raises(InputError) as caught:
         compile_program(hostile, max_length=length)
+    assert what in caught.value.what
+    assert caught.value.expected.startswith("at most 1,024 values")
 
 
 def test_so_many_tokens_are_refused_at_once():
     made = program({"u": tok_map(tokens, {1: 1}, default=0)}, {"u": u}, n_tokens=65_536)
-    message = "tokens of program small: expected at most 1,024 input"
-    with at_most(calls=3_000_000), pytest.raises(InputError, match=message):
+    with at_most(calls=3_000_000), pytest.raises(InputError) as caught:
         compile_program(made, max_length=8)
+    assert caught.value.what == "tokens in prepare of program small"
 
 
 @pytest.mark.parametrize(
@@ -106,8 +105,9 @@ def test_the_deepest_expressions_compile(grow):
 
 def test_a_deep_expression_of_many_layers_is_refused_by_name():
     steps = deep(lambda x: (shift_right(x) + indices) % 7, 500)
-    with pytest.raises(InputError, match=r"what at most 128 layers can compute.*variables"):
+    with pytest.raises(InputError) as caught:
         compile_program(program({"u": 0}, {"u": steps}), max_length=64)
+    assert caught.value.what.endswith(" of program small")
 
 
 @pytest.mark.parametrize("join", [operator.xor, operator.and_, operator.add])

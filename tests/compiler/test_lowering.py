@@ -168,5 +168,6 @@ def test_arguments_of_too_many_values_are_refused_by_name():
     tables = [tok_map(tokens, {k: k * p % 997 for k in range(900)}, default=0) for p in (3, 7)]
     left, right = (shift_right(table, n) for n, table in enumerate(tables, start=1))
     product = (left * right) % 5
-    with pytest.raises(InputError, match=r"at most 1,024 values.*smaller max_length"):
+    with pytest.raises(InputError) as caught:
         lowered(product, n_tokens=900)
+    assert caught.value.what.startswith("aggregate(")

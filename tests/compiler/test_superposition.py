@@ -115,14 +115,16 @@ def test_a_search_finds_directions_that_interfere_less_than_random_ones():
 
 @pytest.mark.parametrize("d_model", [0, -3, 2, 17, 40, True])
 def test_infeasible_widths(d_model):
-    with pytest.raises(InputError, match="d_model: expected an integer"):
+    with pytest.raises(InputError) as caught:
         superpose(small_model("ripple").compiled, d_model=d_model, seed=0)
+    assert caught.value.what == "d_model"
 
 
 def test_no_fewer_dimensions_are_exact():
     dense = superpose(small_model("ripple").compiled, seed=0)
-    with pytest.raises(InputError, match=r"d_model: .* exact from 13 dimensions on"):
+    with pytest.raises(InputError) as caught:
         superpose(dense, seed=0)
+    assert caught.value.what == "d_model"
 
 
 def inexact(compiled: Compiled) -> Compiled:
@@ -135,10 +137,12 @@ def noisy(compiled: Compiled) -> Compiled:
 
 @pytest.mark.parametrize("disguise", [inexact, noisy])
 def test_what_is_not_exact_is_not_superposed(disguise):
-    with pytest.raises(InputError, match="one whose circuit is exact"):
+    with pytest.raises(InputError) as caught:
         superpose(disguise(small_model("ripple").compiled), seed=0)
+    assert caught.value.what == "compiled"
 
 
 def test_bad_steps():
-    with pytest.raises(InputError, match="steps: expected an integer >= 0"):
+    with pytest.raises(InputError) as caught:
         superpose(small_model("ripple").compiled, seed=0, steps=-1)
+    assert caught.value.what == "steps"

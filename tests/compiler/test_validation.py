@@ -11,7 +11,6 @@ from loopinterp.compiler.validation import (
     MAX_VALUES,
     infer_domains,
     validate,
-    written_out,
 )
 from loopinterp.core.errors import InputError
 from loopinterp.programs import (
@@ -59,7 +58,7 @@ def test_no_shorthand_is_left_and_every_variable_has_a_step(name):
 
 def test_a_shift_is_written_out_however_deep_it_stands():
     x = has_seen(shift_right(tokens + 1, 2, default=-1), shift_right(shift_right(tokens)))
-    new = written_out([x])[x]
+    new = validate(program({"u": x}, {"u": u}), 4).prepare["u"]
     assert not any(isinstance(node, ShiftRight) for node in postorder([new]))
     shifts = [node for node in postorder([new]) if isinstance(node, Select) and node.name]
     assert {node.name for node in shifts} == {"shift_1", "shift_2"}
@@ -101,15 +100,17 @@ def test_an_error_can_say_in_which_part_an_expression_stands():
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("length", [0, -1, MAX_LENGTH + 1, 10**9, True, 2.0, "8", None])
 def test_a_length_out_of_range_is_refused(length):
-    with pytest.raises(InputError, match="max_length: expected an integer in 1\\.\\.512"):
+    with pytest.raises(InputError) as caught:
         validate("ripple", length)
+    assert caught.value.what == "max_length"
 
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("thing", [None, 3, tokens, {"u": u}])
 def test_only_loop_programs_are_compiled(thing):
-    with pytest.raises(InputError, match="expected a LoopProgram, or the name of a registered one"):
+    with pytest.raises(InputError) as caught:
         validate(thing, 8)
+    assert caught.value.what == "program"
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones():
@@ -209,35 +210,35 @@ def test_no_value_of_a_program_is_missing(name):
 
 
 @pytest.mark.parametrize(
-    ("step", "message"),
+    ("step", "what"),
     [
-        (u + 1, r"variable 'u' of program small: .* got 1,025 or more"),
-        (u * 3 + 1, "variable 'u' of program small: expected at most 1,024 values"),
-        (cumsum(u) + u, "at most 1,024 values"),
-        (tok_map(tokens, {0: 1}), r"table of tok_map\(tokens, \{0: 1\}\) in step .* none for 1"),
-        (tokens // (indices % 3), r"tokens // \(indices % 3\) .* never 0, got indices % 3"),
-        (
-            tokens % indices,
-            "a divisor that is never 0, got indices, which may be 0.*Divide by where",
-        ),
+        (u + 1, "variable 'u' of program small"),
+        (u * 3 + 1, "variable 'u' of program small"),
+        (cumsum(u) + u, "sel_width("),
+        (tok_map(tokens, {0: 1}), "table of tok_map(tokens, {0: 1}) in step"),
+        (tokens // (indices % 3), "tokens // (indices % 3)"),
+        (tokens % indices, "tokens % indices"),
     ],
 )
-def test_what_has_no_domain_is_named_with_the_fix(step, message):
-    with pytest.raises(InputError, match=message):
+def test_what_has_no_domain_is_named(step, what):
+    with pytest.raises(InputError) as caught:
         infer_domains(validate(program({"u": 0}, {"u": step}), 6))
+    assert what in caught.value.what
 
 
 def test_as_many_values_as_there_may_be_are_fine_and_one_more_is_not():
     counter = {"u": (u + 1) % MAX_VALUES}
     found = infer_domains(validate(program({"u": 0}, counter), 2))
     assert len(found[Var("u")]) == MAX_VALUES
-    with pytest.raises(InputError, match=r"or more, up to 1,024\. Bound it"):
+    with pytest.raises(InputError) as caught:
         infer_domains(validate(program({"u": 0}, {"u": (u + 1) % (MAX_VALUES + 1)}), 2))
+    assert caught.value.what == "variable 'u' of program small"
 
 
 def test_so_many_tokens_that_they_have_no_directions_are_refused_where_they_are_read():
-    with pytest.raises(InputError, match=r"at most 1,024 input tokens.*got 65,536\. List"):
+    with pytest.raises(InputError) as caught:
         infer_domains(validate(program({"u": tokens % 2}, {"u": u}, n_tokens=65_536), 4))
+    assert caught.value.what == "tokens in prepare of program small"
     infer_domains(validate(program({"u": 0}, {"u": u}, n_tokens=65_536), 4))
 
 
@@ -245,5 +246,6 @@ def test_means_of_the_largest_integers_do_not_overflow():
     table = tok_map(tokens, {0: 2**63 - 1, 1: 2**63 - 3}, default=2**63 - 2)
     mean = kqv(0, 0, table, "true", default=2**63 - 1)
     assert domain(mean) == [2**63 - 3, 2**63 - 2, 2**63 - 1]
-    with pytest.raises(InputError, match="at most 1,024 values"):
+    with pytest.raises(InputError) as caught:
         domain(kqv(0, 0, tok_map(tokens, {0: 2**63 - 1}, default=-(2**63)), "true"))
+    assert caught.value.what.startswith("aggregate(")

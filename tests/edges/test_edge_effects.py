@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loopinterp.edges.edge_effects import SHARES, EdgeEffects, TiedCircuits, areas, top
-from loopinterp.edges.edge_runs import EdgeRuns, Replacement
+from loopinterp.edges.edge_runs import EdgeRuns
 from loopinterp.edges.unrolled_graph import UnrolledGraph
 from tests.edges.by_hand import run_by_hand
 from tests.edges.test_edge_runs import ARCHITECTURES, LOOPS, made, tokens
@@ -64,7 +64,7 @@ def test_eap_is_the_slope_of_the_metric_along_each_edge(name: str) -> None:
     found = effects.eap().mean(-1)
     graph, (base, source) = effects.graph, tokens()
     runs = EdgeRuns(effects.model, graph, base)
-    donor = Replacement(EdgeRuns(effects.model, graph, source)()[1].detach())
+    donor = EdgeRuns(effects.model, graph, source)()[1].detach()
     for s, r in graph.edges.nonzero().tolist()[::41]:
         ends = []
         for step in (small, -small):

@@ -9,7 +9,7 @@ import torch
 
 from loopinterp.core.errors import InputError
 from loopinterp.edges import path_patching
-from loopinterp.edges.edge_runs import EdgeRuns, Replacement
+from loopinterp.edges.edge_runs import EdgeRuns
 from loopinterp.edges.unrolled_graph import UnrolledGraph
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from tests.edges.by_hand import run_by_hand
@@ -110,13 +110,13 @@ def test_a_run_without_weights_is_the_model_s_own_and_one_with_all_of_them_the_d
     torch.testing.assert_close(logits, model(base, n_loops=LOOPS))
     given, values = donors()
     ones = torch.ones(graph.edges.shape, dtype=torch.float64)
-    torch.testing.assert_close(runs(ones, Replacement(values))[0], given)
+    torch.testing.assert_close(runs(ones, values)[0], given)
     # Weights that all differ, so that no stream is shared, and by example.
     drawn = torch.rand(*graph.edges.shape, generator=torch.Generator().manual_seed(0)).double()
-    apart = runs(drawn, Replacement(values))[0]
-    one_by_one = runs(drawn[..., None].expand(*drawn.shape, len(base)), Replacement(values))[0]
+    apart = runs(drawn, values)[0]
+    one_by_one = runs(drawn[..., None].expand(*drawn.shape, len(base)), values)[0]
     torch.testing.assert_close(apart, one_by_one)
-    torch.testing.assert_close(apart, runs(drawn.requires_grad_(), Replacement(values))[0])
+    torch.testing.assert_close(apart, runs(drawn.requires_grad_(), values)[0])
 
 
 def test_groups_of_neurons_send_their_part_of_the_mlp() -> None:
@@ -161,29 +161,32 @@ def test_all_paths_from_the_input_together_are_the_source_s_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "what"),
     [
-        ({"senders": "block.7.mlp"}, "Did you mean"),
-        ({"receivers": "0:block.0.head.0"}, "some that read after"),
-        ({"through": "readout"}, "through: expected one of"),
-        ({"through": "2:block.1.mlp"}, "stand before all receivers"),
-        ({"through": "0:block.0.mlp"}, "are no senders"),
-        ({"receivers": []}, "at least one component"),
-        ({"neurons": {"carry": [0]}}, "section.layer.name"),
-        ({"neurons": {"block.0.a": [0], "block.0.b": [0]}}, "in one group, once"),
-        ({"neurons": {"block.0.a": [6]}}, r"an integer in 0\.\.5"),
+        ({"senders": "block.7.mlp"}, "senders"),
+        ({"receivers": "0:block.0.head.0"}, "receivers"),
+        ({"receivers": []}, "receivers"),
+        ({"through": "readout"}, "through"),
+        ({"through": "2:block.1.mlp"}, "through"),
+        ({"through": "0:block.0.mlp"}, "through"),
+        ({"neurons": {"carry": [0]}}, "name of a group of neurons, 'carry'"),
+        ({"neurons": {"block.0.a": [0], "block.0.b": [0]}}, "neurons of 'block.0.b'"),
+        ({"neurons": {"block.0.a": [6]}}, "block.0.a"),
+        ({"n_loops": 0}, "n_loops"),
     ],
 )
-def test_what_is_no_path_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_what_is_no_path_is_refused(changes: dict[str, Any], what: str) -> None:
     base, source = tokens()
     asked = {"senders": "0:block.0.mlp", "receivers": "2:block.0.mlp", "n_loops": LOOPS, **changes}
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError) as caught:
         path_patching(made(), base, source, **asked)
+    assert caught.value.what == what
 
 
 def test_gates_are_refused_as_they_read_the_stream_themselves() -> None:
     base, source = tokens()
-    with pytest.raises(InputError, match="its gates read the stream"):
+    with pytest.raises(InputError) as caught:
         path_patching(
             made(norm="gated"), base, source, senders="input", receivers="readout", n_loops=2
         )
+    assert caught.value.what == "model"

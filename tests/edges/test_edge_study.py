@@ -148,8 +148,9 @@ def test_in_the_graph_slots_are_roles() -> None:
     ]  # fmt: skip
     assert {node.label for node in graph.nodes} == {"injected input", "head 0.1", "one"}
     assert graph.title == "edges, scored by eap"  # they were given: no pruning left them
-    with pytest.raises(InputError, match="tied edges of this study"):
+    with pytest.raises(InputError) as caught:
         edge_graph(found, [("input", "block.9.mlp", 0)])
+    assert caught.value.what == "edges"
 
 
 def test_groups_slots_and_exact_unrolled_edges_are_options() -> None:
@@ -173,23 +174,25 @@ def by_answer(logits: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("what", "value"),
     [
-        ({"methods": "eap"}, "a list of some of exact"),
-        ({"methods": ["acdc"]}, "method: expected one of"),
-        ({"methods": ["eap"], "unrolled_exact": True}, "unrolled_exact: expected false"),
-        ({"methods": []}, "a list of some of exact"),
-        ({"rank_by": "sign"}, "rank_by: expected one of"),
-        ({"n_steps": 0}, "n_steps: expected an integer >= 1"),
-        ({"threshold": 0}, "threshold: expected a number > 0"),
-        ({"metric": by_answer}, "metric: expected"),
-        ({"metric": lambda logits: logits[..., 0].mean()}, "one number for each of the 6 examples"),
+        ("methods", "eap"),
+        ("methods", ["acdc"]),
+        ("methods", []),
+        ("rank_by", "sign"),
+        ("n_steps", 0),
+        ("threshold", 0),
+        ("metric", by_answer),
+        ("metric", lambda logits: logits[..., 0].mean()),
+        ("unrolled_exact", True),
     ],
 )
-def test_what_makes_no_study_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_what_makes_no_study_is_refused(what: str, value: Any) -> None:
     base, source = tokens()
-    with pytest.raises(InputError, match=said):
-        edge_study(made(n_layers=1), base, source, n_loops=2, **changes)
+    options: dict[str, Any] = {"methods": ["eap"], what: value}
+    with pytest.raises(InputError) as caught:
+        edge_study(made(n_layers=1), base, source, n_loops=2, **options)
+    assert caught.value.what == what
 
 
 def test_hooks_that_no_run_would_fire_are_refused() -> None:
@@ -210,5 +213,6 @@ def test_a_model_whose_logits_are_not_finite_is_refused() -> None:
 
 
 def test_a_circuit_of_another_model_is_refused() -> None:
-    with pytest.raises(InputError, match="the compiled model that was studied"):
+    with pytest.raises(InputError) as caught:
         edges_recovered(studied("ripple"), compile_program("unique_set", max_length=4))
+    assert caught.value.what == "known"

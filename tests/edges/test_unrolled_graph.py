@@ -62,7 +62,9 @@ def test_a_name_without_a_loop_is_every_loop() -> None:
     slots = [made.receiver_names[k] for k in made.receivers_named("1:block.0.head.0")]
     assert slots == [f"1:block.0.head.0.{slot}" for slot in "qkv"]
     assert len(made.receivers_named(["block.0.head.0.q", "readout"])) == 4
-    with pytest.raises(InputError, match="Did you mean"):
+    with pytest.raises(InputError) as caught:
         made.senders_named("3:block.0.head.1")
-    with pytest.raises(InputError, match="n_loops: expected an integer >= 1"):
+    assert caught.value.what == "senders"
+    with pytest.raises(InputError) as caught:
         graph(0)
+    assert caught.value.what == "n_loops"
