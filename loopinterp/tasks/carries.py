@@ -10,7 +10,7 @@ the carry out of position i is decided at the last position j <= i that does not
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -18,33 +18,28 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
 
+    Bits: TypeAlias = Int[Tensor, "*batch pos"]
+    Marks: TypeAlias = Bool[Tensor, "*batch pos"]
 
-def generate(
-    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
-) -> Bool[Tensor, "*batch pos"]:
+
+def generate(a: Bits, b: Bits) -> Marks:
     """g_i: the position makes a carry whatever comes in."""
     return (a & b).bool()
 
 
-def propagate(
-    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
-) -> Bool[Tensor, "*batch pos"]:
+def propagate(a: Bits, b: Bits) -> Marks:
     """p_i: the position passes its carry-in on."""
     return (a ^ b).bool()
 
 
-def chain_start(
-    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
-) -> Int[Tensor, "*batch pos"]:
+def chain_start(a: Bits, b: Bits) -> Bits:
     """The last position j <= i that does not propagate, which decides c_i; -1 if there is none."""
     index = torch.arange(a.shape[-1], device=a.device).expand_as(a)
     # The running maximum of the indices that do not propagate.
     return torch.where(propagate(a, b), -1, index).cummax(dim=-1).values
 
 
-def carries(
-    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
-) -> Int[Tensor, "*batch pos"]:
+def carries(a: Bits, b: Bits) -> Bits:
     """The carry OUT of each position, 0 or 1.
 
     Example:
@@ -53,18 +48,15 @@ def carries(
         [1, 1, 1, 0]
     """
     start = chain_start(a, b)
-    decided = (a & b).gather(-1, start.clamp(min=0))
-    return torch.where(start >= 0, decided, 0)
+    return torch.where(start >= 0, (a & b).gather(-1, start.clamp(min=0)), 0)
 
 
-def carry_in(
-    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
-) -> Int[Tensor, "*batch pos"]:
+def carry_in(a: Bits, b: Bits) -> Bits:
     """The carry INTO each position: that out of the position before, and 0 into the first."""
-    return _shift_right(carries(a, b), 0)
+    return _shift_right(carries(a, b))
 
 
-def total(a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]) -> Int[Tensor, "*batch pos"]:
+def total(a: Bits, b: Bits) -> Bits:
     """The bits of a + b mod 2^pos.
 
     Example:
@@ -74,27 +66,20 @@ def total(a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]) -> Int[Ten
     return a ^ b ^ carry_in(a, b)
 
 
-def chain_length(
-    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
-) -> Int[Tensor, "*batch pos"]:
-    """Number of consecutive propagating positions that end at each one; 0 where it does not.
-
-    That is how far the carry OUT of the position has come from where it was decided.
+def chain_length(a: Bits, b: Bits) -> Bits:
+    """How far the carry OUT of a position has come: consecutive propagating positions up to it.
 
     Example:
         >>> chain_length(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 1, 0])).tolist()
         [0, 1, 2, 0]
     """
-    index = torch.arange(a.shape[-1], device=a.device)
-    return index - chain_start(a, b)
+    return torch.arange(a.shape[-1], device=a.device) - chain_start(a, b)
 
 
-def chain_length_in(
-    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
-) -> Int[Tensor, "*batch pos"]:
+def chain_length_in(a: Bits, b: Bits) -> Bits:
     """:func:`chain_length` of the carry INTO each position: that of the position before."""
-    return _shift_right(chain_length(a, b), 0)
+    return _shift_right(chain_length(a, b))
 
 
-def _shift_right(x: Tensor, default: int) -> Tensor:
-    return torch.cat([torch.full_like(x[..., :1], default), x[..., :-1]], dim=-1)
+def _shift_right(x: Tensor) -> Tensor:
+    return torch.cat([torch.zeros_like(x[..., :1]), x[..., :-1]], dim=-1)
