@@ -110,21 +110,18 @@ def equivalence(
 ) -> Equivalence:
     """Look for an interchange intervention that separates two programs.
 
-    The one definition of equality that the comparison of programs, the decompiler and the
-    benchmark use. At some position and loop of a base input, all variables of that position are
-    taken from the run of a source input with the same token there, after the same loop or another
-    one, once or twice in one run; both programs go on, each with its own variables, until the
-    other's T(n). They are equivalent if their answers, where asked for and decided by both, are
-    equal at every loop from then on, and in clean runs (at T(n), both must be decided). The
-    program may be a loop earlier or later than the other, its variables a position to the left, or
-    its answers a loop late: the best of these offsets counts.
+    At some position and loop of a base input, all variables of that position are taken from the run
+    of a source input with the same token there, after the same loop or another one, once or twice
+    in one run; both programs go on, each with its own variables, until the other's T(n). They are
+    equivalent if their answers, where asked for and decided by both, are equal at every loop from
+    then on, and in clean runs (at T(n), both must be decided). The program may be a loop earlier or
+    later than the other, its variables a position to the left, or its answers a loop late: the best
+    of these offsets counts.
 
-    At lengths up to ``exhaustive_to`` every interchange is made: at every position and loop of
-    every input, every state that the same token has there in any input after any loop; and from
-    every state that this leads to, every such interchange again. At longer inputs, and where the
-    inputs of a length cannot all be listed or have more than 65,536 states, ``interventions`` are
-    drawn: half with a source of another loop, a tenth with a second interchange. The result says
-    at which lengths all were made; of too many states after two interchanges some are drawn.
+    At lengths up to ``exhaustive_to`` every interchange is made, and from every state that this
+    leads to every one again (of too many, some). At longer inputs, and where the inputs of a length
+    cannot all be listed or have more than 65,536 states, ``interventions`` are drawn: half with a
+    source of another loop, a tenth with a second interchange.
 
     Args:
         program: The program, or its name.
@@ -152,9 +149,9 @@ def equivalence(
     first, second = get_program(program), get_program(other)
     if (first.task, first.task_settings) != (second.task, second.task_settings):
         expected = f"a program of {first.task}, with the settings {dict(first.task_settings)}"
-        given = f"{second.name}, of {second.task} with {dict(second.task_settings)}"
+        got = f"{second.name}, of {second.task} with {dict(second.task_settings)}"
         fix = "Compare programs that read the same inputs and answer the same question."
-        raise InputError("other", expected=expected, given=given, fix=fix)
+        raise InputError("other", expected=expected, given=got, fix=fix)
     at_offset = partial(equivalence_at, first, second, lengths=tuple(lengths), seed=seed)
     # The program must have begun when the other is done.
     longest = max(map(second.n_loops, lengths))
@@ -278,8 +275,8 @@ def every_input(task: Task, n: int, *, seed: int = 0) -> Batch:
     number = math.prod(map(len, symbols))
     if number > most:
         expected = f"lengths of which {task.name} has at most {most:,} inputs"
-        given, fix = f"{n}, with {number:,}", "Pass shorter ones, or a number of interventions."
-        raise InputError("lengths", expected=expected, given=given, fix=fix)
+        got, fix = f"{n}, with {number:,}", "Pass shorter ones, or a number of interventions."
+        raise InputError("lengths", expected=expected, given=got, fix=fix)
     inputs = torch.cartesian_prod(*symbols).view(number, len(symbols))
     each = torch.full((number,), n), torch.full((number,), task.n_loops(n))
     return Batch(inputs, task.targets(inputs), *each, task=task)

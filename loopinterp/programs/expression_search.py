@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -57,9 +58,9 @@ def shortest_expression(
     """
     for values in (target, *(atom.values for atom in atoms)):
         if values.shape != target.shape or not len(target):
-            expected, given = f"one for each of {len(target)} cases", f"shape {list(values.shape)}"
+            expected, got = f"one for each of {len(target)} cases", f"shape {list(values.shape)}"
             fix = "Give every atom its value in each case, at least one."
-            raise InputError("values of an atom", expected=expected, given=given, fix=fix)
+            raise InputError("values of an atom", expected=expected, given=got, fix=fix)
     every = torch.stack([target, *(atom.values for atom in atoms)])
     low, top = int(every.min()), int(every.max())
     ops = ["not", "and", "or", "xor"]
@@ -77,12 +78,20 @@ def _search(
     target: Int[Tensor, " case"], bank: _Bank, ops: Sequence[str], largest: int, most: int
 ) -> Seq | None:
     """Grow expressions by size until one has the target's values."""
+    commute = ("and", "or", "xor", "add", "eq", "ne", "smaller", "larger")
     every_case = torch.arange(len(target))
     # Most expressions that are not the target differ from it in one of a few cases.
     few = torch.randperm(len(target), generator=torch.Generator().manual_seed(0))[:24]
     for size in range(2, largest + 1):
         values, operations = [target.new_empty(0, len(target))], []
-        for op, sizes in _shapes(size, ops):
+        # Operations, and sizes of their parts that make an expression of this size.
+        shapes = [
+            (op, sizes)
+            for op in ops
+            for sizes in product(range(1, size), repeat=OPS[op].arity)
+            if sum(sizes) == size - 1 and (op not in commute or sizes[0] <= sizes[1])
+        ]
+        for op, sizes in shapes:
             keep = len(operations) < most and size < largest
             cases = every_case if keep else few
             for first, grown in bank.grown(op, sizes, cases):
@@ -190,23 +199,3 @@ def _applied(name: str, parts: Sequence[Tensor]) -> Int[Tensor, "*part case"]:
         for axis, part in enumerate(parts)
     ]
     return OPS[name].apply(*spread).expand(*map(len, parts), n_cases)
-
-
-def _shapes(size: int, ops: Sequence[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Operations with sizes of their parts that make an expression of a size."""
-    commute = ("and", "or", "xor", "add", "eq", "ne", "smaller", "larger")
-    for op in ops:
-        for sizes in _shares(OPS[op].arity, size - 1):
-            if op not in commute or sizes[0] <= sizes[1]:
-                yield op, sizes
-
-
-def _shares(n: int, total: int) -> Iterator[tuple[int, ...]]:
-    """Ways to share a size among n parts, each at least 1."""
-    if n == 1:
-        if total >= 1:
-            yield (total,)
-        return
-    for first in range(1, total - n + 2):
-        for rest in _shares(n - 1, total - first):
-            yield (first, *rest)

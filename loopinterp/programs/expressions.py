@@ -80,9 +80,9 @@ class Seq(_Checked):
         return Elementwise("abs", (self,))
 
     def __bool__(self) -> bool:
-        expected, given = "an expression", f"`if`, `and`, `or` or `not` on {self!r}"
+        expected, got = "an expression", f"`if`, `and`, `or` or `not` on {self!r}"
         fix = "Use &, |, ~ and where(condition, x, y)."
-        raise InputError("truth value", expected=expected, given=given, fix=fix)
+        raise InputError("truth value", expected=expected, given=got, fix=fix)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -140,12 +140,11 @@ class TokMap(Seq):
     name: str | None = None
 
     def __post_init__(self) -> None:
-        need_seq(self.x, "x of tok_map")
         table = dict(self.table)
         if len(table) > MAX_TABLE:
-            expected, given = f"at most {MAX_TABLE:,} entries", f"{len(table):,}"
+            expected, got = f"at most {MAX_TABLE:,} entries", f"{len(table):,}"
             fix = "Write the function with operators (x * x % 7), or give most values a default."
-            raise InputError("table of tok_map", expected=expected, given=given, fix=fix)
+            raise InputError("table of tok_map", expected=expected, given=got, fix=fix)
         for value in (*table, *table.values()):
             _check_int(value, "entry in the table of tok_map")
         self._set("table", tuple(sorted(self.table)))
@@ -178,9 +177,9 @@ class Elementwise(Seq):
             need_seq(arg, f"argument of {self.op}")
         super().__post_init__()
         if len(self.args) != OPS[self.op].arity:
-            expected, given = f"{OPS[self.op].arity} arguments", ", ".join(map(repr, self.args))
+            expected, got = f"{OPS[self.op].arity} arguments", ", ".join(map(repr, self.args))
             fix = "Pass as many sequences as the operation takes."
-            raise InputError(f"args of {self.op}", expected=expected, given=given, fix=fix)
+            raise InputError(f"args of {self.op}", expected=expected, given=got, fix=fix)
 
     def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
         symbol = OPS[self.op].symbol
@@ -314,8 +313,8 @@ def selectors(roots: Iterable[Expr]) -> dict[str, Select]:
 
 def _need_selector(x: object, what: str) -> None:
     if not isinstance(x, Selector):
-        given, fix = f"{type(x).__name__} {x!r}", "Make one with select(k, q, predicate)."
-        raise InputError(what, expected="a selector", given=given, fix=fix)
+        got, fix = f"{type(x).__name__} {x!r}", "Make one with select(k, q, predicate)."
+        raise InputError(what, expected="a selector", given=got, fix=fix)
 
 
 def _check_relation(pairs: object) -> None:
@@ -337,9 +336,9 @@ def _check_relation(pairs: object) -> None:
 def _check_int(x: object, what: str) -> None:
     """Raise unless ``x`` is an integer of 64 bits (and no bool)."""
     if isinstance(x, bool) or not isinstance(x, int) or not -(2**63) <= x < 2**63:
-        given = f"one of {x.bit_length()} bits" if type(x) is int else reprlib.repr(x)
+        got = f"one of {x.bit_length()} bits" if type(x) is int else reprlib.repr(x)
         fix = "Sequences hold integers from -2**63 to 2**63 - 1 only."
-        raise InputError(what, expected="an integer of 64 bits", given=given, fix=fix)
+        raise InputError(what, expected="an integer of 64 bits", given=got, fix=fix)
 
 
 def _named(name: str | None) -> str:

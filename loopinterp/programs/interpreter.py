@@ -164,9 +164,9 @@ def apply_operation(
     """
     if isinstance(node, nodes.Elementwise):
         if node.op in ("floordiv", "mod") and bool((args[1] == 0).any()):
-            given = f"{node.args[1]!r}, which {'may be' if possible else 'is'} 0"
+            got = f"{node.args[1]!r}, which {'may be' if possible else 'is'} 0"
             fix = "Divide by where(x, x, 1) instead of x, or by a constant."
-            raise InputError(describe(node), expected="a divisor above 0", given=given, fix=fix)
+            raise InputError(describe(node), expected="a divisor above 0", given=got, fix=fix)
         return OPS[node.op].apply(*args)
     (x,), (keys, new) = args, node.entries.to(args[0].device)
     if node.default is None:
@@ -174,10 +174,10 @@ def apply_operation(
         if not bool(known.all()):
             missing, number = int(x[~known].min()), len(x.unique())
             expected = f"an entry for each of the {number} values it is given, or a default"
-            given = f"none for {missing}, only for {reprlib.repr(keys.tolist())}"
+            got = f"none for {missing}, only for {reprlib.repr(keys.tolist())}"
             fix, what = (
                 f"Add {missing} to the table, or pass default=.",
                 f"table of {describe(node)}",
             )
-            raise InputError(what, expected=expected, given=given, fix=fix)
+            raise InputError(what, expected=expected, given=got, fix=fix)
     return look_up(x, keys, new, node.default or 0)

@@ -42,9 +42,9 @@ def tok_map(
     the table by its ``name``.
     """
     if not isinstance(table, Mapping):
-        expected, given = "a mapping from integers to integers", f"{type(table).__name__} {table!r}"
+        expected, got = "a mapping from integers to integers", f"{type(table).__name__} {table!r}"
         fix = "Write the function as a table, e.g. {0: 1, 1: 0}, so that it can be compiled."
-        raise InputError("table of tok_map", expected=expected, given=given, fix=fix)
+        raise InputError("table of tok_map", expected=expected, given=got, fix=fix)
     return nodes.TokMap(as_seq(x), tuple(table.items()), default, name)
 
 

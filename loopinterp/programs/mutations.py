@@ -212,8 +212,8 @@ def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int
     choice = keep_choice(program, name)
     if choice is None:
         expected = "a step such as where(condition, variable, expression)"
-        given, fix = repr(program.step[name]), "Choose one that is kept at some positions only."
-        raise InputError(f"variable {name!r}", expected=expected, given=given, fix=fix)
+        got, fix = repr(program.step[name]), "Choose one that is kept at some positions only."
+        raise InputError(f"variable {name!r}", expected=expected, given=got, fix=fix)
     keeps, anew = choice
     age = program.unused_name(f"{name}_kept")
     limited = when.choose(keeps & (var(age) < loops), full(0))

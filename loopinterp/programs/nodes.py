@@ -15,7 +15,7 @@ MAX_DEPTH = 5_000
 MAX_LENGTH = 2_000
 """Characters of code after which a subexpression is left out as ``…``."""
 
-Node = TypeVar("Node")
+_Node = TypeVar("_Node")
 
 _NODES: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
 
@@ -23,7 +23,7 @@ _NODES: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
 class _Interned(type):
     """Calling the class gives the one node that has those fields."""
 
-    def __call__(cls: Callable[..., Node], *args: Any, **kwargs: Any) -> Node:
+    def __call__(cls: Callable[..., _Node], *args: Any, **kwargs: Any) -> _Node:
         node = type.__call__(cls, *args, **kwargs)  # type: ignore[arg-type]
         return _NODES.setdefault(node.__reduce__(), node)
 
@@ -53,9 +53,9 @@ class Expr(metaclass=_Interned):
         self._set("variables", frozenset().union(*(c.variables for c in children)))
         self._set("depth", 1 + max((c.depth for c in children), default=0))
         if self.depth > MAX_DEPTH:
-            expected, given = f"a depth of at most {MAX_DEPTH}", "a deeper one"
+            expected, got = f"a depth of at most {MAX_DEPTH}", "a deeper one"
             fix = "Keep intermediate values in variables of a loop program."
-            raise InputError("expression", expected=expected, given=given, fix=fix)
+            raise InputError("expression", expected=expected, given=got, fix=fix)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Op:
+class _Op:
     """An elementwise operation: how many arguments, how it is written, what it does."""
 
     arity: int
@@ -24,27 +24,27 @@ class Op:
     apply: Callable[..., Tensor]
 
 
-OPS: dict[str, Op] = {
-    "add": Op(2, "+", torch.add),
-    "sub": Op(2, "-", torch.sub),
-    "mul": Op(2, "*", torch.mul),
-    "floordiv": Op(2, "//", torch.floor_divide),
-    "mod": Op(2, "%", torch.remainder),
-    "lt": Op(2, "<", lambda x, y: (x < y).long()),
-    "le": Op(2, "<=", lambda x, y: (x <= y).long()),
-    "gt": Op(2, ">", lambda x, y: (x > y).long()),
-    "ge": Op(2, ">=", lambda x, y: (x >= y).long()),
-    "and": Op(2, "&", lambda x, y: torch.logical_and(x, y).long()),
-    "or": Op(2, "|", lambda x, y: torch.logical_or(x, y).long()),
-    "xor": Op(2, "^", lambda x, y: torch.logical_xor(x, y).long()),
-    "not": Op(1, "~", lambda x: (x == 0).long()),
-    "neg": Op(1, "-", torch.neg),
-    "abs": Op(1, None, torch.abs),
-    "eq": Op(2, None, lambda x, y: (x == y).long()),
-    "ne": Op(2, None, lambda x, y: (x != y).long()),
-    "smaller": Op(2, None, torch.minimum),
-    "larger": Op(2, None, torch.maximum),
-    "where": Op(3, None, lambda c, x, y: torch.where(c != 0, x, y)),
+OPS: dict[str, _Op] = {
+    "add": _Op(2, "+", torch.add),
+    "sub": _Op(2, "-", torch.sub),
+    "mul": _Op(2, "*", torch.mul),
+    "floordiv": _Op(2, "//", torch.floor_divide),
+    "mod": _Op(2, "%", torch.remainder),
+    "lt": _Op(2, "<", lambda x, y: (x < y).long()),
+    "le": _Op(2, "<=", lambda x, y: (x <= y).long()),
+    "gt": _Op(2, ">", lambda x, y: (x > y).long()),
+    "ge": _Op(2, ">=", lambda x, y: (x >= y).long()),
+    "and": _Op(2, "&", lambda x, y: torch.logical_and(x, y).long()),
+    "or": _Op(2, "|", lambda x, y: torch.logical_or(x, y).long()),
+    "xor": _Op(2, "^", lambda x, y: torch.logical_xor(x, y).long()),
+    "not": _Op(1, "~", lambda x: (x == 0).long()),
+    "neg": _Op(1, "-", torch.neg),
+    "abs": _Op(1, None, torch.abs),
+    "eq": _Op(2, None, lambda x, y: (x == y).long()),
+    "ne": _Op(2, None, lambda x, y: (x != y).long()),
+    "smaller": _Op(2, None, torch.minimum),
+    "larger": _Op(2, None, torch.maximum),
+    "where": _Op(3, None, lambda c, x, y: torch.where(c != 0, x, y)),
 }
 """Elementwise operations by name.
 

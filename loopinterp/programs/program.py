@@ -133,8 +133,8 @@ class LoopProgram(ShortRepr):
         need_seq(self.finish, "finish")
         object.__setattr__(self, "inputs", tuple(islice(self.inputs, MAX_TABLE + 1)))
         if not 0 < len(self.inputs) <= MAX_TABLE:
-            given, expected = "more" if self.inputs else "none", f"1 to {MAX_TABLE:,} input tokens"
-            raise self._refused("inputs", expected, given, "List what each token means, once.")
+            got, expected = "more" if self.inputs else "none", f"1 to {MAX_TABLE:,} input tokens"
+            raise self._refused("inputs", expected, got, "List what each token means, once.")
         if not callable(self.n_loops):
             expected, fix = "T(n) as a function of n", "Pass Linear(...) or CeilLog2(...)."
             raise self._refused("n_loops", expected, repr(self.n_loops), fix)
@@ -143,9 +143,9 @@ class LoopProgram(ShortRepr):
         for select in selects(self.expressions):
             name = select.name or repr(select)
             if named.setdefault(name, select) is not select:
-                expected, given = "one selector of that name", f"{named[name]!r} and {select!r}"
+                expected, got = "one selector of that name", f"{named[name]!r} and {select!r}"
                 fix = "Give one of them another name."
-                raise self._refused(f"selector {name!r}", expected, given, fix)
+                raise self._refused(f"selector {name!r}", expected, got, fix)
 
     def _check_variables(self) -> None:
         """Raise unless ``prepare`` sets every variable, and nothing else is read."""
@@ -155,16 +155,16 @@ class LoopProgram(ShortRepr):
                 raise self._refused(part, "at least one variable", "none", fix)
         for name, x in self.prepare.items():
             if x.variables:
-                given = f"the variable {min(x.variables)!r}, which has no value yet"
+                got = f"the variable {min(x.variables)!r}, which has no value yet"
                 fix = "Use that variable's own expression."
-                raise self._refused(f"prepare, {name}", "a function of the tokens", given, fix)
+                raise self._refused(f"prepare, {name}", "a function of the tokens", got, fix)
         read = [(f"step, {name} =", x, x.variables | {name}) for name, x in self.step.items()]
         for what, x, names in [*read, ("finish", self.finish, self.finish.variables)]:
             for name in sorted(names - {*self.prepare}):
                 raise unknown_name(f"{what} {x!r}: variable", name, self.prepare)
 
-    def _refused(self, what: str, expected: str, given: str, fix: str) -> InputError:
-        return InputError(f"{what} of program {self.name}", expected=expected, given=given, fix=fix)
+    def _refused(self, what: str, expected: str, got: str, fix: str) -> InputError:
+        return InputError(f"{what} of program {self.name}", expected=expected, given=got, fix=fix)
 
     def _shown(self) -> list[tuple[str, object]]:
         return [(name, getattr(self, name)) for name in ("name", "task", "variables", "doc")]
@@ -285,8 +285,8 @@ class LoopProgram(ShortRepr):
         """Raise unless the tokens, the loops and the values at the start fit."""
         check_tokens(tokens, len(self.inputs), "tokens")
         if tokens.numel() == 0:
-            given, fix = f"shape {list(tokens.shape)}", "Pass a batch that is not empty."
-            raise self._refused("tokens", "at least one example and one position", given, fix)
+            got, fix = f"shape {list(tokens.shape)}", "Pass a batch that is not empty."
+            raise self._refused("tokens", "at least one example and one position", got, fix)
         check_integer("n_loops", n_loops, least=0)
         fix = "n_loops counts from prepare: pass start_at_loop + the loops to run."
         check_integer("start_at_loop", start_at_loop, least=0, most=n_loops, fix=fix)
@@ -300,6 +300,6 @@ class LoopProgram(ShortRepr):
             check_values(f"values of variable {name!r}", values, tokens, torch.int64)
         missing = [name for name in self.step if name not in start]
         if start_at_loop > 0 and missing:
-            expected, given = f"values of {', '.join(self.step)}", f"none of {', '.join(missing)}"
+            expected, got = f"values of {', '.join(self.step)}", f"none of {', '.join(missing)}"
             fix = "Take them from a trace: {name: trace.variables[name][t] for name in ...}."
-            raise self._refused("variables", expected, given, fix)
+            raise self._refused("variables", expected, got, fix)

@@ -71,5 +71,5 @@ def register_program(program: LoopProgram, *, replace: bool = False) -> LoopProg
 def _need_program(program: object) -> LoopProgram:
     if isinstance(program, LoopProgram):
         return program
-    given, fix = type(program).__name__, "Build one with LoopProgram(name=..., task=..., ...)."
-    raise InputError("program", expected="a LoopProgram", given=given, fix=fix)
+    got, fix = type(program).__name__, "Build one with LoopProgram(name=..., task=..., ...)."
+    raise InputError("program", expected="a LoopProgram", given=got, fix=fix)

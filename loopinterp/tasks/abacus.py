@@ -120,9 +120,9 @@ class DecimalOperands(TokenByToken):
         shape, each = (list(getattr(x, "shape", ())) for x in (digits, n_digits))
         if len(shape) != 3 or each != shape[:2] or each[1] != self.n_operands:
             expected = f"shapes [batch, {self.n_operands}, width], [batch, {self.n_operands}]"
-            given = " and ".join(map(describe_tensor, (digits, n_digits)))
+            got = " and ".join(map(describe_tensor, (digits, n_digits)))
             fix = "Stack the operands: torch.stack([a, b], dim=1)."
-            raise InputError("digits and n_digits", expected=expected, given=given, fix=fix)
+            raise InputError("digits and n_digits", expected=expected, given=got, fix=fix)
         check_digits(digits.flatten(0, 1), n_digits.flatten(), 10, "digits")
         return self._written(digits, n_digits, n_digits.amax(dim=1))
 
@@ -151,9 +151,9 @@ class DecimalOperands(TokenByToken):
             ['794 + 7 =', '430 + 3 =']
         """
         if len(n_digits) != self.n_operands:
-            expected, given = f"{self.n_operands} lengths, one for each operand", str(len(n_digits))
+            expected, got = f"{self.n_operands} lengths, one for each operand", str(len(n_digits))
             fix = f"Pass e.g. {', '.join(['8'] * self.n_operands)}."
-            raise InputError("n_digits", expected=expected, given=given, fix=fix)
+            raise InputError("n_digits", expected=expected, given=got, fix=fix)
         each = [lengths(n, batch_size=batch_size, generator=generator) for n in n_digits]
         digits, length = self._digits((batch_size, max(n_digits)), generator), torch.stack(each, 1)
         return self.from_digits(self._lead(digits, length, generator), length)

@@ -13,14 +13,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.settings import settings
 from loopinterp.tasks import carries as carry_arithmetic
 from loopinterp.tasks.full_output import FullOutput
-from loopinterp.tasks.rows import (
-    join,
-    malformed,
-    operand_digits,
-    operands_of,
-    product_digits,
-    same,
-)
+from loopinterp.tasks.rows import join, malformed, operand_digits, operands_of, product_digits, same
 from loopinterp.tasks.sampling import (
     Sampler,
     check_digits,
@@ -350,5 +343,5 @@ def _check_bits(a: Tensor, b: Tensor, n: Tensor) -> None:
     check_digits(a, n, 2, "bits a")
     check_tokens(b, 2, "bits b")
     if a.shape != b.shape:
-        expected, given = f"shape {list(a.shape)}, as bits a", f"{list(b.shape)}"
-        raise InputError("bits b", expected=expected, given=given, fix="Pass equal widths.")
+        expected, got = f"shape {list(a.shape)}, as bits a", f"{list(b.shape)}"
+        raise InputError("bits b", expected=expected, given=got, fix="Pass equal widths.")

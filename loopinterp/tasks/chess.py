@@ -111,9 +111,9 @@ class ChessPuzzles(Sampler):
         if isinstance(inputs, Batch):
             answers = inputs.targets.clone()
         elif None in at:
-            expected, given = "positions of the file", f"another one in row {at.index(None)}"
+            expected, got = "positions of the file", f"another one in row {at.index(None)}"
             fix = "Pass the batch of encode itself, or set csv to a file that has it."
-            raise InputError("inputs", expected=expected, given=given, fix=fix)
+            raise InputError("inputs", expected=expected, given=got, fix=fix)
         else:
             answers = torch.zeros_like(boards)
         known = [k for k, row in enumerate(at) if row is not None]
@@ -127,9 +127,9 @@ class ChessPuzzles(Sampler):
 
     def _file(self) -> _Puzzles:
         if self.csv is None or not Path(self.csv).is_file():
-            expected, given = "a file of puzzles to draw from", repr(self.csv)
+            expected, got = "a file of puzzles to draw from", repr(self.csv)
             fix = "Set csv to an unpacked file of https://database.lichess.org/#puzzles."
-            raise InputError("csv", expected=expected, given=given, fix=fix)
+            raise InputError("csv", expected=expected, given=got, fix=fix)
         stat = Path(self.csv).stat()
         return _load(Path(self.csv), self.most, (stat.st_mtime_ns, stat.st_size))
 
@@ -168,10 +168,10 @@ def _load(path: Path, most: int, stamp: tuple[int, int]) -> _Puzzles:
         table = csv.DictReader(lines)
         missing = {"FEN", "Moves", "Rating"} - {*(table.fieldnames or ())}
         if missing:
-            given = f"a first line without {', '.join(sorted(missing))}"
+            got = f"a first line without {', '.join(sorted(missing))}"
             fix = "Use the format of Lichess' puzzles, unpacked (a .zst file is packed)."
             expected = "the columns FEN, Moves and Rating"
-            raise InputError(f"csv {path.name}", expected=expected, given=given, fix=fix)
+            raise InputError(f"csv {path.name}", expected=expected, given=got, fix=fix)
         for k, row in enumerate(table):
             if k == most:
                 break
@@ -331,11 +331,11 @@ def read_fen(fen: str) -> Position:
     return Position(board, side == "w", rights, None if passing == "-" else square_of(passing))
 
 
-def _need(fits: bool, what: str, expected: str, given: object) -> None:
+def _need(fits: bool, what: str, expected: str, got: object) -> None:
     """Raise unless something fits."""
     if not fits:
-        raise _refused(what, expected, given)
+        raise _refused(what, expected, got)
 
 
-def _refused(what: str, expected: str, given: object) -> InputError:
-    return InputError(what, expected=expected, given=repr(given), fix="Mend it, or leave it out.")
+def _refused(what: str, expected: str, got: object) -> InputError:
+    return InputError(what, expected=expected, given=repr(got), fix="Mend it, or leave it out.")

@@ -56,7 +56,6 @@ class PrefixSum(_Prefixes):
     Source: the prefix-sum task of arXiv 2604.15259.
 
     Example:
-        >>> import torch
         >>> batch = PrefixSum().from_bits(torch.tensor([[1, 0, 1, 1]]), torch.tensor([4]))
         >>> batch.inputs.tolist(), batch.targets.tolist()
         ([[2, 1, 0, 1, 1]], [[-100, 1, 1, 0, 1]])

@@ -193,7 +193,7 @@ def operands_of(
     return digits, n_digits
 
 
-def malformed(task: str, expected: str, given: str = "a row without") -> InputError:
+def malformed(task: str, expected: str, got: str = "a row without") -> InputError:
     """The error for inputs of which a row is not what a task writes."""
     fix = "Pass inputs as a batch of this task has them."
-    return InputError("inputs", expected=f"{expected} ({task})", given=given, fix=fix)
+    return InputError("inputs", expected=f"{expected} ({task})", given=got, fix=fix)

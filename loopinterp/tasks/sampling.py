@@ -165,9 +165,9 @@ def as_prompts(tokens: Int[Tensor, "batch pos"], *, n_loops: NonNegativeInt) -> 
     """
     numbers = isinstance(tokens, torch.Tensor) and tokens.dtype in (torch.int32, torch.int64)
     if not numbers or tokens.dim() != 2 or tokens.shape[1] < 2:
-        expected, given = "integers [batch, pos], of two positions or more", describe_tensor(tokens)
+        expected, got = "integers [batch, pos], of two positions or more", describe_tensor(tokens)
         fix = "Pass tokenizer(texts, return_tensors='pt')['input_ids']."
-        raise InputError("tokens", expected=expected, given=given, fix=fix)
+        raise InputError("tokens", expected=expected, given=got, fix=fix)
     targets = tokens.long().roll(-1, dims=1)
     targets[:, -1] = IGNORE
     each = torch.ones(len(tokens), dtype=torch.int64, device=tokens.device)
@@ -178,9 +178,9 @@ def need_asked(batch: Batch) -> None:
     """Raise unless each example has a target: an answer to nothing would count as right."""
     missing = (batch.targets == IGNORE).all(dim=1).nonzero().flatten().tolist()
     if len(batch) == 0 or missing:
-        given = f"none in examples {missing[:8]}" if missing else "no examples"
+        got = f"none in examples {missing[:8]}" if missing else "no examples"
         fix = "Leave those examples out, or sample the batch from a task."
-        raise InputError("batch", expected="a target in each example", given=given, fix=fix)
+        raise InputError("batch", expected="a target in each example", given=got, fix=fix)
 
 
 def need_task(task: object) -> None:
@@ -191,13 +191,13 @@ def need_task(task: object) -> None:
 
 def _no_task(what: str, expected: str, data: object) -> InputError:
     """The error for data that are no task, with a fix for a name, a class, and anything else."""
-    given = repr(data) if isinstance(data, (str, list)) else f"a {describe_tensor(data)}"
+    got = repr(data) if isinstance(data, (str, list)) else f"a {describe_tensor(data)}"
     fix = "Draw one with task.sample(n, batch_size=..., generator=...), or pass the task itself."
     if isinstance(data, str):
         fix = f"Pass get_task({data!r}), or a batch drawn from it."
     elif isinstance(data, type):
-        given, fix = f"the class {data.__name__} itself", f"Pass {data.__name__}()."
-    return InputError(what, expected=expected, given=given, fix=fix)
+        got, fix = f"the class {data.__name__} itself", f"Pass {data.__name__}()."
+    return InputError(what, expected=expected, given=got, fix=fix)
 
 
 def check_length(n: int) -> int:
@@ -218,8 +218,8 @@ def check_size(task: Task, n: int, n_examples: int, what: str) -> None:
     steps = positions * max(task.n_loops(n), 1)
     if positions > MOST_TOKENS or steps > most_steps:
         expected = f"at most {MOST_TOKENS:,} positions together, and {most_steps:,} times loops"
-        given = f"{n_examples:,} of length {n:,}: {positions:,} positions, {steps:,} times loops"
-        raise InputError(what, expected=expected, given=given, fix="Take shorter ones, or fewer.")
+        got = f"{n_examples:,} of length {n:,}: {positions:,} positions, {steps:,} times loops"
+        raise InputError(what, expected=expected, given=got, fix="Take shorter ones, or fewer.")
 
 
 def lengths(
@@ -227,8 +227,8 @@ def lengths(
 ) -> Int[Tensor, " batch"]:
     """The length of each example, from the arguments of :meth:`Task.sample`."""
     if not isinstance(generator, torch.Generator):
-        given, fix = describe_tensor(generator), "Pass torch.Generator().manual_seed(0)."
-        raise InputError("generator", expected="a torch.Generator", given=given, fix=fix)
+        got, fix = describe_tensor(generator), "Pass torch.Generator().manual_seed(0)."
+        raise InputError("generator", expected="a torch.Generator", given=got, fix=fix)
     device = generator.device
     if not isinstance(n, torch.Tensor):
         fix = "Pass batch_size=64, or a tensor with one length per example as n."

@@ -99,9 +99,9 @@ class AbacusSorting(TokenByToken):
         n = there.sum(dim=1)
         if not (bool(n.all()) and torch.equal(there, inside(n, there.shape[1]))):
             expected = "shapes [batch, number, width], [batch, number] and [batch, number]"
-            given = ", ".join(map(describe_tensor, (digits, n_digits, letters)))
+            got = ", ".join(map(describe_tensor, (digits, n_digits, letters)))
             fix = "Pass a number or more for each example; n_digits is 0 after the last one alone."
-            raise InputError("digits and letters", expected=expected, given=given, fix=fix)
+            raise InputError("digits and letters", expected=expected, given=got, fix=fix)
         digits = digits[..., : self.n_digits]
         check_digits(digits.flatten(0, 1), n_digits.flatten().clamp(min=1), 10, "digits")
         check_tokens(letters, self.d_vocab, "letters")
@@ -123,9 +123,9 @@ class AbacusSorting(TokenByToken):
         rows = [list(example) for example in numbers]
         if not rows or not all(rows) or not set(letters) <= set(LETTERS):
             expected = "examples of at least one number each, and letters of A..Z and a..z"
-            given = f"{reprlib.repr(numbers)}, {reprlib.repr(letters)}"
+            got = f"{reprlib.repr(numbers)}, {reprlib.repr(letters)}"
             fix = "Pass e.g. [[12, 7, 30]]."
-            raise InputError("numbers", expected=expected, given=given, fix=fix)
+            raise InputError("numbers", expected=expected, given=got, fix=fix)
         n = torch.tensor([len(example) for example in rows])
         most = check_integer("numbers of an example", int(n.max()), least=1, most=len(letters))
         there = inside(n, most)

@@ -126,8 +126,8 @@ class Sudoku(Sampler):
         for row in (~is_solved(solved, self.box)).nonzero().flatten().tolist():
             solutions, _ = search(cells[row].tolist(), self.box)
             if len(solutions) != 1:
-                given = f"{'two' if solutions else 'none'} in row {row}"
-                raise malformed(self.name, "one solution", given)
+                got = f"{'two' if solutions else 'none'} in row {row}"
+                raise malformed(self.name, "one solution", got)
             solved[row] = torch.tensor(solutions[0], device=cells.device)
         return solved.masked_fill(cells > 0, IGNORE)
 

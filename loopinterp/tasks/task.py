@@ -171,9 +171,9 @@ def digest_file(path: Path) -> str:
         stat = path.stat()
         return _digest(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
     except (OSError, ValueError) as error:  # ValueError: a character that no file name can have
-        expected, given = "a file that can be read", getattr(error, "strerror", None) or str(error)
+        expected, got = "a file that can be read", getattr(error, "strerror", None) or str(error)
         fix = "Put it back where it was, or give the path of another one to a new run."
-        raise InputError(f"data file {path}", expected=expected, given=given, fix=fix) from error
+        raise InputError(f"data file {path}", expected=expected, given=got, fix=fix) from error
 
 
 @lru_cache(maxsize=16)
@@ -188,10 +188,9 @@ def _digest(path: Path, stamp: tuple[int, int, int]) -> str:
 def check_values(batch: Batch) -> None:
     """Raise unless tokens, targets, lengths and loops are in their ranges, and features finite."""
     d_vocab, d_vocab_out = (getattr(batch.task, name, None) for name in ("d_vocab", "d_vocab_out"))
-    asked = batch.targets[batch.targets != IGNORE]
     ranges = {  # values, the least of them, and the first number beyond them
         "inputs": (batch.inputs, 0, d_vocab),
-        "targets": (asked, 0, d_vocab_out),
+        "targets": (batch.targets[batch.targets != IGNORE], 0, d_vocab_out),
         "n": (batch.n, 1, None),
         "n_loops": (batch.n_loops, 0, MOST_LOOPS + 1),
     }
@@ -214,8 +213,8 @@ def _is_integer(part: object) -> bool:
 
 
 def _refused(name: str, expected: str, part: object) -> InputError:
-    given, fix = describe_tensor(part), "Draw the batch with task.sample or task.encode."
-    return InputError(f"{name} of a batch", expected=expected, given=given, fix=fix)
+    got, fix = describe_tensor(part), "Draw the batch with task.sample or task.encode."
+    return InputError(f"{name} of a batch", expected=expected, given=got, fix=fix)
 
 
 def describe_tensor(values: object) -> str:

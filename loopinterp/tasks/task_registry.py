@@ -85,9 +85,9 @@ def register_task(name: str, factory: Callable[..., Task], *, replace: bool = Fa
             be called.
     """
     if not callable(factory):
-        expected, given = "a class or function that makes the task", type(factory).__name__
+        expected, got = "a class or function that makes the task", type(factory).__name__
         fix = "Pass the class itself, not an instance of it."
-        raise InputError("factory", expected=expected, given=given, fix=fix)
+        raise InputError("factory", expected=expected, given=got, fix=fix)
     if not replace:
         check_new_name("task name", name, _FACTORIES)
     _FACTORIES[name] = factory

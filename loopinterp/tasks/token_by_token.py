@@ -113,7 +113,6 @@ class TokenByToken(Sampler):
         Tokens after that do not count; an answer that never ends is wrong.
 
         Example:
-            >>> import torch
             >>> from loopinterp.tasks import AbacusAddition
             >>> task, prompts = AbacusAddition(), torch.tensor([[9, 11, 8, 13]]).expand(3, -1)
             >>> task.is_right(prompts, torch.tensor([[7, 1, 14], [7, 1, 1], [7, 14, 14]])).tolist()
@@ -131,9 +130,9 @@ class TokenByToken(Sampler):
         start, answer, length = self._answer(prompt)
         longest = int((start + length).max()) + 1
         if longest > width:
-            expected, given = f"room for {longest} positions", f"n = {int(n.max())}, with {width}"
+            expected, got = f"room for {longest} positions", f"n = {int(n.max())}, with {width}"
             fix = "Pass the batch as the task made it."
-            raise InputError("n", expected=expected, given=given, fix=fix)
+            raise InputError("n", expected=expected, given=got, fix=fix)
         # The answer's first token stands one position behind the one that asks for it.
         padded = pad(prompt, (0, width - prompt.shape[1]), value=self.end)
         tokens = put(padded, answer, start + 1, length)
@@ -248,9 +247,9 @@ class NextToken(TokenByToken):
     def _rewritten(self, how: str, *args: Any, **options: Any) -> Batch:
         make = getattr(self.task, how, None)
         if make is None:
-            expected, given = f"a wrapped task with {how}", f"{self.of!r}, which has none"
+            expected, got = f"a wrapped task with {how}", f"{self.of!r}, which has none"
             fix = "Make a batch of the wrapped task, and pass it to from_batch."
-            raise InputError("of", expected=expected, given=given, fix=fix)
+            raise InputError("of", expected=expected, given=got, fix=fix)
         return self.from_batch(make(*args, **options))
 
     def _answer(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:

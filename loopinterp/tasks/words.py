@@ -59,9 +59,9 @@ class InWords:
         if answers is None:
             return [self.say(self.unpadded(row, n), None) for row, n in zip(rows, lengths)]
         if answers.shape != right.shape:
-            expected, given = f"shape {list(right.shape)}", f"{list(answers.shape)}"
+            expected, got = f"shape {list(right.shape)}", f"{list(answers.shape)}"
             fix = "Pass e.g. logits.argmax(-1)."
-            raise InputError("answers", expected=expected, given=given, fix=fix)
+            raise InputError("answers", expected=expected, given=got, fix=fix)
         return [
             self.say(self.unpadded(row, n), self.unpadded(answer, n))
             for row, answer, n in zip(rows, answers.tolist(), lengths)

@@ -158,8 +158,9 @@ def test_a_division_by_zero_is_named(op):
 @pytest.mark.parametrize("op", ["floordiv", "mod"])
 def test_the_advice_against_a_division_by_zero_changes_no_other_result(op):
     inputs = torch.tensor([[-2, 0, 3, -3]])
-    with pytest.raises(InputError, match=r"where\(x, x, 1\)"):
+    with pytest.raises(InputError) as caught:
         evaluate(seq_map(op, indices, tokens), inputs)
+    assert "where(x," in caught.value.fix
     found = evaluate(seq_map(op, indices, where(tokens, tokens, 1)), inputs)
     python = {"floordiv": int.__floordiv__, "mod": int.__mod__}[op]
     assert found[inputs != 0].tolist() == [python(i, x) for i, x in ((0, -2), (2, 3), (3, -3))]

@@ -78,9 +78,9 @@ def test_a_bad_modulus_is_refused(modulus):
 def test_bad_bits_and_tokens_are_refused():
     with pytest.raises(InputError, match="bits"):
         PrefixSum().from_bits(torch.tensor([[2]]), torch.tensor([1]))
-    with pytest.raises(InputError, match=r"lengths in 1\.\.1"):
+    with pytest.raises(InputError, match=r"^n:"):
         PrefixSum().from_bits(torch.tensor([[1]]), torch.tensor([2]))
-    with pytest.raises(InputError, match=r"tokens in 0\.\.3"):
+    with pytest.raises(InputError, match=r"^inputs:"):
         PrefixSum().targets(torch.tensor([[4]]))
 
 
