@@ -122,6 +122,9 @@ class ChessPuzzles(Sampler):
             answers[known] = _marks(moves)
         return answers
 
+    def right_answers(self, inputs: Batch | Tensor) -> Int[Tensor, "batch square"]:
+        return self.targets(inputs)  # which knows the answers of a batch
+
     def _batch(self, boards: Tensor, moves: Tensor, n: Tensor) -> Batch:
         return Batch(boards, _marks(moves), n, torch.full_like(n, _LOOPS), self)
 

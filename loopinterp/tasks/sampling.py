@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_choice, check_integer
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 2**27
 """Positions drawn at once (1 GiB); more is taken for a slip."""
-
-Length = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
-"""A problem length."""
 
 
 class Sampler(Settings, InWords, ABC):
@@ -50,12 +47,12 @@ class Sampler(Settings, InWords, ABC):
         return None
 
     @checked
-    def n_loops(self, n: Length) -> int:
+    def n_loops(self, n: PositiveInt) -> int:
         """T(n), the required number of loops for length ``n``."""
         return self._n_loops(n)
 
     @checked
-    def n_positions(self, n: Length) -> int:
+    def n_positions(self, n: PositiveInt) -> int:
         """Positions of an example of length ``n``."""
         return self._n_positions(n)
 
@@ -98,7 +95,7 @@ class Sampler(Settings, InWords, ABC):
 def as_batch(
     data: object,
     *,
-    n: Length | None = None,
+    n: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
     examples: PositiveInt = 64,
     seed: Seed = 0,
@@ -133,8 +130,8 @@ def as_batch(
         raise _no_task("data", "a Batch, or a task to draw one from", data)
     for name, value in (("n", n), ("batch_size", batch_size)):
         if value is not None:
-            fix = "Leave it out, or pass the task instead of the batch."
-            raise InputError(name, expected="none beside a batch", given=repr(value), fix=fix)
+            expected, fix = f"no {name} beside a batch", "Leave it out, or pass the task instead."
+            raise InputError(name, expected=expected, given=repr(value), fix=fix)
     check_values(data)
     if data.inputs.numel() == 0:
         raise _no_task("data", "at least one example and position", data.inputs)
@@ -146,7 +143,8 @@ def as_batches(data: object, *, n: int | Sequence[int] | None = None, **drawn: A
     several = data if isinstance(data, (list, tuple)) else [data]
     each: Any = n if isinstance(n, (list, tuple, range)) else [n]
     if not several or not each:
-        raise _no_task("data", "a Batch or a task, or lists of them and of lengths n", [])
+        expected, fix = "batches or tasks, and of tasks lengths n", "Pass at least one of each."
+        raise InputError("data", expected=expected, given="an empty list", fix=fix)
     return [as_batch(one, n=length, **drawn) for one in several for length in each]
 
 
@@ -191,7 +189,7 @@ def need_task(task: object) -> None:
 
 def _no_task(what: str, expected: str, data: object) -> InputError:
     """The error for data that are no task, with a fix for a name, a class, and anything else."""
-    got = repr(data) if isinstance(data, (str, list)) else f"a {describe_tensor(data)}"
+    got = repr(data) if isinstance(data, str) else f"a {describe_tensor(data)}"
     fix = "Draw one with task.sample(n, batch_size=..., generator=...), or pass the task itself."
     if isinstance(data, str):
         fix = f"Pass get_task({data!r}), or a batch drawn from it."

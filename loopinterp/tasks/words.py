@@ -49,7 +49,7 @@ class InWords:
             >>> task.decode(batch), task.decode(batch.inputs)
             (['1011 + 0110 = 10001'], ['1011 + 0110 ='])
         """
-        right = self.targets(inputs)  # refuses the inputs of another task
+        right = self.right_answers(inputs)  # refuses the inputs of another task
         rows = inputs_of(inputs).tolist()
         lengths: list[int | None] = [None] * len(rows)
         if isinstance(inputs, Batch):
@@ -66,6 +66,10 @@ class InWords:
             self.say(self.unpadded(row, n), self.unpadded(answer, n))
             for row, answer, n in zip(rows, answers.tolist(), lengths)
         ]
+
+    def right_answers(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
+        """The exact answer to the inputs of :meth:`decode`, which it refuses if of another task."""
+        return self.targets(inputs_of(inputs))
 
     def unpadded(self, row: Sequence[Any], n: int | None) -> Sequence[Any]:
         """An example of length n without the padding on its right."""
