@@ -134,6 +134,7 @@ class _Bank:
 
     def new(self, rows: Int[Tensor, "row case"]) -> Int[Tensor, " new"]:
         """Places of those whose values no expression had so far; they have them from now on."""
+        # Of rows with the same values the first one counts.
         hashes, inverse = (rows * self._key).sum(-1).unique(return_inverse=True)
         first = torch.full_like(hashes, len(rows))
         first = first.scatter_reduce(0, inverse, torch.arange(len(rows)), "amin")

@@ -70,7 +70,7 @@ _Plan: TypeAlias = list[tuple[Expr, tuple[Expr, ...]]]
 def _planned(order: Sequence[Expr], results: Collection[Expr]) -> _Plan:
     plan: _Plan = []
     later = set(results)
-    for node in reversed(order):
+    for node in reversed(order):  # a child that no later node reads is used up
         used_up = tuple(dict.fromkeys(child for child in node.children if child not in later))
         later.update(used_up)
         plan.append((node, used_up))
@@ -95,6 +95,7 @@ class Interpreter:
         """The values of some nodes, with a batch axis of 1 where all examples have the same."""
         roots = tuple(results)
         if roots not in self._changing:
+            # What reads no variable is computed once, and kept for all runs.
             changing = [node for node in postorder(roots) if node.variables]
             needed = [*roots, *(child for node in changing for child in node.children)]
             fixed = {node for node in needed if not node.variables and node not in self._fixed}

@@ -144,6 +144,7 @@ def after_a_step(root: Seq, program: LoopProgram) -> Seq:
 
 def reads_of_other_positions(program: LoopProgram) -> list[Seq]:
     """The outermost expressions by which a step reads variables of other positions."""
+    # A selection by position and token alone sees no variable.
     reads = dict.fromkeys(
         node
         for node in postorder(program.step.values())
@@ -315,7 +316,7 @@ def forgotten_the_second_time(
 def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProgram:
     """Two or three steps in every loop."""
     step = dict(program.step)
-    for _ in range(steps - 1):
+    for _ in range(steps - 1):  # each variable in terms of those one step earlier
         step = {name: after_a_step(x, program) for name, x in step.items()}
     number = {2: "two", 3: "three"}[steps]
     return changed(program, f"{number} steps a loop", when, inside=step)

@@ -25,6 +25,7 @@ class _Interned(type):
 
     def __call__(cls: Callable[..., _Node], *args: Any, **kwargs: Any) -> _Node:
         node = type.__call__(cls, *args, **kwargs)  # type: ignore[arg-type]
+        # An equal node that somebody holds takes the place of the new one.
         return _NODES.setdefault(node.__reduce__(), node)
 
 

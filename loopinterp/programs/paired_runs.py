@@ -82,6 +82,7 @@ class PairedRuns:
         """What an interchange at a position moves: token, both programs' variables."""
         loops = torch.tensor(self.loops)
         token = self.batch.inputs[:, position].expand(len(loops), -1)
+        # [loop, input] for each variable of both programs
         variables = [
             x[loops + run.shift, :, position - run.offset]
             for run in (self.program, self.other)
@@ -120,7 +121,7 @@ class PairedRuns:
         source_of = torch.stack([_other_of_token(column, generator) for column in inputs.T], dim=1)
         sizes = (len(inputs), len(positions), len(loops))
         chosen = torch.randperm(math.prod(sizes), generator=generator)[:most]
-        base, place, time = torch.unravel_index(chosen, sizes)
+        base, place, time = torch.unravel_index(chosen, sizes)  # [row] each
         position, loop = place + positions.start, time + loops.start
 
         def draw(below: Int[Tensor, " row"] | int) -> Int[Tensor, " row"]:
@@ -192,6 +193,7 @@ class _OneRun:
         """The answers after the interchanges, and the clean ones."""
         variables, loop = self.trace.variables, interchanges.loop + self.shift
         position, rows = interchanges.position - self.offset, torch.arange(len(loop))
+        # [row, pos]: the base run's variables, those of one position from the source run
         state = {name: x[loop, interchanges.base] for name, x in variables.items()}
         for name, x in variables.items():
             state[name][rows, position] = x[
@@ -216,7 +218,7 @@ class _OneRun:
             variables=state,
             interventions=interventions,
         )
-        reads = loop + torch.arange(n_loops + 1)[:, None]
+        reads = loop + torch.arange(n_loops + 1)[:, None]  # [delay, row]
         clean = self.trace.outputs[reads.clamp(max=len(self.trace.outputs) - 1), interchanges.base]
         return run.outputs, clean
 
@@ -230,7 +232,7 @@ def _other_of_token(
 ) -> Int[Tensor, " input"]:
     """For each input another one with the same token: the next of a circle in random order."""
     shuffled = torch.randperm(len(tokens), generator=generator)
-    by_token = shuffled[tokens[shuffled].argsort(stable=True)]
+    by_token = shuffled[tokens[shuffled].argsort(stable=True)]  # inputs of one token together
     other = torch.empty_like(by_token)
     for same in by_token.split(tokens.unique(return_counts=True)[1].tolist()):
         other[same] = same.roll(1)
@@ -358,6 +360,7 @@ class _JointStates:
 def _distinct(rows: Int[Tensor, "row value"]) -> Int[Tensor, "state value"]:
     """Each row once: rows are compared by a random linear hash of 63 bits."""
     generator = torch.Generator().manual_seed(0)
+    # Odd multipliers lose no bit of a single column.
     odd = torch.randint(2**62, (rows.shape[1],), generator=generator) * 2 + 1
     _, inverse = (rows * odd).sum(1).unique(return_inverse=True)
     first = torch.empty(int(inverse.max()) + 1 if len(rows) else 0, dtype=torch.long)

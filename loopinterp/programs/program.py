@@ -253,13 +253,14 @@ class LoopProgram(ShortRepr):
             if change.mask is not None:
                 check_values("mask of intervention", change.mask, tokens, torch.bool)
         interpreter = Interpreter(tokens)
+        # Values that are the same for all examples have a batch axis of 1.
         prepared = interpreter.run(self.prepare.values(), {})
         state = {name: prepared[x] for name, x in self.prepare.items()} | start
         shape = (len(loops), *tokens.shape)
         history = {name: tokens.new_empty(shape) for name in self.prepare}
         outputs = tokens.new_empty(shape)
         for entry, loop in enumerate(loops):
-            if entry:
+            if entry:  # entry 0 is the state at the start
                 values = interpreter.run(self.step.values(), state)
                 state |= {name: values[x] for name, x in self.step.items()}
             for change in interventions:

@@ -96,7 +96,7 @@ class LazySelectors(Mapping[str, "Tensor"]):
             raise KeyError(str(unknown_name("selector", name, self._selects)))
         select = self._selects[name]
         if not select.variables:
-            once = self._interpreter.value(select, {})
+            once = self._interpreter.value(select, {})  # [batch, query, key]
             return once if self._n_loops is None else once.expand(self._n_loops, *once.shape)
         assert self._n_loops is not None  # what prepare selects reads no variable
         batch, pos = self._interpreter.tokens.shape

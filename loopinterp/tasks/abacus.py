@@ -136,6 +136,7 @@ class DecimalOperands(TokenByToken):
     def encode(self, operands: Iterable[Sequence[int]]) -> Batch:
         """The batch of given integers of at least 0, each written without leading zeros."""
         rows = check_operands(operands, self.n_operands)
+        # [batch, operand]: as Python writes them
         n_digits = torch.tensor([[len(str(x)) for x in row] for row in rows])
         widths = [int(n_digits.max())] * self.n_operands
         return self.from_digits(torch.stack(operand_digits(rows, *widths, base=10), 1), n_digits)

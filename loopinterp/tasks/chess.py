@@ -91,6 +91,7 @@ class ChessPuzzles(Sampler):
         board = f"{'/'.join(rows)} ="
         if answer is None:
             return board
+        # The squares that are marked as the start, and as the end: one each in a move.
         places = [[at for at, x in enumerate(answer) if x == kind] for kind in (_FROM, _TO)]
         move = "".join(name_of(at[0]) if len(at) == 1 else "?" for at in places)
         return f"{board} {move}"
@@ -107,6 +108,7 @@ class ChessPuzzles(Sampler):
         boards = check_tokens(inputs, self.d_vocab)
         _need(boards.shape[1] == 64, "inputs", "64 squares each", boards.shape[1])
         rows = self._file().rows if self.csv else {}
+        # The row of the file with each board, or None.
         at = [rows.get(bytes(board)) for board in boards.tolist()]
         if isinstance(inputs, Batch):
             answers = inputs.targets.clone()
@@ -182,7 +184,7 @@ def _load(path: Path, most: int, stamp: tuple[int, int]) -> _Puzzles:
             board, move, n = _read(row["FEN"], row["Moves"], row["Rating"], where)
             puzzles.setdefault(bytes(board), (move, n))
     _need(bool(puzzles), f"csv {path.name}", "puzzles", [])
-    ordered = sorted(puzzles.items(), key=lambda one: one[1][1])
+    ordered = sorted(puzzles.items(), key=lambda one: one[1][1])  # by n
     return _Puzzles(
         torch.tensor([list(board) for board, _ in ordered], dtype=torch.int8),
         torch.tensor([move for _, (move, _) in ordered]),

@@ -107,6 +107,7 @@ class Maze(Sampler):
         rows = picture.strip().replace("\n", "/").split("/")
         size = len(rows) // 2
         posts = [row[::2] for row in rows[::2]]
+        # Pixels between four cells, and those at the edge, are walls.
         around = [rows[0], rows[-1], *(row[:1] + row[-1:] for row in rows)]
         square = size > 0 and len(rows) % 2 == 1 and {len(row) for row in rows} == {len(rows)}
         known = set("".join(rows)) <= {*_OPEN, _WALL}

@@ -290,7 +290,7 @@ class RegularLanguage(_Prefixes):
         """1 where the prefix is in the language, else 0; ``IGNORE`` at BOS and PAD."""
         states, tokens = self.states(inputs), inputs_of(inputs)
         accepting = torch.tensor(self.automaton.accepting, device=tokens.device)
-        answer = torch.isin(states, accepting).long()
+        answer = torch.isin(states, accepting).long()  # [batch, pos]
         return answer.masked_fill(tokens >= self.d_vocab - 2, IGNORE)
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:

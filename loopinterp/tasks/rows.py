@@ -185,7 +185,7 @@ def operands_of(
     if not bool((marks.sum(dim=1) == n_operands - 1).all()):
         raise malformed(task, f"{n_operands} operands, operators (token {operator}) between them")
     ends = torch.cat([places(marks, n_operands - 1), n[:, None]], dim=1)
-    digits, n_digits = split(prompt, ends)
+    digits, n_digits = split(prompt, ends)  # [batch, operand, width], [batch, operand]
     if not bool((n_digits > 0).all()):
         raise malformed(task, "a digit on both sides of each operator, and then the '='")
     if digits.numel() and int(digits.max()) >= base:

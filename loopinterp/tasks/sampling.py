@@ -166,7 +166,7 @@ def as_prompts(tokens: Int[Tensor, "batch pos"], *, n_loops: NonNegativeInt) -> 
         expected, got = "integers [batch, pos], of two positions or more", describe_tensor(tokens)
         fix = "Pass tokenizer(texts, return_tensors='pt')['input_ids']."
         raise InputError("tokens", expected=expected, given=got, fix=fix)
-    targets = tokens.long().roll(-1, dims=1)
+    targets = tokens.long().roll(-1, dims=1)  # nothing follows the last position
     targets[:, -1] = IGNORE
     each = torch.ones(len(tokens), dtype=torch.int64, device=tokens.device)
     return Batch(tokens, targets, each * tokens.shape[1], each * n_loops)

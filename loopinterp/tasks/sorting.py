@@ -131,6 +131,7 @@ class AbacusSorting(TokenByToken):
         there = inside(n, most)
         flat = [x for example in rows for x in example]
         digits = torch.zeros((len(rows), most, self.n_digits), dtype=torch.int64)
+        # Numbers one after the other, at the places [batch, number] where there are any.
         digits[there] = to_digits(flat, self.n_digits, base=10)
         n_digits = torch.zeros_like(n)[:, None].repeat(1, most)
         n_digits[there] = torch.tensor([len(str(x)) for x in flat])
