@@ -10,7 +10,7 @@ the carry out of position i is decided at the last position j <= i that does not
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,28 +18,33 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
 
-    Bits: TypeAlias = Int[Tensor, "*batch pos"]
-    Marks: TypeAlias = Bool[Tensor, "*batch pos"]
 
-
-def generate(a: Bits, b: Bits) -> Marks:
+def generate(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Bool[Tensor, "*batch pos"]:
     """g_i: the position makes a carry whatever comes in."""
     return (a & b).bool()
 
 
-def propagate(a: Bits, b: Bits) -> Marks:
+def propagate(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Bool[Tensor, "*batch pos"]:
     """p_i: the position passes its carry-in on."""
     return (a ^ b).bool()
 
 
-def chain_start(a: Bits, b: Bits) -> Bits:
+def chain_start(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Int[Tensor, "*batch pos"]:
     """The last position j <= i that does not propagate, which decides c_i; -1 if there is none."""
     index = torch.arange(a.shape[-1], device=a.device).expand_as(a)
     # The running maximum of the indices that do not propagate.
     return torch.where(propagate(a, b), -1, index).cummax(dim=-1).values
 
 
-def carries(a: Bits, b: Bits) -> Bits:
+def carries(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Int[Tensor, "*batch pos"]:
     """The carry OUT of each position, 0 or 1.
 
     Example:
@@ -51,12 +56,14 @@ def carries(a: Bits, b: Bits) -> Bits:
     return torch.where(start >= 0, (a & b).gather(-1, start.clamp(min=0)), 0)
 
 
-def carry_in(a: Bits, b: Bits) -> Bits:
+def carry_in(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Int[Tensor, "*batch pos"]:
     """The carry INTO each position: that out of the position before, and 0 into the first."""
     return _shift_right(carries(a, b))
 
 
-def total(a: Bits, b: Bits) -> Bits:
+def total(a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]) -> Int[Tensor, "*batch pos"]:
     """The bits of a + b mod 2^pos.
 
     Example:
@@ -66,7 +73,9 @@ def total(a: Bits, b: Bits) -> Bits:
     return a ^ b ^ carry_in(a, b)
 
 
-def chain_length(a: Bits, b: Bits) -> Bits:
+def chain_length(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Int[Tensor, "*batch pos"]:
     """How far the carry OUT of a position has come: consecutive propagating positions up to it.
 
     Example:
@@ -76,7 +85,9 @@ def chain_length(a: Bits, b: Bits) -> Bits:
     return torch.arange(a.shape[-1], device=a.device) - chain_start(a, b)
 
 
-def chain_length_in(a: Bits, b: Bits) -> Bits:
+def chain_length_in(
+    a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
+) -> Int[Tensor, "*batch pos"]:
     """:func:`chain_length` of the carry INTO each position: that of the position before."""
     return _shift_right(chain_length(a, b))
 
