@@ -45,7 +45,8 @@ def _at_positions(function: Callable[..., Tensor]) -> Callable[[Any, Batch | Ten
     def method(self: Addition, inputs: Batch | Tensor) -> Tensor:
         return function(*self.operands(inputs))
 
-    method.__name__, method.__doc__ = function.__name__, function.__doc__
+    method.__name__, method.__qualname__ = function.__name__, f"Addition.{function.__name__}"
+    method.__doc__ = (function.__doc__ or "").partition("\n")[0]
     return method
 
 
