@@ -40,10 +40,25 @@ FOR_EVER = None
 generate = tok_map(tokens, {3: 1}, default=0, name="generate")
 propagate = tok_map(tokens, {1: 1, 2: 1}, default=0, name="propagate")
 
-_addition_program = partial(LoopProgram, task="addition", inputs=INPUTS)
-_carry = var("carry")
+_carry, _span, _makes, _passes = var("carry"), var("span"), var("makes"), var("passes")
+_support = shift_right(generate | (propagate & _carry))
+"""A carry of the left neighbour, which generates it or passes it on."""
+
 _known = ne(_carry, UNKNOWN)
 _known_at_bos = where(eq(indices, 0), 0, UNKNOWN)
+_carry_out = where(_known, generate | (propagate & _carry), UNKNOWN)
+_arriving = shift_right(_carry)
+_span_back = select(indices, indices - _span, "==", name="span_back")
+_last_decided = kqv(propagate, 0, indices, "==", mode="max", name="last_decided")
+
+_rippling = partial(
+    LoopProgram,
+    task="addition",
+    inputs=INPUTS,
+    finish=propagate ^ _carry,
+    n_loops=Linear(offset=-1),
+)
+_latching = partial(_rippling, finish=where(_known, propagate ^ _carry, UNKNOWN), n_loops=Linear())
 
 
 def held_ripple(
@@ -68,185 +83,23 @@ def held_ripple(
             mapping from the position's own token to that, 1 for the tokens that it lacks.
         doc: The idea, in a sentence.
         reset: Where a carry without support is removed whatever its hold.
-
-    Raises:
-        InputError: a hold below 1.
-
-    Example:
-        >>> held_ripple("held_4", 4, doc="Held for 4 loops.").variables
-        ('carry', 'age')
     """
     by_token = hold if isinstance(hold, Mapping) else dict.fromkeys(range(len(INPUTS)), hold)
     for loops in by_token.values():
         if loops is not FOR_EVER:
-            check_integer(f"hold of {name}", loops, least=1, fix="A hold of 1 is a plain ripple.")
+            check_integer("hold", loops, least=1, fix="A hold of 1 is a plain ripple.")
     counted = {token: loops for token, loops in by_token.items() if loops is not None and loops > 1}
     endless = {token: 1 for token, loops in by_token.items() if loops is None}
-    age, support = var("age"), shift_right(generate | (propagate & _carry))
+    age = var("age")
     present = _carry if reset is None else _carry & ~reset
     everywhere = len(endless) == len(INPUTS)
     stays = present if everywhere else present & tok_map(tokens, endless, default=0, name="stays")
-    step = {"carry": support | stays}
+    step = {"carry": _support | stays}
     if counted:
         lasts = present & (age + 1 < tok_map(tokens, counted, default=1, name="hold"))
-        step["carry"] = support | (lasts | stays if endless else lasts)
-        step["age"] = where(~support & lasts, age + 1, 0)
-    return _addition_program(
-        name=name,
-        prepare=dict.fromkeys(step, full(0)),
-        step=step,
-        finish=propagate ^ _carry,
-        n_loops=Linear(offset=-1),
-        doc=doc,
-    )
-
-
-def _ripple() -> LoopProgram:
-    """Recompute every carry from the left neighbour (the less significant bit) in each loop.
-
-        carry_i  <-  g_{i-1} OR (p_{i-1} AND carry_{i-1})
-
-    It is right after k + 1 loops where k propagating bits feed it. A carry that is changed at one
-    position is repaired there in the next loop, and the change runs to the right, one position a
-    loop, as far as the chain of propagating bits reaches.
-    """
-    return _addition_program(
-        name="ripple",
-        prepare={"carry": full(0)},
-        step={"carry": shift_right(generate | (propagate & _carry))},
-        finish=propagate ^ _carry,
-        n_loops=Linear(offset=-1),
-        doc="Each loop recomputes the carry into a position from its left neighbour.",
-    )
-
-
-def _late_ripple(wait: int = 2) -> LoopProgram:
-    """The plain ripple, after a countdown of ``wait`` loops."""
-    return _addition_program(
-        name="late_ripple",
-        prepare={"carry": full(0), "wait": full(wait)},
-        step={
-            "carry": eq(var("wait"), 0) & shift_right(generate | (propagate & _carry)),
-            "wait": larger(var("wait") - 1, 0),
-        },
-        finish=propagate ^ _carry,
-        n_loops=Linear(offset=wait - 1),
-        doc="A ripple that starts two loops late.",
-    )
-
-
-def _carry_save() -> LoopProgram:
-    """Keep a partial sum and the carries still to be added.
-
-        sum_i    <-  sum_i XOR carry_{i-1}
-        carry_i  <-  sum_i AND carry_{i-1}
-
-    with sum = a XOR b and carry = a AND b at first. ``carry`` is a carry pending OUT of each
-    position: 1 only while it travels, one position a loop. At every loop sum + 2 carry = a + b.
-    """
-    arriving = shift_right(_carry)
-    return _addition_program(
-        name="carry_save",
-        prepare={"sum": propagate, "carry": generate},
-        step={"sum": var("sum") ^ arriving, "carry": var("sum") & arriving},
-        finish=var("sum"),
-        n_loops=Linear(offset=-1),
-        doc="A partial sum and the carries still to be added, which each loop moves one position.",
-    )
-
-
-def _latched_ripple() -> LoopProgram:
-    """A front from BOS, one position a loop, that leaves known carries (0 or 1, not -1) behind it.
-
-        carry_i  <-  carry_i                                    if it is known
-                     g_{i-1} OR (p_{i-1} AND carry_{i-1})       else, if carry_{i-1} is known
-                     unknown                                    else
-
-    A carry changed behind the front stays changed and affects no other; one changed at the front
-    is taken over by all positions that its chain feeds.
-    """
-    carry_out = where(_known, generate | (propagate & _carry), UNKNOWN)
-    return _addition_program(
-        name="latched_ripple",
-        prepare={"carry": _known_at_bos},
-        step={"carry": where(_known, _carry, shift_right(carry_out, default=UNKNOWN))},
-        finish=where(_known, propagate ^ _carry, UNKNOWN),
-        n_loops=Linear(),
-        doc="A front from BOS: a position is unknown until its left neighbour is known, "
-        "then holds.",
-    )
-
-
-def _latched_chain() -> LoopProgram:
-    """Fronts that start wherever a bit decides its own carry, and hold what is known.
-
-        carry_i  <-  carry_i            if it is known
-                     g_{i-1}            else, if the left neighbour does not propagate
-                     carry_{i-1}        else (unknown as long as that is)
-
-    A carry that k propagating bits feed is known after k + 1 loops: all chains fill at once. A
-    carry changed after its right neighbour is known affects no other.
-    """
-    carry_out = where(propagate, _carry, generate)
-    return _addition_program(
-        name="latched_chain",
-        prepare={"carry": _known_at_bos},
-        step={"carry": where(_known, _carry, shift_right(carry_out, default=0))},
-        finish=where(_known, propagate ^ _carry, UNKNOWN),
-        n_loops=Linear(),
-        doc="Fronts from every generating or killing bit; a propagating bit waits; known is held.",
-    )
-
-
-def _lookahead() -> LoopProgram:
-    """Carry lookahead: spans of bits that double in every loop.
-
-    For the ``span`` positions before position i, ``makes`` says that they generate a carry into i
-    by themselves, ``passes`` that they propagate one::
-
-        makes_i   <-  makes_i OR (passes_i AND makes_{i - span})
-        passes_i  <-  passes_i AND passes_{i - span}
-        span_i    <-  2 span_i, at most i + 1
-
-    Once a span reaches BOS, ``makes`` is the carry, after a number of loops logarithmic in n.
-    """
-    before = select(indices, indices - var("span"), "==", name="span_back")
-    makes, passes, span = var("makes"), var("passes"), var("span")
-    return _addition_program(
-        name="lookahead",
-        prepare={
-            "makes": shift_right(generate),
-            "passes": shift_right(propagate),
-            "span": full(1),
-        },
-        step={
-            "makes": makes | (passes & aggregate(before, makes)),
-            "passes": passes & aggregate(before, passes),
-            "span": smaller(span + span, indices + 1),
-        },
-        finish=propagate ^ makes,
-        n_loops=CeilLog2(inside=-1),
-        doc="Generate and propagate over spans that double in every loop.",
-    )
-
-
-def _one_shot() -> LoopProgram:
-    """One loop: attention finds the last bit before each position that does not propagate.
-
-        last_i    =   the last j < i that does not propagate (BOS, if there is no other)
-        carry_i   <-  g at last_i
-
-    Every carry is unknown before the loop and known after it.
-    """
-    last_decided = kqv(propagate, 0, indices, "==", mode="max", name="last_decided")
-    return _addition_program(
-        name="one_shot",
-        prepare={"last": shift_right(last_decided), "carry": full(UNKNOWN)},
-        step={"carry": kqv(indices, var("last"), generate, "==", name="chain_start")},
-        finish=where(_known, propagate ^ _carry, UNKNOWN),
-        n_loops=Linear(slope=0, offset=1),
-        doc="Attention to the last bit that does not propagate decides every carry at once.",
-    )
+        step["carry"] = _support | (lasts | stays if endless else lasts)
+        step["age"] = where(~_support & lasts, age + 1, 0)
+    return _rippling(name=name, prepare=dict.fromkeys(step, full(0)), step=step, doc=doc)
 
 
 HELD_RIPPLES = (
@@ -273,12 +126,92 @@ HELD_RIPPLES = (
     ),
 )
 ADDITION_PROGRAMS = (
-    _ripple(),
-    _late_ripple(),
-    _carry_save(),
-    _latched_ripple(),
-    _latched_chain(),
-    _lookahead(),
-    _one_shot(),
+    #   carry_i  <-  g_{i-1} OR (p_{i-1} AND carry_{i-1})
+    # It is right after k + 1 loops where k propagating bits feed it. A carry that is changed at one
+    # position is repaired there in the next loop, and the change runs to the right, one position a
+    # loop, as far as the chain of propagating bits reaches.
+    _rippling(
+        name="ripple",
+        prepare={"carry": full(0)},
+        step={"carry": _support},
+        doc="Each loop recomputes the carry into a position from its left neighbour.",
+    ),
+    _rippling(
+        name="late_ripple",
+        prepare={"carry": full(0), "wait": full(2)},
+        step={"carry": eq(var("wait"), 0) & _support, "wait": larger(var("wait") - 1, 0)},
+        n_loops=Linear(offset=1),
+        doc="A ripple that starts two loops late.",
+    ),
+    #   sum_i    <-  sum_i XOR carry_{i-1},    a XOR b at first
+    #   carry_i  <-  sum_i AND carry_{i-1},    a AND b at first
+    # ``carry`` is a carry pending OUT of each position: 1 only while it travels, one position a
+    # loop. At every loop sum + 2 carry = a + b.
+    _rippling(
+        name="carry_save",
+        prepare={"sum": propagate, "carry": generate},
+        step={"sum": var("sum") ^ _arriving, "carry": var("sum") & _arriving},
+        finish=var("sum"),
+        doc="A partial sum and the carries still to be added, which each loop moves one position.",
+    ),
+    #   carry_i  <-  carry_i                                    if it is known (0 or 1, not -1)
+    #                g_{i-1} OR (p_{i-1} AND carry_{i-1})       else, if carry_{i-1} is known
+    #                unknown                                    else
+    # A carry changed behind the front stays changed and affects no other; one changed at the front
+    # is taken over by all positions that its chain feeds.
+    _latching(
+        name="latched_ripple",
+        prepare={"carry": _known_at_bos},
+        step={"carry": where(_known, _carry, shift_right(_carry_out, default=UNKNOWN))},
+        doc="A front from BOS: a position is unknown until its left neighbour is known, "
+        "then holds.",
+    ),
+    #   carry_i  <-  carry_i            if it is known
+    #                g_{i-1}            else, if the left neighbour does not propagate
+    #                carry_{i-1}        else (unknown as long as that is)
+    # A carry that k propagating bits feed is known after k + 1 loops: all chains fill at once. A
+    # carry changed after its right neighbour is known affects no other.
+    _latching(
+        name="latched_chain",
+        prepare={"carry": _known_at_bos},
+        step={
+            "carry": where(
+                _known, _carry, shift_right(where(propagate, _carry, generate), default=0)
+            )
+        },
+        doc="Fronts from every generating or killing bit; a propagating bit waits; known is held.",
+    ),
+    # Of the ``span`` positions before position i, ``makes`` says that they generate a carry into i
+    # by themselves, ``passes`` that they propagate one:
+    #   makes_i   <-  makes_i OR (passes_i AND makes_{i - span})
+    #   passes_i  <-  passes_i AND passes_{i - span}
+    #   span_i    <-  2 span_i, at most i + 1
+    # Once a span reaches BOS, ``makes`` is the carry, after a number of loops logarithmic in n.
+    _rippling(
+        name="lookahead",
+        prepare={
+            "makes": shift_right(generate),
+            "passes": shift_right(propagate),
+            "span": full(1),
+        },
+        step={
+            "makes": _makes | (_passes & aggregate(_span_back, _makes)),
+            "passes": _passes & aggregate(_span_back, _passes),
+            "span": smaller(_span + _span, indices + 1),
+        },
+        finish=propagate ^ _makes,
+        n_loops=CeilLog2(inside=-1),
+        doc="Generate and propagate over spans that double in every loop.",
+    ),
+    #   last_i    =   the last j < i that does not propagate (BOS, if there is no other)
+    #   carry_i   <-  g at last_i
+    # Every carry is unknown before the loop and known after it.
+    _latching(
+        name="one_shot",
+        prepare={"last": shift_right(_last_decided), "carry": full(UNKNOWN)},
+        step={"carry": kqv(indices, var("last"), generate, "==", name="chain_start")},
+        n_loops=Linear(slope=0, offset=1),
+        doc="Attention to the last bit that does not propagate decides every carry at once.",
+    ),
     *HELD_RIPPLES,
 )

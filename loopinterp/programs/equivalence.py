@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
+from pydantic import Field, PositiveInt
 
-from loopinterp.core.errors import InputError, check_integer, check_seed
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
+from loopinterp.core.settings import Seed
 from loopinterp.programs.paired_runs import (
     AT_A_TIME,
     PairedRuns,
@@ -26,7 +29,7 @@ from loopinterp.tasks.task import IGNORE, Batch
 from loopinterp.tasks.task_registry import get_task
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
+    from jaxtyping import Int
     from torch import Tensor
 
     from loopinterp.programs.program import LoopProgram
@@ -40,13 +43,6 @@ INTERVENTIONS = 4096
 
 SCREENED = 512
 """The same, for the screening of every program offset."""
-
-MOST_INPUTS = 2**14
-"""The most inputs that :func:`every_input` lists."""
-
-MOST_STATES = 2**16
-"""The most states (input, position, loop) of one length of which all interchanges are made, where
-the length alone does not ask for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +62,7 @@ class Equivalence:
             that length), position, loop and the source's; the same of a second interchange in the
             same run, its loop -1 where there is none; whether it ``changes`` an answer of either
             program, and whether the two answers ``differ``, at some loop after it.
-        repeated: States that two interchanges lead to, where all are followed: how many, how many
-            of them ``changes`` and how many ``differ``.
+        repeated: Counts of the states that two interchanges lead to, where all are followed.
     """
 
     program: str
@@ -103,45 +98,42 @@ class Equivalence:
         return float(differ.sum() / max((differ | changes).sum(), 1)) or self.repeated.share
 
 
+@checked
 def equivalence(
     program: LoopProgram | str,
     other: LoopProgram | str,
     *,
-    lengths: tuple[int, ...] = (1, 2, 3, 4, 5, 6),
-    interventions: int | None = INTERVENTIONS,
+    lengths: Annotated[Sequence[PositiveInt], Field(min_length=1)] = (1, 2, 3, 4, 5, 6),
+    interventions: PositiveInt | None = INTERVENTIONS,
     exhaustive_to: int = 5,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Equivalence:
     """Look for an interchange intervention that separates two programs.
 
-    The one definition of equality that the comparison of programs, the decompiler and the
-    benchmark use. At some position and loop of a base input, all variables of that position are
-    taken from the run of a source input with the same token there, after the same loop or another
-    one, once or twice in one run; both programs go on, each with its own variables, until the
-    other's T(n). They are equivalent if their answers, where asked for and decided by both, are
-    equal at every loop from then on, and in clean runs (at T(n), both must be decided). The
-    program may be a loop earlier or later than the other, its variables a position to the left, or
-    its answers a loop late: the best of these offsets counts.
+    At some position and loop of a base input, all variables of that position are taken from the run
+    of a source input with the same token there, after the same loop or another one, once or twice
+    in one run; both programs go on, each with its own variables, until the other's T(n). They are
+    equivalent if their answers, where asked for and decided by both, are equal at every loop from
+    then on, and in clean runs (at T(n), both must be decided). The program may be a loop earlier or
+    later than the other, its variables a position to the left, or its answers a loop late: the best
+    of these offsets counts.
 
-    At lengths up to ``exhaustive_to`` every interchange is made: at every position and loop of
-    every input, every state that the same token has there in any input after any loop; and from
-    every state that this leads to, every such interchange again. At longer inputs, and where the
-    inputs of a length cannot all be listed or have more than 65,536 states, ``interventions`` are
-    drawn: half with a source of another loop, a tenth with a second interchange. The result says
-    at which lengths all were made; of too many states after two interchanges some are drawn.
+    At lengths up to ``exhaustive_to`` every interchange is made, and from every state that this
+    leads to every one again (of too many, some). At longer inputs, and where the inputs of a length
+    cannot all be listed or have more than 65,536 states, ``interventions`` are drawn: half with a
+    source of another loop, a tenth with a second interchange.
 
     Args:
         program: The program, or its name.
         other: Another of the same task, in the place of a model.
         lengths: Lengths of the inputs.
-        interventions: How many are made at inputs of each longer length, at most. None for each
-            there is, at every length.
+        interventions: The most at each longer length; None for all, at every length.
         exhaustive_to: The longest length at which all are made.
         seed: Seed of inputs and interventions.
 
     Raises:
-        InputError: programs of different tasks, no length, no interventions, or no number of them
-            where there are too many inputs for each.
+        InputError: programs of different tasks, or no number of interventions where there are too
+            many inputs for each.
 
     Source: interchange interventions, Geiger et al., arXiv 2106.02997.
 
@@ -154,19 +146,13 @@ def equivalence(
         >>> held.equivalent, held.natural_share, held.share > 0.1
         (False, 0.0, True)
     """
-    if interventions is not None:
-        check_integer("interventions", interventions, least=1)
-    if not lengths:
-        raise InputError("lengths", expected="at least one", given="none", fix="Pass e.g. (2, 4).")
     first, second = get_program(program), get_program(other)
     if (first.task, first.task_settings) != (second.task, second.task_settings):
-        raise InputError(
-            "other",
-            expected=f"a program of {first.task}, with the settings {dict(first.task_settings)}",
-            given=f"{second.name}, of {second.task} with {dict(second.task_settings)}",
-            fix="Compare programs that read the same inputs and answer the same question.",
-        )
-    at_offset = partial(equivalence_at, first, second, lengths=lengths, seed=seed)
+        expected = f"a program of {first.task}, with the settings {dict(first.task_settings)}"
+        got = f"{second.name}, of {second.task} with {dict(second.task_settings)}"
+        fix = "Compare programs that read the same inputs and answer the same question."
+        raise InputError("other", expected=expected, given=got, fix=fix)
+    at_offset = partial(equivalence_at, first, second, lengths=tuple(lengths), seed=seed)
     # The program must have begun when the other is done.
     longest = max(map(second.n_loops, lengths))
     fitting = [offset for offset in alignments() if longest + offset.shift >= 0]
@@ -197,22 +183,25 @@ def equivalence_at(
     """:func:`equivalence` at one program offset."""
     task = get_task(program.task, **program.task_settings)
     late = with_output_lag(program, offset.lag)
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
     clean_differences: list[Tensor] = []
     columns: dict[str, list[Tensor]] = {}
     # None at lengths at which the program has not begun when the other is done.
     all_runs: dict[int, PairedRuns | None] = {}
     for n in lengths:
-        n_loops, required = other.n_loops(n), interventions is None
-        batch = _all_inputs(
-            task, n, n_loops, required=required, exhaustive_to=exhaustive_to, seed=seed
-        )
+        n_loops = other.n_loops(n)
+        batch = every_input(task, n, seed=seed) if interventions is None else None
+        if interventions is not None and n <= exhaustive_to:
+            batch = _all_inputs(task, n, n_loops, seed)
         if max(-offset.shift, 0) > n_loops:
             all_runs[n] = None
             continue
         inputs = batch or inputs_of(task, (n,), EXAMPLES, seed=seed)
         runs = PairedRuns(late, other, offset, inputs, n_loops)
-        clean_differences.append(_clean_difference(runs, inputs))
+        expected, answers = runs.clean_answers()
+        differ = decided_difference(expected, answers)  # [loop, input, pos]
+        differ[-1:] = expected[-1:] != answers[-1:]  # at T(n), undecided is no answer
+        clean_differences.append((differ & (inputs.targets != IGNORE)).any(-1).flatten())
         interchanges = runs.every_single() if batch else runs.drawn(interventions or 0, generator)
         for some in interchanges.split(AT_A_TIME):
             for name, column in runs.intervened(some).items():
@@ -250,14 +239,10 @@ def _interchanged_twice(
     return dataclasses.replace(result, every_repeated=tuple(complete), repeated=repeated)
 
 
-def _all_inputs(
-    task: Task, n: int, n_loops: int, *, required: bool, exhaustive_to: int, seed: int
-) -> Batch | None:
-    """All inputs of a length where every interchange is to be made; None where some are drawn."""
-    if required:
-        return every_input(task, n, seed=seed)
-    states = n_inputs(task, n, seed=seed) * task.n_positions(n) * (n_loops + 1)
-    if n > exhaustive_to or states > MOST_STATES:
+def _all_inputs(task: Task, n: int, n_loops: int, seed: int) -> Batch | None:
+    """All inputs of a length, if all interchanges can be made there."""
+    n_inputs, most_states = math.prod(map(len, _symbols(task, n, seed))), 2**16
+    if n_inputs * task.n_positions(n) * (n_loops + 1) > most_states:  # (input, position, loop)
         return None
     try:
         return every_input(task, n, seed=seed)
@@ -265,17 +250,9 @@ def _all_inputs(
         return None
 
 
-def _clean_difference(runs: PairedRuns, batch: Batch) -> Bool[Tensor, " loop_input"]:
-    """Whether the whole answers of clean runs differ, at each loop of each input."""
-    expected, answers = runs.clean_answers()
-    differ = decided_difference(expected, answers)  # [loop, input, pos]
-    differ[-1:] = expected[-1:] != answers[-1:]  # at T(n), undecided is no answer
-    return (differ & (batch.targets != IGNORE)).any(-1).flatten()
-
-
 def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int) -> Batch:
     """So many inputs of each length and of each of the task's distributions, padded alike."""
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
     n = torch.tensor(lengths).repeat_interleave(examples)
     parts = [task.sample(n, generator=generator, distribution=d) for d in task.distributions]
     fields = ("inputs", "targets", "n", "n_loops")
@@ -288,26 +265,18 @@ def _symbols(task: Task, n: int, seed: int) -> list[Int[Tensor, " symbol"]]:
     return [column.unique() for column in inputs_of(task, (n,), 8 * EXAMPLES, seed=seed).inputs.T]
 
 
-def n_inputs(task: Task, n: int, *, seed: int = 0) -> int:
-    """How many inputs :func:`every_input` lists."""
-    return math.prod(map(len, _symbols(task, n, seed)))
-
-
 def every_input(task: Task, n: int, *, seed: int = 0) -> Batch:
     """All inputs of a length, and more where not every symbol may follow every other.
 
     Raises:
         InputError: There are more than 16,384.
     """
-    symbols = _symbols(task, n, seed)
+    symbols, most = _symbols(task, n, seed), 2**14
     number = math.prod(map(len, symbols))
-    if number > MOST_INPUTS:
-        raise InputError(
-            "lengths",
-            expected=f"lengths of which {task.name} has at most {MOST_INPUTS:,} inputs",
-            given=f"{n}, of which it has {number:,}",
-            fix="Pass shorter ones, or a number of interventions.",
-        )
+    if number > most:
+        expected = f"lengths of which {task.name} has at most {most:,} inputs"
+        got, fix = f"{n}, with {number:,}", "Pass shorter ones, or a number of interventions."
+        raise InputError("lengths", expected=expected, given=got, fix=fix)
     inputs = torch.cartesian_prod(*symbols).view(number, len(symbols))
     each = torch.full((number,), n), torch.full((number,), task.n_loops(n))
     return Batch(inputs, task.targets(inputs), *each, task=task)

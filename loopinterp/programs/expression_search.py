@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -25,14 +26,8 @@ if TYPE_CHECKING:
 
     from loopinterp.programs.expressions import Seq
 
-LOGIC = ("not", "and", "or", "xor")
-"""Operations for truth values."""
-
-ARITHMETIC = (*LOGIC, "eq", "ne", "add", "mod", "smaller", "larger", "where")
-"""Operations for small integers; a remainder is that of division by a constant."""
-
-_COMMUTE = ("and", "or", "xor", "add", "eq", "ne", "smaller", "larger")
 _AT_A_TIME = 2**22
+"""Numbers that are computed together."""
 
 _Operation: TypeAlias = tuple[str, tuple[tuple[int, int], ...]]
 """An operation on smaller expressions, each given by its size and its place there."""
@@ -53,39 +48,24 @@ def shortest_expression(
     largest: int = 8,
     most: int = 2000,
 ) -> Seq | None:
-    """An expression of fewest atoms and operations with the target's value in every case.
-
-    Where all values are 0 or 1, of :data:`LOGIC`; else of :data:`ARITHMETIC`.
+    """An expression of fewest atoms and operations with the target's value in every case, or None.
 
     Args:
         target: Value in each case.
         atoms: What it may be made of; small constants are added.
         largest: Atoms and operations of an expression, at most.
         most: Expressions kept of each size; with more, the search is no longer complete.
-
-    Returns:
-        None if there is none of that size.
-
-    Raises:
-        InputError: atoms of other cases than the target's, or no case at all.
-
-    Example:
-        >>> from loopinterp.programs import var
-        >>> a, b = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
-        >>> shortest_expression(a ^ b, [Atom(var("a"), a), Atom(var("b"), b)])
-        var('a') ^ var('b')
     """
     for values in (target, *(atom.values for atom in atoms)):
         if values.shape != target.shape or not len(target):
-            raise InputError(
-                "values of an atom",
-                expected=f"one for each of the {len(target)} cases of the target, at least one",
-                given=f"shape {list(values.shape)}",
-                fix="Give every atom its value in each case.",
-            )
+            expected, got = f"one for each of {len(target)} cases", f"shape {list(values.shape)}"
+            fix = "Give every atom its value in each case, at least one."
+            raise InputError("values of an atom", expected=expected, given=got, fix=fix)
     every = torch.stack([target, *(atom.values for atom in atoms)])
     low, top = int(every.min()), int(every.max())
-    ops = LOGIC if low >= 0 and top <= 1 else ARITHMETIC
+    ops = ["not", "and", "or", "xor"]
+    if low < 0 or top > 1:  # no truth values
+        ops += ["eq", "ne", "add", "mod", "smaller", "larger", "where"]
     constants = range(min(low, 0), top + 2)
     leaves = [*atoms, *(Atom(full(k), torch.full_like(target, k)) for k in constants)]
     for leaf in leaves:
@@ -98,12 +78,20 @@ def _search(
     target: Int[Tensor, " case"], bank: _Bank, ops: Sequence[str], largest: int, most: int
 ) -> Seq | None:
     """Grow expressions by size until one has the target's values."""
+    commute = ("and", "or", "xor", "add", "eq", "ne", "smaller", "larger")
     every_case = torch.arange(len(target))
     # Most expressions that are not the target differ from it in one of a few cases.
     few = torch.randperm(len(target), generator=torch.Generator().manual_seed(0))[:24]
     for size in range(2, largest + 1):
         values, operations = [target.new_empty(0, len(target))], []
-        for op, sizes in _shapes(size, ops):
+        # Operations, and sizes of their parts that make an expression of this size.
+        shapes = [
+            (op, sizes)
+            for op in ops
+            for sizes in product(range(1, size), repeat=OPS[op].arity)
+            if sum(sizes) == size - 1 and (op not in commute or sizes[0] <= sizes[1])
+        ]
+        for op, sizes in shapes:
             keep = len(operations) < most and size < largest
             cases = every_case if keep else few
             for first, grown in bank.grown(op, sizes, cases):
@@ -146,6 +134,7 @@ class _Bank:
 
     def new(self, rows: Int[Tensor, "row case"]) -> Int[Tensor, " new"]:
         """Places of those whose values no expression had so far; they have them from now on."""
+        # Of rows with the same values the first one counts.
         hashes, inverse = (rows * self._key).sum(-1).unique(return_inverse=True)
         first = torch.full_like(hashes, len(rows))
         first = first.scatter_reduce(0, inverse, torch.arange(len(rows)), "amin")
@@ -211,22 +200,3 @@ def _applied(name: str, parts: Sequence[Tensor]) -> Int[Tensor, "*part case"]:
         for axis, part in enumerate(parts)
     ]
     return OPS[name].apply(*spread).expand(*map(len, parts), n_cases)
-
-
-def _shapes(size: int, ops: Sequence[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Operations with sizes of their parts that make an expression of a size."""
-    for op in ops:
-        for sizes in _shares(OPS[op].arity, size - 1):
-            if op not in _COMMUTE or sizes[0] <= sizes[1]:
-                yield op, sizes
-
-
-def _shares(n: int, total: int) -> Iterator[tuple[int, ...]]:
-    """Ways to share a size among n parts, each at least 1."""
-    if n == 1:
-        if total >= 1:
-            yield (total,)
-        return
-    for first in range(1, total - n + 2):
-        for rest in _shares(n - 1, total - first):
-            yield (first, *rest)

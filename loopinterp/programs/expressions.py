@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from loopinterp.core.errors import InputError, check_choice, check_integer, unknown_name
+from loopinterp.core.errors import InputError, check_choice, check_integer
 from loopinterp.programs.nodes import Expr, postorder
 from loopinterp.programs.operations import OPS, PREDICATES
 
@@ -28,8 +28,6 @@ MAX_TABLE = 65_536
 
 MAX_RELATION = 4_096
 """Most (key, query) pairs of a predicate."""
-
-_INT64 = range(-(2**63), 2**63)
 
 
 class _Checked(Expr):
@@ -82,12 +80,9 @@ class Seq(_Checked):
         return Elementwise("abs", (self,))
 
     def __bool__(self) -> bool:
-        raise InputError(
-            "truth value",
-            expected="an expression that stays an expression",
-            given=f"`if`, `and`, `or` or `not` on {self!r}",
-            fix="Use &, |, ~ and where(condition, x, y).",
-        )
+        expected, got = "an expression", f"`if`, `and`, `or` or `not` on {self!r}"
+        fix = "Use &, |, ~ and where(condition, x, y)."
+        raise InputError("truth value", expected=expected, given=got, fix=fix)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -122,12 +117,8 @@ class Var(Seq):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.name, str) or not self.name.isidentifier():
-            raise InputError(
-                "name of a variable",
-                expected="a Python identifier",
-                given=repr(self.name),
-                fix="Name it like carry or span_2.",
-            )
+            expected, fix = "a Python identifier", "Name it like carry or span_2."
+            raise InputError("name of var", expected=expected, given=repr(self.name), fix=fix)
         self._set("variables", frozenset((self.name,)))
 
     def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
@@ -149,15 +140,11 @@ class TokMap(Seq):
     name: str | None = None
 
     def __post_init__(self) -> None:
-        need_seq(self.x, "x of tok_map")
         table = dict(self.table)
         if len(table) > MAX_TABLE:
-            raise InputError(
-                "table of tok_map",
-                expected=f"at most {MAX_TABLE:,} entries",
-                given=f"{len(table):,}",
-                fix="Write the function with operators (x * x % 7), or give most values a default.",
-            )
+            expected, got = f"at most {MAX_TABLE:,} entries", f"{len(table):,}"
+            fix = "Write the function with operators (x * x % 7), or give most values a default."
+            raise InputError("table of tok_map", expected=expected, given=got, fix=fix)
         for value in (*table, *table.values()):
             _check_int(value, "entry in the table of tok_map")
         self._set("table", tuple(sorted(self.table)))
@@ -190,12 +177,9 @@ class Elementwise(Seq):
             need_seq(arg, f"argument of {self.op}")
         super().__post_init__()
         if len(self.args) != OPS[self.op].arity:
-            raise InputError(
-                f"operation {self.op!r}",
-                expected=f"{OPS[self.op].arity} arguments",
-                given=f"{len(self.args)}: {', '.join(map(repr, self.args))}",
-                fix="Pass as many sequences as the operation takes.",
-            )
+            expected, got = f"{OPS[self.op].arity} arguments", ", ".join(map(repr, self.args))
+            fix = "Pass as many sequences as the operation takes."
+            raise InputError(f"args of {self.op}", expected=expected, given=got, fix=fix)
 
     def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
         symbol = OPS[self.op].symbol
@@ -234,36 +218,11 @@ class Select(Selector):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.predicate, str):
-            self._check_relation(self.predicate)
+        if isinstance(self.predicate, str):
+            check_choice("predicate of select", self.predicate, PREDICATES)
+        else:
+            _check_relation(self.predicate)
             self._set("predicate", tuple(sorted(set(self.predicate))))
-        elif self.predicate not in PREDICATES:
-            raise unknown_name(self._what, self.predicate, PREDICATES)
-
-    @property
-    def _what(self) -> str:
-        return f"predicate of select(k={self.k!r}, q={self.q!r})"
-
-    def _check_relation(self, pairs: object) -> None:
-        """Check the (key, query) pairs for which the predicate holds."""
-        if not isinstance(pairs, Sequence) or not all(
-            isinstance(pair, tuple) and len(pair) == 2 for pair in pairs[: MAX_RELATION + 1]
-        ):
-            raise InputError(
-                self._what,
-                expected="a function of two tokens: a name such as '==', or (key, query) pairs",
-                given=reprlib.repr(pairs),
-                fix='Write select(k, q, "=="), or list the pairs: [(0, 1), (1, 0)].',
-            )
-        if len(pairs) > MAX_RELATION:
-            raise InputError(
-                self._what,
-                expected=f"at most {MAX_RELATION:,} (key, query) pairs",
-                given="more",
-                fix="Map keys and queries with tok_map first, and compare what comes out.",
-            )
-        for value in (v for pair in pairs for v in pair):
-            _check_int(value, "token in the predicate of select")
 
     def written(self, text: Mapping[Expr, str], *, short: bool) -> str:
         predicate = self.predicate if isinstance(self.predicate, str) else list(self.predicate)
@@ -305,18 +264,14 @@ class ShiftRight(Seq):
     """
 
     word, form = "shift_right", "shift_right({x}, {n}, default={default})"
-    _fix: ClassVar[str] = (
-        "A shift by 0 is x itself; to read ahead, or as far back as a sequence n says, use "
-        "kqv(indices, indices - n, x, '==', causal=False)."
-    )
 
     x: Seq
     n: int = 1
     default: int = 0
 
     def __post_init__(self) -> None:
-        need_seq(self.x, "x of shift_right")
-        check_integer("n of shift_right", self.n, least=1, fix=self._fix)
+        fix = "To read ahead, or n back, use kqv(indices, indices - n, x, '==', causal=False)."
+        check_integer("n of shift_right", self.n, least=1, fix=fix)
         super().__post_init__()
 
     @property
@@ -336,16 +291,13 @@ def as_seq(x: Seq | int) -> Seq:
 
 
 def need_seq(x: object, what: str) -> Seq:
-    """Return ``x`` if it is a sequence expression."""
+    """``x``, if it is a sequence expression."""
     if isinstance(x, Seq):
         return x
+    fix = "Use tokens, indices, full(0), var('name'), or an expression made of them."
     if isinstance(x, Selector):
-        given = f"the selector {x!r}"
         fix = "Read values with aggregate(selector, value), or count with sel_width(selector)."
-    else:
-        given = f"{type(x).__name__} {x!r}"
-        fix = "Use tokens, indices, full(0), var('name'), or an expression made of them."
-    raise InputError(what, expected="a sequence", given=given, fix=fix)
+    raise InputError(what, expected="a sequence", given=f"{type(x).__name__} {x!r}", fix=fix)
 
 
 def selects(roots: Iterable[Expr]) -> list[Select]:
@@ -361,28 +313,32 @@ def selectors(roots: Iterable[Expr]) -> dict[str, Select]:
 
 def _need_selector(x: object, what: str) -> None:
     if not isinstance(x, Selector):
-        kind = "the sequence" if isinstance(x, Seq) else type(x).__name__
-        raise InputError(
-            what,
-            expected="a selector",
-            given=f"{kind} {x!r}",
-            fix="Make one with select(k, q, predicate).",
-        )
+        got, fix = f"{type(x).__name__} {x!r}", "Make one with select(k, q, predicate)."
+        raise InputError(what, expected="a selector", given=got, fix=fix)
+
+
+def _check_relation(pairs: object) -> None:
+    """Raise unless these are the (key, query) pairs of a predicate."""
+    what, some = "predicate of select", reprlib.repr(pairs)
+    if not isinstance(pairs, Sequence) or not all(
+        isinstance(pair, tuple) and len(pair) == 2 for pair in pairs[: MAX_RELATION + 1]
+    ):
+        expected = "a function of two tokens: a name such as '==', or (key, query) pairs"
+        fix = 'Write select(k, q, "=="), or list the pairs: [(0, 1), (1, 0)].'
+        raise InputError(what, expected=expected, given=some, fix=fix)
+    if len(pairs) > MAX_RELATION:
+        fix = "Map keys and queries with tok_map first, and compare what comes out."
+        raise InputError(what, expected=f"at most {MAX_RELATION:,} pairs", given=some, fix=fix)
+    for value in (v for pair in pairs for v in pair):
+        _check_int(value, "token in the predicate of select")
 
 
 def _check_int(x: object, what: str) -> None:
-    """Check that ``x`` is an integer of 64 bits (and no bool)."""
-    if isinstance(x, bool) or not isinstance(x, int):
-        raise InputError(
-            what, expected="an integer", given=reprlib.repr(x), fix="Sequences hold integers only."
-        )
-    if x not in _INT64:
-        raise InputError(
-            what,
-            expected="an integer of 64 bits",
-            given=f"one of {x.bit_length()} bits",
-            fix="Use a number from -2**63 to 2**63 - 1.",
-        )
+    """Raise unless ``x`` is an integer of 64 bits (and no bool)."""
+    if isinstance(x, bool) or not isinstance(x, int) or not -(2**63) <= x < 2**63:
+        got = f"one of {x.bit_length()} bits" if type(x) is int else reprlib.repr(x)
+        fix = "Sequences hold integers from -2**63 to 2**63 - 1 only."
+        raise InputError(what, expected="an integer of 64 bits", given=got, fix=fix)
 
 
 def _named(name: str | None) -> str:

@@ -31,15 +31,7 @@ def evaluate(
     tokens: Int[Tensor, "batch pos"],
     variables: Mapping[str, Int[Tensor, "batch pos"]] | None = None,
 ) -> Int[Tensor, "batch pos"] | Bool[Tensor, "batch query key"]:
-    """The values of one expression.
-
-    Args:
-        expr: A sequence or a selector.
-        tokens: Input tokens [batch, pos], int64.
-        variables: Values of the variables it reads.
-
-    Returns:
-        Integers [batch, pos] of a sequence, or booleans [batch, query, key] of a selector.
+    """The values of one expression: integers of a sequence, booleans of a selector.
 
     Raises:
         InputError: that is no expression; the tokens or the values of a variable have a wrong
@@ -54,29 +46,21 @@ def evaluate(
         nodes.need_seq(expr, "expression")
     is_int64 = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64
     if not is_int64 or tokens.ndim != 2 or tokens.shape[1] == 0:
-        raise InputError(
-            "tokens",
-            expected="int64 tokens of shape [batch, pos]",
-            given=describe_tensor(tokens),
-            fix="Add a batch axis with tokens[None].",
-        )
+        expected, fix = "int64 tokens of shape [batch, pos]", "Add a batch axis with tokens[None]."
+        raise InputError("tokens", expected=expected, given=describe_tensor(tokens), fix=fix)
     for name, values in (variables or {}).items():
         check_values(f"values of variable {name!r}", values, tokens, torch.int64)
     return Interpreter(tokens).value(expr, variables or {})
 
 
 def check_values(what: str, values: object, tokens: Tensor, dtype: torch.dtype) -> None:
-    """Check that there is one value of that dtype for each token, on the same device."""
+    """Raise unless there is one value of that dtype for each token, on the same device."""
     is_tensor = isinstance(values, torch.Tensor)
     kind = (values.dtype, values.shape, values.device) if is_tensor else None
     if kind != (dtype, tokens.shape, tokens.device):
-        where = f" on {values.device}" if is_tensor else ""
-        raise InputError(
-            what,
-            expected=f"{dtype} of shape {list(tokens.shape)} on {tokens.device}",
-            given=describe_tensor(values) + where,
-            fix="Pass one value per example and position, as the tokens have.",
-        )
+        expected = f"{dtype} of shape {list(tokens.shape)} on {tokens.device}"
+        fix = "Pass one value per example and position, as the tokens have."
+        raise InputError(what, expected=expected, given=describe_tensor(values), fix=fix)
 
 
 _Plan: TypeAlias = list[tuple[Expr, tuple[Expr, ...]]]
@@ -86,7 +70,7 @@ _Plan: TypeAlias = list[tuple[Expr, tuple[Expr, ...]]]
 def _planned(order: Sequence[Expr], results: Collection[Expr]) -> _Plan:
     plan: _Plan = []
     later = set(results)
-    for node in reversed(order):
+    for node in reversed(order):  # a child that no later node reads is used up
         used_up = tuple(dict.fromkeys(child for child in node.children if child not in later))
         later.update(used_up)
         plan.append((node, used_up))
@@ -111,6 +95,7 @@ class Interpreter:
         """The values of some nodes, with a batch axis of 1 where all examples have the same."""
         roots = tuple(results)
         if roots not in self._changing:
+            # What reads no variable is computed once, and kept for all runs.
             changing = [node for node in postorder(roots) if node.variables]
             needed = [*roots, *(child for node in changing for child in node.children)]
             fixed = {node for node in needed if not node.variables and node not in self._fixed}
@@ -125,41 +110,43 @@ class Interpreter:
         self, plan: _Plan, variables: Mapping[str, Tensor], results: Collection[Expr]
     ) -> dict[Expr, Tensor | Selection]:
         """Compute the nodes in order, each freed after its last use if it is no result."""
-        values = dict(self._fixed)
+        values: dict[Expr, Any] = dict(self._fixed)
         for node, used_up in plan:
-            values[node] = self._compute(node, values, variables)
+            match node:
+                case nodes.Tokens():
+                    value = self.tokens
+                case nodes.Indices():
+                    value = self.indices
+                case nodes.Full():
+                    value = torch.full_like(self.indices, node.value)
+                case nodes.Var():
+                    if node.name not in variables:
+                        raise unknown_name("variable", node.name, variables)
+                    value = variables[node.name]
+                case nodes.Elementwise() | nodes.TokMap():
+                    args = [values[child] for child in node.children]
+                    value = apply_operation(node, args, partial(code, short=True))
+                case nodes.ShiftRight():
+                    x = values[node.x]
+                    n = min(node.n, x.shape[1])
+                    first = x.new_full((x.shape[0], n), node.default)
+                    value = torch.cat([first, x[:, : x.shape[1] - n]], dim=1)
+                case nodes.Select():
+                    k, q = values[node.k], values[node.q]
+                    value = Selection(k, q, node.predicate, node.causal)
+                case nodes.SelWidth():
+                    value = values[node.selector].width()
+                case nodes.Aggregate(mode="mean"):
+                    value = values[node.selector].mean(values[node.value], node.default)
+                case nodes.Aggregate():
+                    selection = values[node.selector]
+                    value = selection.extreme(values[node.value], node.mode, node.default)
+                case _:
+                    raise AssertionError(f"no meaning of {type(node).__name__}")
+            values[node] = value
             for child in used_up:
                 del values[child]
         return {node: values[node] for node in results}
-
-    def _compute(
-        self, node: Expr, values: Mapping[Expr, Any], variables: Mapping[str, Tensor]
-    ) -> Tensor | Selection:
-        match node:
-            case nodes.Tokens():
-                return self.tokens
-            case nodes.Indices():
-                return self.indices
-            case nodes.Full():
-                return torch.full_like(self.indices, node.value)
-            case nodes.Var():
-                if node.name not in variables:
-                    raise unknown_name("variable", node.name, variables)
-                return variables[node.name]
-            case nodes.Elementwise() | nodes.TokMap():
-                args = [values[child] for child in node.children]
-                return apply_operation(node, args, partial(code, short=True))
-            case nodes.ShiftRight():
-                return _shift_right(values[node.x], node.n, node.default)
-            case nodes.Select():
-                return Selection(values[node.k], values[node.q], node.predicate, node.causal)
-            case nodes.SelWidth():
-                return values[node.selector].width()
-            case nodes.Aggregate(mode="mean"):
-                return values[node.selector].mean(values[node.value], node.default)
-            case nodes.Aggregate():
-                return values[node.selector].extreme(values[node.value], node.mode, node.default)
-        raise AssertionError(f"no meaning of {type(node).__name__}")
 
 
 def apply_operation(
@@ -169,41 +156,29 @@ def apply_operation(
     *,
     possible: bool = False,
 ) -> Tensor:
-    """An operation or a table on the values of its arguments.
+    """An operation or a table on the values of its arguments; ``describe`` writes it in errors.
 
-    Args:
-        node: The operation or table.
-        args: Values of its arguments.
-        describe: Writes the node in errors.
-        possible: Whether these are values that the arguments may have, not those of a run.
+    The values are those of a run, or all that are ``possible``.
 
     Raises:
         InputError: a division by 0, or a table that lacks a value and has no default.
     """
     if isinstance(node, nodes.Elementwise):
         if node.op in ("floordiv", "mod") and bool((args[1] == 0).any()):
-            raise InputError(
-                describe(node),
-                expected="a divisor that is never 0",
-                given=f"{node.args[1]!r}, which {'may be' if possible else 'is'} 0",
-                fix="Divide by where(x, x, 1) instead of x, or by a constant.",
-            )
+            got = f"{node.args[1]!r}, which {'may be' if possible else 'is'} 0"
+            fix = "Divide by where(x, x, 1) instead of x, or by a constant."
+            raise InputError(describe(node), expected="a divisor above 0", given=got, fix=fix)
         return OPS[node.op].apply(*args)
     (x,), (keys, new) = args, node.entries.to(args[0].device)
     if node.default is None:
         known = look_up(x, keys, torch.ones_like(keys), 0).bool()
         if not bool(known.all()):
             missing, number = int(x[~known].min()), len(x.unique())
-            raise InputError(
+            expected = f"an entry for each of the {number} values it is given, or a default"
+            got = f"none for {missing}, only for {reprlib.repr(keys.tolist())}"
+            fix, what = (
+                f"Add {missing} to the table, or pass default=.",
                 f"table of {describe(node)}",
-                expected=f"an entry for each of the {number} values it is given, or a default",
-                given=f"none for {missing}, only for {reprlib.repr(keys.tolist())}",
-                fix=f"Add {missing} to the table, or pass default=.",
             )
+            raise InputError(what, expected=expected, given=got, fix=fix)
     return look_up(x, keys, new, node.default or 0)
-
-
-def _shift_right(x: Tensor, n: int, default: int) -> Tensor:
-    n = min(n, x.shape[1])
-    first = x.new_full((x.shape[0], n), default)
-    return torch.cat([first, x[:, : x.shape[1] - n]], dim=1)

@@ -3,9 +3,8 @@
 Selection is causal unless ``causal=False``, sequences hold integers, and 0 is false. In the
 library ``x_j`` runs over j <= i, and x_i is the value at the position itself.
 
-Source: RASP-L, arXiv 2310.16028. Its reference leaves the predicate of ``argmax`` open, so that
-``argmax``, ``argmin`` and ``mode`` cannot run there; here they look for the running maximum
-itself, with the reference's choice among equals: the last one.
+Source: RASP-L, arXiv 2310.16028, which leaves the predicate of ``argmax`` open; here ``argmax``,
+``argmin`` and ``mode`` look for the running maximum itself, and take the last among equals.
 """
 
 from __future__ import annotations
@@ -37,25 +36,15 @@ def var(name: str) -> Seq:
 def tok_map(
     x: Seq | int, table: Mapping[int, int], *, default: int | None = None, name: str | None = None
 ) -> Seq:
-    """A table applied at each position.
+    """A table (value -> new value) applied at each position.
 
-    Args:
-        x: The sequence to map.
-        table: Value -> new value.
-        default: New value of whatever the table lacks; without it, such a value is an error.
-        name: What to call the table where the program is shown.
-
-    Example:
-        >>> tok_map(tokens, {3: 1}, default=0)
-        tok_map(tokens, {3: 1}, default=0)
+    A value that it lacks becomes ``default``; without one, that is an error. Printed programs call
+    the table by its ``name``.
     """
     if not isinstance(table, Mapping):
-        raise InputError(
-            "table of tok_map",
-            expected="a mapping from integers to integers",
-            given=f"{type(table).__name__} {table!r}",
-            fix="Write the function as a table, e.g. {0: 1, 1: 0}, so that it can be compiled.",
-        )
+        expected, got = "a mapping from integers to integers", f"{type(table).__name__} {table!r}"
+        fix = "Write the function as a table, e.g. {0: 1, 1: 0}, so that it can be compiled."
+        raise InputError("table of tok_map", expected=expected, given=got, fix=fix)
     return nodes.TokMap(as_seq(x), tuple(table.items()), default, name)
 
 
@@ -107,9 +96,6 @@ def select(
         causal: Look only at the query's own position and before.
         name: How traces call the selector.
 
-    Raises:
-        InputError: the predicate is not a function of two tokens.
-
     Example:
         >>> select(tokens, tokens, "==", name="same token")
         select(tokens, tokens, '==', name='same token')
@@ -152,9 +138,6 @@ def shift_right(x: Seq | int, n: int = 1, *, default: int = 0) -> Seq:
     """The value ``n`` positions before; ``default`` at the first ``n`` positions.
 
     Its selector is called ``shift_{n}``; a shift by 0 is ``x`` itself.
-
-    Raises:
-        InputError: ``n`` is negative or no integer.
 
     Example:
         >>> shift_right(tokens, 2), shift_right(tokens, 0)
@@ -272,9 +255,6 @@ def induct_kqv(
 
     Position i takes v_{j + offset} for the first j with k_j = q_i and j + offset <= i, and
     ``default`` where there is none. ``null_val`` is a value that ``k`` and ``q`` never take.
-
-    Raises:
-        InputError: ``offset`` is negative, or no integer.
 
     Example:
         >>> from loopinterp.programs import evaluate

@@ -51,9 +51,8 @@ class Condition:
 
     label: str = ""  # its part of a mutation's name; empty for the one that always holds
     holds: Seq | None = None  # 1 where it holds; None if it always does
-    # variables it needs, before the first loop
-    prepare: Mapping[str, Seq] = field(default_factory=dict)
-    step: Mapping[str, Seq] = field(default_factory=dict)  # the same, after a loop
+    prepare: Mapping[str, Seq] = field(default_factory=dict)  # its variables before the first loop
+    step: Mapping[str, Seq] = field(default_factory=dict)  # and after a loop
 
     def choose(self, inside: Seq, outside: Seq) -> Seq:
         """One expression where the condition holds, the other elsewhere."""
@@ -74,13 +73,7 @@ ALWAYS = Condition()
 
 
 def at_tokens(program: LoopProgram, chosen: Sequence[int]) -> Condition:
-    """Where the position's own token is one of those; the label lists three of them.
-
-    Example:
-        >>> from loopinterp.programs import get_program
-        >>> at_tokens(get_program("ripple"), [1, 3]).label
-        'at a=1 b=0, a=1 b=1'
-    """
+    """Where the position's own token is one of those; the label lists three of them."""
     listed = ", ".join(program.inputs[token] for token in chosen[:3])
     label = f"at {listed}" + (f" and {len(chosen) - 3} more" if len(chosen) > 3 else "")
     return Condition(label, tok_map(tokens, dict.fromkeys(chosen, 1), default=0, name="chosen"))
@@ -98,14 +91,7 @@ def once_settled(program: LoopProgram, lateness: int) -> Condition:
 
 
 def lateness(program: LoopProgram, inputs: Int[Tensor, "batch pos"], *, n_loops: int) -> int:
-    """The most loops by which position i settles later than at loop i.
-
-    Example:
-        >>> from loopinterp.programs import get_program
-        >>> inputs = torch.tensor([[4, 3, 1, 2, 0]])
-        >>> lateness(get_program("ripple"), inputs, n_loops=6)     # position 4 after 3 loops
-        0
-    """
+    """The most loops by which position i settles later than at loop i."""
     trace = program.trace(inputs, n_loops)
     positions = torch.arange(inputs.shape[1], device=inputs.device)
     return max(int((trace.settled(name) - positions).max()) for name in program.step)
@@ -117,23 +103,21 @@ def changed(
     when: Condition = ALWAYS,
     *,
     prepare: Mapping[str, Seq] | None = None,
+    inside: Mapping[str, Seq] | None = None,
     step: Mapping[str, Seq] | None = None,
     finish: Seq | None = None,
 ) -> LoopProgram:
     """The program with other expressions and the variables of the condition, renamed.
 
-    Example:
-        >>> from loopinterp.programs import get_program, var
-        >>> still = {"carry": var("carry")}
-        >>> changed(get_program("ripple"), "carry never moves", step=still).name
-        'ripple, carry never moves'
+    Steps ``inside`` are taken where the condition holds, those of ``step`` everywhere.
     """
     name = f"{program.name}, {what} {when.label}".rstrip()
+    chosen = {v: when.choose(x, program.step[v]) for v, x in (inside or {}).items()}
     return replace(
         program,
         name=name,
         prepare={**program.prepare, **(prepare or {}), **when.prepare},
-        step={**program.step, **(step or {}), **when.step},
+        step={**program.step, **chosen, **(step or {}), **when.step},
         finish=program.finish if finish is None else finish,
         doc=f"A mutation: {name}.",
     )
@@ -143,11 +127,6 @@ def substituted(root: Seq, replacements: Mapping[Seq, Seq]) -> Seq:
     """An expression with every node that is a key replaced by its value, all at once.
 
     A selection that changes loses its name, which is that of the original selection.
-
-    Example:
-        >>> from loopinterp.programs import shift_right, tokens, var
-        >>> substituted(shift_right(var("x") & tokens), {var("x"): tokens + 1})
-        shift_right((tokens + 1) & tokens, 1, default=0)
     """
 
     def change(old: Expr, new: Expr) -> Expr:
@@ -165,6 +144,7 @@ def after_a_step(root: Seq, program: LoopProgram) -> Seq:
 
 def reads_of_other_positions(program: LoopProgram) -> list[Seq]:
     """The outermost expressions by which a step reads variables of other positions."""
+    # A selection by position and token alone sees no variable.
     reads = dict.fromkeys(
         node
         for node in postorder(program.step.values())
@@ -178,13 +158,7 @@ def reads_of_other_positions(program: LoopProgram) -> list[Seq]:
 
 
 def held(program: LoopProgram, name: str, when: Condition, *, loops: int) -> LoopProgram:
-    """A change of the variable happens only when it was due for ``loops`` loops.
-
-    Example:
-        >>> from loopinterp.programs import get_program
-        >>> held(get_program("ripple"), "carry", ALWAYS, loops=2).name
-        'ripple, carry held 2 loops'
-    """
+    """A change of the variable happens only when it was due for ``loops`` loops."""
     value, due = var(name), program.step[name]
     waited = program.unused_name(f"{name}_waited")
     waits = when.choose(ne(value, due) & (var(waited) < loops - 1), full(0))
@@ -195,37 +169,39 @@ def held(program: LoopProgram, name: str, when: Condition, *, loops: int) -> Loo
 
 def held_for_ever(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """The variable never changes."""
-    step = {name: when.choose(var(name), program.step[name])}
-    return changed(program, f"{name} held for ever", when, step=step)
+    return changed(program, f"{name} held for ever", when, inside={name: var(name)})
 
 
 def only_grows(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """The variable takes larger values only, as the carry of a sticky ripple does."""
-    due = program.step[name]
-    step = {name: when.choose(larger(var(name), due), due)}
-    return changed(program, f"{name} only grows", when, step=step)
+    grown = larger(var(name), program.step[name])
+    return changed(program, f"{name} only grows", when, inside={name: grown})
 
 
 def only_falls(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """The variable takes smaller values only."""
-    due = program.step[name]
-    step = {name: when.choose(smaller(var(name), due), due)}
-    return changed(program, f"{name} only falls", when, step=step)
+    fallen = smaller(var(name), program.step[name])
+    return changed(program, f"{name} only falls", when, inside={name: fallen})
 
 
 def delayed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """The variable takes each new value a loop late."""
-    due, pending = program.step[name], program.unused_name(f"{name}_pending")
-    step = {name: when.choose(var(pending), due), pending: due}
-    prepare = {pending: program.prepare[name]}
-    return changed(program, f"{name} delayed", when, step=step, prepare=prepare)
+    pending = program.unused_name(f"{name}_pending")
+    return changed(
+        program,
+        f"{name} delayed",
+        when,
+        prepare={pending: program.prepare[name]},
+        inside={name: var(pending)},
+        step={pending: program.step[name]},
+    )
 
 
 def forgetting(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """Where its new value differs from the old one, the variable falls back to its first value."""
     due = program.step[name]
     lost = where(ne(var(name), due), program.prepare[name], due)
-    return changed(program, f"{name} forgotten", when, step={name: when.choose(lost, due)})
+    return changed(program, f"{name} forgotten", when, inside={name: lost})
 
 
 def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int) -> LoopProgram:
@@ -236,21 +212,20 @@ def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int
     """
     choice = keep_choice(program, name)
     if choice is None:
-        raise InputError(
-            f"variable {name!r} of {program.name}",
-            expected="a step such as where(condition, variable, expression)",
-            given=repr(program.step[name]),
-            fix="Choose a variable that is kept at some positions only.",
-        )
+        expected = "a step such as where(condition, variable, expression)"
+        got, fix = repr(program.step[name]), "Choose one that is kept at some positions only."
+        raise InputError(f"variable {name!r}", expected=expected, given=got, fix=fix)
     keeps, anew = choice
     age = program.unused_name(f"{name}_kept")
     limited = when.choose(keeps & (var(age) < loops), full(0))
-    step = {
-        name: when.choose(where(limited, var(name), anew), program.step[name]),
-        age: where(limited, smaller(var(age) + 1, loops), 0),
-    }
-    what = f"{name} kept {spell_loops(loops)}"
-    return changed(program, what, when, step=step, prepare={age: full(0)})
+    return changed(
+        program,
+        f"{name} kept {spell_loops(loops)}",
+        when,
+        prepare={age: full(0)},
+        inside={name: where(limited, var(name), anew)},
+        step={age: where(limited, smaller(var(age) + 1, loops), 0)},
+    )
 
 
 def keep_choice(program: LoopProgram, name: str) -> tuple[Seq, Seq] | None:
@@ -281,13 +256,13 @@ def reading_old(program: LoopProgram, name: str, when: Condition) -> LoopProgram
     before = program.unused_name(f"{name}_before")
     reads = reads_of_other_positions(program)
     old = {read: substituted(read, {var(name): var(before)}) for read in reads}
-    step = {v: when.choose(substituted(x, old), x) for v, x in program.step.items()}
     return changed(
         program,
         f"{name} of a loop ago read by others",
         when,
-        step={**step, before: var(name)},
         prepare={before: program.prepare[name]},
+        inside={v: substituted(x, old) for v, x in program.step.items()},
+        step={before: var(name)},
     )
 
 
@@ -299,9 +274,14 @@ def held_out_of_phase(program: LoopProgram, name: str, when: Condition = ALWAYS)
     clock = program.unused_name("clock")
     tick = where(var(clock) < 3, var(clock) + 1, full(0))
     differs = ne(var(clock), shift_right(var(clock))) & ne(indices, 0)
-    step = {name: when.choose(where(differs, var(name), program.step[name]), program.step[name])}
-    what, prepare = f"{name} held where out of phase", {clock: full(0)}
-    return changed(program, what, when, step={**step, clock: tick}, prepare=prepare)
+    return changed(
+        program,
+        f"{name} held where out of phase",
+        when,
+        prepare={clock: full(0)},
+        inside={name: where(differs, var(name), program.step[name])},
+        step={clock: tick},
+    )
 
 
 def forgotten_the_second_time(
@@ -320,18 +300,13 @@ def forgotten_the_second_time(
     spread = larger(var(times), shift_right(var(times)))
     count = smaller(spread + disturbed, 2)
     first = program.prepare[name]
-    forgotten = where(count < 2, program.step[name], first)
     return changed(
         program,
         f"{name} forgotten after the second change",
         when,
-        step={
-            name: when.choose(forgotten, program.step[name]),
-            before: var(name),
-            left: shift_right(var(name)),
-            times: count,
-        },
         prepare={before: first, left: shift_right(first), times: full(0)},
+        inside={name: where(count < 2, program.step[name], first)},
+        step={before: var(name), left: shift_right(var(name)), times: count},
     )
 
 
@@ -339,30 +314,25 @@ def forgotten_the_second_time(
 
 
 def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProgram:
-    """Two or three steps in every loop.
-
-    Example:
-        >>> from loopinterp.programs import get_program
-        >>> fast = several_steps(get_program("prefix_xor"), 2, ALWAYS)
-        >>> fast.trace(torch.tensor([[2, 1, 0, 1, 1]]), 2).outputs[:, 0, 1:].tolist()
-        [[0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
-    """
+    """Two or three steps in every loop."""
     step = dict(program.step)
-    for _ in range(steps - 1):
+    for _ in range(steps - 1):  # each variable in terms of those one step earlier
         step = {name: after_a_step(x, program) for name, x in step.items()}
-    chosen = {name: when.choose(x, program.step[name]) for name, x in step.items()}
     number = {2: "two", 3: "three"}[steps]
-    return changed(program, f"{number} steps a loop", when, step=chosen)
+    return changed(program, f"{number} steps a loop", when, inside=step)
 
 
 def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
     """Every second loop does nothing: half the speed."""
     resting = program.unused_name("resting")
-    paused = {
-        name: when.choose(where(var(resting), var(name), x), x) for name, x in program.step.items()
-    }
-    step = {**paused, resting: ~var(resting)}
-    return changed(program, "a step every other loop", when, step=step, prepare={resting: full(0)})
+    return changed(
+        program,
+        "a step every other loop",
+        when,
+        prepare={resting: full(0)},
+        inside={v: where(var(resting), var(v), x) for v, x in program.step.items()},
+        step={resting: ~var(resting)},
+    )
 
 
 def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> LoopProgram:
@@ -410,13 +380,7 @@ def answers_ahead(program: LoopProgram) -> LoopProgram:
 
 
 def negated(program: LoopProgram, name: str) -> LoopProgram:
-    """The variable is stored as 1 - v.
-
-    Example:
-        >>> from loopinterp.programs import get_program
-        >>> negated(get_program("ripple"), "carry").finish
-        tok_map(tokens, {1: 1, 2: 1}, default=0, name='propagate') ^ (full(1) - var('carry'))
-    """
+    """The variable is stored as 1 - v."""
     read = {var(name): 1 - var(name)}
     step = {v: substituted(x, read) for v, x in program.step.items()}
     if name in step:

@@ -10,12 +10,12 @@ from weakref import WeakValueDictionary
 from loopinterp.core.errors import InputError
 
 MAX_DEPTH = 5_000
-"""Deepest expression; deeper ones are refused when they are built."""
+"""The deepest expression."""
 
 MAX_LENGTH = 2_000
 """Characters of code after which a subexpression is left out as ``…``."""
 
-Node = TypeVar("Node")
+_Node = TypeVar("_Node")
 
 _NODES: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
 
@@ -23,8 +23,9 @@ _NODES: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
 class _Interned(type):
     """Calling the class gives the one node that has those fields."""
 
-    def __call__(cls: Callable[..., Node], *args: Any, **kwargs: Any) -> Node:
+    def __call__(cls: Callable[..., _Node], *args: Any, **kwargs: Any) -> _Node:
         node = type.__call__(cls, *args, **kwargs)  # type: ignore[arg-type]
+        # An equal node that somebody holds takes the place of the new one.
         return _NODES.setdefault(node.__reduce__(), node)
 
 
@@ -53,12 +54,9 @@ class Expr(metaclass=_Interned):
         self._set("variables", frozenset().union(*(c.variables for c in children)))
         self._set("depth", 1 + max((c.depth for c in children), default=0))
         if self.depth > MAX_DEPTH:
-            raise InputError(
-                "expression",
-                expected=f"a depth of at most {MAX_DEPTH}",
-                given="a deeper one",
-                fix="Keep intermediate values in variables of a loop program.",
-            )
+            expected, got = f"a depth of at most {MAX_DEPTH}", "a deeper one"
+            fix = "Keep intermediate values in variables of a loop program."
+            raise InputError("expression", expected=expected, given=got, fix=fix)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -83,11 +81,6 @@ def postorder(roots: Iterable[Expr], known: Collection[Expr] = ()) -> list[Expr]
     """Every node below the roots, once, children before parents.
 
     ``known`` nodes are left out, with what only they need.
-
-    Example:
-        >>> from loopinterp.programs import tokens
-        >>> postorder([(tokens + 1) & (tokens + 1)])
-        [tokens, full(1), tokens + 1, (tokens + 1) & (tokens + 1)]
     """
     seen = set(known)
     order: list[Expr] = []

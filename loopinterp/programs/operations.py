@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Op:
+class _Op:
     """An elementwise operation: how many arguments, how it is written, what it does."""
 
     arity: int
@@ -24,27 +24,27 @@ class Op:
     apply: Callable[..., Tensor]
 
 
-OPS: dict[str, Op] = {
-    "add": Op(2, "+", torch.add),
-    "sub": Op(2, "-", torch.sub),
-    "mul": Op(2, "*", torch.mul),
-    "floordiv": Op(2, "//", torch.floor_divide),
-    "mod": Op(2, "%", torch.remainder),
-    "lt": Op(2, "<", lambda x, y: (x < y).long()),
-    "le": Op(2, "<=", lambda x, y: (x <= y).long()),
-    "gt": Op(2, ">", lambda x, y: (x > y).long()),
-    "ge": Op(2, ">=", lambda x, y: (x >= y).long()),
-    "and": Op(2, "&", lambda x, y: torch.logical_and(x, y).long()),
-    "or": Op(2, "|", lambda x, y: torch.logical_or(x, y).long()),
-    "xor": Op(2, "^", lambda x, y: torch.logical_xor(x, y).long()),
-    "not": Op(1, "~", lambda x: (x == 0).long()),
-    "neg": Op(1, "-", torch.neg),
-    "abs": Op(1, None, torch.abs),
-    "eq": Op(2, None, lambda x, y: (x == y).long()),
-    "ne": Op(2, None, lambda x, y: (x != y).long()),
-    "smaller": Op(2, None, torch.minimum),
-    "larger": Op(2, None, torch.maximum),
-    "where": Op(3, None, lambda c, x, y: torch.where(c != 0, x, y)),
+OPS: dict[str, _Op] = {
+    "add": _Op(2, "+", torch.add),
+    "sub": _Op(2, "-", torch.sub),
+    "mul": _Op(2, "*", torch.mul),
+    "floordiv": _Op(2, "//", torch.floor_divide),
+    "mod": _Op(2, "%", torch.remainder),
+    "lt": _Op(2, "<", lambda x, y: (x < y).long()),
+    "le": _Op(2, "<=", lambda x, y: (x <= y).long()),
+    "gt": _Op(2, ">", lambda x, y: (x > y).long()),
+    "ge": _Op(2, ">=", lambda x, y: (x >= y).long()),
+    "and": _Op(2, "&", lambda x, y: torch.logical_and(x, y).long()),
+    "or": _Op(2, "|", lambda x, y: torch.logical_or(x, y).long()),
+    "xor": _Op(2, "^", lambda x, y: torch.logical_xor(x, y).long()),
+    "not": _Op(1, "~", lambda x: (x == 0).long()),
+    "neg": _Op(1, "-", torch.neg),
+    "abs": _Op(1, None, torch.abs),
+    "eq": _Op(2, None, lambda x, y: (x == y).long()),
+    "ne": _Op(2, None, lambda x, y: (x != y).long()),
+    "smaller": _Op(2, None, torch.minimum),
+    "larger": _Op(2, None, torch.maximum),
+    "where": _Op(3, None, lambda c, x, y: torch.where(c != 0, x, y)),
 }
 """Elementwise operations by name.
 
@@ -64,20 +64,8 @@ PREDICATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Named predicates of (key, query): ``"<"`` selects the keys that are smaller than the query."""
 
 
-WIDEST_LOOKUP = 2**17
-"""Largest span of the keys of a table that is looked up by place; wider ones are searched."""
-
-MOST_BITS = 63
-"""Most queries of a relation that are bits of one number; more are columns of a table."""
-
-
 def smallest_integers(low: int, high: int) -> torch.dtype:
-    """The smallest integers that hold all from low to high; 64 bits if none do.
-
-    Example:
-        >>> smallest_integers(-1, 127), smallest_integers(0, 128)
-        (torch.int8, torch.int16)
-    """
+    """The smallest integers that hold all from low to high; 64 bits if none do."""
     for dtype in (torch.int8, torch.int16, torch.int32):
         if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
             return dtype
@@ -87,17 +75,11 @@ def smallest_integers(low: int, high: int) -> torch.dtype:
 def look_up(
     x: Int[Tensor, "*shape"], keys: Int[Tensor, " entry"], new: Int[Tensor, " entry"], default: int
 ) -> Int[Tensor, "*shape"]:
-    """The new value of each ``x`` that is among the keys (sorted), ``default`` of the others.
-
-    Example:
-        >>> x = torch.tensor([[7, 2, 3]])
-        >>> look_up(x, torch.tensor([2, 7]), torch.tensor([20, 70]), -1).tolist()
-        [[70, 20, -1]]
-    """
+    """The new value of each ``x`` that is among the keys (sorted), ``default`` of the others."""
     if not len(keys):
         return torch.full_like(x, default)
     before, width = int(keys[0]) - 1, int(keys[-1]) - int(keys[0]) + 1
-    if width <= WIDEST_LOOKUP and before >= torch.iinfo(torch.int64).min:
+    if width <= 2**17 and before >= torch.iinfo(torch.int64).min:  # wider spans are searched
         # A place for each value from the least to the largest key, and one on either side.
         table = new.new_full((width + 2,), default)
         table[keys - before] = new
@@ -125,7 +107,7 @@ class Relation:
         table[row + 1, column + 1] = True
         self._table = table.flatten()
         numbers = torch.arange(max(table.shape), device=device)
-        self._bits = len(self._queries) <= MOST_BITS
+        self._bits = len(self._queries) <= 63  # of an int64
         if self._bits:
             self._columns = 2 ** numbers[: len(self._queries)]
             self._rows = (table[1:, 1:] * self._columns).sum(dim=1)

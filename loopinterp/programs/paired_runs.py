@@ -27,9 +27,6 @@ AT_A_TIME = 2**15
 NO_LOOP = -1
 """The loop of a second interchange where there is none."""
 
-_MOST_NUMBERS = 2**20
-"""The most numbers in the states that are followed at one loop."""
-
 
 @dataclass(frozen=True, eq=False)
 class Interventions:
@@ -58,12 +55,7 @@ class Interventions:
 class PairedRuns:
     """Two programs, their clean runs on inputs of one length, and interventions in both.
 
-    Args:
-        program: The program, its answers already late by the lag of the offset.
-        other: The other.
-        offset: Which loop and position of the program stand for those of the other.
-        batch: Inputs of one length.
-        n_loops: Loops of the other.
+    The program answers late by the lag of the offset already; the loops are the other's.
     """
 
     def __init__(
@@ -75,22 +67,22 @@ class PairedRuns:
         n_loops: int,
     ) -> None:
         self.batch, self.n_loops = batch, n_loops
-        self.program = OneRun(program, batch, n_loops + 1, offset.shift, offset.offset)
-        self.other = OneRun(other, batch, n_loops + 1)
+        self.program = _OneRun(program, batch, n_loops + 1, offset.shift, offset.offset)
+        self.other = _OneRun(other, batch, n_loops + 1)
         self.positions = range(offset.offset, batch.inputs.shape[1])
         self.loops = range(max(-offset.shift, 0), n_loops + 1)
 
     def clean_answers(self) -> tuple[Int[Tensor, "loop input pos"], Int[Tensor, "loop input pos"]]:
         """Answers of both, without an intervention, at the loops that both have."""
         loops = torch.tensor(self.loops)
-        return self.program.trace.outputs[loops + self.program.shift], self.other.trace.outputs[
-            loops
-        ]
+        first = self.program.trace.outputs[loops + self.program.shift]
+        return first, self.other.trace.outputs[loops]
 
     def local_states(self, position: int) -> Int[Tensor, "value loop input"]:
         """What an interchange at a position moves: token, both programs' variables."""
         loops = torch.tensor(self.loops)
         token = self.batch.inputs[:, position].expand(len(loops), -1)
+        # [loop, input] for each variable of both programs
         variables = [
             x[loops + run.shift, :, position - run.offset]
             for run in (self.program, self.other)
@@ -129,7 +121,7 @@ class PairedRuns:
         source_of = torch.stack([_other_of_token(column, generator) for column in inputs.T], dim=1)
         sizes = (len(inputs), len(positions), len(loops))
         chosen = torch.randperm(math.prod(sizes), generator=generator)[:most]
-        base, place, time = torch.unravel_index(chosen, sizes)
+        base, place, time = torch.unravel_index(chosen, sizes)  # [row] each
         position, loop = place + positions.start, time + loops.start
 
         def draw(below: Int[Tensor, " row"] | int) -> Int[Tensor, " row"]:
@@ -181,7 +173,7 @@ class PairedRuns:
         }
 
 
-class OneRun:
+class _OneRun:
     """A program's clean run on all inputs, and runs that continue from a changed state.
 
     Loops and positions are the other program's: this one is ``shift`` loops ahead of it, with its
@@ -201,41 +193,34 @@ class OneRun:
         """The answers after the interchanges, and the clean ones."""
         variables, loop = self.trace.variables, interchanges.loop + self.shift
         position, rows = interchanges.position - self.offset, torch.arange(len(loop))
+        # [row, pos]: the base run's variables, those of one position from the source run
         state = {name: x[loop, interchanges.base] for name, x in variables.items()}
         for name, x in variables.items():
             state[name][rows, position] = x[
                 interchanges.source_loop + self.shift, interchanges.source, position
             ]
+        # The second interchanges, those of each delay together.
+        second, delay = interchanges.second_loop, interchanges.second_loop - interchanges.loop
+        second_position = interchanges.second_position - self.offset
+        every, interventions = torch.arange(self.inputs.shape[1]), []
+        for after in delay[second != NO_LOOP].unique().tolist():
+            now = (second != NO_LOOP) & (delay == after)
+            mask = now[:, None] & (second_position[:, None] == every)
+            for name, x in variables.items():
+                source_loop = interchanges.second_source_loop + self.shift
+                source = x[source_loop, interchanges.second_source, second_position]
+                values = source[:, None].expand(-1, len(every)).contiguous()
+                interventions.append(Intervention(name, after, values, mask))
         # A step knows no loop number, so interventions at different loops go on together.
         run = self.program.run(
             self.inputs[interchanges.base],
             n_loops=n_loops,
             variables=state,
-            interventions=self._second(interchanges),
+            interventions=interventions,
         )
-        reads = loop + torch.arange(n_loops + 1)[:, None]
+        reads = loop + torch.arange(n_loops + 1)[:, None]  # [delay, row]
         clean = self.trace.outputs[reads.clamp(max=len(self.trace.outputs) - 1), interchanges.base]
         return run.outputs, clean
-
-    def _second(self, interchanges: Interventions) -> list[Intervention]:
-        """The second interchanges, those of each delay together."""
-        has_second = interchanges.second_loop != NO_LOOP
-        delay, position = (
-            interchanges.second_loop - interchanges.loop,
-            interchanges.second_position - self.offset,
-        )
-        every, interventions = torch.arange(self.inputs.shape[1]), []
-        for after in delay[has_second].unique().tolist():
-            mask = (has_second & (delay == after))[:, None] & (position[:, None] == every)
-            for name, x in self.trace.variables.items():
-                source = x[
-                    interchanges.second_source_loop + self.shift,
-                    interchanges.second_source,
-                    position,
-                ]
-                values = source[:, None].expand(-1, len(every)).contiguous()
-                interventions.append(Intervention(name, after, values, mask))
-        return interventions
 
 
 def _uniform(n: int, generator: torch.Generator) -> Tensor:
@@ -247,7 +232,7 @@ def _other_of_token(
 ) -> Int[Tensor, " input"]:
     """For each input another one with the same token: the next of a circle in random order."""
     shuffled = torch.randperm(len(tokens), generator=generator)
-    by_token = shuffled[tokens[shuffled].argsort(stable=True)]
+    by_token = shuffled[tokens[shuffled].argsort(stable=True)]  # inputs of one token together
     other = torch.empty_like(by_token)
     for same in by_token.split(tokens.unique(return_counts=True)[1].tolist()):
         other[same] = same.roll(1)
@@ -279,14 +264,11 @@ class RepeatedStates:
 
 
 def repeated_states(runs: PairedRuns, generator: torch.Generator) -> tuple[RepeatedStates, bool]:
-    """Follow two programs through every state that two interchanges lead to.
+    """Follow two programs through every state that two interchanges lead to; whether through all.
 
     States are followed loop by loop: those after one interchange are the clean states with one
     position replaced, and the successors of earlier ones; those after two come from these in the
     same way. Equal states are followed once. Where there are too many, some are drawn.
-
-    Returns:
-        The counts, and whether all were followed.
     """
     joint = _JointStates(runs, generator)
     once = twice = joint.none
@@ -301,14 +283,14 @@ def repeated_states(runs: PairedRuns, generator: torch.Generator) -> tuple[Repea
 
 
 class _JointStates:
-    """States of two programs on one input, a row each: input, then variables by position.
+    """States of two programs on one input, a row each: input, then variables by position."""
 
-    ``complete`` says whether none was left out so far.
-    """
+    most_numbers = 2**20
+    """The most numbers in the states that are followed at one loop."""
 
     def __init__(self, runs: PairedRuns, generator: torch.Generator) -> None:
         self.runs, self.inputs, self.generator = runs, runs.batch.inputs, generator
-        self.complete = True
+        self.complete = True  # whether no state was left out so far
         self.each = (runs.program, runs.other)
         self.none = self.clean(runs.loops.start)[:0]
         self.kinds = {p: runs.local_states(p).flatten(1).unique(dim=1).T for p in runs.positions}
@@ -320,13 +302,13 @@ class _JointStates:
 
     def limited(self, rows: Int[Tensor, "row value"]) -> Int[Tensor, "state value"]:
         """Each state once, and no more than are followed."""
-        return self._some(_distinct(rows), _MOST_NUMBERS // rows.shape[1])
+        return self._some(_distinct(rows), self.most_numbers // rows.shape[1])
 
     def interchanged(self, rows: Int[Tensor, "row value"]) -> Int[Tensor, "state value"]:
         """Every state that one interchange leads to from some states."""
         n_kinds = sum(map(len, self.kinds.values()))
         # 16 times as many as are followed may be examined to find those that differ.
-        rows = self._some(rows, max(16 * _MOST_NUMBERS // (rows.shape[1] * n_kinds), 1))
+        rows = self._some(rows, max(16 * self.most_numbers // (rows.shape[1] * n_kinds), 1))
         n_pos, states = self.inputs.shape[1], [self.none]
         for position, kinds in self.kinds.items():
             # The columns of the variables at this position, of each program with its offset.
@@ -378,6 +360,7 @@ class _JointStates:
 def _distinct(rows: Int[Tensor, "row value"]) -> Int[Tensor, "state value"]:
     """Each row once: rows are compared by a random linear hash of 63 bits."""
     generator = torch.Generator().manual_seed(0)
+    # Odd multipliers lose no bit of a single column.
     odd = torch.randint(2**62, (rows.shape[1],), generator=generator) * 2 + 1
     _, inverse = (rows * odd).sum(1).unique(return_inverse=True)
     first = torch.empty(int(inverse.max()) + 1 if len(rows) else 0, dtype=torch.long)

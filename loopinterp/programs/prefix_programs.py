@@ -6,44 +6,31 @@ position.
 
 from __future__ import annotations
 
+from functools import partial
+
 from loopinterp.programs.language import eq, full, shift_right, tok_map, tokens, var, where
 from loopinterp.programs.program import Linear, LoopProgram
 from loopinterp.tasks.prefixes import get_automaton
 
-
-def prefix_xor() -> LoopProgram:
-    """Prefix sums mod 2: ``prefix_i <- b_i XOR prefix_{i-1}``."""
-    bit = tok_map(tokens, {1: 1}, default=0, name="bit_of")
-    return LoopProgram(
-        name="prefix_xor",
-        task="prefix_sum",
-        inputs=("0", "1", "BOS", "PAD"),
-        prepare={"prefix": full(0)},
-        step={"prefix": bit ^ shift_right(var("prefix"))},
-        finish=var("prefix"),
-        n_loops=Linear(),
-        doc="Each loop recomputes a position's prefix from its left neighbour's.",
-    )
+_before = shift_right(var("prefix"))
+_prefix_sum = partial(
+    LoopProgram,
+    task="prefix_sum",
+    prepare={"prefix": full(0)},
+    finish=var("prefix"),
+    n_loops=Linear(),
+    doc="Each loop recomputes a position's prefix from its left neighbour's.",
+)
 
 
 def prefix_mod(modulus: int) -> LoopProgram:
-    """Prefix sums mod m: ``prefix_i <- (d_i + prefix_{i-1}) mod m``.
-
-    Example:
-        >>> prefix_mod(3).inputs
-        ('0', '1', '2', 'BOS', 'PAD')
-    """
+    """Prefix sums mod m: ``prefix_i <- (d_i + prefix_{i-1}) mod m``."""
     digit = tok_map(tokens, {d: d for d in range(1, modulus)}, default=0, name="digit_of")
-    return LoopProgram(
+    return _prefix_sum(
         name=f"prefix_mod_{modulus}",
-        task="prefix_sum",
         task_settings={"modulus": modulus},
         inputs=(*map(str, range(modulus)), "BOS", "PAD"),
-        prepare={"prefix": full(0)},
-        step={"prefix": (digit + shift_right(var("prefix"))) % modulus},
-        finish=var("prefix"),
-        n_loops=Linear(),
-        doc="Each loop recomputes a position's prefix from its left neighbour's.",
+        step={"prefix": (digit + _before) % modulus},
     )
 
 
@@ -90,7 +77,11 @@ def prefix_automaton(language: str) -> LoopProgram:
 
 
 PREFIX_PROGRAMS = (
-    prefix_xor(),
+    _prefix_sum(
+        name="prefix_xor",
+        inputs=("0", "1", "BOS", "PAD"),
+        step={"prefix": tok_map(tokens, {1: 1}, default=0, name="bit_of") ^ _before},
+    ),
     prefix_mod(5),
     *map(prefix_automaton, ("tomita3", "tomita6", "dyck_2")),
 )

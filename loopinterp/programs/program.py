@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from html import escape
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -32,14 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-MAX_TRACE = 2**30
-"""Most values that a trace may hold: 8 GiB of them."""
-
-
-class RequiredLoops(Protocol):
-    """T(n), the required number of loops for length n, that can be printed and compared."""
-
-    def __call__(self, n: int) -> int: ...
+RequiredLoops: TypeAlias = Callable[[int], int]
+"""T(n), the required number of loops for length n; it should print and compare."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +43,6 @@ class Linear:
     Example:
         >>> Linear(offset=-1), Linear(offset=-1)(8)
         (n - 1, 7)
-        >>> Linear(slope=0, offset=1), Linear(slope=0, offset=1)(8)
-        (1, 1)
     """
 
     slope: int = 1
@@ -107,8 +99,8 @@ class LoopProgram(ShortRepr):
         task_settings: Settings of that task, where they are not its defaults.
 
     Raises:
-        InputError: a selector where a sequence belongs, an unknown variable, a variable that
-            ``prepare`` does not set, or two selectors of one name.
+        InputError: no sequence, a variable that ``prepare`` does not set, or two selectors of one
+            name.
 
     Example:
         >>> from loopinterp.programs import Linear, full, shift_right, tokens, var
@@ -135,27 +127,44 @@ class LoopProgram(ShortRepr):
         for part in ("prepare", "step"):
             assignments = dict(getattr(self, part))
             for name, x in assignments.items():
-                need_seq(x, f"{part} of program {self.name}, variable {name!r}")
+                need_seq(x, f"{part}, {name}")
             object.__setattr__(self, part, MappingProxyType(assignments))
         object.__setattr__(self, "task_settings", MappingProxyType(dict(self.task_settings)))
-        need_seq(self.finish, f"finish of program {self.name}")
+        need_seq(self.finish, "finish")
         object.__setattr__(self, "inputs", tuple(islice(self.inputs, MAX_TABLE + 1)))
         if not 0 < len(self.inputs) <= MAX_TABLE:
-            raise InputError(
-                f"inputs of program {self.name}",
-                expected=f"1 to {MAX_TABLE:,} input tokens",
-                given="more" if self.inputs else "none",
-                fix="List what each token means, once.",
-            )
-        self._check_variables()
-        self._check_selectors()
+            got, expected = "more" if self.inputs else "none", f"1 to {MAX_TABLE:,} input tokens"
+            raise self._refused("inputs", expected, got, "List what each token means, once.")
         if not callable(self.n_loops):
-            raise InputError(
-                f"n_loops of program {self.name}",
-                expected="T(n) as a function of n, such as Linear(offset=1) for n + 1",
-                given=repr(self.n_loops),
-                fix="Pass Linear(...) or CeilLog2(...).",
-            )
+            expected, fix = "T(n) as a function of n", "Pass Linear(...) or CeilLog2(...)."
+            raise self._refused("n_loops", expected, repr(self.n_loops), fix)
+        self._check_variables()
+        named: dict[str, Select] = {}
+        for select in selects(self.expressions):
+            name = select.name or repr(select)
+            if named.setdefault(name, select) is not select:
+                expected, got = "one selector of that name", f"{named[name]!r} and {select!r}"
+                fix = "Give one of them another name."
+                raise self._refused(f"selector {name!r}", expected, got, fix)
+
+    def _check_variables(self) -> None:
+        """Raise unless ``prepare`` sets every variable, and nothing else is read."""
+        for part in ("prepare", "step"):
+            if not getattr(self, part):
+                fix = "Give prepare={'x': ...} and step={'x': ...}."
+                raise self._refused(part, "at least one variable", "none", fix)
+        for name, x in self.prepare.items():
+            if x.variables:
+                got = f"the variable {min(x.variables)!r}, which has no value yet"
+                fix = "Use that variable's own expression."
+                raise self._refused(f"prepare, {name}", "a function of the tokens", got, fix)
+        read = [(f"step, {name} =", x, x.variables | {name}) for name, x in self.step.items()]
+        for what, x, names in [*read, ("finish", self.finish, self.finish.variables)]:
+            for name in sorted(names - {*self.prepare}):
+                raise unknown_name(f"{what} {x!r}: variable", name, self.prepare)
+
+    def _refused(self, what: str, expected: str, got: str, fix: str) -> InputError:
+        return InputError(f"{what} of program {self.name}", expected=expected, given=got, fix=fix)
 
     def _shown(self) -> list[tuple[str, object]]:
         return [(name, getattr(self, name)) for name in ("name", "task", "variables", "doc")]
@@ -208,11 +217,7 @@ class LoopProgram(ShortRepr):
         return name
 
     def trace(self, tokens: Int[Tensor, "batch pos"], n_loops: int) -> Trace:
-        """Run, and return every variable, selector and output at every loop.
-
-        Raises:
-            InputError: the tokens are not of this program, or ``n_loops`` is negative.
-        """
+        """Run, and return every variable, selector and output at every loop."""
         return self.run(tokens, n_loops=n_loops)
 
     def run(
@@ -227,32 +232,35 @@ class LoopProgram(ShortRepr):
         """Run loops ``start_at_loop`` .. ``n_loops - 1``, with interventions, and trace.
 
         Args:
-            tokens: Input tokens [batch, pos], int64.
+            tokens: Input tokens [batch, pos].
             n_loops: Loops done at the end, counted from ``prepare``.
             interventions: Values to put in place of computed ones; each must fall within the run.
             start_at_loop: Loops done before the first one that is run here.
-            variables: Values [batch, pos] of the variables after ``start_at_loop`` loops. Those
-                that are not given come from ``prepare``; with ``start_at_loop > 0`` every variable
-                that ``step`` sets must be given.
+            variables: Values [batch, pos] of the variables after ``start_at_loop`` loops; others
+                come from ``prepare``. With ``start_at_loop > 0`` all that ``step`` sets are needed.
 
         Raises:
             InputError: wrong tokens, loops out of range, an unknown or missing variable, or values
                 of a wrong shape, dtype or device.
         """
         start = dict(variables or {})
-        self._check_run(tokens, n_loops, start_at_loop)
-        self._check_start(tokens, start, start_at_loop)
+        self._check_run(tokens, n_loops, start_at_loop, start)
         loops = range(start_at_loop, n_loops + 1)
         for change in interventions:
-            self._check_intervention(tokens, change, loops)
+            check_choice(f"variable of program {self.name}", change.variable, self.prepare)
+            check_integer("loop of intervention", change.loop, least=start_at_loop, most=n_loops)
+            check_values("values of intervention", change.values, tokens, torch.int64)
+            if change.mask is not None:
+                check_values("mask of intervention", change.mask, tokens, torch.bool)
         interpreter = Interpreter(tokens)
+        # Values that are the same for all examples have a batch axis of 1.
         prepared = interpreter.run(self.prepare.values(), {})
         state = {name: prepared[x] for name, x in self.prepare.items()} | start
         shape = (len(loops), *tokens.shape)
         history = {name: tokens.new_empty(shape) for name in self.prepare}
         outputs = tokens.new_empty(shape)
         for entry, loop in enumerate(loops):
-            if entry:
+            if entry:  # entry 0 is the state at the start
                 values = interpreter.run(self.step.values(), state)
                 state |= {name: values[x] for name, x in self.step.items()}
             for change in interventions:
@@ -272,89 +280,27 @@ class LoopProgram(ShortRepr):
             prepare_selectors=LazySelectors(in_prepare, interpreter, {}),
         )
 
-    def _check_variables(self) -> None:
-        if not self.prepare or not self.step:
-            raise InputError(
-                f"program {self.name}",
-                expected="at least one variable in prepare and one in step",
-                given="none",
-                fix="Give prepare={'x': ...} and step={'x': ...}.",
-            )
-        for name, x in self.prepare.items():
-            if x.variables:
-                raise InputError(
-                    f"prepare of program {self.name}, {name} = {x!r}",
-                    expected="an expression of the tokens",
-                    given=f"the variable {min(x.variables)!r}, which has no value yet",
-                    fix="Use that variable's own expression.",
-                )
-        for name, x in self.step.items():
-            if name not in self.prepare:
-                raise InputError(
-                    f"step of program {self.name}, {name} = {x!r}",
-                    expected=f"a variable that prepare sets: {', '.join(self.prepare)}",
-                    given=repr(name),
-                    fix=f"Add {name!r} to prepare with its value before the first loop.",
-                )
-        for what, x in [*((f"step, {n} =", x) for n, x in self.step.items()), ("", self.finish)]:
-            for name in sorted(x.variables):
-                if name not in self.prepare:
-                    where = f"{what or 'finish'} {x!r} of program {self.name}: variable"
-                    raise unknown_name(where, name, self.prepare)
-
-    def _check_selectors(self) -> None:
-        named: dict[str, Select] = {}
-        for select in selects(self.expressions):
-            name = select.name or repr(select)
-            if named.setdefault(name, select) is not select:
-                raise InputError(
-                    f"selector {name!r} of program {self.name}",
-                    expected="one selector of that name",
-                    given=f"{named[name]!r} and {select!r}",
-                    fix="Give one of them another name.",
-                )
-
-    def _check_run(self, tokens: Tensor, n_loops: int, start_at_loop: int) -> None:
-        what = f"tokens of program {self.name}"
-        check_tokens(tokens, len(self.inputs), what)
+    def _check_run(
+        self, tokens: Tensor, n_loops: int, start_at_loop: int, start: Mapping[str, Tensor]
+    ) -> None:
+        """Raise unless the tokens, the loops and the values at the start fit."""
+        check_tokens(tokens, len(self.inputs), "tokens")
         if tokens.numel() == 0:
-            raise InputError(
-                what,
-                expected="at least one example and one position",
-                given=f"shape {list(tokens.shape)}",
-                fix="Pass a non-empty batch.",
-            )
+            got, fix = f"shape {list(tokens.shape)}", "Pass a batch that is not empty."
+            raise self._refused("tokens", "at least one example and one position", got, fix)
         check_integer("n_loops", n_loops, least=0)
         fix = "n_loops counts from prepare: pass start_at_loop + the loops to run."
         check_integer("start_at_loop", start_at_loop, least=0, most=n_loops, fix=fix)
-        size = (n_loops - start_at_loop + 1) * (len(self.prepare) + 1) * tokens.numel()
-        if size > MAX_TRACE:
-            raise InputError(
-                f"trace of program {self.name}",
-                expected=f"at most {MAX_TRACE:,} values (loops x variables x batch x positions)",
-                given=f"{size:,}",
-                fix="Run fewer loops or examples at a time; start_at_loop takes a run up again.",
-            )
-
-    def _check_start(self, tokens: Tensor, start: Mapping[str, Tensor], start_at_loop: int) -> None:
+        size, most = (n_loops - start_at_loop + 1) * (len(self.prepare) + 1) * tokens.numel(), 2**30
+        if size > most:  # 8 GiB
+            expected = f"at most {most:,} values (loops x variables x batch x positions)"
+            fix = "Run fewer loops or examples at a time; start_at_loop takes a run up again."
+            raise self._refused("trace", expected, f"{size:,}", fix)
         for name, values in start.items():
             check_choice(f"variable of program {self.name}", name, self.prepare)
             check_values(f"values of variable {name!r}", values, tokens, torch.int64)
         missing = [name for name in self.step if name not in start]
         if start_at_loop > 0 and missing:
-            raise InputError(
-                f"variables at loop {start_at_loop} of program {self.name}",
-                expected=f"values of {', '.join(self.step)}",
-                given=f"none of {', '.join(missing)}",
-                fix="Take them from a trace: {name: trace.variables[name][t] for name in ...}.",
-            )
-
-    def _check_intervention(self, tokens: Tensor, change: Intervention, loops: range) -> None:
-        check_choice(f"variable of program {self.name}", change.variable, self.prepare)
-        what = f"intervention on {change.variable!r}"
-        fix = "t means after t loops; run more loops, or choose an earlier one."
-        least, most = loops.start, loops.stop - 1
-        check_integer(f"loop of the {what}", change.loop, least=least, most=most, fix=fix)
-        check_values(f"values of the {what}", change.values, tokens, torch.int64)
-        if change.mask is not None:
-            check_values(f"mask of the {what}", change.mask, tokens, torch.bool)
+            expected, got = f"values of {', '.join(self.step)}", f"none of {', '.join(missing)}"
+            fix = "Take them from a trace: {name: trace.variables[name][t] for name in ...}."
+            raise self._refused("variables", expected, got, fix)

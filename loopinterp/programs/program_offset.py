@@ -40,12 +40,7 @@ class ProgramOffset:
 def alignments(
     shifts: tuple[int, ...] = (0, -1, 1), offsets: tuple[int, ...] = (0, 1), lags: int = 1
 ) -> Iterator[ProgramOffset]:
-    """All program offsets in a range, that of zeros first.
-
-    Example:
-        >>> len(list(alignments())), str(next(alignments()))
-        (12, 'loop by loop, position by position')
-    """
+    """All program offsets in a range, that of zeros first."""
     for lag, offset, shift in product(range(lags + 1), offsets, shifts):
         yield ProgramOffset(shift, offset, lag)
 
@@ -54,11 +49,6 @@ def with_output_lag(program: LoopProgram, lag: int) -> LoopProgram:
     """The same program, answering by what it knew ``lag`` loops before.
 
     The pending answers become variables, so that an interchange moves them with the state.
-
-    Example:
-        >>> from loopinterp.programs.registry import get_program
-        >>> with_output_lag(get_program("ripple"), 1).variables
-        ('carry', 'answer')
     """
     for _ in range(lag):
         name = program.unused_name("answer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_new_name, unknown_name
 from loopinterp.programs.addition_programs import ADDITION_PROGRAMS
 from loopinterp.programs.prefix_programs import PREFIX_PROGRAMS
@@ -13,6 +14,7 @@ _PROGRAMS: dict[str, LoopProgram] = {
 }
 
 
+@checked
 def list_programs(task: str | None = None) -> list[str]:
     """Names of the programs, of one task or of all.
 
@@ -25,7 +27,7 @@ def list_programs(task: str | None = None) -> list[str]:
     """
     names = sorted(n for n, program in _PROGRAMS.items() if task in (None, program.task))
     if not names:
-        raise unknown_name("task of a program", str(task), {p.task for p in _PROGRAMS.values()})
+        raise unknown_name("task of a program", task, {p.task for p in _PROGRAMS.values()})
     return names
 
 
@@ -46,10 +48,8 @@ def get_program(name: str | LoopProgram) -> LoopProgram:
           finish
             prefix
     """
-    if isinstance(name, LoopProgram):
-        return name
     if not isinstance(name, str):
-        raise _no_program("a LoopProgram, or the name of a registered one", name)
+        return _need_program(name)
     if name not in _PROGRAMS:
         raise unknown_name("program", name, _PROGRAMS)
     return _PROGRAMS[name]
@@ -58,21 +58,18 @@ def get_program(name: str | LoopProgram) -> LoopProgram:
 def register_program(program: LoopProgram, *, replace: bool = False) -> LoopProgram:
     """Make a program known by its name, and return it.
 
-    Args:
-        program: The program.
-        replace: Allow the name of a program that is registered already.
-
     Raises:
-        InputError: the name is taken, or it is no loop program.
+        InputError: the name is taken, and ``replace`` does not allow that; or it is no program.
     """
-    if not isinstance(program, LoopProgram):
-        raise _no_program("a LoopProgram", program)
+    _need_program(program)
     if not replace:
         check_new_name("program name", program.name, _PROGRAMS)
     _PROGRAMS[program.name] = program
     return program
 
 
-def _no_program(expected: str, x: object) -> InputError:
-    fix = "Build one with LoopProgram(name=..., task=..., prepare=..., step=..., finish=..., ...)."
-    return InputError("program", expected=expected, given=type(x).__name__, fix=fix)
+def _need_program(program: object) -> LoopProgram:
+    if isinstance(program, LoopProgram):
+        return program
+    got, fix = type(program).__name__, "Build one with LoopProgram(name=..., task=..., ...)."
+    raise InputError("program", expected="a LoopProgram", given=got, fix=fix)

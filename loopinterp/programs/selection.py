@@ -51,12 +51,9 @@ class Selection:
         self.causal = causal
         self.batch, self.pos = max(len(k), len(q)), k.shape[1]
         if self.pos > MAX_POSITIONS:
-            raise InputError(
-                "sequence",
-                expected=f"at most {MAX_POSITIONS:,} positions where there is a selection",
-                given=f"{self.pos:,}",
-                fix="Cut the sequences: a selection compares every position with every other.",
-            )
+            expected, got = f"at most {MAX_POSITIONS:,} positions", f"{self.pos:,}"
+            fix = "Cut the sequences: a selection compares every position with every other."
+            raise InputError("sequence", expected=expected, given=got, fix=fix)
         on_cpu = k.device.type == "cpu"
         self._chunk = CHUNK_ELEMENTS if on_cpu else GPU_ELEMENTS
         self._step = STEP_ELEMENTS if on_cpu else GPU_ELEMENTS

@@ -5,6 +5,8 @@ The *place* of a position is its distance behind the ``=``, -1 before it.
 
 from __future__ import annotations
 
+from functools import partial
+
 from loopinterp.programs.expressions import Seq
 from loopinterp.programs.language import (
     UNKNOWN,
@@ -25,11 +27,17 @@ from loopinterp.programs.language import (
 )
 from loopinterp.programs.program import Linear, LoopProgram
 
-_BITS = ("0", "1", "=", "EOS", "BOS")
-_EOS_OUT = 2
+_EQUALS, _EOS = 2, 3
+"""Tokens of ``=`` and EOS after the bits of a prompt."""
+
+_END = 2
 """Output class of the end of an answer, for tasks of bits."""
 
+_program = partial(LoopProgram, n_loops=Linear())
+_of_bits = partial(_program, inputs=("0", "1", "=", "EOS", "BOS"))
+
 _bit = tok_map(tokens, {1: 1}, default=0, name="bit_of")
+_arriving, _parity = shift_right(var("bit")), var("parity")
 _left = var("left")
 _running = ne(_left, 0)
 _countdown = where(_left > 0, _left - 1, _left)
@@ -45,73 +53,6 @@ def _place_behind(equals: Seq) -> Seq:
     return where(equals >= 0, indices - equals, -1)
 
 
-def _parity() -> LoopProgram:
-    """Parity by shifting: after n loops all n bits have passed the ``=``, one a loop.
-
-        bit_i     <-  bit_{i-1}
-        parity_i  <-  parity_i XOR bit_{i-1}
-
-    Source: arXiv 2409.15647.
-    """
-    arriving = shift_right(var("bit"))
-    return LoopProgram(
-        name="parity",
-        task="parity",
-        inputs=_BITS,
-        prepare={"bit": _bit, "parity": full(0)},
-        step={"bit": arriving, "parity": var("parity") ^ arriving},
-        finish=where(eq(tokens, _BITS.index("EOS")), _EOS_OUT, var("parity")),
-        n_loops=Linear(),
-        doc="The bits move right one position a loop; each position adds what arrives.",
-    )
-
-
-def _parity_scan() -> LoopProgram:
-    """Parity by a running XOR: after t loops, of the last t + 1 symbols up to the position.
-
-        parity_i  <-  b_i XOR parity_{i-1}
-
-    One bit per position is all that it keeps.
-    """
-    return LoopProgram(
-        name="parity_scan",
-        task="parity",
-        inputs=_BITS,
-        prepare={"parity": _bit},
-        step={"parity": _bit ^ shift_right(var("parity"))},
-        finish=where(eq(tokens, _BITS.index("EOS")), _EOS_OUT, var("parity")),
-        n_loops=Linear(),
-        doc="Each loop recomputes a position's parity from its left neighbour's.",
-    )
-
-
-def _copy() -> LoopProgram:
-    """Copying by shifting: bit k stands n positions before its answer, whatever k is.
-
-        symbol_i  <-  symbol_{i-1}  while left_i > 0
-        left_i    <-  left_i - 1    while left_i > 0
-
-    From the ``=`` on, positions know n (the distance between BOS and ``=``, less one), count it
-    down, and hold what they have at 0. The ``=`` itself counts as the end of the answer.
-
-    Source: the shift of arXiv 2409.15647; the clock, which keeps the answer after T(n), is ours.
-    """
-    symbol = var("symbol")
-    return LoopProgram(
-        name="copy",
-        task="copy",
-        inputs=_BITS,
-        prepare={
-            "symbol": tok_map(tokens, {0: 0, 1: 1}, default=_EOS_OUT, name="symbol_of"),
-            "left": kqv(tokens, _BITS.index("="), indices - 1, "==", default=-1, name="equals"),
-        },
-        step={"symbol": where(_running, shift_right(symbol), symbol), "left": _countdown},
-        finish=symbol,
-        n_loops=Linear(),
-        doc="The symbols move right one position a loop, and are held after n loops.",
-    )
-
-
 def _token_addition() -> LoopProgram:
     """Addition of a + b =, most significant bit first: digit pairs pass by, lowest first.
 
@@ -124,19 +65,15 @@ def _token_addition() -> LoopProgram:
         answer_i =   (pair_i + carry_i) mod 2
 
     From the ``+`` on, positions know n, count it down, and hold what they have then.
-
-    Source: the shift of arXiv 2409.15647; the clock, which keeps the answer after T(n), is ours.
     """
-    inputs = ("0", "1", "+", "=", "EOS", "BOS")
-    end = 3  # the pair of the "=" and what follows it: no digits, but the end of the answer
+    inputs, end = ("0", "1", "+", "=", "EOS", "BOS"), 3  # end: the pair of "=" and EOS
     is_bit = tok_map(tokens, {0: 1, 1: 1}, default=0, name="is_bit")
-    ends = {inputs.index("="): 1, inputs.index("EOS"): 1}
-    is_end = tok_map(tokens, ends, default=0, name="is_end")
-    plus = _position_of(inputs.index("+"), "plus", default=0)
+    is_end = tok_map(tokens, {3: 1, 4: 1}, default=0, name="is_end")
+    plus = _position_of(2, "plus", default=0)
     bit_of_a = kqv(indices, indices - plus, _bit, "==", name="digit_of_a")
     pair_here = where(is_end, end, where(is_bit & plus, _bit + bit_of_a, 0))
     pair, carry = var("pair"), var("carry")
-    return LoopProgram(
+    return _program(
         name="token_addition",
         task="token_addition",
         inputs=inputs,
@@ -146,8 +83,7 @@ def _token_addition() -> LoopProgram:
             "pair": where(_running, shift_right(pair), pair),
             "left": _countdown,
         },
-        finish=where(eq(pair, end), _EOS_OUT, (pair + carry) % 2),
-        n_loops=Linear(),
+        finish=where(eq(pair, end), _END, (pair + carry) % 2),
         doc="Pairs of digits move right, lowest first, and each position adds up what passes it.",
     )
 
@@ -175,7 +111,7 @@ def _multiplication() -> LoopProgram:
     carry, column = var("carry"), var("column")
     known = ne(carry, UNKNOWN)
     carry_out = where(known, (column + carry) // 2, UNKNOWN)
-    return LoopProgram(
+    return _program(
         name="multiplication",
         task="multiplication",
         inputs=inputs,
@@ -184,7 +120,7 @@ def _multiplication() -> LoopProgram:
             "carry": where(eq(place, 0), 0, UNKNOWN),
         },
         step={"carry": where(known, carry, shift_right(carry_out, default=UNKNOWN))},
-        finish=where(eq(column, end), _EOS_OUT, where(known, (column + carry) % 2, UNKNOWN)),
+        finish=where(eq(column, end), _END, where(known, (column + carry) % 2, UNKNOWN)),
         n_loops=Linear(offset=1),
         doc="Columns of the product are gathered at the start; a front from the '=' carries them.",
     )
@@ -203,21 +139,19 @@ def _binary_sum(most_digits: int = 20) -> LoopProgram:
     next_bit = kqv(indices, at, _bit, "==", name="next_bit")
     powers = {place: 2**place for place in range(most_digits)}
     power = tok_map(var("place"), powers, default=2**most_digits, name="power_of_2")
-    return LoopProgram(
+    return _of_bits(
         name="binary_sum",
         task="binary_sum",
-        inputs=_BITS,
         prepare={
             "at": full(1),
             "count": full(0),
-            "place": _place_behind(_position_of(_BITS.index("="), "equals")),
+            "place": _place_behind(_position_of(_EQUALS, "equals")),
         },
         step={
             "count": smaller(count + next_bit, indices),
             "at": smaller(at + 1, indices + 1),
         },
-        finish=where(power > larger(count, 1), _EOS_OUT, count // power % 2),
-        n_loops=Linear(),
+        finish=where(power > larger(count, 1), _END, count // power % 2),
         doc="Every position reads the bits one by one and keeps the count of ones.",
     )
 
@@ -231,17 +165,13 @@ def unique_set(n_symbols: int) -> LoopProgram:
         answer_i  <-  symbol at at_i, if it is new and found_i = place_i
         found_i   <-  found_i + 1, if it is new
         at_i      <-  at_i + 1
-
-    Example:
-        >>> unique_set(3).inputs
-        ('s0', 's1', 's2', '=', 'EOS', 'BOS')
     """
     equals = nothing = n_symbols
     is_new = eq(firsts(tokens, tokens), indices) & (tokens < n_symbols)
     at, n_found, answer = var("at"), var("found"), var("answer")
     here = kqv(indices, at, var("offered"), "==", default=nothing, name="next_symbol")
     new_here = ne(here, nothing)
-    return LoopProgram(
+    return _program(
         name="unique_set",
         task="unique_set",
         task_settings={"n_symbols": n_symbols},
@@ -259,7 +189,6 @@ def unique_set(n_symbols: int) -> LoopProgram:
             "at": smaller(at + 1, indices + 1),
         },
         finish=answer,
-        n_loops=Linear(),
         doc="Every position reads the prompt in order and keeps the new symbol of its place.",
     )
 
@@ -290,22 +219,58 @@ def _abacus_ripple() -> LoopProgram:
     after = where(eq(place, longer), last, behind)
     column_here = where(place < longer, digit_of_a + digit_of_b, after)
     carry, column = var("carry"), var("column")
-    return LoopProgram(
+    return _program(
         name="abacus_ripple",
         task="abacus_addition",
         inputs=inputs,
         prepare={"column": where(place >= 0, column_here, 0), "carry": full(0)},
         step={"carry": shift_right((column < last) & (column + carry > 9))},
         finish=where(column < last, (column + carry) % 10, where(eq(column, last) & carry, 1, end)),
-        n_loops=Linear(),
         doc="Each place gathers its column; each loop recomputes its carry from the place before.",
     )
 
 
+# The shifts are those of arXiv 2409.15647; the clocks, which keep the answer after T(n), are ours.
 SEQUENCE_PROGRAMS = (
-    _parity(),
-    _parity_scan(),
-    _copy(),
+    #   bit_i     <-  bit_{i-1}
+    #   parity_i  <-  parity_i XOR bit_{i-1}
+    # After n loops all n bits have passed the "=", one a loop.
+    _of_bits(
+        name="parity",
+        task="parity",
+        prepare={"bit": _bit, "parity": full(0)},
+        step={"bit": _arriving, "parity": _parity ^ _arriving},
+        finish=where(eq(tokens, _EOS), _END, _parity),
+        doc="The bits move right one position a loop; each position adds what arrives.",
+    ),
+    #   parity_i  <-  b_i XOR parity_{i-1}
+    # After t loops it is that of the last t + 1 symbols up to the position.
+    _of_bits(
+        name="parity_scan",
+        task="parity",
+        prepare={"parity": _bit},
+        step={"parity": _bit ^ shift_right(_parity)},
+        finish=where(eq(tokens, _EOS), _END, _parity),
+        doc="Each loop recomputes a position's parity from its left neighbour's.",
+    ),
+    #   symbol_i  <-  symbol_{i-1}  while left_i > 0
+    #   left_i    <-  left_i - 1    while left_i > 0
+    # Bit k stands n positions before its answer, whatever k is. From the "=" on, positions know n
+    # (the distance between BOS and "=", less one). The "=" itself counts as the end of the answer.
+    _of_bits(
+        name="copy",
+        task="copy",
+        prepare={
+            "symbol": tok_map(tokens, {0: 0, 1: 1}, default=_END, name="symbol_of"),
+            "left": kqv(tokens, _EQUALS, indices - 1, "==", default=-1, name="equals"),
+        },
+        step={
+            "symbol": where(_running, shift_right(var("symbol")), var("symbol")),
+            "left": _countdown,
+        },
+        finish=var("symbol"),
+        doc="The symbols move right one position a loop, and are held after n loops.",
+    ),
     _token_addition(),
     _multiplication(),
     _binary_sum(),

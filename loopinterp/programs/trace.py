@@ -62,22 +62,13 @@ class Trace(ShortRepr):
         return self.start + len(self.outputs) - 1
 
     def settled(self, variable: str) -> Int[Tensor, "batch pos"]:
-        """The first entry from which the variable keeps the value it has at the end.
-
-        Raises:
-            InputError: the program has no such variable.
-        """
+        """The first entry from which the variable keeps the value it has at the end."""
         check_choice(f"variable of program {self.program}", variable, self.variables)
         return constant_from(self.variables[variable])
 
 
 def constant_from(values: Shaped[Tensor, entry * lead]) -> Int[Tensor, "*lead"]:
-    """The first entry from which values equal those at the end.
-
-    Example:
-        >>> constant_from(torch.tensor([[0, 1], [1, 1], [0, 1], [0, 1]]))
-        tensor([2, 0])
-    """
+    """The first entry from which values equal those at the end."""
     # Reversed, the first difference from the end, and every entry before it, count.
     return (values != values[-1]).flip(0).cummax(dim=0).values.sum(dim=0)
 
@@ -105,7 +96,7 @@ class LazySelectors(Mapping[str, "Tensor"]):
             raise KeyError(str(unknown_name("selector", name, self._selects)))
         select = self._selects[name]
         if not select.variables:
-            once = self._interpreter.value(select, {})
+            once = self._interpreter.value(select, {})  # [batch, query, key]
             return once if self._n_loops is None else once.expand(self._n_loops, *once.shape)
         assert self._n_loops is not None  # what prepare selects reads no variable
         batch, pos = self._interpreter.tokens.shape

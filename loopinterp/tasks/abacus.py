@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import torch
@@ -24,15 +24,7 @@ from loopinterp.tasks.rows import (
     product_digits,
     same,
 )
-from loopinterp.tasks.sampling import (
-    check_digits,
-    check_length,
-    choice,
-    coins,
-    integers,
-    lengths,
-    uniform,
-)
+from loopinterp.tasks.sampling import check_digits, choice, coins, integers, lengths, uniform
 from loopinterp.tasks.task import describe_tensor
 from loopinterp.tasks.token_by_token import TokenByToken
 from loopinterp.tasks.words import spell, until
@@ -54,13 +46,12 @@ class DecimalOperands(TokenByToken):
     as far as it can be seen: at the ``=`` and at each digit of the answer the next one is asked
     for, at the last one ``$``; nowhere else is there a target. Padding is ``$``.
 
-    The length n is the number of digits of the longest operand. T(n) is the number of digits of
-    the longest answer: carries may take one column a loop.
+    The length n is the number of digits of the longest operand; T(n) is that of the longest answer,
+    as carries may take one column a loop.
 
     Distributions: ``"mixed"`` (one operand has n digits, the others 1..n), ``"equal"`` (all have
-    n), ``"independent"`` (each has 1..n, whatever the others have; n is then the most there might
-    be, and T(n) goes by it), and one that is hard for the task. The leading digit of an operand of
-    several digits is not 0, but where a task says so.
+    n), ``"independent"`` (each has 1..n), and one that is hard for the task. The leading digit of
+    several is not 0, except in ``"chain"``.
 
     Source: arXiv 2405.17399.
 
@@ -107,38 +98,31 @@ class DecimalOperands(TokenByToken):
         )
         return equals, *self._solve(*operands)
 
-    def n_loops(self, n: int) -> int:
-        return self.answer_length(check_length(n))
+    def _n_loops(self, n: int) -> int:
+        return self.answer_length(n)
 
-    def n_positions(self, n: int) -> int:
-        """The operands, a sign after each, and the longest answer."""
-        return self.n_operands * (check_length(n) + 1) + self.answer_length(n)
+    def _n_positions(self, n: int) -> int:
+        # The operands, a sign after each, and the longest answer.
+        return self.n_operands * (n + 1) + self.answer_length(n)
 
     def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
         equals = row.index(_EQUALS)
         written = spell(row[:equals], ALPHABET).split(self.operator)
-        sum_or_product = f"{f' {self.operator} '.join(number[::-1] for number in written)} ="
+        question = f"{f' {self.operator} '.join(number[::-1] for number in written)} ="
         if answer is None:
-            return sum_or_product
-        return f"{sum_or_product} {spell(until(answer[equals:], _END), ALPHABET, turned=True)}"
+            return question
+        return f"{question} {spell(until(answer[equals:], _END), ALPHABET, turned=True)}"
 
     def from_digits(
         self, digits: Int[Tensor, "batch operand width"], n_digits: Int[Tensor, "batch operand"]
     ) -> Batch:
-        """The batch of given digits, least significant first, of which ``n_digits`` count.
-
-        Raises:
-            InputError: they are no digits, or a length does not fit.
-        """
-        shapes = [list(getattr(x, "shape", ())) for x in (digits, n_digits)]
-        if len(shapes[0]) != 3 or shapes[1] != shapes[0][:2] or shapes[1][1] != self.n_operands:
-            raise InputError(
-                "digits and n_digits",
-                expected=f"int64 of shapes [batch, {self.n_operands}, width] and "
-                f"[batch, {self.n_operands}]",
-                given=" and ".join(map(describe_tensor, (digits, n_digits))),
-                fix="Stack the operands: torch.stack([a, b], dim=1).",
-            )
+        """The batch of given digits, least significant first, of which ``n_digits`` count."""
+        shape, each = (list(getattr(x, "shape", ())) for x in (digits, n_digits))
+        if len(shape) != 3 or each != shape[:2] or each[1] != self.n_operands:
+            expected = f"shapes [batch, {self.n_operands}, width], [batch, {self.n_operands}]"
+            got = " and ".join(map(describe_tensor, (digits, n_digits)))
+            fix = "Stack the operands: torch.stack([a, b], dim=1)."
+            raise InputError("digits and n_digits", expected=expected, given=got, fix=fix)
         check_digits(digits.flatten(0, 1), n_digits.flatten(), 10, "digits")
         return self._written(digits, n_digits, n_digits.amax(dim=1))
 
@@ -149,28 +133,16 @@ class DecimalOperands(TokenByToken):
         width = self.n_operands * (digits.shape[2] + 1)
         return self._batch(join([x for part in parts for x in part], width=width, fill=_END), n)
 
-    def encode(self, operands: Sequence[Sequence[int]]) -> Batch:
-        """The batch of given integers, each written without leading zeros.
-
-        Raises:
-            InputError: no operands, not as many as the task has, or one that is no integer of at
-                least 0.
-        """
+    def encode(self, operands: Iterable[Sequence[int]]) -> Batch:
+        """The batch of given integers of at least 0, each written without leading zeros."""
         rows = check_operands(operands, self.n_operands)
+        # [batch, operand]: as Python writes them
         n_digits = torch.tensor([[len(str(x)) for x in row] for row in rows])
         widths = [int(n_digits.max())] * self.n_operands
         return self.from_digits(torch.stack(operand_digits(rows, *widths, base=10), 1), n_digits)
 
     def sample_operands(self, *n_digits: int, batch_size: int, generator: torch.Generator) -> Batch:
         """Draw operands of exactly so many digits: a cell of the grid of accuracy by lengths.
-
-        Args:
-            n_digits: Digits of each operand.
-            batch_size: Examples.
-            generator: Random generator; examples are on its device.
-
-        Raises:
-            InputError: not one length for each operand, or one of the arguments is not its kind.
 
         Example:
             >>> from loopinterp.tasks import AbacusAddition
@@ -180,12 +152,9 @@ class DecimalOperands(TokenByToken):
             ['794 + 7 =', '430 + 3 =']
         """
         if len(n_digits) != self.n_operands:
-            raise InputError(
-                "lengths of the operands",
-                expected=f"{self.n_operands}, one for each operand",
-                given=str(len(n_digits)),
-                fix=f"Pass e.g. {', '.join(['8'] * self.n_operands)}.",
-            )
+            expected, got = f"{self.n_operands} lengths, one for each operand", str(len(n_digits))
+            fix = f"Pass e.g. {', '.join(['8'] * self.n_operands)}."
+            raise InputError("n_digits", expected=expected, given=got, fix=fix)
         each = [lengths(n, batch_size=batch_size, generator=generator) for n in n_digits]
         digits, length = self._digits((batch_size, max(n_digits)), generator), torch.stack(each, 1)
         return self.from_digits(self._lead(digits, length, generator), length)
@@ -215,6 +184,7 @@ class DecimalOperands(TokenByToken):
         return torch.stack(each, dim=1)
 
     def _lead(self, digits: Tensor, n_digits: Tensor, generator: torch.Generator) -> Tensor:
+        """The digits, where there are several of a number, with a leading one above 0."""
         each = [integers(1, 10, (len(digits),), generator) for _ in range(self.n_operands)]
         return lead(digits, n_digits, torch.stack(each, dim=1))
 
@@ -248,12 +218,9 @@ class _Sum(DecimalOperands):
 class AbacusAddition(_Sum):
     """a + b in decimal, next token by next token: ``a + b = sum $``, least significant first.
 
-    Format, length and distributions are those of :class:`DecimalOperands`; the hard one is
-    ``"chain"``: the first digits make a carry, which all others pass on, and operands may begin
-    with zeros. The sum is as long as the longer operand, and one digit more if there is a carry
-    out of it. T(n) = n + 1.
-
-    Source: arXiv 2405.17399.
+    All is as in :class:`DecimalOperands`. The hard distribution is ``"chain"``: the first digits
+    make a carry, which all others pass on. The sum is as long as the longer operand, and one digit
+    more if there is a carry out of it. T(n) = n + 1.
 
     Example:
         >>> task = AbacusAddition()
@@ -265,25 +232,15 @@ class AbacusAddition(_Sum):
     """
 
     name = "abacus_addition"
-
-    def describe(self) -> str:
-        return "Decimal addition, a+b=sum$ with the least significant digit first, token by token."
+    about = "Decimal addition, a+b=sum$ with the least significant digit first, token by token."
 
 
 @settings
 class AbacusSum(_Sum):
-    """The sum of several numbers, next token by next token: ``a + b + c = sum $``.
+    """The sum of ``n_operands`` numbers, 2 or more, token by token: ``a + b + c = sum $``.
 
     All is as in :class:`AbacusAddition`, which is the sum of two. T(n) = n + 1 up to ten numbers,
     and one loop more for each further digit that they may carry out of n columns.
-
-    Args:
-        n_operands: How many numbers, at least 2.
-
-    Raises:
-        ConfigError: ``n_operands`` is not an integer of at least 2.
-
-    Source: the format of arXiv 2405.17399, which has two operands.
 
     Example:
         >>> task = AbacusSum(n_operands=3)
@@ -295,24 +252,19 @@ class AbacusSum(_Sum):
     """
 
     name = "abacus_sum"
+    about = "Decimal sum of {self.n_operands} numbers, least significant digit first."
 
     n_operands: Annotated[int, Field(ge=2)] = 3
-
-    def describe(self) -> str:
-        return f"Decimal sum of {self.n_operands} numbers, least significant digit first."
 
 
 @settings
 class AbacusMultiplication(DecimalOperands):
     """a * b in decimal, next token by next token: ``a * b = product $``, least significant first.
 
-    Format, length and distributions are those of :class:`DecimalOperands`; the hard one is
-    ``"nines"``: both factors have n digits, and each example draws the probability of a 9 from
-    {.5, .8, .95} (the other digits are 1..9), so that all columns are large, and carries long. The
-    product is written without leading zeros, 0 as a single one. T(n) = 2 n, a loop for each digit
-    of the longest product.
-
-    Source: arXiv 2405.17399, whose grid has operands of up to 15 digits in training, 25 in testing.
+    All is as in :class:`DecimalOperands`. The hard distribution is ``"nines"``: both factors have n
+    digits, and each example draws the probability of a 9 from {.5, .8, .95} (the other digits are
+    1..9), so that all columns are large, and carries long. The product is written without leading
+    zeros, 0 as a single one. T(n) = 2 n.
 
     Example:
         >>> task = AbacusMultiplication()
@@ -324,21 +276,20 @@ class AbacusMultiplication(DecimalOperands):
     """
 
     name = "abacus_multiplication"
+    about = "Decimal multiplication, a*b=product$, least significant digit first."
     operator = "*"
     hard = "nines"
 
     def answer_length(self, n: int) -> int:
         return 2 * n
 
-    def describe(self) -> str:
-        return "Decimal multiplication, a*b=product$, least significant digit first."
-
     def _solve(self, digits: Tensor, n_digits: Tensor) -> tuple[Tensor, Tensor]:
         a, b = digits.unbind(dim=1)
-        product = product_digits(a, b, 10)
+        product = product_digits(a, b, 10)  # [batch, width], with leading zeros
         return product, n_significant(product).clamp(min=1)
 
     def _draw_hard(self, digits: Tensor, generator: torch.Generator) -> Tensor:
+        # [batch, operand, width]: a 9 with the example's probability, else 1..9
         share = choice((0.5, 0.8, 0.95), (len(digits), 1, 1), generator)
         others = integers(1, 10, digits.shape, generator)
         return others.masked_fill(coins(share, digits.shape, generator), 9)

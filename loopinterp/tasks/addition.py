@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,13 +11,12 @@ from torch.nn.functional import pad
 
 from loopinterp.core.errors import InputError
 from loopinterp.core.settings import settings
-from loopinterp.tasks import carries
+from loopinterp.tasks import carries as carry_arithmetic
 from loopinterp.tasks.full_output import FullOutput
-from loopinterp.tasks.rows import join, operand_digits, operands_of, product_digits, same
+from loopinterp.tasks.rows import join, malformed, operand_digits, operands_of, product_digits, same
 from loopinterp.tasks.sampling import (
     Sampler,
     check_digits,
-    check_length,
     check_tokens,
     choice,
     coins,
@@ -26,11 +25,11 @@ from loopinterp.tasks.sampling import (
     lengths,
     random_bits,
 )
-from loopinterp.tasks.task import IGNORE, Batch, inputs_of
+from loopinterp.tasks.task import IGNORE, Batch, describe_tensor, inputs_of
 from loopinterp.tasks.words import spell
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Int
     from torch import Tensor
 
 BOS, _PAD = 4, 5
@@ -40,30 +39,31 @@ _OPERATOR = 2
 PROPAGATE_PROBABILITIES = (0.5, 0.8, 0.95)
 
 
+def _at_positions(function: Callable[..., Tensor]) -> Callable[[Any, Batch | Tensor], Tensor]:
+    """A function of the operands' bits as a method of the task, which takes its inputs."""
+
+    def method(self: Addition, inputs: Batch | Tensor) -> Tensor:
+        return function(*self.operands(inputs))
+
+    method.__name__, method.__qualname__ = function.__name__, f"Addition.{function.__name__}"
+    method.__doc__ = (function.__doc__ or "").partition("\n")[0]
+    return method
+
+
 @settings
 class Addition(Sampler):
-    """a + b mod 2^n on aligned bit pairs, least significant first; the answer is the n sum bits.
+    """a + b mod 2^n on aligned bit pairs, least significant first. T(n) = n + 1.
 
-    Two input formats:
+    With ``format="pairs"`` the tokens are ``a_i + 2 b_i`` after BOS (4), so that bit i is at
+    position i + 1; PAD is 5. With ``format="features"`` bit i is the float vector ``(a_i, b_i)`` at
+    position i; padding is (0, 0). Targets are the sum bits, ``IGNORE`` at BOS and padding.
 
-    - ``"pairs"``: tokens ``a_i + 2 b_i`` (0..3) after a BOS token (4), so that bit i is at
-      position i + 1; examples are padded on the right with _PAD (5).
-    - ``"features"``: float vectors ``(a_i, b_i)``, no BOS, bit i at position i; padding is (0, 0).
-
-    Targets are the sum bits, ``IGNORE`` at BOS and padding. T(n) = n + 1.
-
-    Distributions: ``"propagate"`` (each example draws the probability that a position propagates
-    from {.5, .8, .95}), ``"uniform"`` (independent fair bits), ``"chain"`` (bit 0 generates and
-    all others propagate: the carry runs the whole length).
-
-    The analyses (:meth:`carries` and so on) are aligned with the model's positions; BOS and _PAD
+    The analyses (:meth:`carries` and so on) are aligned with the model's positions; BOS and PAD
     count as the bits (0, 0), which stop a carry.
 
-    Args:
-        format: ``"pairs"`` or ``"features"``.
-
-    Raises:
-        ConfigError: the format is unknown.
+    Distributions: ``"propagate"`` (each example draws the probability that a position propagates
+    from {.5, .8, .95}), ``"uniform"`` (fair bits), ``"chain"`` (bit 0 generates and all others
+    propagate: the carry runs the whole length).
 
     Example:
         >>> task = Addition()
@@ -93,8 +93,8 @@ class Addition(Sampler):
         """Position of bit 0: 1 after a BOS token, else 0."""
         return 1 if self.format == "pairs" else 0
 
-    def n_positions(self, n: int) -> int:
-        return check_length(n) + self.offset
+    def _n_positions(self, n: int) -> int:
+        return n + self.offset
 
     def describe(self) -> str:
         where = "tokens a + 2b after BOS" if self.format == "pairs" else "float vectors (a, b)"
@@ -103,12 +103,7 @@ class Addition(Sampler):
     def say(self, row: Sequence[Any], answer: Sequence[int] | None) -> str:
         pairs = [(t & 1, t >> 1) for t in row if t < 4] if self.format == "pairs" else row
         if not pairs:
-            raise InputError(
-                "inputs",
-                expected="a pair of bits in each example",
-                given="padding alone",
-                fix="Leave that example out.",
-            )
+            raise malformed(self.name, "a pair of bits")
         a, b = (spell(bits, turned=True) for bits in zip(*pairs))
         if answer is None:
             return f"{a} + {b} ="
@@ -118,77 +113,54 @@ class Addition(Sampler):
     def from_bits(
         self, a: Int[Tensor, "batch width"], b: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]
     ) -> Batch:
-        """The batch of given bits, least significant first; the first ``n`` of each row count.
-
-        Raises:
-            InputError: the shapes or dtypes do not match, or a value is not a bit.
-        """
-        _check_operands(a, b, n)
+        """The batch of given bits, least significant first; the first ``n`` of each row count."""
+        _check_bits(a, b, n)
         if self.format == "pairs":
             tokens = join([same(BOS, n), (a + 2 * b, n)], width=a.shape[1] + 1, fill=_PAD)
             return Batch(tokens, self.targets(tokens), n, n + 1, self)
-        real = inside(n, a.shape[1])
+        real = inside(n, a.shape[1])  # [batch, width]: no padding
         a, b = a * real, b * real
-        answer = carries.total(a, b).masked_fill(~real, IGNORE)
+        answer = carry_arithmetic.total(a, b).masked_fill(~real, IGNORE)
         return Batch(torch.stack([a, b], dim=-1).float(), answer, n, n + 1, self)
 
-    def encode(self, operands: Sequence[tuple[int, int]], n: int) -> Batch:
-        """The batch of given integers, each in 0..2^n - 1.
-
-        Raises:
-            InputError: no operands, or one that does not fit in ``n`` bits.
-        """
+    def encode(self, operands: Iterable[Sequence[int]], n: int) -> Batch:
+        """The batch of given integers, each in 0..2^n - 1."""
         a, b = operand_digits(operands, n, n)
         return self.from_bits(a, b, torch.full((len(a),), n))
 
     def operands(
         self, inputs: Batch | Tensor
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
-        """The bits (a, b) at each model position; (0, 0) at BOS and _PAD.
-
-        Raises:
-            InputError: the inputs are not of this task's format.
-        """
-        if self.format == "features":
-            a, b = _check_features(inputs_of(inputs)).unbind(-1)
-            return a, b
-        tokens = check_tokens(inputs, 6)
-        bits = torch.where(tokens < 4, tokens, 0)
-        return bits & 1, bits >> 1
+        """The bits (a, b) at each model position; (0, 0) at BOS and PAD."""
+        if self.format == "pairs":
+            tokens = check_tokens(inputs, 6)  # a + 2 b, or BOS and PAD
+            bits = torch.where(tokens < 4, tokens, 0)
+            return bits & 1, bits >> 1
+        x = inputs_of(inputs)
+        pairs = x.ndim == 3 and x.shape[-1] == 2 and x.is_floating_point()
+        if not (pairs and bool(((x == 0) | (x == 1)).all())):
+            expected = "float bit pairs [batch, pos, 2] of 0.0 and 1.0"
+            fix = "Pass a batch of this task; for tokens use Addition(format='pairs')."
+            raise InputError("inputs", expected=expected, given=describe_tensor(x), fix=fix)
+        a, b = x.long().unbind(-1)
+        return a, b
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to given inputs: sum bits, and ``IGNORE`` at BOS and _PAD tokens.
+        """The exact answer to given inputs: sum bits, and ``IGNORE`` at BOS and PAD tokens.
 
         In the features format padding looks like the bits (0, 0), so every position is answered.
         """
-        answer = carries.total(*self.operands(inputs))
+        answer = carry_arithmetic.total(*self.operands(inputs))
         if self.format == "features":
             return answer
         return answer.masked_fill(inputs_of(inputs) >= 4, IGNORE)
 
-    def generate(self, inputs: Batch | Tensor) -> Bool[Tensor, "batch pos"]:
-        """g_i = a_i AND b_i."""
-        return carries.generate(*self.operands(inputs))
-
-    def propagate(self, inputs: Batch | Tensor) -> Bool[Tensor, "batch pos"]:
-        """p_i = a_i XOR b_i."""
-        return carries.propagate(*self.operands(inputs))
-
-    def carries(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The carry OUT of each position: c_i = g_i OR (p_i AND c_{i-1})."""
-        return carries.carries(*self.operands(inputs))
-
-    def carry_in(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The carry INTO each position: c_{i-1}; 0 at the first."""
-        return carries.carry_in(*self.operands(inputs))
-
-    def chain_length(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """Consecutive propagating positions that end at each one; 0 where it decides its carry."""
-        return carries.chain_length(*self.operands(inputs))
-
-    def chain_length_in(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """:meth:`chain_length` of the carry INTO each position: that of the position before."""
-        return carries.chain_length_in(*self.operands(inputs))
+    generate = _at_positions(carry_arithmetic.generate)
+    propagate = _at_positions(carry_arithmetic.propagate)
+    carries = _at_positions(carry_arithmetic.carries)
+    carry_in = _at_positions(carry_arithmetic.carry_in)
+    chain_length = _at_positions(carry_arithmetic.chain_length)
+    chain_length_in = _at_positions(carry_arithmetic.chain_length_in)
 
     def chain_reaches_start(self, inputs: Batch | Tensor) -> Bool[Tensor, "batch pos"]:
         """Where the carry OUT of a position hangs on a chain that runs back to bit 0.
@@ -197,12 +169,12 @@ class Addition(Sampler):
         position does not propagate.
         """
         a, b = self.operands(inputs)
-        return carries.propagate(a, b) & (carries.chain_start(a, b) < self.offset)
+        return carry_arithmetic.propagate(a, b) & (carry_arithmetic.chain_start(a, b) < self.offset)
 
     def chain_in_reaches_start(self, inputs: Batch | Tensor) -> Bool[Tensor, "batch pos"]:
         """:meth:`chain_reaches_start` of the carry INTO each position; True at bit 0 and BOS."""
         out = self.chain_reaches_start(inputs)
-        first = torch.ones_like(out[:, : self.offset + 1])
+        first = torch.ones_like(out[:, : self.offset + 1])  # no bit decides the carry into bit 0
         return torch.cat([first, out[:, self.offset : -1]], dim=1)
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
@@ -215,12 +187,7 @@ class TokenAddition(FullOutput):
 
     All numbers are written most significant bit first; the answer has n + 1 bits. So carries run
     from right to left, against the order in which causal attention can pass them on. T(n) = n.
-
-    Tokens: bits 0 and 1, ``+`` (2), ``=`` (3), EOS (4, which is also the padding), BOS (5).
-    Output classes: 0, 1, EOS (2).
-
-    Distributions: those of :class:`loopinterp.tasks.Addition`: ``"uniform"``, ``"propagate"``,
-    ``"chain"`` (the last bits generate, all others propagate).
+    Distributions are those of :class:`Addition`; in ``"chain"`` the last bits generate.
 
     Source: arXiv 2409.15647.
 
@@ -233,6 +200,7 @@ class TokenAddition(FullOutput):
     """
 
     name = "token_addition"
+    about = "Binary addition of n-bit numbers, a + b =, most significant bit first."
     symbols = ("0", "1", "+")
     distributions = ("uniform", "propagate", "chain")
 
@@ -242,26 +210,15 @@ class TokenAddition(FullOutput):
     def answer_length(self, n: int) -> int:
         return n + 1
 
-    def describe(self) -> str:
-        return "Binary addition of n-bit numbers, a + b =, most significant bit first."
-
     def from_bits(
         self, a: Int[Tensor, "batch width"], b: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]
     ) -> Batch:
-        """The batch of given bits, most significant first; the first ``n`` of each row count.
-
-        Raises:
-            InputError: they are no bits, or a length does not fit.
-        """
-        _check_operands(a, b, n)
+        """The batch of given bits, most significant first; the first ``n`` of each row count."""
+        _check_bits(a, b, n)
         return self._batch([(a, n), same(_OPERATOR, n), (b, n)], n, n.clone())
 
-    def encode(self, operands: Sequence[tuple[int, int]], n: int) -> Batch:
-        """The batch of given integers, each in 0..2^n - 1.
-
-        Raises:
-            InputError: no operands, or one that does not fit in ``n`` bits.
-        """
+    def encode(self, operands: Iterable[Sequence[int]], n: int) -> Batch:
+        """The batch of given integers, each in 0..2^n - 1."""
         a, b = operand_digits(operands, n, n)
         return self.from_bits(a.flip(1), b.flip(1), torch.full((len(a),), n))
 
@@ -273,14 +230,9 @@ class TokenAddition(FullOutput):
         operands, length = operands_of(prompt, n, operator=_OPERATOR, base=2, task=self.name)
         n_a, n_b = length.unbind(dim=1)
         if not torch.equal(n_a, n_b):
-            raise InputError(
-                "inputs of task token_addition",
-                expected="two operands of the same length in every row",
-                given="a row without",
-                fix="Write the shorter one with leading zeros.",
-            )
+            raise malformed(self.name, "two operands of the same length")
         a, b = (pad(_turn(x, n_a), (0, 1)) for x in operands.unbind(dim=1))
-        return _turn(carries.total(a, b), n_a + 1), n_a + 1
+        return _turn(carry_arithmetic.total(a, b), n_a + 1), n_a + 1
 
 
 @settings
@@ -288,20 +240,11 @@ class Multiplication(FullOutput):
     """a * b, m bits times n bits, in the full-output format: ``BOS a_1 … a_m * b_1 … b_n = EOS …``.
 
     All numbers are written least significant bit first; the answer has n + m bits. The length n
-    is that of b. T = n m.
-
-    Tokens: bits 0 and 1, ``*`` (2), ``=`` (3), EOS (4, which is also the padding), BOS (5).
-    Output classes: 0, 1, EOS (2).
+    is that of b, the setting ``m`` the most bits of a. T = n m.
 
     Distributions: ``"uniform"`` (a has m bits, all bits are fair), ``"biased"`` (each factor
     draws the probability of a one from {.05, .5, .95}), ``"mixed"`` (fair bits, and each example
     draws the length of its a from 1..m, as the published training data do).
-
-    Args:
-        m: Most bits of a.
-
-    Raises:
-        ConfigError: ``m`` is not an integer of at least 1.
 
     Source: arXiv 2409.15647.
 
@@ -314,23 +257,21 @@ class Multiplication(FullOutput):
     """
 
     name = "multiplication"
+    about = "Binary multiplication, {self.m} bits * n bits =, least significant bit first."
     symbols = ("0", "1", "*")
     distributions = ("uniform", "biased", "mixed")
     least_first = ("prompt", "answer")
 
     m: PositiveInt = 2
 
-    def n_loops(self, n: int) -> int:
-        return check_length(n) * self.m
+    def _n_loops(self, n: int) -> int:
+        return n * self.m
 
     def prompt_length(self, n: int) -> int:
         return n + self.m + 1
 
     def answer_length(self, n: int) -> int:
         return n + self.m
-
-    def describe(self) -> str:
-        return f"Binary multiplication, {self.m} bits * n bits =, least significant bit first."
 
     def from_bits(
         self,
@@ -339,23 +280,13 @@ class Multiplication(FullOutput):
         m: Int[Tensor, " batch"],
         n: Int[Tensor, " batch"],
     ) -> Batch:
-        """The batch of given bits, least significant first.
-
-        Of each row the first ``m`` bits of ``a`` count, at most the task's, and ``n`` of ``b``.
-
-        Raises:
-            InputError: they are no bits, or a length does not fit.
-        """
+        """The batch of given bits: the first ``m`` of each row of ``a``, ``n`` of ``b``."""
         check_digits(check_tokens(a, 2, "bits a")[:, : self.m], m, 2, "bits a")
         check_digits(b, n, 2, "bits b")
         return self._batch([(a, m), same(_OPERATOR, n), (b, n)], n, n * m)
 
-    def encode(self, operands: Sequence[tuple[int, int]], n: int, m: int | None = None) -> Batch:
-        """The batch of given integers: a in 0..2^m - 1, b in 0..2^n - 1.
-
-        Raises:
-            InputError: no operands, or one that does not fit.
-        """
+    def encode(self, operands: Iterable[Sequence[int]], n: int, m: int | None = None) -> Batch:
+        """The batch of given integers: a in 0..2^m - 1, b in 0..2^n - 1."""
         m = self.m if m is None else m
         a, b = operand_digits(operands, m, n)
         return self.from_bits(a, b, torch.full((len(a),), m), torch.full((len(b),), n))
@@ -363,11 +294,7 @@ class Multiplication(FullOutput):
     def sample_operands(
         self, m: int, n: int, *, batch_size: int, generator: torch.Generator
     ) -> Batch:
-        """Draw products of ``m`` bits, at most the task's, and ``n`` bits, all of them fair.
-
-        Raises:
-            InputError: a length, the batch size or the generator is not one.
-        """
+        """Draw products of ``m`` bits, at most the task's, and ``n`` bits, all of them fair."""
         drawn = [lengths(k, batch_size=batch_size, generator=generator) for k in (m, n)]
         a, b = (random_bits("uniform", batch_size, k, generator) for k in (m, n))
         return self.from_bits(a, b, *drawn)
@@ -383,7 +310,7 @@ class Multiplication(FullOutput):
 
     def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
         operands, length = operands_of(prompt, n, operator=_OPERATOR, base=2, task=self.name)
-        a, b = operands.unbind(dim=1)
+        a, b = operands.unbind(dim=1)  # [batch, width]; the "*" is the one symbol that is no bit
         return product_digits(a[:, : int(length[:, 0].max())], b, 2), n - 1
 
 
@@ -402,36 +329,20 @@ def draw_bits(
     a = coins(0.5, shape, generator)
     if distribution == "uniform":
         return a.long(), coins(0.5, shape, generator).long()
-    if distribution == "propagate":
+    if distribution == "propagate":  # b differs from a where a position propagates
         probability = choice(PROPAGATE_PROBABILITIES, (batch_size, 1), generator)
         b = a ^ coins(probability, shape, generator)
-    else:
+    else:  # bit 0 generates, all others propagate
         a[:, 0] = True
         b = ~a
         b[:, 0] = True
     return a.long(), b.long()
 
 
-def _check_operands(a: Tensor, b: Tensor, n: Tensor) -> None:
+def _check_bits(a: Tensor, b: Tensor, n: Tensor) -> None:
     """Raise unless a and b are bits [batch, width], of which the first ``n`` of each row count."""
     check_digits(a, n, 2, "bits a")
     check_tokens(b, 2, "bits b")
     if a.shape != b.shape:
-        raise InputError(
-            "operand bits",
-            expected="a and b of one shape [batch, width]",
-            given=f"{list(a.shape)} and {list(b.shape)}",
-            fix="Pass bits of equal width, least significant first.",
-        )
-
-
-def _check_features(x: Float[Tensor, "batch pos 2"]) -> Int[Tensor, "batch pos 2"]:
-    pairs = x.ndim == 3 and x.shape[-1] == 2 and x.is_floating_point()
-    if not (pairs and bool(((x == 0) | (x == 1)).all())):
-        raise InputError(
-            "inputs",
-            expected="float bit pairs [batch, pos, 2] of 0.0 and 1.0",
-            given="other values" if pairs else f"{x.dtype} of shape {list(x.shape)}",
-            fix="Pass a batch of this task; for tokens use Addition(format='pairs').",
-        )
-    return x.long()
+        expected, got = f"shape {list(a.shape)}, as bits a", f"{list(b.shape)}"
+        raise InputError("bits b", expected=expected, given=got, fix="Pass equal widths.")

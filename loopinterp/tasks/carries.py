@@ -53,15 +53,14 @@ def carries(
         [1, 1, 1, 0]
     """
     start = chain_start(a, b)
-    decided = (a & b).gather(-1, start.clamp(min=0))
-    return torch.where(start >= 0, decided, 0)
+    return torch.where(start >= 0, (a & b).gather(-1, start.clamp(min=0)), 0)
 
 
 def carry_in(
     a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
 ) -> Int[Tensor, "*batch pos"]:
     """The carry INTO each position: that out of the position before, and 0 into the first."""
-    return _shift_right(carries(a, b), 0)
+    return _shift_right(carries(a, b))
 
 
 def total(a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]) -> Int[Tensor, "*batch pos"]:
@@ -77,24 +76,21 @@ def total(a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]) -> Int[Ten
 def chain_length(
     a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
 ) -> Int[Tensor, "*batch pos"]:
-    """Number of consecutive propagating positions that end at each one; 0 where it does not.
-
-    That is how far the carry OUT of the position has come from where it was decided.
+    """How far the carry OUT of a position has come: consecutive propagating positions up to it.
 
     Example:
         >>> chain_length(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 1, 0])).tolist()
         [0, 1, 2, 0]
     """
-    index = torch.arange(a.shape[-1], device=a.device)
-    return index - chain_start(a, b)
+    return torch.arange(a.shape[-1], device=a.device) - chain_start(a, b)
 
 
 def chain_length_in(
     a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
 ) -> Int[Tensor, "*batch pos"]:
     """:func:`chain_length` of the carry INTO each position: that of the position before."""
-    return _shift_right(chain_length(a, b), 0)
+    return _shift_right(chain_length(a, b))
 
 
-def _shift_right(x: Tensor, default: int) -> Tensor:
-    return torch.cat([torch.full_like(x[..., :1], default), x[..., :-1]], dim=-1)
+def _shift_right(x: Tensor) -> Tensor:
+    return torch.cat([torch.zeros_like(x[..., :1]), x[..., :-1]], dim=-1)

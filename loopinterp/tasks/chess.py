@@ -15,7 +15,7 @@ from pydantic import PositiveInt
 
 from loopinterp.core.errors import InputError
 from loopinterp.core.settings import settings
-from loopinterp.tasks.sampling import Sampler, check_length, check_tokens, uniform
+from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
 from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ pieces, of rooks those that may castle (C), and the other side's."""
 
 _ROOKS = {"Q": 56, "K": 63, "q": 0, "k": 7}
 _KINGS = {"Q": 60, "K": 60, "q": 4, "k": 4}
-_MOVE = re.compile(r"([a-h][1-8])([a-h][1-8])([qrbn]?)")
-_COLUMNS = ("FEN", "Moves", "Rating")
 _FROM, _TO = 1, 2
 _LOOPS = 30
 """T(n) of arXiv 2604.15259: no number of loops is known to be enough."""
@@ -44,22 +42,17 @@ class ChessPuzzles(Sampler):
     answer) and ``Rating``. Nothing is downloaded. Where a position comes twice the first counts.
 
     Tokens: the 64 squares from top left to bottom right, as the side to move sees them, who plays
-    up the board. 0 is an empty square, 1 one where a pawn may be taken in passing, then own
-    P N B R Q K and a rook that may castle, and the same for the opponent. Output 1 where the move
-    starts, 2 where it ends, 0 elsewhere; the piece that a pawn becomes is not asked for. Models
-    should not be causal.
+    up the board: an empty one (0), one where a pawn may be taken in passing (1), own P N B R Q K
+    and a rook that may castle, and the same of the opponent. Output 1 where the move starts, 2
+    where it ends, else 0. Models should not be causal.
 
-    The length n is the rating in hundreds: training on easy puzzles and testing on hard ones is
-    training up to some n, and testing beyond. T(n) = 30 whatever n is: no bound is known.
+    The length n is the rating in hundreds. T(n) = 30 whatever n is: no bound is known.
 
     Distributions: ``"uniform"`` (any puzzle of that rating).
 
     Args:
         csv: The file; without one nothing can be drawn, but :meth:`encode` works.
         most: Rows that are read at most, the first ones.
-
-    Raises:
-        ConfigError: a setting is of another kind.
 
     Source: the chess puzzles of arXiv 2108.06011 and 2604.15259.
 
@@ -73,6 +66,7 @@ class ChessPuzzles(Sampler):
     """
 
     name = "chess_puzzles"
+    about = "The best move in chess puzzles, rated 100 n, of a CSV file of your own (csv=...)."
     distributions = ("uniform",)
     d_vocab = len(SYMBOLS)
     d_vocab_out = 3
@@ -81,110 +75,79 @@ class ChessPuzzles(Sampler):
     csv: str | None = None
     most: PositiveInt = 100_000
 
-    def n_loops(self, n: int) -> int:
-        check_length(n)
+    def _n_loops(self, n: int) -> int:
         return _LOOPS
 
-    def n_positions(self, n: int) -> int:
-        """The squares."""
-        check_length(n)
+    def _n_positions(self, n: int) -> int:
         return 64
 
     def longest(self, n: int) -> int:
         """The greatest rating up to n that the file has puzzles of, or else its least."""
-        check_length(n)
         known = self._file().n.unique().tolist() if self.csv else [n]
         return max((rating for rating in known if rating <= n), default=min(known))
-
-    def describe(self) -> str:
-        return "The best move in chess puzzles, rated 100 n, of a CSV file of your own (csv=...)."
 
     def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
         rows = ("".join(SYMBOLS[token] for token in row[k : k + 8]) for k in range(0, 64, 8))
         board = f"{'/'.join(rows)} ="
         if answer is None:
             return board
+        # The squares that are marked as the start, and as the end: one each in a move.
         places = [[at for at, x in enumerate(answer) if x == kind] for kind in (_FROM, _TO)]
         move = "".join(name_of(at[0]) if len(at) == 1 else "?" for at in places)
         return f"{board} {move}"
 
     def encode(self, puzzles: Iterable[tuple[str, str, int]]) -> Batch:
-        """The batch of given puzzles: FEN, moves and rating, as a row of a file has them.
-
-        Raises:
-            InputError: no puzzle, or one that is malformed; it is named.
-        """
+        """The batch of given puzzles: FEN, moves and rating, as a row of a file has them."""
         rows = [_read(*puzzle, f"puzzle {k}") for k, puzzle in enumerate(puzzles)]
-        if not rows:
-            fix = "Pass e.g. [(fen, 'a7a6 d1d8', 640)]."
-            raise InputError("puzzles", expected="at least one", given="none", fix=fix)
+        _need(bool(rows), "puzzles", "at least one", [])
         boards, moves, n = (torch.tensor(column) for column in zip(*rows))
         return self._batch(boards, moves, n)
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch square"]:
-        """The answers of the file; of a batch's other positions, those that it came with.
-
-        Raises:
-            InputError: the inputs are no boards, or not of the file.
-        """
+        """The answers of the file; of a batch's other positions, those that it came with."""
         boards = check_tokens(inputs, self.d_vocab)
-        if boards.shape[1] != 64:
-            given, fix = str(boards.shape[1]), "Pass boards of this task."
-            raise InputError("inputs", expected="64 squares each", given=given, fix=fix)
+        _need(boards.shape[1] == 64, "inputs", "64 squares each", boards.shape[1])
         rows = self._file().rows if self.csv else {}
+        # The row of the file with each board, or None.
         at = [rows.get(bytes(board)) for board in boards.tolist()]
-        known = [k for k, row in enumerate(at) if row is not None]
         if isinstance(inputs, Batch):
             answers = inputs.targets.clone()
-        elif len(known) == len(at):
-            answers = torch.zeros_like(boards)
+        elif None in at:
+            expected, got = "positions of the file", f"another one in row {at.index(None)}"
+            fix = "Pass the batch of encode itself, or set csv to a file that has it."
+            raise InputError("inputs", expected=expected, given=got, fix=fix)
         else:
-            raise InputError(
-                "inputs",
-                expected="positions of the file, whose answers are known",
-                given=f"another one in row {at.index(None)}",
-                fix="Pass the batch of encode itself, or set csv to a file that has it.",
-            )
+            answers = torch.zeros_like(boards)
+        known = [k for k, row in enumerate(at) if row is not None]
         if known:
             moves = self._file().moves[[at[k] for k in known]].to(boards.device)
             answers[known] = _marks(moves)
         return answers
 
     def right_answers(self, inputs: Batch | Tensor) -> Int[Tensor, "batch square"]:
-        return self.targets(inputs)
+        return self.targets(inputs)  # which knows the answers of a batch
 
     def _batch(self, boards: Tensor, moves: Tensor, n: Tensor) -> Batch:
         return Batch(boards, _marks(moves), n, torch.full_like(n, _LOOPS), self)
 
     def _file(self) -> _Puzzles:
-        if self.csv is None:
-            raise InputError(
-                "csv",
-                expected="a file of puzzles to draw from",
-                given="none",
-                fix="Set csv to a file in the format of https://database.lichess.org/#puzzles, "
-                "unpacked: task_settings={'csv': 'puzzles.csv'}.",
-            )
-        path = Path(self.csv)
-        if not path.is_file():
-            fix = "Give the path of an unpacked CSV file; nothing is downloaded."
-            raise InputError("csv", expected="a file", given=repr(self.csv), fix=fix)
-        stat = path.stat()
-        return _load(path, self.most, (stat.st_mtime_ns, stat.st_size))
+        if self.csv is None or not Path(self.csv).is_file():
+            expected, got = "a file of puzzles to draw from", repr(self.csv)
+            fix = "Set csv to an unpacked file of https://database.lichess.org/#puzzles."
+            raise InputError("csv", expected=expected, given=got, fix=fix)
+        stat = Path(self.csv).stat()
+        return _load(Path(self.csv), self.most, (stat.st_mtime_ns, stat.st_size))
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         puzzles = self._file()
         known, counts = puzzles.n.unique(return_counts=True)
         absent = [x for x in n.unique().tolist() if x not in known]
         if absent:
-            raise InputError(
-                "n",
-                expected=f"a rating in hundreds that the file has puzzles of: {known.tolist()}",
-                given=str(absent[0]),
-                fix="Draw other ones (curriculum.min_n, start_n and max_n), or add puzzles.",
-            )
+            expected = f"a rating in hundreds that the file has puzzles of: {known.tolist()}"
+            fix = "Draw other ones (curriculum.min_n, start_n and max_n), or add puzzles."
+            raise InputError("n", expected=expected, given=str(absent[0]), fix=fix)
+        # Puzzles are sorted by n, so that those of one n begin at ``first``.
         first = counts.cumsum(0) - counts
-        # Puzzles are sorted by n: a random one among those of each example's n.
         which = torch.searchsorted(known.to(n.device), n)
         luck = uniform((len(n),), generator)
         rows = first.to(n.device)[which] + (luck * counts.to(n.device)[which]).long()
@@ -208,24 +171,20 @@ def _load(path: Path, most: int, stamp: tuple[int, int]) -> _Puzzles:
     puzzles: dict[bytes, tuple[tuple[int, int], int]] = {}  # by board: move, and n
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:
         table = csv.DictReader(lines)
-        missing = [name for name in _COLUMNS if name not in (table.fieldnames or ())]
+        missing = {"FEN", "Moves", "Rating"} - {*(table.fieldnames or ())}
         if missing:
-            raise InputError(
-                f"csv {path.name}",
-                expected=f"the columns {', '.join(_COLUMNS)}",
-                given=f"a first line without {', '.join(missing)}",
-                fix="Use the format of Lichess' puzzles, unpacked (a .zst file is packed).",
-            )
+            got = f"a first line without {', '.join(sorted(missing))}"
+            fix = "Use the format of Lichess' puzzles, unpacked (a .zst file is packed)."
+            expected = "the columns FEN, Moves and Rating"
+            raise InputError(f"csv {path.name}", expected=expected, given=got, fix=fix)
         for k, row in enumerate(table):
             if k == most:
                 break
             where = f"csv {path.name}, line {table.line_num}"
             board, move, n = _read(row["FEN"], row["Moves"], row["Rating"], where)
             puzzles.setdefault(bytes(board), (move, n))
-    if not puzzles:
-        fix = "Use a file with puzzles in it."
-        raise InputError(f"csv {path.name}", expected="puzzles", given="none", fix=fix)
-    ordered = sorted(puzzles.items(), key=lambda one: one[1][1])
+    _need(bool(puzzles), f"csv {path.name}", "puzzles", [])
+    ordered = sorted(puzzles.items(), key=lambda one: one[1][1])  # by n
     return _Puzzles(
         torch.tensor([list(board) for board, _ in ordered], dtype=torch.int8),
         torch.tensor([move for _, (move, _) in ordered]),
@@ -238,15 +197,9 @@ def _read(
     fen: str | None, moves: str | None, rating: str | int | None, where: str
 ) -> tuple[list[int], tuple[int, int], int]:
     """Board and move as the solver sees them, and n; errors name the place ``where`` they are."""
-    line = (moves or "").split()
-    rated = str(rating).strip().isdecimal() and int(str(rating)) > 0
-    if len(line) < 2 or not rated:
-        raise InputError(
-            where,
-            expected="at least two moves, and a rating of at least 1",
-            given=f"{moves!r} and {rating!r}",
-            fix="Mend it, or leave it out.",
-        )
+    line, rated = (moves or "").split(), str(rating).strip()
+    fine = len(line) >= 2 and rated.isdecimal() and int(rated) > 0
+    _need(fine, where, "at least two moves, and a rating of at least 1", (moves, rating))
     try:
         position = read_fen(fen or "").after(line[0])
         start, end, _ = position.squares(line[1])
@@ -254,7 +207,7 @@ def _read(
         what = f"{where}: {error.what}"
         raise InputError(what, expected=error.expected, given=error.given, fix=error.fix) from None
     move = position.seen_square(start), position.seen_square(end)
-    return position.seen(), move, max(int(str(rating)) // 100, 1)
+    return position.seen(), move, max(int(rated) // 100, 1)
 
 
 def _marks(moves: Int[Tensor, "puzzle end"]) -> Int[Tensor, "puzzle square"]:
@@ -274,7 +227,7 @@ class Position:
         passing: The square behind a pawn that has just made two steps.
     """
 
-    board: tuple[str, ...]
+    board: str
     white: bool
     castling: str
     passing: int | None
@@ -285,32 +238,25 @@ class Position:
         For Black the board is mirrored, top to bottom, and the colours are exchanged. A square is
         marked for taking in passing where a pawn stands ready to do so.
         """
-        board = list(self.board)
+        board, passing = list(self.board), self.passing
         for right in self.castling:
             board[_ROOKS[right]] = "C" if right.isupper() else "c"
-        if self.passing is not None and self._can_take_at(self.passing):
-            board[self.passing] = "+"
+        if passing is not None:
+            pawn, behind = ("P", passing + 8) if self.white else ("p", passing - 8)
+            sides = [side for side in (-1, 1) if 0 <= passing % 8 + side < 8]
+            if any(self.board[behind + side] == pawn for side in sides):
+                board[passing] = "+"
         if not self.white:
-            rows = (board[8 * row : 8 * row + 8] for row in range(7, -1, -1))
-            board = [square.swapcase() for row in rows for square in row]
+            board = [board[self.seen_square(at)].swapcase() for at in range(64)]
         return [SYMBOLS.index(square) for square in board]
 
-    def _can_take_at(self, passing: int) -> bool:
-        pawn, behind = ("P", 8) if self.white else ("p", -8)
-        squares = [passing + behind + side for side in (-1, 1) if 0 <= passing % 8 + side < 8]
-        return any(self.board[square] == pawn for square in squares)
-
     def seen_square(self, square: int) -> int:
-        """Where the side to move sees a square."""
+        """Where the side to move sees a square, and the other way round."""
         return square if self.white else (7 - square // 8) * 8 + square % 8
 
     def squares(self, move: str) -> tuple[int, int, str]:
-        """From where to where a move in UCI notation goes, and what a pawn becomes.
-
-        Raises:
-            InputError: it is no move of a piece of the side to move to where none of its own is.
-        """
-        parts = _MOVE.fullmatch(move)
+        """From where to where a move in UCI notation goes, and what a pawn becomes."""
+        parts = re.fullmatch("([a-h][1-8])([a-h][1-8])([qrbn]?)", move)
         if parts is None:
             raise _refused("move", "one such as e2e4, or e7e8q", move)
         start, end = square_of(parts[1]), square_of(parts[2])
@@ -318,35 +264,26 @@ class Position:
             self.board[square] != "." and self.board[square].isupper() == self.white
             for square in (start, end)
         )
-        if not own_piece or blocked:
-            side = "White" if self.white else "Black"
-            raise _refused("move", f"{side}'s piece to move, not onto another of its own", move)
+        side = "White" if self.white else "Black"
+        expected = f"{side}'s piece to move, not onto another of its own"
+        _need(own_piece and not blocked, "move", expected, move)
         last = self.board[start] in "Pp" and end // 8 in (0, 7)
-        if last != bool(parts[3]):
-            raise _refused("move", "a piece named where a pawn reaches the last rank, only", move)
+        expected = "a piece named where a pawn reaches the last rank, only"
+        _need(last == bool(parts[3]), "move", expected, move)
         return start, end, parts[3]
 
     def after(self, move: str) -> Position:
-        """The position after a move in UCI notation, which is not checked for being legal.
-
-        Raises:
-            InputError: as :meth:`squares`.
-
-        Example:
-            >>> start = read_fen("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1")
-            >>> after = start.after("e2e4")
-            >>> "".join(after.board[32:40]), after.white, after.passing == square_of("e3")
-            ('....P...', False, True)
-        """
+        """The position after a move in UCI notation, which is not checked for being legal."""
         start, end, becomes = self.squares(move)
         board, piece = list(self.board), self.board[start]
         board[start], board[end] = ".", piece
         if becomes:
             board[end] = becomes.upper() if self.white else becomes
         pawn, king = piece in "Pp", piece in "Kk"
+        # Taking in passing: the pawn beside the start is gone.
         if pawn and start % 8 != end % 8 and end == self.passing:
             board[start // 8 * 8 + end % 8] = "."
-        if king and abs(end - start) == 2:
+        if king and abs(end - start) == 2:  # castling moves the rook as well
             corner = end // 8 * 8 + (7 if end > start else 0)
             board[corner], board[(start + end) // 2] = ".", board[corner]
         touched = {start, end}
@@ -355,7 +292,7 @@ class Position:
         )
         passing = (start + end) // 2 if pawn and abs(end - start) == 16 else None
         return replace(
-            self, board=tuple(board), white=not self.white, castling=castling, passing=passing
+            self, board="".join(board), white=not self.white, castling=castling, passing=passing
         )
 
 
@@ -365,12 +302,7 @@ def square_of(name: str) -> int:
 
 
 def name_of(square: int) -> str:
-    """The name of a square.
-
-    Example:
-        >>> name_of(0), name_of(52)
-        ('a8', 'e2')
-    """
+    """The name of a square."""
     return "abcdefgh"[square % 8] + str(8 - square // 8)
 
 
@@ -382,28 +314,33 @@ def read_fen(fen: str) -> Position:
             last rank, or there is nothing to castle with.
     """
     parts = fen.split()
-    if not 4 <= len(parts) <= 6:
-        raise _refused("FEN", "a board, w or b, castling rights and a square, or -", fen)
+    expected = "a board, w or b, castling rights and a square, or -"
+    _need(4 <= len(parts) <= 6, "FEN", expected, fen)
     placed, side, castling, passing = parts[:4]
-    board = re.sub("[1-8]", lambda digit: "." * int(digit[0]), placed)
-    rows = board.split("/")
-    if [len(row) for row in rows] != [8] * 8 or not set(board) <= set("./PNBRQKpnbrqk"):
-        raise _refused("FEN", "8 rows of 8 squares", fen)
-    squares = tuple("".join(rows))
-    if squares.count("K") != 1 or squares.count("k") != 1 or set("Pp") & {*rows[0], *rows[7]}:
-        raise _refused("FEN", "one king of each side, and no pawn on the first or last rank", fen)
-    if side not in ("w", "b") or not re.fullmatch("-|K?Q?k?q?", castling):
-        raise _refused("FEN", "w or b, and - or some of KQkq", fen)
+    rows = re.sub("[1-8]", lambda digit: "." * int(digit[0]), placed).split("/")
+    board = "".join(rows)
+    square = [len(row) for row in rows] == [8] * 8 and set(board) <= set(".PNBRQKpnbrqk")
+    _need(square, "FEN", "8 rows of 8 squares", fen)
+    kings = board.count("K") == board.count("k") == 1
+    expected = "one king of each side, and no pawn on the first or last rank"
+    _need(kings and not set("Pp") & {*rows[0], *rows[7]}, "FEN", expected, fen)
+    known = side in ("w", "b") and re.fullmatch("-|K?Q?k?q?", castling)
+    _need(bool(known), "FEN", "w or b, and - or some of KQkq", fen)
     rights = castling.replace("-", "")
     for right in rights:
-        rook, king = ("R", "K") if right.isupper() else ("r", "k")
-        if squares[_ROOKS[right]] != rook or squares[_KINGS[right]] != king:
-            raise _refused("FEN", f"king and rook at home for the right {right}", fen)
-    if not re.fullmatch("-|[a-h]" + ("6" if side == "w" else "3"), passing):
-        raise _refused("FEN", "- or a square behind a pawn of the side not to move", fen)
-    behind = None if passing == "-" else square_of(passing)
-    return Position(squares, side == "w", rights, behind)
+        home = board[_ROOKS[right]] + board[_KINGS[right]]
+        expected = f"king and rook at home for the right {right}"
+        _need(home == ("RK" if right.isupper() else "rk"), "FEN", expected, fen)
+    behind = re.fullmatch("-|[a-h]" + ("6" if side == "w" else "3"), passing)
+    _need(bool(behind), "FEN", "- or a square behind a pawn of the side not to move", fen)
+    return Position(board, side == "w", rights, None if passing == "-" else square_of(passing))
 
 
-def _refused(what: str, expected: str, given: str) -> InputError:
-    return InputError(what, expected=expected, given=repr(given), fix="Mend it, or leave it out.")
+def _need(fits: bool, what: str, expected: str, got: object) -> None:
+    """Raise unless something fits."""
+    if not fits:
+        raise _refused(what, expected, got)
+
+
+def _refused(what: str, expected: str, got: object) -> InputError:
+    return InputError(what, expected=expected, given=repr(got), fix="Mend it, or leave it out.")

@@ -18,7 +18,6 @@ from loopinterp.tasks.rows import cut, join, malformed, place_of_equals, same
 from loopinterp.tasks.sampling import (
     Sampler,
     check_digits,
-    check_length,
     check_tokens,
     inside,
     integers,
@@ -71,12 +70,12 @@ class FullOutput(Sampler):
         """Longest answer to a problem of length n."""
         return n
 
-    def n_loops(self, n: int) -> int:
-        return check_length(n)
+    def _n_loops(self, n: int) -> int:
+        return n
 
-    def n_positions(self, n: int) -> int:
-        """BOS, the prompt, ``=``, and room for the answer and one EOS."""
-        return self.prompt_length(check_length(n)) + self.answer_length(n) + 2
+    def _n_positions(self, n: int) -> int:
+        # BOS, the prompt, "=", and room for the answer and one EOS.
+        return self.prompt_length(n) + self.answer_length(n) + 2
 
     @abstractmethod
     def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,11 +100,7 @@ class FullOutput(Sampler):
         return f"{question} {spell(answer, words, separator=space, turned=answer_turned)}"
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to given inputs: from ``=`` on, then EOS; ``IGNORE`` before ``=``.
-
-        Raises:
-            InputError: the inputs are not tokens of this task, or lack a prompt or their one ``=``.
-        """
+        """The exact answer to given inputs: from ``=`` on, then EOS; ``IGNORE`` before ``=``."""
         tokens = check_tokens(inputs, self.d_vocab)
         equals, answer, length = self.solve(tokens)
         # [batch, pos]: places counted from the "="
@@ -117,11 +112,7 @@ class FullOutput(Sampler):
     def solve(
         self, tokens: Int[Tensor, "batch pos"]
     ) -> tuple[Int[Tensor, " batch"], Int[Tensor, "batch longest"], Int[Tensor, " batch"]]:
-        """Where each row has its ``=``, the answer to the prompt before it, and its length.
-
-        Raises:
-            InputError: a row lacks its one ``=``, or a prompt before it.
-        """
+        """Where each row has its ``=``, the answer to the prompt before it, and its length."""
         equals = place_of_equals(self.equals, tokens, self.name)
         n = equals - 1
         if not bool((n > 0).all()):
@@ -131,40 +122,26 @@ class FullOutput(Sampler):
             raise malformed(self.name, f"symbols 0..{self.equals - 1} alone before the '='")
         return equals, *self._solve(prompt, n)
 
-    def _batch(
-        self,
-        parts: list[tuple[Tensor, Tensor]],
-        n: Int[Tensor, " batch"],
-        n_loops: Int[Tensor, " batch"],
-    ) -> Batch:
+    def _batch(self, parts: list[tuple[Tensor, Tensor]], n: Tensor, n_loops: Tensor) -> Batch:
         """The batch of prompts that are given as parts: values, and how many of them count."""
         eos, bos = self.equals + 1, self.equals + 2
         rows = [same(bos, n), *parts, same(self.equals, n)]
-        tokens = join(rows, width=self.n_positions(int(n.max())), fill=eos)
+        tokens = join(rows, width=self.n_positions(int(n.max())), fill=eos)  # [batch, pos]
         return Batch(tokens, self.targets(tokens), n, n_loops, self)
 
 
 class BitPrompt(FullOutput):
-    """A question about n bits, in the full-output format: ``BOS b_1 … b_n = EOS …``. T(n) = n.
-
-    Tokens: bits 0 and 1, ``=`` (2), EOS (3, which is also the padding), BOS (4). Output classes:
-    0, 1, EOS (2).
+    """A question about n bits: ``BOS b_1 … b_n = EOS …``. T(n) = n.
 
     Distributions: ``"uniform"`` (fair bits), ``"biased"`` (each example draws its probability
     of a one from {.05, .5, .95}).
-
-    Source: arXiv 2409.15647.
     """
 
     symbols = ("0", "1")
     distributions = ("uniform", "biased")
 
     def from_bits(self, bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
-        """The batch of given bits; only the first ``n`` of each row count.
-
-        Raises:
-            InputError: ``bits`` are not 0 and 1, or a length does not fit.
-        """
+        """The batch of given bits; only the first ``n`` of each row count."""
         check_digits(bits, n, 2, "bits")
         return self._batch([(bits, n)], n, n.clone())
 
@@ -174,9 +151,7 @@ class BitPrompt(FullOutput):
 
 @settings
 class Copy(BitPrompt):
-    """The n bits again; see :class:`BitPrompt` for the format and the distributions.
-
-    Bit k is asked for k - 1 positions after the ``=``, then EOS to the end.
+    """The n bits again, each n + 1 positions behind its own; see :class:`BitPrompt`.
 
     Example:
         >>> batch = Copy().from_bits(torch.tensor([[1, 0, 0]]), torch.tensor([3]))
@@ -185,10 +160,8 @@ class Copy(BitPrompt):
     """
 
     name = "copy"
+    about = "The n bits again, answered from the '=' sign on and closed by EOS."
     question = "copy of {}"
-
-    def describe(self) -> str:
-        return "The n bits again, answered from the '=' sign on and closed by EOS."
 
     def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
         return prompt, n
@@ -196,9 +169,7 @@ class Copy(BitPrompt):
 
 @settings
 class Parity(BitPrompt):
-    """Whether the number of ones is odd; see :class:`BitPrompt` for format and distributions.
-
-    At the ``=`` the parity bit is asked for, then EOS to the end.
+    """Whether the number of ones is odd: a bit at the ``=``; see :class:`BitPrompt`.
 
     Example:
         >>> batch = Parity().from_bits(torch.tensor([[1, 0, 1, 1]]), torch.tensor([4]))
@@ -207,13 +178,11 @@ class Parity(BitPrompt):
     """
 
     name = "parity"
+    about = "Parity of n bits, answered at the '=' sign and closed by EOS."
     question = "parity of {}"
 
     def answer_length(self, n: int) -> int:
         return 1
-
-    def describe(self) -> str:
-        return "Parity of n bits, answered at the '=' sign and closed by EOS."
 
     def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
         return (prompt == 1).sum(dim=1, keepdim=True) % 2, torch.ones_like(n)
@@ -221,10 +190,7 @@ class Parity(BitPrompt):
 
 @settings
 class BinarySum(BitPrompt):
-    """The number of ones; see :class:`BitPrompt` for the format and the distributions.
-
-    The answer is that number in binary, least significant bit first, without leading zeros (a
-    single 0 if there are no ones), then EOS to the end.
+    """The number of ones in binary, least significant bit first; see :class:`BitPrompt`.
 
     Example:
         >>> batch = BinarySum().from_bits(torch.tensor([[1, 1, 0, 1, 1, 1]]), torch.tensor([6]))
@@ -233,14 +199,12 @@ class BinarySum(BitPrompt):
     """
 
     name = "binary_sum"
+    about = "How many of n bits are ones, in binary, from the '=' sign on and closed by EOS."
     question = "ones in {}"
     least_first = ("answer",)
 
     def answer_length(self, n: int) -> int:
         return n.bit_length()
-
-    def describe(self) -> str:
-        return "How many of n bits are ones, in binary, from the '=' sign on and closed by EOS."
 
     def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
         ones = (prompt == 1).sum(dim=1)
@@ -253,21 +217,9 @@ class BinarySum(BitPrompt):
 class UniqueSet(FullOutput):
     """The distinct ones of n symbols, by first appearance: ``BOS s_1 … s_n = EOS …``. T(n) = n.
 
-    Tokens: the symbols 0 .. n_symbols - 1, ``=``, EOS (which is also the padding), BOS. Output
-    classes: the symbols, then EOS.
-
     Distributions: ``"uniform"`` (independent symbols), ``"few"`` (each example uses at most 4 of
-    them, so most are seen before), ``"distinct"`` (a random order of the symbols, again and
-    again: no two of the first n_symbols are equal), ``"varied"`` (each example draws how many of
-    them it uses at most: k of N with probability ``log(1 + 1/k) / log(N + 1)``).
-
-    Args:
-        n_symbols: Size of the alphabet.
-
-    Raises:
-        ConfigError: ``n_symbols`` is not an integer of at least 1.
-
-    Source: arXiv 2409.15647.
+    them), ``"distinct"`` (a random order of the symbols, again and again), ``"varied"`` (each
+    example draws how many it uses at most: k of N with probability ``log(1 + 1/k) / log(N + 1)``).
 
     Example:
         >>> task = UniqueSet(n_symbols=9)
@@ -277,6 +229,7 @@ class UniqueSet(FullOutput):
     """
 
     name = "unique_set"
+    about = "The distinct ones of n symbols (of {self.n_symbols}), by first appearance."
     question = "distinct ones of {}"
     distributions = ("uniform", "few", "distinct", "varied")
 
@@ -290,21 +243,15 @@ class UniqueSet(FullOutput):
     def n_answer_symbols(self) -> int:
         return self.n_symbols
 
-    def describe(self) -> str:
-        return f"The distinct ones of n symbols (of {self.n_symbols}), by first appearance."
-
     def from_symbols(self, symbols: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
-        """The batch of given symbols; only the first ``n`` of each row count.
-
-        Raises:
-            InputError: a symbol is not of the alphabet, or a length does not fit.
-        """
+        """The batch of given symbols; only the first ``n`` of each row count."""
         check_digits(symbols, n, self.n_symbols, "symbols")
         return self._batch([(symbols, n)], n, n.clone())
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         rows, width = len(n), int(n.max())
         drawn = integers(0, self.n_symbols, (rows, width), generator)
+        # [batch, n_symbols]: a random order of the symbols, of which the first ones are used
         order = uniform((rows, self.n_symbols), generator).argsort(1)
         if kind == "few":
             drawn = order.gather(1, drawn % min(4, self.n_symbols))
@@ -312,6 +259,7 @@ class UniqueSet(FullOutput):
             drawn = order[:, torch.arange(width, device=n.device) % self.n_symbols]
         elif kind == "varied":
             share = uniform((rows, 1), generator)
+            # P(used <= k) = log(k + 1) / log(n_symbols + 1)
             used = ((self.n_symbols + 1) ** share).long().clamp(max=self.n_symbols)
             drawn = order.gather(1, drawn % used)
         return self.from_symbols(drawn, n)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.core.errors import InputError
 from loopinterp.core.settings import settings
-from loopinterp.tasks.sampling import Sampler, check_length, check_tokens, uniform
+from loopinterp.tasks.rows import malformed
+from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
 from loopinterp.tasks.task import IGNORE, Batch
 from loopinterp.tasks.words import spell
 
@@ -21,34 +21,30 @@ if TYPE_CHECKING:
 WAYS = ((-1, 0), (0, 1), (1, 0), (0, -1))
 """Up, right, down, left: rows down and columns right."""
 
+_PASSAGES = (1, 2, 4, 8)
+"""Of a cell: up, right, down, left."""
 
 START, GOAL, PAD = 16, 32, 64
 """Added to the passages of a cell; and what stands beside a smaller maze."""
 
 _OPEN, _WALL = ".SG*", "#"
-_PASSAGES = (1, 2, 4, 8)
-"""Up, right, down, left."""
 
 
 @settings
 class Maze(Sampler):
     """The path from start to goal in a maze of n x n cells that has one: is each cell on it?
 
-    One token a cell, row by row, without BOS: 1, 2, 4 and 8 for passages up, right, down and left,
-    16 where the start is and 32 where the goal is, together; 64 is PAD. Output 1 at the cells of
-    the path, its ends included, 0 at all others. In a batch of several sizes a smaller maze lies in
-    the upper left corner of the largest grid, with PAD (and ``IGNORE``) to the right and below:
-    positions have to be those of a grid (``positions="grid"``), and models should not be causal.
+    Tokens: one a cell, row by row, without BOS: the sum of 1, 2, 4 and 8 for passages up, right,
+    down and left, 16 at the start and 32 at the goal; 64 is PAD. Output 1 at the cells of the path,
+    its ends included, else 0. In a batch of several sizes a smaller maze lies in the upper left
+    corner of the largest grid: positions have to be those of a grid (``positions="grid"``), and
+    models should not be causal. Words show a maze as a picture (arXiv 2108.06011).
 
-    A picture with walls as pixels, as of arXiv 2108.06011, has (2 n + 1)^2 positions, four times as
-    many for the same maze; :meth:`encode` reads such pictures, and words show them.
-
-    T(n) = n^2: the cells, as many as no path and no dead end is longer than. :meth:`n_rounds` says
-    how many rounds of filling dead ends each maze needs.
+    T(n) = n^2, the number of cells: no path and no dead end is longer.
 
     Distributions: mazes are grown by a random walk that goes back from dead ends, which makes long
-    corridors. ``"uniform"`` (start and goal are any two cells), ``"far"`` (they are the two ends of
-    the longest path there is in the maze).
+    corridors. Start and goal are any two cells (``"uniform"``), or the two ends of the longest path
+    in the maze (``"far"``).
 
     Source: the mazes of arXiv 2108.06011 and 2604.15259.
 
@@ -61,20 +57,16 @@ class Maze(Sampler):
     """
 
     name = "maze"
+    about = "Which cells are on the path from start to goal in a maze of n x n cells."
     distributions = ("uniform", "far")
     d_vocab = PAD + 1
     d_vocab_out = 2
 
-    def n_loops(self, n: int) -> int:
-        """The number of cells."""
-        return check_length(n) ** 2
+    def _n_loops(self, n: int) -> int:
+        return n**2
 
-    def n_positions(self, n: int) -> int:
-        """The number of cells."""
-        return check_length(n) ** 2
-
-    def describe(self) -> str:
-        return "Which cells are on the path from start to goal in a maze of n x n cells."
+    def _n_positions(self, n: int) -> int:
+        return n**2
 
     def unpadded(self, row: Sequence[Any], n: int | None) -> Sequence[Any]:
         width = math.isqrt(len(row))
@@ -99,16 +91,12 @@ class Maze(Sampler):
     def encode(self, pictures: Sequence[str]) -> Batch:
         """The batch of given pictures, of any sizes: rows of ``#`` (wall), ``.``, ``S`` and ``G``.
 
-        Args:
-            pictures: Rows are separated by ``/`` or line ends; cells are at odd rows and columns
-                (counted from 0), passages between them. ``*`` is start and goal at once.
-
-        Raises:
-            InputError: no picture, other signs, or no maze with one path between one S and one G.
+        Rows are separated by ``/`` or line ends; cells are at odd rows and columns (counted from
+        0), passages between them. ``*`` is start and goal at once.
         """
         mazes = [self._read(picture) for picture in pictures]
         if not mazes:
-            raise self._refused("at least one picture", "none")
+            raise malformed(self.name, "at least one picture", "none")
         width = max(map(len, mazes))
         tokens = torch.full((len(mazes), width, width), PAD)
         for row, cells in enumerate(mazes):
@@ -119,57 +107,50 @@ class Maze(Sampler):
         rows = picture.strip().replace("\n", "/").split("/")
         size = len(rows) // 2
         posts = [row[::2] for row in rows[::2]]
+        # Pixels between four cells, and those at the edge, are walls.
         around = [rows[0], rows[-1], *(row[:1] + row[-1:] for row in rows)]
         square = size > 0 and len(rows) % 2 == 1 and {len(row) for row in rows} == {len(rows)}
         known = set("".join(rows)) <= {*_OPEN, _WALL}
         if not square or not known or set("".join(posts + around)) != {_WALL}:
             expected = "2 n + 1 rows of as many signs # . S G *, walls around and between corners"
-            raise self._refused(expected, repr(picture))
+            raise malformed(self.name, expected, repr(picture))
         cells = [[0] * size for _ in range(size)]
         for i in range(size):
             for j in range(size):
                 at = rows[2 * i + 1][2 * j + 1]
                 ways = [rows[2 * i + 1 + down][2 * j + 1 + right] for down, right in WAYS]
                 if at == _WALL or not set(ways) <= {_OPEN[0], _WALL}:
-                    raise self._refused("S, G and no wall at cells, and at no passages", picture)
+                    expected = "S, G and no wall at cells, and at no passages"
+                    raise malformed(self.name, expected, picture)
                 opened = sum(bit for way, bit in zip(ways, _PASSAGES) if way != _WALL)
                 cells[i][j] = opened + START * _OPEN.index(at)
         return cells
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to given inputs: 1 on the path, 0 off it, ``IGNORE`` at PAD.
-
-        Raises:
-            InputError: the inputs are no square grids of cells, or hold no maze with one path.
-        """
-        passages, there, ends = self._check(inputs)
+        """The exact answer to given inputs: 1 on the path, 0 off it, ``IGNORE`` at PAD."""
+        passages, there, ends = self._parse(inputs)
         path, _ = fill_dead_ends(passages, ends)
-        return _answer(path, there)
+        return path.long().masked_fill(~there, IGNORE).flatten(1)
 
     def n_rounds(self, inputs: Batch | Tensor) -> Int[Tensor, " batch"]:
-        """Rounds until the path alone is left, all dead ends being filled by one cell at once.
-
-        What a model needs that sees one cell far in a loop, and goes about it so: a depth of each
-        example.
-        """
-        passages, _, ends = self._check(inputs)
+        """Rounds until the path alone is left, all dead ends being filled by one cell at once."""
+        passages, _, ends = self._parse(inputs)
         return fill_dead_ends(passages, ends)[1]
 
-    def _check(self, inputs: Batch | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Passages, which cells there are, and start and goal; raises if that is no maze."""
+    def _parse(self, inputs: Batch | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Passages [batch, way, row, column], which cells there are, and start and goal."""
         tokens = check_tokens(inputs, self.d_vocab)
         width = math.isqrt(tokens.shape[1])
         if width == 0 or width**2 != tokens.shape[1]:
-            raise self._refused("square grids of cells", f"{tokens.shape[1]} of them")
+            raise malformed(self.name, "square grids of cells", f"{tokens.shape[1]} of them")
         cells = tokens.view(-1, width, width)
         there = cells != PAD
         size = there[:, 0].sum(1)
-        line = torch.arange(width, device=tokens.device) < size[:, None]
-        square = (there == (line[:, :, None] & line[:, None])).flatten(1).all(1) & (size > 0)
-        # [batch, way, row, column]
+        square = (there == _corner(size, width)).flatten(1).all(1) & (size > 0)
         bits = torch.tensor(_PASSAGES, device=tokens.device)[:, None, None]
         passages = (cells[:, None] & bits > 0) & there[:, None]
         start, goal = ((cells & mark > 0) & there for mark in (START, GOAL))
+        # [batch]: one of each
         ends = [(mark.flatten(1).sum(1) == 1) for mark in (start, goal)]
         # A tree has one passage less than cells, and is all dead ends but for one cell. What a way
         # out of the grid would lead to on the other side of it has no way back.
@@ -183,12 +164,8 @@ class Maze(Sampler):
         if not bool(fine.all()):
             row = int((~fine).nonzero()[0])
             expected = "in each row a maze with one path between any two cells, one start, one goal"
-            raise self._refused(expected, f"something else in row {row}")
+            raise malformed(self.name, expected, f"something else in row {row}")
         return passages, there, start | goal
-
-    def _refused(self, expected: str, given: str) -> InputError:
-        fix = "Pass inputs of Maze().sample(...), or pictures like '#####/#S..#/###.#/#G..#/#####'."
-        return InputError("mazes", expected=expected, given=given, fix=fix)
 
     def _batch(self, tokens: Tensor, answer: Tensor) -> Batch:
         n = (tokens != PAD).sum(1).double().sqrt().long()
@@ -196,42 +173,33 @@ class Maze(Sampler):
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         passages = grow(n, generator)
-        width = passages.shape[-1]
-        line = torch.arange(width, device=n.device) < n[:, None]
-        there = line[:, :, None] & line[:, None]
-        luck = uniform(there.shape, generator).masked_fill(~there, -1)
-        start, goal = self._two(luck)
+        there = _corner(n, passages.shape[-1])
+        luck = uniform(there.shape, generator).masked_fill(~there, -1).flatten(1)
+        # The two cells with the most luck; of a maze of one cell that one twice.
+        order = luck.argsort(1, descending=True)
+        last = (luck >= 0).sum(1).clamp(max=2) - 1
+        start, goal = (
+            torch.zeros_like(luck, dtype=torch.bool).scatter_(1, at, True).view_as(there)
+            for at in (order[:, :1], order.gather(1, last[:, None]))
+        )
         if kind == "far":
             goal = farthest(passages, start)
             start = farthest(passages, goal)
         bits = torch.tensor(_PASSAGES, device=n.device)[:, None, None]
         cells = (passages * bits).sum(1) + START * start + GOAL * goal
+        tokens = cells.masked_fill(~there, PAD).flatten(1)
         path, _ = fill_dead_ends(passages, start | goal)
-        return self._batch(cells.masked_fill(~there, PAD).flatten(1), _answer(path, there))
-
-    @staticmethod
-    def _two(luck: Tensor) -> tuple[Bool[Tensor, "batch row column"], Tensor]:
-        """The two cells with the most luck; of a maze of one cell that one twice."""
-        order = luck.flatten(1).argsort(1, descending=True)
-        last = (luck >= 0).flatten(1).sum(1).clamp(max=2) - 1
-        marks = []
-        for at in (order[:, :1], order.gather(1, last[:, None])):
-            mark = torch.zeros_like(luck, dtype=torch.bool).flatten(1)
-            marks.append(mark.scatter_(1, at, True).view_as(luck))
-        return marks[0], marks[1]
+        return self._batch(tokens, path.long().masked_fill(~there, IGNORE).flatten(1))
 
 
-def _answer(path: Tensor, there: Tensor) -> Int[Tensor, "batch pos"]:
-    return path.long().masked_fill(~there, IGNORE).flatten(1)
+def _corner(n: Int[Tensor, " batch"], width: int) -> Bool[Tensor, "batch row column"]:
+    """The ``n x n`` cells of each maze, in the upper left corner of a grid."""
+    line = torch.arange(width, device=n.device) < n[:, None]
+    return line[:, :, None] & line[:, None]
 
 
 def _next_to(marks: Bool[Tensor, "batch row column"]) -> Bool[Tensor, "batch 4 row column"]:
-    """Whether the neighbour in each way is marked; borders are open, and joined to the other side.
-
-    Example:
-        >>> _next_to(torch.tensor([[[True, False, False]]]))[0, :, 0].int().tolist()
-        [[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
-    """
+    """Whether the neighbour in each way is marked; each border is joined to the opposite one."""
     return torch.stack([marks.roll((-down, -right), (1, 2)) for down, right in WAYS], 1)
 
 
@@ -240,8 +208,7 @@ def grow(
 ) -> Bool[Tensor, "batch 4 row column"]:
     """Passages of random mazes of ``n x n`` cells: a random walk that goes back from dead ends.
 
-    Each is a tree, so that one path leads from any cell to any other. A smaller maze lies in the
-    upper left corner.
+    Each is a tree, so that one path leads from any cell to any other.
     """
     width, rows, device = int(n.max()), torch.arange(len(n), device=n.device), n.device
     step = torch.tensor([down * width + right for down, right in WAYS], device=device)
@@ -250,8 +217,7 @@ def grow(
     # [cell, way]: whether the way stays inside
     inside = torch.stack([stays[down][:, None] & stays[right] for down, right in WAYS], 2)
     inside = inside.flatten(0, 1)
-    small = line < n[:, None]  # [batch, line]: whether a line is in the maze
-    visited = ~(small[:, :, None] & small[:, None]).flatten(1)
+    visited = ~_corner(n, width).flatten(1)
     passages = torch.zeros((len(n), width**2, 4), dtype=torch.bool, device=device)
     row, column = (uniform((2, len(n)), generator) * n).long()
     here = row * width + column
@@ -283,18 +249,8 @@ def fill_dead_ends(
 ) -> tuple[Bool[Tensor, "batch row column"], Int[Tensor, " batch"]]:
     """Fill all dead ends at once, again and again: what is left, and how many rounds that took.
 
-    A dead end is a cell with at most one passage to a cell that is not filled.
-
-    Args:
-        passages: Of each cell up, right, down and left.
-        keep: Cells that are never filled.
-
-    Example:
-        >>> across = torch.zeros(1, 4, 1, 3, dtype=torch.bool)
-        >>> across[0, 1, 0, :2] = across[0, 3, 0, 1:] = True
-        >>> left, rounds = fill_dead_ends(across, torch.tensor([[[True, False, False]]]))
-        >>> left.tolist(), rounds.tolist()
-        ([[[True, False, False]]], [2])
+    A dead end is a cell with at most one passage to a cell that is not filled; cells to ``keep``
+    are never filled.
     """
     left = passages.any(1) | keep
     rounds = torch.zeros_like(left[:, 0, 0], dtype=torch.long)
@@ -313,12 +269,7 @@ def farthest(
     while bool(last.any()):
         new = (passages & _next_to(last)).any(1) & ~seen
         # A maze that has no further cell keeps those of the step before.
-        more = new.flatten(1).any(1)[:, None, None]
+        more = new.flatten(1).any(1)[:, None, None]  # [batch, 1, 1]
         start, seen, last = torch.where(more, new, start), seen | new, new
-    return first_of(start)
-
-
-def first_of(cells: Bool[Tensor, "batch row column"]) -> Bool[Tensor, "batch row column"]:
-    """The first of the marked cells."""
-    flat = cells.flatten(1)
-    return (flat & (flat.cumsum(1) == 1)).view_as(cells)
+    flat = start.flatten(1)
+    return (flat & (flat.cumsum(1) == 1)).view_as(start)  # the first of them

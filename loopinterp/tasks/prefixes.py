@@ -17,13 +17,12 @@ from loopinterp.tasks.rows import join, same
 from loopinterp.tasks.sampling import (
     Sampler,
     check_digits,
-    check_length,
     check_tokens,
     integers,
     random_bits,
     uniform,
 )
-from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.task import IGNORE, Batch, inputs_of
 from loopinterp.tasks.words import spell
 
 if TYPE_CHECKING:
@@ -31,26 +30,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@settings
-class PrefixSum(Sampler):
-    """Running sum mod m of n digits after a BOS token; mod 2, the parity of all bits so far.
+class _Prefixes(Sampler):
+    """Base of these tasks. Tokens: symbols 0 .. k - 1, BOS (k), PAD (k + 1). T(n) = n + 1."""
 
-    Tokens: digits 0 .. m - 1, BOS (m), PAD (m + 1, on the right). Targets ``IGNORE`` at BOS and
-    PAD. T(n) = n + 1.
+    d_vocab: int
+    d_vocab_out: int
+
+    def _n_positions(self, n: int) -> int:
+        return n + 1
+
+    def _batch(self, symbols: Tensor, n: Tensor, k: int, what: str) -> Batch:
+        """The batch of given symbols [batch, width]; only the first ``n`` of each row count."""
+        check_digits(symbols, n, k, what)
+        tokens = join([same(k, n), (symbols, n)], width=symbols.shape[1] + 1, fill=k + 1)
+        return Batch(tokens, self.targets(tokens), n, n + 1, self)
+
+
+@settings
+class PrefixSum(_Prefixes):
+    """Running sum mod ``modulus`` of n digits after BOS; mod 2, the parity of all bits so far.
 
     Distributions: ``"uniform"`` (each digit as likely as any other), ``"biased"`` (each example
     draws the probability that a digit is not 0 from {.05, .5, .95}).
 
-    Args:
-        modulus: m, at least 2.
-
-    Raises:
-        ConfigError: ``modulus`` is not an integer of at least 2.
-
     Source: the prefix-sum task of arXiv 2604.15259.
 
     Example:
-        >>> import torch
         >>> batch = PrefixSum().from_bits(torch.tensor([[1, 0, 1, 1]]), torch.tensor([4]))
         >>> batch.inputs.tolist(), batch.targets.tolist()
         ([[2, 1, 0, 1, 1]], [[-100, 1, 1, 0, 1]])
@@ -71,10 +76,6 @@ class PrefixSum(Sampler):
     def d_vocab_out(self) -> int:
         return self.modulus
 
-    def n_positions(self, n: int) -> int:
-        """BOS and n digits."""
-        return check_length(n) + 1
-
     def describe(self) -> str:
         what = "XOR of n bits" if self.modulus == 2 else f"sum of n digits mod {self.modulus}"
         return f"Running {what}, answered at every one."
@@ -89,24 +90,13 @@ class PrefixSum(Sampler):
         return f"{question} {spell(answer[1 : len(real) + 1], separator=space)}"
 
     def from_bits(self, bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
-        """The batch of given bits (mod m: digits); only the first ``n`` of each row count.
-
-        Raises:
-            InputError: a digit is not below the modulus, or a length does not fit.
-        """
-        check_digits(bits, n, self.modulus, "bits")
-        parts = [same(self.modulus, n), (bits, n)]
-        tokens = join(parts, width=bits.shape[1] + 1, fill=self.modulus + 1)
-        return Batch(tokens, self.targets(tokens), n, n + 1, self)
+        """The batch of given bits (mod m: digits); only the first ``n`` of each row count."""
+        return self._batch(bits, n, self.modulus, "bits")
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to given inputs: the running sum, ``IGNORE`` at BOS and PAD.
-
-        Raises:
-            InputError: the inputs are not tokens of this task.
-        """
-        tokens = check_tokens(inputs, self.modulus + 2)
-        special = tokens >= self.modulus
+        """The exact answer to given inputs: the running sum, ``IGNORE`` at BOS and PAD."""
+        tokens = check_tokens(inputs, self.d_vocab)
+        special = tokens >= self.modulus  # BOS and PAD
         answer = tokens.masked_fill(special, 0).cumsum(dim=1) % self.modulus
         return answer.masked_fill(special, IGNORE)
 
@@ -115,7 +105,7 @@ class PrefixSum(Sampler):
         if self.modulus == 2:
             return self.from_bits(random_bits(kind, *shape, generator), n)
         digits = integers(0 if kind == "uniform" else 1, self.modulus, shape, generator)
-        if kind == "biased":
+        if kind == "biased":  # a bit says where the digit is not 0
             digits = digits * random_bits(kind, *shape, generator)
         return self.from_bits(digits, n)
 
@@ -147,12 +137,9 @@ class Automaton(ShortRepr):
         complete = states and all(len(row) == n_symbols for row in self.transitions)
         named = {*self.accepting}.union(*self.transitions)
         if not complete or named - {*states} or not 2 <= n_symbols == len({*self.alphabet}):
-            raise InputError(
-                "automaton",
-                expected="two or more different symbols, and each state's next one per symbol",
-                given=repr(self),
-                fix="Number the states 0, 1, …; each needs a row with one next state per symbol.",
-            )
+            expected = "two or more different symbols, and each state's next one per symbol"
+            fix = "Number the states 0, 1, …; each needs a row with one next state per symbol."
+            raise InputError("automaton", expected=expected, given=repr(self), fix=fix)
 
     @cached_property
     def dead(self) -> tuple[int, ...]:
@@ -190,9 +177,6 @@ def list_languages() -> list[str]:
 def get_automaton(language: str) -> Automaton:
     """The automaton of a registered language.
 
-    Raises:
-        InputError: the language is unknown.
-
     Example:
         >>> get_automaton("tomita1").transitions
         ((1, 0), (1, 1))
@@ -201,30 +185,18 @@ def get_automaton(language: str) -> Automaton:
 
 
 def register_language(name: str, automaton: Automaton, *, replace: bool = False) -> None:
-    """Make a language known by name to :class:`RegularLanguage`.
-
-    Args:
-        name: A new name.
-        automaton: The automaton that decides the language.
-        replace: Allow the name of a language that is registered already.
-
-    Raises:
-        InputError: the name is taken.
-    """
+    """Make a language known by name to :class:`RegularLanguage`; ``replace`` allows a taken one."""
     if not replace:
         check_new_name("language", name, _LANGUAGES)
     _LANGUAGES[name] = automaton
 
 
 @settings
-class RegularLanguage(Sampler):
+class RegularLanguage(_Prefixes):
     """Membership of every prefix of n symbols in a regular language, after a BOS token.
 
     The answer at position i is 1 if ``s_1 … s_i`` is in the language, else 0. A complete automaton
     decides it: ``state_i = transitions[state_{i-1}][s_i]`` from state 0 at BOS.
-
-    Tokens: the k symbols of the alphabet 0 .. k - 1, BOS (k), PAD (k + 1, on the right). Targets
-    ``IGNORE`` at BOS and PAD. T(n) = n + 1.
 
     Languages over {0, 1} (Tomita 1982): ``tomita1`` 1*; ``tomita2`` (10)*; ``tomita3`` no
     odd-length run of 1s directly followed by an odd-length run of 0s; ``tomita4`` no 000;
@@ -233,21 +205,12 @@ class RegularLanguage(Sampler):
     nested at most 2 or 3 deep. :func:`register_language` adds others.
 
     Distributions: ``"uniform"`` (each symbol as likely as any other) and ``"steered"``, which keeps
-    both answers frequent at every length. No accepting state can be reached from a dead state. Half
-    of the steered examples never choose a symbol that leads to one. The others draw one of their n
-    steps uniformly, and from it on take the first symbol that leads to a dead state. All other
-    symbols are drawn uniformly among those that lead to no dead state; where there are none, among
-    all. The two distributions are the same for ``tomita5`` and ``tomita6``, which have no dead
-    state.
+    both answers frequent at every length: half of the examples never choose a symbol that leads to
+    a dead state; the others draw one of their n steps, and from it on take the first symbol that
+    does. Symbols are drawn uniformly among those left, or among all where none is.
 
-    Args:
-        language: A name of :func:`list_languages`.
-
-    Raises:
-        ConfigError: the language is unknown.
-
-    Source: the languages of Tomita, "Dynamic construction of finite automata from examples using
-    hill-climbing", 1982; bounded Dyck languages as in arXiv 2010.07515.
+    Source: Tomita, "Dynamic construction of finite automata from examples using hill-climbing",
+    1982; bounded Dyck languages as in arXiv 2010.07515.
 
     Example:
         >>> task = RegularLanguage(language="dyck_2")
@@ -259,6 +222,7 @@ class RegularLanguage(Sampler):
     """
 
     name = "regular_language"
+    about = "Whether each prefix of n symbols is in {self.language}, answered at every symbol."
     d_vocab_out = 2
     distributions = ("uniform", "steered")
 
@@ -282,13 +246,6 @@ class RegularLanguage(Sampler):
     def d_vocab(self) -> int:
         return len(self.symbols)
 
-    def n_positions(self, n: int) -> int:
-        """BOS and n symbols."""
-        return check_length(n) + 1
-
-    def describe(self) -> str:
-        return f"Whether each prefix of n symbols is in {self.language}, answered at every symbol."
-
     def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
         alphabet = self.automaton.alphabet
         real = [token for token in row if token < len(alphabet)]
@@ -296,42 +253,24 @@ class RegularLanguage(Sampler):
         return question if answer is None else f"{question} {spell(answer[1 : len(real) + 1])}"
 
     def encode(self, words: Sequence[str]) -> Batch:
-        """The batch of strings over the alphabet.
-
-        Raises:
-            InputError: no string, an empty one, or one with another character.
-        """
+        """The batch of strings of one or more symbols of the alphabet."""
         alphabet = self.automaton.alphabet
         listed = bool(words) and not isinstance(words, str)
         if not listed or not all(word and {*word} <= {*alphabet} for word in words):
-            raise InputError(
-                f"strings of {self.language}",
-                expected=f"a list of strings of one or more symbols of {alphabet!r}",
-                given=repr(words),
-                fix=f"Pass e.g. [{alphabet!r}].",
-            )
+            expected = f"a list of strings of one or more symbols of {alphabet!r}"
+            fix = f"Pass e.g. [{alphabet!r}]."
+            raise InputError("words", expected=expected, given=repr(words), fix=fix)
         longest = max(map(len, words))
         padded = [word.ljust(longest, alphabet[0]) for word in words]
         symbols = torch.tensor([[alphabet.index(s) for s in word] for word in padded])
         return self.from_symbols(symbols, torch.tensor([len(word) for word in words]))
 
     def from_symbols(self, symbols: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
-        """The batch of given symbols; only the first ``n`` of each row count.
-
-        Raises:
-            InputError: a symbol is not of the alphabet, or a length does not fit.
-        """
-        n_symbols = len(self.automaton.alphabet)
-        check_digits(symbols, n, n_symbols, "symbols")
-        parts = [same(n_symbols, n), (symbols, n)]
-        tokens = join(parts, width=symbols.shape[1] + 1, fill=n_symbols + 1)
-        return Batch(tokens, self.targets(tokens), n, n + 1, self)
+        """The batch of given symbols; only the first ``n`` of each row count."""
+        return self._batch(symbols, n, self.d_vocab - 2, "symbols")
 
     def states(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
         """The state of the automaton after each position; BOS and PAD leave it as it is.
-
-        Raises:
-            InputError: the inputs are not tokens of this task.
 
         Example:
             >>> task = RegularLanguage(language="dyck_2")
@@ -348,27 +287,17 @@ class RegularLanguage(Sampler):
         return states
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to given inputs: 1 where the prefix is in the language, else 0.
-
-        ``IGNORE`` at BOS and PAD.
-
-        Raises:
-            InputError: the inputs are not tokens of this task.
-        """
-        tokens = check_tokens(inputs, self.d_vocab)
+        """1 where the prefix is in the language, else 0; ``IGNORE`` at BOS and PAD."""
+        states, tokens = self.states(inputs), inputs_of(inputs)
         accepting = torch.tensor(self.automaton.accepting, device=tokens.device)
-        answer = torch.isin(self.states(tokens), accepting).long()
+        answer = torch.isin(states, accepting).long()  # [batch, pos]
         return answer.masked_fill(tokens >= self.d_vocab - 2, IGNORE)
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         shape = (len(n), int(n.max()))
         symbols = integers(0, self.d_vocab - 2, shape, generator)
-        if kind == "steered" and self.automaton.dead:
-            symbols = self._steered(n, shape[1], generator)
-        return self.from_symbols(symbols, n)
-
-    def _steered(self, n: Tensor, width: int, generator: torch.Generator) -> Tensor:
-        """Symbols [batch, width] as the ``"steered"`` distribution draws them."""
+        if kind == "uniform" or not self.automaton.dead:
+            return self.from_symbols(symbols, n)
         transitions = torch.tensor(self.automaton.transitions, device=n.device)
         dead = torch.tensor(self.automaton.dead, device=n.device)
         fatal = torch.isin(transitions, dead)  # [state, symbol]
@@ -379,9 +308,8 @@ class RegularLanguage(Sampler):
         # Uniform in 0 .. 2n - 1; n or more means never.
         end = (2 * n * uniform((len(n),), generator)).long()
         state = torch.zeros_like(n)
-        symbols = n.new_zeros((len(n), width))
-        for step in range(width):
+        for step in range(shape[1]):
             likelihood = weights[(step >= end).long(), state]  # [batch, symbol]
             symbols[:, step] = torch.multinomial(likelihood, 1, generator=generator)[:, 0]
             state = transitions[state, symbols[:, step]]
-        return symbols
+        return self.from_symbols(symbols, n)

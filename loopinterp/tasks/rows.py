@@ -1,4 +1,4 @@
-"""Rows of tokens: joined, cut and read; integers as rows of digits."""
+"""Rows of tokens: joined, cut and read; integers as rows of digits, the least significant first."""
 
 from __future__ import annotations
 
@@ -20,18 +20,7 @@ if TYPE_CHECKING:
 def join(
     parts: Sequence[tuple[Int[Tensor, "batch _"], Int[Tensor, " batch"]]], *, width: int, fill: int
 ) -> Int[Tensor, "batch width"]:
-    """The parts of each row, one right after the other, and ``fill`` up to the width.
-
-    Args:
-        parts: Values, and how many of each row count.
-        width: Columns of the result, at least the longest row.
-        fill: The value after the last part.
-
-    Example:
-        >>> a, b = torch.tensor([[1, 2], [3, 0]]), torch.tensor([[7], [8]])
-        >>> join([(a, torch.tensor([2, 1])), (b, torch.tensor([1, 1]))], width=4, fill=9).tolist()
-        [[1, 2, 7, 9], [3, 8, 9, 9]]
-    """
+    """The parts (values, how many of each row count) of each row, one right after the other."""
     values = torch.cat([part for part, _ in parts], dim=1)
     keep = torch.cat([inside(length, part.shape[1]) for part, length in parts], dim=1)
     return pack(values, keep, width=width, fill=fill)
@@ -44,13 +33,7 @@ def pack(
     width: int,
     fill: int,
 ) -> Int[Tensor, "batch width"]:
-    """The kept values of each row without gaps, and ``fill`` up to the width.
-
-    Example:
-        >>> values = torch.tensor([[1, 2, 3], [4, 5, 6]])
-        >>> pack(values, values % 2 == 0, width=3, fill=0).tolist()
-        [[2, 0, 0], [4, 6, 0]]
-    """
+    """The kept values of each row without gaps, and ``fill`` up to the width."""
     # Values that are not kept go to one more column, which is dropped.
     at = torch.where(keep, keep.cumsum(dim=1) - 1, width)
     out = values.new_full((len(values), width + 1), fill)
@@ -63,13 +46,7 @@ def put(
     start: Int[Tensor, " batch"],
     length: Int[Tensor, " batch"],
 ) -> Int[Tensor, "batch width"]:
-    """The rows with ``length`` of the values written over them from ``start`` on.
-
-    Example:
-        >>> rows, values = torch.zeros(2, 4, dtype=torch.int64), torch.tensor([[1, 2], [3, 4]])
-        >>> put(rows, values, torch.tensor([1, 3]), torch.tensor([1, 2])).tolist()
-        [[0, 1, 0, 0], [0, 0, 0, 3]]
-    """
+    """The rows with ``length`` of the values written over them from ``start`` on."""
     width = rows.shape[1]
     at = start[:, None] + torch.arange(values.shape[1], device=rows.device)  # [batch, longest]
     # Values that do not count, or are beyond the row's end, go to one more column: dropped.
@@ -80,13 +57,7 @@ def put(
 def cut(
     rows: Int[Tensor, "batch width"], start: Int[Tensor, " batch"], length: Int[Tensor, " batch"]
 ) -> Int[Tensor, "batch longest"]:
-    """``length`` columns of each row from ``start`` on, then zeros.
-
-    Example:
-        >>> rows = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-        >>> cut(rows, torch.tensor([1, 0]), torch.tensor([3, 1])).tolist()
-        [[2, 3, 4], [5, 0, 0]]
-    """
+    """``length`` columns of each row from ``start`` on, then zeros."""
     longest = int(length.max())
     column = torch.arange(longest, device=rows.device)
     values = rows.gather(1, (start[:, None] + column).clamp(max=rows.shape[1] - 1))
@@ -94,12 +65,7 @@ def cut(
 
 
 def places(marks: Bool[Tensor, "batch width"], most: int) -> Int[Tensor, "batch most"]:
-    """Columns of the first ``most`` marks of each row; 0 where there are fewer.
-
-    Example:
-        >>> places(torch.tensor([[True, False, True], [False, True, False]]), 2).tolist()
-        [[0, 2], [1, 0]]
-    """
+    """Columns of the first ``most`` marks of each row; 0 where there are fewer."""
     column = torch.arange(marks.shape[1], device=marks.device)
     at = torch.where(marks, marks.cumsum(dim=1) - 1, most).clamp(max=most)
     # Marks beyond the first ``most`` go to one more column, which is dropped.
@@ -110,16 +76,9 @@ def places(marks: Bool[Tensor, "batch width"], most: int) -> Int[Tensor, "batch 
 def split(
     rows: Int[Tensor, "batch width"], ends: Int[Tensor, "batch part"]
 ) -> tuple[Int[Tensor, "batch part longest"], Int[Tensor, "batch part"]]:
-    """The parts of each row between its ``ends``, padded with zeros; and how long each is.
+    """The parts of each row, padded with zeros; and how long each is.
 
-    Args:
-        rows: The rows.
-        ends: The column after each part, which belongs to none; 0 where there are no more parts.
-
-    Example:
-        >>> split(torch.tensor([[1, 2, 9, 3, 9]]), torch.tensor([[2, 4]]))
-        (tensor([[[1, 2],
-                 [3, 0]]]), tensor([[2, 1]]))
+    ``ends`` is the column after each part, which belongs to none; 0 where there is no part.
     """
     # [batch, part]: each part starts one column after the end of the part before
     start = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1] + 1], dim=1)
@@ -136,45 +95,27 @@ def same(symbol: int, like: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
 
 
 def operand_digits(
-    operands: Sequence[Sequence[int]], *n: int, base: int = 2
+    operands: Iterable[Any], *n: int, base: int = 2
 ) -> tuple[Int[Tensor, "example _"], ...]:
-    """The digits of the first operands, of the second, and so on: ``n`` of each; the least first.
-
-    Raises:
-        InputError: they are not as many operands, or a number does not fit in its digits.
-
-    Example:
-        >>> a, b = operand_digits([(6, 1), (1, 0)], 3, 2)
-        >>> a.tolist(), b.tolist()
-        ([[0, 1, 1], [1, 0, 0]], [[1, 0], [0, 0]])
-    """
+    """The digits of the first operands, of the second, and so on: ``n`` of each."""
     columns = zip(*check_operands(operands, len(n)))
     return tuple(to_digits(column, k, base) for column, k in zip(columns, n))
 
 
-def check_operands(operands: Iterable[Any], n: int = 2) -> list[tuple[Any, ...]]:
+def check_operands(operands: Iterable[Any], n: int) -> list[tuple[Any, ...]]:
     """The operands as tuples of ``n``; raise unless they are tuples, lists or rows of arrays."""
     try:
         rows = [tuple(example) for example in operands]
     except TypeError:  # not a sequence, or not of sequences
         rows = []
     if not rows or any(len(example) != n for example in rows):
-        kind, several = ("pair", "pairs") if n == 2 else (f"list of {n}", f"lists of {n}")
-        raise InputError(
-            "operands",
-            expected=f"at least one {kind} of integers, and nothing but {several}",
-            given=reprlib.repr(operands),
-            fix=f"Pass e.g. [{tuple(range(3, 3 + 2 * n, 2))}].",
-        )
+        expected, fix = f"examples of {n} integers", f"Pass e.g. [{tuple(range(3, 3 + 2 * n, 2))}]."
+        raise InputError("operands", expected=expected, given=reprlib.repr(operands), fix=fix)
     return rows
 
 
 def to_digits(numbers: Sequence[int], n: int, base: int) -> Int[Tensor, "number n"]:
-    """The ``n`` digits of each number, the least significant first.
-
-    Raises:
-        InputError: a number is no integer of at least 0, or does not fit.
-    """
+    """The ``n`` digits of each number; an InputError names one that does not fit, or is none."""
     most = base ** check_length(n) - 1
     fix = f"It must fit in {n} digits to base {base}: pass a larger n, or a smaller number."
     integers = [check_integer("operand", x, least=0, most=most, fix=fix) for x in numbers]
@@ -182,14 +123,7 @@ def to_digits(numbers: Sequence[int], n: int, base: int) -> Int[Tensor, "number 
 
 
 def carry_over(columns: Int[Tensor, "batch width"], base: int) -> Int[Tensor, "batch width"]:
-    """Digits of numbers given as column sums, least significant first; carries are resolved.
-
-    The carry out of the last column is dropped.
-
-    Example:
-        >>> carry_over(torch.tensor([[12, 9, 0]]), 10).tolist()
-        [[2, 0, 1]]
-    """
+    """Digits of numbers given as column sums; the carry out of the last column is dropped."""
     carry = torch.zeros_like(columns[:, 0])
     digits = []
     for column in columns.unbind(dim=1):
@@ -202,12 +136,7 @@ def carry_over(columns: Int[Tensor, "batch width"], base: int) -> Int[Tensor, "b
 def product_digits(
     a: Int[Tensor, "batch width_a"], b: Int[Tensor, "batch width_b"], base: int
 ) -> Int[Tensor, "batch width"]:
-    """Digits of the products, the least significant first, as many as both factors together.
-
-    Example:
-        >>> product_digits(torch.tensor([[5, 2]]), torch.tensor([[4, 1]]), 10).tolist()  # 25 * 14
-        [[0, 5, 3, 0]]
-    """
+    """Digits of the products, as many as both factors together."""
     # Long multiplication: [batch, width] sums of columns, carried over at the end.
     columns = b.new_zeros((len(b), a.shape[1] + b.shape[1]))
     for i in range(a.shape[1]):
@@ -216,12 +145,7 @@ def product_digits(
 
 
 def n_significant(digits: Int[Tensor, "batch width"]) -> Int[Tensor, " batch"]:
-    """How many digits (least significant first) each number has without leading zeros; 0 of 0.
-
-    Example:
-        >>> n_significant(torch.tensor([[3, 0, 1, 0], [0, 0, 0, 0]])).tolist()
-        [3, 0]
-    """
+    """How many digits each number has without leading zeros; 0 has none."""
     column = torch.arange(1, digits.shape[1] + 1, device=digits.device)
     return ((digits > 0) * column).amax(dim=1)
 
@@ -231,15 +155,7 @@ def lead(
     n_digits: Int[Tensor, "*batch"],
     first: Int[Tensor, "*batch"],
 ) -> Int[Tensor, "*batch width"]:
-    """Numbers of ``n_digits`` (least significant first) with another leading digit.
-
-    Numbers of one digit stay as they are, as a single 0 is well written.
-
-    Example:
-        >>> digits, n_digits = torch.tensor([[4, 0, 9], [0, 9, 9]]), torch.tensor([2, 1])
-        >>> lead(digits, n_digits, torch.tensor([7, 7])).tolist()
-        [[4, 7, 9], [0, 9, 9]]
-    """
+    """Numbers of ``n_digits`` with another leading digit; those of one digit stay as they are."""
     at = (n_digits - 1)[..., None]  # the place of the leading digit
     fresh = torch.where(at > 0, first[..., None], digits.gather(-1, at))
     return digits.scatter(-1, at, fresh)
@@ -264,17 +180,12 @@ def operands_of(
     task: str,
     n_operands: int = 2,
 ) -> tuple[Int[Tensor, "batch operand longest"], Int[Tensor, "batch operand"]]:
-    """The digits of the operands in the first ``n`` symbols of each prompt; how many each has.
-
-    Raises where a row has another number of operators, no digit on a side of one, or an operand
-    with something else in it.
-    """
+    """The digits of the operands in the first ``n`` symbols of each prompt; how many each has."""
     marks = (prompt == operator) & inside(n, prompt.shape[1])
     if not bool((marks.sum(dim=1) == n_operands - 1).all()):
-        number = "one operator" if n_operands == 2 else f"{n_operands - 1} operators"
-        raise malformed(task, f"{number} (token {operator})")
+        raise malformed(task, f"{n_operands} operands, operators (token {operator}) between them")
     ends = torch.cat([places(marks, n_operands - 1), n[:, None]], dim=1)
-    digits, n_digits = split(prompt, ends)
+    digits, n_digits = split(prompt, ends)  # [batch, operand, width], [batch, operand]
     if not bool((n_digits > 0).all()):
         raise malformed(task, "a digit on both sides of each operator, and then the '='")
     if digits.numel() and int(digits.max()) >= base:
@@ -282,11 +193,7 @@ def operands_of(
     return digits, n_digits
 
 
-def malformed(task: str, expected: str) -> InputError:
+def malformed(task: str, expected: str, got: str = "a row without") -> InputError:
     """The error for inputs of which a row is not what a task writes."""
-    return InputError(
-        f"inputs of task {task}",
-        expected=f"{expected} in every row",
-        given="a row without",
-        fix="Pass the tokens of a batch of this task.",
-    )
+    fix = "Pass inputs as a batch of this task has them."
+    return InputError("inputs", expected=f"{expected} ({task})", given=got, fix=fix)

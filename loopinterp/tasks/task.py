@@ -31,11 +31,11 @@ class Batch(ShortRepr):
         targets: The right output at each position; ``IGNORE`` where nothing is asked.
         n: Problem length of each example (bits, not positions).
         n_loops: T(n) of each example: the loop after which the answer is asked for.
-        task: The task, where that is known: a model of other tokens is refused by it.
+        task: The task, where it is known: a model of other tokens refuses the batch.
 
     Raises:
-        InputError: parts of other shapes or types, on several devices, or out of their ranges.
-            Values on a GPU are looked at by the studies, so that no training step waits for them.
+        InputError: parts of other shapes, types, devices or ranges. The studies check values on a
+            GPU, so that no training step waits for them.
     """
 
     inputs: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"]
@@ -45,8 +45,21 @@ class Batch(ShortRepr):
     task: Task | None = None
 
     def __post_init__(self) -> None:
-        _check_shapes(self)
-        if self.inputs.device.type == "cpu":
+        if self.task is not None and not is_task(self.task):
+            raise _refused("task", "a task, or None", self.task)
+        inputs = self.inputs
+        tokens = _is_integer(inputs) and inputs.ndim == 2
+        features = torch.is_tensor(inputs) and inputs.ndim == 3 and inputs.is_floating_point()
+        if not (tokens or features):
+            expected = "integers [batch, pos], or floats [batch, pos, d_features]"
+            raise _refused("inputs", expected, inputs)
+        shapes = {"targets": inputs.shape[:2], "n": inputs.shape[:1], "n_loops": inputs.shape[:1]}
+        for name, shape in shapes.items():
+            part = getattr(self, name)
+            if not _is_integer(part) or part.shape != shape or part.device != inputs.device:
+                expected = f"integers of shape {list(shape)} on {inputs.device}, as the inputs"
+                raise _refused(name, expected, part)
+        if inputs.device.type == "cpu":
             check_values(self)
 
     def __len__(self) -> int:
@@ -77,10 +90,7 @@ def inputs_of(inputs: Batch | Tensor) -> Tensor:
 
 @runtime_checkable
 class Task(Protocol):
-    """The protocol every task meets. Tasks are frozen dataclasses; they hold no tensors.
-
-    Exactly one of ``d_vocab`` (token input) and ``d_features`` (feature input) is set.
-    """
+    """The protocol every task meets; one of ``d_vocab`` (tokens) and ``d_features`` is set."""
 
     @property
     def name(self) -> str: ...
@@ -100,7 +110,7 @@ class Task(Protocol):
         ...
 
     def n_loops(self, n: int) -> int:
-        """T(n): loops after which an example of length ``n`` must be answered."""
+        """T(n), the required number of loops for length ``n``."""
         ...
 
     def n_positions(self, n: int) -> int:
@@ -139,7 +149,7 @@ class Task(Protocol):
         ...
 
     def config(self) -> Mapping[str, object]:
-        """JSON-ready settings, so that ``get_task(task.name, **task.config())`` equals the task."""
+        """JSON-ready settings: ``get_task(task.name, **task.config())`` equals the task."""
         ...
 
 
@@ -150,37 +160,20 @@ def is_task(data: object) -> TypeGuard[Task]:
 
 
 def task_files(task: Task) -> dict[str, Path]:
-    """The files that a task draws from, by the setting that names each; absolute paths.
-
-    A task that has such settings names them in its attribute ``data_files``.
-
-    Example:
-        >>> from loopinterp.tasks import get_task
-        >>> task_files(get_task("addition"))
-        {}
-        >>> task_files(get_task("chess_puzzles", csv="/puzzles.csv"))["csv"].name
-        'puzzles.csv'
-    """
+    """The files that a task draws from: absolute paths by the settings in its ``data_files``."""
     paths = {name: getattr(task, name) for name in getattr(task, "data_files", ())}
     return {name: Path(path).absolute() for name, path in paths.items() if path is not None}
 
 
 def digest_file(path: Path) -> str:
-    """SHA-256 of a file, read again where its time or size has changed.
-
-    Raises:
-        InputError: If it cannot be read.
-    """
+    """SHA-256 of a file, read again where its time or size has changed."""
     try:
         stat = path.stat()
         return _digest(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
     except (OSError, ValueError) as error:  # ValueError: a character that no file name can have
-        raise InputError(
-            f"data file {path}",
-            expected="a file of the task's that can be read",
-            given=getattr(error, "strerror", None) or str(error),
-            fix="Put it back where it was, or give the path of another one to a new run.",
-        ) from error
+        expected, got = "a file that can be read", getattr(error, "strerror", None) or str(error)
+        fix = "Put it back where it was, or give the path of another one to a new run."
+        raise InputError(f"data file {path}", expected=expected, given=got, fix=fix) from error
 
 
 @lru_cache(maxsize=16)
@@ -192,54 +185,25 @@ def _digest(path: Path, stamp: tuple[int, int, int]) -> str:
     return sha256.hexdigest()
 
 
-def _check_shapes(batch: Batch) -> None:
-    """Raise unless the parts are tensors of one batch, on one device."""
-    if batch.task is not None and not is_task(batch.task):
-        raise _refused("task", "a task, or None", batch.task)
-    inputs = batch.inputs
-    tokens = _is_integer(inputs) and inputs.ndim == 2
-    features = isinstance(inputs, torch.Tensor) and inputs.ndim == 3 and inputs.is_floating_point()
-    if not (tokens or features):
-        expected = "integers [batch, pos], or floats [batch, pos, d_features]"
-        raise _refused("inputs", expected, inputs)
-    n_examples, n_pos = inputs.shape[:2]
-    shapes = {"targets": (n_examples, n_pos), "n": (n_examples,), "n_loops": (n_examples,)}
-    for name, shape in shapes.items():
-        part = getattr(batch, name)
-        if not _is_integer(part) or part.shape != shape:
-            raise _refused(name, f"integers of shape {list(shape)}, as the inputs have it", part)
-        if part.device != inputs.device:
-            raise InputError(
-                f"{name} of a batch",
-                expected=f"a tensor on {inputs.device}, where the inputs are",
-                given=f"one on {part.device}",
-                fix="Move the whole batch: batch.to(device).",
-            )
-
-
 def check_values(batch: Batch) -> None:
-    """Raise unless tokens, targets, lengths and loops are in their ranges.
-
-    Raises:
-        InputError: features that are not finite, a token or target below 0 (but ``IGNORE``) or
-            beyond those of the batch's task, a length below 1, or loops that no run makes.
-    """
-    if not len(batch):
-        return
-    inputs, targets = batch.inputs, batch.targets
+    """Raise unless tokens, targets, lengths and loops are in their ranges, and features finite."""
     d_vocab, d_vocab_out = (getattr(batch.task, name, None) for name in ("d_vocab", "d_vocab_out"))
-    if inputs.is_floating_point():
-        if not bool(inputs.isfinite().all()):
-            raise _refused("inputs", "finite numbers", inputs)
-    elif not _inside(inputs, 0, d_vocab):
-        raise _refused("inputs", f"tokens{_range(d_vocab)}", inputs)
-    if not _inside(targets[targets != IGNORE], 0, d_vocab_out):
-        expected = f"classes{_range(d_vocab_out)}, or IGNORE ({IGNORE}) where nothing is asked"
-        raise _refused("targets", expected, targets)
-    if not _inside(batch.n, 1, None):
-        raise _refused("n", "lengths of at least 1", batch.n)
-    if not _inside(batch.n_loops, 0, MOST_LOOPS + 1):
-        raise _refused("n_loops", f"numbers of loops in 0..{MOST_LOOPS}", batch.n_loops)
+    ranges = {  # values, the least of them, and the first number beyond them
+        "inputs": (batch.inputs, 0, d_vocab),
+        "targets": (batch.targets[batch.targets != IGNORE], 0, d_vocab_out),
+        "n": (batch.n, 1, None),
+        "n_loops": (batch.n_loops, 0, MOST_LOOPS + 1),
+    }
+    for name, (values, least, end) in ranges.items():
+        if values.is_floating_point():
+            if not bool(values.isfinite().all()):
+                raise _refused(name, "finite numbers", values)
+        elif values.numel():
+            low, high = (int(x) for x in values.aminmax())
+            if low < least or (end is not None and high >= end):
+                expected = f">= {least}" if end is None else f"in {least}..{end - 1}"
+                but = f", or IGNORE ({IGNORE}) where nothing is asked" if name == "targets" else ""
+                raise _refused(name, f"integers {expected}{but}", getattr(batch, name))
 
 
 def _is_integer(part: object) -> bool:
@@ -248,31 +212,15 @@ def _is_integer(part: object) -> bool:
     )
 
 
-def _inside(values: Tensor, least: int, end: int | None) -> bool:
-    """Whether all are in ``least .. end - 1``."""
-    if values.numel() == 0:
-        return True
-    low, high = (int(x) for x in values.aminmax())
-    return least <= low and (end is None or high < end)
-
-
-def _range(end: int | None) -> str:
-    return " of 0 or more" if end is None else f" in 0..{end - 1}"
-
-
 def _refused(name: str, expected: str, part: object) -> InputError:
-    return InputError(
-        f"{name} of a batch",
-        expected=expected,
-        given=describe_tensor(part),
-        fix="Draw the batch with task.sample or task.encode, or give its parts these shapes and "
-        "values.",
-    )
+    got, fix = describe_tensor(part), "Draw the batch with task.sample or task.encode."
+    return InputError(f"{name} of a batch", expected=expected, given=got, fix=fix)
 
 
 def describe_tensor(values: object) -> str:
-    """Dtype, shape and range of a tensor, in words; the type of anything else."""
+    """Dtype, shape, range, and device where it is no CPU, of a tensor; else the type."""
     if not isinstance(values, torch.Tensor):
         return type(values).__name__
     ends = f" from {values.min().item()} to {values.max().item()}" if values.numel() else ""
-    return f"{values.dtype} of shape {list(values.shape)}{ends}"
+    where = "" if values.device.type == "cpu" else f" on {values.device}"
+    return f"{values.dtype} of shape {list(values.shape)}{ends}{where}"

@@ -17,26 +17,28 @@ from loopinterp.tasks.sudoku import Sudoku
 from loopinterp.tasks.task import Task
 from loopinterp.tasks.token_by_token import NextToken
 
-_BUILT_IN = (
-    AbacusAddition,
-    AbacusMultiplication,
-    AbacusSorting,
-    AbacusSum,
-    Addition,
-    BinarySum,
-    ChessPuzzles,
-    Copy,
-    Maze,
-    Multiplication,
-    NextToken,
-    Parity,
-    PrefixSum,
-    RegularLanguage,
-    Sudoku,
-    TokenAddition,
-    UniqueSet,
-)
-_FACTORIES: dict[str, Callable[..., Task]] = {task.name: task for task in _BUILT_IN}
+_FACTORIES: dict[str, Callable[..., Task]] = {
+    task.name: task
+    for task in (
+        AbacusAddition,
+        AbacusMultiplication,
+        AbacusSorting,
+        AbacusSum,
+        Addition,
+        BinarySum,
+        ChessPuzzles,
+        Copy,
+        Maze,
+        Multiplication,
+        NextToken,
+        Parity,
+        PrefixSum,
+        RegularLanguage,
+        Sudoku,
+        TokenAddition,
+        UniqueSet,
+    )
+}
 
 
 def list_tasks() -> list[str]:
@@ -50,11 +52,7 @@ def list_tasks() -> list[str]:
 
 
 def get_task(name: str, **settings: object) -> Task:
-    """The task of that name, with those settings.
-
-    Args:
-        name: One of :func:`list_tasks`.
-        **settings: The task's own settings, e.g. ``format="features"`` for addition.
+    """The task of that name (see :func:`list_tasks`), with those settings of its own.
 
     Raises:
         InputError: the name is unknown.
@@ -66,10 +64,8 @@ def get_task(name: str, **settings: object) -> Task:
     """
     if name not in _FACTORIES:
         error = unknown_name("task", name, _FACTORIES)
-        own = "A task of your own is known once the file that registers it is run or imported."
-        raise InputError(
-            "task", expected=error.expected, given=error.given, fix=f"{error.fix} {own}"
-        )
+        fix = f"{error.fix} A task of your own is known once the file that registers it is run."
+        raise InputError("task", expected=error.expected, given=error.given, fix=fix)
     factory = _FACTORIES[name]
     known = inspect.signature(factory).parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
@@ -82,21 +78,16 @@ def get_task(name: str, **settings: object) -> Task:
 def register_task(name: str, factory: Callable[..., Task], *, replace: bool = False) -> None:
     """Make a task known by name, to :func:`get_task` and to the command line.
 
-    Args:
-        name: A new name.
-        factory: The task's class, or a function that makes the task from its settings.
-        replace: Allow the name of a task that is registered already.
+    The ``factory`` is the task's class, or a function that makes the task from its settings.
 
     Raises:
-        InputError: the name is taken, or ``factory`` cannot be called.
+        InputError: the name is taken, and ``replace`` does not allow that; or ``factory`` cannot
+            be called.
     """
     if not callable(factory):
-        raise InputError(
-            f"factory of task {name!r}",
-            expected="a class or function that makes the task",
-            given=type(factory).__name__,
-            fix="Pass the class itself, not an instance of it.",
-        )
+        expected, got = "a class or function that makes the task", type(factory).__name__
+        fix = "Pass the class itself, not an instance of it."
+        raise InputError("factory", expected=expected, given=got, fix=fix)
     if not replace:
         check_new_name("task name", name, _FACTORIES)
     _FACTORIES[name] = factory

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class TokenByToken(Sampler):
     """Base of these tasks; outputs are tokens too, so that an answer can be fed back as input.
 
-    A subclass says where an answer begins and what it is (:meth:`_answer`); from that follow the
+    A subclass says where an answer begins and what it is (``_answer``); from that follow the
     targets, the batches, the prompts for a decoder, and whether its answer is right.
 
     Attributes:
@@ -62,9 +62,6 @@ class TokenByToken(Sampler):
         """The exact next token from the last sign of the prompt to ``end``; else ``IGNORE``.
 
         It follows from the prompt alone: tokens after it are not read, and may be wrong or missing.
-
-        Raises:
-            InputError: the inputs are not tokens of this task, or a prompt is malformed.
         """
         tokens = check_tokens(inputs, self.d_vocab)
         return self._targets(*self._answer(tokens), width=tokens.shape[1])
@@ -83,9 +80,6 @@ class TokenByToken(Sampler):
     ) -> tuple[Int[Tensor, "batch longest"], Int[Tensor, " batch"]]:
         """The prompts for a decoder, padded with ``end`` on the right; their lengths.
 
-        Raises:
-            InputError: as :meth:`targets`.
-
         Example:
             >>> from loopinterp.tasks import AbacusAddition
             >>> AbacusAddition().prompt_of(AbacusAddition().encode([(95, 8), (1, 2)]))
@@ -101,9 +95,6 @@ class TokenByToken(Sampler):
         self, inputs: Batch | Tensor
     ) -> tuple[Int[Tensor, "batch longest"], Int[Tensor, " batch"]]:
         """The right continuation of each prompt: the answer with its ``end``; its length.
-
-        Raises:
-            InputError: as :meth:`targets`.
 
         Example:
             >>> from loopinterp.tasks import AbacusAddition
@@ -121,17 +112,14 @@ class TokenByToken(Sampler):
 
         Tokens after that do not count; an answer that never ends is wrong.
 
-        Raises:
-            InputError: as :meth:`targets`, or ``generated`` are no tokens.
-
         Example:
-            >>> import torch
             >>> from loopinterp.tasks import AbacusAddition
             >>> task, prompts = AbacusAddition(), torch.tensor([[9, 11, 8, 13]]).expand(3, -1)
             >>> task.is_right(prompts, torch.tensor([[7, 1, 14], [7, 1, 1], [7, 14, 14]])).tolist()
             [True, False, False]
         """
         answer, length = self.answers(inputs)
+        # [batch, step]: cut, or filled up with what is no token
         missing = answer.shape[1] - generated.shape[1]
         tokens = pad(check_tokens(generated, self.d_vocab, "generated"), (0, missing), value=-1)
         return ((tokens == answer) | ~inside(length, answer.shape[1])).all(dim=1)
@@ -142,12 +130,10 @@ class TokenByToken(Sampler):
         start, answer, length = self._answer(prompt)
         longest = int((start + length).max()) + 1
         if longest > width:
-            raise InputError(
-                "n",
-                expected=f"lengths of examples with room for {longest} positions",
-                given=f"{int(n.max())} at most, which has {width}",
-                fix="Pass the batch as the task made it.",
-            )
+            expected, got = f"room for {longest} positions", f"n = {int(n.max())}, with {width}"
+            fix = "Pass the batch as the task made it."
+            raise InputError("n", expected=expected, given=got, fix=fix)
+        # The answer's first token stands one position behind the one that asks for it.
         padded = pad(prompt, (0, width - prompt.shape[1]), value=self.end)
         tokens = put(padded, answer, start + 1, length)
         if n_loops is None:
@@ -161,21 +147,15 @@ class TokenByToken(Sampler):
 class NextToken(TokenByToken):
     """A full-output task answered token by token: ``BOS prompt = PAUSE … answer EOS``.
 
-    The prompt is the wrapped task's, and so are its sampler, its answers, its distributions and
-    T(n). Nothing is asked for at the ``=`` if pauses come after it: the last of them asks for the
-    first token of the answer, each token of the answer for the next one, and the last one for EOS,
-    which is in the inputs too.
-
-    Tokens: those of the wrapped task, and PAUSE after them if there are pauses; in and out, so
-    that answers are written with the prompt's symbols and EOS is the same in both. Padding is EOS.
+    The last of the ``n_pause`` pauses (the ``=`` if there are none) asks for the first token of the
+    answer, each token of the answer for the next one, and the last one for EOS, which is in the
+    inputs too. Tokens are the wrapped task's, in and out, and PAUSE after them if there are pauses;
+    padding is EOS. All else is the wrapped task's.
 
     Args:
         of: Name of the wrapped task: any subclass of :class:`FullOutput` that has been defined.
         of_settings: Its settings.
         n_pause: Pause tokens between the ``=`` and the answer.
-
-    Raises:
-        ConfigError: the wrapped task is unknown, or none with full-output prediction.
 
     Source: the baselines of arXiv 2409.15647.
 
@@ -218,11 +198,11 @@ class NextToken(TokenByToken):
     def distributions(self) -> tuple[str, ...]:
         return self.task.distributions
 
-    def n_loops(self, n: int) -> int:
+    def _n_loops(self, n: int) -> int:
         return self.task.n_loops(n)
 
-    def n_positions(self, n: int) -> int:
-        """Those of the wrapped task, one for each pause, and one more as EOS is in the inputs."""
+    def _n_positions(self, n: int) -> int:
+        # Those of the wrapped task, one for each pause, and one more as EOS is in the inputs.
         return self.task.n_positions(n) + self.n_pause + 1
 
     def describe(self) -> str:
@@ -233,6 +213,7 @@ class NextToken(TokenByToken):
         equals = row.index(self.task.equals)
         if answer is not None:
             classes = self.task.n_answer_symbols
+            # As the wrapped task has them: from the "=" on, no token beyond its classes.
             tokens = until(answer[equals + self.n_pause :], self.end)
             answer = [t if t < classes else IGNORE for t in tokens]
             answer = [*[IGNORE] * equals, *answer, classes]
@@ -240,9 +221,6 @@ class NextToken(TokenByToken):
 
     def from_batch(self, batch: Batch) -> Batch:
         """The wrapped task's examples in this form.
-
-        Raises:
-            InputError: the batch is not one of the wrapped task.
 
         Example:
             >>> from loopinterp.tasks import TokenAddition
@@ -258,32 +236,20 @@ class NextToken(TokenByToken):
         return self._batch(prompt, batch.n, batch.n_loops)
 
     def encode(self, *operands: Any, **options: Any) -> Batch:
-        """What the wrapped task's own ``encode`` makes of its arguments, in this form.
-
-        Raises:
-            InputError: as there, or the wrapped task has none.
-        """
+        """What the wrapped task's own ``encode`` makes of its arguments, in this form."""
         return self._rewritten("encode", *operands, **options)
 
     def sample_operands(self, *lengths: int, batch_size: int, generator: torch.Generator) -> Batch:
-        """Operands of given lengths, as the wrapped task draws them, in this form.
-
-        Raises:
-            InputError: as there, or the wrapped task has no such sampler.
-        """
-        return self._rewritten(
-            "sample_operands", *lengths, batch_size=batch_size, generator=generator
-        )
+        """Operands of given lengths, as the wrapped task draws them, in this form."""
+        options: dict[str, Any] = {"batch_size": batch_size, "generator": generator}
+        return self._rewritten("sample_operands", *lengths, **options)
 
     def _rewritten(self, how: str, *args: Any, **options: Any) -> Batch:
         make = getattr(self.task, how, None)
         if make is None:
-            raise InputError(
-                f"{how} of task {self.name}",
-                expected=f"a wrapped task that has {how}",
-                given=f"{self.of!r}, which has none",
-                fix="Make a batch of the wrapped task, and pass it to from_batch.",
-            )
+            expected, got = f"a wrapped task with {how}", f"{self.of!r}, which has none"
+            fix = "Make a batch of the wrapped task, and pass it to from_batch."
+            raise InputError("of", expected=expected, given=got, fix=fix)
         return self.from_batch(make(*args, **options))
 
     def _answer(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,7 +6,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.core.errors import InputError, check_integer
+from pydantic import PositiveInt
+
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of
 
 if TYPE_CHECKING:
@@ -18,20 +21,13 @@ class InWords:
     """Base of tasks that write their examples in words; a subclass writes one in :meth:`say`."""
 
     @abstractmethod
-    def targets(self, inputs: Any) -> Int[Tensor, "batch pos"]:
-        """The exact answer; see :meth:`Task.targets`."""
+    def targets(self, inputs: Any) -> Int[Tensor, "batch pos"]: ...
 
     @abstractmethod
-    def n_positions(self, n: int) -> int:
-        """Positions of an example of length n; see :meth:`Task.n_positions`."""
+    def n_positions(self, n: int) -> int: ...
 
     def say(self, row: Sequence[Any], answer: Sequence[int] | None) -> str:
-        """One example in words; by default the numbers themselves.
-
-        Args:
-            row: The inputs [pos] as plain numbers.
-            answer: An answer at each position, if any.
-        """
+        """One example in words: its inputs [pos], and an answer at each position, if any."""
         words = " ".join(map(str, row))
         return words if answer is None else f"{words} = {spell(answer, separator=' ')}"
 
@@ -40,9 +36,8 @@ class InWords:
     ) -> list[str]:
         """Examples in words, numbers with the most significant digit first.
 
-        Args:
-            inputs: A batch, shown with its right answers; or inputs alone, shown without.
-            answers: Other answers, such as a model's ``logits.argmax(-1)``.
+        A batch is shown with its right answers, or with others (``logits.argmax(-1)``); inputs
+        alone without.
 
         Raises:
             InputError: inputs that are not of this task, or answers of another shape.
@@ -54,24 +49,22 @@ class InWords:
             >>> task.decode(batch), task.decode(batch.inputs)
             (['1011 + 0110 = 10001'], ['1011 + 0110 ='])
         """
-        batch = inputs if isinstance(inputs, Batch) else None
-        rows = inputs_of(inputs)
         right = self.right_answers(inputs)  # refuses the inputs of another task
-        if answers is None and batch is not None:
-            answers = batch.targets
-        if answers is not None and answers.shape != right.shape:
-            raise InputError(
-                "answers",
-                expected=f"one for each position, of shape {list(right.shape)}",
-                given=f"shape {list(answers.shape)}",
-                fix="Pass e.g. logits.argmax(-1).",
-            )
-        # A batch knows where each example ends; padded features do not show it.
-        lengths = batch.n.tolist() if batch else [None] * len(rows)
-        answer_rows = [None] * len(rows) if answers is None else answers.tolist()
+        rows = inputs_of(inputs).tolist()
+        lengths: list[int | None] = [None] * len(rows)
+        if isinstance(inputs, Batch):
+            # A batch knows where each example ends; padded features do not show it.
+            lengths = inputs.n.tolist()
+            answers = inputs.targets if answers is None else answers
+        if answers is None:
+            return [self.say(self.unpadded(row, n), None) for row, n in zip(rows, lengths)]
+        if answers.shape != right.shape:
+            expected, got = f"shape {list(right.shape)}", f"{list(answers.shape)}"
+            fix = "Pass e.g. logits.argmax(-1)."
+            raise InputError("answers", expected=expected, given=got, fix=fix)
         return [
-            self.say(self.unpadded(row, n), answer and self.unpadded(answer, n))
-            for row, answer, n in zip(rows.tolist(), answer_rows, lengths)
+            self.say(self.unpadded(row, n), self.unpadded(answer, n))
+            for row, answer, n in zip(rows, answers.tolist(), lengths)
         ]
 
     def right_answers(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
@@ -82,18 +75,15 @@ class InWords:
         """An example of length n without the padding on its right."""
         return row if n is None else row[: self.n_positions(n)]
 
+    @checked
     def show(
-        self, batch: Batch, answers: Int[Tensor, "batch pos"] | None = None, *, most: int = 8
+        self,
+        batch: Batch,
+        answers: Int[Tensor, "batch pos"] | None = None,
+        *,
+        most: PositiveInt = 8,
     ) -> None:
-        """Print examples with their right answers, and where other answers are wrong.
-
-        Args:
-            batch: The examples.
-            answers: A model's answers, ``logits.argmax(-1)``.
-            most: Number of examples to print.
-
-        Raises:
-            InputError: as :meth:`decode`.
+        """Print ``most`` examples with their right answers, and where other answers are wrong.
 
         Example:
             >>> from loopinterp.tasks import TokenAddition
@@ -104,13 +94,12 @@ class InWords:
             1011 + 0110 = 10001
             0001 + 0010 = 00011, answered 00001
         """
-        shown = batch[: check_integer("most", most, least=1)]
+        shown = batch[:most]
         lines = self.decode(shown)
         if answers is not None:
             answers = answers[:most]
-            others = self.decode(shown, answers)
             right = ((answers == shown.targets) | (shown.targets == IGNORE)).all(1).tolist()
-            for k, other in enumerate(others):
+            for k, other in enumerate(self.decode(shown, answers)):
                 if not right[k]:
                     lines[k] += f", answered {other.rpartition('= ')[2].partition(' mod ')[0]}"
         if len(batch) > len(shown):
@@ -125,27 +114,13 @@ def spell(
     separator: str = "",
     turned: bool = False,
 ) -> str:
-    """Values as one word each, ``?`` where there is none; ``turned`` puts the last one first.
-
-    Example:
-        >>> spell([0, 1, 1], turned=True), spell([0, -100, 2], ["a", "b"])
-        ('110', 'a??')
-    """
-
-    def word(value: int) -> str:
-        if words is None:
-            return str(value) if value >= 0 else "?"
-        return words[value] if 0 <= value < len(words) else "?"
-
-    spelt = [word(int(value)) for value in values]
-    return separator.join(reversed(spelt) if turned else spelt)
+    """Values as one word each, ``?`` where there is none; ``turned`` puts the last one first."""
+    numbers = [int(value) for value in (reversed(values) if turned else values)]
+    if words is None:
+        return separator.join(str(x) if x >= 0 else "?" for x in numbers)
+    return separator.join(words[x] if 0 <= x < len(words) else "?" for x in numbers)
 
 
 def until(values: Sequence[int], end: int) -> Sequence[int]:
-    """The values before the first ``end``; all of them where there is none.
-
-    Example:
-        >>> until([1, 0, 2, 2], 2)
-        [1, 0]
-    """
+    """The values before the first ``end``; all of them where there is none."""
     return values[: values.index(end)] if end in values else values

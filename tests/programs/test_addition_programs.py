@@ -127,8 +127,9 @@ def test_a_late_ripple_is_the_plain_one_two_loops_later():
 
 @pytest.mark.parametrize("hold", [0, -1, True, {1: 0}])
 def test_a_hold_below_one_loop_is_refused(hold):
-    with pytest.raises(InputError, match="an integer >= 1"):
+    with pytest.raises(InputError) as caught:
         held_ripple("none", hold, doc="No.")
+    assert caught.value.what == "hold"
     assert held_ripple("ever", FOR_EVER, doc="Ever.").variables == ("carry",)
 
 

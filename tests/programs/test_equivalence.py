@@ -275,7 +275,7 @@ def test_an_undecided_answer_at_the_end_is_no_equivalence():
 
 
 def test_programs_of_different_tasks_are_refused():
-    with pytest.raises(InputError, match="a program of addition"):
+    with pytest.raises(InputError, match=r"^other:"):
         equivalence("ripple", "parity")
 
 
@@ -283,5 +283,5 @@ def test_programs_that_take_no_loop_are_compared_where_they_begin():
     at_once = replace(get_program("carry_save"), name="at_once", n_loops=Linear(slope=0))
     found = equivalence(at_once, at_once)
     assert found.equivalent and found.program_offset == ProgramOffset()
-    with pytest.raises(InputError, match="lengths: expected at least one"):
+    with pytest.raises(InputError, match=r"^lengths:"):
         equivalence(at_once, at_once, lengths=())

@@ -112,12 +112,12 @@ def test_code_of_the_greatest_length_is_written_and_of_one_more_left_out():
 
 
 def test_an_expression_of_hostile_depth_is_refused_at_once():
-    with pytest.raises(InputError, match=f"depth of at most {nodes.MAX_DEPTH}"):
+    with pytest.raises(InputError, match=r"^expression:"):
         functools.reduce(lambda x, _: x + 1, range(10**6), tokens)
 
 
 def test_an_expression_has_no_truth_value():
-    with pytest.raises(InputError, match=r"where\(condition, x, y\)"):
+    with pytest.raises(InputError, match=r"^truth value"):
         bool(var("c") < 1)
 
 
@@ -128,45 +128,46 @@ SELECTOR = select(tokens, tokens, "==")
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("build", "what"),
     [
-        (lambda: words.tokens + SELECTOR, r"selector select\(tokens, tokens, '=='\)"),
-        (lambda: words.tokens + "1", "expected a sequence, got str '1'"),
-        (lambda: words.tokens & 0.5, "expected a sequence, got float"),
-        (lambda: kinds.Aggregate(tokens, tokens), "selector of aggregate: expected a selector"),
-        (lambda: kinds.Aggregate(SELECTOR, SELECTOR), "value of aggregate: expected a sequence"),
+        (lambda: words.tokens + SELECTOR, "operand"),
+        (lambda: words.tokens + "1", "operand"),
+        (lambda: words.tokens & 0.5, "operand"),
+        (lambda: kinds.Aggregate(tokens, tokens), "selector of aggregate"),
+        (lambda: kinds.Aggregate(SELECTOR, SELECTOR), "value of aggregate"),
         (lambda: kinds.Aggregate(SELECTOR, tokens, "median"), "mode of aggregate"),
         (lambda: kinds.Aggregate(SELECTOR, tokens, "mean", None), "default of aggregate"),
         (lambda: kinds.SelWidth(tokens), "selector of sel_width"),
         (lambda: kinds.Select(tokens, SELECTOR, "=="), "q of select"),
         (lambda: words.select(tokens, tokens, "="), "predicate of select"),
-        (lambda: words.select(tokens, tokens, lambda k, q: k == q), "a function of two tokens"),
-        (lambda: words.select(tokens, tokens, [1, 2]), "a function of two tokens"),
-        (lambda: words.select(tokens, tokens, [(1, 2, 3)]), "a function of two tokens"),
-        (lambda: words.select(tokens, tokens, [(1, "a")]), "token in the predicate"),
-        (lambda: words.tok_map(tokens, lambda x: x), "so that it can be compiled"),
-        (lambda: words.tok_map(tokens, {0: 0.5}), "entry in the table"),
-        (lambda: kinds.TokMap(tokens, ((0, True),)), "entry in the table"),
+        (lambda: words.select(tokens, tokens, lambda k, q: k == q), "predicate of select"),
+        (lambda: words.select(tokens, tokens, [1, 2]), "predicate of select"),
+        (lambda: words.select(tokens, tokens, [(1, 2, 3)]), "predicate of select"),
+        (lambda: words.select(tokens, tokens, [(1, "a")]), "token in the predicate of select"),
+        (lambda: words.tok_map(tokens, lambda x: x), "table of tok_map"),
+        (lambda: words.tok_map(tokens, {0: 0.5}), "entry in the table of tok_map"),
+        (lambda: kinds.TokMap(tokens, ((0, True),)), "entry in the table of tok_map"),
         (lambda: words.tok_map(tokens, {0: 1}, default="x"), "default of tok_map"),
         (
             lambda: words.shift_right(tokens, -1),
-            "n of shift_right: expected an integer >= 1, got -1. A shift by 0 is x",
+            "n of shift_right",
         ),
-        (lambda: words.shift_right(tokens, False), "n of shift_right: .* got False"),
-        (lambda: words.shift_right(tokens, indices), "kqv\\(indices, indices - n"),
+        (lambda: words.shift_right(tokens, False), "n of shift_right"),
+        (lambda: words.shift_right(tokens, indices), "n of shift_right"),
         (lambda: words.shift_right(tokens, 1, default=None), "default of shift_right"),
         (lambda: words.full("1"), "value of full"),
         (lambda: words.full(True), "value of full"),
-        (lambda: words.var("two words"), "a Python identifier"),
-        (lambda: words.var(3), "a Python identifier"),
+        (lambda: words.var("two words"), "name of var"),
+        (lambda: words.var(3), "name of var"),
         (lambda: kinds.Elementwise("plus", (tokens, tokens)), "operation"),
-        (lambda: kinds.Elementwise("add", (tokens,)), r"2 arguments, got 1: tokens"),
-        (lambda: words.eq(tokens, None), "expected a sequence"),
+        (lambda: kinds.Elementwise("add", (tokens,)), "args of add"),
+        (lambda: words.eq(tokens, None), "operand"),
     ],
 )
-def test_wrong_kinds_and_arguments_are_refused_when_built(build, message):
-    with pytest.raises(InputError, match=message):
+def test_wrong_kinds_and_arguments_are_refused_when_built(build, what):
+    with pytest.raises(InputError) as caught:
         build()
+    assert caught.value.what == what
 
 
 @given(st.integers(-100, 100))

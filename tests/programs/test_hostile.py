@@ -39,27 +39,31 @@ def alphabet(inputs) -> LoopProgram:
 
 
 @pytest.mark.parametrize(
-    ("attempt", "message"),
+    ("attempt", "what"),
     [
-        (lambda: reduce(operator.add, itertools.repeat(tokens, MILLION)), "depth of at most"),
-        (lambda: reduce(lambda x, _: cumsum(x), range(MILLION), tokens), "depth of at most"),
-        (lambda: tok_map(tokens, TABLE), "at most 65,536 entries, got 1,000,000"),
-        (lambda: select(tokens, tokens, PAIRS), r"at most 4,096 \(key, query\) pairs"),
-        (lambda: select(tokens, tokens, tuple(PAIRS)), "at most 4,096"),
-        (lambda: select(tokens, tokens, zip(*[itertools.count()] * 2)), "at most 4,096"),
-        (lambda: alphabet(map(str, range(MILLION))), "1 to 65,536 input tokens, got more"),
-        (lambda: alphabet(map(str, itertools.count())), "1 to 65,536 input tokens, got more"),
-        (lambda: alphabet(()), "1 to 65,536 input tokens, got none"),
-        (lambda: evaluate(cumsum(tokens), torch.zeros(1, MILLION).long()), "at most 16,384 pos"),
-        (lambda: get_program("ripple").trace(torch.zeros(9, 99).long(), 2 * MILLION), "at most 1,"),
-        (lambda: full(10**MILLION), "64 bits, got one of 3321929 bits"),
-        (lambda: tok_map(tokens, {2**63: 0}), "64 bits"),
-        (lambda: tokens + 2**63, "64 bits"),
+        (lambda: reduce(operator.add, itertools.repeat(tokens, MILLION)), "expression"),
+        (lambda: reduce(lambda x, _: cumsum(x), range(MILLION), tokens), "expression"),
+        (lambda: tok_map(tokens, TABLE), "table of tok_map"),
+        (lambda: select(tokens, tokens, PAIRS), "predicate of select"),
+        (lambda: select(tokens, tokens, tuple(PAIRS)), "predicate of select"),
+        (lambda: select(tokens, tokens, zip(*[itertools.count()] * 2)), "predicate of select"),
+        (lambda: alphabet(map(str, range(MILLION))), "inputs of program large"),
+        (lambda: alphabet(map(str, itertools.count())), "inputs of program large"),
+        (lambda: alphabet(()), "inputs of program large"),
+        (lambda: evaluate(cumsum(tokens), torch.zeros(1, MILLION).long()), "sequence"),
+        (
+            lambda: get_program("ripple").trace(torch.zeros(9, 99).long(), 2 * MILLION),
+            "trace of program ripple",
+        ),
+        (lambda: full(10**MILLION), "value of full"),
+        (lambda: tok_map(tokens, {2**63: 0}), "entry in the table of tok_map"),
+        (lambda: tokens + 2**63, "value of full"),
     ],
 )
-def test_a_million_of_anything_is_refused_at_once(attempt, message):
-    with at_most(calls=1_000_000), pytest.raises(InputError, match=message):
+def test_a_million_of_anything_is_refused_at_once(attempt, what):
+    with at_most(calls=1_000_000), pytest.raises(InputError) as caught:
         attempt()
+    assert caught.value.what == what
 
 
 def test_the_largest_sizes_that_are_allowed_work():
@@ -78,9 +82,9 @@ def test_a_deep_expression_of_many_sequences_needs_the_memory_of_a_few_nodes():
 
 def test_a_long_table_is_named_and_not_listed():
     table = tok_map(tokens, dict.fromkeys(range(MAX_TABLE), 0))
-    with pytest.raises(InputError, match=r"none for -5, only for \[0, 1, 2, .*\.\.\.\]") as error:
+    with pytest.raises(InputError) as caught:
         evaluate(table, torch.tensor([[-5]]))
-    assert len(str(error.value)) < 5_000
+    assert "-5" in caught.value.given and len(str(caught.value)) < 5_000
     named = tok_map(tokens, dict.fromkeys(range(MAX_TABLE), 0), name="zero")
     program = LoopProgram("large", "any", ("0",), {"x": named}, {"x": var("x")}, var("x"), Linear())
     assert "zero: a table of 65,536 entries" in str(program)

@@ -141,25 +141,26 @@ def test_a_common_subexpression_is_computed_once():
 
 
 def test_a_value_missing_from_a_table_is_named():
-    with pytest.raises(
-        InputError, match=r"tok_map\(tokens, \{0: 1\}\).*none for 5, only for \[0\]"
-    ):
+    with pytest.raises(InputError) as caught:
         evaluate(tok_map(tokens, {0: 1}), torch.tensor([[0, 5]]))
-    with pytest.raises(InputError, match="none for 0"):
+    assert caught.value.what == "table of tok_map(tokens, {0: 1})" and "5" in caught.value.given
+    with pytest.raises(InputError):
         evaluate(tok_map(tokens, {}), torch.tensor([[0]]))
 
 
 @pytest.mark.parametrize("op", ["floordiv", "mod"])
 def test_a_division_by_zero_is_named(op):
-    with pytest.raises(InputError, match="never 0, got tokens, which is 0"):
+    with pytest.raises(InputError) as caught:
         evaluate(seq_map(op, indices, tokens), torch.tensor([[1, 0]]))
+    assert caught.value.given.startswith("tokens")
 
 
 @pytest.mark.parametrize("op", ["floordiv", "mod"])
 def test_the_advice_against_a_division_by_zero_changes_no_other_result(op):
     inputs = torch.tensor([[-2, 0, 3, -3]])
-    with pytest.raises(InputError, match=r"Divide by where\(x, x, 1\)"):
+    with pytest.raises(InputError) as caught:
         evaluate(seq_map(op, indices, tokens), inputs)
+    assert "where(x," in caught.value.fix
     found = evaluate(seq_map(op, indices, where(tokens, tokens, 1)), inputs)
     python = {"floordiv": int.__floordiv__, "mod": int.__mod__}[op]
     assert found[inputs != 0].tolist() == [python(i, x) for i, x in ((0, -2), (2, 3), (3, -3))]
@@ -172,24 +173,28 @@ def test_an_unknown_variable_is_named():
 
 @pytest.mark.parametrize("x", [torch.zeros(3).long(), torch.zeros(3, 2), torch.zeros(3, 0).long()])
 def test_bad_tokens_are_refused(x):
-    with pytest.raises(InputError, match="int64 tokens of shape"):
+    with pytest.raises(InputError, match=r"^tokens:"):
         evaluate(tokens, x)
 
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "what"),
     [
-        ((tokens, [[1, 0]]), "int64 tokens of shape .*, got list"),
-        ((3, torch.tensor([[1, 0]])), "expression: expected a sequence, got int 3"),
-        ((var("x"), torch.tensor([[1, 0]]), {"x": torch.tensor([[1, 2, 3]])}), "variable 'x'"),
-        ((var("x"), torch.tensor([[1, 0]]), {"x": torch.tensor([[1]])}), "variable 'x'"),
-        ((var("x"), torch.tensor([[1, 0]]), {"x": [[1, 0]]}), "variable 'x': .*, got list"),
+        ((tokens, [[1, 0]]), "tokens"),
+        ((3, torch.tensor([[1, 0]])), "expression"),
+        (
+            (var("x"), torch.tensor([[1, 0]]), {"x": torch.tensor([[1, 2, 3]])}),
+            "values of variable 'x'",
+        ),
+        ((var("x"), torch.tensor([[1, 0]]), {"x": torch.tensor([[1]])}), "values of variable 'x'"),
+        ((var("x"), torch.tensor([[1, 0]]), {"x": [[1, 0]]}), "values of variable 'x'"),
     ],
 )
-def test_what_is_no_expression_no_tokens_or_no_values_of_them_is_refused(arguments, message):
-    with pytest.raises(InputError, match=message):
+def test_what_is_no_expression_no_tokens_or_no_values_of_them_is_refused(arguments, what):
+    with pytest.raises(InputError) as caught:
         evaluate(*arguments)
+    assert caught.value.what == what
 
 
 @pytest.mark.gpu

@@ -41,33 +41,34 @@ def build(**changes) -> LoopProgram:
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "what"),
     [
-        ({"step": {"x": x + var("z")}}, r"step, x = var\('x'\) \+ var\('z'\).*one of x, y"),
-        ({"step": {"z": x}}, "Add 'z' to prepare"),
-        ({"finish": var("xx")}, r"finish var\('xx'\).*Did you mean 'x'"),
-        ({"prepare": {"x": full(0), "y": x}}, "prepare of program mine, y = var.*no value yet"),
-        ({"prepare": {}}, "at least one variable"),
-        ({"step": {}}, "at least one variable"),
+        ({"step": {"x": x + var("z")}}, "step, x = var('x') + var('z'): variable"),
+        ({"step": {"z": x}}, "step, z = var('x'): variable"),
+        ({"finish": var("xx")}, "finish var('xx'): variable"),
+        ({"prepare": {"x": full(0), "y": x}}, "prepare, y of program mine"),
+        ({"prepare": {}}, "prepare of program mine"),
+        ({"step": {}}, "step of program mine"),
         (
             {"step": {"x": select(x, y, "==")}},
-            r"variable 'x': expected a sequence, got the selector",
+            "step, x",
         ),
-        ({"finish": select(x, y, "==")}, "finish of program mine: expected a sequence"),
-        ({"finish": 3}, "finish of program mine: expected a sequence, got int 3"),
-        ({"step": {"x": lambda v: v}}, "variable 'x': expected a sequence, got function"),
-        ({"n_loops": 5}, "T.n. as a function of n"),
+        ({"finish": select(x, y, "==")}, "finish"),
+        ({"finish": 3}, "finish"),
+        ({"step": {"x": lambda v: v}}, "step, x"),
+        ({"n_loops": 5}, "n_loops of program mine"),
     ],
 )
-def test_bad_programs_name_the_expression_and_the_fix(changes, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_programs_name_the_expression_and_the_fix(changes, what):
+    with pytest.raises(InputError) as caught:
         build(**changes)
+    assert caught.value.what == what
 
 
 def test_two_selectors_of_one_name_are_refused():
     one = aggregate(select(indices, indices - 1, "==", name="left"), x)
     other = aggregate(select(indices, indices - 2, "==", name="left"), x)
-    with pytest.raises(InputError, match="selector 'left' of program mine"):
+    with pytest.raises(InputError, match=r"^selector 'left'"):
         build(step={"x": one + other})
     assert list(build(step={"x": one + one}).selectors) == ["left"]
 

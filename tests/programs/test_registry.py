@@ -18,9 +18,9 @@ def test_every_program_goes_by_its_own_name_and_task():
 
 
 def test_unknown_names_are_refused_with_the_nearest():
-    with pytest.raises(InputError, match="Did you mean 'ripple'"):
+    with pytest.raises(InputError, match="'ripple'"):
         get_program("riple")
-    with pytest.raises(InputError, match="task of a program"):
+    with pytest.raises(InputError, match=r"^task of"):
         list_programs(task="sorting")
 
 
@@ -32,8 +32,8 @@ def test_a_registered_program_is_found_and_its_name_is_protected(monkeypatch):
     mine = register_program(dataclasses.replace(get_program("ripple"), name="mine"))
     assert get_program("mine") is mine
     assert "mine" in list_programs(task="addition")
-    with pytest.raises(InputError, match="not registered yet"):
+    with pytest.raises(InputError, match=r"^program name:"):
         register_program(mine)
     register_program(mine, replace=True)
-    with pytest.raises(InputError, match="a LoopProgram"):
+    with pytest.raises(InputError, match=r"^program:"):
         register_program("ripple")  # type: ignore[arg-type]

@@ -178,8 +178,9 @@ def test_settled_is_the_first_loop_from_which_a_variable_stays():
             history = values[:, row, pos].tolist()
             by_hand = next(t for t in range(15) if len(set(history[t:])) == 1)
             assert settled[row, pos] == by_hand
-    with pytest.raises(InputError, match="variable of program ripple"):
+    with pytest.raises(InputError) as caught:
         trace.settled("carries")
+    assert (caught.value.what, caught.value.given) == ("variable of program ripple", "'carries'")
 
 
 TOKENS = torch.tensor([[4, 3, 1, 2]])
@@ -188,41 +189,46 @@ ZEROS = torch.zeros(1, 4, dtype=torch.int64)
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "what"),
     [
-        ({"n_loops": -1}, "n_loops: expected an integer >= 0"),
-        ({"n_loops": 1.0}, "n_loops: expected an integer >= 0"),
-        ({"n_loops": 2, "start_at_loop": 3}, r"start_at_loop: expected an integer in 0\.\.2"),
-        ({"n_loops": 2, "start_at_loop": 1}, "Take them from a trace"),
+        ({"n_loops": -1}, "n_loops"),
+        ({"n_loops": 1.0}, "n_loops"),
+        ({"n_loops": 2, "start_at_loop": 3}, "start_at_loop"),
+        ({"n_loops": 2, "start_at_loop": 1}, "variables of program ripple"),
         ({"n_loops": 2, "variables": {"c": ZEROS}}, "variable of program ripple"),
-        ({"n_loops": 2, "variables": {"carry": ZEROS[:, :2]}}, r"shape \[1, 2\]"),
+        ({"n_loops": 2, "variables": {"carry": ZEROS[:, :2]}}, "values of variable 'carry'"),
         ({"interventions": [Intervention("c", 1, ZEROS)]}, "variable of program ripple"),
-        ({"interventions": [Intervention("carry", 3, ZEROS)]}, r"an integer in 0\.\.2"),
-        ({"interventions": [Intervention("carry", -1, ZEROS)]}, r"an integer in 0\.\.2"),
-        ({"interventions": [Intervention("carry", 1, ZEROS[0])]}, r"shape \[4\]"),
-        ({"interventions": [Intervention("carry", 1, ZEROS.double())]}, "torch.float64"),
-        ({"interventions": [Intervention("carry", 1, [[0] * 4])]}, "got list"),  # type: ignore[arg-type]
-        ({"interventions": [Intervention("carry", 1, ZEROS, ZEROS)]}, "mask of the intervention"),
+        ({"interventions": [Intervention("carry", 3, ZEROS)]}, "loop of intervention"),
+        ({"interventions": [Intervention("carry", -1, ZEROS)]}, "loop of intervention"),
+        ({"interventions": [Intervention("carry", 1, ZEROS[0])]}, "values of intervention"),
+        (
+            {"interventions": [Intervention("carry", 1, ZEROS.double())]},
+            "values of intervention",
+        ),
+        ({"interventions": [Intervention("carry", 1, [[0] * 4])]}, "values of intervention"),  # type: ignore[arg-type]
+        ({"interventions": [Intervention("carry", 1, ZEROS, ZEROS)]}, "mask of intervention"),
     ],
 )
-def test_bad_runs_say_what_is_wrong(arguments, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_runs_say_what_is_wrong(arguments, what):
+    with pytest.raises(InputError) as caught:
         RIPPLE.run(TOKENS, **{"n_loops": 2, **arguments})
+    assert caught.value.what == what
 
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("x", "message"),
+    ("x", "what"),
     [
-        (TOKENS + 2, r"tokens of program ripple: expected tokens in 0\.\.5"),
-        (TOKENS[0], "int64 tokens of shape"),
-        (TOKENS.double(), "int64 tokens of shape"),
-        (TOKENS[:0], "at least one example"),
+        (TOKENS + 2, "tokens"),
+        (TOKENS[0], "tokens"),
+        (TOKENS.double(), "tokens"),
+        (TOKENS[:0], "tokens of program ripple"),
     ],
 )
-def test_bad_tokens_are_refused(x, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_tokens_are_refused(x, what):
+    with pytest.raises(InputError) as caught:
         RIPPLE.trace(x, n_loops=1)
+    assert caught.value.what == what
 
 
 def test_the_constant_program_has_nothing_to_select():

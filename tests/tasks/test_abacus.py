@@ -135,25 +135,26 @@ SUM = AbacusSum(n_operands=3)
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("attempt", "message"),
+    ("attempt", "what"),
     [
-        (lambda: TASKS[0].sample_operands(3, batch_size=2, generator=G), "expected 2, .* got 1"),
-        (lambda: SUM.sample_operands(3, 1, batch_size=2, generator=G), "expected 3, .* got 2"),
-        (lambda: TASKS[0].sample_operands(3, 0, batch_size=2, generator=G), "^n: expected an int"),
-        (lambda: TASKS[0].sample_operands(3, 1, batch_size=0, generator=G), "^batch_size"),
-        (lambda: TASKS[0].sample_operands(3, 1, batch_size=2, generator=7), "Generator"),
-        (lambda: TASKS[0].from_digits(ONE[:, :1], ONE[:, :1, 0]), r"shapes \[batch, 2, width\]"),
-        (lambda: TASKS[0].from_digits(ONE, ONE[:, :, 0] + 1), r"lengths in 1\.\.1"),
-        (lambda: TASKS[0].from_digits(ONE + 9, ONE[:, :, 0]), r"digits: expected tokens in 0\.\.9"),
-        (lambda: TASKS[0].from_digits([[1]], ONE[:, :, 0]), r"shapes \[batch, 2, width\]"),
-        (lambda: SUM.encode([(1, 2)]), "at least one list of 3 of integers"),
-        (lambda: SUM.targets(torch.tensor([[1, 11, 2, 13]])), r"2 operators \(token 11\)"),
-        (lambda: SUM.targets(torch.tensor([[1, 11, 11, 2, 13]])), "a digit on both sides"),
+        (lambda: TASKS[0].sample_operands(3, batch_size=2, generator=G), "n_digits"),
+        (lambda: SUM.sample_operands(3, 1, batch_size=2, generator=G), "n_digits"),
+        (lambda: TASKS[0].sample_operands(3, 0, batch_size=2, generator=G), "n"),
+        (lambda: TASKS[0].sample_operands(3, 1, batch_size=0, generator=G), "batch_size"),
+        (lambda: TASKS[0].sample_operands(3, 1, batch_size=2, generator=7), "generator"),
+        (lambda: TASKS[0].from_digits(ONE[:, :1], ONE[:, :1, 0]), "digits and n_digits"),
+        (lambda: TASKS[0].from_digits(ONE, ONE[:, :, 0] + 1), "n"),
+        (lambda: TASKS[0].from_digits(ONE + 9, ONE[:, :, 0]), "digits"),
+        (lambda: TASKS[0].from_digits([[1]], ONE[:, :, 0]), "digits and n_digits"),
+        (lambda: SUM.encode([(1, 2)]), "operands"),
+        (lambda: SUM.targets(torch.tensor([[1, 11, 2, 13]])), "inputs"),
+        (lambda: SUM.targets(torch.tensor([[1, 11, 11, 2, 13]])), "inputs"),
     ],
 )
-def test_bad_inputs_are_refused(attempt, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_inputs_are_refused(attempt, what):
+    with pytest.raises(InputError) as caught:
         attempt()
+    assert caught.value.what == what
 
 
 TASK = AbacusAddition()
@@ -203,25 +204,26 @@ def test_the_answer_follows_from_the_operands_whatever_stands_after_the_equals_s
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("attempt", "message"),
+    ("attempt", "what"),
     [
-        (lambda: TASK.encode([]), "at least one pair"),
-        (lambda: TASK.encode([(1, 2, 3)]), "at least one pair"),  # type: ignore
-        (lambda: TASK.encode(7), "at least one pair .* got 7"),  # type: ignore
-        (lambda: TASK.encode([(-1, 3)]), "operand: expected an integer"),
-        (lambda: TASK.encode([(1, "5")]), "operand: expected an integer"),  # type: ignore
-        (lambda: TASK.targets(torch.tensor([[1, 11, 2]])), r"'=' \(token 13\)"),
-        (lambda: TASK.targets(torch.tensor([[1, 13, 2]])), r"operator \(token 11\)"),
-        (lambda: TASK.targets(torch.tensor([[11, 2, 13]])), "a digit on both sides"),
-        (lambda: TASK.targets(torch.tensor([[2, 11, 13]])), "a digit on both sides"),
-        (lambda: TASK.targets(torch.tensor([[2, 13, 11]])), r"operator \(token 11\)"),
-        (lambda: TASK.targets(torch.tensor([[10, 11, 2, 13]])), r"digits 0\.\.9 alone"),
-        (lambda: TASK.targets(torch.tensor([[15, 13, 11]])), r"tokens in 0\.\.14"),
+        (lambda: TASK.encode([]), "operands"),
+        (lambda: TASK.encode([(1, 2, 3)]), "operands"),  # type: ignore
+        (lambda: TASK.encode(7), "operands"),  # type: ignore
+        (lambda: TASK.encode([(-1, 3)]), "operand"),
+        (lambda: TASK.encode([(1, "5")]), "operand"),  # type: ignore
+        (lambda: TASK.targets(torch.tensor([[1, 11, 2]])), "inputs"),
+        (lambda: TASK.targets(torch.tensor([[1, 13, 2]])), "inputs"),
+        (lambda: TASK.targets(torch.tensor([[11, 2, 13]])), "inputs"),
+        (lambda: TASK.targets(torch.tensor([[2, 11, 13]])), "inputs"),
+        (lambda: TASK.targets(torch.tensor([[2, 13, 11]])), "inputs"),
+        (lambda: TASK.targets(torch.tensor([[10, 11, 2, 13]])), "inputs"),
+        (lambda: TASK.targets(torch.tensor([[15, 13, 11]])), "inputs"),
     ],
 )
-def test_bad_sums_are_refused(attempt, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_sums_are_refused(attempt, what):
+    with pytest.raises(InputError) as caught:
         attempt()
+    assert caught.value.what == what
 
 
 @settings(max_examples=30, deadline=None)
@@ -273,8 +275,9 @@ def test_of_several_mixed_operands_each_may_be_the_longest():
 
 @pytest.mark.parametrize("n_operands", [1, 0, 2.5, "3", True])
 def test_a_bad_number_of_operands_is_refused(n_operands):
-    with pytest.raises(ConfigError, match=r"^n_operands: expected an integer >= 2"):
+    with pytest.raises(ConfigError) as caught:
         AbacusSum(n_operands=n_operands)
+    assert caught.value.what == "n_operands"
 
 
 MULTIPLICATION = AbacusMultiplication()
@@ -316,14 +319,15 @@ def test_nines_are_as_many_as_their_distribution_says():
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("attempt", "message"),
+    ("attempt", "what"),
     [
-        (lambda: MULTIPLICATION.encode([]), "at least one pair"),
-        (lambda: MULTIPLICATION.encode([(-1, 3)]), "operand: expected an integer"),
-        (lambda: MULTIPLICATION.targets(torch.tensor([[1, 11, 2, 13]])), r"operator \(token 12\)"),
-        (lambda: MULTIPLICATION.targets(torch.tensor([[1, 12, 13, 2]])), "a digit on both sides"),
+        (lambda: MULTIPLICATION.encode([]), "operands"),
+        (lambda: MULTIPLICATION.encode([(-1, 3)]), "operand"),
+        (lambda: MULTIPLICATION.targets(torch.tensor([[1, 11, 2, 13]])), "inputs"),
+        (lambda: MULTIPLICATION.targets(torch.tensor([[1, 12, 13, 2]])), "inputs"),
     ],
 )
-def test_bad_products_are_refused(attempt, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_products_are_refused(attempt, what):
+    with pytest.raises(InputError) as caught:
         attempt()
+    assert caught.value.what == what

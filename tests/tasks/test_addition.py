@@ -125,8 +125,9 @@ def test_a_batch_can_be_sliced_and_moved():
 
 
 def test_an_unknown_format_is_refused():
-    with pytest.raises(ConfigError, match=r"^format: .*Did you mean 'pairs'"):
+    with pytest.raises(ConfigError) as caught:
         Addition(format="pair")  # type: ignore[arg-type]
+    assert caught.value.what == "format" and "'pairs'" in caught.value.fix
 
 
 @pytest.mark.usefixtures("no_type_checks")
@@ -146,35 +147,37 @@ def test_integers_that_do_not_fit_are_refused(operands):
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("a", "b", "n", "message"),
+    ("a", "b", "n", "what"),
     [
-        (torch.tensor([[2, 0]]), torch.tensor([[0, 0]]), torch.tensor([2]), r"tokens in 0\.\.1"),
-        (torch.tensor([[-1, 0]]), torch.tensor([[0, 0]]), torch.tensor([2]), r"tokens in 0\.\.1"),
-        (torch.tensor([[1, 0]]), torch.tensor([[1]]), torch.tensor([2]), "one shape"),
-        (torch.tensor([[1, 0]]), torch.tensor([[1, 0]]), torch.tensor([3]), r"lengths in 1\.\.2"),
-        (torch.tensor([[1, 0]]), torch.tensor([[1, 0]]), torch.tensor([0]), r"lengths in 1\.\.2"),
-        (torch.tensor([[1, 0]]), torch.tensor([[1, 0]]), torch.tensor([2, 2]), r"of shape \[1\]"),
-        (torch.tensor([[1.0]]), torch.tensor([[1]]), torch.tensor([1]), "int64"),
+        (torch.tensor([[2, 0]]), torch.tensor([[0, 0]]), torch.tensor([2]), "bits a"),
+        (torch.tensor([[-1, 0]]), torch.tensor([[0, 0]]), torch.tensor([2]), "bits a"),
+        (torch.tensor([[1, 0]]), torch.tensor([[1]]), torch.tensor([2]), "bits b"),
+        (torch.tensor([[1, 0]]), torch.tensor([[1, 0]]), torch.tensor([3]), "n"),
+        (torch.tensor([[1, 0]]), torch.tensor([[1, 0]]), torch.tensor([0]), "n"),
+        (torch.tensor([[1, 0]]), torch.tensor([[1, 0]]), torch.tensor([2, 2]), "n"),
+        (torch.tensor([[1.0]]), torch.tensor([[1]]), torch.tensor([1]), "bits a"),
     ],
 )
-def test_bad_bits_are_refused(a, b, n, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_bits_are_refused(a, b, n, what):
+    with pytest.raises(InputError) as caught:
         PAIRS.from_bits(a, b, n)
+    assert caught.value.what == what
 
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("task", "inputs", "message"),
+    ("task", "inputs"),
     [
-        (PAIRS, torch.zeros(2, 4, 2), "int64 tokens of shape"),
-        (PAIRS, torch.zeros(4).long(), r"of shape \[4\]"),
-        (PAIRS, torch.full((1, 3), 6), r"tokens in 0\.\.5"),
-        (FEATURES, torch.zeros(2, 4).long(), "float bit pairs"),
-        (FEATURES, torch.zeros(2, 4, 3), "float bit pairs"),
-        (FEATURES, torch.full((1, 3, 2), 0.5), "0.0 and 1.0"),
+        (PAIRS, torch.zeros(2, 4, 2)),
+        (PAIRS, torch.zeros(4).long()),
+        (PAIRS, torch.full((1, 3), 6)),
+        (FEATURES, torch.zeros(2, 4).long()),
+        (FEATURES, torch.zeros(2, 4, 3)),
+        (FEATURES, torch.full((1, 3, 2), 0.5)),
     ],
 )
-def test_the_oracle_refuses_inputs_of_another_kind(task, inputs, message):
+def test_the_oracle_refuses_inputs_of_another_kind(task, inputs):
     for analysis in (task.targets, task.carries, task.chain_reaches_start):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError) as caught:
             analysis(inputs)
+        assert caught.value.what == "inputs"

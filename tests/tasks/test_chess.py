@@ -97,39 +97,31 @@ def test_a_mirrored_board_with_exchanged_colours_looks_the_same(fen: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("fen", "message"),
+    "fen",
     [
-        ("", "a board, w or b"),
-        ("8/8/8/8/8/8/8/8 w - -", "one king"),
-        ("4k3/8/8/8/8/8/8 w - -", "8 rows of 8 squares"),
-        ("4k4/8/8/8/8/8/8/4K3 w - -", "8 rows of 8 squares"),
-        ("4k3/8/8/8/8/8/8/4K2X w - -", "8 rows of 8 squares"),
-        ("4k3/8/8/8/8/8/8/4K2P w - -", "no pawn on the first or last rank"),
-        ("4k3/8/8/8/8/8/8/4K3 x - -", "w or b"),
-        ("4k3/8/8/8/8/8/8/4K3 w QK -", "some of KQkq"),
-        ("4k3/8/8/8/8/8/8/4K3 w K -", "king and rook at home for the right K"),
-        ("4k3/8/8/8/8/8/8/4K3 w - e3", "a square behind a pawn"),
+        "",
+        "8/8/8/8/8/8/8/8 w - -",
+        "4k3/8/8/8/8/8/8 w - -",
+        "4k4/8/8/8/8/8/8/4K3 w - -",
+        "4k3/8/8/8/8/8/8/4K2X w - -",
+        "4k3/8/8/8/8/8/8/4K2P w - -",
+        "4k3/8/8/8/8/8/8/4K3 x - -",
+        "4k3/8/8/8/8/8/8/4K3 w QK -",
+        "4k3/8/8/8/8/8/8/4K3 w K -",
+        "4k3/8/8/8/8/8/8/4K3 w - e3",
     ],
 )
-def test_a_bad_fen_says_what_is_wrong(fen: str, message: str) -> None:
-    with pytest.raises(InputError, match=f"^FEN: expected .*{message}"):
+def test_a_bad_fen_is_refused(fen: str) -> None:
+    with pytest.raises(InputError) as caught:
         read_fen(fen)
+    assert (caught.value.what, caught.value.given) == ("FEN", repr(fen))
 
 
-@pytest.mark.parametrize(
-    ("move", "message"),
-    [
-        ("e2e9", "one such as e2e4"),
-        ("e1g1x", "one such as e2e4"),
-        ("e4e5", "White's piece to move"),
-        ("e7e5", "White's piece to move"),
-        ("a1a2", "not onto another of its own"),
-        ("e2e4q", "a piece named where a pawn"),
-    ],
-)
-def test_a_bad_move_says_what_is_wrong(move: str, message: str) -> None:
-    with pytest.raises(InputError, match=f"^move: expected .*{message}"):
+@pytest.mark.parametrize("move", ["e2e9", "e1g1x", "e4e5", "e7e5", "a1a2", "e2e4q"])
+def test_a_bad_move_is_refused(move: str) -> None:
+    with pytest.raises(InputError) as caught:
         read_fen(START).after(move)
+    assert (caught.value.what, caught.value.given) == ("move", repr(move))
 
 
 TASK = ChessPuzzles(csv=PUZZLES)
@@ -191,52 +183,55 @@ def test_a_position_that_comes_twice_counts_once_and_most_is_the_most(tmp_path: 
     task = ChessPuzzles(csv=str(path), most=2)
     batch = task.sample(1, batch_size=5, generator=rng())
     assert {line[-4:] for line in task.decode(batch)} == {"b1b8"}
-    with pytest.raises(InputError, match=r"puzzles of: \[1\], got 2"):
+    with pytest.raises(InputError) as caught:
         task.sample(2, batch_size=1, generator=rng())
+    assert (caught.value.what, caught.value.given) == ("n", "2")
     path.write_text(HEAD + rows[1])  # a changed file is read again
     assert task.sample(2, batch_size=1, generator=rng()).n.tolist() == [2]
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "what"),
     [
-        ("PuzzleId,FEN,Rating\n", "csv p.csv: expected the columns FEN, Moves, Rating, .*Moves"),
-        ("", "without FEN, Moves, Rating"),
-        (HEAD, "expected puzzles, got none"),
-        (
-            HEAD + f"a,{MATE},h8g8 b1b8,640\nb,{MATE},h8g8,640",
-            "line 3: expected at least two moves",
-        ),
-        (HEAD + f"a,{MATE},h8g8 b1b8,", "line 2: .*a rating of at least 1"),
-        (HEAD + f"a,{MATE},", "line 2: .*a rating of at least 1"),
-        (HEAD + "a,8/8 w - -,h8g8 b1b8,640", "line 2: FEN: expected 8 rows of 8 squares"),
-        (HEAD + f"a,{MATE},b1b8 h8g8,640", "line 2: move: expected Black's piece to move"),
-        (HEAD + f"a,{MATE},h8g8 g8h8,640", "line 2: move: expected White's piece to move"),
+        ("PuzzleId,FEN,Rating\n", "csv p.csv"),
+        ("", "csv p.csv"),
+        (HEAD, "csv p.csv"),
+        (HEAD + f"a,{MATE},h8g8 b1b8,640\nb,{MATE},h8g8,640", "csv p.csv, line 3"),
+        (HEAD + f"a,{MATE},h8g8 b1b8,", "csv p.csv, line 2"),
+        (HEAD + f"a,{MATE},", "csv p.csv, line 2"),
+        (HEAD + "a,8/8 w - -,h8g8 b1b8,640", "csv p.csv, line 2: FEN"),
+        (HEAD + f"a,{MATE},b1b8 h8g8,640", "csv p.csv, line 2: move"),
+        (HEAD + f"a,{MATE},h8g8 g8h8,640", "csv p.csv, line 2: move"),
     ],
 )
-def test_a_bad_file_says_where_and_what(text: str, message: str, tmp_path: Path) -> None:
+def test_a_bad_file_says_where_and_what(text: str, what: str, tmp_path: Path) -> None:
     path = tmp_path / "p.csv"
     path.write_text(text)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError) as caught:
         ChessPuzzles(csv=str(path)).sample(6, batch_size=1, generator=rng())
+    assert caught.value.what == what
 
 
 def test_without_a_file_nothing_is_drawn(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="csv: expected a file of puzzles to draw from, got none"):
-        ChessPuzzles().sample(6, batch_size=1, generator=rng())
-    with pytest.raises(InputError, match="nothing is downloaded"):
-        ChessPuzzles(csv=str(tmp_path / "absent.csv")).sample(6, batch_size=1, generator=rng())
-    with pytest.raises(InputError, match="puzzles: expected at least one"):
-        ChessPuzzles().encode([])
-    with pytest.raises(InputError, match="puzzle 1: FEN"):
-        ChessPuzzles().encode([(MATE, "h8g8 b1b8", 640), ("x", "h8g8 b1b8", 640)])
+    attempts = {
+        "csv": lambda: ChessPuzzles().sample(6, batch_size=1, generator=rng()),
+        "csv ": lambda: ChessPuzzles(csv=str(tmp_path / "absent.csv")).longest(6),
+        "puzzles": lambda: ChessPuzzles().encode([]),
+        "puzzle 1: FEN": lambda: ChessPuzzles().encode(
+            [(MATE, "h8g8 b1b8", 640), ("x", "h8g8 b1b8", 640)]
+        ),
+    }
+    for what, attempt in attempts.items():
+        with pytest.raises(InputError) as caught:
+            attempt()
+        assert caught.value.what == what.strip()
 
 
 def test_boards_that_are_not_of_the_file_are_refused() -> None:
     batch = TASK.sample(6, batch_size=2, generator=rng())
     other = batch.inputs.clone()
     other[1, 20] = 3
-    with pytest.raises(InputError, match=r"positions of the file.* another one in row 1"):
-        TASK.targets(other)
-    with pytest.raises(InputError, match="64 squares each, got 60"):
-        TASK.targets(other[:, :60])
+    for wrong in (other, other[:, :60]):
+        with pytest.raises(InputError) as caught:
+            TASK.targets(wrong)
+        assert caught.value.what == "inputs"

@@ -139,10 +139,12 @@ def test_few_symbols_are_as_likely_as_many_where_that_varies():
 
 @pytest.mark.parametrize("setting", [0, -1, 1.5, "2", True])
 def test_bad_settings_are_refused(setting):
-    with pytest.raises(ConfigError, match=r"^m: expected an integer >= 1"):
+    with pytest.raises(ConfigError) as caught:
         Multiplication(m=setting)
-    with pytest.raises(ConfigError, match=r"^n_symbols: expected an integer >= 1"):
+    assert caught.value.what == "m"
+    with pytest.raises(ConfigError) as caught:
         UniqueSet(n_symbols=setting)
+    assert caught.value.what == "n_symbols"
 
 
 ONE = torch.tensor([1])
@@ -160,34 +162,35 @@ def test_only_the_first_bits_of_a_first_factor_count():
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("attempt", "message"),
+    ("attempt", "what"),
     [
         (lambda: Copy().from_bits(torch.tensor([[2]]), ONE), "bits"),
-        (lambda: Copy().from_bits(torch.tensor([[1]]), ONE + 1), r"lengths in 1\.\.1"),
-        (lambda: Parity().targets(torch.tensor([[4, 0, 1]])), r"one '=' \(token 2\)"),
+        (lambda: Copy().from_bits(torch.tensor([[1]]), ONE + 1), "n"),
+        (lambda: Parity().targets(torch.tensor([[4, 0, 1]])), "inputs"),
         (lambda: UniqueSet(n_symbols=3).from_symbols(torch.tensor([[3]]), ONE), "symbols"),
-        (lambda: TokenAddition().encode([(4, 0)], n=2), r"integer in 0\.\.3"),
-        (lambda: TokenAddition().encode([], n=2), "at least one pair"),
-        (lambda: TokenAddition().encode([(1, 2, 3)], n=2), r"got \[\(1, 2, 3\)\]"),  # type: ignore
-        (lambda: TokenAddition().encode([3, 1], n=2), "nothing but pairs"),  # type: ignore
-        (lambda: Multiplication().encode([(4, 0)], n=2), r"integer in 0\.\.3"),
-        (lambda: Multiplication(m=1).encode([(3, 0)], n=2, m=2), r"lengths in 1\.\.1"),
-        (lambda: product_of([[1, 1]]), "bits a: .* got list"),
-        (lambda: product_of(torch.tensor([1, 1])), r"bits a: .* of shape \[2\]"),
-        (lambda: product_of(torch.tensor([[1, 1, 7]])), r"bits a: expected tokens in 0\.\.1"),
-        (lambda: product_of(torch.tensor([[1, 1]]), m=[2]), "n: .* got list"),
-        (lambda: Copy().targets(torch.tensor([[4, 0, 1]])), r"one '=' \(token 2\)"),
-        (lambda: Copy().targets(torch.tensor([[4, 2, 2]])), r"one '=' \(token 2\)"),
-        (lambda: Copy().targets(torch.tensor([[5, 2, 2]])), r"tokens in 0\.\.4"),
-        (lambda: Copy().targets(torch.tensor([[4, 2, 3]])), "a prompt between BOS and the '='"),
-        (lambda: Parity().targets(torch.tensor([[2, 0, 3]])), "a prompt between BOS and the '='"),
-        (lambda: TokenAddition().targets(torch.tensor([[5, 0, 0, 3]])), r"operator \(token 2\)"),
-        (lambda: TokenAddition().targets(torch.tensor([[5, 0, 2, 3]])), "digit on both sides"),
-        (lambda: TokenAddition().targets(torch.tensor([[5, 1, 0, 2, 1, 3]])), "the same length"),
-        (lambda: Multiplication().targets(torch.tensor([[5, 2, 1, 3]])), "digit on both sides"),
-        (lambda: Multiplication().targets(torch.tensor([[5, 0, 3, 2]])), r"operator \(token 2\)"),
+        (lambda: TokenAddition().encode([(4, 0)], n=2), "operand"),
+        (lambda: TokenAddition().encode([], n=2), "operands"),
+        (lambda: TokenAddition().encode([(1, 2, 3)], n=2), "operands"),  # type: ignore
+        (lambda: TokenAddition().encode([3, 1], n=2), "operands"),  # type: ignore
+        (lambda: Multiplication().encode([(4, 0)], n=2), "operand"),
+        (lambda: Multiplication(m=1).encode([(3, 0)], n=2, m=2), "n"),
+        (lambda: product_of([[1, 1]]), "bits a"),
+        (lambda: product_of(torch.tensor([1, 1])), "bits a"),
+        (lambda: product_of(torch.tensor([[1, 1, 7]])), "bits a"),
+        (lambda: product_of(torch.tensor([[1, 1]]), m=[2]), "n"),
+        (lambda: Copy().targets(torch.tensor([[4, 0, 1]])), "inputs"),
+        (lambda: Copy().targets(torch.tensor([[4, 2, 2]])), "inputs"),
+        (lambda: Copy().targets(torch.tensor([[5, 2, 2]])), "inputs"),
+        (lambda: Copy().targets(torch.tensor([[4, 2, 3]])), "inputs"),
+        (lambda: Parity().targets(torch.tensor([[2, 0, 3]])), "inputs"),
+        (lambda: TokenAddition().targets(torch.tensor([[5, 0, 0, 3]])), "inputs"),
+        (lambda: TokenAddition().targets(torch.tensor([[5, 0, 2, 3]])), "inputs"),
+        (lambda: TokenAddition().targets(torch.tensor([[5, 1, 0, 2, 1, 3]])), "inputs"),
+        (lambda: Multiplication().targets(torch.tensor([[5, 2, 1, 3]])), "inputs"),
+        (lambda: Multiplication().targets(torch.tensor([[5, 0, 3, 2]])), "inputs"),
     ],
 )
-def test_bad_inputs_are_refused(attempt, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_inputs_are_refused(attempt, what):
+    with pytest.raises(InputError) as caught:
         attempt()
+    assert caught.value.what == what

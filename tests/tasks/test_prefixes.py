@@ -70,16 +70,17 @@ def test_sampled_digits_take_every_value(distribution):
 
 @pytest.mark.parametrize("modulus", [1, 0, 2.5, "2", True])
 def test_a_bad_modulus_is_refused(modulus):
-    with pytest.raises(ConfigError, match=r"^modulus: expected an integer >= 2"):
+    with pytest.raises(ConfigError) as caught:
         PrefixSum(modulus=modulus)
+    assert caught.value.what == "modulus"
 
 
 def test_bad_bits_and_tokens_are_refused():
     with pytest.raises(InputError, match="bits"):
         PrefixSum().from_bits(torch.tensor([[2]]), torch.tensor([1]))
-    with pytest.raises(InputError, match=r"lengths in 1\.\.1"):
+    with pytest.raises(InputError, match=r"^n:"):
         PrefixSum().from_bits(torch.tensor([[1]]), torch.tensor([2]))
-    with pytest.raises(InputError, match=r"tokens in 0\.\.3"):
+    with pytest.raises(InputError, match=r"^inputs:"):
         PrefixSum().targets(torch.tensor([[4]]))
 
 
@@ -197,13 +198,13 @@ def test_the_page_has_the_share_of_positive_answers():
 def test_what_is_not_of_the_language_is_refused():
     task = RegularLanguage(language="dyck_2")
     for words in ([], ["()", ""], ["()", "01"], ["( )"], "()"):
-        with pytest.raises(InputError, match="strings of dyck_2"):
+        with pytest.raises(InputError, match=r"^words"):
             task.encode(words)
-    with pytest.raises(InputError, match="symbols"):
+    with pytest.raises(InputError, match=r"^symbols"):
         task.from_symbols(torch.tensor([[2]]), torch.tensor([1]))
-    with pytest.raises(InputError, match=r"tokens in 0\.\.3"):
+    with pytest.raises(InputError, match=r"^inputs"):
         task.targets(torch.tensor([[4]]))
-    with pytest.raises(ConfigError, match="Did you mean 'tomita3'"):
+    with pytest.raises(ConfigError, match="'tomita3'"):
         RegularLanguage(language="tomita33")
 
 
@@ -220,7 +221,7 @@ def test_a_language_of_ones_own_is_a_task_and_its_name_is_protected(monkeypatch)
         batch = task.sample(6, batch_size=9, generator=torch.Generator(), distribution=kind)
         for row, answer in zip(batch.inputs.tolist(), batch.targets[:, -1].tolist()):
             assert answer == int("".join("abc"[t] for t in row[1:]) == "abcabc")
-    with pytest.raises(InputError, match="not registered yet"):
+    with pytest.raises(InputError, match=r"^language"):
         register_language("abc_star", cycle)
     register_language("abc_star", get_automaton("tomita1"), replace=True)
     assert get_task("regular_language", language="abc_star").d_vocab == 4

@@ -31,40 +31,46 @@ def rng(seed: int = 0) -> torch.Generator:
 @pytest.mark.parametrize("task", TASKS, ids=repr)
 @pytest.mark.parametrize("n", [0, -1, 1.5, "8", True, None])
 def test_a_bad_length_is_refused(task, n):
-    with pytest.raises(InputError, match=r"^n: expected an integer >= 1"):
-        task.sample(n, batch_size=2, generator=rng())
-    with pytest.raises(InputError, match=r"^n: expected an integer >= 1"):
-        task.n_loops(n)
-    with pytest.raises(InputError, match=r"^n: expected an integer >= 1"):
-        task.n_positions(n)
+    generator = rng()
+    for attempt in (
+        lambda: task.sample(n, batch_size=2, generator=generator),
+        lambda: task.n_loops(n),
+        lambda: task.n_positions(n),
+    ):
+        with pytest.raises(InputError) as caught:
+            attempt()
+        assert caught.value.what == "n"
 
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("n", "batch_size", "message"),
+    ("n", "batch_size", "what"),
     [
         (8, None, "batch_size"),
         (8, 0, "batch_size"),
-        (torch.tensor([3.0, 4.0]), None, "int64 tensor"),
-        (torch.tensor([[3, 4]]), None, r"shape \[1, 2\]"),
-        (torch.tensor([], dtype=torch.int64), None, "int64 tensor"),
-        (torch.tensor([3, 0]), None, "lengths >= 1"),
-        (torch.tensor([3, 4]), 3, "batch_size: expected 2"),
+        (torch.tensor([3.0, 4.0]), None, "n"),
+        (torch.tensor([[3, 4]]), None, "n"),
+        (torch.tensor([], dtype=torch.int64), None, "n"),
+        (torch.tensor([3, 0]), None, "n"),
+        (torch.tensor([3, 4]), 3, "batch_size"),
     ],
 )
 @pytest.mark.parametrize("task", TASKS, ids=repr)
-def test_bad_lengths_and_batch_sizes_say_what_is_wrong(task, n, batch_size, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_lengths_and_batch_sizes_say_what_is_wrong(task, n, batch_size, what):
+    with pytest.raises(InputError) as caught:
         task.sample(n, batch_size=batch_size, generator=rng())
+    assert caught.value.what == what
 
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("task", TASKS, ids=repr)
 def test_an_unknown_distribution_and_a_bad_generator_are_refused(task):
-    with pytest.raises(InputError, match=f"distribution of task {task.name}"):
+    with pytest.raises(InputError) as caught:
         task.sample(4, batch_size=2, generator=rng(), distribution="unifrom")
-    with pytest.raises(InputError, match="Generator"):
+    assert caught.value.what == f"distribution of task {task.name}"
+    with pytest.raises(InputError) as caught:
         task.sample(4, batch_size=2, generator=7)
+    assert caught.value.what == "generator"
 
 
 @pytest.mark.parametrize("task", TASKS, ids=repr)
@@ -123,8 +129,9 @@ def test_examples_are_drawn_on_the_generators_device(task):
     batch = task.sample(9, batch_size=4, generator=generator)
     assert batch.inputs.device.type == batch.targets.device.type == "cuda"
     assert torch.equal(task.targets(batch).cpu(), task.targets(batch.to("cpu")))
-    with pytest.raises(InputError, match="generator's device"):
+    with pytest.raises(InputError) as caught:
         task.sample(torch.tensor([3, 4]), generator=generator)
+    assert caught.value.what == "n"
 
 
 def test_the_right_output_of_a_token_is_the_next_one() -> None:
@@ -139,10 +146,12 @@ def test_the_right_output_of_a_token_is_the_next_one() -> None:
     "tokens", [torch.ones(2, 3), torch.tensor([1, 2]), torch.tensor([[1]]), [[1, 2]]]
 )
 def test_what_is_no_prompts_is_refused(tokens: Any, no_type_checks: None) -> None:
-    with pytest.raises(InputError, match=r"tokens: expected integers \[batch, pos\]"):
+    with pytest.raises(InputError) as caught:
         as_prompts(tokens, n_loops=2)
+    assert caught.value.what == "tokens"
 
 
 def test_more_than_can_be_drawn_is_refused_before_it_is_drawn() -> None:
-    with pytest.raises(InputError, match="n, batch_size: expected examples of at most"):
+    with pytest.raises(InputError) as caught:
         as_batch(Addition(), n=10**8, batch_size=512)
+    assert caught.value.what == "n, batch_size"

@@ -102,10 +102,13 @@ def test_the_order_follows_from_the_numbers_whatever_stands_after_the_equals_sig
 
 
 def test_no_more_numbers_than_letters():
-    with pytest.raises(InputError, match=r"n: expected an integer <= 52, got 53"):
-        TASK.sample(53, batch_size=1, generator=torch.Generator())
-    with pytest.raises(InputError, match="<= 52"):
-        TASK.n_positions(53)
+    for attempt in (
+        lambda: TASK.sample(53, batch_size=1, generator=torch.Generator()),
+        lambda: TASK.n_positions(53),
+    ):
+        with pytest.raises(InputError) as caught:
+            attempt()
+        assert (caught.value.what, caught.value.given) == ("n", "53")
 
 
 def tokens(text: str) -> torch.Tensor:
@@ -117,42 +120,44 @@ FOUR = torch.ones((1, 1, 4), dtype=torch.int64)
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("attempt", "message"),
+    ("attempt", "what"),
     [
-        (lambda: TASK.encode([]), "at least one number each"),
-        (lambda: TASK.encode([[]]), "at least one number each"),
-        (lambda: TASK.encode([[1]], "?"), "letters of A"),
-        (lambda: TASK.encode([[1, 2]], "A"), r"numbers of an example: .* 1\.\.1"),
-        (lambda: TASK.encode([[1, 2]], "AA"), "another letter for each number"),
-        (lambda: TASK.encode([[1000]]), r"integer in 0\.\.999"),
-        (lambda: TASK.encode([[-1]]), r"integer in 0\.\.999"),
-        (lambda: TASK.encode([["1"]]), r"integer in 0\.\.999"),  # type: ignore
-        (lambda: TASK.from_digits(FOUR, FOUR[..., 0] * 4, FOUR[..., 0] * 14), r"lengths in 1\.\.3"),
-        (lambda: TASK.from_digits(FOUR, FOUR[..., 0] * 0, FOUR[..., 0] * 14), "no gaps"),
-        (lambda: TASK.from_digits(FOUR, FOUR[0], FOUR[..., 0]), "no gaps"),
-        (lambda: TASK.from_digits(FOUR, FOUR[..., 0], FOUR[..., 0]), "letter:digits"),
-        (lambda: TASK.from_digits(FOUR, FOUR[..., 0], FOUR[..., 0] * 66), r"letters: .* 0\.\.65"),
-        *[
-            (lambda text=text: TASK.targets(tokens(text)), message)
-            for text, message in [
-                ("A:1,B:2", "one '='"),
-                ("A:=A", "letter:digits"),
-                ("A1=A", "letter:digits"),
-                (":1=A", "letter:digits"),
-                ("A:1,=A", "letter:digits"),
-                ("A:1,,B:2=A,B", "letter:digits"),
-                ("A:1$=A", "letter:digits"),
-                ("A:1,A:2=A,A", "another letter"),
-            ]
-        ],
+        (lambda: TASK.encode([]), "numbers"),
+        (lambda: TASK.encode([[]]), "numbers"),
+        (lambda: TASK.encode([[1]], "?"), "numbers"),
+        (lambda: TASK.encode([[1, 2]], "A"), "numbers of an example"),
+        (lambda: TASK.encode([[1, 2]], "AA"), "inputs"),
+        (lambda: TASK.encode([[1000]]), "operand"),
+        (lambda: TASK.encode([[-1]]), "operand"),
+        (lambda: TASK.encode([["1"]]), "operand"),  # type: ignore
+        (lambda: TASK.from_digits(FOUR, FOUR[..., 0] * 4, FOUR[..., 0] * 14), "n"),
+        (lambda: TASK.from_digits(FOUR, FOUR[..., 0] * 0, FOUR[..., 0] * 14), "digits and letters"),
+        (lambda: TASK.from_digits(FOUR, FOUR[0], FOUR[..., 0]), "digits and letters"),
+        (lambda: TASK.from_digits(FOUR, FOUR[..., 0], FOUR[..., 0]), "inputs"),
+        (lambda: TASK.from_digits(FOUR, FOUR[..., 0], FOUR[..., 0] * 66), "letters"),
     ],
 )
-def test_bad_inputs_are_refused(attempt, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_numbers_are_refused(attempt, what):
+    with pytest.raises(InputError) as caught:
         attempt()
+    assert caught.value.what == what
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("A:1,B:2", "A:=A", "A1=A", ":1=A", "A:1,=A"),
+        *("A:1,,B:2=A,B", "A:1$=A", "A:1,A:2=A,A"),
+    ],
+)
+def test_bad_prompts_are_refused(text):
+    with pytest.raises(InputError) as caught:
+        TASK.targets(tokens(text))
+    assert caught.value.what == "inputs"
 
 
 @pytest.mark.parametrize("n_digits", [0, 1.5, "2", True])
 def test_a_bad_number_of_digits_is_refused(n_digits):
-    with pytest.raises(ConfigError, match=r"^n_digits: expected an integer >= 1"):
+    with pytest.raises(ConfigError) as caught:
         AbacusSorting(n_digits=n_digits)
+    assert caught.value.what == "n_digits"

@@ -177,30 +177,30 @@ def test_nine_by_nine() -> None:
     assert torch.equal(task.targets(batch.inputs), batch.targets)
     again = task.encode([line.split(" = ")[0] for line in task.decode(batch)])
     assert torch.equal(again.inputs, batch.inputs)
-    with pytest.raises(InputError, match="at most 54 blanks with box=3, got 55"):
+    with pytest.raises(InputError) as caught:
         task.sample(55, batch_size=1, generator=rng())
+    assert (caught.value.what, caught.value.given) == ("n", "55")
 
 
 def test_puzzles_that_are_none_are_refused() -> None:
-    task = TASK
-    with pytest.raises(InputError, match="one solution, not two, got such at row 1"):
-        task.encode(["1.../..3./.4../...2", "1.../..../..../...2"])
-    with pytest.raises(InputError, match="one solution, not none, got such at row 0"):
-        task.encode(["11../..../..../...2"])
-    with pytest.raises(InputError, match="at least one blank"):
-        task.encode(["1324/4231/2413/3142"])
-    with pytest.raises(InputError, match=r"of 16 cells each: digits 1\.\.4, dots, got '1\.\.\.5"):
-        task.encode(["1...5.../.4../...2"])
-    with pytest.raises(InputError, match="at least one"):
-        task.encode([])
-    with pytest.raises(InputError, match="16 cells of a 4 x 4 sudoku each, got 9"):
-        task.targets(torch.zeros(1, 9, dtype=torch.int64))
-    with pytest.raises(InputError, match="at most 12 blanks"):
-        task.sample(13, batch_size=1, generator=rng())
+    attempts = [
+        (lambda: TASK.encode(["1.../..3./.4../...2", "1.../..../..../...2"]), "two in row 1"),
+        (lambda: TASK.encode(["11../..../..../...2"]), "none in row 0"),
+        (lambda: TASK.encode(["1324/4231/2413/3142"]), "none in row 0"),
+        (lambda: TASK.encode(["1...5.../.4../...2"]), "'1...5.../.4../...2'"),
+        (lambda: TASK.encode([]), "[]"),
+        (lambda: TASK.targets(torch.zeros(1, 9, dtype=torch.int64)), "9"),
+        (lambda: TASK.sample(13, batch_size=1, generator=rng()), "13"),
+    ]
+    for attempt, wrong in attempts:
+        with pytest.raises(InputError) as caught:
+            attempt()
+        assert caught.value.given == wrong
 
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("box", [1, 4, "2", 2.5])
 def test_a_bad_box_is_refused(box: object) -> None:
-    with pytest.raises(ConfigError, match=r"^box: expected an integer in 2\.\.3"):
+    with pytest.raises(ConfigError) as caught:
         Sudoku(box=box)  # type: ignore[arg-type]
+    assert caught.value.what == "box"

@@ -53,19 +53,18 @@ def test_the_same_seed_gives_the_same_examples_and_another_seed_others(name, set
 
 
 def test_an_unknown_task_names_the_nearest():
-    with pytest.raises(InputError, match="Did you mean 'addition'"):
+    with pytest.raises(InputError) as caught:
         get_task("additon")
-    with pytest.raises(
-        InputError, match=r"A task of your own is known once the file that registers"
-    ):
-        get_task("of another process")
+    assert caught.value.what == "task" and "'addition'" in caught.value.fix
 
 
 def test_an_unknown_setting_names_the_settings_there_are():
-    with pytest.raises(ConfigError, match=r"setting of task addition: expected one of format"):
+    with pytest.raises(ConfigError) as caught:
         get_task("addition", base=10)
-    with pytest.raises(ConfigError, match="setting of task parity"):
+    assert caught.value.what == "setting of task addition" and "format" in caught.value.expected
+    with pytest.raises(ConfigError) as caught:
         get_task("parity", format="pairs")
+    assert caught.value.what == "setting of task parity"
 
 
 @pytest.mark.usefixtures("no_type_checks")
@@ -74,8 +73,10 @@ def test_a_registered_task_is_found_and_its_name_is_protected(monkeypatch):
     register_task("mine", Addition)
     assert get_task("mine", format="features").d_features == 2
     assert "mine" in list_tasks()
-    with pytest.raises(InputError, match="not registered yet"):
+    with pytest.raises(InputError) as caught:
         register_task("mine", Addition)
+    assert caught.value.what == "task name"
     register_task("mine", Addition, replace=True)
-    with pytest.raises(InputError, match="class or function"):
+    with pytest.raises(InputError) as caught:
         register_task("other", Addition())  # type: ignore[arg-type]
+    assert caught.value.what == "factory"

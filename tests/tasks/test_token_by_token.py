@@ -104,12 +104,14 @@ def test_answers_follow_from_prompts_alone(task):
 def test_bad_generated_tokens_and_a_batch_with_wrong_lengths_are_refused():
     task = AbacusAddition()
     batch = task.encode([(95, 8)])
-    with pytest.raises(InputError, match=r"generated: expected tokens in 0\.\.14"):
+    with pytest.raises(InputError) as caught:
         task.is_right(batch, torch.tensor([[15]]))
+    assert caught.value.what == "generated"
     copy = get_task("copy").sample(5, batch_size=2, generator=torch.Generator())
     short = Batch(copy.inputs, copy.targets, copy.n - 3, copy.n_loops)
-    with pytest.raises(InputError, match="lengths of examples with room for 12 positions"):
+    with pytest.raises(InputError) as caught:
         get_task("next_token").from_batch(short)  # type: ignore[attr-defined]
+    assert caught.value.what == "n"
 
 
 WRAPPED = [(name, given) for name, given in SETTINGS if isinstance(get_task(name), FullOutput)]
@@ -187,40 +189,42 @@ def test_a_task_of_ones_own_with_full_output_can_be_wrapped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("values", "what"),
     [
-        ({"of": "addition"}, "^of: expected one of binary_sum, copy"),
-        ({"of": "next_token"}, "^of: expected one of binary_sum, copy"),
-        ({"of": "copi"}, "Did you mean 'copy'"),
+        ({"of": "addition"}, "of"),
+        ({"of": "next_token"}, "of"),
+        ({"of": "copi"}, "of"),
         ({"of": "copy", "of_settings": {"m": 3}}, "setting of Copy"),
-        ({"of": "multiplication", "of_settings": {"m": 0}}, "m: expected an integer >= 1"),
-        ({"n_pause": -1}, "n_pause: expected an integer >= 0"),
+        ({"of": "multiplication", "of_settings": {"m": 0}}, "m"),
+        ({"n_pause": -1}, "n_pause"),
     ],
 )
-def test_bad_settings_are_refused(values, message):
-    with pytest.raises(ConfigError, match=message):
+def test_bad_settings_are_refused(values, what):
+    with pytest.raises(ConfigError) as caught:
         NextToken(**values)
+    assert caught.value.what == what
 
 
 PAUSED = NextToken(of="copy", n_pause=2)
 
 
 @pytest.mark.parametrize(
-    ("attempt", "message"),
+    ("attempt", "what"),
     [
-        (lambda: PAUSED.encode([(1, 2)], n=2), "a wrapped task that has encode"),
-        (lambda: PAUSED.sample_operands(1, 2, batch_size=1, generator=torch.Generator()), "'copy'"),
-        (lambda: PAUSED.targets(torch.tensor([[4, 0, 2, 5, 0]])), "2 pause tokens after the '='"),
-        (lambda: PAUSED.targets(torch.tensor([[4, 0, 2, 5]])), "2 pause tokens after the '='"),
-        (lambda: PAUSED.targets(torch.tensor([[4, 5, 2, 5, 5]])), r"symbols 0\.\.1 alone"),
-        (lambda: PAUSED.targets(torch.tensor([[4, 0, 6, 5, 5]])), r"tokens in 0\.\.5"),
-        (lambda: PAUSED.targets(torch.tensor([[4, 0, 1, 5, 5]])), "one '='"),
+        (lambda: PAUSED.encode([(1, 2)], n=2), "of"),
+        (lambda: PAUSED.sample_operands(1, 2, batch_size=1, generator=torch.Generator()), "of"),
+        (lambda: PAUSED.targets(torch.tensor([[4, 0, 2, 5, 0]])), "inputs"),
+        (lambda: PAUSED.targets(torch.tensor([[4, 0, 2, 5]])), "inputs"),
+        (lambda: PAUSED.targets(torch.tensor([[4, 5, 2, 5, 5]])), "inputs"),
+        (lambda: PAUSED.targets(torch.tensor([[4, 0, 6, 5, 5]])), "inputs"),
+        (lambda: PAUSED.targets(torch.tensor([[4, 0, 1, 5, 5]])), "inputs"),
         (
             lambda: PAUSED.from_batch(TokenAddition().encode([(1, 1)], n=1)),
-            r"tokens in 0\.\.4",
+            "inputs",
         ),
     ],
 )
-def test_bad_inputs_are_refused(attempt, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_inputs_are_refused(attempt, what):
+    with pytest.raises(InputError) as caught:
         attempt()
+    assert caught.value.what == what

@@ -182,11 +182,10 @@ def test_a_class_that_is_no_symbol_of_an_answer_is_a_question_mark() -> None:
 
 def test_what_is_not_of_the_task_is_refused() -> None:
     batch = Addition().encode([(3, 5)], n=4)
-    with pytest.raises(InputError, match="answers: expected one for each position"):
+    with pytest.raises(InputError) as caught:
         Addition().decode(batch, batch.targets[:, 1:])
-    with pytest.raises(
-        InputError, match="inputs: expected a pair of bits in each example, got pad"
-    ):
+    assert caught.value.what == "answers"
+    with pytest.raises(InputError, match="inputs"):
         Addition().decode(torch.tensor([[4, 3, 1], [4, 5, 5]]))
     with pytest.raises(InputError, match="inputs"):
         PrefixSum().decode(batch.inputs + 2)
