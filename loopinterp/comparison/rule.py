@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -161,13 +161,9 @@ def decide(
     closest = str(rates.fillna(-1).idxmax("program").item())
     its = counts.sel(program=closest)
     unseparated = [q for q in programs if q != closest and not its.apart.sel(rival=q).any()]
-    # Each test returns the reason that it gives against the closest program, if it fails.
     reasons = [
-        *_fails_at_delays(its.sel(stratum=ALL), threshold),
-        *_fails_in_stratum(its, threshold),
+        *_fails_after_interchange(its, threshold),
         *_fails_clean_runs(its, threshold),
-        *_makes_exceptions(its),
-        *_is_silent(its),
         *_fails_against_rivals(counts, closest, unseparated),
         *_fails_controls(its, threshold),
     ]
@@ -195,6 +191,107 @@ def decide(
         untried=list(untried),
         off_distribution=float(unreached.item() / n) if n else math.nan,
     )
+
+
+def _reason(code: ReasonCode, **values: Any) -> Reason:
+    """With numbers as Python has them."""
+    return Reason(
+        code, {k: x if isinstance(x, (str, int)) else float(x) for k, x in values.items()}
+    )
+
+
+def _whole_run(its: xr.Dataset) -> np.ndarray:
+    """Whole-run accuracy [stratum, (value, low, high)]."""
+    return wilson_estimate(its.run_right, its.run_active, independent=its.run_inputs)
+
+
+def _fails_after_interchange(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
+    every = its.sel(stratum=ALL)
+    right, active, inputs = every.right.values, every.active.values, every.active_inputs.values
+    failed: list[DelayShare] = []
+    for share in delay_shares(right, active, inputs, threshold):  # groups come first
+        in_group = any(group.first <= share.first <= group.last for group in failed)
+        if not share.low >= threshold and not in_group:
+            failed.append(share)
+    if not active.any():
+        yield Reason("no_effect")
+    elif failed:
+        first, last, value, low, *_ = min(failed)
+        n = sum(share.last - share.first + 1 for share in failed)
+        where = {"first": first, "last": last, "failed": n, "delays": len(active)}
+        yield _reason("delay", value=value, low=low, **where)
+    worse = []
+    for k, (value, low, high) in enumerate(_whole_run(its).tolist()):
+        name = str(its.stratum.values[k])
+        enough = int(its.run_inputs[k]) >= LEAST_INPUTS or name == ALL
+        if (enough and not low >= threshold) or high < threshold:
+            worse.append((high, value, low, name, int(its.run_active[k])))
+    if worse:
+        # The worst is the one that is surely low, not the one with the fewest pairs.
+        _, value, low, name, n = min(worse)
+        yield _reason("stratum", stratum=name, value=value, low=low, pairs=n)
+
+
+def _fails_clean_runs(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
+    """In clean runs, and after interchanges more often than clean runs explain."""
+    value, low, _ = wilson_estimate(its.undisturbed, its.n_runs)
+    if not (low >= threshold and its.worst_loop >= threshold):
+        worst = {"worst": its.worst_loop} if its.worst_loop < threshold <= value else {}
+        yield _reason("clean_runs", value=value, low=low, **worst)
+    every = its.sel(stratum=ALL)
+    n, exceptions = int(every.run_active), int(every.run_active - every.run_right)
+    clean = wilson_estimate(its.slipped, its.n_runs)
+    low = wilson_estimate(exceptions, n, independent=every.run_inputs)[1]  # NaN without runs
+    if not its.slipped and exceptions:
+        yield _reason("exceptions", exceptions=exceptions, runs=n)
+    elif its.slipped and low > clean[2]:
+        yield _reason("exceptions", exceptions=exceptions, runs=n, value=clean[0])
+    # An open answer is never wrong, so a program that leaves most open predicts nothing.
+    if 2 * (decided := int(its.random_active)) < n:
+        yield _reason("silent", decided=decided, effective=n)
+
+
+def _fails_against_rivals(
+    counts: xr.Dataset, closest: str, unseparated: list[str]
+) -> Iterator[Reason]:
+    for name in unseparated:
+        yield Reason("no_pair_separates", {"program": name})
+    for name in counts.program.values.tolist():
+        if name == closest or name in unseparated:
+            continue
+        pairs = counts.sel(program=closest, rival=name)
+        # Intervals by delay, over the pairs that separate the two; one clear delay is enough.
+        trials = {"trials": pairs.apart, "independent": pairs.apart_inputs}
+        low = wilson_estimate(pairs.duel_right, **trials)[:, 1]
+        rival = counts.duel_right.sel(program=name, rival=closest)
+        if not (low > wilson_estimate(rival, **trials)[:, 2]).any():
+            yield Reason("not_separated", {"program": name})
+
+
+def _fails_controls(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
+    if its.random_active:
+        trials = {"trials": its.random_active, "independent": its.random_inputs}
+        random = wilson_estimate(its.random_right, **trials)
+        if not wilson_estimate(its.exchange_right, **trials)[1] > random[2]:
+            yield _reason("random_change", value=random[0])
+    if its.n_same:
+        n, changed = int(its.n_same), int(its.n_same - its.unchanged)
+        # A model that makes no mistake in clean runs has none to blame one on.
+        low = wilson_estimate(its.unchanged, n, independent=its.same_inputs)[1]
+        if low < threshold or (changed and not its.slipped):
+            yield _reason("same_value", changed=changed, pairs=n)
+    if its.solved < threshold:
+        yield _reason("accuracy", value=its.solved)
+
+
+def _followed_for(its: xr.Dataset, threshold: float) -> int:
+    """The last delay up to which it holds at each; -1 if it does not at once."""
+    every = its.sel(stratum=ALL)
+    so_far = wilson_estimate(its.prefix_right, its.prefix_active, independent=its.prefix_inputs)
+    there = wilson_estimate(every.right, every.active, independent=every.active_inputs)
+    # Late delays at which few interchanges are effective do not refute it; a clear failure does.
+    followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
+    return int(followed.cumprod().sum()) - 1
 
 
 class DelayShare(NamedTuple):
@@ -263,114 +360,3 @@ def delay_shares(
         if inputs[delay] >= least_alone and high < threshold and (delay, delay) not in grouped:
             shares.append(DelayShare(delay, delay, value, low, high, int(inputs[delay])))
     return shares
-
-
-def _reason(code: ReasonCode, **values: Any) -> list[Reason]:
-    """With numbers as Python has them."""
-    plain = {k: x if isinstance(x, (str, int)) else float(x) for k, x in values.items()}
-    return [Reason(code, plain)]
-
-
-def _whole_run(its: xr.Dataset) -> np.ndarray:
-    """Whole-run accuracy [stratum, (value, low, high)]."""
-    return wilson_estimate(its.run_right, its.run_active, independent=its.run_inputs)
-
-
-def _fails_at_delays(its: xr.Dataset, threshold: float) -> list[Reason]:
-    right, active, inputs = its.right.values, its.active.values, its.active_inputs.values
-    if not active.any():
-        return _reason("no_effect")
-    failed: list[DelayShare] = []
-    for share in delay_shares(right, active, inputs, threshold):  # groups come first
-        in_group = any(group.first <= share.first <= group.last for group in failed)
-        if not share.low >= threshold and not in_group:
-            failed.append(share)
-    if not failed:
-        return []
-    first, last, value, low, *_ = min(failed)
-    n = sum(share.last - share.first + 1 for share in failed)
-    values = {"value": value, "low": low, "first": first, "last": last}
-    return _reason("delay", **values, failed=n, delays=len(active))
-
-
-def _fails_in_stratum(its: xr.Dataset, threshold: float) -> list[Reason]:
-    failed = []
-    for k, (value, low, high) in enumerate(_whole_run(its).tolist()):
-        name = str(its.stratum.values[k])
-        enough = int(its.run_inputs[k]) >= LEAST_INPUTS or name == ALL
-        if (enough and not low >= threshold) or high < threshold:
-            failed.append((high, value, low, name, int(its.run_active[k])))
-    if not failed:
-        return []
-    # The worst is the one that is surely low, not the one with the fewest pairs.
-    _, value, low, name, n = min(failed)
-    return _reason("stratum", stratum=name, value=value, low=low, pairs=n)
-
-
-def _fails_clean_runs(its: xr.Dataset, threshold: float) -> list[Reason]:
-    value, low, _ = wilson_estimate(its.undisturbed, its.n_runs)
-    if low >= threshold and its.worst_loop >= threshold:
-        return []
-    worst = {"worst": its.worst_loop} if its.worst_loop < threshold <= value else {}
-    return _reason("clean_runs", value=value, low=low, **worst)
-
-
-def _makes_exceptions(its: xr.Dataset) -> list[Reason]:
-    """Exceptions are blamed on noise only as far as clean runs show it."""
-    every = its.sel(stratum=ALL)
-    n, exceptions = int(every.run_active), int(every.run_active - every.run_right)
-    values = {"exceptions": exceptions, "runs": n}
-    if not its.slipped:
-        return _reason("exceptions", **values) if exceptions else []
-    clean = wilson_estimate(its.slipped, its.n_runs)
-    low = wilson_estimate(exceptions, n, independent=every.run_inputs)[1]  # NaN without runs
-    return _reason("exceptions", **values, value=clean[0]) if low > clean[2] else []
-
-
-def _is_silent(its: xr.Dataset) -> list[Reason]:
-    """An open answer is never wrong, so a program that leaves most open predicts nothing."""
-    n, decided = int(its.run_active.sel(stratum=ALL)), int(its.random_active)
-    return [] if 2 * decided >= n else _reason("silent", decided=decided, effective=n)
-
-
-def _fails_against_rivals(counts: xr.Dataset, closest: str, unseparated: list[str]) -> list[Reason]:
-    reasons = [r for name in unseparated for r in _reason("no_pair_separates", program=name)]
-    for name in counts.program.values.tolist():
-        if name == closest or name in unseparated:
-            continue
-        pairs = counts.sel(program=closest, rival=name)
-        # Intervals by delay, over the pairs that separate the two; one clear delay is enough.
-        trials = {"trials": pairs.apart, "independent": pairs.apart_inputs}
-        low = wilson_estimate(pairs.duel_right, **trials)[:, 1]
-        rival = counts.duel_right.sel(program=name, rival=closest)
-        if not (low > wilson_estimate(rival, **trials)[:, 2]).any():
-            reasons += _reason("not_separated", program=name)
-    return reasons
-
-
-def _fails_controls(its: xr.Dataset, threshold: float) -> list[Reason]:
-    reasons = []
-    if its.random_active:
-        trials = {"trials": its.random_active, "independent": its.random_inputs}
-        random = wilson_estimate(its.random_right, **trials)
-        if not wilson_estimate(its.exchange_right, **trials)[1] > random[2]:
-            reasons += _reason("random_change", value=random[0])
-    if its.n_same:
-        n, changed = int(its.n_same), int(its.n_same - its.unchanged)
-        # A model that makes no mistake in clean runs has none to blame one on.
-        low = wilson_estimate(its.unchanged, n, independent=its.same_inputs)[1]
-        if low < threshold or (changed and not its.slipped):
-            reasons += _reason("same_value", changed=changed, pairs=n)
-    if its.solved < threshold:
-        reasons += _reason("accuracy", value=its.solved)
-    return reasons
-
-
-def _followed_for(its: xr.Dataset, threshold: float) -> int:
-    """The last delay up to which it holds at each; -1 if it does not at once."""
-    every = its.sel(stratum=ALL)
-    so_far = wilson_estimate(its.prefix_right, its.prefix_active, independent=its.prefix_inputs)
-    there = wilson_estimate(every.right, every.active, independent=every.active_inputs)
-    # Late delays at which few interchanges are effective do not refute it; a clear failure does.
-    followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
-    return int(followed.cumprod().sum()) - 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from loopinterp.comparison.counts import ALL
 from loopinterp.comparison.evidence import Untried
 from loopinterp.comparison.rule import Reason, Verdict
-from loopinterp.core.errors import unknown_name
+from loopinterp.core.errors import check_choice
 from loopinterp.core.text import percent
 from loopinterp.programs.program_offset import ProgramOffset, spell_loops
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from loopinterp.comparison.program_comparison import ProgramComparison
-
-_MOST_QUOTED = 5
 
 
 def statement(comparison: ProgramComparison, model: str | None = None) -> str:
@@ -30,8 +28,8 @@ def statement(comparison: ProgramComparison, model: str | None = None) -> str:
     Raises:
         InputError: the comparison has no such model.
     """
-    if model not in (None, *comparison.verdicts):
-        raise unknown_name("model of the comparison", model, comparison.verdicts)
+    if model is not None:
+        check_choice("model of the comparison", model, comparison.verdicts)
     programs = comparison.data["program"].values.tolist()
     texts = {}
     for name in comparison.verdicts if model is None else [model]:
@@ -126,22 +124,21 @@ def _rate(whole_run: xr.Dataset) -> str:
 
 def reason_in_words(reason: Reason) -> str:
     """Why no program is identified."""
-    values = dict(reason.values)
-    form = reason.code
+    values, form = dict(reason.values), reason.code
     if form == "delay":
         first, last = int(values["first"]), int(values["last"])
         values["when"] = in_loops(first) if first == last else f"{first} to {last} loops later"
-    elif form == "stratum" and (not values["pairs"] or values["stratum"] == ALL):
-        form = "whole_run" if values["pairs"] else "no_whole_run"
+    elif form == "stratum" and not values["pairs"]:
+        form = "no_whole_run"
+    elif form == "stratum" and values["stratum"] == ALL:
+        form = "whole_run"
     elif form == "clean_runs" and "worst" in values:
         form = "worst_loop"
     elif form == "exceptions" and "value" not in values:
         form = "first_exceptions"
     elif form == "same_value" and not values["changed"]:
         form = "few_same_value"
-    for name in ("value", "low", "worst"):
-        if name in values:
-            values[name] = percent(float(values[name]))
+    values |= {k: percent(float(values[k])) for k in ("value", "low", "worst") if k in values}
     if "program" in values:
         values["program"] = quoted([str(values["program"])])
     return _REASONS[form].format(**values)
@@ -212,14 +209,14 @@ def in_loops(delay: int) -> str:
     return "at once" if delay == 0 else f"{spell_loops(delay)} later"
 
 
-def quoted(programs: list[str]) -> str:
+def quoted(programs: list[str], most: int = 5) -> str:
     """Names of programs in quotes; of many the first few.
 
     Example:
         >>> quoted(["ripple", "late_ripple"])
         '“ripple” and “late ripple”'
     """
-    names = [f"“{plain(name)}”" for name in programs[:_MOST_QUOTED]]
+    names = [f"“{plain(name)}”" for name in programs[:most]]
     if more := len(programs) - len(names):
         names.append(f"{more} more")
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

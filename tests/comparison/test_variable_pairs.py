@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from loopinterp.comparison.program_runs import ProgramRuns
 from loopinterp.comparison.variable_interchange import VariablePairs
 from loopinterp.interventions.pairs import InterchangePairs
 from loopinterp.programs import UNKNOWN, Intervention, LoopProgram, get_program
@@ -28,7 +27,8 @@ def finder_of(
         program,
         batch,
         VariablePairs(
-            ProgramRuns(program, batch.inputs, n_loops=n_loops),
+            program,
+            program.trace(batch.inputs, n_loops=n_loops),
             batch,
             n_loops=n_loops,
             separable=program.variables if apart else (),
@@ -39,7 +39,7 @@ def finder_of(
 
 
 def found_by(finder: VariablePairs) -> Iterator[tuple[str, InterchangePairs]]:
-    for variable in finder.runs.program.variables:
+    for variable in finder.program.variables:
         pairs = finder.draw(variable, range(N + 1))
         if len(pairs):
             yield variable, pairs
