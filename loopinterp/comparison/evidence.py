@@ -93,12 +93,7 @@ def gather_evidence(
 ) -> Evidence:
     """Run a strategy's interchanges on a model, and compute each program's predictions of them.
 
-    Args:
-        model: Any looped model.
-        programs: The programs.
-        batches: Inputs, each of one length; program offsets are chosen on the first only.
-        strategy: Chooses pairs.
-        seed: Seed of pairs and random changes.
+    Each batch has inputs of one length; program offsets are chosen on the first only.
     """
     import xarray as xr
 

@@ -71,9 +71,6 @@ def check_batch(
     It ends where the model is asked; see :func:`~loopinterp.models.study_examples.fit_to_model`.
 
     Args:
-        model: The model.
-        data: A batch, or a task.
-        programs: The programs.
         needs_loops: Whether the model is followed from loop to loop, up to T(n).
         needs_targets: Whether answers are judged, so that each example must have a target.
         drawn: Further arguments of :func:`~loopinterp.tasks.as_batch`.

@@ -166,21 +166,17 @@ def compare_programs(
     Args:
         models: Any looped model, or several (seeds of one recipe): each gets its verdict.
         programs: One program or more, all of the task whose tokens the model reads.
-        data: Inputs, each batch of one length, or the task to draw them from.
+        data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
+            each length ``n``, :data:`EXAMPLES` by default).
         pairs: How pairs are chosen; by default :class:`~loopinterp.comparison.SpreadPairs` on the
             first :data:`FIRST_LOOK` inputs of each batch, and where these would identify a
             program, :data:`TO_IDENTIFY`, eight times as many pairs on all inputs, which decide.
         names: A name for each model.
         threshold: Least lower end of an identified program's interval.
-        n: Problem length or lengths, where a task is given; see
-            :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples of each length, where a task is given; :data:`EXAMPLES` by default.
-        seed: Seed of everything random.
 
     Raises:
         InputError: no model or program, programs of several tasks, inputs that are not theirs or
-            not of one length, a threshold that is no share, or no interchange in which a variable
-            differs.
+            not of one length, or no interchange in which a variable differs.
 
     Example:
         >>> import torch

@@ -150,10 +150,8 @@ def decide(
     Args:
         counts: Those of one model, of :func:`~loopinterp.comparison.counts.count_evidence`;
             of a shorter list of programs, ``counts.sel(program=names, rival=names)``.
-        threshold: Least lower end.
-        untried: Codes of the kinds of interchange that were not tried.
-        equivalent: Whether no interchange separates two programs; called on those that no pair
-            separates.
+        untried: The kinds of interchange that were not tried.
+        equivalent: Whether no interchange separates two programs that no pair separates.
     """
     counts = counts.drop_sel(delay=END)  # it repeats one of the delays
     programs: list[str] = counts.program.values.tolist()
@@ -340,10 +338,8 @@ def delay_shares(
     group do not make up for it.
 
     Args:
-        right: Pairs that are right at each delay.
-        active: Pairs that count.
-        inputs: The inputs of these.
-        threshold: Least share.
+        right: Pairs that are right at each delay, of ``active`` ones that count.
+        inputs: The number of inputs of these.
         least_alone: Least inputs of a delay that is listed by itself.
     """
     shares = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loopinterp.comparison.rule import THRESHOLD
-from loopinterp.comparison.subspace_search import BY_TOKEN, READ, WHOLE, SubspaceSearch
+from loopinterp.comparison.subspace_search import PER_TOKEN, READ, WHOLE, SubspaceSearch
 from loopinterp.comparison.words import plain
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
@@ -15,7 +15,7 @@ _MOST_DELAYS = 16
 @findings_of.register
 def _(result: SubspaceSearch) -> list[Finding]:
     smallest, width = result.smallest, result.ranks[-1]
-    shared = {m: r for m, r in smallest.items() if r and m not in BY_TOKEN}
+    shared = {m: r for m, r in smallest.items() if r and not m.endswith(PER_TOKEN)}
     names = [str(name) for name in result.data.subspace.values if name != WHOLE]
     findings = []
     if shared:
@@ -40,7 +40,7 @@ def _(result: SubspaceSearch) -> list[Finding]:
         )
         findings.append(Finding(text))
     methods = zip(names, result.methods)
-    if read := [name for name, method in methods if BY_TOKEN.get(method, method) in READ]:
+    if read := [name for name, method in methods if method.removesuffix(PER_TOKEN) in READ]:
         shares = "; ".join(
             f"“{name}” {_interval(result, name)}, all but it {percent(_rest(result, name))}"
             for name in read

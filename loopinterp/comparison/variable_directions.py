@@ -70,9 +70,7 @@ class LabelledStates(NamedTuple):
     ) -> Float[Tensor, "rank d_model"]:
         """Orthonormal rows that span the directions of the variables, each fitted by itself.
 
-        Args:
-            directions: How they are fitted, on the first 8192 states.
-            rows: Which states are used, by index or mask.
+        They are fitted on the first 8192 of the states ``rows``.
         """
         states, labels = self.states[rows][:8192], self.labels[:, rows][:, :8192]
         bases = [_orthonormal(directions(states, v)) for v in labels if len(v.unique()) > 1]
@@ -95,14 +93,7 @@ def _orthonormal(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "rank d_mo
 def labelled_states(
     model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
 ) -> LabelledStates:
-    """Run a model and a program on the same inputs of one length.
-
-    Args:
-        model: Any looped model.
-        program: The program.
-        names: Its variables that label the states.
-        batch: The inputs.
-    """
+    """Run a model and a program, variables of which label the states, on inputs of one length."""
     inputs = batch.inputs.to(device_of(model))
     last = int(batch.n_loops.max())
     loops = spread_loops(last, 12)

@@ -139,8 +139,7 @@ def interchange_study(
     in another context: it must change nothing.
 
     Args:
-        model: Any looped model.
-        data: Inputs of one length, or the task to draw them from.
+        data: Inputs of one length, or the task to draw them from (``batch_size`` of length ``n``).
         program: Any loop program, or its name; it must read the model's tokens.
         subspaces: Variable -> orthonormal rows that span its directions. For other variables the
             whole state is put in, and in the program all of its variables, on pairs with the same
@@ -148,13 +147,10 @@ def interchange_study(
         n_loops: Loops of a full run; T(n) of the batch by default.
         loops: Numbers of loops before the interchange; by default 0 .. ``n_loops``.
         pairs_per_loop: Most pairs of a variable after each number of loops.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of pairs, positions and random directions, and of what is drawn.
 
     Raises:
-        InputError: inputs that are not tokens of the program, or fewer than two; an unknown
-            variable or a subspace of another shape; loops out of range.
+        InputError: inputs that are not tokens of the program, an unknown variable, a subspace of
+            another shape, or loops out of range.
 
     Source: interchange interventions, Geiger et al., arXiv 2106.02997 and 2303.02536.
 

@@ -305,32 +305,32 @@ def test_where_nothing_matters_it_says_that_it_cannot_be_said():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "what"),
     [
-        ({"batch": lambda b: b.inputs}, "expected a Batch"),
-        ({"batch": lambda b: b[torch.arange(1)]}, "at least two examples"),
+        ({"batch": lambda b: b.inputs}, "data"),
+        ({"batch": lambda b: b[torch.arange(1)]}, "data"),
         ({"program": "prefix_xor"}, "inputs for program prefix_xor"),
-        ({"program": "paritty"}, "Did you mean 'parity'"),
+        ({"program": "paritty"}, "program"),
         ({"n_loops": -1}, "n_loops"),
-        ({"loops": [0, 5]}, "loops: expected an integer in 0..4"),
-        ({"loops": [2, 1]}, "increasing"),
-        ({"loops": ["a"]}, "loops: expected an integer in 0..4, got 'a'"),
-        ({"loops": [1, 1]}, r"increasing.*Pass e\.g\. loops=range\(0, 5\)"),
-        ({"loops": [1, 1], "n_loops": 7}, r"increasing.*Pass e\.g\. loops=range\(0, 8\)"),
-        ({"loops": []}, "loops: expected numbers of loops, increasing"),
+        ({"loops": [0, 5]}, "loops"),
+        ({"loops": [2, 1]}, "loops"),
+        ({"loops": ["a"]}, "loops"),
+        ({"loops": [1, 1], "n_loops": 7}, "loops"),
+        ({"loops": []}, "loops"),
         ({"pairs_per_loop": 0}, "pairs_per_loop"),
-        ({"subspaces": {"bits": torch.eye(9)[:1]}}, "Did you mean 'bit'"),
-        ({"subspaces": {"bit": torch.eye(8)[:1]}}, "model's width 9"),
-        ({"subspaces": {"bit": torch.ones(9)}}, "model's width 9"),
-        ({"subspaces": {"bit": torch.zeros(0, 9)}}, "rank 1..9"),
-        ({"subspaces": {"bit": [1.0, 0.0]}}, "got list"),
-        ({"subspaces": {"bit": 2 * torch.eye(9)[:2]}}, "orthonormal"),
+        ({"subspaces": {"bits": torch.eye(9)[:1]}}, "subspaces: variable of program parity"),
+        ({"subspaces": {"bit": torch.eye(8)[:1]}}, "subspace of variable 'bit'"),
+        ({"subspaces": {"bit": torch.ones(9)}}, "subspace of variable 'bit'"),
+        ({"subspaces": {"bit": torch.zeros(0, 9)}}, "subspace of variable 'bit'"),
+        ({"subspaces": {"bit": [1.0, 0.0]}}, "subspace of variable 'bit'"),
+        ({"subspaces": {"bit": 2 * torch.eye(9)[:2]}}, "subspace of variable 'bit'"),
     ],
 )
 @pytest.mark.usefixtures("no_type_checks")
-def test_arguments_that_cannot_be_used_are_refused(change, message):
+def test_arguments_that_cannot_be_used_are_refused(change, what):
     model, program, batch = known("parity")
     given = {"program": program, "batch": lambda b: b, **change}
     chosen, inputs = given.pop("program"), given.pop("batch")(batch)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError) as refused:
         interchange_study(model, inputs, chosen, **given)
+    assert refused.value.what == what
