@@ -26,49 +26,30 @@ LEAST_INPUTS = 36
 delays with fewer are taken together with the next ones."""
 
 ReasonCode = Literal[
-    "no_effect",
+    "no_effect",  # no interchange changes an answer
+    # Accuracy too low at ``failed`` of ``delays`` delays: ``value`` and ``low`` (the lower end of
+    # its interval) at the first of them, ``first`` to ``last``.
     "delay",
-    "stratum",
-    "clean_runs",
+    "stratum",  # whole-run ``value`` and ``low`` in ``stratum``, the worst, of ``pairs``
+    "clean_runs",  # ``value`` and ``low`` without intervention; at the ``worst`` loop of a length
+    # ``exceptions`` of ``runs`` after an interchange, more than the share of clean runs, ``value``,
+    # explains; clean runs have none where it is left out.
     "exceptions",
-    "silent",
-    "no_pair_separates",
-    "not_separated",
-    "random_change",
-    "same_value",
-    "accuracy",
-    "models_differ",
-    "no_model_identified",
+    "silent",  # it decides only ``decided`` of ``effective`` interchanges
+    "no_pair_separates",  # from ``program``
+    "not_separated",  # the model follows neither it nor ``program`` more often
+    "random_change",  # does as well as the interchange (``value``)
+    "same_value",  # a same-value source changes an answer in ``changed`` of ``pairs``
+    "accuracy",  # the model solves a share ``value`` of the inputs
+    "models_differ",  # of several models: not all run one program
+    "no_model_identified",  # of several models: none has an identified program
 ]
+"""Why no program is identified, with the names of the numbers that each reason rests on."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why no program is identified, with the numbers it rests on.
-
-    ============================ ===============================================================
-    ``no_effect``                no interchange changes an answer
-    ``delay``                    accuracy too low at ``failed`` of ``delays`` delays; ``value`` and
-                                 ``low`` (end of its interval) at the first, ``first`` to ``last``
-    ``stratum``                  whole-run accuracy too low in ``stratum``, the worst: ``value``,
-                                 ``low``, of ``pairs``
-    ``clean_runs``               accuracy too low without intervention: ``value``, ``low``; at the
-                                 ``worst`` loop of one length
-    ``exceptions``               ``exceptions`` of ``runs`` after an interchange, more than the
-                                 share of clean runs (``value``) explains; none there if it is left
-                                 out
-    ``silent``                   it decides only ``decided`` of ``effective`` interchanges
-    ``no_pair_separates``        no pair separates it from ``program``
-    ``not_separated``            the model follows neither it nor ``program`` more often
-    ``random_change``            a random change does as well (``value``)
-    ``same_value``               a same-value source changes an answer in ``changed`` of ``pairs``
-    ``accuracy``                 the model solves a share ``value`` of the inputs
-    ``models_differ``            of several models: not all run one program
-    ``no_model_identified``      of several models: none has an identified program
-    ============================ ===============================================================
-
-    :func:`~loopinterp.comparison.reason_in_words` renders it.
-    """
+    """Why no program is identified; :func:`~loopinterp.comparison.reason_in_words` renders it."""
 
     code: ReasonCode
     values: dict[str, int | float | str] = field(default_factory=dict)
@@ -85,7 +66,7 @@ class Verdict(ShortRepr):
 
     Attributes:
         identified: The identified program; None if none is.
-        closest: The closest program: with the highest whole-run accuracy after an interchange.
+        closest: The program with the highest whole-run accuracy after an interchange.
         clean_fits: The programs whose answers the model gives at every loop of clean runs.
         followed_for: The closest program predicts the model at every delay from 0 to so many loops
             after an interchange; -1 if not even at once.
@@ -97,9 +78,9 @@ class Verdict(ShortRepr):
             (:func:`loopinterp.programs.equivalence`).
         refuted: No program is identified, and the evidence rules the closest out: it is neither
             unseparated nor a matter of more data.
-        reasons: Why none is identified; empty if one is.
+        reasons: Why none is identified.
         untested: Strata with too few inputs for a test.
-        untried: Codes of the kinds of interchange that were not tried.
+        untried: The kinds of interchange that were not tried.
         off_distribution: Share of the effective interchanges that lead to a state of the closest
             program that no clean run reaches; NaN if there are none.
     """

@@ -242,7 +242,7 @@ def _count_all(
             # Delays before the end of the run, [pair, delay].
             within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
             ever = counts.any(1)
-            cells = coords["intervention"].index(name), v, np.searchsorted(loops, pairs.loop)
+            cells = coords["intervention"].index(name), v, np.searchsorted(loops, pairs.loop.numpy())
             for key, x in {"right": right & counts, "n": counts}.items():
                 ended = with_end(x.numpy(), pairs.horizon.numpy(), n_delays)
                 np.add.at(by_delay[key], cells, ended)
