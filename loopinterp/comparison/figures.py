@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -155,10 +155,10 @@ def _misses(data: xr.Dataset, program: str) -> Figure:
         "IIA": cells["iia"].sel(estimate="value"),
         "pairs, of the most": cells["active"] / max(int(cells["active"].max()), 1),
     }
-    titles = {"x_title": _DELAYS, "y_title": "token at the position", "value_title": "share"}
+    axes: dict[str, Any] = {"x_title": _DELAYS, "y_title": "token at the position"}
     return Figure(
         title=f"What “{plain(program)}” misses",
-        plot=heatmap_panels(panels, scale="mass", **titles),
+        plot=heatmap_panels(panels, value_title="share", scale="mass", **axes),
         caption=(
             "Accuracy of the closest program by the token at the position and the one to its "
             "left. A pale row or column shows where another program would have to differ."
@@ -396,7 +396,11 @@ def _decodability_figures(result: Decodability) -> list[Figure]:
     if "random_weights" in result.data:
         shuffled = result.data["random_weights"].sel(variable=shown[0])
         panels[f"{plain(shown[0])}, shuffled weights"] = shuffled
-    scale = {"value_title": "balanced accuracy", "value_range": (0.4, 1), "square": True}
+    scale: dict[str, Any] = {
+        "value_title": "balanced accuracy",
+        "value_range": (0.4, 1),
+        "square": True,
+    }
     return [
         Figure(
             title="Which program variables can be read, loop against loop",

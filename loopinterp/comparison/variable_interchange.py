@@ -72,7 +72,6 @@ class VariableInterchange(Result, kind="variable-interchange"):
       program agree.
 
     Attributes:
-        program: The program.
         ranks: Dimensions of each variable's subspace. For the other variables the whole state is
             put in, and in the program all of its variables.
         inputs: Number of inputs of the pairs; intervals count no more than these.
@@ -189,11 +188,11 @@ def interchange_study(
             chosen.trace(batch.inputs, n_loops=last),
             batch,
             n_loops=last,
-            separable=bases,
+            subspaces=bases,
             per_loop=pairs_per_loop,
             generator=torch.Generator().manual_seed(seed),
         )
-        counts = _count_all(model, finder, bases, after, seed)
+        counts = _count_all(model, finder, after, seed)
         made = counts.sel(intervention=list(INTERVENTIONS))
         clean = counts.sel(intervention=_CLEAN)
         return VariableInterchange.of(
@@ -213,7 +212,6 @@ def interchange_study(
 def _count_all(
     model: LoopedModel | Any,
     finder: VariablePairs,
-    bases: Mapping[str, Tensor],
     loops: Sequence[int],
     seed: int,
 ) -> xr.Dataset:
@@ -237,12 +235,16 @@ def _count_all(
     generator = torch.Generator().manual_seed(seed)
     for v, variable in enumerate(coords["variable"]):
         drawn = finder.draw(variable, loops)
-        outcomes = _outcomes(model, finder, variable, drawn, bases, generator)
+        outcomes = _outcomes(model, finder, variable, drawn, generator)
         for name, pairs, right, counts in outcomes if len(drawn) else ():
             # Delays before the end of the run, [pair, delay].
             within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
             ever = counts.any(1)
-            cells = coords["intervention"].index(name), v, np.searchsorted(loops, pairs.loop.numpy())
+            cells = (
+                coords["intervention"].index(name),
+                v,
+                np.searchsorted(loops, pairs.loop.numpy()),
+            )
             for key, x in {"right": right & counts, "n": counts}.items():
                 ended = with_end(x.numpy(), pairs.horizon.numpy(), n_delays)
                 np.add.at(by_delay[key], cells, ended)
@@ -258,7 +260,6 @@ def _outcomes(
     finder: VariablePairs,
     variable: str,
     pairs: InterchangePairs,
-    bases: Mapping[str, Tensor],
     generator: torch.Generator,
 ) -> Iterator[tuple[str, InterchangePairs, Tensor, Tensor]]:
     """Make all interventions on the pairs of one variable.
@@ -267,16 +268,18 @@ def _outcomes(
         The name of each, its pairs, on which the model's answer is right, and which count
         [pair, delay].
     """
-    effective = finder.effective(variable, pairs)
+    prediction = finder.predict(variable, pairs)
+    effective = _effective(prediction)
     made = {
         VARIABLE: Control(pairs, effective),
         RANDOM: Control(pairs, effective),
-        ANOTHER_LOOP: finder.another_loop(variable, pairs),
+        ANOTHER_LOOP: finder.another_loop(variable, prediction),
         SAME_VALUE: finder.same_value(variable, pairs),
     }
-    subspace = dict.fromkeys(made, bases.get(variable))
-    if other := finder.another_variable(variable, pairs):
-        subspace[ANOTHER_VARIABLE], made[ANOTHER_VARIABLE] = bases[other[0]], other[1]
+    subspace = dict.fromkeys(made, finder.subspaces.get(variable))
+    if other := finder.another_variable(variable, prediction):
+        name, made[ANOTHER_VARIABLE] = other
+        subspace[ANOTHER_VARIABLE] = finder.subspaces[name]
 
     # All interventions go through one run; each only on the pairs on which it counts.
     rows = {name: control.counts.any(1).nonzero().squeeze(1) for name, control in made.items()}
@@ -292,7 +295,6 @@ def _outcomes(
     answers = run.after(run.base_state + torch.cat(list(changes.values()))).cpu()
 
     clean = run.base[: len(pairs)].cpu()  # the pairs themselves come first, and all count
-    prediction = finder.predict(variable, pairs)
     claims = prediction.claims(clean)
     decided = pairs.scored[:, None] & (prediction.base != UNKNOWN)
     unchanged = Claims(clean.masked_fill(~decided, SILENT), claims.changes)
@@ -326,7 +328,7 @@ class VariablePairs(ShortRepr):
     trace: Trace  # of all inputs
     batch: Batch
     n_loops: int
-    separable: Collection[str]  # the variables with a subspace
+    subspaces: Mapping[str, Tensor]  # of some variables
     per_loop: int
     generator: torch.Generator
 
@@ -337,75 +339,13 @@ class VariablePairs(ShortRepr):
         """
         return join([self._after(variable, loop) for loop in loops], "loop", tuple(map(str, loops)))
 
-    def effective(self, variable: str, pairs: InterchangePairs) -> Bool[Tensor, "pair delay"]:
-        """Where the interchange changes the program's answer."""
-        prediction = self.predict(variable, pairs)
-        return _differ(prediction.base, prediction.exchanged, pairs)
-
-    def predict(self, variable: str, pairs: InterchangePairs) -> Prediction:
-        """The program after an interchange of a variable (or with the whole state, of all)."""
-        names = (variable,) if variable in self.separable else None
-        return Prediction(self.program, pairs, names=names, trace=self.trace)
-
-    def another_loop(self, variable: str, pairs: InterchangePairs) -> Control:
-        """The source after the nearest loop at which the variable has another value there."""
-        # Values of the source at its position after each loop, [loop, pair].
-        values = self.trace.variables[variable][:, pairs.source, pairs.positions[:, 0]]
-        loops = torch.arange(len(values))[:, None]
-        equal = values == values.gather(0, pairs.loop[None])
-        # Of two equally near, the later one; where no value differs, the right loop itself.
-        distance = 2 * (loops - pairs.loop).abs() + (loops < pairs.loop)
-        distance = distance.masked_fill(equal & (loops != pairs.loop), 2 * len(values))
-        distance = distance.masked_fill(loops == pairs.loop, 2 * len(values) - 1)
-        made = replace(pairs, source_loop=distance.argmin(0))
-        return Control(made, self._otherwise(variable, pairs, self.predict(variable, made)))
-
-    def another_variable(
-        self, variable: str, pairs: InterchangePairs
-    ) -> tuple[str, Control] | None:
-        """The separable variable that differs in most of the pairs."""
-        others = [n for n in self.program.variables if n in self.separable and n != variable]
-        if variable not in self.separable or not others:
-            return None
-        position = pairs.positions[:, 0]
-
-        def differing(name: str) -> int:
-            values = self.trace.variables[name]
-            base, source = (values[pairs.loop, row, position] for row in (pairs.base, pairs.source))
-            return int((base != source).sum())
-
-        other = max(others, key=differing)
-        return other, Control(pairs, self._otherwise(variable, pairs, self.predict(other, pairs)))
-
-    def same_value(self, variable: str, pairs: InterchangePairs) -> Control:
-        """Sources with the base's value, in another context.
-
-        Another token at the position is preferred, unless the whole state is put in.
-        """
-        names = (variable,) if variable in self.separable else self.program.variables
-        position, token = pairs.positions[:, 0], pairs.inputs[:, pairs.positions[:, 0]].T
-        # Inputs with the base's token at the position, [pair, input].
-        same_token = token == token.gather(1, pairs.base[:, None])
-        fits = torch.ones_like(same_token) if variable in self.separable else same_token.clone()
-        for name in names:
-            values = self.trace.variables[name][pairs.loop, :, position]  # [pair, input]
-            fits &= values == values.gather(1, pairs.base[:, None])
-        fits.scatter_(1, pairs.base[:, None], False)
-        luck = torch.rand(fits.shape, generator=self.generator, dtype=torch.float32)
-        best = (luck + (~same_token).float()).masked_fill(~fits, -1).max(1)
-        source = torch.where(best.values < 0, pairs.base, best.indices)
-        delays = torch.arange(pairs.longest + 1)
-        counts = (source != pairs.base)[:, None] & (delays <= pairs.horizon[:, None])
-        return Control(replace(pairs, source=source, source_loop=pairs.loop), counts)
-
     def _after(self, variable: str, loop: int) -> InterchangePairs:
-        """The pairs after one number of loops."""
         inputs, most = self.batch.inputs, 8 * self.per_loop  # candidates, eight for a pair
         base, source = draw_pairs(len(inputs), most, self.generator)
         values = self.trace.variables[variable][loop]
         # Positions at which the variable has two values, [pair, pos].
         differs = values[base] != values[source]
-        if variable not in self.separable:
+        if variable not in self.subspaces:
             # The whole state may also hold the token.
             differs &= inputs[base] == inputs[source]
         pair, position = differs.nonzero(as_tuple=True)
@@ -418,19 +358,76 @@ class VariablePairs(ShortRepr):
             loop=torch.full_like(some, loop),
             n_loops=self.n_loops,
         )
-        effective = self.effective(variable, candidates).int()
+        effective = _effective(self.predict(variable, candidates)).int()
         # The last delay at which the answer changes, [pair].
         last = effective.shape[1] - 1 - effective.flip(1).argmax(1)
         rows = effective.any(1).nonzero().squeeze(1)
         return candidates[rows[evenly_by_class(last[rows], self.per_loop, self.generator)]]
 
-    def _otherwise(
-        self, variable: str, pairs: InterchangePairs, control: Prediction
-    ) -> Bool[Tensor, "pair delay"]:
-        """Where the program's answer differs between a control and the intervention."""
-        right = self.predict(variable, pairs)
-        effective = _differ(right.base, right.exchanged, pairs)
-        return effective & _differ(right.exchanged, control.exchanged, pairs)
+    def predict(self, variable: str, pairs: InterchangePairs) -> Prediction:
+        """The program after an interchange of a variable (or with the whole state, of all)."""
+        names = (variable,) if variable in self.subspaces else None
+        return Prediction(self.program, pairs, names=names, trace=self.trace)
+
+    def another_loop(self, variable: str, right: Prediction) -> Control:
+        """The source after the nearest loop at which the variable has another value there."""
+        pairs = right.pairs
+        # Values of the source at its position after each loop, [loop, pair].
+        values = self.trace.variables[variable][:, pairs.source, pairs.positions[:, 0]]
+        loops = torch.arange(len(values))[:, None]
+        equal = values == values.gather(0, pairs.loop[None])
+        # Of two equally near, the later one; where no value differs, the right loop itself.
+        distance = 2 * (loops - pairs.loop).abs() + (loops < pairs.loop)
+        distance = distance.masked_fill(equal & (loops != pairs.loop), 2 * len(values))
+        distance = distance.masked_fill(loops == pairs.loop, 2 * len(values) - 1)
+        made = replace(pairs, source_loop=distance.argmin(0))
+        return Control(made, _otherwise(right, self.predict(variable, made)))
+
+    def another_variable(self, variable: str, right: Prediction) -> tuple[str, Control] | None:
+        """The variable with a subspace that differs in most of the pairs."""
+        others = [n for n in self.program.variables if n in self.subspaces and n != variable]
+        if variable not in self.subspaces or not others:
+            return None
+        pairs, position = right.pairs, right.pairs.positions[:, 0]
+
+        def differing(name: str) -> int:
+            values = self.trace.variables[name]
+            base, source = (values[pairs.loop, row, position] for row in (pairs.base, pairs.source))
+            return int((base != source).sum())
+
+        other = max(others, key=differing)
+        return other, Control(pairs, _otherwise(right, self.predict(other, pairs)))
+
+    def same_value(self, variable: str, pairs: InterchangePairs) -> Control:
+        """Sources with the base's value, in another context.
+
+        Another token at the position is preferred, unless the whole state is put in.
+        """
+        whole, position = variable not in self.subspaces, pairs.positions[:, 0]
+        token = pairs.inputs[:, position].T
+        # Inputs with the base's token at the position, [pair, input].
+        same_token = token == token.gather(1, pairs.base[:, None])
+        fits = same_token.clone() if whole else torch.ones_like(same_token)
+        for name in self.program.variables if whole else (variable,):
+            values = self.trace.variables[name][pairs.loop, :, position]  # [pair, input]
+            fits &= values == values.gather(1, pairs.base[:, None])
+        fits.scatter_(1, pairs.base[:, None], False)
+        luck = torch.rand(fits.shape, generator=self.generator, dtype=torch.float32)
+        best = (luck + (~same_token).float()).masked_fill(~fits, -1).max(1)
+        source = torch.where(best.values < 0, pairs.base, best.indices)
+        delays = torch.arange(pairs.longest + 1)
+        counts = (source != pairs.base)[:, None] & (delays <= pairs.horizon[:, None])
+        return Control(replace(pairs, source=source, source_loop=pairs.loop), counts)
+
+
+def _effective(prediction: Prediction) -> Bool[Tensor, "pair delay"]:
+    """Where the interchange changes the program's answer."""
+    return _differ(prediction.base, prediction.exchanged, prediction.pairs)
+
+
+def _otherwise(right: Prediction, control: Prediction) -> Bool[Tensor, "pair delay"]:
+    """Where the program's answer differs between a control and the intervention."""
+    return _effective(right) & _differ(right.exchanged, control.exchanged, right.pairs)
 
 
 def _differ(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from loopinterp.comparison.counts import END
@@ -85,7 +87,7 @@ def _variable_figure(result: VariableInterchange, delay: str) -> Figure:
     made = [x for x in INTERVENTIONS if at["pairs"].sel(intervention=x).any()]
     panels = {x: agreement.sel(intervention=x) for x in made}
     panels["agreement without an exchange"] = shown["undisturbed"]
-    titles = {"x_title": "loops before the exchange", "value_title": "agreement"}
+    look: dict[str, Any] = {"x_title": "loops before the exchange", "scale": "mass", "columns": 3}
     sizes = ", ".join(
         f"{plain(name)}: "
         + (f"{result.ranks[name]} directions" if name in result.ranks else "the whole state")
@@ -95,7 +97,7 @@ def _variable_figure(result: VariableInterchange, delay: str) -> Figure:
     table = result.to_dataframe("agreement", "pairs")
     return Figure(
         title=f"Variables of {plain(result.program)} exchanged between inputs, read {when}",
-        plot=heatmap_panels(panels, scale="mass", columns=3, **titles),
+        plot=heatmap_panels(panels, value_title="agreement", **look),
         caption=(
             "A variable of the program is taken from another input's run, at one position and "
             "after so many loops, and so is the part of the model's state that is said to hold it "
@@ -110,5 +112,5 @@ def _variable_figure(result: VariableInterchange, delay: str) -> Figure:
             f"variable; and nothing, which is chance (at most {percent(np.nanmax(chance))}). A "
             "donor with the same value in another context must leave the answer as it is."
         ),
-        data=table[table["delay"] == delay],
+        data=table.query("delay == @delay", local_dict={"delay": delay}),
     )
