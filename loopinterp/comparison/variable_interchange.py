@@ -240,11 +240,8 @@ def _count_all(
             # Delays before the end of the run, [pair, delay].
             within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
             ever = counts.any(1)
-            cells = (
-                coords["intervention"].index(name),
-                v,
-                np.searchsorted(loops, pairs.loop.numpy()),
-            )
+            loop = np.searchsorted(loops, pairs.loop.numpy())
+            cells: Any = coords["intervention"].index(name), v, loop
             for key, x in {"right": right & counts, "n": counts}.items():
                 ended = with_end(x.numpy(), pairs.horizon.numpy(), n_delays)
                 np.add.at(by_delay[key], cells, ended)
