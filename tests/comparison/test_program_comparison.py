@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from loopinterp.comparison import ProgramModel, SpreadPairs, compare_programs, statement
+from loopinterp.comparison.counts import MANIFOLD, REACHED, UNREACHED
 from loopinterp.compiler import compile_program, rotate
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import Result, load_result
@@ -142,8 +143,8 @@ def test_what_holds_is_said_when_nothing_is_named():
 def test_programs_that_answer_alike_undisturbed_differ_only_in_states_that_no_run_reaches():
     result = compare_programs(compiled("ripple"), ["ripple", "sticky_ripple"], drawn("addition"))
     run = result.data["whole_run"].sel(model="model 0", program="sticky_ripple", estimate="value")
-    assert float(run.sel(stratum="states: that a run reaches")) == 1
-    assert float(run.sel(stratum="states: that no run reaches")) < 0.9
+    assert float(run.sel(stratum=f"{MANIFOLD}: {REACHED}")) == 1
+    assert float(run.sel(stratum=f"{MANIFOLD}: {UNREACHED}")) < 0.9
 
 
 def test_two_programs_that_no_pair_tells_apart_are_a_tie():

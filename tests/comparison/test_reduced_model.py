@@ -153,7 +153,7 @@ def test_a_model_that_no_interchange_changes_keeps_nothing() -> None:
 
     found = reduction_study(Still(), BATCH, ranks=(2,), pairs=16)
     [finding] = found.findings()
-    assert found.enough == 0 and "Too few" in finding.text and not finding.value
+    assert found.enough == 0 and not finding.value
     assert len(found.figures()) == 1
 
 
