@@ -11,7 +11,6 @@ from loopinterp.comparison.pair_strategies import KIND, OTHER_VALUE, SAME_VALUE
 from loopinterp.core.intervals import wilson_estimate
 
 if TYPE_CHECKING:
-    import pandas as pd
     import xarray as xr
     from jaxtyping import Bool, Int
 
@@ -61,10 +60,37 @@ def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
         other = each.strata[each.strata[KIND] == OTHER_VALUE].drop(columns=KIND)
         table = pd.get_dummies(other, prefix_sep=": ", dtype=bool)  # a column "STRATUM: LABEL"
         tables.append(table.loc[:, table.any()])
-    classes = list(dict.fromkeys(name for table in tables for name in table))
-    tables = [table.reindex(columns=classes, fill_value=False) for table in tables]
+    classes = list(dict.fromkeys(str(name) for table in tables for name in table))
     n_delays = max(each.data.sizes["delay"] for each in evidence)
-    counts = [_count(each, table, n_delays) for each, table in zip(evidence, tables)]
+    counts = []
+    for each, table in zip(evidence, tables):
+        kind = each.strata[KIND].to_numpy()
+        same, other = (each.data.isel(pair=kind == value) for value in (SAME_VALUE, OTHER_VALUE))
+        reached = other.reached.transpose("program", "pair").values
+        of_class = table.reindex(columns=classes, fill_value=False)
+        masks = {  # [program, pair]
+            ALL: np.ones_like(reached),
+            f"{MANIFOLD}: {REACHED}": reached,
+            f"{MANIFOLD}: {UNREACHED}": ~reached,
+            **{k: np.broadcast_to(of_class[k].to_numpy(), reached.shape) for k in classes},
+        }
+        arrays = {
+            **_pair_counts(other, np.stack(list(masks.values())), n_delays),
+            "pairs": (("program", "stratum"), np.stack([m.sum(1) for m in masks.values()], 1)),
+            "same_inputs": np.unique(same.base).size,
+            "undisturbed": other.undisturbed.sum("input"),
+            "slipped": (other.undisturbed < 1).sum("input"),
+            "worst_loop": other.worst_loop.min("batch"),
+            "decided": other.decided.mean("input"),
+            "n_runs": other.sizes["input"],
+            "alike": other.alike.all("batch"),
+            "unchanged": (~same.moves.any("delay")).sum(),
+            "n_same": same.sizes["pair"],
+            "solved": other.solved.min(),
+        }
+        coords = {name: other[name] for name in ("program", "rival")}
+        coords |= {"stratum": list(masks), "delay": delay_names(n_delays)}
+        counts.append(xr.Dataset(arrays, coords=coords))
     return xr.concat(counts, "model").assign_coords(model=range(len(evidence)))
 
 
@@ -109,38 +135,6 @@ def _duels(counts: xr.Dataset) -> dict[str, np.ndarray]:
         "duel_delay": delay,
         "apart": np.take_along_axis(counts.apart.values, best, axis=3)[..., 0],
     }
-
-
-def _count(evidence: Evidence, classes: pd.DataFrame, n_delays: int) -> xr.Dataset:
-    import xarray as xr
-
-    kind = evidence.strata[KIND].to_numpy()
-    same, other = (evidence.data.isel(pair=kind == value) for value in (SAME_VALUE, OTHER_VALUE))
-    reached = other.reached.transpose("program", "pair").values
-    masks = {  # [program, pair]
-        ALL: np.ones_like(reached),
-        f"{MANIFOLD}: {REACHED}": reached,
-        f"{MANIFOLD}: {UNREACHED}": ~reached,
-        **{str(k): np.broadcast_to(x.to_numpy(), reached.shape) for k, x in classes.items()},
-    }
-    return xr.Dataset(
-        {
-            **_pair_counts(other, np.stack(list(masks.values())), n_delays),
-            "pairs": (("program", "stratum"), np.stack([m.sum(1) for m in masks.values()], 1)),
-            "same_inputs": np.unique(same.base).size,
-            "undisturbed": other.undisturbed.sum("input"),
-            "slipped": (other.undisturbed < 1).sum("input"),
-            "worst_loop": other.worst_loop.min("batch"),
-            "decided": other.decided.mean("input"),
-            "n_runs": other.sizes["input"],
-            "alike": other.alike.all("batch"),
-            "unchanged": (~same.moves.any("delay")).sum(),
-            "n_same": same.sizes["pair"],
-            "solved": other.solved.min(),
-        },
-        coords={name: other[name] for name in ("program", "rival")}
-        | {"stratum": list(masks), "delay": delay_names(n_delays)},
-    )
 
 
 def _pair_counts(

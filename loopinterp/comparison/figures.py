@@ -287,7 +287,20 @@ def _head_findings(result: HeadMatch) -> list[Finding]:
         )
         findings.append(Finding(text, value=value))
     elif telling:
-        findings.append(_best_match(result, telling))
+        # The best match of a head and a selector, against even attention.
+        mean = result.data[["overlap", "overlap_even"]].sel(selector=telling).mean("loop")
+        gain = (mean["overlap"] - mean["overlap_even"]).transpose("head", "selector")
+        best = mean.isel(gain.argmax(["head", "selector"]))
+        n, value = len(result.heads), percent(best["overlap"])
+        text = (
+            f"Of {n} heads, {best['head'].item()} comes closest to a selector: its "
+            f"attention overlaps by {value} with that of “{best['selector'].item()}” over all "
+            f"loops, against {percent(best['overlap_even'])} if attention were spread evenly."
+        )
+        if not float(gain.max()) > 0:
+            value = "none"
+            text = f"None of {n} heads matches any selector better than even attention."
+        findings.append(Finding(text, value=value))
     for names, why in (
         (result.empty, "select nothing at any query of the sample"),
         (result.everything, "select all that can be seen, as an idle head attends to it"),
@@ -296,23 +309,6 @@ def _head_findings(result: HeadMatch) -> list[Finding]:
             listed = ", ".join(f"“{name}”" for name in names)
             findings.append(Finding(f"Selectors that {why} are not judged: {listed}."))
     return findings
-
-
-def _best_match(result: HeadMatch, telling: list[str]) -> Finding:
-    """The best match of a head and a selector, against even attention."""
-    mean = result.data[["overlap", "overlap_even"]].sel(selector=telling).mean("loop")
-    gain = (mean["overlap"] - mean["overlap_even"]).transpose("head", "selector")
-    if not float(gain.max()) > 0:
-        text = f"None of {len(result.heads)} heads matches any selector better than even attention."
-        return Finding(text, value="none")
-    best = mean.isel(gain.argmax(["head", "selector"]))
-    value = percent(best["overlap"])
-    text = (
-        f"Of {len(result.heads)} heads, {best['head'].item()} comes closest to a selector: its "
-        f"attention overlaps by {value} with that of “{best['selector'].item()}” over all "
-        f"loops, against {percent(best['overlap_even'])} if attention were spread evenly."
-    )
-    return Finding(text, value=value)
 
 
 @figures_of.register

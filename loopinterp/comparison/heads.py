@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +18,7 @@ from loopinterp.core.settings import Seed
 from loopinterp.models.protocol import describe_model, device_of, need_hooks
 from loopinterp.programs.expressions import selectors as selectors_of
 from loopinterp.programs.interpreter import evaluate
+from loopinterp.tasks.task import describe_tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -192,35 +193,27 @@ def head_study(
     need_hooks(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch = check_batch(model, data, chosen, needs_targets=False, **drawn).to(device_of(model))
-    n_loops = int(batch.n_loops.max())
-    selectors: dict[str, Tensor] = {}
+    inputs, n_loops = batch.inputs, int(batch.n_loops.max())
+    selectors: dict[str, Bool[Tensor, "loop batch query key"]] = {}
     for program in chosen:
-        for name, values in _selectors(program, batch.inputs, n_loops):
+        trace = program.trace(inputs, n_loops=n_loops)
+        at_the_end = {name: values[-1] for name, values in trace.variables.items()}
+        once = dict(trace.prepare_selectors)
+        for name, select in selectors_of([program.finish]).items():
+            # The same selection in ``step`` reads the variables as they were before each loop.
+            unique = f"finish.{name}" if select.variables and name in trace.selectors else name
+            once[unique] = evaluate(select, inputs, at_the_end)
+        every = {name: values.expand(n_loops, *values.shape) for name, values in once.items()}
+        for name, values in [*trace.selectors.items(), *every.items()]:
             known = selectors.get(name)
             if known is None or not torch.equal(known, values):
                 selectors[name if known is None else f"{program.name}.{name}"] = values
-    patterns, heads = _patterns(model, batch.inputs, n_loops)
-    n_pos, sizes = batch.inputs.shape[1], model.site_map
+    patterns, heads = _patterns(model, inputs, n_loops)
+    n_pos, sizes = inputs.shape[1], model.site_map
     visible = model.visible(n_pos).expand(sizes.n_heads, n_pos, n_pos)
     visible = visible.repeat(sizes.layers_total(1), 1, 1)  # [layer head, query, key]
     about = {"seed": seed, "config": {"model": describe_model(model)}}
     return match_heads(patterns, selectors, heads=heads, visible=visible, **about)
-
-
-def _selectors(
-    program: LoopProgram, tokens: Tensor, n_loops: int
-) -> Iterator[tuple[str, Bool[Tensor, "loop batch query key"]]]:
-    """Every selector of a program at every loop, by name."""
-    trace = program.trace(tokens, n_loops=n_loops)
-    yield from trace.selectors.items()
-    at_the_end = {name: values[-1] for name, values in trace.variables.items()}
-    once = dict(trace.prepare_selectors)
-    for name, select in selectors_of([program.finish]).items():
-        # The same selection in ``step`` reads the variables as they were before each loop.
-        unique = f"finish.{name}" if select.variables and name in trace.selectors else name
-        once[unique] = evaluate(select, tokens, at_the_end)
-    for name, values in once.items():
-        yield name, values.expand(n_loops, *values.shape)
 
 
 @torch.no_grad()
@@ -309,14 +302,12 @@ def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
 
 
 def _check(patterns: Tensor, selectors: Mapping[str, Tensor]) -> None:
-    is_tensor = isinstance(patterns, torch.Tensor)
-    if not is_tensor or patterns.ndim != 5:
-        raise InputError(
-            "patterns",
-            expected="a tensor [loop, batch, head, query, key]",
-            given=f"shape {list(patterns.shape)}" if is_tensor else type(patterns).__name__,
-            fix="Pass cache.stack('attn.hook_pattern') of a run.",
+    if not isinstance(patterns, torch.Tensor) or patterns.ndim != 5:
+        expected, fix = (
+            "a tensor [loop, batch, head, query, key]",
+            "Pass cache.stack(hook) of a run.",
         )
+        raise InputError("patterns", expected=expected, given=describe_tensor(patterns), fix=fix)
     loops, batch, _, query, key = patterns.shape
     if not selectors or batch < 2:
         raise InputError(

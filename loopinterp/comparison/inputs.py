@@ -91,6 +91,13 @@ def check_batch(
     return fit_to_model(model, batch, needs_loops=needs_loops).to("cpu")
 
 
+def need_inputs(enough: bool, expected: str, given: str = "none") -> None:
+    """Raise unless the inputs are of such a kind, and enough of them."""
+    if not enough:
+        fix = "Draw more, or longer, inputs."
+        raise InputError("data", expected=expected, given=given, fix=fix)
+
+
 def named_models(
     models: LoopedModel | Any | Sequence[LoopedModel | Any], names: Sequence[str] | None
 ) -> dict[str, LoopedModel | Any]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from loopinterp.comparison.inputs import need_inputs
 from loopinterp.comparison.program_runs import Prediction, separations
-from loopinterp.core.errors import InputError, check_integer, check_number
+from loopinterp.core.errors import check_integer, check_number
 from loopinterp.interventions.pairs import (
     InterchangePairs,
     SecondInterchange,
@@ -127,14 +128,8 @@ class SpreadPairs:
                 each = base[pair], source[pair], torch.full_like(pair, loop), source_loop[pair]
                 columns.append(torch.stack([*each, position, *others]))
         other, alike = (_pairs(torch.cat(columns, 1), batch) for columns in (differing, alike))
-        if not len(other):
-            raise InputError(
-                "batch",
-                expected="inputs that differ in a variable of the programs, with the same token "
-                "at that position",
-                given=f"{len(batch)} inputs that do not",
-                fix="Draw more or longer inputs.",
-            )
+        expected = "inputs that differ in a variable at a position with the same token"
+        need_inputs(len(other) > 0, expected, f"{len(batch)} that do not")
         other = self._repeat(other, traces, generator)
         other = other[self._choose(other, programs, generator)]
         alike = alike[evenly_by_class(_token_classes(alike), self.same_value, generator)]

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from pydantic import Field, PositiveInt
 
-from loopinterp.comparison.inputs import check_batches
+from loopinterp.comparison.inputs import check_batches, need_inputs
 from loopinterp.comparison.rule import LEAST_INPUTS, DelayShare, delay_shares
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
@@ -36,7 +36,7 @@ from loopinterp.interventions.engine import InterchangeRun, state_width
 from loopinterp.interventions.pairs import InterchangePairs, join
 from loopinterp.models import Iteration, bind, describe_model, device_of, iterate, reach
 from loopinterp.models.protocol import declared
-from loopinterp.tasks.task import describe_tensor
+from loopinterp.tasks.sampling import check_tokens
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -55,6 +55,8 @@ SAME_LOOP = "same loop"
 
 FITTED = 128
 """Inputs that directions are fitted on."""
+
+_ALIKE = "different inputs with the same token at some position"
 
 _BASE = 256
 
@@ -303,11 +305,8 @@ def reduction_study(
     if len({*lengths}) < len(lengths):
         expected, fix = "batches of different lengths", "Put examples of one length into one batch."
         raise InputError("data", expected=expected, given=f"lengths {lengths}", fix=fix)
-    for batch in batches:
-        if batch.inputs.ndim != 2 or batch.inputs.is_floating_point():
-            given = describe_tensor(batch.inputs)
-            fix = "Pass a batch of tokens: directions are those of a token."
-            raise InputError("data", expected="tokens [batch, pos]", given=given, fix=fix)
+    for batch in batches:  # directions are those of a token
+        check_tokens(batch.inputs, 2**31, "data")
     width = state_width(model, batches[0].inputs)
     chosen = tuple(kind for kind in get_args(Kind) if kind in kinds)
     if not (kept_ranks := sorted({rank for rank in ranks if rank < width})):
@@ -323,7 +322,8 @@ def reduction_study(
         generator = torch.Generator().manual_seed(seed)
         fitted, *held_out = _split(batches)
         n_loops, across = int(fitted.n_loops.max()), chosen != (SAME_LOOP,)
-        to_fit = _some(drawn_pairs(fitted, n_loops, pairs, generator, across_loops=across))
+        to_fit = drawn_pairs(fitted, n_loops, pairs, generator, across_loops=across)
+        need_inputs(len(to_fit) > 0, _ALIKE)
         tokens = torch.cat([batch.inputs.flatten() for batch in batches]).unique()
         directions = StateDirections.fit(model, to_fit, tokens=tokens)
         longest = max(int(batch.n_loops.max()) for batch in held_out)
@@ -410,17 +410,9 @@ def _of_each_kind(
         if kind == "any loop":
             loops = torch.randint(pairs.n_loops + 1, pairs.loop.shape, generator=generator)
             pairs = replace(pairs, source_loop=loops)
-        parts.append(_some(pairs))
+        need_inputs(len(pairs) > 0, _ALIKE)
+        parts.append(pairs)
     return join(parts, "kind", tuple(kinds))
-
-
-def _some(pairs: InterchangePairs) -> InterchangePairs:
-    """The pairs, of which there must be some."""
-    if not len(pairs):
-        expected = "different inputs with the same token at some position"
-        fix = "Draw more inputs: a state is exchanged between positions of one token."
-        raise InputError("data", expected=expected, given="none", fix=fix)
-    return pairs
 
 
 def _split(batches: Sequence[Batch]) -> list[Batch]:
@@ -429,11 +421,7 @@ def _split(batches: Sequence[Batch]) -> list[Batch]:
     fitted = {*distinct[: min(FITTED, len(distinct) // 2)]}
     # Whether directions are fitted on each row of each batch.
     chosen = [torch.tensor([tuple(x) in fitted for x in b.inputs.tolist()]) for b in batches]
-    if len(fitted) < 2 or min(int((~rows).sum()) for rows in chosen) < 2:
-        raise InputError(
-            "data",
-            expected="inputs to fit directions on, and others to score",
-            given=f"{len(distinct)} different ones",
-            fix="Draw more, or longer, inputs.",
-        )
+    least = min(len(fitted), *(int((~rows).sum()) for rows in chosen))
+    expected, given = "inputs to fit directions on, and others to score", f"{len(distinct)} in all"
+    need_inputs(least >= 2, expected, given)
     return [batches[0][chosen[0]], *(batch[~rows] for batch, rows in zip(batches, chosen))]

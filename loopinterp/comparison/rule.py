@@ -152,14 +152,19 @@ def decide(
     # Those whose whole-run intervals overlap with the closest's, or that no pair separates from it.
     ends = dict(zip(programs, _whole_run(counts.sel(stratum=ALL))))
     overlapping = [q for q in programs if q in unseparated or ends[q][2] >= ends[closest][1]]
+    # Late delays at which few interchanges are effective do not end it; a clear failure does.
+    so_far = wilson_estimate(its.prefix_right, its.prefix_active, independent=its.prefix_inputs)
+    every = its.sel(stratum=ALL)
+    there = wilson_estimate(every.right, every.active, independent=every.active_inputs)
+    followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
     tested = its.run_inputs.where(its.run_inputs > 0, drop=True)
-    n = int(its.run_active.sel(stratum=ALL))
+    n = int(every.run_active)
     unreached = its.run_active.reindex(stratum=[f"{MANIFOLD}: {UNREACHED}"])
     return Verdict(
         identified=None if reasons else closest,
         closest=closest,
         clean_fits=counts.program.values[fits & (counts.decided.values > most - 0.05)].tolist(),
-        followed_for=_followed_for(its, threshold),
+        followed_for=int(followed.cumprod().sum()) - 1,
         longest_delay=counts.sizes["delay"] - 1,
         indistinguishable=[q for q in overlapping if q != closest] if reasons else [],
         unseparated=unseparated,
@@ -261,16 +266,6 @@ def _fails_controls(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
             yield _reason("same_value", changed=changed, pairs=n)
     if its.solved < threshold:
         yield _reason("accuracy", value=its.solved)
-
-
-def _followed_for(its: xr.Dataset, threshold: float) -> int:
-    """The last delay up to which it holds at each; -1 if it does not at once."""
-    every = its.sel(stratum=ALL)
-    so_far = wilson_estimate(its.prefix_right, its.prefix_active, independent=its.prefix_inputs)
-    there = wilson_estimate(every.right, every.active, independent=every.active_inputs)
-    # Late delays at which few interchanges are effective do not refute it; a clear failure does.
-    followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
-    return int(followed.cumprod().sum()) - 1
 
 
 class DelayShare(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch.nn.functional import one_hot
 
-from loopinterp.comparison.inputs import check_batches
+from loopinterp.comparison.inputs import check_batches, need_inputs
 from loopinterp.comparison.pair_strategies import SpreadPairs
 from loopinterp.comparison.program_runs import Prediction
 from loopinterp.comparison.rule import THRESHOLD, delay_groups
@@ -179,6 +179,8 @@ def search_subspaces(
     ``fit_das`` aligns one read-out class at one hook; here a whole answer at several delays
     follows a state that is put in after another number of loops in each pair.
     """
+    import xarray as xr
+
     chosen = get_program(program)
     batches = check_batches(model, data, [chosen], n=n, batch_size=batch_size, seed=seed)
     fix = "Draw more: half of them are learned from, and half are counted."
@@ -218,7 +220,10 @@ def search_subspaces(
             *(_Subspace(name, len(rows), rows.to(fit.base_state)) for name, rows in bases.items()),
             *_fitted(fit, half, chosen, names, methods, kept_ranks, steps=steps, seed=seed),
         ]
-        counts = _joined([_counts(run, subspaces, chosen, names) for run in held_out])
+        parts = [_counts(run, subspaces, chosen, names) for run in held_out]
+        # Runs may be longer or shorter.
+        counts = xr.concat(parts, "batch", join="outer", fill_value=0).sum("batch")
+        need_inputs(bool(counts.active.any()), "inputs on which an interchange changes an answer")
         inputs = sum(len(run.pairs.inputs) for run in held_out)
         estimate = partial(wilson_estimate, independent=inputs)
         return SubspaceSearch.of(
@@ -257,13 +262,7 @@ def runs_to_fit_and_score(
     parts = [half]
     for _, other in map(_halves, batches):
         new = torch.tensor([tuple(row) not in fitted_on for row in other.inputs.tolist()])
-        if not new.any():
-            raise InputError(
-                "data",
-                expected="inputs besides those that subspaces are fitted on",
-                given="none that differ from them",
-                fix="Draw more, or longer, inputs.",
-            )
+        need_inputs(bool(new.any()), "inputs besides those that subspaces are fitted on")
         parts.append(other[new])
     pairs = [strategy(model, [program], batch, generator) for batch in parts]
     return [InterchangeRun(model, replace(each, second=None)) for each in pairs]
@@ -370,18 +369,3 @@ def _counts(
     return counts.assign(
         active=("delay", active.cpu().numpy()), of_token=("token", tokens.cpu().numpy())
     )
-
-
-def _joined(parts: Sequence[xr.Dataset]) -> xr.Dataset:
-    """The counts of all batches, whose runs may be longer or shorter."""
-    import xarray as xr
-
-    counts = xr.concat(parts, "batch", join="outer", fill_value=0).sum("batch")
-    if not counts.active.any():
-        raise InputError(
-            "data",
-            expected="inputs on which exchanging a state changes an answer of the model",
-            given="none",
-            fix="Draw more, or longer, inputs.",
-        )
-    return counts

@@ -60,11 +60,10 @@ def _interval(result: SubspaceSearch, subspace: str) -> str:
     return f"{percent(value)} (95% interval {percent(low)} to {percent(high)})"
 
 
-def _shown_subspaces(result: SubspaceSearch) -> list[str]:
-    """Of each method the smallest rank that carries it, or the largest; of the first one less, too.
-
-    Of read directions only those per token: ten lines would not be legible.
-    """
+@figures_of.register
+def _(result: SubspaceSearch) -> list[Figure]:
+    # Of each method the smallest rank that carries it, or the largest; of the first one less, too.
+    # Of read directions only those per token: ten lines would not be legible.
     shown = []
     for method in dict.fromkeys(result.methods[:-1]):
         ranks = [rank for m, rank in zip(result.methods, result.ranks) if m == method]
@@ -72,14 +71,9 @@ def _shown_subspaces(result: SubspaceSearch) -> list[str]:
         first = max(last - 1, 0) if method == result.methods[0] else last
         if method not in READ:
             shown += [f"{method}, {rank}" for rank in ranks[first : last + 1]]
-    return shown
-
-
-@figures_of.register
-def _(result: SubspaceSearch) -> list[Figure]:
     active = result.data["active"]
     delays = active["delay"].values[active.values > 0][:16]
-    at = result.data.sel(delay=delays, subspace=_shown_subspaces(result))
+    at = result.data.sel(delay=delays, subspace=shown)
     at = at.assign_coords(delay=[int(delay) for delay in delays])
     of_whole = {"y_title": "as the whole state", "y_range": (0, 1.03)}
     needed = [Reference(THRESHOLD, "needed of the lower end")]

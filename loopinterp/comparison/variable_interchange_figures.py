@@ -50,21 +50,19 @@ def _(result: VariableInterchange) -> list[Finding]:
         )
         good = good and unchanged >= THRESHOLD
     findings = [Finding(text, value=percent(share), good=good)]
-    return findings if share == 1 else [*findings, _weakest_cell(result)]
-
-
-def _weakest_cell(result: VariableInterchange) -> Finding:
-    """The variable, loop and delay at which the model does least of what the program says."""
-    least = result.iia.where(result.iia == result.iia.min(), drop=True)
-    at = {axis: least[axis].values[0] for axis in ("variable", "loop", "delay")}
-    n = int(result.data["pairs"].sel(intervention=VARIABLE, **at))
-    text = (
-        f"The model follows “{plain(result.program)}” least when “{plain(at['variable'])}” is "
-        f"exchanged after {spell_loops(int(at['loop']))} and the answer read {_when(at['delay'])}: "
-        f"in {percent(least.min())} of {n} exchanges. Without one it answers as the program there "
-        f"in {percent(result.data['undisturbed'].sel(at))}."
-    )
-    return Finding(text, value=percent(least.min()))
+    if share < 1:
+        # The variable, loop and delay at which the model does least of what the program says.
+        least = result.iia.where(result.iia == result.iia.min(), drop=True)
+        at = {axis: least[axis].values[0] for axis in ("variable", "loop", "delay")}
+        when, n = _when(at["delay"]), int(result.data["pairs"].sel(intervention=VARIABLE, **at))
+        text = (
+            f"The model follows “{name}” least when “{plain(at['variable'])}” is exchanged after "
+            f"{spell_loops(int(at['loop']))} and the answer read {when}: in "
+            f"{percent(least.min())} of {n} exchanges. Without one it answers as the program there "
+            f"in {percent(result.data['undisturbed'].sel(at))}."
+        )
+        findings.append(Finding(text, value=percent(least.min())))
+    return findings
 
 
 def _when(delay: str) -> str:

@@ -132,7 +132,7 @@ def test_fitted_inputs_are_not_scored_and_numbers_that_make_no_sense_are_refused
     features = transformer(d_vocab=None, d_features=2)
     with pytest.raises(InputError) as refused:
         reduction_study(features, Addition(format="features"), n=4, batch_size=16)
-    assert refused.value.expected == "tokens [batch, pos]"
+    assert refused.value.what == "data"
 
 
 def test_a_model_that_no_interchange_changes_keeps_nothing() -> None:
