@@ -269,7 +269,7 @@ def reduction_study(
     data: Batch | Sequence[Batch] | Task,
     *,
     ranks: Sequence[PositiveInt] = (1, 2, 4, 8, 12, 16),
-    kinds: Annotated[Sequence[Kind], Field(min_length=1)] = get_args(Kind),
+    kinds: Sequence[Kind] = get_args(Kind),
     at_end: bool = False,
     pairs: Annotated[int, Field(ge=8)] = 512,
     n: int | Sequence[int] | None = None,
@@ -309,9 +309,11 @@ def reduction_study(
         check_tokens(batch.inputs, 2**31, "data")
     width = state_width(model, batches[0].inputs)
     chosen = tuple(kind for kind in get_args(Kind) if kind in kinds)
-    if not (kept_ranks := sorted({rank for rank in ranks if rank < width})):
-        expected, fix = f"some below d_model = {width}", "Pass (1, 2)."
-        raise InputError("ranks", expected=expected, given=str(ranks), fix=fix)
+    kept_ranks = sorted({rank for rank in ranks if rank < width})
+    if not kept_ranks or not chosen:
+        expected = f"some kinds, and some ranks below d_model = {width}"
+        given, fix = f"{ranks}, {kinds}", "Leave kinds out, and pass ranks=(1, 2)."
+        raise InputError("ranks, kinds", expected=expected, given=given, fix=fix)
     with study(
         seed,
         study="reduction",

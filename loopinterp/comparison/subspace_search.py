@@ -192,19 +192,16 @@ def search_subspaces(
         check_choice(f"variable of program {chosen.name}", name, chosen.variables)
     for name, rows in bases.items():
         check_subspace(rows, width, f"given subspace {name!r}")
-    if (
-        not names
-        or not kept_ranks
-        or not (methods or bases)
-        or {*bases} & {*get_args(Method), WHOLE}
+    reserved = {*get_args(Method), WHOLE}
+    for what, fits, expected, value in (
+        ("variables", names, "some variables", names),
+        ("methods", methods or bases, "some methods, or given subspaces", methods),
+        ("ranks", kept_ranks, f"some below d_model = {width}", ranks),
+        ("given", not reserved & {*bases}, "names that are no method's", [*bases]),
     ):
-        raise InputError(
-            "variables, methods, ranks and given",
-            expected="some variables; methods, or given subspaces under other names than these; "
-            f"and ranks below d_model = {width}",
-            given=f"{names}; {[*methods]}; {[*bases]}; and {[*ranks]}",
-            fix="Leave the first three out for all that there are.",
-        )
+        if not fits:
+            fix = f"Change {what}, or leave it out."
+            raise InputError(what, expected=expected, given=str(value), fix=fix)
     strategy = pairs or SpreadPairs(pairs=512, same_value=0)
     with study(
         seed,

@@ -153,12 +153,11 @@ def _labels(
             if bool((values != values[:, :1]).any()) and len(here[:, train].unique()) > 1:
                 labels[f"{program.name}.{name}"] = here
     if not labels:
-        expected, given = (
-            "a variable that depends on the input",
-            ", ".join(p.name for p in programs),
-        )
         raise InputError(
-            "programs", expected=expected, given=given, fix="Pass others, or more loops."
+            "programs",
+            expected="programs with a variable that depends on the input",
+            given=", ".join(p.name for p in programs),
+            fix="Pass others, or more loops.",
         )
     return labels
 

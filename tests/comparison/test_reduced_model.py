@@ -119,10 +119,11 @@ def test_fitted_inputs_are_not_scored_and_numbers_that_make_no_sense_are_refused
     larger = reduction_study(model, BATCH, ranks=(2, 16), pairs=16)
     assert larger.data["rank"].values.tolist() == [2]
     for what, data, options in (
-        *(("ranks", BATCH, {"ranks": ranks}) for ranks in ((16,), (), (0,))),
+        ("ranks", BATCH, {"ranks": (0,)}),
+        *(("ranks, kinds", BATCH, {"ranks": ranks}) for ranks in ((16,), ())),
         ("pairs", BATCH, {"pairs": 7}),
         ("kinds", BATCH, {"kinds": ("same loops",)}),
-        ("kinds", BATCH, {"kinds": ()}),
+        ("ranks, kinds", BATCH, {"kinds": ()}),
         ("data", [BATCH, BATCH], {}),
         ("data", BATCH[:2], {}),
     ):

@@ -236,20 +236,17 @@ def test_it_is_said_and_drawn_from_the_saved_result(result, tmp_path):
     assert figure.plot.data and len(figure.control) > 40
 
 
-SEARCHED = "variables, methods, ranks and given"
-
-
 @pytest.mark.parametrize(
     ("change", "what"),
     [
         ({"methods": ("guess",)}, "methods"),
         ({"variables": ["sum"]}, "variable of program ripple"),
         ({"ranks": (0,)}, "ranks"),
-        ({"ranks": (10_000,)}, SEARCHED),
+        ({"ranks": (10_000,)}, "ranks"),
         ({"given": {"circuit": torch.eye(1, 18)}}, "given subspace 'circuit'"),
         ({"given": {"circuit": [1.0]}}, "given subspace 'circuit'"),
-        ({"methods": ()}, SEARCHED),
-        ({"variables": ()}, SEARCHED),
+        ({"methods": ()}, "methods"),
+        ({"variables": ()}, "variables"),
         ({"steps": -1}, "steps"),
     ],
 )
@@ -264,7 +261,7 @@ def test_a_given_subspace_has_a_name_of_its_own(ripple, batch):
     given = {"learned": torch.eye(1, ripple.model.config.d_model)}
     with pytest.raises(InputError) as refused:
         search_subspaces(ripple.model, batch, "ripple", given=given)
-    assert refused.value.what == SEARCHED
+    assert refused.value.what == "given"
 
 
 def test_inputs_whose_runs_are_not_all_kept_teach_the_same(ripple, batch, monkeypatch):
