@@ -129,7 +129,7 @@ class SpreadPairs:
                 columns.append(torch.stack([*each, position, *others]))
         other, alike = (_pairs(torch.cat(columns, 1), batch) for columns in (differing, alike))
         expected = "inputs that differ in a variable at a position with the same token"
-        need_inputs(len(other) > 0, expected, f"{len(batch)} that do not")
+        need_inputs(len(other) > 0, expected, f"{len(batch)} that do not", what="batch")
         other = self._repeat(other, traces, generator)
         other = other[self._choose(other, programs, generator)]
         alike = alike[evenly_by_class(_token_classes(alike), self.same_value, generator)]

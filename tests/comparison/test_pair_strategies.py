@@ -137,7 +137,7 @@ def test_inputs_that_differ_in_nothing_are_refused():
     alike = dataclasses.replace(batch, inputs=batch.inputs[:1].expand(2, -1))
     with pytest.raises(InputError) as refused:
         STRATEGY(None, [program], alike, torch.Generator().manual_seed(0))
-    assert refused.value.what == "data"
+    assert refused.value.what == "batch"
 
 
 @pytest.mark.parametrize(
