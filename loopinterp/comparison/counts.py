@@ -175,7 +175,7 @@ def _pair_counts(
     # [program, pair, delay]: effective up to a delay; a run that has ended is no evidence later.
     so_far = by_delay((effective.cumsum(-1) > 0) & within)
     right_so_far = by_delay((within & ~agree).cumsum(-1) == 0)
-    active, apart = by_delay(effective), by_delay(separated)
+    active, separating = by_delay(effective), by_delay(separated)
     arrays = {
         "right": ("program stratum delay", by_stratum(by_delay(effective & agree))),
         "active": ("program stratum delay", by_stratum(active)),
@@ -188,8 +188,8 @@ def _pair_counts(
         "prefix_active": ("program delay", so_far.sum(1)),
         "prefix_inputs": ("program delay", _inputs(so_far, base, 1)),
         "duel_right": ("program rival delay", by_delay(separated & agree[:, None]).sum(2)),
-        "apart": ("program rival delay", apart.sum(2)),
-        "apart_inputs": ("program rival delay", _inputs(apart, base, 2)),
+        "apart": ("program rival delay", separating.sum(2)),
+        "apart_inputs": ("program rival delay", _inputs(separating, base, 2)),
         "random_right": ("program", (predicted & random_right).sum(1)),
         "exchange_right": ("program", (predicted & right).sum(1)),
         "random_active": ("program", predicted.sum(1)),

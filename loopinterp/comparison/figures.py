@@ -392,11 +392,11 @@ def _decodability_figures(result: Decodability) -> list[Figure]:
     if "random_weights" in result.data:
         shuffled = result.data["random_weights"].sel(variable=shown[0])
         panels[f"{plain(shown[0])}, shuffled weights"] = shuffled
-    look: dict[str, Any] = {"y_title": "model loop", "value_range": (0.4, 1), "square": True}
+    layout: dict[str, Any] = {"y_title": "model loop", "value_range": (0.4, 1), "square": True}
     return [
         Figure(
             title="Which program variables can be read, loop against loop",
-            plot=heatmap_panels(panels, value_title="balanced accuracy", **look),
+            plot=heatmap_panels(panels, value_title="balanced accuracy", **layout),
             caption=(
                 "Balanced accuracy of a linear probe of each program's variable after each program "
                 "loop (across), on the model's state after each of its loops (up). A sharp "

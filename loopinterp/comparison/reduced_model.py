@@ -332,7 +332,7 @@ def reduction_study(
         shape = (len(chosen), len(held_out), len(kept_ranks))
         # Right pairs, pairs that count and their inputs, [count, kind, length, rank, delay].
         counts = np.zeros((3, *shape, longest + 1))
-        (whole, others), clean = np.zeros((2, *shape, 3)), np.zeros((*shape[1:], 3))
+        (whole_runs, others), clean = np.zeros((2, *shape, 3)), np.zeros((*shape[1:], 3))
         for b, batch in enumerate(held_out):
             run = InterchangeRun(model, _of_each_kind(batch, chosen, pairs, generator))
             answers = run.interchange()
@@ -341,7 +341,9 @@ def reduction_study(
                     _agreement(run, answers, ReducedModel(model, directions, kept), at_end=at_end)
                     for kept in (slice(rank), slice(rank, None))
                 )
-                counts[:, :, b, r, : run.pairs.longest + 1], whole[:, b, r], clean[b, r] = reduced
+                counts[:, :, b, r, : run.pairs.longest + 1], whole_runs[:, b, r], clean[b, r] = (
+                    reduced
+                )
                 others[:, b, r] = rest[1]
         right, active, inputs = counts
         return Reduction.of(
@@ -355,7 +357,7 @@ def reduction_study(
             accuracy=wilson_estimate(right, active, independent=inputs),
             active=active,
             inputs=inputs,
-            whole_run=whole,
+            whole_run=whole_runs,
             others=others,
             undisturbed=clean,
             width=width,
@@ -387,7 +389,7 @@ def _agreement(
         read = read & (read.sum(1, keepdim=True) == read.cumsum(1))
     moved = (changed & asked).any(-1) & read
     same = ((after == answers) | ~asked).all(-1)
-    counts, whole = [], []
+    counts, whole_runs = [], []
     for kind in range(len(pairs.strata["kind"].labels)):
         counted = moved & (pairs.strata["kind"].codes == kind)[:, None]
         inputs = torch.tensor([len(pairs.base[rows].unique()) for rows in counted.T])
@@ -395,11 +397,11 @@ def _agreement(
         ever = counted.any(-1)
         right, n = ((same | ~read).all(-1) & ever).sum(), ever.sum()
         n_inputs = len(pairs.base[ever].unique())
-        whole.append(wilson_estimate(int(right), int(n), independent=n_inputs))
+        whole_runs.append(wilson_estimate(int(right), int(n), independent=n_inputs))
     # Whole clean answers that are the model's, [loop, input].
     clean = ((reduced.natural == run.natural) | ~pairs.asked).all(-1)[-1 if at_end else 0 :]
     clean = wilson_estimate(int(clean.sum()), clean.numel(), independent=clean.shape[1])
-    return torch.stack(counts, 1).numpy(), whole, clean
+    return torch.stack(counts, 1).numpy(), whole_runs, clean
 
 
 def _of_each_kind(

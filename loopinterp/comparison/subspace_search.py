@@ -54,7 +54,7 @@ Method = Literal[
 """A way to find subspaces; those per token have directions for each token at the position."""
 
 PER_TOKEN = ", per token"
-WHOLE = "whole state"
+WHOLE_STATE = "whole state"
 
 READ = {"difference of means": mean_directions, "probe": probe_directions}
 """Ways to find the directions along which a variable can be read."""
@@ -192,7 +192,7 @@ def search_subspaces(
         check_choice(f"variable of program {chosen.name}", name, chosen.variables)
     for name, rows in bases.items():
         check_subspace(rows, width, f"given subspace {name!r}")
-    reserved = {*get_args(Method), WHOLE}
+    reserved = {*get_args(Method), WHOLE_STATE}
     for what, fits, expected, value in (
         ("variables", names, "some variables", names),
         ("methods", methods or bases, "some methods, or given subspaces", methods),
@@ -226,7 +226,7 @@ def search_subspaces(
         return SubspaceSearch.of(
             watch,
             coords={
-                "subspace": [*(f"{method}, {rank}" for method, rank, _ in subspaces), WHOLE],
+                "subspace": [*(f"{method}, {rank}" for method, rank, _ in subspaces), WHOLE_STATE],
                 "delay": map(str, counts.delay.values),
                 "token": chosen.inputs,
             },
@@ -236,7 +236,7 @@ def search_subspaces(
             iia=estimate(counts.right, counts.effective),
             carried_by_token=estimate(counts.same_of_token, counts.of_token),
             ranks=[*(subspace.rank for subspace in subspaces), width],
-            methods=[*(subspace.method for subspace in subspaces), WHOLE],
+            methods=[*(subspace.method for subspace in subspaces), WHOLE_STATE],
             program=chosen.name,
             variables=names,
             fitted_on=len(fit.pairs),

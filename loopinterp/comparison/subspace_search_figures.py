@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loopinterp.comparison.rule import THRESHOLD
-from loopinterp.comparison.subspace_search import PER_TOKEN, READ, WHOLE, SubspaceSearch
+from loopinterp.comparison.subspace_search import PER_TOKEN, READ, WHOLE_STATE, SubspaceSearch
 from loopinterp.comparison.words import plain
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
@@ -14,7 +14,7 @@ from loopinterp.figures import LinePanel, Reference, Series, line_panels
 def _(result: SubspaceSearch) -> list[Finding]:
     smallest, width = result.smallest, result.ranks[-1]
     shared = {m: r for m, r in smallest.items() if r and not m.endswith(PER_TOKEN)}
-    names = [str(name) for name in result.data.subspace.values if name != WHOLE]
+    names = [str(name) for name in result.data.subspace.values if name != WHOLE_STATE]
     if shared:
         method = min(shared, key=lambda m: shared[m])
         name = f"{method}, {shared[method]}"
@@ -75,12 +75,12 @@ def _(result: SubspaceSearch) -> list[Figure]:
     delays = active["delay"].values[active.values > 0][:16]
     at = result.data.sel(delay=delays, subspace=shown)
     at = at.assign_coords(delay=[int(delay) for delay in delays])
-    of_whole = {"y_title": "as the whole state", "y_range": (0, 1.03)}
+    layout = {"y_title": "as the whole state", "y_range": (0, 1.03)}
     needed = [Reference(THRESHOLD, "needed of the lower end")]
     carried, rest = (Series.each(at[name], "subspace") for name in ("carried", "complement"))
     panels = [
-        LinePanel(carried, title="the subspace exchanged", references=needed, **of_whole),
-        LinePanel(rest, title="everything but the subspace exchanged", **of_whole),
+        LinePanel(carried, title="the subspace exchanged", references=needed, **layout),
+        LinePanel(rest, title="everything but the subspace exchanged", **layout),
     ]
     return [
         Figure(

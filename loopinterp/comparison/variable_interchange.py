@@ -400,12 +400,12 @@ class VariablePairs(ShortRepr):
 
         Another token at the position is preferred, unless the whole state is put in.
         """
-        whole, position = variable not in self.subspaces, pairs.positions[:, 0]
+        all_variables, position = variable not in self.subspaces, pairs.positions[:, 0]
         token = pairs.inputs[:, position].T
         # Inputs with the base's token at the position, [pair, input].
         same_token = token == token.gather(1, pairs.base[:, None])
-        fits = same_token.clone() if whole else torch.ones_like(same_token)
-        for name in self.program.variables if whole else (variable,):
+        fits = same_token.clone() if all_variables else torch.ones_like(same_token)
+        for name in self.program.variables if all_variables else (variable,):
             values = self.trace.variables[name][pairs.loop, :, position]  # [pair, input]
             fits &= values == values.gather(1, pairs.base[:, None])
         fits.scatter_(1, pairs.base[:, None], False)

@@ -85,7 +85,7 @@ def _variable_figure(result: VariableInterchange, delay: str) -> Figure:
     made = [x for x in INTERVENTIONS if at["pairs"].sel(intervention=x).any()]
     panels = {x: agreement.sel(intervention=x) for x in made}
     panels["agreement without an exchange"] = shown["undisturbed"]
-    look: dict[str, Any] = {"x_title": "loops before the exchange", "scale": "mass", "columns": 3}
+    layout: dict[str, Any] = {"x_title": "loops before the exchange", "scale": "mass", "columns": 3}
     sizes = ", ".join(
         f"{plain(name)}: "
         + (f"{result.ranks[name]} directions" if name in result.ranks else "the whole state")
@@ -95,7 +95,7 @@ def _variable_figure(result: VariableInterchange, delay: str) -> Figure:
     table = result.to_dataframe("agreement", "pairs")
     return Figure(
         title=f"Variables of {plain(result.program)} exchanged between inputs, read {when}",
-        plot=heatmap_panels(panels, value_title="agreement", **look),
+        plot=heatmap_panels(panels, value_title="agreement", **layout),
         caption=(
             "A variable of the program is taken from another input's run, at one position and "
             "after so many loops, and so is the part of the model's state that is said to hold it "

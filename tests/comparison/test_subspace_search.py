@@ -12,7 +12,7 @@ import xarray as xr
 
 from loopinterp.comparison import SpreadPairs, search_subspaces
 from loopinterp.comparison.rule import THRESHOLD
-from loopinterp.comparison.subspace_search import PER_TOKEN, READ, WHOLE, SubspaceSearch
+from loopinterp.comparison.subspace_search import PER_TOKEN, READ, WHOLE_STATE, SubspaceSearch
 from loopinterp.compiler import compile_program, rotate
 from loopinterp.core.errors import InputError
 from loopinterp.core.intervals import ENDS, wilson_estimate
@@ -154,7 +154,7 @@ def carrying(active: list[int], share: list[float]) -> Any:
         {"active": ("delay", active), "carried": (("subspace", "delay", "estimate"), carried)},
         coords={"subspace": ["learned, 1"], "delay": delays, "estimate": list(ENDS)},
     )
-    search: Any = SimpleNamespace(data=data, methods=["learned", WHOLE], ranks=[1, 8])
+    search: Any = SimpleNamespace(data=data, methods=["learned", WHOLE_STATE], ranks=[1, 8])
     search.scored_inputs = 10_000
     search.worst = lambda name: SubspaceSearch.worst(search, name)
     return search
