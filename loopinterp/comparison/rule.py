@@ -49,7 +49,10 @@ ReasonCode = Literal[
 
 @dataclass(frozen=True)
 class Reason:
-    """Why no program is identified; :func:`~loopinterp.comparison.reason_in_words` renders it."""
+    """Why no program is identified: a code, and by name the numbers that it rests on.
+
+    :func:`~loopinterp.comparison.reason_in_words` renders it.
+    """
 
     code: ReasonCode
     values: dict[str, int | float | str] = field(default_factory=dict)
