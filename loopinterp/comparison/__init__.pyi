@@ -1,4 +1,3 @@
-from .carry_front_pairs import CarryFrontPairs as CarryFrontPairs
 from .heads import HeadMatch as HeadMatch
 from .heads import head_study as head_study
 from .heads import match_heads as match_heads

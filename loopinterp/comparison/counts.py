@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,9 +11,8 @@ from loopinterp.comparison.pair_strategies import KIND, OTHER_VALUE, SAME_VALUE
 from loopinterp.core.intervals import wilson_estimate
 
 if TYPE_CHECKING:
-    import pandas as pd
     import xarray as xr
-    from jaxtyping import Bool
+    from jaxtyping import Bool, Int
 
     from loopinterp.comparison.evidence import Evidence
 
@@ -62,10 +60,37 @@ def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
         other = each.strata[each.strata[KIND] == OTHER_VALUE].drop(columns=KIND)
         table = pd.get_dummies(other, prefix_sep=": ", dtype=bool)  # a column "STRATUM: LABEL"
         tables.append(table.loc[:, table.any()])
-    classes = list(dict.fromkeys(name for table in tables for name in table))
-    tables = [table.reindex(columns=classes, fill_value=False) for table in tables]
+    classes = list(dict.fromkeys(str(name) for table in tables for name in table))
     n_delays = max(each.data.sizes["delay"] for each in evidence)
-    counts = [_count(each, table, n_delays) for each, table in zip(evidence, tables)]
+    counts = []
+    for each, table in zip(evidence, tables):
+        kind = each.strata[KIND].to_numpy()
+        same, other = (each.data.isel(pair=kind == value) for value in (SAME_VALUE, OTHER_VALUE))
+        reached = other.reached.transpose("program", "pair").values
+        of_class = table.reindex(columns=classes, fill_value=False)
+        masks = {  # [program, pair]
+            ALL: np.ones_like(reached),
+            f"{MANIFOLD}: {REACHED}": reached,
+            f"{MANIFOLD}: {UNREACHED}": ~reached,
+            **{k: np.broadcast_to(of_class[k].to_numpy(), reached.shape) for k in classes},
+        }
+        arrays = {
+            **_pair_counts(other, np.stack(list(masks.values())), n_delays),
+            "pairs": (("program", "stratum"), np.stack([m.sum(1) for m in masks.values()], 1)),
+            "same_inputs": np.unique(same.base).size,
+            "undisturbed": other.undisturbed.sum("input"),
+            "slipped": (other.undisturbed < 1).sum("input"),
+            "worst_loop": other.worst_loop.min("batch"),
+            "decided": other.decided.mean("input"),
+            "n_runs": other.sizes["input"],
+            "alike": other.alike.all("batch"),
+            "unchanged": (~same.moves.any("delay")).sum(),
+            "n_same": same.sizes["pair"],
+            "solved": other.solved.min(),
+        }
+        coords = {name: other[name] for name in ("program", "rival")}
+        coords |= {"stratum": list(masks), "delay": delay_names(n_delays)}
+        counts.append(xr.Dataset(arrays, coords=coords))
     return xr.concat(counts, "model").assign_coords(model=range(len(evidence)))
 
 
@@ -112,38 +137,6 @@ def _duels(counts: xr.Dataset) -> dict[str, np.ndarray]:
     }
 
 
-def _count(evidence: Evidence, classes: pd.DataFrame, n_delays: int) -> xr.Dataset:
-    import xarray as xr
-
-    kind = evidence.strata[KIND].to_numpy()
-    same, other = (evidence.data.isel(pair=kind == value) for value in (SAME_VALUE, OTHER_VALUE))
-    reached = other.reached.transpose("program", "pair").values
-    masks = {  # [program, pair]
-        ALL: np.ones_like(reached),
-        f"{MANIFOLD}: {REACHED}": reached,
-        f"{MANIFOLD}: {UNREACHED}": ~reached,
-        **{str(k): np.broadcast_to(x.to_numpy(), reached.shape) for k, x in classes.items()},
-    }
-    return xr.Dataset(
-        {
-            **_pair_counts(other, np.stack(list(masks.values())), n_delays),
-            "pairs": (("program", "stratum"), np.stack([m.sum(1) for m in masks.values()], 1)),
-            "same_inputs": np.unique(same.base).size,
-            "undisturbed": other.undisturbed.sum("input"),
-            "slipped": (other.undisturbed < 1).sum("input"),
-            "worst_loop": other.worst_loop.min("batch"),
-            "decided": other.decided.mean("input"),
-            "n_runs": other.sizes["input"],
-            "alike": other.alike.all("batch"),
-            "unchanged": (~same.moves.any("delay")).sum(),
-            "n_same": same.sizes["pair"],
-            "solved": other.solved.min(),
-        },
-        coords={name: other[name] for name in ("program", "rival")}
-        | {"stratum": list(masks), "delay": delay_names(n_delays)},
-    )
-
-
 def _pair_counts(
     other: xr.Dataset, masks: Bool[np.ndarray, "stratum program pair"], n_delays: int
 ) -> dict[str, tuple[list[str], np.ndarray]]:
@@ -156,61 +149,53 @@ def _pair_counts(
     moves, within = (other[name].transpose("pair", "delay").values for name in ("moves", "within"))
     base = other.base.values  # [pair]: its input
 
-    def with_last(x: np.ndarray) -> np.ndarray:
-        """[… pair, delay]: false beyond the longest run; one more delay reads each pair's end."""
-        padded = np.zeros((*x.shape[:-1], n_delays + 1), dtype=bool)
-        padded[..., : x.shape[-1]] = x
-        padded[..., -1] = x[..., np.arange(len(base)), within.sum(-1) - 1]
-        return padded
+    def by_delay(x: np.ndarray) -> np.ndarray:
+        return with_end(x, within.sum(-1) - 1, n_delays)
 
-    by_stratum = partial(_by_stratum, masks)
-    inputs_by_stratum = partial(_inputs_by_stratum, masks, base)
+    def by_stratum(x: np.ndarray) -> np.ndarray:
+        """Sums over the pairs of each stratum: [program, pair, …] -> [program, stratum, …]."""
+        rows = x.reshape(*x.shape[:2], -1).astype(float)
+        # A product over pairs for each program: [stratum, pair] @ [pair, …].
+        sums = (masks.swapaxes(0, 1).astype(float) @ rows).astype(int)
+        return sums.reshape(*sums.shape[:2], *x.shape[2:])
+
+    def inputs_by_stratum(x: np.ndarray) -> np.ndarray:
+        """Inputs of the pairs of each stratum: [program, pair, …] -> [program, stratum, …]."""
+        counts = []
+        for mask in masks:
+            pairs = mask.any(0)  # those of the stratum for some program
+            in_stratum = mask[:, pairs].reshape(len(mask), -1, *(1 for _ in x.shape[2:]))
+            counts.append(_inputs(x[:, pairs] & in_stratum, base[pairs], 1))
+        return np.stack(counts, 1)
+
     effective = changes | moves
     # [program, pair]: effective at some delay; right at every delay of the run.
     ever, right = effective.any(-1), (agree | ~within).all(-1)
-    # A run that has ended is no evidence at later delays.
-    so_far = (effective.cumsum(-1) > 0) & within
-    right_so_far = (within & ~agree).cumsum(-1) == 0
     predicted, random_right = changes.any(-1), (random_agree | ~within).all(-1)
-    at_end, so_far_at_end, separated_at_end = map(with_last, (effective, so_far, separated))
+    # [program, pair, delay]: effective up to a delay; a run that has ended is no evidence later.
+    so_far = by_delay((effective.cumsum(-1) > 0) & within)
+    right_so_far = by_delay((within & ~agree).cumsum(-1) == 0)
+    active, separating = by_delay(effective), by_delay(separated)
     arrays = {
-        "right": ("program stratum delay", by_stratum(with_last(effective & agree))),
-        "active": ("program stratum delay", by_stratum(at_end)),
-        "active_inputs": ("program stratum delay", inputs_by_stratum(at_end)),
-        "nothing_right": ("program stratum delay", by_stratum(with_last(effective & ~changes))),
+        "right": ("program stratum delay", by_stratum(by_delay(effective & agree))),
+        "active": ("program stratum delay", by_stratum(active)),
+        "active_inputs": ("program stratum delay", inputs_by_stratum(active)),
+        "nothing_right": ("program stratum delay", by_stratum(by_delay(effective & ~changes))),
         "run_right": ("program stratum", by_stratum(ever & right)),
         "run_active": ("program stratum", by_stratum(ever)),
         "run_inputs": ("program stratum", inputs_by_stratum(ever)),
-        "prefix_right": ("program delay", with_last(so_far & right_so_far).sum(1)),
-        "prefix_active": ("program delay", so_far_at_end.sum(1)),
-        "prefix_inputs": ("program delay", _inputs(so_far_at_end, base, 1)),
-        "duel_right": ("program rival delay", with_last(separated & agree[:, None]).sum(2)),
-        "apart": ("program rival delay", separated_at_end.sum(2)),
-        "apart_inputs": ("program rival delay", _inputs(separated_at_end, base, 2)),
+        "prefix_right": ("program delay", (so_far & right_so_far).sum(1)),
+        "prefix_active": ("program delay", so_far.sum(1)),
+        "prefix_inputs": ("program delay", _inputs(so_far, base, 1)),
+        "duel_right": ("program rival delay", by_delay(separated & agree[:, None]).sum(2)),
+        "apart": ("program rival delay", separating.sum(2)),
+        "apart_inputs": ("program rival delay", _inputs(separating, base, 2)),
         "random_right": ("program", (predicted & random_right).sum(1)),
         "exchange_right": ("program", (predicted & right).sum(1)),
         "random_active": ("program", predicted.sum(1)),
         "random_inputs": ("program", _inputs(predicted, base, 1)),
     }
     return {name: (axes.split(), array) for name, (axes, array) in arrays.items()}
-
-
-def _by_stratum(masks: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Sums over the pairs of each stratum: [program, pair, …] -> [program, stratum, …]."""
-    rows = x.reshape(*x.shape[:2], -1).astype(float)
-    # A product over pairs for each program: [stratum, pair] @ [pair, …].
-    sums = (masks.swapaxes(0, 1).astype(float) @ rows).astype(int)
-    return sums.reshape(*sums.shape[:2], *x.shape[2:])
-
-
-def _inputs_by_stratum(masks: np.ndarray, base: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Inputs of the pairs of each stratum: [program, pair, …] -> [program, stratum, …]."""
-    counts = []
-    for mask in masks:
-        pairs = mask.any(0)  # those of the stratum for some program
-        in_stratum = mask[:, pairs].reshape(len(mask), -1, *(1 for _ in x.shape[2:]))
-        counts.append(_inputs(x[:, pairs] & in_stratum, base[pairs], 1))
-    return np.stack(counts, 1)
 
 
 def _inputs(x: np.ndarray, base: np.ndarray, axis: int) -> np.ndarray:
@@ -221,14 +206,14 @@ def _inputs(x: np.ndarray, base: np.ndarray, axis: int) -> np.ndarray:
     return np.logical_or.reduceat(x.take(order, axis), starts, axis).sum(axis)
 
 
-def with_end(x: xr.DataArray, last: xr.DataArray, n_delays: int) -> xr.DataArray:
-    """All delays of a run [pair, delay], false past the end; and one more, each pair's last."""
-    import xarray as xr
-
-    padded = x.pad(delay=(0, n_delays - x.sizes["delay"]), constant_values=False)
-    end = x.isel(delay=last).assign_coords(delay=END)
-    parts: list[xr.DataArray] = [padded.assign_coords(delay=delay_names(n_delays)[:-1]), end]
-    return xr.concat(parts, "delay")
+def with_end(
+    x: Bool[np.ndarray, "*lead pair delay"], last: Int[np.ndarray, " pair"], n_delays: int
+) -> Bool[np.ndarray, "*lead pair delays"]:
+    """So many delays, false past those of x; and one more that reads each pair's last one."""
+    padded = np.zeros((*x.shape[:-1], n_delays + 1), dtype=bool)
+    padded[..., : x.shape[-1]] = x
+    padded[..., -1] = x[..., np.arange(len(last)), last]
+    return padded
 
 
 def delay_names(n_delays: int) -> list[str]:

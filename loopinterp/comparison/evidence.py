@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from loopinterp.comparison.pair_strategies import strata_of
-from loopinterp.comparison.program_runs import Prediction, ProgramRuns, separations
+from loopinterp.comparison.program_runs import Prediction, separations
 from loopinterp.core.progress import track
 from loopinterp.core.text import ShortRepr
 from loopinterp.interventions.engine import InterchangeRun
 from loopinterp.interventions.pairs import Stratum
 from loopinterp.interventions.subspaces import random_change
 from loopinterp.programs.language import UNKNOWN
-from loopinterp.programs.program_offset import ProgramOffset, alignments
+from loopinterp.programs.program_offset import ProgramOffset, alignments, with_output_lag
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -34,11 +34,8 @@ if TYPE_CHECKING:
     from loopinterp.interventions.pairs import InterchangePairs
     from loopinterp.models import LoopedModel
     from loopinterp.programs.program import LoopProgram
+    from loopinterp.programs.trace import Trace
     from loopinterp.tasks.task import Batch
-
-# Program offsets are chosen on one of so many pairs of the first batch, which are not scored, at
-# delays up to this one; another than a plainer one must fit better by so much.
-_TUNED_ON, _TUNED_DELAYS, _CLEARLY = 4, 3, 0.02
 
 Untried = Literal[
     "initial_state",
@@ -51,7 +48,7 @@ Untried = Literal[
     "third_interchange",
     "part_of_state",
 ]
-"""A kind of interchange that a comparison has not tried."""
+"""A kind of interchange that a comparison has not tried; no strategy can try the last two."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,38 +93,41 @@ def gather_evidence(
 ) -> Evidence:
     """Run a strategy's interchanges on a model, and compute each program's predictions of them.
 
-    Args:
-        model: Any looped model.
-        programs: The programs.
-        batches: Inputs, each of one length; program offsets are chosen on the first only.
-        strategy: Chooses pairs.
-        seed: Seed of pairs and random changes.
+    Each batch has inputs of one length; program offsets are chosen on the first only.
     """
-    data, strata, tried = [], [], set()
+    import xarray as xr
+
+    names, data, strata, tried = [p.name for p in programs], [], [], set()
     offsets: list[ProgramOffset] = []
     for number, batch in enumerate(track(batches, "compare")):
         generator = torch.Generator().manual_seed(seed + number)
-        pairs = strategy(model, programs, batch, generator)
+        pairs = strategy(model, programs, batch, generator).to("cpu")
         run = InterchangeRun(model, pairs)
         # [change, pair, site, d_model]: the interchange, and a random change of the same norm.
         changes = torch.stack([run.difference, random_change(run.difference, generator)])
         exchanged, random = run.after(run.base_state + changes)
-        runs_of = cache(partial(_program_runs, programs, run.pairs))
+        trace_of = cache(partial(_trace, run.pairs))
         scored = torch.ones(len(pairs), dtype=torch.bool)
         if not offsets:
-            scored = torch.arange(len(pairs)) % _TUNED_ON != 0
-            every = range(len(programs))
-            offsets = [_best_offset(run, exchanged, ~scored, partial(runs_of, k)) for k in every]
+            # One of four pairs of the first batch chooses the offsets, and is not scored.
+            scored = torch.arange(len(pairs)) % 4 != 0
+            offsets = [_best_offset(run, exchanged, ~scored, trace_of, p) for p in programs]
         # Before its first loop, and left of its first position, a program predicts nothing.
         begun = _begun(pairs, offsets)
         scored &= begun
-        tried |= _tried(pairs[begun.to(pairs.loop.device)])
-        runs = [runs_of(k, offset.lag) for k, offset in enumerate(offsets)]
-        after = _after_interchange(run, exchanged, random, runs, offsets, scored)
-        clean = _clean_runs(run, runs, offsets, [runs_of(k, 0) for k in range(len(runs))], batch)
-        inputs_before = sum(part.sizes["input"] for part in data)
-        data.append(_dataset(programs, {**after, **clean}))
-        data[-1]["base"] += inputs_before
+        tried |= _tried(pairs[begun])
+        predictions = [
+            Prediction(p, run.pairs, offset, trace=trace_of(p, offset.lag))
+            for p, offset in zip(programs, offsets)
+        ]
+        arrays = _after_interchange(run, exchanged, random, predictions, scored.to(run.base.device))
+        # Two programs are compared with each other without any offset.
+        plain = [trace_of(p, 0).outputs[1 : pairs.n_loops + 1] for p in programs]
+        arrays |= _clean_runs(run, predictions, plain, batch.targets.to(run.base.device))
+        coords = {"program": names, "rival": names, "delay": range(pairs.longest + 1)}
+        part = {name: (axes.split(), x.cpu().numpy()) for name, (axes, x) in arrays.items()}
+        part["base"][1][:] += sum(before.sizes["input"] for before in data)
+        data.append(xr.Dataset(part, coords=coords))
         lengths, of_input = batch.n.unique(return_inverse=True)
         length = Stratum(tuple(f"n = {n}" for n in lengths.tolist()), of_input[pairs.base])
         strata.append(({**pairs.strata, **strata_of(pairs, programs[0]), "length": length}, scored))
@@ -135,16 +135,14 @@ def gather_evidence(
     return Evidence(_joined(data), _labels(strata), offsets, untried)
 
 
-def _program_runs(
-    programs: Sequence[LoopProgram], pairs: InterchangePairs, k: int, lag: int
-) -> ProgramRuns:
-    """The runs of program k on the inputs, long enough for every offset."""
+def _trace(pairs: InterchangePairs, program: LoopProgram, lag: int) -> Trace:
+    """The clean runs of a program on all inputs, long enough for every offset."""
     n_loops = pairs.n_loops + max(option.shift for option in alignments())
-    return ProgramRuns(programs[k], pairs.inputs, n_loops=n_loops, lag=lag)
+    return with_output_lag(program, lag).trace(pairs.inputs, n_loops=n_loops)
 
 
 def _tried(pairs: InterchangePairs) -> set[Untried]:
-    """Codes of the kinds of interchange that some pair tries; some, no strategy can."""
+    """Codes of the kinds of interchange that some pair tries."""
     at = pairs.sites
     token = pairs.inputs[pairs.base[:, None], at.position]
     there: dict[Untried, Tensor] = {  # [pair, site]
@@ -163,31 +161,33 @@ def _best_offset(
     run: InterchangeRun,
     exchanged: Int[Tensor, "pair delay pos"],
     tuning: Bool[Tensor, " pair"],
-    runs_by_lag: Callable[[int], ProgramRuns],
+    trace_of: Callable[[LoopProgram, int], Trace],
+    program: LoopProgram,
 ) -> ProgramOffset:
-    """The offset of a program that fits some pairs best, of those that fit clean runs best.
+    """The offset that fits some pairs best at the first delays, of those that fit clean runs best.
 
     Of equals the plainest: another one must be better by a clear margin.
     """
+    clearly, most_delays = 0.02, 4
     options = list(alignments())
-    chosen = (tuning & _begun(run.pairs, options)).to(exchanged.device)
+    chosen = (tuning & _begun(run.pairs.to("cpu"), options)).to(exchanged.device)
     pairs = run.pairs[chosen]
-    delays = min(_TUNED_DELAYS, pairs.longest) + 1
+    delays = min(most_delays, pairs.longest + 1)
     # Answers without and with the interchange, [pair, delay, pos]; whether the model changes any.
     natural, after = run.base[chosen, :delays], exchanged[chosen, :delays]
     moves = (natural != after).any(-1).any(-1)
-    fits = [float(_clean_match(run, runs_by_lag(a.lag), a)[0].double().mean()) for a in options]
+    fits = [_clean_match(run, trace_of(program, a.lag), a)[0].double().mean() for a in options]
     best, best_score = options[0], -1.0
-    # Whole answers right at the first delays, of effective interchanges [pair, delay].
     for option, fit in zip(options, fits):
-        if fit < max(fits) - _CLEARLY:
+        if fit < max(fits) - clearly:
             continue
-        runs = runs_by_lag(option.lag)
-        prediction = Prediction(runs.program, pairs, option, runs=runs, steps=delays - 1)
+        trace = trace_of(program, option.lag)
+        prediction = Prediction(program, pairs, option, trace=trace, steps=delays - 1)
         claims = prediction.claims(natural)
+        # Whole answers right, of effective interchanges [pair, delay].
         active = run.within[chosen, :delays] & (moves[:, None] | claims.changes)
         score = float(claims.agree(after)[active].double().mean().nan_to_num(1.0))
-        if score > best_score + _CLEARLY:
+        if score > best_score + clearly:
             best, best_score = option, score
     return best
 
@@ -198,17 +198,17 @@ def _begun(pairs: InterchangePairs, offsets: Sequence[ProgramOffset]) -> Bool[Te
     first = max(-min(offset.shift for offset in offsets), 0)
     left = max(offset.offset for offset in offsets)
     outside = (at.loop < first) | (at.source_loop < first) | (at.position < left)
-    return ~(at.made & outside).any(1).cpu()
+    return ~(at.made & outside).any(1)
 
 
 def _clean_match(
-    run: InterchangeRun, runs: ProgramRuns, offset: ProgramOffset
+    run: InterchangeRun, trace: Trace, offset: ProgramOffset
 ) -> tuple[Bool[Tensor, "loop input"], Float[Tensor, " input"]]:
     """At which loops 1 .. T the whole answer is the program's; share of answers it decides."""
     pairs = run.pairs
     # [loop, input, pos]: the program's answers at the model's loops, of those that are asked.
     loops = torch.arange(1, pairs.n_loops + 1, device=pairs.loop.device) + offset.shift
-    predicted = runs.trace.outputs[loops]
+    predicted = trace.outputs[loops]
     decided = (predicted != UNKNOWN) & pairs.asked
     right = ((predicted == run.natural[1:]) | ~decided).all(-1)
     return right, decided.sum((0, 2)) / (pairs.asked.sum(1) * len(loops)).clamp(min=1)
@@ -216,18 +216,14 @@ def _clean_match(
 
 def _clean_runs(
     run: InterchangeRun,
-    runs: list[ProgramRuns],
-    offsets: list[ProgramOffset],
-    without_lag: list[ProgramRuns],
-    batch: Batch,
+    predictions: Sequence[Prediction],
+    plain: Sequence[Int[Tensor, "loop input pos"]],
+    targets: Int[Tensor, "input pos"],
 ) -> dict[str, tuple[str, Tensor]]:
     """The arrays of the clean runs of one batch."""
-    matches, decided = zip(*(_clean_match(run, r, offset) for r, offset in zip(runs, offsets)))
+    matches, decided = zip(*(_clean_match(run, p.trace, p.program_offset) for p in predictions))
     right = torch.stack(matches).double()  # [program, loop, input]
-    # Two programs are compared with each other without any offset.
-    answers = [r.trace.outputs[1 : run.pairs.n_loops + 1] for r in without_lag]
-    alike = [[bool(((a == b) | ~run.pairs.asked).all()) for b in answers] for a in answers]
-    targets = batch.targets.to(run.natural.device)
+    alike = [[bool(((a == b) | ~run.pairs.asked).all()) for b in plain] for a in plain]
     solved = ((run.natural[-1] == targets) | (targets == IGNORE)).all(-1)
     return {
         "undisturbed": ("program input", right.mean(1)),
@@ -242,13 +238,11 @@ def _after_interchange(
     run: InterchangeRun,
     exchanged: Int[Tensor, "pair delay pos"],
     random: Int[Tensor, "pair delay pos"],
-    runs: list[ProgramRuns],
-    offsets: list[ProgramOffset],
-    scored: Bool[Tensor, " pair"],
+    predictions: Sequence[Prediction],
+    rows: Bool[Tensor, " pair"],
 ) -> dict[str, tuple[str, Tensor]]:
     """The arrays of the scored pairs of one batch."""
-    pairs, within, rows = run.pairs, run.within, scored.to(run.within.device)
-    predictions = [Prediction(r.program, pairs, a, runs=r) for r, a in zip(runs, offsets)]
+    pairs, within = run.pairs, run.within
     claims = [prediction.claims(run.base) for prediction in predictions]
     # [pair, delay]: the model changes an answer that is scored.
     moves = ((exchanged != run.base) & pairs.scored[:, None]).any(-1)
@@ -268,24 +262,12 @@ def _after_interchange(
     }
 
 
-def _dataset(
-    programs: Sequence[LoopProgram], arrays: Mapping[str, tuple[str, Tensor]]
-) -> xr.Dataset:
-    import xarray as xr
-
-    names = [p.name for p in programs]
-    return xr.Dataset(
-        {name: (axes.split(), array.cpu().numpy()) for name, (axes, array) in arrays.items()},
-        coords={"program": names, "rival": names, "delay": range(len(arrays["within"][1][0]))},
-    )
-
-
 def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
     """Whether the clean base run reaches the program's state right after each interchange.
 
     Tokens are part of the state, so no other run can reach it; this one may at another loop.
     """
-    pairs, variables = prediction.pairs, prediction.runs.trace.variables
+    pairs, variables = prediction.pairs, prediction.trace.variables
     reached = torch.zeros_like(pairs.base, dtype=torch.bool)
 
     def on_distribution(rows: Any, state: Mapping[str, Tensor]) -> Bool[Tensor, " some"]:
@@ -299,7 +281,10 @@ def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
     if pairs.second is not None:  # then both states must be reached
         for rows in (pairs.second.made & reached).nonzero().squeeze(1).split(64):
             if len(rows):
-                reached[rows] = on_distribution(rows, prediction.second_state(rows))
+                delay, each = (pairs.second.loop - pairs.loop)[rows], torch.arange(len(rows))
+                later = prediction.after(rows).variables
+                state = {name: values[delay, each] for name, values in later.items()}
+                reached[rows] = on_distribution(rows, state)
     return reached
 
 
@@ -309,7 +294,7 @@ def _labels(batches: Sequence[tuple[dict[str, Stratum], Bool[Tensor, " pair"]]])
 
     columns = [
         # A code of -1 takes the last label, None.
-        {k: np.array([*s.labels, None], object)[s.codes[scored].cpu()] for k, s in strata.items()}
+        {k: np.array([*s.labels, None], object)[s.codes[scored]] for k, s in strata.items()}
         for strata, scored in batches
     ]
     table = pd.concat([pd.DataFrame(part) for part in columns], ignore_index=True)

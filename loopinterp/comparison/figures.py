@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,12 +22,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-_READABLE = 0.95  # balanced accuracy
-_MOST_PROGRAMS = 5
-_MOST_DELAYS = 24
-_MOST_ALIKE = 3
-_MOST_VARIABLES = 6
-_MOST_LETTERS = 24
+_READABLE = 0.95
+"""Least balanced accuracy of a variable that can be read."""
+
 _DELAYS = "loops after the interchange"
 
 
@@ -46,60 +44,50 @@ def _comparison_findings(result: ProgramComparison) -> list[Finding]:
     findings = [Finding(text, kind="verdict", value=value, good=good)]
     for name, each in result.verdicts.items():
         model = f" ({name})" if several else ""
-        data = result.data.sel(model=name)
-        for say in (_controls, _alike_in_clean_runs, _on_and_off_distribution):
-            findings += [Finding(text + model) for text in say(data, each.closest)]
+        details = _details(result.data.sel(model=name), each.closest)
+        findings += [Finding(text + model) for text in details]
     if verdict.untried:
         kinds = "; ".join(UNTRIED[kind] for kind in verdict.untried)
         findings.append(Finding(f"Interchanges that were not tried: {kinds}."))
     return findings
 
 
-def _controls(data: xr.Dataset, program: str) -> list[str]:
-    at = {"program": program, "estimate": "value"}
-    followed, random = (float(data[name].sel(at)) for name in ("specific", "random_change"))
-    same = float(data["same_value"].sel(estimate="value"))
+def _details(data: xr.Dataset, program: str) -> Iterator[str]:
+    """The controls of one model, programs that answer alike, and states that no run reaches."""
+    data, quote = data.sel(program=program), f"“{plain(program)}”"
+    value = data.sel(estimate="value")
     sentences = []
-    if not np.isnan([followed, random]).any():
+    if not np.isnan([value["specific"], value["random_change"]]).any():
         sentences.append(
-            f"Where “{plain(program)}” predicts that an interchange changes an answer, the whole "
-            f"run follows it in {percent(followed)}; after a random change of the same norm, in "
-            f"{percent(random)}."
+            f"Where {quote} predicts that an interchange changes an answer, the whole "
+            f"run follows it in {percent(value['specific'])}; after a random change of the same "
+            f"norm, in {percent(value['random_change'])}."
         )
-    if not np.isnan(same):
+    if not np.isnan(value["same_value"]):
         sentences.append(
             "A source with the same values in another context leaves all answers as they are in "
-            f"{percent(same)}."
+            f"{percent(value['same_value'])}."
         )
-    return [" ".join(sentences)] if sentences else []
-
-
-def _alike_in_clean_runs(data: xr.Dataset, program: str) -> list[str]:
-    alike = data["alike"].sel(program=program)
-    names = alike["rival"].values[alike.values].tolist()
-    if len(names) < 2:
-        return []
-    many = f"{len(names)} programs, “{plain(program)}” among them,"
-    which = quoted(names) if len(names) <= _MOST_ALIKE else many
-    return [
-        f"Without intervention, {which} give the same answers at every loop: only interchanges "
-        "tell them apart."
-    ]
-
-
-def _on_and_off_distribution(data: xr.Dataset, program: str) -> list[str]:
+    if sentences:
+        yield " ".join(sentences)
+    names = data["rival"].values[data["alike"].values].tolist()
+    if len(names) >= 2:
+        which = quoted(names) if len(names) <= 3 else f"{len(names)} programs, {quote} among them,"
+        yield (
+            f"Without intervention, {which} give the same answers at every loop: only interchanges "
+            "tell them apart."
+        )
     parts = []
     for label in (REACHED, UNREACHED):
-        at = data.sel(program=program, stratum=f"{MANIFOLD}: {label}")
-        n, inputs = int(at["whole_run_active"]), int(at["whole_run_inputs"])
+        at = data.sel(stratum=f"{MANIFOLD}: {label}")
         share, _, high = at["whole_run"].values
-        known = inputs >= LEAST_INPUTS or high < THRESHOLD
-        value = percent(share) if known else "an unknown share (too few inputs)"
-        parts.append(f"{value} of {n} that make a state {label}")
-    return [
-        f"Of the effective interchanges, “{plain(program)}” predicts the whole run in {parts[0]}, "
-        f"and in {parts[1]}."
-    ]
+        known = int(at["whole_run_inputs"]) >= LEAST_INPUTS or high < THRESHOLD
+        right = percent(share) if known else "an unknown share (too few inputs)"
+        parts.append(f"{right} of {int(at['whole_run_active'])} that make a state {label}")
+    yield (
+        f"Of the effective interchanges, {quote} predicts the whole run in {parts[0]}, and in "
+        f"{parts[1]}."
+    )
 
 
 @figures_of.register
@@ -121,10 +109,10 @@ def _comparison_figures(result: ProgramComparison) -> list[Figure]:
     ]
 
 
-def _early(data: xr.Dataset) -> xr.Dataset:
+def _early(data: xr.Dataset, most: int = 24) -> xr.Dataset:
     """The delays from 0 on at which some interchange is effective, as many as a figure shows."""
     active = data["active"].sel(stratum=ALL).max("program").to_series().drop(END, errors="ignore")
-    delays = active.index[active > 0][:_MOST_DELAYS]
+    delays = active.index[active > 0][:most]
     return data.sel(delay=delays).assign_coords(delay=delays.astype(int))
 
 
@@ -133,9 +121,9 @@ def _strata(data: xr.Dataset, prefix: str) -> list[str]:
 
 
 def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> Figure:
-    at = _early(data).sel(stratum=ALL, program=order[:_MOST_PROGRAMS])
+    at = _early(data).sel(stratum=ALL, program=order[:5])
     first = at.isel(program=0)
-    pairs, delays = first["active"], first["delay"].values.tolist()
+    pairs, last = first["active"], int(first["delay"][-1])
     control = Series.of("no interchange", first["no_interchange"], control=True)
     return Figure(
         title="What happens after an interchange, delay by delay",
@@ -151,7 +139,7 @@ def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> 
             "another loop; a tenth of the runs get a second interchange. A line is the share of "
             "effective interchanges after which the model's whole answer, so many loops later, is "
             f"the program's (for the first program, of {int(pairs[0])} at once and of "
-            f"{int(pairs[-1])} {in_loops(delays[-1])}). Bands: 95% intervals."
+            f"{int(pairs[-1])} {in_loops(last)}). Bands: 95% intervals."
         ),
         control="No interchange: share of the same pairs in which doing nothing would be right.",
         data=tidy(data[["iia", "active", "no_interchange"]]),
@@ -161,21 +149,16 @@ def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> 
 def _misses(data: xr.Dataset, program: str) -> Figure:
     prefix = BOTH if len(_strata(data, BOTH)) >= 2 else TOKEN
     strata = _strata(data, prefix)
-    cells = _early(data).sel(program=program, stratum=strata).isel(delay=slice(12))
+    cells = _early(data, most=12).sel(program=program, stratum=strata)
     cells = cells.assign_coords(stratum=[s.removeprefix(f"{prefix}: ") for s in strata])
     panels = {
         "IIA": cells["iia"].sel(estimate="value"),
         "pairs, of the most": cells["active"] / max(int(cells["active"].max()), 1),
     }
+    axes: dict[str, Any] = {"x_title": _DELAYS, "y_title": "token at the position"}
     return Figure(
         title=f"What “{plain(program)}” misses",
-        plot=heatmap_panels(
-            panels,
-            x_title=_DELAYS,
-            y_title="token at the position",
-            value_title="share",
-            scale="mass",
-        ),
+        plot=heatmap_panels(panels, value_title="share", scale="mass", **axes),
         caption=(
             "Accuracy of the closest program by the token at the position and the one to its "
             "left. A pale row or column shows where another program would have to differ."
@@ -304,7 +287,20 @@ def _head_findings(result: HeadMatch) -> list[Finding]:
         )
         findings.append(Finding(text, value=value))
     elif telling:
-        findings.append(_best_match(result, telling))
+        # The best match of a head and a selector, against even attention.
+        mean = result.data[["overlap", "overlap_even"]].sel(selector=telling).mean("loop")
+        gain = (mean["overlap"] - mean["overlap_even"]).transpose("head", "selector")
+        best = mean.isel(gain.argmax(["head", "selector"]))
+        n, value = len(result.heads), percent(best["overlap"])
+        text = (
+            f"Of {n} heads, {best['head'].item()} comes closest to a selector: its "
+            f"attention overlaps by {value} with that of “{best['selector'].item()}” over all "
+            f"loops, against {percent(best['overlap_even'])} if attention were spread evenly."
+        )
+        if not float(gain.max()) > 0:
+            value = "none"
+            text = f"None of {n} heads matches any selector better than even attention."
+        findings.append(Finding(text, value=value))
     for names, why in (
         (result.empty, "select nothing at any query of the sample"),
         (result.everything, "select all that can be seen, as an idle head attends to it"),
@@ -315,27 +311,14 @@ def _head_findings(result: HeadMatch) -> list[Finding]:
     return findings
 
 
-def _best_match(result: HeadMatch, telling: list[str]) -> Finding:
-    """The best match of a head and a selector, against even attention."""
-    mean = result.data[["overlap", "overlap_even"]].sel(selector=telling).mean("loop")
-    gain = (mean["overlap"] - mean["overlap_even"]).transpose("head", "selector")
-    if not float(gain.max()) > 0:
-        text = f"None of {len(result.heads)} heads matches any selector better than even attention."
-        return Finding(text, value="none")
-    best = mean.isel(gain.argmax(["head", "selector"]))
-    value = percent(best["overlap"].item())
-    text = (
-        f"Of {len(result.heads)} heads, {best['head'].item()} comes closest to a selector: its "
-        f"attention overlaps by {value} with that of “{best['selector'].item()}” over all "
-        f"loops, against {percent(best['overlap_even'].item())} if attention were spread evenly."
-    )
-    return Finding(text, value=value)
-
-
 @figures_of.register
 def _head_figures(result: HeadMatch) -> list[Figure]:
     """Overlap of each head with each selector, beside its controls."""
-    names = [_short(name, k) for k, name in enumerate(result.selectors)]
+    # Names that fit beside an axis; the number of a longer one tells it from others.
+    names = [
+        text if len(text) <= 24 else f"{text[:18]}… ({k})"
+        for k, text in enumerate(map(plain, result.selectors))
+    ]
     mean = result.data.mean("loop").assign_coords(selector=names, head=result.heads)
     panels = {
         "overlap": mean["overlap"],
@@ -369,41 +352,33 @@ def _head_figures(result: HeadMatch) -> list[Figure]:
     ]
 
 
-def _short(name: str, number: int) -> str:
-    """A name that fits beside an axis; its number tells it from others."""
-    text = plain(name)
-    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 6]}… ({number})"
-
-
 @findings_of.register
 def _decodability_findings(result: Decodability) -> list[Finding]:
     """How many variables can be read at equal loops of model and program, from loop 1 on.
 
     Before the first loop there may be nothing to read: an initial state of zeros holds nothing.
     """
-    readable = _readable(result, "accuracy")
-    by_control = _readable(result, "embedding")
-    if "random_weights" in result.data:
-        by_control |= _readable(result, "random_weights")
-    names = [name for name in result.data["variable"].values.tolist() if name in readable]
+
+    def readable(name: str) -> set[str]:
+        if name not in result.data:
+            return set()
+        later = result.loop_for_loop(name).sel(loop=slice(1, None)).mean("loop")
+        return set(later["variable"].values[(later >= _READABLE).values].tolist())
+
+    read = readable("accuracy")
+    names = [name for name in result.data["variable"].values.tolist() if name in read]
     listed = f" ({', '.join(names)})" if names else ""
-    value = f"{len(readable)} of {result.data.sizes['variable']}"
+    value = f"{len(names)} of {result.data.sizes['variable']}"
     text = (
         f"{value} program variables{listed} can be read from the model loop for loop, after one "
         f"loop and more, with balanced accuracy of at least {_READABLE}"
     )
-    if both := readable & by_control:
+    if both := read & (readable("embedding") | readable("random_weights")):
         text += f"; {len(both)} of them just as well from the input alone or with shuffled weights"
     text += (
         ". That says where to look, not what is used: rival programs' variables can be read alike."
     )
     return [Finding(text, value=value)]
-
-
-def _readable(result: Decodability, name: str) -> set[str]:
-    """Variables whose mean over loops from 1 on, at equal loops, is high enough."""
-    later = result.loop_for_loop(name).sel(loop=slice(1, None)).mean("loop")
-    return set(later["variable"].values[(later >= _READABLE).values].tolist())
 
 
 @figures_of.register
@@ -412,21 +387,16 @@ def _decodability_figures(result: Decodability) -> list[Figure]:
     first: dict[str, str] = {}  # of each program
     for name in result.data["variable"].values.tolist():
         first.setdefault(name.split(".")[0], name)
-    shown = list(first.values())[:_MOST_VARIABLES]
+    shown = list(first.values())[:6]
     panels = {plain(name): result.data["accuracy"].sel(variable=name) for name in shown}
     if "random_weights" in result.data:
         shuffled = result.data["random_weights"].sel(variable=shown[0])
         panels[f"{plain(shown[0])}, shuffled weights"] = shuffled
+    layout: dict[str, Any] = {"y_title": "model loop", "value_range": (0.4, 1), "square": True}
     return [
         Figure(
             title="Which program variables can be read, loop against loop",
-            plot=heatmap_panels(
-                panels,
-                y_title="model loop",
-                value_title="balanced accuracy",
-                value_range=(0.4, 1),
-                square=True,
-            ),
+            plot=heatmap_panels(panels, value_title="balanced accuracy", **layout),
             caption=(
                 "Balanced accuracy of a linear probe of each program's variable after each program "
                 "loop (across), on the model's state after each of its loops (up). A sharp "

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 
 from loopinterp.comparison.inputs import check_batch, check_programs
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.models.protocol import describe_model, device_of, need_hooks
 from loopinterp.programs.expressions import selectors as selectors_of
 from loopinterp.programs.interpreter import evaluate
+from loopinterp.tasks.task import describe_tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -23,8 +27,6 @@ if TYPE_CHECKING:
     from loopinterp.models import HookedRun
     from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Batch, Task
-
-_PATTERN = "attn.hook_pattern"
 
 TOLERANCE = 1e-3
 """A head computes a selector whose overlap with its attention falls short of 1 by no more."""
@@ -38,23 +40,21 @@ class HeadMatch(Result, kind="head-match"):
         overlap: Overlap (1 - total variation distance) of each head's attention with attention
             spread evenly over the keys that the selector selects, over examples and over queries
             that select any. 1 only for a head that attends to exactly those keys, evenly.
-        overlap_even: Control: attention spread evenly over the keys that the head lets it see.
+        overlap_even: Control: attention spread evenly over the keys that a query may see.
         overlap_by_position: Control: the head's mean attention over examples; as high as
             ``overlap`` where attention does not depend on the input.
         overlap_other_input: Control: the keys that are selected in another example.
-        mass: Mean attention of each head to the keys that the selector selects. Near 1 also for
-            a head that attends to some of those keys only.
-        mass_even: The control ``overlap_even``, for ``mass``; and so on for the others.
+        mass: Mean attention to the selected keys, near 1 also for a head that attends to some of
+            them only; with the same controls.
 
     Attributes:
         names: All names of each selector: those that coincide on the whole sample are one.
         computes: The heads that compute each selector: overlap of at least 1 - 1e-3 at every loop
             at which it selects anything.
-        assigned: Head of each selector under the best one-to-one assignment over all loops (""
-            where there are more selectors than heads, or nothing is selected).
+        assigned: Head of each selector under the best one-to-one assignment; "" without one.
     """
 
-    VARIABLES: ClassVar[Mapping[str, str]] = {
+    VARIABLES: ClassVar = {
         name: "loop head selector"
         for measure in ("overlap", "mass")
         for name in (measure, *(f"{measure}_{c}" for c in ("even", "by_position", "other_input")))
@@ -66,12 +66,10 @@ class HeadMatch(Result, kind="head-match"):
 
     @property
     def heads(self) -> list[str]:
-        """Name of each head."""
         return self.data["head"].values.tolist()
 
     @property
     def selectors(self) -> list[str]:
-        """Name of each selector; of those that coincide on the whole sample, all names."""
         return self.data["selector"].values.tolist()
 
     @property
@@ -88,13 +86,14 @@ class HeadMatch(Result, kind="head-match"):
         return even["selector"].values[by_head.any("head").values].tolist()
 
 
+@checked
 def match_heads(
     patterns: Float[Tensor, "loop batch head query key"],
     selectors: Mapping[str, Bool[Tensor, "loop batch query key"]],
     *,
     heads: Sequence[str] | None = None,
     visible: Bool[Tensor, "*head query key"] | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     config: Mapping[str, Any] | None = None,
 ) -> HeadMatch:
     r"""Overlap of attention with what each selector selects, and the best assignment of heads.
@@ -110,17 +109,14 @@ def match_heads(
     overlap above that of even attention.
 
     Args:
-        patterns: Attention patterns.
-        selectors: Name -> selector at the same loops, examples and positions.
+        selectors: By name, at the same loops, examples and positions as the patterns.
         heads: Name of each head.
         visible: Keys that each query may see, for all heads or for each; by default those that
             any head ever looks at.
-        seed: Written to the provenance; nothing is drawn.
-        config: Written to the provenance.
+        seed: Written to the provenance, as is ``config``; nothing is drawn.
 
     Raises:
-        InputError: patterns without these five axes, no selector, fewer than two examples, or
-            shapes that do not fit.
+        InputError: no selector, fewer than two examples, or shapes that do not fit.
 
     Example:
         >>> keys = torch.tensor([[0, 0, 1], [0, 1, 0]])
@@ -133,11 +129,11 @@ def match_heads(
     patterns = patterns.to(torch.promote_types(patterns.dtype, torch.float32))
     groups: list[tuple[list[str], Tensor]] = []  # selectors that coincide are one
     for name, values in selectors.items():
-        same = [group for group, known in groups if torch.equal(known, values)]
-        if same:
-            same[0].append(name)
-        else:
+        same = next((group for group, known in groups if torch.equal(known, values)), None)
+        if same is None:
             groups.append(([name], values))
+        else:
+            same.append(name)
     names = [f"head {h}" for h in range(patterns.shape[2])] if heads is None else list(heads)
     with study(seed, **{"study": "heads", **(config or {})}) as watch:
         if visible is None:
@@ -169,14 +165,15 @@ def match_heads(
         )
 
 
+@checked
 def head_study(
     model: HookedRun,
     data: Batch | Task,
     programs: Sequence[str | LoopProgram],
     *,
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> HeadMatch:
     """:func:`match_heads` of a model, against every selector of the programs.
 
@@ -185,59 +182,38 @@ def head_study(
     and of ``finish`` after the last loop) is compared at every loop.
 
     Args:
-        model: The model.
-        data: Examples of one length in the programs' token format, or the task to draw them from.
-        programs: The programs, such as ``list_programs(task.name)``. Selectors that programs
-            share are listed once.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of what is drawn.
+        data: Examples of one length in the programs' token format, or the task to draw them from
+            (``batch_size`` of length ``n``).
+        programs: Such as ``list_programs(task.name)``. Selectors that they share are listed once.
 
     Raises:
-        InputError: what is no model, no batch or no list of programs, or tokens that a program
-            does not know.
+        InputError: a model without hooks, or tokens that a program does not know.
     """
     chosen = check_programs(programs)
     need_hooks(model)
-    batch = check_batch(
-        model, data, chosen, needs_targets=False, n=n, batch_size=batch_size, seed=seed
-    )
-    batch = batch.to(device_of(model))
-    n_loops = int(batch.n_loops.max())
-    selectors: dict[str, Tensor] = {}
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batch = check_batch(model, data, chosen, needs_targets=False, **drawn).to(device_of(model))
+    inputs, n_loops = batch.inputs, int(batch.n_loops.max())
+    selectors: dict[str, Bool[Tensor, "loop batch query key"]] = {}
     for program in chosen:
-        for name, values in _selectors(program, batch.inputs, n_loops):
+        trace = program.trace(inputs, n_loops=n_loops)
+        at_the_end = {name: values[-1] for name, values in trace.variables.items()}
+        once = dict(trace.prepare_selectors)
+        for name, select in selectors_of([program.finish]).items():
+            # The same selection in ``step`` reads the variables as they were before each loop.
+            unique = f"finish.{name}" if select.variables and name in trace.selectors else name
+            once[unique] = evaluate(select, inputs, at_the_end)
+        every = {name: values.expand(n_loops, *values.shape) for name, values in once.items()}
+        for name, values in [*trace.selectors.items(), *every.items()]:
             known = selectors.get(name)
             if known is None or not torch.equal(known, values):
                 selectors[name if known is None else f"{program.name}.{name}"] = values
-    patterns, heads = _patterns(model, batch.inputs, n_loops)
-    n_pos, sizes = batch.inputs.shape[1], model.site_map
+    patterns, heads = _patterns(model, inputs, n_loops)
+    n_pos, sizes = inputs.shape[1], model.site_map
     visible = model.visible(n_pos).expand(sizes.n_heads, n_pos, n_pos)
     visible = visible.repeat(sizes.layers_total(1), 1, 1)  # [layer head, query, key]
-    return match_heads(
-        patterns,
-        selectors,
-        heads=heads,
-        visible=visible,
-        seed=seed,
-        config={"model": describe_model(model)},
-    )
-
-
-def _selectors(
-    program: LoopProgram, tokens: Tensor, n_loops: int
-) -> Iterator[tuple[str, Bool[Tensor, "loop batch query key"]]]:
-    """Every selector of a program at every loop, by name."""
-    trace = program.trace(tokens, n_loops=n_loops)
-    yield from trace.selectors.items()
-    at_the_end = {name: values[-1] for name, values in trace.variables.items()}
-    once = dict(trace.prepare_selectors)
-    for name, select in selectors_of([program.finish]).items():
-        # The same selection in ``step`` reads the variables as they were before each loop.
-        unique = f"finish.{name}" if select.variables and name in trace.selectors else name
-        once[unique] = evaluate(select, tokens, at_the_end)
-    for name, values in once.items():
-        yield name, values.expand(n_loops, *values.shape)
+    about = {"seed": seed, "config": {"model": describe_model(model)}}
+    return match_heads(patterns, selectors, heads=heads, visible=visible, **about)
 
 
 @torch.no_grad()
@@ -245,29 +221,27 @@ def _patterns(
     model: HookedRun, inputs: Int[Tensor, "batch pos"], n_loops: int
 ) -> tuple[Float[Tensor, "loop batch head query key"], list[str]]:
     """Patterns of all heads, those of prelude and coda at every loop; and the heads' names."""
-    _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=_PATTERN)
+    pattern = "attn.hook_pattern"
+    _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=pattern)
     sizes, patterns, heads = model.site_map, [], []
     sections = {"prelude": sizes.n_prelude, "block": sizes.n_layers, "coda": sizes.n_coda}
-    for section, n_layers in sections.items():
-        for layer in range(n_layers):
-            if section == "block":
-                patterns.append(cache.stack(_PATTERN, layer=layer))
-            else:
-                once = cache[f"{section}.{layer}.{_PATTERN}"]  # [batch, head, query, key]
-                patterns.append(once.expand(n_loops, *once.shape))
-            count, n_heads = sizes.n_layers, sizes.n_heads
-            heads += [head_name(section, layer, head, n_layers=count) for head in range(n_heads)]
+    for section, layer in ((name, k) for name, count in sections.items() for k in range(count)):
+        if section == "block":
+            patterns.append(cache.stack(pattern, layer=layer))
+        else:
+            once = cache[f"{section}.{layer}.{pattern}"]  # [batch, head, query, key]
+            patterns.append(once.expand(n_loops, *once.shape))
+        heads += [
+            head_name(section, layer, head, n_layers=sizes.n_layers)
+            for head in range(sizes.n_heads)
+        ]
     return torch.cat(patterns, dim=2), heads
 
 
 def head_name(section: str, layer: int, head: int, *, n_layers: int) -> str:
-    """The name of a head in results.
+    """The name of a head in results, from its section (``prelude``, ``block`` or ``coda``).
 
-    Args:
-        section: ``prelude``, ``block`` or ``coda``.
-        layer: Its layer inside that section.
-        head: Its index inside that layer.
-        n_layers: Layers of the tied block; the layer is left out where there is but one.
+    The layer inside the block is left out where the block has but one.
 
     Example:
         >>> [head_name("block", 0, 3, n_layers=n) for n in (1, 2)]
@@ -284,33 +258,32 @@ def _measure(
     pattern: Float[Tensor, "batch head query key"],
     even: Float[Tensor, "head query key"],
     selector: Bool[Tensor, "batch query key"],
-) -> dict[str, Tensor]:
-    """Every array of the result, of one selector at one loop: [head]."""
+) -> dict[str, Float[Tensor, " head"]]:
+    """Every array of the result, of one selector at one loop."""
     average, even = pattern.mean(0, keepdim=True), even.to(pattern)[None]  # [1, head, query, key]
-    mass = selector.to(pattern)[:, None]  # [batch, 1, query, key]
-    count = mass.sum(-1, keepdim=True)
-    uniform, queries = mass / count.clamp(min=1), count[..., 0] > 0  # and [batch, 1, query]
-    scores: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = {
-        "mass": (lambda attention, target: (attention * target).sum(-1), mass),
-        "overlap": (lambda attention, target: 1 - (attention - target).abs().sum(-1) / 2, uniform),
-    }
+    selected = selector.to(pattern)[:, None]  # [batch, 1, query, key]
+    count = selected.sum(-1, keepdim=True)
+    uniform, queries = selected / count.clamp(min=1), count[..., 0] > 0  # and [batch, 1, query]
+
+    def mean(name: str, attention: Tensor, shift: int = 0) -> Float[Tensor, " head"]:
+        """Over examples and the queries that select anything; NaN where none does."""
+        target = (selected if name == "mass" else uniform).roll(shift, 0)
+        if name == "mass":
+            score = (attention * target).sum(-1)
+        else:
+            score = 1 - (attention - target).abs().sum(-1) / 2
+        here = queries.roll(shift, 0)
+        return torch.where(here, score, 0).sum((0, 2)) / here.sum().to(score)
+
     means = {}
-    for name, (score, target) in scores.items():
+    for name in ("mass", "overlap"):
         means |= {
-            name: _mean(score(pattern, target), queries),
-            f"{name}_even": _mean(score(even, target), queries),
-            f"{name}_by_position": _mean(score(average, target), queries),
-            f"{name}_other_input": _mean(score(pattern, target.roll(1, 0)), queries.roll(1, 0)),
+            name: mean(name, pattern),
+            f"{name}_even": mean(name, even),
+            f"{name}_by_position": mean(name, average),
+            f"{name}_other_input": mean(name, pattern, shift=1),
         }
     return means
-
-
-def _mean(
-    values: Float[Tensor, "batch head query"], queries: Bool[Tensor, "batch 1 query"]
-) -> Float[Tensor, " head"]:
-    """Mean over examples and the queries that select anything; NaN where none does."""
-    total = torch.where(queries, values, 0).sum((0, 2))
-    return total / queries.sum().to(total)
 
 
 def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
@@ -329,14 +302,12 @@ def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
 
 
 def _check(patterns: Tensor, selectors: Mapping[str, Tensor]) -> None:
-    tensor = isinstance(patterns, torch.Tensor)
-    if not tensor or patterns.ndim != 5:
-        raise InputError(
-            "patterns",
-            expected="a tensor [loop, batch, head, query, key]",
-            given=f"shape {list(patterns.shape)}" if tensor else type(patterns).__name__,
-            fix="Pass cache.stack('attn.hook_pattern') of a run.",
+    if not isinstance(patterns, torch.Tensor) or patterns.ndim != 5:
+        expected, fix = (
+            "a tensor [loop, batch, head, query, key]",
+            "Pass cache.stack(hook) of a run.",
         )
+        raise InputError("patterns", expected=expected, given=describe_tensor(patterns), fix=fix)
     loops, batch, _, query, key = patterns.shape
     if not selectors or batch < 2:
         raise InputError(

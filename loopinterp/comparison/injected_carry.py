@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 
 from loopinterp.comparison.inputs import check_batch, named_models
-from loopinterp.core.errors import InputError, check_integer, check_seed
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.interventions.engine import InterchangeRun
 from loopinterp.interventions.pairs import InterchangePairs, draw_pairs
 from loopinterp.models import describe_model
@@ -26,14 +29,10 @@ if TYPE_CHECKING:
     from loopinterp.models import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
-INJECTED, ERASED = "planted", "erased"
-KINDS = (INJECTED, ERASED)
+KINDS = INJECTED, ERASED = "planted", "erased"
 TOKENS = get_program("ripple").inputs[:4]
 MOST = 12
 """Persistences of so many loops or more are counted together."""
-
-_SETTLED = 2
-"""Loops for which both carries must have been settled before the interchange."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -66,15 +65,16 @@ class InjectedCarry(Result, kind="planted-carry"):
         return float(np.searchsorted(total, share * total[-1]))
 
 
+@checked
 def injected_carry_study(
     models: LoopedModel | Any | Sequence[LoopedModel | Any],
     data: Batch | Task,
     *,
     names: Sequence[str] | None = None,
-    per_cell: int = 24,
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    per_cell: PositiveInt = 24,
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> InjectedCarry:
     """Inject carries into additions, and count the loops for which the answer shows them.
 
@@ -84,20 +84,17 @@ def injected_carry_study(
 
     Args:
         models: A model of additions (tokens ``a + 2b`` after BOS), or several.
-        data: Additions of one length, at least 16 bits, or their task.
+        data: Additions of one length, at least 16 bits, or their task to draw them from
+            (``batch_size`` of length ``n``).
         names: A name for each model.
         per_cell: Most interchanges for each kind, token and left token.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of the pairs, and of what is drawn.
 
     Raises:
         InputError: inputs that are too short, or without such pairs.
     """
-    check_integer("per_cell", per_cell, least=1)
     by_name = named_models(models, names)
-    settings = {"n": n, "batch_size": batch_size, "seed": check_seed(seed)}
-    batches = [check_batch(m, data, [get_program("ripple")], **settings) for m in by_name.values()]
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batches = [check_batch(m, data, [get_program("ripple")], **drawn) for m in by_name.values()]
     pairs = [_pairs(batch, per_cell, torch.Generator().manual_seed(seed)) for batch in batches]
     n = int(batches[0].n[0])
     with study(
@@ -141,17 +138,18 @@ def _pairs(
     """Interchanges of settled carries, and the cell (kind, token, left token) of each."""
     task, tokens = Addition(), batch.inputs
     carry, chain = task.carry_in(tokens), task.chain_length_in(tokens)
-    last = int(batch.n_loops.max()) - MOST
+    # Both carries have been settled for two loops or more, and MOST loops are left.
+    settled, last = 2, int(batch.n_loops.max()) - MOST
     base, source = draw_pairs(len(batch), 64 * per_cell, generator)
-    loop = torch.randint(_SETTLED + 1, max(last, _SETTLED + 1) + 1, base.shape, generator=generator)
+    loop = torch.randint(settled + 1, max(last, settled + 1) + 1, base.shape, generator=generator)
     asked = batch.targets != IGNORE
     # Equal tokens and opposite carries, at an asked bit: [pair, pos].
     fits = (tokens[base] == tokens[source]) & (carry[base] != carry[source]) & asked[base]
     for row in (base, source):
-        fits &= chain[row] + 1 + _SETTLED <= loop[:, None]
+        fits &= chain[row] + 1 + settled <= loop[:, None]
     fits[:, :2] = False  # the first bit has no carry, and no left neighbour
     pair, position = fits.nonzero(as_tuple=True)
-    if last <= _SETTLED or not len(pair):
+    if last <= settled or not len(pair):
         raise InputError(
             "batch",
             expected=f"additions of {MOST + 4} bits or more, of which some differ in a settled "

@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from loopinterp.comparison.injected_carry import (
-    ERASED,
-    INJECTED,
-    KINDS,
-    MOST,
-    TOKENS,
-    InjectedCarry,
-)
+from loopinterp.comparison.injected_carry import KINDS, MOST, TOKENS, InjectedCarry
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.figures import heatmap_panels
@@ -25,7 +18,7 @@ def _(result: InjectedCarry) -> list[Finding]:
     several = result.data.sizes["model"] > 1
     for model in map(str, result.data.model.values):
         where = f"In {model}, a" if several else "A"
-        injected, erased = (_in_words(result, model, kind) for kind in KINDS)
+        injected, erased = (_persistence(result, model, kind) for kind in KINDS)
         text = (
             f"{where} carry that is put in by hand behind the front is held for {injected}"
             f"{_recovery(result.counts(model))}; one that is taken away stays away for {erased}. A "
@@ -37,7 +30,7 @@ def _(result: InjectedCarry) -> list[Finding]:
     return findings
 
 
-def _in_words(result: InjectedCarry, model: str, kind: str) -> str:
+def _persistence(result: InjectedCarry, model: str, kind: str) -> str:
     middle, low, high = (result.quantile(q, model, kind) for q in (0.5, 0.05, 0.95))
     if np.isnan(middle):
         return "an unknown time (no such pair)"
@@ -60,6 +53,7 @@ def _loops(life: float) -> str:
 
 @figures_of.register
 def _(result: InjectedCarry) -> list[Figure]:
+    axes = {"token": list(TOKENS), "token to the left": list(TOKENS)}
     panels = {}
     for model in map(str, result.data.model.values):
         for kind in KINDS:
@@ -68,16 +62,14 @@ def _(result: InjectedCarry) -> list[Figure]:
                 for t in TOKENS
             ]
             name = f"{model}, {kind}" if result.data.sizes["model"] > 1 else kind
-            axes = {"token": list(TOKENS), "token to the left": list(TOKENS)}
             panels[name] = xr.DataArray(medians, axes)
-    plot = heatmap_panels(panels, value_title="loops", value_range=(0, MOST), columns=2)
     return [
         Figure(
             title="How long a carry that was put in by hand lives",
-            plot=plot,
+            plot=heatmap_panels(panels, value_title="loops", value_range=(0, MOST), columns=2),
             caption=(
-                f"Median number of loops for which the answer shows the other carry, {INJECTED} "
-                f"(a carry where there is none) and {ERASED} (none where there is one), by the "
+                f"Median number of loops for which the answer shows the other carry, {KINDS[0]} "
+                f"(a carry where there is none) and {KINDS[1]} (none where there is one), by the "
                 "token at the bit and the one to its left. Empty: no such pair, as the left "
                 f"neighbour decides the carry. {MOST} means {MOST} or more."
             ),

@@ -39,8 +39,8 @@ def check_program_list(programs: Sequence[str | LoopProgram]) -> list[LoopProgra
 def check_programs(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
     """Candidate programs, at least one: all of one task, each with its own name."""
     candidates = check_program_list(programs)
-    names = [p.name for p in candidates]
-    if not names or len(set(names)) < len(names) or len({p.task for p in candidates}) > 1:
+    names = {p.name for p in candidates}
+    if not names or len(names) < len(candidates) or len({p.task for p in candidates}) > 1:
         raise InputError(
             "programs",
             expected="one program or more, all of one task, each with its own name",
@@ -71,9 +71,6 @@ def check_batch(
     It ends where the model is asked; see :func:`~loopinterp.models.study_examples.fit_to_model`.
 
     Args:
-        model: The model.
-        data: A batch, or a task.
-        programs: The programs.
         needs_loops: Whether the model is followed from loop to loop, up to T(n).
         needs_targets: Whether answers are judged, so that each example must have a target.
         drawn: Further arguments of :func:`~loopinterp.tasks.as_batch`.
@@ -94,20 +91,25 @@ def check_batch(
     return fit_to_model(model, batch, needs_loops=needs_loops).to("cpu")
 
 
+def need_inputs(enough: bool, expected: str, given: str = "none", what: str = "data") -> None:
+    """Raise unless the inputs are of such a kind, and enough of them."""
+    if not enough:
+        fix = "Draw more, or longer, inputs."
+        raise InputError(what, expected=expected, given=given, fix=fix)
+
+
 def named_models(
     models: LoopedModel | Any | Sequence[LoopedModel | Any], names: Sequence[str] | None
 ) -> dict[str, LoopedModel | Any]:
     """One model or several, each under its name (by default "model 0" and so on)."""
     several = list(models) if isinstance(models, (list, tuple)) else [models]
-    count = len(several)
-    labels = [f"model {k}" for k in range(count)] if names is None else list(names)
-    if count < 1 or len(labels) != count or len(set(labels)) < count:
+    labels = [f"model {k}" for k in range(len(several))] if names is None else list(names)
+    labelled = dict(zip(labels, several))
+    if not several or len({len(several), len(labels), len(labelled)}) > 1:
         raise InputError(
             "names",
-            expected=f"one name for each of {count} models (at least one model)",
+            expected=f"one name for each of {len(several)} models (at least one model)",
             given=repr(labels),
             fix="Pass as many different names as models.",
         )
-    for model in several:
-        need_model(model)
-    return dict(zip(labels, several))
+    return labelled

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from loopinterp.comparison.inputs import need_inputs
 from loopinterp.comparison.program_runs import Prediction, separations
-from loopinterp.core.errors import InputError, check_integer, check_number
+from loopinterp.core.errors import check_integer, check_number
 from loopinterp.interventions.pairs import (
     InterchangePairs,
     SecondInterchange,
@@ -28,20 +30,10 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch
 
 
-KIND = "kind"
-OTHER_VALUE, SAME_VALUE = "other value", "same value"
+KIND, OTHER_VALUE, SAME_VALUE = "kind", "other value", "same value"
 """The stratum of the same-value control: pairs whose source has equal values of all variables."""
 
-TOKEN, LEFT, WHEN, WHERE = "token", "left token", "loop", "position"
-BOTH = "token and left token"
-SOURCE_LOOP, SECOND = "loop of the source", "second interchange"
-"""Strata of every task."""
-
-_CANDIDATES = 6
-"""Candidates per pair that is drawn."""
-
-_SECOND_CANDIDATES = 8
-"""Candidates per second interchange."""
+TOKEN, BOTH = "token", "token and left token"
 
 
 class PairStrategy(Protocol):
@@ -109,15 +101,17 @@ class SpreadPairs:
             InputError: no two inputs of the batch differ in a variable at a position at which
                 they have the same token.
         """
-        del model
         last = int(batch.n_loops.max())
         # In the initial state nothing is computed yet: it receives the state of a later loop.
         first = 0 if self.other_loops and last > 1 else 1
-        loops = _drawn_loops(last, self.loops, generator, first=first)
+        # One loop from each of some spans: even spacing could miss a period.
+        every = torch.arange(first, max(last, first + 1))
+        spans = every.tensor_split(min(self.loops, len(every)))
+        loops = [int(s[torch.randint(len(s), (), generator=generator)]) for s in spans]
         traces = [p.trace(batch.inputs, n_loops=last).variables for p in programs]
+        most = 6 * self.pairs // len(loops) + 1  # candidates of each loop, six for a pair
         differing, alike = [], []
         for loop in loops:
-            most = _CANDIDATES * self.pairs // len(loops) + 1
             base, source = draw_pairs(len(batch), most, generator)
             # Positions with equal tokens, and with unequal values: [pair, pos].
             same = batch.inputs[base] == batch.inputs[source]
@@ -133,20 +127,13 @@ class SpreadPairs:
                 others = self._other_sites(free[pair], position, generator)
                 each = base[pair], source[pair], torch.full_like(pair, loop), source_loop[pair]
                 columns.append(torch.stack([*each, position, *others]))
-        other = _pairs(torch.cat(differing, 1), batch)
-        if not len(other):
-            raise InputError(
-                "batch",
-                expected="inputs that differ in a variable of the programs, with the same token "
-                "at that position",
-                given=f"{len(batch)} inputs that do not",
-                fix="Draw more or longer inputs.",
-            )
+        other, alike = (_pairs(torch.cat(columns, 1), batch) for columns in (differing, alike))
+        expected = "inputs that differ in a variable at a position with the same token"
+        need_inputs(len(other) > 0, expected, f"{len(batch)} that do not", what="batch")
         other = self._repeat(other, traces, generator)
         other = other[self._choose(other, programs, generator)]
-        alike_pairs = _pairs(torch.cat(alike, 1), batch)
-        some = evenly_by_class(_token_classes(alike_pairs), self.same_value, generator)
-        return join([other, alike_pairs[some]], KIND, (OTHER_VALUE, SAME_VALUE))
+        alike = alike[evenly_by_class(_token_classes(alike), self.same_value, generator)]
+        return join([other, alike], KIND, (OTHER_VALUE, SAME_VALUE))
 
     def _source_loops(
         self, loop: Int[Tensor, "*shape"], last: int, generator: torch.Generator
@@ -154,48 +141,10 @@ class SpreadPairs:
         """The loop of each source: the same, or for some of them any other from 0 to the last."""
         if last < 2 or not self.other_loops:
             return loop
-        moved = torch.randint(1, last + 1, loop.shape, generator=generator)
         # Any loop but the same one.
-        other = (loop + moved) % (last + 1)
+        other = (loop + torch.randint(1, last + 1, loop.shape, generator=generator)) % (last + 1)
         luck = torch.rand(loop.shape, generator=generator, dtype=torch.float32)
-        across = (luck < self.other_loops) | (loop == 0)
-        return torch.where(across, other, loop)
-
-    def _repeat(
-        self, pairs: InterchangePairs, traces: Sequence[Any], generator: torch.Generator
-    ) -> InterchangePairs:
-        """Pairs of which some get a second interchange, of a state that differs from the base's."""
-        last, (n_inputs, n_pos) = pairs.n_loops, pairs.inputs.shape
-        second = SecondInterchange.none(len(pairs))
-        luck = torch.rand(len(pairs), generator=generator, dtype=torch.float32)
-        rows = (luck < self.repeated).nonzero().squeeze(1)
-        if not len(rows) or last < 2:
-            return pairs
-
-        def draw(low: Any, high: Any) -> Tensor:
-            shape = (_SECOND_CANDIDATES, len(rows))
-            share = torch.rand(shape, generator=generator, dtype=torch.float32)
-            return (low + share * (high - low)).long()
-
-        # Half at the same position and a later loop; half at any other, perhaps at the same loop.
-        # Candidates are [candidate, pair]; the first of each pair that fits is taken.
-        first, base, loop = (x[rows] for x in (pairs.positions[:, 0], pairs.base, pairs.loop))
-        elsewhere = (first + draw(1, max(n_pos, 2))) % n_pos
-        position = torch.where(draw(0, 2)[:1] == 0, first, elsewhere)
-        source, again = draw(0, n_inputs), draw(loop + (position == first), last)
-        again = again.clamp(max=last)
-        source_loop = self._source_loops(again, last, generator)
-        fits = (pairs.inputs[source, position] == pairs.inputs[base, position]) & (again >= loop)
-        fits &= (position != first) | (again > loop)
-        fits &= _differ(
-            traces, (again, base.expand_as(again), position), (source_loop, source, position)
-        )
-        best, each = fits.int().argmax(0), torch.arange(len(rows))
-        columns = (x[best, each] for x in (source, position, again, source_loop))
-        fitting = fits.any(0)
-        for values, column in zip(vars(second).values(), columns):
-            values[rows[fitting]] = column[fitting]
-        return replace(pairs, second=second)
+        return torch.where((luck < self.other_loops) | (loop == 0), other, loop)
 
     def _other_sites(
         self, free: Bool[Tensor, "pair pos"], first: Tensor, generator: torch.Generator
@@ -210,6 +159,40 @@ class SpreadPairs:
             sites.append(site)
         return sites
 
+    def _repeat(
+        self, pairs: InterchangePairs, traces: Sequence[Any], generator: torch.Generator
+    ) -> InterchangePairs:
+        """Pairs of which some get a second interchange, of a state that differs from the base's."""
+        last, (n_inputs, n_pos) = pairs.n_loops, pairs.inputs.shape
+        second = SecondInterchange.none(len(pairs))
+        luck = torch.rand(len(pairs), generator=generator, dtype=torch.float32)
+        rows = (luck < self.repeated).nonzero().squeeze(1)
+        if not len(rows) or last < 2:
+            return pairs
+
+        def draw(low: Any, high: Any) -> Int[Tensor, "candidate pair"]:
+            share = torch.rand((8, len(rows)), generator=generator, dtype=torch.float32)
+            return (low + share * (high - low)).long()
+
+        # Half at the same position and a later loop; half at any other, perhaps at the same loop.
+        # The first candidate of each pair that fits is taken.
+        first, base, loop = (x[rows] for x in (pairs.positions[:, 0], pairs.base, pairs.loop))
+        elsewhere = (first + draw(1, max(n_pos, 2))) % n_pos
+        position = torch.where(draw(0, 2)[:1] == 0, first, elsewhere)
+        source, again = draw(0, n_inputs), draw(loop + (position == first), last)
+        again = again.clamp(max=last)
+        source_loop = self._source_loops(again, last, generator)
+        fits = (pairs.inputs[source, position] == pairs.inputs[base, position]) & (again >= loop)
+        fits &= (position != first) | (again > loop)
+        fits &= _differ(
+            traces, (again, base.expand_as(again), position), (source_loop, source, position)
+        )
+        best, fitting = fits.int().argmax(0), fits.any(0)
+        drawn = source, position, again, source_loop
+        for values, column in zip(vars(second).values(), drawn):
+            values[rows[fitting]] = column[best, torch.arange(len(rows))][fitting]
+        return replace(pairs, second=second)
+
     def _choose(
         self, pairs: InterchangePairs, programs: Sequence[LoopProgram], generator: torch.Generator
     ) -> Int[Tensor, " chosen"]:
@@ -219,10 +202,26 @@ class SpreadPairs:
         order = evenly_by_class(classes, min(len(pairs), 2 * self.pairs), generator)
         if len(programs) == 1 or len(order) <= self.pairs:
             return order[: self.pairs]
-        n_spread = self.pairs - self.pairs // 2
-        spread, rest = order[:n_spread], order[n_spread:]
-        separating = rest[_evenly(_separated(programs, pairs[rest]), self.pairs - n_spread)]
-        chosen = torch.cat([spread, separating])
+        most = self.pairs // 2
+        spread, rest = order[: self.pairs - most], order[self.pairs - most :]
+        # Whether two programs predict different answers, at some delay: [program, rival, pair].
+        shape = (len(rest), pairs[rest].longest + 1, pairs.inputs.shape[1])
+        # In place of the model's clean answers, equal for all programs.
+        unchanged = torch.full(shape, -3, dtype=torch.int16, device=pairs.loop.device)
+        claims = [Prediction(program, pairs[rest]).claims(unchanged) for program in programs]
+        separated = separations(claims).any(-1)
+        # The pairs of programs take turns: each takes the next pair that separates it, so that
+        # each has a queue of those that do, last first.
+        rivals = combinations(range(len(programs)), 2)
+        queues = [separated[a, b].nonzero().squeeze(1).tolist()[::-1] for a, b in rivals]
+        taken: dict[int, None] = {}
+        while len(taken) < most and any(queues):
+            for queue in queues:
+                while queue and queue[-1] in taken:
+                    queue.pop()
+                if queue and len(taken) < most:
+                    taken[queue.pop()] = None
+        chosen = torch.cat([spread, rest[torch.tensor(list(taken), dtype=torch.long)]])
         unused = order[~torch.isin(order, chosen)]
         return torch.cat([chosen, unused[: self.pairs - len(chosen)]])
 
@@ -240,32 +239,6 @@ def _pairs(columns: Int[Tensor, "column pair"], batch: Batch) -> InterchangePair
     )
 
 
-def spread_loops(n_loops: int, most: int) -> list[int]:
-    """Numbers of loops from 1 to T - 1 (to 1 if T is 1), evenly.
-
-    Example:
-        >>> spread_loops(25, 5)
-        [1, 7, 12, 18, 24]
-    """
-    last = max(n_loops - 1, 1)
-    count = min(most, last)
-    return sorted({round(1 + k * (last - 1) / max(count - 1, 1)) for k in range(count)})
-
-
-def _drawn_loops(
-    n_loops: int, most: int, generator: torch.Generator, *, first: int = 1
-) -> list[int]:
-    """One loop from each of so many spans of first .. T - 1; even spacing could miss a period.
-
-    Example:
-        >>> _drawn_loops(25, 5, torch.Generator().manual_seed(0))
-        [5, 10, 14, 16, 24]
-    """
-    every = torch.arange(first, max(n_loops, first + 1))
-    spans = every.tensor_split(min(most, len(every)))
-    return [int(s[torch.randint(len(s), (), generator=generator)]) for s in spans]
-
-
 def _differ(
     traces: Sequence[Any], base: tuple[Any, ...], source: tuple[Any, ...]
 ) -> Bool[Tensor, ...]:
@@ -280,36 +253,6 @@ def _differ(
 def _token_classes(pairs: InterchangePairs) -> Int[Tensor, " pair"]:
     token, left = pairs.tokens
     return token * (int(pairs.inputs.max()) + 1) + left
-
-
-def _separated(
-    programs: Sequence[LoopProgram], pairs: InterchangePairs
-) -> Bool[Tensor, "pair program rival"]:
-    """Whether two programs predict different whole answers, at some delay."""
-    # In place of the model's clean answers, equal for all programs.
-    shape = (len(pairs), pairs.longest + 1, pairs.inputs.shape[1])
-    unchanged = torch.full(shape, -3, dtype=torch.int16, device=pairs.loop.device)
-    claims = [Prediction(program, pairs).claims(unchanged) for program in programs]
-    return separations(claims).any(-1).movedim(2, 0)
-
-
-def _evenly(separated: Bool[Tensor, "pair program rival"], most: int) -> Int[Tensor, " chosen"]:
-    """Some of the pairs, so that equally many separate every two rivals.
-
-    The pairs of rivals take turns: each takes the next pair that separates it.
-    """
-    n = separated.shape[1]
-    rivals = torch.triu_indices(n, n, offset=1).T.tolist()
-    # Of every two rivals, the pairs that separate them, last first.
-    waiting = {(a, b): separated[:, a, b].nonzero().squeeze(1).tolist()[::-1] for a, b in rivals}
-    chosen: dict[int, None] = {}
-    while len(chosen) < most and any(waiting.values()):
-        for queue in waiting.values():
-            while queue and queue[-1] in chosen:
-                queue.pop()
-            if queue and len(chosen) < most:
-                chosen[queue.pop()] = None
-    return torch.tensor(list(chosen), dtype=torch.long)
 
 
 def strata_of(pairs: InterchangePairs, program: LoopProgram) -> dict[str, Stratum]:
@@ -329,35 +272,29 @@ def strata_of(pairs: InterchangePairs, program: LoopProgram) -> dict[str, Stratu
     loop, place = ((x - 1).clamp(min=0) for x in (pairs.loop, position))
     strata = {
         TOKEN: Stratum(tuple(tokens), token),
-        LEFT: Stratum(tuple(tokens), left.masked_fill(first, -1)),
+        "left token": Stratum(tuple(tokens), left.masked_fill(first, -1)),
         BOTH: Stratum(tuple(names), torch.searchsorted(kinds, both).masked_fill(first, -1)),
-        WHEN: Stratum(thirds, 3 * loop // max(pairs.n_loops - 1, 1)),
-        WHERE: Stratum(thirds, 3 * place // max(pairs.inputs.shape[1] - 1, 1)),
+        "loop": Stratum(thirds, 3 * loop // max(pairs.n_loops - 1, 1)),
+        "position": Stratum(thirds, 3 * place // max(pairs.inputs.shape[1] - 1, 1)),
     }
-    later = pairs.source_loop - pairs.loop
+    later = (pairs.source_loop - pairs.loop).sign()
     if bool(later.any()):
-        codes = torch.where(later < 0, 1, torch.where(later > 0, 2, 0))
         labels = ("the same", "an earlier one", "a later one")
-        strata[SOURCE_LOOP] = Stratum(labels, codes)
+        strata["loop of the source"] = Stratum(labels, torch.tensor([0, 2, 1])[later])
     if pairs.second is not None and bool(pairs.second.made.any()):
         elsewhere = pairs.second.position != position
         codes = torch.where(pairs.second.made, 1 + elsewhere.long(), 0)
         labels = ("none", "at the same position", "at another position")
-        strata[SECOND] = Stratum(labels, codes)
-    return strata | (_chains(pairs) if program.task == "addition" else {})
-
-
-def _chains(pairs: InterchangePairs) -> dict[str, Stratum]:
-    """Lengths of the chains of propagating bits before and behind the first position."""
-    task, position = Addition(), pairs.positions[:, 0]
+        strata["second interchange"] = Stratum(labels, codes)
+    if program.task != "addition":
+        return strata
+    # Lengths of the chains of propagating bits before and behind the first position, [pair].
+    task = Addition()
     before = task.chain_length_in(pairs.inputs)[pairs.base, position]
-    ends = ~task.propagate(pairs.inputs)
-    # The first bit from the position on that does not propagate, [pair].
-    place = torch.arange(ends.shape[1])
-    here = ends[pairs.base] & (place >= position[:, None])
-    behind = torch.where(here, place, ends.shape[1]).amin(1) - position
-    labels, least = ("0", "1", "2 or 3", "4 to 7", "8 or more"), torch.tensor([1, 2, 4, 8])
-    return {
-        name: Stratum(labels, torch.bucketize(length, least, right=True))
-        for name, length in (("chain before", before), ("chain behind", behind))
-    }
+    ends = ~task.propagate(pairs.inputs)[pairs.base]
+    places = torch.arange(ends.shape[1])
+    at_end = torch.where(ends & (places >= position[:, None]), places, len(places)).amin(1)
+    lengths, least = ("0", "1", "2 or 3", "4 to 7", "8 or more"), torch.tensor([1, 2, 4, 8])
+    for name, length in (("chain before", before), ("chain behind", at_end - position)):
+        strata[name] = Stratum(lengths, torch.bucketize(length, least, right=True))
+    return strata

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field, PositiveInt
 
 from loopinterp.comparison.counts import count_evidence, shares_of
 from loopinterp.comparison.evidence import Evidence, gather_evidence
 from loopinterp.comparison.inputs import check_batches, check_programs, named_models
 from loopinterp.comparison.pair_strategies import SpreadPairs
 from loopinterp.comparison.rule import THRESHOLD, Reason, Verdict, decide
-from loopinterp.core.errors import check_number
+from loopinterp.core.boundary import checked
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.models import describe_model
 from loopinterp.programs import equivalence
 from loopinterp.programs.program_offset import ProgramOffset
@@ -102,6 +105,10 @@ class ProgramComparison(Result, kind="program-comparison"):
         first, *others = each = list(self.verdicts.values())
         if not others:
             return first
+
+        def of_any(name: str) -> list[Any]:
+            return list(dict.fromkeys(value for v in each for value in getattr(v, name)))
+
         # Only what holds of every model, and the doubts about any.
         programs = {v.identified for v in each}
         identified = first.identified if len(programs) == 1 else None
@@ -112,17 +119,18 @@ class ProgramComparison(Result, kind="program-comparison"):
             clean_fits=[p for p in first.clean_fits if all(p in v.clean_fits for v in others)],
             followed_for=min(v.followed_for if v.closest == first.closest else -1 for v in each),
             longest_delay=min(v.longest_delay for v in each),
-            indistinguishable=sorted({p for v in each for p in v.indistinguishable}),
-            unseparated=sorted({p for v in each for p in v.unseparated}),
-            equivalent=sorted({p for v in each for p in v.equivalent}),
+            indistinguishable=sorted(of_any("indistinguishable")),
+            unseparated=sorted(of_any("unseparated")),
+            equivalent=sorted(of_any("equivalent")),
             refuted=all(v.refuted for v in each),
             reasons=[] if identified else [why_none],
-            untested=list(dict.fromkeys(stratum for v in each for stratum in v.untested)),
-            untried=list(dict.fromkeys(kind for v in each for kind in v.untried)),
+            untested=of_any("untested"),
+            untried=of_any("untried"),
             off_distribution=max(v.off_distribution for v in each),
         )
 
 
+@checked
 def compare_programs(
     models: LoopedModel | Any | Sequence[LoopedModel | Any],
     programs: Sequence[str | LoopProgram],
@@ -130,10 +138,10 @@ def compare_programs(
     *,
     pairs: PairStrategy | None = None,
     names: Sequence[str] | None = None,
-    threshold: float = THRESHOLD,
+    threshold: Annotated[float, Field(ge=0, le=1)] = THRESHOLD,
     n: int | Sequence[int] | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> ProgramComparison:
     r"""Compare a model with candidate programs by their predictions of interchange interventions.
 
@@ -158,21 +166,17 @@ def compare_programs(
     Args:
         models: Any looped model, or several (seeds of one recipe): each gets its verdict.
         programs: One program or more, all of the task whose tokens the model reads.
-        data: Inputs, each batch of one length, or the task to draw them from.
+        data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
+            each length ``n``, :data:`EXAMPLES` by default).
         pairs: How pairs are chosen; by default :class:`~loopinterp.comparison.SpreadPairs` on the
             first :data:`FIRST_LOOK` inputs of each batch, and where these would identify a
             program, :data:`TO_IDENTIFY`, eight times as many pairs on all inputs, which decide.
         names: A name for each model.
         threshold: Least lower end of an identified program's interval.
-        n: Problem length or lengths, where a task is given; see
-            :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples of each length, where a task is given; :data:`EXAMPLES` by default.
-        seed: Seed of everything random.
 
     Raises:
         InputError: no model or program, programs of several tasks, inputs that are not theirs or
-            not of one length, a threshold that is no share, or no interchange in which a variable
-            differs.
+            not of one length, or no interchange in which a variable differs.
 
     Example:
         >>> import torch
@@ -191,7 +195,6 @@ def compare_programs(
     batches = {
         label: check_batches(model, data, candidates, **drawn) for label, model in labelled.items()
     }
-    check_number("threshold", threshold, least=0, most=1)
     lengths = [int(batch.n[0]) for batch in next(iter(batches.values()))]
     with study(
         seed,
@@ -202,13 +205,17 @@ def compare_programs(
         pairs=repr(pairs or [SpreadPairs(), TO_IDENTIFY]),
     ) as watch:
 
+        @cache
+        def equivalent(first: str, second: str) -> bool:
+            pair = [p for name in (first, second) for p in candidates if p.name == name]
+            return pair[0].task in list_tasks() and equivalence(*pair).equivalent
+
         def gather(label: str, strategy: PairStrategy, examples: int | None = None) -> Evidence:
             some = [batch[slice(0, examples)] for batch in batches[label]]
             return gather_evidence(labelled[label], candidates, some, strategy, seed=seed)
 
         # A first look on few pairs; models for which it identifies a program get a second one,
         # on many, which decides.
-        equivalent = _equivalence_of(candidates)
         first = (pairs, None) if pairs else (SpreadPairs(), FIRST_LOOK)
         evidence = {label: gather(label, *first) for label in labelled}
         counts, verdicts = _decide_each(evidence, threshold, equivalent)
@@ -229,25 +236,13 @@ def compare_programs(
         )
 
 
-def _equivalence_of(candidates: Sequence[LoopProgram]) -> Callable[[str, str], bool]:
-    """Whether no interchange separates two of the candidates, by name; computed once a pair."""
-    by_name = {program.name: program for program in candidates}
-
-    @cache
-    def equivalent(first: str, second: str) -> bool:
-        pair = by_name[first], by_name[second]
-        return pair[0].task in list_tasks() and equivalence(*pair).equivalent
-
-    return equivalent
-
-
 def _decide_each(
     evidence: Mapping[str, Evidence], threshold: float, equivalent: Callable[[str, str], bool]
 ) -> tuple[xr.Dataset, dict[str, Verdict]]:
     """The counts of all models, and the verdict on each."""
     counts = count_evidence(list(evidence.values())).assign_coords(model=list(evidence))
-    verdicts = {}
-    for label, each in evidence.items():
-        mine, untried = counts.sel(model=label), each.untried
-        verdicts[label] = decide(mine, threshold=threshold, untried=untried, equivalent=equivalent)
-    return counts, verdicts
+    rule = {"threshold": threshold, "equivalent": equivalent}
+    return counts, {
+        label: decide(counts.sel(model=label), untried=each.untried, **rule)
+        for label, each in evidence.items()
+    }

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 from torch.nn.functional import one_hot
 
 from loopinterp.compiler.validation import infer_domains, validate
-from loopinterp.core.errors import InputError, check_seed, unknown_name
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.programs.expressions import Tokens
 from loopinterp.programs.language import UNKNOWN
@@ -32,27 +35,8 @@ if TYPE_CHECKING:
 _AT_A_TIME = 2**16
 """Positions of all pairs that run together."""
 
-
-class ProgramRuns(ShortRepr):
-    """A program run once on some inputs, ready for any number of interchanges between them.
-
-    Args:
-        program: The program; it must read these tokens.
-        inputs: The inputs.
-        n_loops: Loops to run; an interchange comes after at most so many.
-        lag: Loops by which its answers come late.
-    """
-
-    def __init__(
-        self,
-        program: LoopProgram,
-        inputs: Int[Tensor, "input pos"],
-        *,
-        n_loops: int,
-        lag: int = 0,
-    ) -> None:
-        self.program = with_output_lag(program, lag)
-        self.trace = self.program.trace(inputs, n_loops=n_loops)
+SILENT = -2
+"""In place of an answer: the program predicts nothing."""
 
 
 class Prediction(ShortRepr):
@@ -63,7 +47,7 @@ class Prediction(ShortRepr):
         pairs: What is interchanged.
         program_offset: Which loop and position of the program stand for the model's.
         names: The variables that are interchanged; all by default, as for a whole state.
-        runs: The program's runs, if they exist already.
+        trace: The clean runs of the program (with the offset's lag) on the inputs, if they exist.
         steps: Delays to predict; those of the pairs' longest horizon by default.
 
     Raises:
@@ -78,16 +62,16 @@ class Prediction(ShortRepr):
         program_offset: ProgramOffset | None = None,
         *,
         names: Sequence[str] | None = None,
-        runs: ProgramRuns | None = None,
+        trace: Trace | None = None,
         steps: int | None = None,
     ) -> None:
         self.pairs, self.program_offset = pairs, program_offset or ProgramOffset()
         self.steps = pairs.longest if steps is None else min(steps, pairs.longest)
-        shift, lag = self.program_offset.shift, self.program_offset.lag
-        self.runs = runs or ProgramRuns(
-            program, pairs.inputs, n_loops=pairs.n_loops + max(shift, 0), lag=lag
-        )
-        self._names = tuple(self.runs.program.variables if names is None else names)
+        shift = self.program_offset.shift
+        self.program = with_output_lag(program, self.program_offset.lag)
+        n_loops = pairs.n_loops + max(shift, 0)
+        self.trace = trace or self.program.trace(pairs.inputs, n_loops=n_loops)
+        self._names = self.program.variables if names is None else names
         loops = pairs.sites.loop, pairs.sites.source_loop
         latest = min(int(x.max()) for x in loops) if len(pairs) else 0
         if latest + shift < 0:
@@ -105,14 +89,14 @@ class Prediction(ShortRepr):
         delays = torch.arange(self.steps + 1, device=pairs.loop.device)
         # [pair, delay]: the loop of the program at which each answer is read, the last one kept.
         loops = self._program_loop((pairs.loop[:, None] + delays).clamp(max=pairs.n_loops))
-        return self.runs.trace.outputs[loops, pairs.base[:, None]].to(torch.int16)
+        return self.trace.outputs[loops, pairs.base[:, None]].to(torch.int16)
 
     @cached_property
     def exchanged(self) -> Int[Tensor, "pair delay pos"]:
         """Answers after it."""
         n_pos = self.pairs.inputs.shape[1]
-        # Traces have the delay first, [delay, pair, pos]; a few pairs at a time bound memory.
         answers = self.base.new_empty(len(self.pairs), self.steps + 1, n_pos)
+        # Traces have the delay first, [delay, pair, pos]; a few pairs at a time bound memory.
         at_a_time = max(_AT_A_TIME // n_pos, 1)
         for start in range(0, len(self.pairs), at_a_time):
             rows = slice(start, start + at_a_time)
@@ -135,7 +119,7 @@ class Prediction(ShortRepr):
     def after(self, rows: Any) -> Trace:
         """The program's runs after the interchange, in some pairs: entry k is k loops later."""
         # A step does not know its loop, so pairs of different loops run together.
-        return self.runs.program.run(
+        return self.program.run(
             self.pairs.inputs[self.pairs.base[rows]],
             n_loops=self.steps,
             variables=self.state(rows),
@@ -148,20 +132,13 @@ class Prediction(ShortRepr):
         # [pair, site]: positions in the program, and the loops at which both runs are read there.
         at = (pairs.positions - self.program_offset.offset).clamp(min=0)
         loop, source_loop = map(self._program_loop, (pairs.loop, pairs.source_loop[:, None]))
-        variables = self.runs.trace.variables
+        variables = self.trace.variables
         state = {name: values[loop, pairs.base] for name, values in variables.items()}
         for name in self._names:
             # [pair, site]: the source's value at each position that is interchanged.
             source = variables[name][source_loop, pairs.source[:, None], at]
             state[name] = state[name].scatter(1, at, source)
         return state
-
-    def second_state(self, rows: Any) -> dict[str, Int[Tensor, "pair pos"]]:
-        """The variables right after the second interchange, of pairs that have one."""
-        pairs = self.pairs[rows]
-        assert pairs.second is not None
-        delay, each = pairs.second.loop - pairs.loop, torch.arange(len(pairs))
-        return {name: x[delay, each] for name, x in self.after(rows).variables.items()}
 
     def _second(self, rows: Any) -> list[Intervention]:
         """The second interchanges of some of the pairs, those of each delay together."""
@@ -174,25 +151,18 @@ class Prediction(ShortRepr):
         position = (second.position - self.program_offset.offset).clamp(min=0)[:, None]
         n_pos = pairs.inputs.shape[1]
         here = position == torch.arange(n_pos, device=position.device)
-        source_loop = self._program_loop(second.source_loop[:, None])
+        at = self._program_loop(second.source_loop[:, None]), second.source[:, None], position
         for after in delay[second.made & (delay <= self.steps)].unique().tolist():
             mask = (second.made & (delay == after))[:, None] & here
             for name in self._names:
                 # [pair, 1], spread over all positions: the mask leaves one of them.
-                source = self.runs.trace.variables[name][
-                    source_loop, second.source[:, None], position
-                ]
-                values = source.expand(-1, n_pos).contiguous()
+                values = self.trace.variables[name][at].expand(-1, n_pos).contiguous()
                 interventions.append(Intervention(name, after, values, mask))
         return interventions
 
     def _program_loop(self, loop: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """The program's loop at a loop of the model; its first before that."""
         return (loop + self.program_offset.shift).clamp(min=0)
-
-
-SILENT = -2
-"""In place of an answer: the program predicts nothing."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -216,7 +186,6 @@ class Claims(ShortRepr):
     changes: Bool[Tensor, "pair delay"]
 
     def __getitem__(self, rows: Any) -> Claims:
-        """Those of some of the pairs, by index or mask."""
         return Claims(self.expected[rows], self.changes[rows])
 
     def agree(self, answers: Int[Tensor, "pair delay pos"]) -> Bool[Tensor, "pair delay"]:
@@ -270,8 +239,14 @@ class ProgramModel(ShortRepr):
         [0, 0, 0, 1]
     """
 
+    @checked
     def __init__(
-        self, program: LoopProgram, *, max_length: int, seed: int = 0, hold_tokens: bool = True
+        self,
+        program: LoopProgram,
+        *,
+        max_length: PositiveInt,
+        seed: Seed = 0,
+        hold_tokens: bool = True,
     ) -> None:
         if not hold_tokens and Tokens() in postorder([program.finish]):
             raise InputError(
@@ -291,7 +266,7 @@ class ProgramModel(ShortRepr):
         self._sizes = [len(program.inputs), *map(len, self._values.values())]
         self.d_model = sum(self._sizes)
         self.d_vocab_out = int(domains[source.finish].max()) + 1
-        generator = torch.Generator().manual_seed(check_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
         # A random orthogonal basis; its dtype is given, so that draws are the same everywhere.
         gauss = torch.randn(self.d_model, self.d_model, generator=generator, dtype=torch.float32)
         self._rotation = torch.linalg.qr(gauss).Q
@@ -304,17 +279,13 @@ class ProgramModel(ShortRepr):
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_model"]:
         """The values that ``prepare`` sets."""
-        tokens = e.argmax(-1)
-        variables = self.program.run(tokens, n_loops=0).variables
-        return self._write(tokens, {name: x[-1] for name, x in variables.items()})
+        return self._after(e, n_loops=0)
 
     def step(
         self, h: Float[Tensor, "batch pos d_model"], e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_model"]:
         """One loop of the program on the variables in the state."""
-        tokens = e.argmax(-1)
-        variables = self.program.run(tokens, n_loops=1, variables=self._read(h)[1]).variables
-        return self._write(tokens, {name: x[-1] for name, x in variables.items()})
+        return self._after(e, n_loops=1, variables=self._read(h)[1])
 
     def readout(
         self, h: Float[Tensor, "batch pos d_model"]
@@ -326,34 +297,21 @@ class ProgramModel(ShortRepr):
         return 4.0 * one_hot(answer * known, self.d_vocab_out) * known[..., None]
 
     def direction(self, variable: str, value: int) -> Float[Tensor, " d_model"]:
-        """The unit vector of one value of a variable.
-
-        Raises:
-            InputError: the program has no such variable, or it never takes that value.
-        """
-        values = self._values.get(variable, torch.empty(0)).tolist()
+        """The unit vector of one value of a variable; raises if it never takes that value."""
+        rows, values = self.subspace(variable), self._values[variable].tolist()
         if value not in values:
-            raise InputError(
-                f"direction of {variable!r} = {value}",
-                expected="a variable and one of its values: "
-                + "; ".join(f"{name} {known.tolist()}" for name, known in self._values.items()),
-                given=f"{variable!r} = {value}",
-                fix="See program.variables.",
-            )
-        return self.subspace(variable)[values.index(value)]
+            what, expected = f"value of {variable!r}", f"one of {values}"
+            raise InputError(what, expected=expected, given=repr(value), fix="Take one of them.")
+        return rows[values.index(value)]
 
     def subspace(self, variable: str) -> Float[Tensor, "value d_model"]:
-        """The directions of all values of a variable, one a row.
-
-        Raises:
-            InputError: the program has no such variable.
-        """
-        if variable not in self._values:
-            raise unknown_name(f"variable of program {self.program.name}", variable, self._values)
+        """The directions of all values of a variable, one a row; raises on an unknown variable."""
+        check_choice(f"variable of program {self.program.name}", variable, self._values)
         block = list(self._values).index(variable) + 1
         return self._rotation.split(self._sizes)[block]
 
     def _read(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The tokens and variables that a state holds."""
         # Back from the rotated basis: one block of one-hot coordinates each [batch, pos, value].
         token, *blocks = (h @ self._rotation.mT).split(self._sizes, dim=-1)
         return token.argmax(-1), {
@@ -361,13 +319,17 @@ class ProgramModel(ShortRepr):
             for (name, values), block in zip(self._values.items(), blocks)
         }
 
-    def _write(self, tokens: Tensor, variables: dict[str, Tensor]) -> Tensor:
+    def _after(self, e: Tensor, **run: Any) -> Tensor:
+        """The state that holds the variables at the end of a run."""
+        tokens = e.argmax(-1)
+        variables = self.program.run(tokens, **run).variables
         token = one_hot(tokens, self._sizes[0])
         blocks = [token if self.hold_tokens else torch.zeros_like(token)]
         for name, values in self._values.items():
+            value = variables[name][-1]
             # [batch, pos]: values are sorted; one that is not among them is found out below.
-            index = torch.searchsorted(values, variables[name]).clamp(max=len(values) - 1)
-            if bool((values[index] != variables[name]).any()):
+            index = torch.searchsorted(values, value).clamp(max=len(values) - 1)
+            if bool((values[index] != value).any()):
                 raise InputError(
                     f"variable {name!r} of program {self.program.name}",
                     expected=f"one of its values on up to max_length positions: {values.tolist()}",

@@ -14,25 +14,29 @@ injected input are not projected; of a model with a prelude they hold the prelud
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
+from pydantic import Field, PositiveInt
 
-from loopinterp.comparison.inputs import check_batches
+from loopinterp.comparison.inputs import check_batches, need_inputs
 from loopinterp.comparison.rule import LEAST_INPUTS, DelayShare, delay_shares
-from loopinterp.core.errors import InputError, check_choice, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.interventions.drawn_pairs import drawn_pairs, repeated_pairs
 from loopinterp.interventions.engine import InterchangeRun, state_width
 from loopinterp.interventions.pairs import InterchangePairs, join
 from loopinterp.models import Iteration, bind, describe_model, device_of, iterate, reach
-from loopinterp.tasks.task import describe_tensor
+from loopinterp.models.protocol import declared
+from loopinterp.tasks.sampling import check_tokens
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -41,21 +45,19 @@ if TYPE_CHECKING:
     from loopinterp.models import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
-RANKS = (1, 2, 4, 8, 12, 16)
-
 ENOUGH = 0.95
 """A rank is enough if the reduced model is right this often at every kind, length and delay."""
 
-LEAST_ALONE = 18
-"""Least inputs of a delay that is judged by itself; with fewer, one error weighs too much."""
-
-SAME_LOOP, _ANY_LOOP, _TWICE = KINDS = ("same loop", "any loop", "two interchanges")
+Kind = Literal["same loop", "any loop", "two interchanges"]
 """The source's state is of the same loop or of any loop; or two interchanges of any loops."""
 
-FITTED, _DRAWN = 128, 512
-"""Inputs that directions are fitted on; interchanges of each kind and length."""
+SAME_LOOP = "same loop"
 
-_KIND = "kind"
+FITTED = 128
+"""Inputs that directions are fitted on."""
+
+_ALIKE = "different inputs with the same token at some position"
+
 _BASE = 256
 
 
@@ -91,7 +93,6 @@ class StateDirections(ShortRepr):
         belong to no loop.
 
         Args:
-            model: Any looped model.
             pairs: Interchanges among the inputs that directions are fitted on.
             tokens: Those that may occur, in order.
         """
@@ -122,25 +123,6 @@ class StateDirections(ShortRepr):
         means, directions = (torch.stack(part).to(after) for part in zip(*rows))
         return cls(tokens.to(after.device), means, directions)
 
-    def reduce(
-        self,
-        h: Float[Tensor, "*shape d_model"],
-        which: Int[Tensor, "*shape"],
-        kept: slice,
-    ) -> Float[Tensor, "*shape d_model"]:
-        """Project states onto some directions around the mean of their token.
-
-        Args:
-            h: The states.
-            which: Row of each one's token in :attr:`means`.
-            kept: The directions.
-        """
-        reduced = torch.empty_like(h)
-        for k in which.unique().tolist():  # one matrix per row, not per position
-            at, mean, basis = which == k, self.means[k], self.directions[k, kept]
-            reduced[at] = mean + (h[at] - mean) @ basis.mT @ basis
-        return reduced
-
 
 def _principal(states: Float[Tensor, "state d_model"]) -> tuple[Tensor, Tensor]:
     mean = states.mean(0)
@@ -159,21 +141,9 @@ class ReducedModel(ShortRepr):
 
     def __init__(self, model: LoopedModel | Any, directions: StateDirections, kept: slice) -> None:
         self.model, self.directions, self.kept = model, directions, kept
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model's weights are."""
-        return device_of(self.model)
-
-    @property
-    def reach(self) -> int | None:
-        """That of the model: a projection moves nothing from position to position."""
-        return reach(self.model)
-
-    @property
-    def local_step(self) -> bool:
-        """That of the model."""
-        return getattr(self.model, "local_step", True)
+        # A projection moves nothing from position to position.
+        self.device, self.reach = device_of(model), reach(model)
+        self.local_step = declared(model, "local_step")
 
     def bind(self, inputs: Int[Tensor, "batch pos"]) -> Iteration:
         """The model's iteration, its state reduced after every loop.
@@ -202,8 +172,22 @@ class ReducedModel(ShortRepr):
         return self._reduced(self.model.step(h, e[..., :-2], **loop), e, **loop)
 
     def _reduced(self, h: Tensor, e: Tensor, loop: int = 0) -> Tensor:
-        which = e[..., -2].long() * _BASE + e[..., -1].long()
-        return self.directions.reduce(h, which + loop * len(self.directions.tokens), self.kept)
+        """States projected onto the directions around the mean of their token (and loop)."""
+        which = e[..., -2].long() * _BASE + e[..., -1].long() + loop * len(self.directions.tokens)
+        reduced = torch.empty_like(h)
+        for k in which.unique().tolist():  # one matrix per row, not per position
+            here, mean = which == k, self.directions.means[k]
+            basis = self.directions.directions[k, self.kept]
+            reduced[here] = mean + (h[here] - mean) @ basis.mT @ basis
+        return reduced
+
+
+class Weakest(NamedTuple):
+    """Where a reduced model is right least often: kind of interchange, length, and delays."""
+
+    kind: str
+    n: int
+    share: DelayShare
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -241,17 +225,15 @@ class Reduction(Result, kind="reduction"):
     def weakest(self, rank: int, **where: Any) -> Weakest:
         """Where a rank is right least often.
 
-        Delays with few effective inputs are pooled with their neighbours, but one of
-        :data:`LEAST_ALONE` inputs that clearly fails is judged by itself
+        Delays with few effective inputs are pooled with their neighbours, but one of at least 18
+        inputs that clearly fails is judged by itself
         (:func:`~loopinterp.comparison.rule.delay_shares`).
 
         Args:
-            rank: Number of directions.
             where: Values of the axes ``kind`` and ``n`` to include; all by default.
 
         Returns:
-            Kind, length and delays; the value is NaN where no interchange of some kind and length
-            changes an answer.
+            The share is NaN where no interchange of some kind and length changes an answer.
         """
         shares = self._shares(rank, **where)
         return min(shares, key=lambda x: np.nan_to_num(x.share.value, nan=-1.0))
@@ -265,7 +247,8 @@ class Reduction(Result, kind="reduction"):
             cell = cell.isel(delay=slice(last + 1))  # shorter runs end before longer ones
             active, inputs = cell["active"].values, cell["inputs"].values
             right = cell["accuracy"].sel(estimate="value").fillna(0).values * active
-            shares = delay_shares(right, active, inputs, ENOUGH, least_alone=LEAST_ALONE)
+            # With fewer inputs of a delay that is judged by itself, one error weighs too much.
+            shares = delay_shares(right, active, inputs, ENOUGH, least_alone=18)
             weakest += [Weakest(str(kind), int(n), share) for share in shares]
         return weakest
 
@@ -280,25 +263,18 @@ class Reduction(Result, kind="reduction"):
         return 0
 
 
-class Weakest(NamedTuple):
-    """Where a reduced model is right least often: kind of interchange, length, and delays."""
-
-    kind: str
-    n: int
-    share: DelayShare
-
-
+@checked
 def reduction_study(
     model: LoopedModel | Any,
     data: Batch | Sequence[Batch] | Task,
     *,
-    ranks: Sequence[int] = RANKS,
-    kinds: Sequence[str] = KINDS,
+    ranks: Sequence[PositiveInt] = (1, 2, 4, 8, 12, 16),
+    kinds: Sequence[Kind] = get_args(Kind),
     at_end: bool = False,
-    pairs: int = _DRAWN,
+    pairs: Annotated[int, Field(ge=8)] = 512,
     n: int | Sequence[int] | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> Reduction:
     """Reduce a model's state to a few directions per token, and compare both by interchanges.
 
@@ -307,22 +283,18 @@ def reduction_study(
 
     Args:
         model: Any looped model that reads tokens.
-        data: Inputs, each batch of one length, or the task to draw them from. Directions are fitted
-            on the first :data:`FITTED` different inputs of the first batch, at most half of them.
+        data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
+            each length ``n``). Directions are fitted on the first :data:`FITTED` different inputs
+            of the first batch, at most half of them.
         ranks: Numbers of directions; those of d_model or more are ignored.
-        kinds: Some of :data:`KINDS`. For untied layers, which are a loop each, states of other
+        kinds: Kinds of interchange. For untied layers, which are a loop each, states of other
             loops are those of other layers; ``("same loop",)`` leaves them out.
         at_end: Whether answers are compared at the end of a run alone, where nothing reads those of
             earlier loops. The delay is then the number of loops after the interchange.
         pairs: Interchanges of each kind and length.
-        n: Problem length or lengths, where a task is given; see
-            :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples of each length, where a task is given.
-        seed: Seed of the interchanges, and of what is drawn.
 
     Raises:
-        InputError: inputs that are no tokens or too few, ranks that the state does not have, or
-            an unknown kind.
+        InputError: inputs that are no tokens or too few, or ranks that the state does not have.
 
     Source: projection onto principal directions of a system's own runs (proper orthogonal
         decomposition; Sirovich, Quarterly of Applied Mathematics 45, 1987); approximate causal
@@ -333,21 +305,15 @@ def reduction_study(
     if len({*lengths}) < len(lengths):
         expected, fix = "batches of different lengths", "Put examples of one length into one batch."
         raise InputError("data", expected=expected, given=f"lengths {lengths}", fix=fix)
-    for batch in batches:
-        if batch.inputs.ndim != 2 or batch.inputs.is_floating_point():
-            given = describe_tensor(batch.inputs)
-            fix = "Pass a batch of tokens: directions are those of a token."
-            raise InputError("data", expected="tokens [batch, pos]", given=given, fix=fix)
+    for batch in batches:  # directions are those of a token
+        check_tokens(batch.inputs, 2**31, "data")
     width = state_width(model, batches[0].inputs)
-    check_integer("pairs", pairs, least=8)
-    for kind in kinds or ("",):
-        check_choice("kinds", kind, KINDS)
-    chosen = tuple(kind for kind in KINDS if kind in kinds)
-    for rank in ranks:
-        check_integer("rank", rank, least=1)
-    if not (kept_ranks := sorted({rank for rank in ranks if rank < width})):
-        expected, fix = f"some below d_model = {width}", "Pass (1, 2)."
-        raise InputError("ranks", expected=expected, given=str(ranks), fix=fix)
+    chosen = tuple(kind for kind in get_args(Kind) if kind in kinds)
+    kept_ranks = sorted({rank for rank in ranks if rank < width})
+    if not kept_ranks or not chosen:
+        expected = f"some kinds, and some ranks below d_model = {width}"
+        given, fix = f"{ranks}, {kinds}", "Leave kinds out, and pass ranks=(1, 2)."
+        raise InputError("ranks, kinds", expected=expected, given=given, fix=fix)
     with study(
         seed,
         study="reduction",
@@ -357,30 +323,29 @@ def reduction_study(
     ) as watch:
         generator = torch.Generator().manual_seed(seed)
         fitted, *held_out = _split(batches)
-        across = chosen != (SAME_LOOP,)
-        to_fit = drawn_pairs(fitted, _loops(fitted), pairs, generator, across_loops=across)
-        _need_pairs(to_fit)
+        n_loops, across = int(fitted.n_loops.max()), chosen != (SAME_LOOP,)
+        to_fit = drawn_pairs(fitted, n_loops, pairs, generator, across_loops=across)
+        need_inputs(len(to_fit) > 0, _ALIKE)
         tokens = torch.cat([batch.inputs.flatten() for batch in batches]).unique()
         directions = StateDirections.fit(model, to_fit, tokens=tokens)
-        longest = max(_loops(batch) for batch in held_out)
+        longest = max(int(batch.n_loops.max()) for batch in held_out)
         shape = (len(chosen), len(held_out), len(kept_ranks))
-        # [kind, length, rank, delay].
-        right, active, inputs = np.zeros((3, *shape, longest + 1))
-        whole, others = np.zeros((2, *shape, 3))
-        clean = np.zeros((*shape[1:], 3))
+        # Right pairs, pairs that count and their inputs, [count, kind, length, rank, delay].
+        counts = np.zeros((3, *shape, longest + 1))
+        (whole_runs, others), clean = np.zeros((2, *shape, 3)), np.zeros((*shape[1:], 3))
         for b, batch in enumerate(held_out):
             run = InterchangeRun(model, _of_each_kind(batch, chosen, pairs, generator))
             answers = run.interchange()
             for r, rank in enumerate(kept_ranks):
                 reduced, rest = (
-                    _Agreement(run, answers, ReducedModel(model, directions, kept), at_end=at_end)
+                    _agreement(run, answers, ReducedModel(model, directions, kept), at_end=at_end)
                     for kept in (slice(rank), slice(rank, None))
                 )
-                clean[b, r] = reduced.clean_runs()
-                for k in range(len(chosen)):
-                    part = np.s_[k, b, r, : run.pairs.longest + 1]
-                    right[part], active[part], inputs[part] = reduced.by_delay(k)
-                    whole[k, b, r], others[k, b, r] = reduced.whole_run(k), rest.whole_run(k)
+                counts[:, :, b, r, : run.pairs.longest + 1], whole_runs[:, b, r], clean[b, r] = (
+                    reduced
+                )
+                others[:, b, r] = rest[1]
+        right, active, inputs = counts
         return Reduction.of(
             watch,
             coords={
@@ -392,7 +357,7 @@ def reduction_study(
             accuracy=wilson_estimate(right, active, independent=inputs),
             active=active,
             inputs=inputs,
-            whole_run=whole,
+            whole_run=whole_runs,
             others=others,
             undisturbed=clean,
             width=width,
@@ -401,95 +366,66 @@ def reduction_study(
         )
 
 
-class _Agreement:
-    """Whether a reduced model answers as the model does, after the interchanges of a run."""
+def _agreement(
+    run: InterchangeRun,
+    answers: Int[Tensor, "pair delay pos"],
+    model: ReducedModel,
+    *,
+    at_end: bool,
+) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """How often a reduced model answers as the model does, after the interchanges of a run.
 
-    def __init__(
-        self,
-        run: InterchangeRun,
-        answers: Int[Tensor, "pair delay pos"],
-        model: ReducedModel,
-        *,
-        at_end: bool,
-    ) -> None:
-        self.run, self.pairs, self.at_end = run, run.pairs, at_end
-        self.kind = self.pairs.strata[_KIND].codes
-        reduced = InterchangeRun(model, self.pairs)
-        self.natural, after = reduced.natural, reduced.interchange()
-        asked = self.pairs.scored[:, None]
-        # Answers that the interchange changes in either model, [pair, delay, pos].
-        changed = (answers != run.base) | (after != reduced.base)
-        self.read = run.within  # [pair, delay]
-        if at_end:
-            self.read = self.read & (self.read.sum(1, keepdim=True) == self.read.cumsum(1))
-        self.moved = (changed & asked).any(-1) & self.read
-        self.same = ((after == answers) | ~asked).all(-1)
-
-    def by_delay(self, kind: int) -> Iterable[np.ndarray]:
-        """Of each delay: pairs that are right, pairs that count, and the inputs of these."""
-        moved = self.moved & (self.kind == kind)[:, None]
-        yield (self.same & moved).sum(0).cpu().numpy()
-        yield moved.sum(0).cpu().numpy()
-        yield np.array([len(self.pairs.base[rows].unique()) for rows in moved.T])
-
-    def whole_run(self, kind: int) -> np.ndarray:
-        """Share of the pairs that are right at every delay."""
-        counted = self.moved.any(-1) & (self.kind == kind)
-        right = (self.same | ~self.read).all(-1) & counted
-        inputs = len(self.pairs.base[counted].unique())
-        return wilson_estimate(int(right.sum()), int(counted.sum()), independent=inputs)
-
-    def clean_runs(self) -> np.ndarray:
-        """Share of the clean answers that are the model's; inputs are counted."""
-        same = ((self.natural == self.run.natural) | ~self.pairs.asked).all(-1)  # [loop, input]
-        same = same[-1:] if self.at_end else same
-        return wilson_estimate(int(same.sum()), same.numel(), independent=same.shape[1])
-
-
-def _loops(batch: Batch) -> int:
-    return int(batch.n_loops.max())
+    Returns:
+        Counts by delay [count, kind, delay]: pairs that are right, pairs that count, and the inputs
+        of these; of the pairs of each kind the share right at every delay; and of the clean answers
+        the share that is the model's, by input.
+    """
+    pairs, reduced = run.pairs, InterchangeRun(model, run.pairs)
+    after, asked = reduced.interchange(), pairs.scored[:, None]
+    # Answers that the interchange changes in either model, [pair, delay, pos].
+    changed = (answers != run.base) | (after != reduced.base)
+    read = run.within  # [pair, delay]
+    if at_end:
+        read = read & (read.sum(1, keepdim=True) == read.cumsum(1))
+    moved = (changed & asked).any(-1) & read
+    same = ((after == answers) | ~asked).all(-1)
+    counts, whole_runs = [], []
+    for kind in range(len(pairs.strata["kind"].labels)):
+        counted = moved & (pairs.strata["kind"].codes == kind)[:, None]
+        inputs = torch.tensor([len(pairs.base[rows].unique()) for rows in counted.T])
+        counts.append(torch.stack([(same & counted).sum(0).cpu(), counted.sum(0).cpu(), inputs]))
+        ever = counted.any(-1)
+        right, n = ((same | ~read).all(-1) & ever).sum(), ever.sum()
+        n_inputs = len(pairs.base[ever].unique())
+        whole_runs.append(wilson_estimate(int(right), int(n), independent=n_inputs))
+    # Whole clean answers that are the model's, [loop, input].
+    clean = ((reduced.natural == run.natural) | ~pairs.asked).all(-1)[-1 if at_end else 0 :]
+    clean = wilson_estimate(int(clean.sum()), clean.numel(), independent=clean.shape[1])
+    return torch.stack(counts, 1).numpy(), whole_runs, clean
 
 
 def _of_each_kind(
-    batch: Batch, kinds: Sequence[str], number: int, generator: torch.Generator
+    batch: Batch, kinds: Sequence[Kind], number: int, generator: torch.Generator
 ) -> InterchangePairs:
-    n_loops = _loops(batch)
-    by_kind = {
-        kind: drawn_pairs(batch, n_loops, number, generator)
-        for kind in (SAME_LOOP, _ANY_LOOP)
-        if kind in kinds
-    }
-    if (other := by_kind.get(_ANY_LOOP)) is not None:
-        loops = torch.randint(n_loops + 1, other.loop.shape, generator=generator)
-        by_kind[_ANY_LOOP] = replace(other, source_loop=loops)
-    if _TWICE in kinds:
-        by_kind[_TWICE] = repeated_pairs(batch, n_loops, number, generator)
-    for pairs in by_kind.values():
-        _need_pairs(pairs)
-    return join([*by_kind.values()], _KIND, (*by_kind,))
-
-
-def _need_pairs(pairs: InterchangePairs) -> None:
-    if not len(pairs):
-        expected = "different inputs with the same token at some position"
-        fix = "Draw more inputs: a state is exchanged between positions of one token."
-        raise InputError("data", expected=expected, given="none", fix=fix)
+    """Interchanges of several kinds, each in its stratum."""
+    drawn, parts = (batch, int(batch.n_loops.max()), number, generator), []
+    for kind in kinds:
+        pairs = (repeated_pairs if kind == "two interchanges" else drawn_pairs)(*drawn)
+        if kind == "any loop":
+            loops = torch.randint(pairs.n_loops + 1, pairs.loop.shape, generator=generator)
+            pairs = replace(pairs, source_loop=loops)
+        need_inputs(len(pairs) > 0, _ALIKE)
+        parts.append(pairs)
+    return join(parts, "kind", tuple(kinds))
 
 
 def _split(batches: Sequence[Batch]) -> list[Batch]:
     """The inputs that directions are fitted on, and of each batch those that are none of them."""
-    seen = {tuple(row): None for row in batches[0].inputs.tolist()}
-    fitted = {*list(seen)[: min(FITTED, len(seen) // 2)]}
-    held_out = []
-    for batch in batches:
-        new = torch.tensor([tuple(row) not in fitted for row in batch.inputs.tolist()])
-        if len(fitted) < 2 or int(new.sum()) < 2:
-            raise InputError(
-                "data",
-                expected="inputs to fit directions on, and others to score",
-                given=f"{len(seen)} different ones",
-                fix="Draw more, or longer, inputs.",
-            )
-        held_out.append(batch[new])
-    rows = torch.tensor([tuple(row) in fitted for row in batches[0].inputs.tolist()])
-    return [batches[0][rows], *held_out]
+    distinct = list(dict.fromkeys(tuple(row) for row in batches[0].inputs.tolist()))
+    fitted = {*distinct[: min(FITTED, len(distinct) // 2)]}
+    # Whether directions are fitted on each row of each batch.
+    chosen = [torch.tensor([tuple(x) in fitted for x in b.inputs.tolist()]) for b in batches]
+    least = min(len(fitted), *(int((~rows).sum()) for rows in chosen))
+    expected, given = "inputs to fit directions on, and others to score", f"{len(distinct)} in all"
+    need_inputs(least >= 2, expected, given)
+    return [batches[0][chosen[0]], *(batch[~rows] for batch, rows in zip(batches, chosen))]

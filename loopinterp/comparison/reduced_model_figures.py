@@ -11,8 +11,6 @@ from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.figures import LinePanel, Reference, Series, line_panels
 
-_LABEL = "Numbers per position that predict interchanges"
-
 
 @findings_of.register
 def _(result: Reduction) -> list[Finding]:
@@ -30,16 +28,17 @@ def _(result: Reduction) -> list[Finding]:
         f"{percent(share.value)} of the model's whole answers (95% interval {percent(share.low)} "
         f"to {percent(share.high)})"
     )
-    if not result.enough:
-        text = f"Reduced to {rank} numbers per position, the most that were tried: {where}."
-        return [Finding(text, value=f"more than {rank} of {result.width}", label=_LABEL)]
     rest = float(result.data["others"].sel(rank=rank, estimate="value").max())
+    value = f"{rank} of {result.width}"
     text = (
-        f"{rank} of {result.width} numbers per position are enough to say what becomes of "
+        f"{value} numbers per position are enough to say what becomes of "
         f"interchanges. Reduced to them after every loop, {where}. The model that keeps all other "
         f"directions is right after {percent(rest)} at most."
     )
-    return [Finding(text, value=f"{rank} of {result.width}", label=_LABEL)]
+    if not result.enough:
+        value = f"more than {value}"
+        text = f"Reduced to {rank} numbers per position, the most that were tried: {where}."
+    return [Finding(text, value=value, label="Numbers per position that predict interchanges")]
 
 
 @figures_of.register
@@ -51,29 +50,21 @@ def _(result: Reduction) -> list[Figure]:
         dims=("rank", "estimate"),
         coords={"rank": ranks, "estimate": result.data["estimate"]},
     )
-    needed = [Reference(ENOUGH, "needed")]
     panels = [
         LinePanel(
             [Series.of("right least often", worst)],
             title="where it is right least often",
             y_title="answers as the model's",
             y_range=(0, 1.03),
-            references=needed,
+            references=[Reference(ENOUGH, "needed")],
         )
     ]
     for n in result.data["n"].values:
         at = result.data.sel(n=n)
+        rest = Series.of("all other directions", at["others"].isel(kind=0), control=True)
         panels.append(
             LinePanel(
-                [
-                    *Series.each(at["whole_run"], "kind"),
-                    *Series.each(
-                        at["others"].isel(kind=slice(1)),
-                        "kind",
-                        lambda _: "all other directions",
-                        control=True,
-                    ),
-                ],
+                [*Series.each(at["whole_run"], "kind"), rest],
                 title=f"whole runs, length {n}",
                 y_title="runs as the model's",
                 y_range=(0, 1.03),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -26,46 +26,30 @@ LEAST_INPUTS = 36
 delays with fewer are taken together with the next ones."""
 
 ReasonCode = Literal[
-    "no_effect",
+    "no_effect",  # no interchange changes an answer
+    # Accuracy too low at ``failed`` of ``delays`` delays: ``value`` and ``low`` (the lower end of
+    # its interval) at the first of them, ``first`` to ``last``.
     "delay",
-    "stratum",
-    "clean_runs",
+    "stratum",  # whole-run ``value`` and ``low`` in ``stratum``, the worst, of ``pairs``
+    "clean_runs",  # ``value`` and ``low`` without intervention; at the ``worst`` loop of a length
+    # ``exceptions`` of ``runs`` after an interchange, more than the share of clean runs, ``value``,
+    # explains; clean runs have none where it is left out.
     "exceptions",
-    "silent",
-    "no_pair_separates",
-    "not_separated",
-    "random_change",
-    "same_value",
-    "accuracy",
-    "models_differ",
-    "no_model_identified",
+    "silent",  # it decides only ``decided`` of ``effective`` interchanges
+    "no_pair_separates",  # from ``program``
+    "not_separated",  # the model follows neither it nor ``program`` more often
+    "random_change",  # does as well as the interchange (``value``)
+    "same_value",  # a same-value source changes an answer in ``changed`` of ``pairs``
+    "accuracy",  # the model solves a share ``value`` of the inputs
+    "models_differ",  # of several models: not all run one program
+    "no_model_identified",  # of several models: none has an identified program
 ]
+"""Why no program is identified, with the names of the numbers that each reason rests on."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why no program is identified, with the numbers it rests on.
-
-    ============================ ===============================================================
-    ``no_effect``                no interchange changes an answer
-    ``delay``                    accuracy too low at ``failed`` of ``delays`` delays; ``value`` and
-                                 ``low`` (end of its interval) at the first, ``first`` to ``last``
-    ``stratum``                  whole-run accuracy too low in ``stratum``, the worst: ``value``,
-                                 ``low``, of ``pairs``
-    ``clean_runs``               accuracy too low without intervention: ``value``, ``low``; at the
-                                 ``worst`` loop of one length
-    ``exceptions``               ``exceptions`` of ``runs`` after an interchange, more than the
-                                 share of clean runs (``value``) explains; none there if it is left
-                                 out
-    ``silent``                   it decides only ``decided`` of ``effective`` interchanges
-    ``no_pair_separates``        no pair separates it from ``program``
-    ``not_separated``            the model follows neither it nor ``program`` more often
-    ``random_change``            a random change does as well (``value``)
-    ``same_value``               a same-value source changes an answer in ``changed`` of ``pairs``
-    ``accuracy``                 the model solves a share ``value`` of the inputs
-    ``models_differ``            of several models: not all run one program
-    ``no_model_identified``      of several models: none has an identified program
-    ============================ ===============================================================
+    """Why no program is identified: a code, and by name the numbers that it rests on.
 
     :func:`~loopinterp.comparison.reason_in_words` renders it.
     """
@@ -85,7 +69,7 @@ class Verdict(ShortRepr):
 
     Attributes:
         identified: The identified program; None if none is.
-        closest: The closest program: with the highest whole-run accuracy after an interchange.
+        closest: The program with the highest whole-run accuracy after an interchange.
         clean_fits: The programs whose answers the model gives at every loop of clean runs.
         followed_for: The closest program predicts the model at every delay from 0 to so many loops
             after an interchange; -1 if not even at once.
@@ -97,9 +81,9 @@ class Verdict(ShortRepr):
             (:func:`loopinterp.programs.equivalence`).
         refuted: No program is identified, and the evidence rules the closest out: it is neither
             unseparated nor a matter of more data.
-        reasons: Why none is identified; empty if one is.
+        reasons: Why none is identified.
         untested: Strata with too few inputs for a test.
-        untried: Codes of the kinds of interchange that were not tried.
+        untried: The kinds of interchange that were not tried.
         off_distribution: Share of the effective interchanges that lead to a state of the closest
             program that no clean run reaches; NaN if there are none.
     """
@@ -150,10 +134,8 @@ def decide(
     Args:
         counts: Those of one model, of :func:`~loopinterp.comparison.counts.count_evidence`;
             of a shorter list of programs, ``counts.sel(program=names, rival=names)``.
-        threshold: Least lower end.
-        untried: Codes of the kinds of interchange that were not tried.
-        equivalent: Whether no interchange separates two programs; called on those that no pair
-            separates.
+        untried: The kinds of interchange that were not tried.
+        equivalent: Whether no interchange separates two programs that no pair separates.
     """
     counts = counts.drop_sel(delay=END)  # it repeats one of the delays
     programs: list[str] = counts.program.values.tolist()
@@ -161,13 +143,9 @@ def decide(
     closest = str(rates.fillna(-1).idxmax("program").item())
     its = counts.sel(program=closest)
     unseparated = [q for q in programs if q != closest and not its.apart.sel(rival=q).any()]
-    # Each test returns the reason that it gives against the closest program, if it fails.
     reasons = [
-        *_fails_at_delays(its.sel(stratum=ALL), threshold),
-        *_fails_in_stratum(its, threshold),
+        *_fails_after_interchange(its, threshold),
         *_fails_clean_runs(its, threshold),
-        *_makes_exceptions(its),
-        *_is_silent(its),
         *_fails_against_rivals(counts, closest, unseparated),
         *_fails_controls(its, threshold),
     ]
@@ -177,14 +155,19 @@ def decide(
     # Those whose whole-run intervals overlap with the closest's, or that no pair separates from it.
     ends = dict(zip(programs, _whole_run(counts.sel(stratum=ALL))))
     overlapping = [q for q in programs if q in unseparated or ends[q][2] >= ends[closest][1]]
+    # Late delays at which few interchanges are effective do not end it; a clear failure does.
+    so_far = wilson_estimate(its.prefix_right, its.prefix_active, independent=its.prefix_inputs)
+    every = its.sel(stratum=ALL)
+    there = wilson_estimate(every.right, every.active, independent=every.active_inputs)
+    followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
     tested = its.run_inputs.where(its.run_inputs > 0, drop=True)
-    n = int(its.run_active.sel(stratum=ALL))
+    n = int(every.run_active)
     unreached = its.run_active.reindex(stratum=[f"{MANIFOLD}: {UNREACHED}"])
     return Verdict(
         identified=None if reasons else closest,
         closest=closest,
         clean_fits=counts.program.values[fits & (counts.decided.values > most - 0.05)].tolist(),
-        followed_for=_followed_for(its, threshold),
+        followed_for=int(followed.cumprod().sum()) - 1,
         longest_delay=counts.sizes["delay"] - 1,
         indistinguishable=[q for q in overlapping if q != closest] if reasons else [],
         unseparated=unseparated,
@@ -195,6 +178,97 @@ def decide(
         untried=list(untried),
         off_distribution=float(unreached.item() / n) if n else math.nan,
     )
+
+
+def _reason(code: ReasonCode, **values: Any) -> Reason:
+    """With numbers as Python has them."""
+    return Reason(
+        code, {k: x if isinstance(x, (str, int)) else float(x) for k, x in values.items()}
+    )
+
+
+def _whole_run(its: xr.Dataset) -> np.ndarray:
+    """Whole-run accuracy [stratum, (value, low, high)]."""
+    return wilson_estimate(its.run_right, its.run_active, independent=its.run_inputs)
+
+
+def _fails_after_interchange(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
+    every = its.sel(stratum=ALL)
+    right, active, inputs = every.right.values, every.active.values, every.active_inputs.values
+    failed: list[DelayShare] = []
+    for share in delay_shares(right, active, inputs, threshold):  # groups come first
+        in_group = any(group.first <= share.first <= group.last for group in failed)
+        if not share.low >= threshold and not in_group:
+            failed.append(share)
+    if not active.any():
+        yield Reason("no_effect")
+    elif failed:
+        first, last, value, low, *_ = min(failed)
+        n = sum(share.last - share.first + 1 for share in failed)
+        where = {"first": first, "last": last, "failed": n, "delays": len(active)}
+        yield _reason("delay", value=value, low=low, **where)
+    worse = []
+    for k, (value, low, high) in enumerate(_whole_run(its).tolist()):
+        name = str(its.stratum.values[k])
+        enough = int(its.run_inputs[k]) >= LEAST_INPUTS or name == ALL
+        if (enough and not low >= threshold) or high < threshold:
+            worse.append((high, value, low, name, int(its.run_active[k])))
+    if worse:
+        # The worst is the one that is surely low, not the one with the fewest pairs.
+        _, value, low, name, n = min(worse)
+        yield _reason("stratum", stratum=name, value=value, low=low, pairs=n)
+
+
+def _fails_clean_runs(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
+    """In clean runs, and after interchanges more often than clean runs explain."""
+    value, low, _ = wilson_estimate(its.undisturbed, its.n_runs)
+    if not (low >= threshold and its.worst_loop >= threshold):
+        worst = {"worst": its.worst_loop} if its.worst_loop < threshold <= value else {}
+        yield _reason("clean_runs", value=value, low=low, **worst)
+    every = its.sel(stratum=ALL)
+    n, exceptions = int(every.run_active), int(every.run_active - every.run_right)
+    clean = wilson_estimate(its.slipped, its.n_runs)
+    low = wilson_estimate(exceptions, n, independent=every.run_inputs)[1]  # NaN without runs
+    if not its.slipped and exceptions:
+        yield _reason("exceptions", exceptions=exceptions, runs=n)
+    elif its.slipped and low > clean[2]:
+        yield _reason("exceptions", exceptions=exceptions, runs=n, value=clean[0])
+    # An open answer is never wrong, so a program that leaves most open predicts nothing.
+    if 2 * (decided := int(its.random_active)) < n:
+        yield _reason("silent", decided=decided, effective=n)
+
+
+def _fails_against_rivals(
+    counts: xr.Dataset, closest: str, unseparated: list[str]
+) -> Iterator[Reason]:
+    for name in unseparated:
+        yield Reason("no_pair_separates", {"program": name})
+    for name in counts.program.values.tolist():
+        if name == closest or name in unseparated:
+            continue
+        pairs = counts.sel(program=closest, rival=name)
+        # Intervals by delay, over the pairs that separate the two; one clear delay is enough.
+        trials = {"trials": pairs.apart, "independent": pairs.apart_inputs}
+        low = wilson_estimate(pairs.duel_right, **trials)[:, 1]
+        rival = counts.duel_right.sel(program=name, rival=closest)
+        if not (low > wilson_estimate(rival, **trials)[:, 2]).any():
+            yield Reason("not_separated", {"program": name})
+
+
+def _fails_controls(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
+    if its.random_active:
+        trials = {"trials": its.random_active, "independent": its.random_inputs}
+        random = wilson_estimate(its.random_right, **trials)
+        if not wilson_estimate(its.exchange_right, **trials)[1] > random[2]:
+            yield _reason("random_change", value=random[0])
+    if its.n_same:
+        n, changed = int(its.n_same), int(its.n_same - its.unchanged)
+        # A model that makes no mistake in clean runs has none to blame one on.
+        low = wilson_estimate(its.unchanged, n, independent=its.same_inputs)[1]
+        if low < threshold or (changed and not its.slipped):
+            yield _reason("same_value", changed=changed, pairs=n)
+    if its.solved < threshold:
+        yield _reason("accuracy", value=its.solved)
 
 
 class DelayShare(NamedTuple):
@@ -243,10 +317,8 @@ def delay_shares(
     group do not make up for it.
 
     Args:
-        right: Pairs that are right at each delay.
-        active: Pairs that count.
-        inputs: The inputs of these.
-        threshold: Least share.
+        right: Pairs that are right at each delay, of ``active`` ones that count.
+        inputs: The number of inputs of these.
         least_alone: Least inputs of a delay that is listed by itself.
     """
     shares = []
@@ -263,114 +335,3 @@ def delay_shares(
         if inputs[delay] >= least_alone and high < threshold and (delay, delay) not in grouped:
             shares.append(DelayShare(delay, delay, value, low, high, int(inputs[delay])))
     return shares
-
-
-def _reason(code: ReasonCode, **values: Any) -> list[Reason]:
-    """With numbers as Python has them."""
-    plain = {k: x if isinstance(x, (str, int)) else float(x) for k, x in values.items()}
-    return [Reason(code, plain)]
-
-
-def _whole_run(its: xr.Dataset) -> np.ndarray:
-    """Whole-run accuracy [stratum, (value, low, high)]."""
-    return wilson_estimate(its.run_right, its.run_active, independent=its.run_inputs)
-
-
-def _fails_at_delays(its: xr.Dataset, threshold: float) -> list[Reason]:
-    right, active, inputs = its.right.values, its.active.values, its.active_inputs.values
-    if not active.any():
-        return _reason("no_effect")
-    failed: list[DelayShare] = []
-    for share in delay_shares(right, active, inputs, threshold):  # groups come first
-        in_group = any(group.first <= share.first <= group.last for group in failed)
-        if not share.low >= threshold and not in_group:
-            failed.append(share)
-    if not failed:
-        return []
-    first, last, value, low, *_ = min(failed)
-    n = sum(share.last - share.first + 1 for share in failed)
-    values = {"value": value, "low": low, "first": first, "last": last}
-    return _reason("delay", **values, failed=n, delays=len(active))
-
-
-def _fails_in_stratum(its: xr.Dataset, threshold: float) -> list[Reason]:
-    failed = []
-    for k, (value, low, high) in enumerate(_whole_run(its).tolist()):
-        name = str(its.stratum.values[k])
-        enough = int(its.run_inputs[k]) >= LEAST_INPUTS or name == ALL
-        if (enough and not low >= threshold) or high < threshold:
-            failed.append((high, value, low, name, int(its.run_active[k])))
-    if not failed:
-        return []
-    # The worst is the one that is surely low, not the one with the fewest pairs.
-    _, value, low, name, n = min(failed)
-    return _reason("stratum", stratum=name, value=value, low=low, pairs=n)
-
-
-def _fails_clean_runs(its: xr.Dataset, threshold: float) -> list[Reason]:
-    value, low, _ = wilson_estimate(its.undisturbed, its.n_runs)
-    if low >= threshold and its.worst_loop >= threshold:
-        return []
-    worst = {"worst": its.worst_loop} if its.worst_loop < threshold <= value else {}
-    return _reason("clean_runs", value=value, low=low, **worst)
-
-
-def _makes_exceptions(its: xr.Dataset) -> list[Reason]:
-    """Exceptions are blamed on noise only as far as clean runs show it."""
-    every = its.sel(stratum=ALL)
-    n, exceptions = int(every.run_active), int(every.run_active - every.run_right)
-    values = {"exceptions": exceptions, "runs": n}
-    if not its.slipped:
-        return _reason("exceptions", **values) if exceptions else []
-    clean = wilson_estimate(its.slipped, its.n_runs)
-    low = wilson_estimate(exceptions, n, independent=every.run_inputs)[1]  # NaN without runs
-    return _reason("exceptions", **values, value=clean[0]) if low > clean[2] else []
-
-
-def _is_silent(its: xr.Dataset) -> list[Reason]:
-    """An open answer is never wrong, so a program that leaves most open predicts nothing."""
-    n, decided = int(its.run_active.sel(stratum=ALL)), int(its.random_active)
-    return [] if 2 * decided >= n else _reason("silent", decided=decided, effective=n)
-
-
-def _fails_against_rivals(counts: xr.Dataset, closest: str, unseparated: list[str]) -> list[Reason]:
-    reasons = [r for name in unseparated for r in _reason("no_pair_separates", program=name)]
-    for name in counts.program.values.tolist():
-        if name == closest or name in unseparated:
-            continue
-        pairs = counts.sel(program=closest, rival=name)
-        # Intervals by delay, over the pairs that separate the two; one clear delay is enough.
-        trials = {"trials": pairs.apart, "independent": pairs.apart_inputs}
-        low = wilson_estimate(pairs.duel_right, **trials)[:, 1]
-        rival = counts.duel_right.sel(program=name, rival=closest)
-        if not (low > wilson_estimate(rival, **trials)[:, 2]).any():
-            reasons += _reason("not_separated", program=name)
-    return reasons
-
-
-def _fails_controls(its: xr.Dataset, threshold: float) -> list[Reason]:
-    reasons = []
-    if its.random_active:
-        trials = {"trials": its.random_active, "independent": its.random_inputs}
-        random = wilson_estimate(its.random_right, **trials)
-        if not wilson_estimate(its.exchange_right, **trials)[1] > random[2]:
-            reasons += _reason("random_change", value=random[0])
-    if its.n_same:
-        n, changed = int(its.n_same), int(its.n_same - its.unchanged)
-        # A model that makes no mistake in clean runs has none to blame one on.
-        low = wilson_estimate(its.unchanged, n, independent=its.same_inputs)[1]
-        if low < threshold or (changed and not its.slipped):
-            reasons += _reason("same_value", changed=changed, pairs=n)
-    if its.solved < threshold:
-        reasons += _reason("accuracy", value=its.solved)
-    return reasons
-
-
-def _followed_for(its: xr.Dataset, threshold: float) -> int:
-    """The last delay up to which it holds at each; -1 if it does not at once."""
-    every = its.sel(stratum=ALL)
-    so_far = wilson_estimate(its.prefix_right, its.prefix_active, independent=its.prefix_inputs)
-    there = wilson_estimate(every.right, every.active, independent=every.active_inputs)
-    # Late delays at which few interchanges are effective do not refute it; a clear failure does.
-    followed = (so_far[:, 1] >= threshold) & ~(there[:, 2] < threshold)
-    return int(followed.cumprod().sum()) - 1

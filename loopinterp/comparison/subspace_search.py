@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
+from pydantic import NonNegativeInt, PositiveInt
 from torch.nn.functional import one_hot
 
-from loopinterp.comparison.inputs import check_batches
+from loopinterp.comparison.inputs import check_batches, need_inputs
 from loopinterp.comparison.pair_strategies import SpreadPairs
 from loopinterp.comparison.program_runs import Prediction
 from loopinterp.comparison.rule import THRESHOLD, delay_groups
@@ -20,9 +21,11 @@ from loopinterp.comparison.variable_directions import (
     mean_directions,
     probe_directions,
 )
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_choice, check_integer
 from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.interventions.engine import InterchangeRun, state_width
 from loopinterp.interventions.learned_subspace import learn_subspace
 from loopinterp.interventions.subspaces import check_subspace, principal_subspace, project
@@ -40,19 +43,21 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 
-_LEARNED, _PRINCIPAL = "learned", "principal directions"
-_MEANS, _PROBE = "difference of means", "probe"
-READ = {_MEANS: mean_directions, _PROBE: probe_directions}
+Method = Literal[
+    "learned",
+    "principal directions",
+    "difference of means",
+    "probe",
+    "difference of means, per token",
+    "probe, per token",
+]
+"""A way to find subspaces; those per token have directions for each token at the position."""
+
+PER_TOKEN = ", per token"
+WHOLE_STATE = "whole state"
+
+READ = {"difference of means": mean_directions, "probe": probe_directions}
 """Ways to find the directions along which a variable can be read."""
-
-BY_TOKEN = {f"{method}, per token": method for method in READ}
-"""The same with directions for each token at the position of the interchange."""
-
-METHODS = (_LEARNED, _PRINCIPAL, *READ, *BY_TOKEN)
-WHOLE = "whole state"
-
-_DELAY_PAIRS = 60
-"""Delays with fewer effective pairs are pooled with their neighbours."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -73,10 +78,9 @@ class SubspaceSearch(Result, kind="subspace-search"):
     Attributes:
         ranks: Dimensions of each subspace.
         methods: Method that found each.
-        program: The program of the variables.
-        variables: The variables that were looked for.
-        fitted_on: Pairs that subspaces were fitted on.
-        scored_on: Pairs that they were scored on.
+        variables: The variables of the ``program`` that were looked for.
+        fitted_on: Number of pairs that subspaces were fitted on.
+        scored_on: Number of pairs that they were scored on.
         scored_inputs: Number of inputs of these; intervals count no more than these.
     """
 
@@ -111,35 +115,34 @@ class SubspaceSearch(Result, kind="subspace-search"):
     def worst(self, subspace: str) -> tuple[float, float, float]:
         """Share of pairs that a subspace carries at its worst delay, with its 95% interval.
 
-        The worst is that whose interval begins lowest. Delays with few pairs are pooled with their
-        neighbours.
+        The worst is that whose interval begins lowest. Delays with fewer than 60 effective pairs
+        are pooled with their neighbours.
         """
         active = self.data["active"].values
         share = self.data["carried"].sel(subspace=subspace, estimate="value").fillna(0).values
-        groups = [slice(first, last + 1) for first, last in delay_groups(active, _DELAY_PAIRS)]
+        groups = [slice(first, last + 1) for first, last in delay_groups(active, least=60)]
         n = np.array([active[group].sum() for group in groups])
         same = np.array([(share * active)[group].sum() for group in groups])
-        value, low, high = min(
-            wilson_estimate(same, n, independent=self.scored_inputs).tolist(),
-            key=lambda estimate: estimate[1],
-        )
+        estimates = wilson_estimate(same, n, independent=self.scored_inputs).tolist()
+        value, low, high = min(estimates, key=lambda estimate: estimate[1])
         return value, low, high
 
 
+@checked
 def search_subspaces(
     model: LoopedModel | Any,
     data: Batch | Sequence[Batch] | Task,
     program: str | LoopProgram,
     *,
     variables: Sequence[str] | None = None,
-    methods: Sequence[str] = METHODS,
-    ranks: Sequence[int] = (1, 2, 3, 4),
+    methods: Sequence[Method] = get_args(Method),
+    ranks: Sequence[PositiveInt] = (1, 2, 3, 4),
     given: Mapping[str, Float[Tensor, "rank d_model"]] | None = None,
     pairs: PairStrategy | None = None,
-    steps: int = 80,
+    steps: NonNegativeInt = 80,
     n: int | Sequence[int] | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> SubspaceSearch:
     """Search for the subspace of the state that holds what an interchange of the state moves.
 
@@ -158,61 +161,47 @@ def search_subspaces(
     - any that are ``given``, a compiled model's circuit for instance.
 
     Args:
-        model: Any looped model.
-        data: Inputs, each batch of one length, or the task to draw them from. Every other input is
-            fitted on, and the others are scored; equal inputs stay together.
+        data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
+            each length ``n``). Every other input is fitted on, and the others are scored; equal
+            inputs stay together.
         program: Its variables choose the pairs and label the states for probes.
         variables: Variables to look for; all by default. For some of them, learning follows the
             program's counterfactual instead of the interchange of the whole state.
-        methods: Ways to find subspaces.
         ranks: Dimensions of learned and principal subspaces.
         given: Subspaces to score too: orthonormal rows, by name.
-        pairs: Chooses pairs.
         steps: Gradient steps of each learned subspace.
-        n: Problem length or lengths, where a task is given; see
-            :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples of each length, where a task is given.
-        seed: Seed of pairs, of learning, and of what is drawn.
 
     Raises:
-        InputError: unknown methods or variables, ranks that the state does not have, rows that are
-            not orthonormal, no input to score besides those fitted on, or no pair in which an
-            exchange changes an answer.
+        InputError: nothing to search for, rows that are not orthonormal, no input to score besides
+            those fitted on, or no pair in which an interchange changes an answer.
 
     Source: distributed alignment search, Geiger et al., arXiv 2303.02536. TransformerLens'
     ``fit_das`` aligns one read-out class at one hook; here a whole answer at several delays
     follows a state that is put in after another number of loops in each pair.
     """
+    import xarray as xr
+
     chosen = get_program(program)
     batches = check_batches(model, data, [chosen], n=n, batch_size=batch_size, seed=seed)
-    least = min(map(len, batches))
     fix = "Draw more: half of them are learned from, and half are counted."
-    check_integer("examples of a batch", least, least=4, fix=fix)
-    bases = dict(given or {})
+    check_integer("examples of a batch", min(map(len, batches)), least=4, fix=fix)
     width = state_width(model, batches[0].inputs)
-    for name, rows in bases.items():
-        if name in (*METHODS, WHOLE):
-            raise InputError(
-                "given",
-                expected="subspaces under names that are no method's",
-                given=repr(name),
-                fix="Pass given={'circuit': rows}, for instance.",
-            )
-        check_subspace(rows, width, f"given subspace {name!r}")
-    for method in methods:
-        check_choice("method", method, METHODS)
-    names = list(chosen.variables if variables is None else variables)
-    if not names or not (methods or bases):
-        raise InputError(
-            "variables and methods",
-            expected="some variables, and some methods or given subspaces",
-            given=f"{names}, and {list(methods)}",
-            fix="Leave both out for all that there are.",
-        )
+    bases, names = dict(given or {}), list(chosen.variables if variables is None else variables)
+    kept_ranks = [rank for rank in dict.fromkeys(ranks) if rank < width]
     for name in names:
         check_choice(f"variable of program {chosen.name}", name, chosen.variables)
-    for rank in ranks:
-        check_integer("rank", rank, least=1)
+    for name, rows in bases.items():
+        check_subspace(rows, width, f"given subspace {name!r}")
+    reserved = {*get_args(Method), WHOLE_STATE}
+    for what, fits, expected, value in (
+        ("variables", names, "some variables", names),
+        ("methods", methods or bases, "some methods, or given subspaces", methods),
+        ("ranks", kept_ranks, f"some below d_model = {width}", ranks),
+        ("given", not reserved & {*bases}, "names that are no method's", [*bases]),
+    ):
+        if not fits:
+            fix = f"Change {what}, or leave it out."
+            raise InputError(what, expected=expected, given=str(value), fix=fix)
     strategy = pairs or SpreadPairs(pairs=512, same_value=0)
     with study(
         seed,
@@ -224,21 +213,20 @@ def search_subspaces(
     ) as watch:
         half, _ = _halves(batches[0])
         fit, *held_out = runs_to_fit_and_score(model, batches, chosen, strategy, seed)
-        if not (chosen_ranks := [rank for rank in dict.fromkeys(ranks) if rank < width]):
-            raise InputError(
-                "ranks", expected=f"some below d_model = {width}", given=str(ranks), fix="Pass 1."
-            )
         subspaces = [
             *(_Subspace(name, len(rows), rows.to(fit.base_state)) for name, rows in bases.items()),
-            *_fitted(fit, half, chosen, names, chosen_ranks, methods, steps=steps, seed=seed),
+            *_fitted(fit, half, chosen, names, methods, kept_ranks, steps=steps, seed=seed),
         ]
-        counts = _joined([_counts(run, subspaces, chosen, names) for run in held_out])
+        parts = [_counts(run, subspaces, chosen, names) for run in held_out]
+        # Runs may be longer or shorter.
+        counts = xr.concat(parts, "batch", join="outer", fill_value=0).sum("batch")
+        need_inputs(bool(counts.active.any()), "inputs on which an interchange changes an answer")
         inputs = sum(len(run.pairs.inputs) for run in held_out)
         estimate = partial(wilson_estimate, independent=inputs)
         return SubspaceSearch.of(
             watch,
             coords={
-                "subspace": [*(f"{method}, {rank}" for method, rank, _ in subspaces), WHOLE],
+                "subspace": [*(f"{method}, {rank}" for method, rank, _ in subspaces), WHOLE_STATE],
                 "delay": map(str, counts.delay.values),
                 "token": chosen.inputs,
             },
@@ -248,7 +236,7 @@ def search_subspaces(
             iia=estimate(counts.right, counts.effective),
             carried_by_token=estimate(counts.same_of_token, counts.of_token),
             ranks=[*(subspace.rank for subspace in subspaces), width],
-            methods=[*(subspace.method for subspace in subspaces), WHOLE],
+            methods=[*(subspace.method for subspace in subspaces), WHOLE_STATE],
             program=chosen.name,
             variables=names,
             fitted_on=len(fit.pairs),
@@ -267,8 +255,12 @@ def runs_to_fit_and_score(
     """Single interchanges: first those that subspaces are fitted on, then those of each batch."""
     generator = torch.Generator().manual_seed(seed)
     half, _ = _halves(batches[0])
-    seen = set(map(tuple, half.inputs.tolist()))
-    parts = [half, *(_without(seen, other) for _, other in map(_halves, batches))]
+    fitted_on = set(map(tuple, half.inputs.tolist()))
+    parts = [half]
+    for _, other in map(_halves, batches):
+        new = torch.tensor([tuple(row) not in fitted_on for row in other.inputs.tolist()])
+        need_inputs(bool(new.any()), "inputs besides those that subspaces are fitted on")
+        parts.append(other[new])
     pairs = [strategy(model, [program], batch, generator) for batch in parts]
     return [InterchangeRun(model, replace(each, second=None)) for each in pairs]
 
@@ -287,51 +279,6 @@ def _halves(batch: Batch) -> tuple[Batch, Batch]:
     return batch[~odd], batch[odd]
 
 
-def _without(seen: set[tuple[int, ...]], batch: Batch) -> Batch:
-    """The rows of a batch that nothing was fitted on."""
-    new = torch.tensor([tuple(row) not in seen for row in batch.inputs.tolist()], dtype=torch.bool)
-    if not new.any():
-        raise InputError(
-            "data",
-            expected="inputs besides those that subspaces are fitted on",
-            given="none that differ from them",
-            fix="Draw more, or longer, inputs.",
-        )
-    return batch[new]
-
-
-def _fitted(
-    fit: InterchangeRun,
-    half: Batch,
-    program: LoopProgram,
-    names: list[str],
-    ranks: Sequence[int],
-    methods: Sequence[str],
-    *,
-    steps: int,
-    seed: int,
-) -> Iterator[_Subspace]:
-    """The subspaces that each method finds."""
-    target = None
-    if len(names) < len(program.variables):
-        target = Prediction(program, fit.pairs, names=names).claims(fit.base).expected
-    for rank in ranks:
-        if _LEARNED in methods:
-            rows = learn_subspace(fit, rank, target=target, steps=steps, seed=seed)
-            yield _Subspace(_LEARNED, rank, rows)
-        if _PRINCIPAL in methods:
-            rows = principal_subspace(fit.difference.flatten(0, 1), rank)
-            yield _Subspace(_PRINCIPAL, rank, rows)
-    reading = [method for method in methods if BY_TOKEN.get(method, method) in READ]
-    if reading:
-        labelled = labelled_states(fit.model, program, names, half)
-    for method in reading:
-        find = labelled.subspace_by_token if method in BY_TOKEN else labelled.subspace
-        rows = find(READ[BY_TOKEN.get(method, method)])
-        if rank := rows.shape[-2]:  # none for variables that never vary
-            yield _Subspace(method, rank, rows)
-
-
 class _Subspace(NamedTuple):
     """A subspace, or one for each token at the position of the interchange."""
 
@@ -339,10 +286,34 @@ class _Subspace(NamedTuple):
     rank: int
     rows: Float[Tensor, "*token rank d_model"]
 
-    def part(self, run: InterchangeRun) -> Float[Tensor, "pair site d_model"]:
-        """What an interchange of it adds."""
-        rows = self.rows[run.pairs.tokens[0]] if self.rows.ndim > 2 else self.rows
-        return project(run.difference, rows)
+
+def _fitted(
+    fit: InterchangeRun,
+    half: Batch,
+    program: LoopProgram,
+    names: list[str],
+    methods: Sequence[str],
+    ranks: Sequence[int],
+    **learning: int,
+) -> Iterator[_Subspace]:
+    """The subspaces that each method finds."""
+    target = None
+    if len(names) < len(program.variables):
+        target = Prediction(program, fit.pairs, names=names).claims(fit.base).expected
+    for rank in ranks:
+        if "learned" in methods:
+            yield _Subspace("learned", rank, learn_subspace(fit, rank, target=target, **learning))
+        if "principal directions" in methods:
+            rows = principal_subspace(fit.difference.flatten(0, 1), rank)
+            yield _Subspace("principal directions", rank, rows)
+    reading = [method for method in methods if method.removesuffix(PER_TOKEN) in READ]
+    if reading:
+        labelled = labelled_states(fit.model, program, names, half)
+    for method in reading:
+        find = labelled.subspace_by_token if method.endswith(PER_TOKEN) else labelled.subspace
+        rows = find(READ[method.removesuffix(PER_TOKEN)])
+        if rank := rows.shape[-2]:  # none for variables that never vary
+            yield _Subspace(method, rank, rows)
 
 
 def _counts(
@@ -359,7 +330,8 @@ def _counts(
 
     everything = run.interchange()
     claims = Prediction(program, run.pairs, names=names).claims(run.base)
-    token = one_hot(run.pairs.tokens[0], len(program.inputs)).bool()
+    token = run.pairs.tokens[0]
+    of_token = one_hot(token, len(program.inputs)).bool()
 
     def alike(first: Tensor, second: Tensor) -> Bool[Tensor, "pair delay"]:
         return ((first == second) | ~run.pairs.scored[:, None]).all(-1)
@@ -367,7 +339,8 @@ def _counts(
     def answers() -> Iterator[tuple[Tensor, ...]]:
         """Those after an interchange of each subspace, and of its complement."""
         for subspace in subspaces:
-            part = subspace.part(run)
+            rows = subspace.rows[token] if subspace.rows.ndim > 2 else subspace.rows
+            part = project(run.difference, rows)
             states = run.base_state + torch.stack([part, run.difference - part])
             yield run.after(states).unbind()
         yield everything, run.base
@@ -379,38 +352,17 @@ def _counts(
         same = alike(inside, everything)
         effective = (~alike(inside, run.base) | claims.changes) & run.within
         always = moved.any(-1) & (same | ~moved).all(-1)
-        row = {
+        by_delay = {
             "same": same & moved,
             "rest": alike(outside, everything) & moved,
             "right": claims.agree(inside) & effective,
             "effective": effective,
-            "same_of_token": always[:, None] & token,
         }
-        rows.append({name: x.sum(0) for name, x in row.items()})
-    delays, by_token = range(moved.shape[1]), ("subspace", "token")
-    # Counts of each subspace, [subspace, delay] or [subspace, token].
-    table = {name: torch.stack([row[name] for row in rows]).cpu().numpy() for name in rows[0]}
-    return xr.Dataset(
-        {
-            "active": ("delay", moved.sum(0).cpu().numpy()),
-            "of_token": ("token", (moved.any(-1)[:, None] & token).sum(0).cpu().numpy()),
-            "same_of_token": (by_token, table.pop("same_of_token")),
-            **{name: (("subspace", "delay"), x) for name, x in table.items()},
-        },
-        coords={"delay": delays},
+        row = {name: ("delay", x.sum(0).cpu().numpy()) for name, x in by_delay.items()}
+        row["same_of_token"] = ("token", of_token[always].sum(0).cpu().numpy())
+        rows.append(xr.Dataset(row))
+    counts = xr.concat(rows, "subspace").assign_coords(delay=range(moved.shape[1]))
+    active, tokens = moved.sum(0), of_token[moved.any(-1)].sum(0)
+    return counts.assign(
+        active=("delay", active.cpu().numpy()), of_token=("token", tokens.cpu().numpy())
     )
-
-
-def _joined(parts: Sequence[xr.Dataset]) -> xr.Dataset:
-    """The counts of all batches, whose runs may be longer or shorter."""
-    import xarray as xr
-
-    counts = xr.concat(parts, "batch", join="outer", fill_value=0).sum("batch")
-    if not counts.active.any():
-        raise InputError(
-            "data",
-            expected="inputs on which exchanging a state changes an answer of the model",
-            given="none",
-            fix="Draw more, or longer, inputs.",
-        )
-    return counts

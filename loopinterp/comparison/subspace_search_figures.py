@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from loopinterp.comparison.rule import THRESHOLD
-from loopinterp.comparison.subspace_search import BY_TOKEN, READ, WHOLE, SubspaceSearch
+from loopinterp.comparison.subspace_search import PER_TOKEN, READ, WHOLE_STATE, SubspaceSearch
 from loopinterp.comparison.words import plain
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.figures import LinePanel, Reference, Series, line_panels
 
-_MOST_DELAYS = 16
-
 
 @findings_of.register
 def _(result: SubspaceSearch) -> list[Finding]:
     smallest, width = result.smallest, result.ranks[-1]
-    shared = {m: r for m, r in smallest.items() if r and m not in BY_TOKEN}
-    names = [str(name) for name in result.data.subspace.values if name != WHOLE]
-    findings = []
+    shared = {m: r for m, r in smallest.items() if r and not m.endswith(PER_TOKEN)}
+    names = [str(name) for name in result.data.subspace.values if name != WHOLE_STATE]
     if shared:
         method = min(shared, key=lambda m: shared[m])
         name = f"{method}, {shared[method]}"
@@ -27,10 +24,9 @@ def _(result: SubspaceSearch) -> list[Finding]:
             f"worst delay, on inputs they were not fitted on; everything but these directions "
             f"does so in at most {percent(_rest(result, name))}."
         )
-        value = f"{shared[method]} of {width}"
-        label = "Directions that carry an exchange"
+        value, label = f"{shared[method]} of {width}", "Directions that carry an exchange"
         good = _rest(result, name) <= 1 - THRESHOLD or None
-        findings.append(Finding(text, value=value, good=good, label=label))
+        findings = [Finding(text, value=value, good=good, label=label)]
     else:
         best = max(names, key=lambda n: result.worst(n)[1])
         text = (
@@ -38,15 +34,16 @@ def _(result: SubspaceSearch) -> list[Finding]:
             f"changes at every delay (lower end of the interval at least {percent(THRESHOLD)}); "
             f"the best of all, “{best}”, does in {_interval(result, best)} at its worst delay."
         )
-        findings.append(Finding(text))
+        findings = [Finding(text)]
     methods = zip(names, result.methods)
-    if read := [name for name, method in methods if BY_TOKEN.get(method, method) in READ]:
+    if read := [name for name, method in methods if method.removesuffix(PER_TOKEN) in READ]:
         shares = "; ".join(
             f"“{name}” {_interval(result, name)}, all but it {percent(_rest(result, name))}"
             for name in read
         )
+        variables = " and ".join(f"“{plain(name)}”" for name in result.variables)
         text = (
-            f"What the directions found by reading {_names(result)} carry at the worst delay, and "
+            f"What the directions found by reading {variables} carry at the worst delay, and "
             f"all but them at its best (a number is how many): {shares}. Which direction reads a "
             "variable best and which one the model uses are two questions."
         )
@@ -58,20 +55,15 @@ def _rest(result: SubspaceSearch, subspace: str) -> float:
     return float(result.data["complement"].sel(subspace=subspace, estimate="value").max())
 
 
-def _names(result: SubspaceSearch) -> str:
-    return " and ".join(f"“{plain(name)}”" for name in result.variables)
-
-
 def _interval(result: SubspaceSearch, subspace: str) -> str:
     value, low, high = result.worst(subspace)
     return f"{percent(value)} (95% interval {percent(low)} to {percent(high)})"
 
 
-def _shown_subspaces(result: SubspaceSearch) -> list[str]:
-    """Of each method the smallest rank that carries it, or the largest; of the first one less, too.
-
-    Of read directions only those per token: ten lines would not be legible.
-    """
+@figures_of.register
+def _(result: SubspaceSearch) -> list[Figure]:
+    # Of each method the smallest rank that carries it, or the largest; of the first one less, too.
+    # Of read directions only those per token: ten lines would not be legible.
     shown = []
     for method in dict.fromkeys(result.methods[:-1]):
         ranks = [rank for m, rank in zip(result.methods, result.ranks) if m == method]
@@ -79,28 +71,16 @@ def _shown_subspaces(result: SubspaceSearch) -> list[str]:
         first = max(last - 1, 0) if method == result.methods[0] else last
         if method not in READ:
             shown += [f"{method}, {rank}" for rank in ranks[first : last + 1]]
-    return shown
-
-
-@figures_of.register
-def _(result: SubspaceSearch) -> list[Figure]:
     active = result.data["active"]
-    delays = active["delay"].values[active.values > 0][:_MOST_DELAYS]
-    at = result.data.sel(delay=delays, subspace=_shown_subspaces(result))
+    delays = active["delay"].values[active.values > 0][:16]
+    at = result.data.sel(delay=delays, subspace=shown)
     at = at.assign_coords(delay=[int(delay) for delay in delays])
-    of_whole = {"y_title": "as the whole state", "y_range": (0, 1.03)}
+    layout = {"y_title": "as the whole state", "y_range": (0, 1.03)}
+    needed = [Reference(THRESHOLD, "needed of the lower end")]
+    carried, rest = (Series.each(at[name], "subspace") for name in ("carried", "complement"))
     panels = [
-        LinePanel(
-            Series.each(at["carried"], "subspace"),
-            title="the subspace exchanged",
-            references=[Reference(THRESHOLD, "needed of the lower end")],
-            **of_whole,
-        ),
-        LinePanel(
-            Series.each(at["complement"], "subspace"),
-            title="everything but the subspace exchanged",
-            **of_whole,
-        ),
+        LinePanel(carried, title="the subspace exchanged", references=needed, **layout),
+        LinePanel(rest, title="everything but the subspace exchanged", **layout),
     ]
     return [
         Figure(

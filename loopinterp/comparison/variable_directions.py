@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from loopinterp.comparison.pair_strategies import spread_loops
 from loopinterp.models import device_of, iterate
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.tasks.task import IGNORE
@@ -20,27 +19,18 @@ if TYPE_CHECKING:
     from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Batch
 
-_MOST_STATES = 8192
-"""Most states that directions are fitted on."""
-
-_PENALTY = 30.0
-"""Ridge penalty.
-
-A weak one reads along directions in which the state hardly varies, and an interchange along those
-changes little: with noise of 1% on the weights the IIA of a probe with penalty 0.001 is 0.53 on
-the ripple and 0.03 on lookahead (6 bits); penalties of 1 to 1,000 give 1.00 on both. A strong one
-loses rare values: 100 gives 0.89 on lookahead (12 bits).
-"""
-
-_ROUNDING = 1e-2
-"""Singular values below this share of the largest are rounding."""
-
 
 def probe_directions(
-    states: Float[Tensor, "place d_model"], values: Int[Tensor, " place"]
+    states: Float[Tensor, "place d_model"], values: Int[Tensor, " place"], penalty: float = 30.0
 ) -> Float[Tensor, "row d_model"]:
-    """The coefficients of a ridge probe, which separate the values best."""
-    coef = RidgeProbe(alpha=_PENALTY).fit(states, values).coef_
+    """The coefficients of a ridge probe, which separate the values best.
+
+    A weak penalty reads along directions in which the state hardly varies, and an interchange
+    along those changes little: with noise of 1% on the weights the IIA of a probe with penalty
+    0.001 is 0.53 on the ripple and 0.03 on lookahead (6 bits); penalties of 1 to 1,000 give 1.00
+    on both. A strong one loses rare values: 100 gives 0.89 on lookahead (12 bits).
+    """
+    coef = RidgeProbe(alpha=penalty).fit(states, values).coef_
     return coef - coef.mean(0) if len(coef) > 1 else coef
 
 
@@ -52,7 +42,6 @@ def mean_directions(
     Source: mass-mean probes, Marks & Tegmark, arXiv 2310.06824, who find that interventions along
     such a direction move a model more than along those of other probes that read as well.
     """
-    # [class, d_model].
     means = torch.stack([states[values == value].mean(0) for value in values.unique()])
     return means - means.mean(0)
 
@@ -76,31 +65,35 @@ class LabelledStates(NamedTuple):
     labels: Int[Tensor, "variable place"]
     n_tokens: int
 
-    def subspace(self, directions: Directions = probe_directions) -> Float[Tensor, "rank d_model"]:
-        """Orthonormal rows that span the directions of the variables, each fitted by itself."""
-        return _span(self.states, self.labels, directions)
+    def subspace(
+        self, directions: Directions = probe_directions, rows: Any = slice(None)
+    ) -> Float[Tensor, "rank d_model"]:
+        """Orthonormal rows that span the directions of the variables, each fitted by itself.
+
+        They are fitted on the first 8192 of the states ``rows``.
+        """
+        states, labels = self.states[rows][:8192], self.labels[:, rows][:, :8192]
+        bases = [_orthonormal(directions(states, v)) for v in labels if len(v.unique()) > 1]
+        return _orthonormal(torch.cat(bases)) if bases else states.new_zeros(0, states.shape[-1])
 
     def subspace_by_token(
         self, directions: Directions = probe_directions
     ) -> Float[Tensor, "token rank d_model"]:
         """:meth:`subspace` for each token at the position; rows of 0 where there are fewer."""
-        rows = (self.tokens == token for token in range(self.n_tokens))
-        spans = [_span(self.states[row], self.labels[:, row], directions) for row in rows]
+        spans = [self.subspace(directions, self.tokens == token) for token in range(self.n_tokens)]
         return pad_sequence(spans, batch_first=True)
+
+
+def _orthonormal(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "rank d_model"]:
+    _, sizes, basis = torch.linalg.svd(rows.double(), full_matrices=False)
+    return basis[sizes > 1e-2 * sizes[0]].to(rows)  # smaller singular values are rounding
 
 
 @torch.no_grad()
 def labelled_states(
     model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
 ) -> LabelledStates:
-    """Run a model and a program on the same inputs.
-
-    Args:
-        model: Any looped model.
-        program: The program.
-        names: Its variables that label the states.
-        batch: Inputs of one length.
-    """
+    """Run a model and a program, variables of which label the states, on inputs of one length."""
     inputs = batch.inputs.to(device_of(model))
     last = int(batch.n_loops.max())
     loops = spread_loops(last, 12)
@@ -115,17 +108,13 @@ def labelled_states(
     return LabelledStates(states[order], tokens[order], labels[:, order], len(program.inputs))
 
 
-def _span(
-    states: Float[Tensor, "place d_model"],
-    labels: Int[Tensor, "variable place"],
-    directions: Directions,
-) -> Float[Tensor, "rank d_model"]:
-    """Orthonormal rows that span the directions of variables; none where nothing varies."""
-    states, labels = states[:_MOST_STATES], labels[:, :_MOST_STATES]
-    bases = [_orthonormal(directions(states, v)) for v in labels if len(v.unique()) > 1]
-    return _orthonormal(torch.cat(bases)) if bases else states.new_zeros(0, states.shape[-1])
+def spread_loops(n_loops: int, most: int) -> list[int]:
+    """Numbers of loops from 1 to T - 1 (to 1 if T is 1), evenly.
 
-
-def _orthonormal(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "rank d_model"]:
-    _, sizes, basis = torch.linalg.svd(rows.double(), full_matrices=False)
-    return basis[sizes > _ROUNDING * sizes[0]].to(rows)
+    Example:
+        >>> spread_loops(25, 5)
+        [1, 7, 12, 18, 24]
+    """
+    last = max(n_loops - 1, 1)
+    count = min(most, last)
+    return sorted({round(1 + k * (last - 1) / max(count - 1, 1)) for k in range(count)})

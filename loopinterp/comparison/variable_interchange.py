@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import NonNegativeInt, PositiveInt
 
 from loopinterp.comparison.counts import delay_names, with_end
 from loopinterp.comparison.inputs import check_batch
-from loopinterp.comparison.program_runs import SILENT, Claims, Prediction, ProgramRuns
-from loopinterp.core.errors import check_choice, check_integer, check_seed
+from loopinterp.comparison.program_runs import SILENT, Claims, Prediction
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import check_choice
 from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.interventions.engine import InterchangeRun, state_width
 from loopinterp.interventions.pairs import InterchangePairs, draw_pairs, evenly_by_class, join
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
     from loopinterp.models import LoopedModel
     from loopinterp.programs.program import LoopProgram
+    from loopinterp.programs.trace import Trace
     from loopinterp.tasks.task import Batch, Task
 
 
@@ -46,11 +50,6 @@ INTERVENTIONS = (VARIABLE, RANDOM, ANOTHER_LOOP, ANOTHER_VARIABLE, NOTHING, SAME
 
 _CLEAN = "clean"
 """Counted beside the interventions: the clean answers of program and model against each other."""
-
-_AXES = "intervention variable loop delay"
-
-_CANDIDATES = 8
-"""Candidates per pair that is drawn after each loop."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -73,15 +72,14 @@ class VariableInterchange(Result, kind="variable-interchange"):
       program agree.
 
     Attributes:
-        program: The program.
         ranks: Dimensions of each variable's subspace. For the other variables the whole state is
             put in, and in the program all of its variables.
         inputs: Number of inputs of the pairs; intervals count no more than these.
     """
 
     VARIABLES: ClassVar[dict[str, str]] = {
-        "agreement": f"{_AXES} estimate",
-        "pairs": _AXES,
+        "agreement": "intervention variable loop delay estimate",
+        "pairs": "intervention variable loop delay",
         "whole_run": "intervention variable loop estimate",
         "whole_run_pairs": "intervention variable loop",
         "undisturbed": "variable loop delay",
@@ -104,24 +102,25 @@ class VariableInterchange(Result, kind="variable-interchange"):
         """
         n = self.data["whole_run_pairs"].sel(intervention=intervention).values
         share = self.data["whole_run"].sel(intervention=intervention, estimate="value").values
-        value, low, high = wilson_estimate(
-            float(np.nansum(share * n)), int(n.sum()), independent=self.inputs
-        )
-        return float(value), float(low), float(high), int(n.sum())
+        total = int(n.sum())
+        estimate = wilson_estimate(np.nansum(share * n), total, independent=self.inputs)
+        value, low, high = estimate.tolist()
+        return value, low, high, total
 
 
+@checked
 def interchange_study(
     model: LoopedModel | Any,
     data: Batch | Task,
     program: str | LoopProgram,
     *,
     subspaces: Mapping[str, Float[Tensor, "rank d_model"]] | None = None,
-    n_loops: int | None = None,
+    n_loops: NonNegativeInt | None = None,
     loops: Sequence[int] | None = None,
-    pairs_per_loop: int = 64,
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    pairs_per_loop: PositiveInt = 64,
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> VariableInterchange:
     """Interchange every variable of a program after every loop; compare model and program.
 
@@ -139,8 +138,7 @@ def interchange_study(
     in another context: it must change nothing.
 
     Args:
-        model: Any looped model.
-        data: Inputs of one length, or the task to draw them from.
+        data: Inputs of one length, or the task to draw them from (``batch_size`` of length ``n``).
         program: Any loop program, or its name; it must read the model's tokens.
         subspaces: Variable -> orthonormal rows that span its directions. For other variables the
             whole state is put in, and in the program all of its variables, on pairs with the same
@@ -148,13 +146,10 @@ def interchange_study(
         n_loops: Loops of a full run; T(n) of the batch by default.
         loops: Numbers of loops before the interchange; by default 0 .. ``n_loops``.
         pairs_per_loop: Most pairs of a variable after each number of loops.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of pairs, positions and random directions, and of what is drawn.
 
     Raises:
-        InputError: inputs that are not tokens of the program, or fewer than two; an unknown
-            variable or a subspace of another shape; loops out of range.
+        InputError: inputs that are not tokens of the program, an unknown variable, a subspace of
+            another shape, or loops out of range.
 
     Source: interchange interventions, Geiger et al., arXiv 2106.02997 and 2303.02536.
 
@@ -173,11 +168,8 @@ def interchange_study(
     chosen = get_program(program)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch = check_batch(model, data, [chosen], needs_loops=n_loops is None, **drawn)
-    last = check_integer(
-        "n_loops", int(batch.n_loops.max()) if n_loops is None else n_loops, least=0
-    )
+    last = int(batch.n_loops.max()) if n_loops is None else n_loops
     after = check_increasing(range(last + 1) if loops is None else loops, most=last)
-    check_integer("pairs_per_loop", pairs_per_loop, least=1)
     bases = dict(subspaces or {})
     for name, rows in bases.items():
         check_choice(f"subspaces: variable of program {chosen.name}", name, chosen.variables)
@@ -192,14 +184,15 @@ def interchange_study(
         pairs_per_loop=pairs_per_loop,
     ) as watch:
         finder = VariablePairs(
-            ProgramRuns(chosen, batch.inputs, n_loops=last),
+            chosen,
+            chosen.trace(batch.inputs, n_loops=last),
             batch,
             n_loops=last,
-            separable=bases,
+            subspaces=bases,
             per_loop=pairs_per_loop,
-            generator=torch.Generator().manual_seed(check_seed(seed)),
+            generator=torch.Generator().manual_seed(seed),
         )
-        counts = _count_all(model, finder, bases, after, seed)
+        counts = _count_all(model, finder, after, seed)
         made = counts.sel(intervention=list(INTERVENTIONS))
         clean = counts.sel(intervention=_CLEAN)
         return VariableInterchange.of(
@@ -219,59 +212,71 @@ def interchange_study(
 def _count_all(
     model: LoopedModel | Any,
     finder: VariablePairs,
-    bases: Mapping[str, Tensor],
     loops: Sequence[int],
     seed: int,
 ) -> xr.Dataset:
-    """Counts of every variable, by intervention (or none: clean)."""
+    """Of every variable, ``right`` of ``n`` pairs by intervention (or none: clean), loop and delay.
+
+    Of whole runs, ``run_right`` of ``run_n``.
+    """
     import xarray as xr
 
-    variables = finder.runs.program.variables
+    n_delays = finder.n_loops + 1
     coords = {
         "intervention": [*INTERVENTIONS, _CLEAN],
-        "variable": list(variables),
+        "variable": list(finder.program.variables),
         "loop": list(loops),
-        "delay": delay_names(finder.n_loops + 1),
+        "delay": delay_names(n_delays),
     }
-    by_delay = xr.DataArray(np.zeros([len(x) for x in coords.values()], int), coords=coords)
-    by_run = by_delay.isel(delay=0, drop=True)
-    none = {"right": by_delay, "n": by_delay, "run_right": by_run, "run_n": by_run}
-    totals = xr.Dataset(none).copy(deep=True)
+    shape = [len(x) for x in coords.values()]
+    by_delay = {name: np.zeros(shape, int) for name in ("right", "n")}
+    by_run = {name: np.zeros(shape[:-1], int) for name in ("run_right", "run_n")}
     # A generator of its own, so that models of other widths get the same pairs.
     generator = torch.Generator().manual_seed(seed)
-    for variable in variables:
-        pairs = finder.draw(variable, loops)
-        if len(pairs):
-            counts = _count_variable(model, finder, variable, pairs, bases, generator)
-            whole = totals.sel(variable=variable)
-            totals.loc[{"variable": variable}] = counts.reindex_like(whole, fill_value=0)
-    return totals
+    for v, variable in enumerate(coords["variable"]):
+        drawn = finder.draw(variable, loops)
+        outcomes = _outcomes(model, finder, variable, drawn, generator)
+        for name, pairs, right, counts in outcomes if len(drawn) else ():
+            # Delays before the end of the run, [pair, delay].
+            within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
+            ever = counts.any(1)
+            loop = np.searchsorted(loops, pairs.loop.numpy())
+            cells: Any = coords["intervention"].index(name), v, loop
+            for key, x in {"right": right & counts, "n": counts}.items():
+                ended = with_end(x.numpy(), pairs.horizon.numpy(), n_delays)
+                np.add.at(by_delay[key], cells, ended)
+            for key, x in {"run_right": (right | ~within).all(1) & ever, "run_n": ever}.items():
+                np.add.at(by_run[key], cells, x.numpy())
+    axes = list(coords)
+    arrays = {name: (axes, x) for name, x in by_delay.items()}
+    return xr.Dataset(arrays | {name: (axes[:-1], x) for name, x in by_run.items()}, coords=coords)
 
 
-def _count_variable(
+def _outcomes(
     model: LoopedModel | Any,
     finder: VariablePairs,
     variable: str,
     pairs: InterchangePairs,
-    bases: Mapping[str, Tensor],
     generator: torch.Generator,
-) -> xr.Dataset:
-    """Make all interventions on the pairs of one variable, and count [intervention, loop, delay].
+) -> Iterator[tuple[str, InterchangePairs, Tensor, Tensor]]:
+    """Make all interventions on the pairs of one variable.
 
-    ``right`` of ``n`` pairs; of whole runs, ``run_right`` of ``run_n``.
+    Yields:
+        The name of each, its pairs, on which the model's answer is right, and which count
+        [pair, delay].
     """
-    import xarray as xr
-
-    effective = finder.effective(variable, pairs)
+    prediction = finder.predict(variable, pairs)
+    effective = _effective(prediction)
     made = {
         VARIABLE: Control(pairs, effective),
         RANDOM: Control(pairs, effective),
-        ANOTHER_LOOP: finder.another_loop(variable, pairs),
+        ANOTHER_LOOP: finder.another_loop(variable, prediction),
         SAME_VALUE: finder.same_value(variable, pairs),
     }
-    subspace = dict.fromkeys(made, bases.get(variable))
-    if other := finder.another_variable(variable, pairs):
-        subspace[ANOTHER_VARIABLE], made[ANOTHER_VARIABLE] = bases[other[0]], other[1]
+    subspace = dict.fromkeys(made, finder.subspaces.get(variable))
+    if other := finder.another_variable(variable, prediction):
+        name, made[ANOTHER_VARIABLE] = other
+        subspace[ANOTHER_VARIABLE] = finder.subspaces[name]
 
     # All interventions go through one run; each only on the pairs on which it counts.
     rows = {name: control.counts.any(1).nonzero().squeeze(1) for name, control in made.items()}
@@ -287,50 +292,17 @@ def _count_variable(
     answers = run.after(run.base_state + torch.cat(list(changes.values()))).cpu()
 
     clean = run.base[: len(pairs)].cpu()  # the pairs themselves come first, and all count
-    prediction = finder.predict(variable, pairs)
     claims = prediction.claims(clean)
     decided = pairs.scored[:, None] & (prediction.base != UNKNOWN)
     unchanged = Claims(clean.masked_fill(~decided, SILENT), claims.changes)
-    counts = {
-        NOTHING: _count(pairs, claims.agree(clean), effective),
-        _CLEAN: _count(pairs, ((clean == prediction.base) | ~decided).all(-1), effective),
-    }
+    yield NOTHING, pairs, claims.agree(clean), effective
+    yield _CLEAN, pairs, ((clean == prediction.base) | ~decided).all(-1), effective
     for (name, row), read in zip(rows.items(), answers.split(sizes)):
         expected = unchanged if name == SAME_VALUE else claims
-        counts[name] = _count(pairs[row], expected[row].agree(read), made[name].counts[row])
-    stacked = xr.concat(counts.values(), "intervention", join="outer", fill_value=0)
-    return stacked.assign_coords(intervention=list(counts))
+        yield name, pairs[row], expected[row].agree(read), made[name].counts[row]
 
 
-def _count(
-    pairs: InterchangePairs, right: Bool[Tensor, "pair delay"], counts: Bool[Tensor, "pair delay"]
-) -> xr.Dataset:
-    """How many pairs are right where they count, after each loop; and over whole runs."""
-    import xarray as xr
-
-    last = xr.DataArray(pairs.horizon.numpy(), dims="pair")
-    # Delays before the end of the run, [pair, delay].
-    within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
-    ever = counts.any(1)
-
-    def by_delay(x: Bool[Tensor, "pair delay"]) -> xr.DataArray:
-        array = xr.DataArray(x.numpy(), dims=("pair", "delay"))
-        return with_end(array, last, pairs.n_loops + 1)
-
-    table = xr.Dataset(
-        {
-            "right": by_delay(right & counts),
-            "n": by_delay(counts),
-            "run_right": ("pair", ((right | ~within).all(1) & ever).numpy()),
-            "run_n": ("pair", ever.numpy()),
-        },
-        coords={"loop": ("pair", pairs.loop.numpy())},
-    )
-    return table.groupby("loop").sum()
-
-
-@dataclass(frozen=True, eq=False)
-class Control:
+class Control(NamedTuple):
     """What is put in instead of the variable, in all bases of some pairs."""
 
     pairs: InterchangePairs  # the same bases and positions, perhaps with other sources
@@ -349,10 +321,11 @@ class VariablePairs(ShortRepr):
     token.
     """
 
-    runs: ProgramRuns
+    program: LoopProgram
+    trace: Trace  # of all inputs
     batch: Batch
     n_loops: int
-    separable: Collection[str]  # the variables with a subspace
+    subspaces: Mapping[str, Tensor]  # of some variables
     per_loop: int
     generator: torch.Generator
 
@@ -363,80 +336,17 @@ class VariablePairs(ShortRepr):
         """
         return join([self._after(variable, loop) for loop in loops], "loop", tuple(map(str, loops)))
 
-    def effective(self, variable: str, pairs: InterchangePairs) -> Bool[Tensor, "pair delay"]:
-        """Where the interchange changes the program's answer."""
-        prediction = self.predict(variable, pairs)
-        return _differ(prediction.base, prediction.exchanged, pairs)
-
-    def predict(self, variable: str, pairs: InterchangePairs) -> Prediction:
-        """The program after an interchange of a variable (or with the whole state, of all)."""
-        names = (variable,) if variable in self.separable else None
-        return Prediction(self.runs.program, pairs, names=names, runs=self.runs)
-
-    def another_loop(self, variable: str, pairs: InterchangePairs) -> Control:
-        """The source after the nearest loop at which the variable has another value there."""
-        # Values of the source at its position after each loop, [loop, pair].
-        values = self._values(variable)[:, pairs.source, pairs.positions[:, 0]]
-        values = values[: pairs.n_loops + 1]
-        loops = torch.arange(len(values))[:, None]
-        equal = values == values.gather(0, pairs.loop[None])
-        # Of two equally near, the later one; where no value differs, the right loop itself.
-        distance = 2 * (loops - pairs.loop).abs() + (loops < pairs.loop)
-        distance = distance.masked_fill(equal & (loops != pairs.loop), 2 * len(values))
-        distance = distance.masked_fill(loops == pairs.loop, 2 * len(values) - 1)
-        made = replace(pairs, source_loop=distance.argmin(0))
-        return Control(made, self._otherwise(variable, pairs, self.predict(variable, made)))
-
-    def another_variable(
-        self, variable: str, pairs: InterchangePairs
-    ) -> tuple[str, Control] | None:
-        """The separable variable that differs in most of the pairs."""
-        others = [n for n in self.runs.program.variables if n in self.separable and n != variable]
-        if variable not in self.separable or not others:
-            return None
-        position = pairs.positions[:, 0]
-
-        def differing(name: str) -> int:
-            values = self._values(name)
-            base, source = (values[pairs.loop, row, position] for row in (pairs.base, pairs.source))
-            return int((base != source).sum())
-
-        other = max(others, key=differing)
-        return other, Control(pairs, self._otherwise(variable, pairs, self.predict(other, pairs)))
-
-    def same_value(self, variable: str, pairs: InterchangePairs) -> Control:
-        """Sources with the base's value, in another context.
-
-        Another token at the position is preferred, unless the whole state is put in.
-        """
-        names = (variable,) if variable in self.separable else self.runs.program.variables
-        position, token = pairs.positions[:, 0], pairs.inputs[:, pairs.positions[:, 0]].T
-        # Inputs with the base's token at the position, [pair, input].
-        same_token = token == token.gather(1, pairs.base[:, None])
-        fits = torch.ones_like(same_token) if variable in self.separable else same_token.clone()
-        for name in names:
-            values = self._values(name)[pairs.loop, :, position]  # [pair, input]
-            fits &= values == values.gather(1, pairs.base[:, None])
-        fits.scatter_(1, pairs.base[:, None], False)
-        luck = torch.rand(fits.shape, generator=self.generator, dtype=torch.float32)
-        best = (luck + (~same_token).float()).masked_fill(~fits, -1).max(1)
-        source = torch.where(best.values < 0, pairs.base, best.indices)
-        made = replace(pairs, source=source, source_loop=pairs.loop)
-        delays = torch.arange(pairs.longest + 1)
-        return Control(made, (source != pairs.base)[:, None] & (delays <= pairs.horizon[:, None]))
-
     def _after(self, variable: str, loop: int) -> InterchangePairs:
-        """The pairs after one number of loops."""
-        inputs = self.batch.inputs
-        base, source = draw_pairs(len(inputs), _CANDIDATES * self.per_loop, self.generator)
-        values = self._values(variable)[loop]
+        inputs, most = self.batch.inputs, 8 * self.per_loop  # candidates, eight for a pair
+        base, source = draw_pairs(len(inputs), most, self.generator)
+        values = self.trace.variables[variable][loop]
         # Positions at which the variable has two values, [pair, pos].
         differs = values[base] != values[source]
-        if variable not in self.separable:
+        if variable not in self.subspaces:
             # The whole state may also hold the token.
             differs &= inputs[base] == inputs[source]
         pair, position = differs.nonzero(as_tuple=True)
-        some = torch.randperm(len(pair), generator=self.generator)[: _CANDIDATES * self.per_loop]
+        some = torch.randperm(len(pair), generator=self.generator)[:most]
         candidates = InterchangePairs.of(
             self.batch,
             base=base[pair[some]],
@@ -445,22 +355,76 @@ class VariablePairs(ShortRepr):
             loop=torch.full_like(some, loop),
             n_loops=self.n_loops,
         )
-        effective = self.effective(variable, candidates).int()
+        effective = _effective(self.predict(variable, candidates)).int()
         # The last delay at which the answer changes, [pair].
         last = effective.shape[1] - 1 - effective.flip(1).argmax(1)
         rows = effective.any(1).nonzero().squeeze(1)
         return candidates[rows[evenly_by_class(last[rows], self.per_loop, self.generator)]]
 
-    def _values(self, variable: str) -> Int[Tensor, "loops input pos"]:
-        return self.runs.trace.variables[variable]
+    def predict(self, variable: str, pairs: InterchangePairs) -> Prediction:
+        """The program after an interchange of a variable (or with the whole state, of all)."""
+        names = (variable,) if variable in self.subspaces else None
+        return Prediction(self.program, pairs, names=names, trace=self.trace)
 
-    def _otherwise(
-        self, variable: str, pairs: InterchangePairs, control: Prediction
-    ) -> Bool[Tensor, "pair delay"]:
-        """Where the program's answer differs between a control and the intervention."""
-        right = self.predict(variable, pairs)
-        effective = _differ(right.base, right.exchanged, pairs)
-        return effective & _differ(right.exchanged, control.exchanged, pairs)
+    def another_loop(self, variable: str, right: Prediction) -> Control:
+        """The source after the nearest loop at which the variable has another value there."""
+        pairs = right.pairs
+        # Values of the source at its position after each loop, [loop, pair].
+        values = self.trace.variables[variable][:, pairs.source, pairs.positions[:, 0]]
+        loops = torch.arange(len(values))[:, None]
+        equal = values == values.gather(0, pairs.loop[None])
+        # Of two equally near, the later one; where no value differs, the right loop itself.
+        distance = 2 * (loops - pairs.loop).abs() + (loops < pairs.loop)
+        distance = distance.masked_fill(equal & (loops != pairs.loop), 2 * len(values))
+        distance = distance.masked_fill(loops == pairs.loop, 2 * len(values) - 1)
+        made = replace(pairs, source_loop=distance.argmin(0))
+        return Control(made, _otherwise(right, self.predict(variable, made)))
+
+    def another_variable(self, variable: str, right: Prediction) -> tuple[str, Control] | None:
+        """The variable with a subspace that differs in most of the pairs."""
+        others = [n for n in self.program.variables if n in self.subspaces and n != variable]
+        if variable not in self.subspaces or not others:
+            return None
+        pairs, position = right.pairs, right.pairs.positions[:, 0]
+
+        def differing(name: str) -> int:
+            values = self.trace.variables[name]
+            base, source = (values[pairs.loop, row, position] for row in (pairs.base, pairs.source))
+            return int((base != source).sum())
+
+        other = max(others, key=differing)
+        return other, Control(pairs, _otherwise(right, self.predict(other, pairs)))
+
+    def same_value(self, variable: str, pairs: InterchangePairs) -> Control:
+        """Sources with the base's value, in another context.
+
+        Another token at the position is preferred, unless the whole state is put in.
+        """
+        all_variables, position = variable not in self.subspaces, pairs.positions[:, 0]
+        token = pairs.inputs[:, position].T
+        # Inputs with the base's token at the position, [pair, input].
+        same_token = token == token.gather(1, pairs.base[:, None])
+        fits = same_token.clone() if all_variables else torch.ones_like(same_token)
+        for name in self.program.variables if all_variables else (variable,):
+            values = self.trace.variables[name][pairs.loop, :, position]  # [pair, input]
+            fits &= values == values.gather(1, pairs.base[:, None])
+        fits.scatter_(1, pairs.base[:, None], False)
+        luck = torch.rand(fits.shape, generator=self.generator, dtype=torch.float32)
+        best = (luck + (~same_token).float()).masked_fill(~fits, -1).max(1)
+        source = torch.where(best.values < 0, pairs.base, best.indices)
+        delays = torch.arange(pairs.longest + 1)
+        counts = (source != pairs.base)[:, None] & (delays <= pairs.horizon[:, None])
+        return Control(replace(pairs, source=source, source_loop=pairs.loop), counts)
+
+
+def _effective(prediction: Prediction) -> Bool[Tensor, "pair delay"]:
+    """Where the interchange changes the program's answer."""
+    return _differ(prediction.base, prediction.exchanged, prediction.pairs)
+
+
+def _otherwise(right: Prediction, control: Prediction) -> Bool[Tensor, "pair delay"]:
+    """Where the program's answer differs between a control and the intervention."""
+    return _effective(right) & _differ(right.exchanged, control.exchanged, right.pairs)
 
 
 def _differ(

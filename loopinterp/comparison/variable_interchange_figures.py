@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from loopinterp.comparison.counts import END
@@ -18,9 +20,6 @@ from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.figures import heatmap_panels
 from loopinterp.programs.program_offset import spell_loops
-
-_FIGURE_DELAYS = ("0", "1", END)
-"""Delays that have a figure; the table behind each has all of them."""
 
 
 @findings_of.register
@@ -51,50 +50,42 @@ def _(result: VariableInterchange) -> list[Finding]:
         )
         good = good and unchanged >= THRESHOLD
     findings = [Finding(text, value=percent(share), good=good)]
-    return findings if share == 1 else [*findings, _weakest_cell(result)]
+    if share < 1:
+        # The variable, loop and delay at which the model does least of what the program says.
+        least = result.iia.where(result.iia == result.iia.min(), drop=True)
+        at = {axis: least[axis].values[0] for axis in ("variable", "loop", "delay")}
+        when, n = _when(at["delay"]), int(result.data["pairs"].sel(intervention=VARIABLE, **at))
+        text = (
+            f"The model follows “{name}” least when “{plain(at['variable'])}” is exchanged after "
+            f"{spell_loops(int(at['loop']))} and the answer read {when}: in "
+            f"{percent(least.min())} of {n} exchanges. Without one it answers as the program there "
+            f"in {percent(result.data['undisturbed'].sel(at))}."
+        )
+        findings.append(Finding(text, value=percent(least.min())))
+    return findings
 
 
-def _weakest_cell(result: VariableInterchange) -> Finding:
-    """The variable, loop and delay at which the model does least of what the program says."""
-    least = result.iia.where(result.iia == result.iia.min(), drop=True)
-    at = {axis: least[axis].values[0] for axis in ("variable", "loop", "delay")}
-    n = int(result.data["pairs"].sel(intervention=VARIABLE, **at))
-    when = "at the end" if at["delay"] == END else in_loops(int(at["delay"]))
-    text = (
-        f"The model follows “{plain(result.program)}” least when “{plain(at['variable'])}” is "
-        f"exchanged after {spell_loops(int(at['loop']))} and the answer read {when}: in "
-        f"{percent(least.min())} of {n} exchanges. Without one it answers as the program there in "
-        f"{percent(result.data['undisturbed'].sel(at))}."
-    )
-    return Finding(text, value=percent(least.min()))
+def _when(delay: str) -> str:
+    return "at the end" if delay == END else in_loops(int(delay))
 
 
 @figures_of.register
 def _(result: VariableInterchange) -> list[Figure]:
-    """A figure for some delays at which there are pairs."""
+    """A figure for the delays of most interest at which there are pairs."""
     pairs = result.data["pairs"].sel(intervention=VARIABLE)
-    return [
-        _variable_figure(result, d)
-        for d in _FIGURE_DELAYS
-        if d in pairs.delay and pairs.sel(delay=d).any()
-    ]
+    delays = [d for d in ("0", "1", END) if d in pairs.delay and pairs.sel(delay=d).any()]
+    return [_variable_figure(result, delay) for delay in delays]
 
 
 def _variable_figure(result: VariableInterchange, delay: str) -> Figure:
-    at = result.data.sel(delay=delay)
+    at, when = result.data.sel(delay=delay), _when(delay)
     variables = [str(name) for name in at["variable"].values]
     shown = at.assign_coords(variable=[plain(name) for name in variables])
     agreement = shown["agreement"].sel(estimate="value")
     made = [x for x in INTERVENTIONS if at["pairs"].sel(intervention=x).any()]
     panels = {x: agreement.sel(intervention=x) for x in made}
-    plot = heatmap_panels(
-        {**panels, "agreement without an exchange": shown["undisturbed"]},
-        x_title="loops before the exchange",
-        value_title="agreement",
-        scale="mass",
-        columns=3,
-    )
-    when = "at the end" if delay == END else in_loops(int(delay))
+    panels["agreement without an exchange"] = shown["undisturbed"]
+    layout: dict[str, Any] = {"x_title": "loops before the exchange", "scale": "mass", "columns": 3}
     sizes = ", ".join(
         f"{plain(name)}: "
         + (f"{result.ranks[name]} directions" if name in result.ranks else "the whole state")
@@ -104,7 +95,7 @@ def _variable_figure(result: VariableInterchange, delay: str) -> Figure:
     table = result.to_dataframe("agreement", "pairs")
     return Figure(
         title=f"Variables of {plain(result.program)} exchanged between inputs, read {when}",
-        plot=plot,
+        plot=heatmap_panels(panels, value_title="agreement", **layout),
         caption=(
             "A variable of the program is taken from another input's run, at one position and "
             "after so many loops, and so is the part of the model's state that is said to hold it "

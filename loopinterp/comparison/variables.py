@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from pydantic import PositiveInt
 
 from loopinterp.comparison.inputs import check_programs
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.models.iteration import states_at
 from loopinterp.models.protocol import describe_model
 from loopinterp.models.study_examples import examples_for
@@ -28,9 +31,6 @@ if TYPE_CHECKING:
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Batch, Task
-
-_LEAST_CELLS = 8
-"""A class with fewer (example, position) cells to test does not count in balanced accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -49,11 +49,14 @@ class Decodability(Result, kind="decodability"):
         chance: 1 / classes.
     """
 
-    VARIABLES: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("accuracy", "random_weights", "shuffled"), "variable loop program_loop"),
-        **dict.fromkeys(("embedding", "chance"), "variable program_loop"),
+    VARIABLES: ClassVar = {
+        "accuracy": "variable loop program_loop",
+        "random_weights": "variable loop program_loop",
+        "shuffled": "variable loop program_loop",
+        "embedding": "variable program_loop",
+        "chance": "variable program_loop",
     }
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"random_weights"})
+    OPTIONAL: ClassVar = frozenset({"random_weights"})
 
     def loop_for_loop(self, name: str) -> xr.DataArray:
         """An array at equal loops of model and program, [variable, loop]."""
@@ -62,16 +65,17 @@ class Decodability(Result, kind="decodability"):
         return self.data[name].sel(dict.fromkeys(axes, loops)).drop_vars("program_loop")
 
 
+@checked
 def decodability(
     model: LoopedModel | Any,
     data: Batch | Task,
     programs: Sequence[str | LoopProgram],
     *,
-    n_loops: int | None = None,
+    n_loops: PositiveInt | None = None,
     random_model: LoopedModel | Any = None,
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> Decodability:
     """Probe every loop of the model for every variable of every program, at each of its loops.
 
@@ -80,32 +84,24 @@ def decodability(
     are fitted on every other example and scored on the rest, at all positions with an answer.
 
     Args:
-        model: The model.
-        data: Examples in the programs' token format, on the model's device, or their task.
-        programs: The programs, such as ``list_programs(task.name)``.
+        data: Examples in the programs' token format, on the model's device, or the task to draw
+            them from (``batch_size`` of length ``n``).
+        programs: Such as ``list_programs(task.name)``.
         n_loops: Loops of model and programs; by default the largest T(n) of the batch.
         random_model: The random-weights control; by default the model with shuffled weights, and
             none for a model that has no weights to shuffle.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of the controls, and of what is drawn.
 
     Raises:
-        InputError: fewer than four examples, no program, none with a variable that depends on the
-            input, or tokens that a program does not know.
+        InputError: fewer than four examples, no variable that depends on the input, or tokens that
+            a program does not know.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)
-    if len(batch) < 4:
-        raise InputError(
-            "batch", expected="at least 4 examples", given=str(len(batch)), fix="Draw more."
-        )
+    check_integer("examples", len(batch), least=4, fix="Draw more.")
     chosen = check_programs(programs)
     for program in chosen:
         check_tokens(batch.inputs, len(program.inputs), f"inputs for program {program.name}")
-    last = check_integer(
-        "n_loops", int(batch.n_loops.max()) if n_loops is None else n_loops, least=1
-    )
+    last = int(batch.n_loops.max()) if n_loops is None else n_loops
     with study(
         seed,
         study="decodability",
@@ -118,26 +114,20 @@ def decodability(
         train = row % 2 == 0
         values = _labels(chosen, batch.inputs, row, pos, train, last)
         labels = torch.stack(list(values.values()))
-
-        def states_of(some_model: Any) -> tuple[Tensor, Tensor]:
-            return states_at(some_model, batch.inputs, row, pos, loops=range(last + 1))
-
-        states, e = states_of(model)
-        if random_model is None and isinstance(model, torch.nn.Module):
-            random_model = with_random_weights(model, seed=seed)
         generator = torch.Generator().manual_seed(seed)
         other = _cells_of_other_examples(row, pos, len(batch), generator)
+        places, loops = (batch.inputs, row, pos), range(last + 1)
+        states, e = states_at(model, *places, loops=loops)
+        if random_model is None and isinstance(model, torch.nn.Module):
+            random_model = with_random_weights(model, seed=seed)
         random_weights = None
         if random_model is not None:
-            random_weights = _accuracy(states_of(random_model)[0], labels, train)
+            random_states, _ = states_at(random_model, *places, loops=loops)
+            random_weights = _accuracy(random_states, labels, train)
         test = labels[:, :, ~train]  # [variable, program_loop, cell]
         return Decodability.of(
             watch,
-            coords={
-                "variable": list(values),
-                "loop": range(last + 1),
-                "program_loop": range(last + 1),
-            },
+            coords={"variable": list(values), "loop": loops, "program_loop": loops},
             accuracy=_accuracy(states, labels, train),
             random_weights=random_weights,
             shuffled=_accuracy(states, labels[..., other], train),
@@ -159,7 +149,7 @@ def _labels(
     labels = {}
     for program in programs:
         for name, values in program.trace(inputs, n_loops=last).variables.items():
-            here = values[:, row, pos]  # [program_loop, cell]
+            here = values[:, row, pos]
             if bool((values != values[:, :1]).any()) and len(here[:, train].unique()) > 1:
                 labels[f"{program.name}.{name}"] = here
     if not labels:
@@ -210,7 +200,8 @@ def _balanced(predicted: Tensor, labels: Int[Tensor, "program_loop cell"]) -> Te
         here = labels == value  # [program_loop, cell]
         count = here.sum(-1)
         recall = ((predicted == value) & here).sum(-1) / count.clamp(min=1)
-        recalls.append(torch.where(count >= _LEAST_CELLS, recall.double(), torch.nan))
+        # A class of too few cells does not count.
+        recalls.append(torch.where(count >= 8, recall.double(), torch.nan))
     table = torch.stack(recalls)
     enough = (~table.isnan()).sum(0) > 1
     return torch.where(enough, table.nanmean(0), torch.nan)

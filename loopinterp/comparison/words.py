@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from loopinterp.comparison.counts import ALL
 from loopinterp.comparison.evidence import Untried
 from loopinterp.comparison.rule import Reason, Verdict
-from loopinterp.core.errors import unknown_name
+from loopinterp.core.errors import check_choice
 from loopinterp.core.text import percent
 from loopinterp.programs.program_offset import ProgramOffset, spell_loops
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from loopinterp.comparison.program_comparison import ProgramComparison
-
-_MOST_QUOTED = 5
 
 
 def statement(comparison: ProgramComparison, model: str | None = None) -> str:
@@ -30,8 +29,8 @@ def statement(comparison: ProgramComparison, model: str | None = None) -> str:
     Raises:
         InputError: the comparison has no such model.
     """
-    if model not in (None, *comparison.verdicts):
-        raise unknown_name("model of the comparison", model, comparison.verdicts)
+    if model is not None:
+        check_choice("model of the comparison", model, comparison.verdicts)
     programs = comparison.data["program"].values.tolist()
     texts = {}
     for name in comparison.verdicts if model is None else [model]:
@@ -45,9 +44,7 @@ def statement(comparison: ProgramComparison, model: str | None = None) -> str:
 def verdict_in_words(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> str:
     """The statement on one model, from its arrays and the offset of the closest program."""
     whole_run = data.sel(program=verdict.closest, stratum=ALL)
-    if not verdict.identified:
-        text = _none(verdict, data)
-    else:
+    if verdict.identified:
         text = (
             f"The model runs “{plain(verdict.closest)}”: at every delay from 0 to "
             f"{verdict.longest_delay} loops after an interchange, in every stratum with enough "
@@ -55,6 +52,10 @@ def verdict_in_words(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset |
         )
         if count := len(verdict.untested):
             text += f" Too few inputs to say in {count} {'strata' if count > 1 else 'stratum'}."
+    else:
+        text = _none(verdict, data)
+        if holds := "; ".join(_what_holds(verdict, data)):
+            text += f" {holds[0].upper()}{holds[1:]}."
     if verdict.reasons:
         text += f" Not identified, because {'; '.join(map(reason_in_words, verdict.reasons))}."
     if whole_run.whole_run_active and not math.isnan(verdict.off_distribution):
@@ -70,50 +71,43 @@ def verdict_in_words(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset |
 
 
 def _none(verdict: Verdict, data: xr.Dataset) -> str:
+    """That no program is identified, and which are closest."""
     name, n_programs = plain(verdict.closest), data.sizes["program"]
     whole_run = data.sel(program=verdict.closest, stratum=ALL)
     if not whole_run.whole_run_active:
-        text = "No program can be identified: no interchange changes an answer."
-    elif verdict.indistinguishable:
+        return "No program can be identified: no interchange changes an answer."
+    if verdict.indistinguishable:
         candidates = [verdict.closest, *verdict.indistinguishable]
+        rates = data.whole_run.sel(program=candidates, stratum=ALL, estimate="value").values
+        low, high = percent(rates.min()), percent(rates.max())
         text = "No program can be identified."
         if verdict.refuted:
             text = f"None of the {n_programs} candidate programs predicts this model."
-        rates = data.whole_run.sel(program=candidates, stratum=ALL, estimate="value").values
-        low, high = percent(rates.min()), percent(rates.max())
         text += (
             f" {quoted(candidates)} predict {high if low == high else f'{low} to {high}'} of whole "
             "runs after an interchange and cannot be told apart."
         )
         if verdict.equivalent:
             text += f" No interchange at all separates the first from {quoted(verdict.equivalent)}."
-    elif verdict.refuted and n_programs == 1:
-        text = f"It is not “{name}” ({_rate(whole_run)})."
-    else:
-        start = (
-            "It is none of these programs" if verdict.refuted else "No program can be identified"
-        )
-        text = f"{start}; the closest is “{name}” ({_rate(whole_run)})."
-    holds = "; ".join(_what_holds(verdict, data))
-    return f"{text} {holds[0].upper()}{holds[1:]}." if holds else text
+        return text
+    if verdict.refuted and n_programs == 1:
+        return f"It is not “{name}” ({_rate(whole_run)})."
+    start = "It is none of these programs" if verdict.refuted else "No program can be identified"
+    return f"{start}; the closest is “{name}” ({_rate(whole_run)})."
 
 
-def _what_holds(verdict: Verdict, data: xr.Dataset) -> list[str]:
-    clauses = []
+def _what_holds(verdict: Verdict, data: xr.Dataset) -> Iterator[str]:
     if verdict.clean_fits:
         # Of programs that answer alike in clean runs, the closest is as good a name as any.
         fit = min(verdict.clean_fits, key=lambda p: (p != verdict.closest, p))
         share = percent(data.undisturbed.sel(program=fit, estimate="value"))
         others = len(verdict.clean_fits) - 1
         also = f" (as {others} other{'s' if others > 1 else ''} of them would)" if others else ""
-        clauses.append(
-            f"without intervention, the model answers as “{plain(fit)}” at {share} of loops{also}"
-        )
+        yield f"without intervention, the model answers as “{plain(fit)}” at {share} of loops{also}"
     if verdict.followed_for >= 0:
         loops = verdict.followed_for
         until = f"for {spell_loops(loops)}" if loops else "at once, and no longer"
-        clauses.append(f"after an interchange it follows “{plain(verdict.closest)}” {until}")
-    return clauses
+        yield f"after an interchange it follows “{plain(verdict.closest)}” {until}"
 
 
 def _rate(whole_run: xr.Dataset) -> str:
@@ -126,22 +120,21 @@ def _rate(whole_run: xr.Dataset) -> str:
 
 def reason_in_words(reason: Reason) -> str:
     """Why no program is identified."""
-    values = dict(reason.values)
-    form = reason.code
+    values, form = dict(reason.values), reason.code
     if form == "delay":
         first, last = int(values["first"]), int(values["last"])
         values["when"] = in_loops(first) if first == last else f"{first} to {last} loops later"
-    elif form == "stratum" and (not values["pairs"] or values["stratum"] == ALL):
-        form = "whole_run" if values["pairs"] else "no_whole_run"
+    elif form == "stratum" and not values["pairs"]:
+        form = "no_whole_run"
+    elif form == "stratum" and values["stratum"] == ALL:
+        form = "whole_run"
     elif form == "clean_runs" and "worst" in values:
         form = "worst_loop"
     elif form == "exceptions" and "value" not in values:
         form = "first_exceptions"
     elif form == "same_value" and not values["changed"]:
         form = "few_same_value"
-    for name in ("value", "low", "worst"):
-        if name in values:
-            values[name] = percent(float(values[name]))
+    values |= {k: percent(float(values[k])) for k in ("value", "low", "worst") if k in values}
     if "program" in values:
         values["program"] = quoted([str(values["program"])])
     return _REASONS[form].format(**values)
@@ -212,14 +205,14 @@ def in_loops(delay: int) -> str:
     return "at once" if delay == 0 else f"{spell_loops(delay)} later"
 
 
-def quoted(programs: list[str]) -> str:
+def quoted(programs: list[str], most: int = 5) -> str:
     """Names of programs in quotes; of many the first few.
 
     Example:
         >>> quoted(["ripple", "late_ripple"])
         '“ripple” and “late ripple”'
     """
-    names = [f"“{plain(name)}”" for name in programs[:_MOST_QUOTED]]
+    names = [f"“{plain(name)}”" for name in programs[:most]]
     if more := len(programs) - len(names):
         names.append(f"{more} more")
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -82,7 +82,7 @@ def agreement(
         Columns ``what``, ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high``.
     """
     run, prediction = InterchangeRun(model, pairs), Prediction(program, pairs)
-    outputs, asked = prediction.runs.trace.outputs, pairs.asked
+    outputs, asked = prediction.trace.outputs, pairs.asked
     undecided = outputs < 0
     same = (outputs == run.natural.cpu()) | undecided | ~asked
     # At the end an answer must be given, and be the model's.

@@ -230,7 +230,7 @@ def explore_prediction(
 
 def _joined(prediction: Prediction, loop: int) -> Trace:
     """The program's whole run of the one pair: without the exchange before it, with it after."""
-    before, after = prediction.runs.trace, prediction.after(slice(0, 1))
+    before, after = prediction.trace, prediction.after(slice(0, 1))
     base = prediction.pairs.base
     variables = {
         name: torch.cat([values[:loop, base], after.variables[name]])

@@ -239,16 +239,16 @@ def test_a_saved_result_is_the_same(parts, tmp_path):
 @pytest.mark.usefixtures("no_type_checks")
 def test_shapes_must_fit(parts):
     patterns, selectors = parts
-    for wrong, given, what in (
-        (([patterns], selectors), "list", "patterns"),
-        ((patterns[:, :, 0], selectors), "shape [3, 40, 6, 6]", "patterns"),
-        ((patterns, {"shift": selectors["shift"][:2]}), "[2, 40, 6, 6]", "selector 'shift'"),
-        ((patterns, {}), "0 selectors and 40 examples", "selectors and patterns"),
-        ((patterns[:, :1], selectors), "2 selectors and 1 examples", "selectors and patterns"),
+    for wrong, what in (
+        (([patterns], selectors), "patterns"),
+        ((patterns[:, :, 0], selectors), "patterns"),
+        ((patterns, {"shift": selectors["shift"][:2]}), "selector 'shift'"),
+        ((patterns, {}), "selectors and patterns"),
+        ((patterns[:, :1], selectors), "selectors and patterns"),
     ):
         with pytest.raises(InputError) as refused:
             match_heads(*wrong)  # type: ignore[arg-type]
-        assert (refused.value.what, refused.value.given) == (what, given)
+        assert refused.value.what == what
 
 
 @pytest.fixture

@@ -77,13 +77,13 @@ def test_a_reduced_state_is_the_nearest_point_of_its_tokens_plane(window: int | 
         assert torch.allclose(after[row, position], mean + (basis.T @ weights)[:, 0], atol=1e-4)
 
 
-def test_parts_of_a_sequence_are_reduced_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_sequence_are_reduced_as_the_whole() -> None:
     """Within a window only what an exchange can reach is run again."""
     model = transformer()
     pairs = drawn_pairs(BATCH, 7, 40, torch.Generator().manual_seed(1), across_loops=True)
     reduced = ReducedModel(model, fitted(model), slice(3))
     in_parts = InterchangeRun(reduced, pairs).interchange()
-    monkeypatch.setattr(ReducedModel, "local_step", False)
+    reduced.local_step = False
     whole = InterchangeRun(reduced, pairs).interchange()
     assert torch.equal(in_parts, whole)
 
@@ -116,19 +116,24 @@ def test_fitted_inputs_are_not_scored_and_numbers_that_make_no_sense_are_refused
     model = transformer()
     found = reduction_study(model, BATCH, ranks=(2,), pairs=16)
     assert found.fitted_at == 6 and found.data.sizes["kind"] == 3
-    for ranks in ((16,), (), (0,)):
-        with pytest.raises(InputError, match="rank"):
-            reduction_study(model, BATCH, ranks=ranks)
-    assert reduction_study(model, BATCH, ranks=(2, 16), pairs=16).data["rank"].values.tolist() == [
-        2
-    ]
-    with pytest.raises(InputError, match="different lengths"):
-        reduction_study(model, [BATCH, BATCH], ranks=(2,))
-    with pytest.raises(InputError, match="inputs to fit directions on"):
-        reduction_study(model, BATCH[:2], ranks=(2,), pairs=16)
+    larger = reduction_study(model, BATCH, ranks=(2, 16), pairs=16)
+    assert larger.data["rank"].values.tolist() == [2]
+    for what, data, options in (
+        ("ranks", BATCH, {"ranks": (0,)}),
+        *(("ranks, kinds", BATCH, {"ranks": ranks}) for ranks in ((16,), ())),
+        ("pairs", BATCH, {"pairs": 7}),
+        ("kinds", BATCH, {"kinds": ("same loops",)}),
+        ("ranks, kinds", BATCH, {"kinds": ()}),
+        ("data", [BATCH, BATCH], {}),
+        ("data", BATCH[:2], {}),
+    ):
+        with pytest.raises(InputError) as refused:
+            reduction_study(model, data, **{"ranks": (2,), "pairs": 16, **options})
+        assert refused.value.what == what
     features = transformer(d_vocab=None, d_features=2)
-    with pytest.raises(InputError, match="tokens \\[batch, pos\\]"):
+    with pytest.raises(InputError) as refused:
         reduction_study(features, Addition(format="features"), n=4, batch_size=16)
+    assert refused.value.what == "data"
 
 
 def test_a_model_that_no_interchange_changes_keeps_nothing() -> None:
@@ -149,7 +154,7 @@ def test_a_model_that_no_interchange_changes_keeps_nothing() -> None:
 
     found = reduction_study(Still(), BATCH, ranks=(2,), pairs=16)
     [finding] = found.findings()
-    assert found.enough == 0 and "Too few" in finding.text and not finding.value
+    assert found.enough == 0 and not finding.value
     assert len(found.figures()) == 1
 
 
@@ -224,8 +229,6 @@ def test_answers_at_the_end_are_those_after_all_loops() -> None:
     # An interchange is read once at the end, and at every loop from its own on else.
     first = {"delay": 0, "kind": "same loop", "n": 6, "rank": 15}
     assert 0 < at_end.data["active"].sel(first) < by_loop.data["active"].sel(first)
-    with pytest.raises(InputError, match="kinds"):
-        reduction_study(model, BATCH, kinds=("same loops",))
 
 
 def test_tokens_are_told_apart_in_half_precision() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from loopinterp.comparison.variable_directions import (
     labelled_states,
     mean_directions,
     probe_directions,
+    spread_loops,
 )
 from loopinterp.compiler import compile_program
 from loopinterp.tasks import Addition
@@ -53,3 +56,14 @@ def test_directions_may_turn_with_the_token():
     for token in range(4):
         assert float((table[token] @ everywhere.mT).norm()) > 0.9
     assert not table[program.inputs.index("BOS")].any(), "a token of which no answer is asked"
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 40])
+@pytest.mark.parametrize("n_loops", [1, 2, 9, 24])
+def test_loops_are_spread_over_the_run(n_loops, most):
+    loops = spread_loops(n_loops, most)
+    last = max(n_loops - 1, 1)
+    assert loops == sorted(set(loops)) and len(loops) == min(most, last)
+    assert loops[0] == 1 and loops[-1] in (last, 1)
+    gaps = [b - a for a, b in itertools.pairwise(loops)]
+    assert not gaps or max(gaps) - min(gaps) <= 1

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from loopinterp.comparison.counts import END
 from loopinterp.comparison.program_runs import ProgramModel
 from loopinterp.comparison.variable_interchange import (
     ANOTHER_LOOP,
@@ -21,6 +22,7 @@ from loopinterp.comparison.variable_interchange import (
     VariableInterchange,
     interchange_study,
 )
+from loopinterp.comparison.variable_interchange_figures import _when
 from loopinterp.compiler import compile_program
 from loopinterp.core.errors import InputError
 from loopinterp.core.intervals import wilson_estimate
@@ -279,11 +281,8 @@ def test_what_it_says_and_shows_has_the_controls_beside_it():
     for control in (RANDOM, ANOTHER_LOOP, ANOTHER_VARIABLE, NOTHING):
         assert f"{control} {round(100 * result.pooled(control)[0])}%" in finding.text
     figures = result.figures()
-    assert [f.title.split(", ")[-1] for f in figures] == [
-        "read at once",
-        "read 1 loop later",
-        "read at the end",
-    ]
+    when = [_when(delay) for delay in ("0", "1", END)]
+    assert [f.title.split(", read ")[-1] for f in figures] == when
     assert len(list(figures[0].plot.select_traces())) == len(INTERVENTIONS) + 1
     assert "bit: 2 directions" in figures[0].caption
 
@@ -292,45 +291,44 @@ def test_the_weakest_place_is_named_where_it_is_not_always_right():
     model, _, batch = known("ripple_held_2")
     result = interchange_study(model, batch, "ripple", pairs_per_loop=16)
     weakest = result.findings()[1]
-    assert "least when “carry” is exchanged after" in weakest.text
-    assert weakest.value == "0%"
+    assert "“carry”" in weakest.text and weakest.value == "0%"
 
 
 def test_where_nothing_matters_it_says_that_it_cannot_be_said():
     model, program, batch = known("ripple")
     result = interchange_study(model, batch, program, loops=[0], pairs_per_loop=8)
     (finding,) = result.findings()
-    assert "cannot be said" in finding.text and finding.good is None
+    assert finding.value == "" and finding.good is None
     assert result.figures() == []
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "what"),
     [
-        ({"batch": lambda b: b.inputs}, "expected a Batch"),
-        ({"batch": lambda b: b[torch.arange(1)]}, "at least two examples"),
+        ({"batch": lambda b: b.inputs}, "data"),
+        ({"batch": lambda b: b[torch.arange(1)]}, "data"),
         ({"program": "prefix_xor"}, "inputs for program prefix_xor"),
-        ({"program": "paritty"}, "Did you mean 'parity'"),
+        ({"program": "paritty"}, "program"),
         ({"n_loops": -1}, "n_loops"),
-        ({"loops": [0, 5]}, "loops: expected an integer in 0..4"),
-        ({"loops": [2, 1]}, "increasing"),
-        ({"loops": ["a"]}, "loops: expected an integer in 0..4, got 'a'"),
-        ({"loops": [1, 1]}, r"increasing.*Pass e\.g\. loops=range\(0, 5\)"),
-        ({"loops": [1, 1], "n_loops": 7}, r"increasing.*Pass e\.g\. loops=range\(0, 8\)"),
-        ({"loops": []}, "loops: expected numbers of loops, increasing"),
+        ({"loops": [0, 5]}, "loops"),
+        ({"loops": [2, 1]}, "loops"),
+        ({"loops": ["a"]}, "loops"),
+        ({"loops": [1, 1], "n_loops": 7}, "loops"),
+        ({"loops": []}, "loops"),
         ({"pairs_per_loop": 0}, "pairs_per_loop"),
-        ({"subspaces": {"bits": torch.eye(9)[:1]}}, "Did you mean 'bit'"),
-        ({"subspaces": {"bit": torch.eye(8)[:1]}}, "model's width 9"),
-        ({"subspaces": {"bit": torch.ones(9)}}, "model's width 9"),
-        ({"subspaces": {"bit": torch.zeros(0, 9)}}, "rank 1..9"),
-        ({"subspaces": {"bit": [1.0, 0.0]}}, "got list"),
-        ({"subspaces": {"bit": 2 * torch.eye(9)[:2]}}, "orthonormal"),
+        ({"subspaces": {"bits": torch.eye(9)[:1]}}, "subspaces: variable of program parity"),
+        ({"subspaces": {"bit": torch.eye(8)[:1]}}, "subspace of variable 'bit'"),
+        ({"subspaces": {"bit": torch.ones(9)}}, "subspace of variable 'bit'"),
+        ({"subspaces": {"bit": torch.zeros(0, 9)}}, "subspace of variable 'bit'"),
+        ({"subspaces": {"bit": [1.0, 0.0]}}, "subspace of variable 'bit'"),
+        ({"subspaces": {"bit": 2 * torch.eye(9)[:2]}}, "subspace of variable 'bit'"),
     ],
 )
 @pytest.mark.usefixtures("no_type_checks")
-def test_arguments_that_cannot_be_used_are_refused(change, message):
+def test_arguments_that_cannot_be_used_are_refused(change, what):
     model, program, batch = known("parity")
     given = {"program": program, "batch": lambda b: b, **change}
     chosen, inputs = given.pop("program"), given.pop("batch")(batch)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError) as refused:
         interchange_study(model, inputs, chosen, **given)
+    assert refused.value.what == what

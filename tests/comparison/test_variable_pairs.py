@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from loopinterp.comparison.program_runs import ProgramRuns
-from loopinterp.comparison.variable_interchange import VariablePairs
+from loopinterp.comparison.variable_interchange import VariablePairs, _effective
 from loopinterp.interventions.pairs import InterchangePairs
 from loopinterp.programs import UNKNOWN, Intervention, LoopProgram, get_program
 from loopinterp.tasks import IGNORE, Batch, get_task
@@ -28,10 +27,11 @@ def finder_of(
         program,
         batch,
         VariablePairs(
-            ProgramRuns(program, batch.inputs, n_loops=n_loops),
+            program,
+            program.trace(batch.inputs, n_loops=n_loops),
             batch,
             n_loops=n_loops,
-            separable=program.variables if apart else (),
+            subspaces=dict.fromkeys(program.variables, torch.eye(1)) if apart else {},
             per_loop=per_loop,
             generator=generator,
         ),
@@ -39,7 +39,7 @@ def finder_of(
 
 
 def found_by(finder: VariablePairs) -> Iterator[tuple[str, InterchangePairs]]:
-    for variable in finder.runs.program.variables:
+    for variable in finder.program.variables:
         pairs = finder.draw(variable, range(N + 1))
         if len(pairs):
             yield variable, pairs
@@ -75,7 +75,7 @@ def test_each_pair_changes_an_answer_of_the_program(name, apart):
     program, batch, finder = finder_of(name, apart=apart)
     seen = 0
     for variable, pairs in found_by(finder):
-        counts = finder.effective(variable, pairs)
+        counts = _effective(finder.predict(variable, pairs))
         assert counts.any(1).all()
         for k in range(0, len(pairs), 5):
             base, source = (pairs.inputs[int(r[k])][None] for r in (pairs.base, pairs.source))
@@ -100,10 +100,12 @@ def test_another_loop_has_another_value_and_another_answer(name):
     program, _, finder = finder_of(name)
     seen = 0
     for variable, pairs in found_by(finder):
-        control = finder.another_loop(variable, pairs)
+        control = finder.another_loop(variable, finder.predict(variable, pairs))
         right = finder.predict(variable, pairs).exchanged
         wrong = finder.predict(variable, control.pairs).exchanged
-        apart = told(right, wrong, pairs.scored[:, None]) & finder.effective(variable, pairs)
+        apart = told(right, wrong, pairs.scored[:, None]) & _effective(
+            finder.predict(variable, pairs)
+        )
         assert torch.equal(control.counts, apart)
         for k in control.counts.any(1).nonzero().squeeze(1).tolist():
             source, at = pairs.inputs[pairs.source[k]][None], int(pairs.positions[k, 0])
@@ -119,7 +121,10 @@ def test_another_loop_has_another_value_and_another_answer(name):
 def test_another_variable_gives_another_answer():
     program, batch, finder = finder_of("parity")
     for variable, pairs in found_by(finder):
-        other, control = finder.another_variable(variable, pairs) or ("", None)
+        other, control = finder.another_variable(variable, finder.predict(variable, pairs)) or (
+            "",
+            None,
+        )
         assert control is not None and {variable, other} == set(program.variables)
         for k in range(0, len(pairs), 7):
             asked = batch.targets[pairs.base[k]] != IGNORE
@@ -132,7 +137,8 @@ def test_another_variable_gives_another_answer():
 
 def test_a_program_of_one_variable_has_no_other():
     finder = finder_of("prefix_xor")[2]
-    assert finder.another_variable("prefix", finder.draw("prefix", [2])) is None
+    right = finder.predict("prefix", finder.draw("prefix", [2]))
+    assert finder.another_variable("prefix", right) is None
 
 
 @pytest.mark.parametrize("apart", [True, False])

@@ -130,7 +130,6 @@ def _made() -> dict[str, Any]:
         "Batch": batch,
         **{type(get_task(name)).__name__: get_task(name) for name in list_tasks()},
         "Automaton": Automaton("01", ((0, 1),) * 99, (0,)),
-        "CarryFrontPairs": comparison.CarryFrontPairs(),
         "SpreadPairs": comparison.SpreadPairs(),
         "Decompiled": decompiler.Decompiled(None, Refusal("reads-farther", 0.5)),
         "InterchangePairs": pairs,
