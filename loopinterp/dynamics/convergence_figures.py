@@ -1,11 +1,13 @@
-"""What a convergence study says and shows. Accuracy stands beside every curve of convergence: a
-state can settle on a wrong answer, and a right answer can be left again.
+"""What a convergence study says and shows, and what the figures of dynamics share.
+
+Accuracy stands beside every curve of convergence: a state can settle on a wrong answer, and a right
+answer can be left again.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -30,7 +32,6 @@ from loopinterp.figures import (
     line_panels,
 )
 
-_TOKEN = ("batch", "pos")
 _RIGHT = {"colour": "red", "markers": False}
 
 
@@ -43,39 +44,89 @@ def with_rounding(findings: Callable[[Any], list[Finding]]) -> Callable[[Any], l
         name = result.provenance.config.get("state_dtype")
         if name is None:
             return [first, *others]
-        return [first, dataclasses.replace(_rounding(name), kind=first.kind), *others]
+        share = f"{rounding_of(getattr(torch, name)):.2g}"
+        text = (
+            f"The states are {name}: rounding alone moves a state by up to {share} of its size in "
+            "a loop. Rounding decides residuals, distances and rates below that, and whether a "
+            "limit is found to a finer tolerance. Repeat the study with model.float() to resolve "
+            "them."
+        )
+        floor = Finding(text, value=f"{name}: resolved to {share}", kind=first.kind)
+        return [first, floor, *others]
 
     return with_floor
 
 
-def _rounding(name: str) -> Finding:
-    share = rounding_of(getattr(torch, name))
-    text = (
-        f"The states are {name}: rounding alone moves a state by up to {share:.2g} of its size in "
-        "a loop. Rounding decides residuals, distances and rates below that, and whether a limit "
-        "is found to a finer tolerance. Repeat the study with model.float() to resolve them."
+def value_of(estimate: xr.DataArray) -> xr.DataArray:
+    """An estimate without its interval."""
+    return estimate.sel({ESTIMATE: "value"}, drop=True)
+
+
+def exact_panel(exact: xr.DataArray, references: Sequence[Reference] = ()) -> LinePanel:
+    """Exact match by loop, the control under every curve of dynamics."""
+    line = Series.of("exact match", exact, colour="green")
+    return LinePanel([line], "exact match", y_range=(0, 1.03), references=references)
+
+
+def with_exact(table: pd.DataFrame, exact: xr.DataArray) -> pd.DataFrame:
+    """A table by loop, with exact match beside it."""
+    return table.assign(exact_match=table["loop"].map(value_of(exact).to_series()))
+
+
+def answer_figure(title: str, caption: str, tokens: xr.DataArray) -> Figure:
+    """Bars of tokens of each class, by whether their answer is right at the end.
+
+    Args:
+        tokens: Counts with an axis ``answer`` (right, wrong, not asked) and one more.
+    """
+    shades = {"right": "green", "wrong": "red", "not asked": "grey"}
+    bars = [
+        Series.of(f"{name} at the end", tokens.sel(answer=name), colour=shade)
+        for name, shade in shades.items()
+        if name != "not asked" or tokens.sel(answer=name).any()
+    ]
+    return Figure(
+        title=title,
+        plot=bars_with_intervals(bars, value_title="tokens"),
+        caption=caption,
+        control="Bars are split by accuracy: whether the answer at that token is right at the end.",
+        data=tidy({"tokens": tokens}),
     )
-    return Finding(text, value=f"{name}: resolved to {share:.2g}")
+
+
+def dies_out(largest_radius: float) -> str:
+    """What a spectral radius says of small disturbances."""
+    if largest_radius < 1:
+        return "below 1, so a small disturbance dies out there"
+    return "at 1 or more in some, so not every small disturbance dies out there"
 
 
 @findings_of.register
 @with_rounding
 def _(result: ConvergenceResult) -> list[Finding]:
     """Whether the tokens settle and are right there, what they become, and about the limits."""
-    return [_settling(result), *_regimes(result), _limits(result)]
+    findings = [_settling(result)]
+    counts = result.regime_counts()
+    common = max(counts, key=counts.__getitem__)
+    if common != Regime.FIXED_POINT.label:
+        text = (
+            "The commonest late trajectory is not a fixed point: "
+            f"{percent(counts[common] / sum(counts.values()))} of the tokens are of class "
+            f"{common!r}."
+        )
+        findings.append(Finding(text, value=common))
+    return [*findings, _limits(result)]
 
 
 def _settling(result: ConvergenceResult) -> Finding:
     settled, below = result.settled_share(), result.below_threshold()
     times = _gaps(result.settling_times()).where(result.data["counted"])
-    residual, exact = result.mean_residual()[-1], result.exact_match()[-1]
+    residual, exact = result.mean_residual()[-1], value_of(result.exact_match()[-1])
     when = f", half of them by loop {int(times.median())}" if settled else ""
-    moved = (
-        f"the last loop moves the state by {float(residual):.2g} of its size"
-        if np.isfinite(residual)
-        else "the states leave the finite numbers"
-    )
-    right = f"{percent(exact.sel({ESTIMATE: 'value'}))} of the answers are right there"
+    moved = "the states leave the finite numbers"
+    if np.isfinite(residual):
+        moved = f"the last loop moves the state by {float(residual):.2g} of its size"
+    right = f"{percent(exact)} of the answers are right there"
     if not (result.data["right"] >= 0).any():
         right = "the readout gives one number, so no answer is right or wrong"
     share = float(below.notnull().sum() / result.data["counted"].sum())
@@ -92,21 +143,8 @@ def _settling(result: ConvergenceResult) -> Finding:
             f"be of class fixed point too: {percent(settled)} settle. {moved[0].upper()}"
             f"{moved[1:]}, and {right}."
         )
-    somewhere = bool(result.data["limit_status"].isin([Status.CONVERGED, Status.CYCLE]).any())
-    return Finding(text, value=f"{percent(settled)} settle", good=somewhere and settled >= 0.99)
-
-
-def _regimes(result: ConvergenceResult) -> list[Finding]:
-    counts = result.regime_counts()
-    common = max(counts, key=counts.__getitem__)
-    if common == Regime.FIXED_POINT.label:
-        return []
-    share = percent(counts[common] / sum(counts.values()))
-    text = (
-        f"The commonest late trajectory is not a fixed point: {share} of the tokens are "
-        f"of class {common!r}."
-    )
-    return [Finding(text, value=common)]
+    has_limits = bool(result.data["limit_status"].isin([Status.CONVERGED, Status.CYCLE]).any())
+    return Finding(text, value=f"{percent(settled)} settle", good=has_limits and settled >= 0.99)
 
 
 def _limits(result: ConvergenceResult) -> Finding:
@@ -152,39 +190,30 @@ def _limits(result: ConvergenceResult) -> Finding:
         text += ". Whether they are stable cannot be said, because no spectral radius is known."
         return Finding(text, value=f"{n_found} of {n_examples} limits")
     low, high = float(radius.min()), float(radius.max())
-    stable = high < 1
-    verdict = (
-        "below 1, so a small disturbance dies out there"
-        if stable
-        else "at 1 or more in some, so not every small disturbance dies out there"
-    )
     text += (
         f"; at the {radius.size} of them where it is known, the spectral radius of the loop's "
-        f"Jacobian is {low:.2f} to {high:.2f}: {verdict}."
+        f"Jacobian is {low:.2f} to {high:.2f}: {dies_out(high)}."
     )
-    good = stable and n_found == n_examples
-    return Finding(text, value=f"{high:.2f}", good=good)
+    return Finding(text, value=f"{high:.2f}", good=high < 1 and n_found == n_examples)
 
 
 @figures_of.register
 def _(result: ConvergenceResult) -> list[Figure]:
     """All figures of a convergence study, in the order in which they are read."""
-    figures = [
-        residual_figure(result),
-        distance_figure(result),
-        settling_figure(result),
-        regime_figure(result),
-        rate_figure(result),
-        readout_figure(result),
+    has_radius = result.data["spectral_radius"].notnull().any()
+    return [
+        _residuals(result),
+        _distances(result),
+        _settling_times(result),
+        _regimes(result),
+        *([_stability(result)] if has_radius else []),
+        _rates(result),
+        _readout(result),
     ]
-    if result.data["spectral_radius"].notnull().any():
-        figures.insert(4, stability_figure(result))
-    return figures
 
 
-def residual_figure(result: ConvergenceResult) -> Figure:
-    """Relative residual by loop, above exact match."""
-    token = _positive(band_of(result.of_counted("residual"), *_TOKEN))
+def _residuals(result: ConvergenceResult) -> Figure:
+    token = _positive(band_of(result.of_counted("residual"), "batch", "pos"))
     mean = _positive(result.mean_residual())
     panel = LinePanel(
         [Series.of("median token", token[1:]), Series.of("mean", mean[1:], colour="ochre")],
@@ -200,23 +229,22 @@ def residual_figure(result: ConvergenceResult) -> Figure:
             "the tokens). Below: the share of answers that are wholly right if read at that loop, "
             "with a 95% interval."
         ),
-        control=("Exact match is drawn over the same loops: a state can settle on wrong answers."),
+        control="Exact match is drawn over the same loops: a state can settle on wrong answers.",
         data=tidy(
             {"exact_match": result.exact_match(), "residual_mean": mean, "residual_median": token}
         ),
     )
 
 
-def distance_figure(result: ConvergenceResult) -> Figure:
-    """Distance to the limit by position and loop, with the loop from which answers are right."""
+def _distances(result: ConvergenceResult) -> Figure:
+    """By position and loop, with the loop from which answers are right."""
     shown = _shown(result)
     # The example that settles last; one that never does comes first.
     slowest = int(shown.settling_times().where(shown.data["counted"], 0).max("pos").argmax("batch"))
     far, right = shown.data["distance"].where(shown.data["counted"], 0), shown.right_from()
-    median, of_slowest = "median of the examples", f"slowest example ({slowest})"
     cells = {
-        median: (_median(shown.of_counted("distance")), _median(right)),
-        of_slowest: (far.isel(batch=slowest), right.isel(batch=slowest)),
+        "median of the examples": (_median(shown.of_counted("distance")), _median(right)),
+        f"slowest example ({slowest})": (far.isel(batch=slowest), right.isel(batch=slowest)),
     }
     panels, overlay, tables = {}, {}, []
     for title, (distance, correct) in cells.items():
@@ -224,22 +252,20 @@ def distance_figure(result: ConvergenceResult) -> Figure:
         overlay[title] = Series.of("answer right from", _gaps(correct), **_RIGHT)
         values = {"distance": distance, "answer_right_from": correct.broadcast_like(distance)}
         tables.append(tidy(values).assign(of=title))
-    n_examples = result.data.sizes["batch"]
-    unsettled = int((result.data["limit_status"] != Status.CONVERGED).sum())
-    note = (
-        f" In {unsettled} of {n_examples} examples no limit was found; their distance is to the "
-        "last state reached."
-        if unsettled
-        else ""
-    )
+    unsettled = result.data["limit_status"] != Status.CONVERGED
+    note = ""
+    if unsettled.any():
+        note = (
+            f" In {int(unsettled.sum())} of {unsettled.size} examples no limit was found; their "
+            "distance is to the last state reached."
+        )
     return Figure(
-        title="Distance to the " + ("limit" if unsettled < n_examples else "last state reached"),
+        title="Distance to the " + ("last state reached" if unsettled.all() else "limit"),
         plot=heatmap_panels(panels, y_title="loops", value_title="log10 distance", overlay=overlay),
         caption=(
             "Each cell is the distance of a position's state from its limit after that many loops, "
-            "relative to the limit (dark is near), in the median of the examples and in the one "
-            "that settles last. A slanted edge is a front that passes through the "
-            "sequence, a flat one means that all positions settle at once." + note
+            "relative to the limit (dark is near). A slanted edge is a front that passes through "
+            "the sequence, a flat one means that all positions settle at once." + note
         ),
         control=(
             "The line is accuracy on the same axes: the loop from which the position's answer is "
@@ -249,27 +275,26 @@ def distance_figure(result: ConvergenceResult) -> Figure:
     )
 
 
-def settling_figure(result: ConvergenceResult) -> Figure:
-    """Settling time by position, beside the loop from which the answer is right."""
+def _settling_times(result: ConvergenceResult) -> Figure:
+    """By position, beside the loop from which the answer is right."""
     shown = _shown(result)
     final = shown.data["right"].isel(loop=-1, drop=True)
     n_asked = (final >= 0).sum("batch")
-    settled = shown.settling_times().where(shown.data["counted"])
     lines = {
-        "settled": _gaps(band_of(settled, "batch")),
+        "settled": _gaps(band_of(shown.settling_times().where(shown.data["counted"]), "batch")),
         "answer_right_from": _gaps(_median(shown.right_from())),
         "accuracy": (final == 1).sum("batch") / n_asked.where(n_asked > 0),
     }
     time = Series.of("settled (median)", lines["settled"], markers=False)
     right = Series.of("answer right from", lines["answer_right_from"], **_RIGHT)
     share = Series.of("accuracy", lines["accuracy"], colour="green", markers=False)
-    plot = line_panels(
-        [LinePanel([time, right], "loops"), LinePanel([share], "accuracy", y_range=(0, 1.03))],
-        x_title="position",
-    )
+    panels = [
+        LinePanel([time, right], "loops"),
+        LinePanel([share], "accuracy", y_range=(0, 1.03)),
+    ]
     return Figure(
         title="Settling time by position",
-        plot=plot,
+        plot=line_panels(panels, x_title="position"),
         caption=(
             f"The loop from which a position's residual stays under {result.threshold:g}, where "
             "it comes to rest (band: 80% of the examples; a gap where most never settle). A slope "
@@ -283,39 +308,26 @@ def settling_figure(result: ConvergenceResult) -> Figure:
     )
 
 
-def regime_figure(result: ConvergenceResult) -> Figure:
-    """Tokens of each regime, by whether their answer is right at the end."""
-    kinds = {"right": (1, "green"), "wrong": (0, "red"), "not asked": (-1, "grey")}
-    final = result.data["right"].isel(loop=-1)
-    regimes = result.of_counted("regime")
+def _regimes(result: ConvergenceResult) -> Figure:
+    final, regimes = result.data["right"].isel(loop=-1), result.of_counted("regime")
+    answers = {"right": 1, "wrong": 0, "not asked": -1}
     cells = [
         [((final == code) & (regimes == regime)).sum().item() for regime in Regime]
-        for code, _ in kinds.values()
+        for code in answers.values()
     ]
-    tokens = xr.DataArray(cells, {"answer": list(kinds), "regime": [r.label for r in Regime]})
-    groups = [
-        Series.of(f"{name} at the end", tokens.sel(answer=name), colour=shade)
-        for name, (_, shade) in kinds.items()
-        if name != "not asked" or tokens.sel(answer=name).any()
-    ]
-    periods = result.data["period"].where(regimes == Regime.ORBIT)
-    turns = ""
-    if periods.notnull().any():
-        turns = f" The median orbit takes {float(periods.median()):.3g} loops."
-    return Figure(
-        title="What the trajectories become",
-        plot=bars_with_intervals(groups, value_title="tokens"),
-        caption=(
-            "Class of each token's late trajectory: it comes to rest (fixed point), returns to "
-            "itself (orbit), moves on in one direction (drift), grows without bound (divergence), "
-            "or none of these." + turns
-        ),
-        control="Bars are split by accuracy: whether the answer at that token is right at the end.",
-        data=tidy({"tokens": tokens}),
+    tokens = xr.DataArray(cells, {"answer": [*answers], "regime": [r.label for r in Regime]})
+    caption = (
+        "Class of each token's late trajectory: it comes to rest (fixed point), returns to itself "
+        "(orbit), moves on in one direction (drift), grows without bound (divergence), or none of "
+        "these."
     )
+    periods = result.data["period"].where(regimes == Regime.ORBIT)
+    if periods.notnull().any():
+        caption += f" The median orbit takes {float(periods.median()):.3g} loops."
+    return answer_figure("What the trajectories become", caption, tokens)
 
 
-def stability_figure(result: ConvergenceResult) -> Figure:
+def _stability(result: ConvergenceResult) -> Figure:
     """Spectral radius at the limit of each example, beside the contraction rate of its run."""
     exact = (result.data["right"].isel(loop=-1, drop=True) != 0).all("pos")
     measured = result.data[["spectral_radius", "spectral_residual", "asymptotic_rate"]]
@@ -323,17 +335,14 @@ def stability_figure(result: ConvergenceResult) -> Figure:
     table = table.rename_axis("example").reset_index()
     right = table["exact_match"].map({True: "right", False: "wrong"})
     names = table["example"].astype(str) + " (" + right + ")"
-    plot = bars_with_intervals(
-        [
-            Series("spectral radius", names, table["spectral_radius"]),
-            Series("observed rate", names, table["asymptotic_rate"], control=True),
-        ],
-        value_title="factor per loop",
-        references=[Reference(1.0, "stable below 1")],
-    )
+    bars = [
+        Series("spectral radius", names, table["spectral_radius"]),
+        Series("observed rate", names, table["asymptotic_rate"], control=True),
+    ]
+    bound = [Reference(1.0, "stable below 1")]
     return Figure(
         title="Local stability",
-        plot=plot,
+        plot=bars_with_intervals(bars, value_title="factor per loop", references=bound),
         caption=(
             "Spectral radius of the loop's Jacobian at the limit of each example that has one, "
             "with whether its answer is right: below 1, a small disturbance of the limit dies out "
@@ -347,9 +356,8 @@ def stability_figure(result: ConvergenceResult) -> Figure:
     )
 
 
-def rate_figure(result: ConvergenceResult) -> Figure:
-    """Contraction rate and update angle by loop, above exact match."""
-    bands = {n: band_of(result.of_counted(n), *_TOKEN) for n in ("contraction", "cosine")}
+def _rates(result: ConvergenceResult) -> Figure:
+    bands = {n: band_of(result.of_counted(n), "batch", "pos") for n in ("contraction", "cosine")}
     factor = Series.of("contraction", bands["contraction"][2:], colour="blue")
     cosine = Series.of("update cosine", bands["cosine"][2:], colour="magenta")
     panels = [
@@ -370,8 +378,7 @@ def rate_figure(result: ConvergenceResult) -> Figure:
     )
 
 
-def readout_figure(result: ConvergenceResult) -> Figure:
-    """Change, entropy and margin of the readout by loop, above exact match."""
+def _readout(result: ConvergenceResult) -> Figure:
     means = {name: result.data[name].mean("batch") for name in ("kl", "entropy", "margin")}
     means["kl"] = _positive(means["kl"])
     panels = [
@@ -387,9 +394,7 @@ def readout_figure(result: ConvergenceResult) -> Figure:
             "that distribution is, and by how much the first answer leads the second (means over "
             "answered positions)."
         ),
-        control=(
-            "Exact match is drawn below: an answer can be stable and certain, and still wrong."
-        ),
+        control="Exact match is drawn below: an answer can be stable and certain, and still wrong.",
         data=tidy({"exact_match": result.exact_match(), **means}),
     )
 
@@ -402,18 +407,15 @@ def _shown(result: ConvergenceResult) -> ConvergenceResult:
 
 def _above_accuracy(result: ConvergenceResult, *panels: LinePanel) -> go.Figure:
     """Panels above exact match by loop, with T(n) marked where it is one for all examples."""
-    line = Series.of("exact match", result.exact_match(), colour="green")
     answers = np.unique(result.data["answer_loops"])
     shown = [t for t in answers.tolist() if t <= result.n_loops]
     marks = [Reference(t, result.answered_after, "x") for t in shown]
-    exact = LinePanel(
-        [line], "exact match", y_range=(0, 1.03), references=marks if len(marks) == 1 else ()
-    )
+    exact = exact_panel(result.exact_match(), marks if len(marks) == 1 else ())
     return line_panels([*panels, exact], x_title="loops")
 
 
 def _median(values: xr.DataArray) -> xr.DataArray:
-    return band_of(values, "batch").sel({ESTIMATE: "value"}, drop=True)
+    return value_of(band_of(values, "batch"))
 
 
 def _positive(values: xr.DataArray) -> xr.DataArray:

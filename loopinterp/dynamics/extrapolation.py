@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from pydantic import PositiveInt
 
+from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
 from loopinterp.dynamics.runs import (
-    chunks,
     counted_examples,
     described,
     gather,
-    state_bytes,
+    state_chunks,
     stream_measures,
 )
 from loopinterp.models.iteration import bind
@@ -45,13 +47,12 @@ class ExtrapolationResult(Result, kind="extrapolation"):
             of :class:`LoopMeasures`, which says where they are NaN.
         residual_max: Residual of the whole sequence in the maximum norm.
         norm: Mean norm of the state at its asked positions.
-        contraction: Median contraction of its asked positions.
-        cosine: Median cosine between successive updates of its asked positions.
+        contraction, cosine: Medians over its asked positions.
         length: Problem length of each example.
         answer_loops: T(n) of each example.
 
     Attributes:
-        trained_loops: Most loops of a training run, marked in the figure (None if unknown).
+        trained_loops: Most loops of a training run, marked in the figure.
         answered_after: The loops after which the answer is asked for, in words.
     """
 
@@ -88,45 +89,37 @@ class ExtrapolationResult(Result, kind="extrapolation"):
         return {fate: int(examples.sum()) for fate, examples in fates.items()}
 
 
+@checked
 def extrapolation_study(
     model: LoopedModel,
     data: Batch | Task,
     *,
-    n_loops: int | None = None,
-    trained_loops: int | None = None,
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    n_loops: Loops | None = None,
+    trained_loops: PositiveInt | None = None,
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> ExtrapolationResult:
     """Run far past T(n) and score the readout after every loop.
 
     Only the present state is held, so the number of loops costs time but no memory.
 
     Args:
-        model: Any looped model.
-        data: Examples with targets, of one length or several; or a task to draw them from.
+        data: Examples with targets, of one length or several; or a task, of which ``n``,
+            ``batch_size`` and ``seed`` draw examples.
         n_loops: Loops to run, at least the longest T(n) of the batch; ten times that by default.
         trained_loops: Most loops of a training run, to be marked in the figure.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of what is drawn.
-
-    Raises:
-        InputError: If the loops do not reach T(n), an example asks nothing, or the initial state
-            is not finite.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch, counted = counted_examples(model, data, needs_loops=n_loops is None, **drawn)
     longest = int(batch.n_loops.max())
     n_loops = 10 * longest if n_loops is None else n_loops
     check_integer("n_loops", n_loops, least=max(1, longest))
-    if trained_loops is not None:
-        check_integer("trained_loops", trained_loops, least=1)
     settings = {"n_loops": n_loops, "n_examples": len(batch)}
     with study(seed, **described(model, batch), **settings) as watch:
         parts = (
             _follow(model, batch[rows], counted[rows], n_loops)
-            for rows in chunks(len(batch), 4 * state_bytes(model, batch))
+            for rows in state_chunks(model, batch, 4)
         )
         return ExtrapolationResult.of(
             watch,

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import InputError, check_integer, check_number, check_seed
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import check_integer
 from loopinterp.core.intervals import bootstrap_ratio
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.dynamics.accelerated_solvers import Anderson
 from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.jacobian import jvp
 from loopinterp.dynamics.limits import Limits, centre, find_limits, other_starts
 from loopinterp.dynamics.measures import likeliest, share_of_size
-from loopinterp.dynamics.runs import chunks, counted_examples, described
+from loopinterp.dynamics.runs import Counted, chunks, counted_examples, described
 from loopinterp.dynamics.solvers import Status
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
@@ -32,8 +35,6 @@ if TYPE_CHECKING:
     from loopinterp.models.iteration import Iteration
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
-
-_TOKENS = "batch source pos"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -63,7 +64,7 @@ class InputDependenceResult(Result, kind="input-dependence"):
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("status", "period", "over_inputs", "over_starts"), "batch"),
-        **dict.fromkeys(("effect", "answer_changes", "sensitivity"), _TOKENS),
+        **dict.fromkeys(("effect", "answer_changes", "sensitivity"), "batch source pos"),
         "counted": "batch pos",
     }
 
@@ -98,68 +99,51 @@ class InputDependenceResult(Result, kind="input-dependence"):
         return xr.DataArray([*means.values()], dims="distance", coords={"distance": [*means]})
 
 
+@checked
 def input_dependence_study(
     model: LoopedModel,
     data: Batch | Task,
     *,
-    n_loops: int = 200,
-    n_noise: int = 2,
-    n_others: int = 2,
-    n_substituted: int | None = None,
-    n_sensitivity: int = 4,
-    n_probes: int = 4,
-    tol: float = 1e-5,
-    positions: Literal["asked", "all"] = "asked",
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    n_loops: Loops = 200,
+    n_noise: NonNegativeInt = 2,
+    n_others: NonNegativeInt = 2,
+    n_substituted: NonNegativeInt | None = None,
+    n_sensitivity: NonNegativeInt = 4,
+    n_probes: PositiveInt = 4,
+    tol: PositiveFloat = 1e-5,
+    positions: Counted = "asked",
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> InputDependenceResult:
     """Compare limits over inputs and over starts, and change the input token by token.
 
     Args:
-        model: Any looped model.
-        data: Examples with targets, at least three, best of one length; or a task to draw them
-            from.
+        data: Examples with targets, at least three, best of one length; or a task, of which ``n``,
+            ``batch_size`` and ``seed`` draw examples.
         n_loops: Loops after which no limit is expected any more.
         n_noise: Starts at noise, beside the model's own and zeros.
         n_others: Starts at other examples' limits.
-        n_substituted: Examples whose tokens are changed one by one (0 for none), a run to a limit
-            for each token; all if None.
-        n_sensitivity: Examples whose limit is differentiated (0 for none).
+        n_substituted: Examples whose tokens are changed one by one, a run to a limit for each
+            token; all if None.
+        n_sensitivity: Examples whose limit is differentiated.
         n_probes: Random directions of each derivative; its relative error is about
             ``1 / sqrt(2 * n_probes)``.
         tol: Relative tolerance of a limit.
         positions: Compare states where an answer is asked, or at all positions.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of starts, of directions, and of what is drawn.
+        seed: Seed of starts and of directions too.
 
     Raises:
-        InputError: If an option is out of range, there are fewer than three examples, the loop
-            cannot be differentiated, or the initial state is not finite.
+        InputError: If the loop cannot be differentiated, or the initial state is not finite.
 
     Source: input dependence, arXiv 2604.15259.
     """
     need_one_map(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, counted = counted_examples(model, data, positions, needs_loops=True, **drawn)
-    if len(batch) < 3:
-        raise InputError(
-            "data",
-            expected="at least three examples, as a spread over inputs is measured",
-            given=f"{len(batch)}",
-            fix="Pass batch_size=16, or a larger batch.",
-        )
+    batch, counted = counted_examples(model, data, positions, at_least=3, needs_loops=True, **drawn)
     check_integer("n_others", n_others, least=0, most=len(batch) - 1)
-    check_integer("n_noise", n_noise, least=0)
-    check_integer("n_sensitivity", n_sensitivity, least=0)
-    if n_substituted is None:
-        n_substituted = len(batch)
-    check_integer("n_substituted", n_substituted, least=0)
-    for name, number in {"n_loops": n_loops, "n_probes": n_probes}.items():
-        check_integer(name, number, least=1)
-    check_number("tol", tol, above=0)
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    n_substituted = len(batch) if n_substituted is None else n_substituted
+    generator = torch.Generator().manual_seed(seed)
     options = {"n_loops": n_loops, "tol": tol, "positions": positions, "n_examples": len(batch)}
     seek = partial(find_limits, max_loops=n_loops, tol=tol)
     with study(seed, **described(model, batch), **options) as watch:
@@ -180,10 +164,8 @@ def input_dependence_study(
         sensitivity = torch.full_like(effect, float("nan"))
         rows = (clean_limits.status == Status.CONVERGED).nonzero().flatten()[:n_sensitivity]
         if len(rows):
-            some = iteration.select(rows)
-            derivative = limit_sensitivity(
-                some, clean_limits.state[rows], n_probes=n_probes, seed=seed
-            )
+            at = iteration.select(rows), clean_limits.state[rows]
+            derivative = limit_sensitivity(*at, n_probes=n_probes, seed=seed)
             sensitivity[rows.cpu()] = derivative.float().cpu()
         unknown = ~reached[:, None, None].cpu()
         return InputDependenceResult.of(
@@ -199,14 +181,15 @@ def input_dependence_study(
         )
 
 
+@checked
 def limit_sensitivity(
     iteration: Iteration,
     limit: Float[Tensor, "batch pos d_model"],
     *,
-    n_probes: int = 4,
-    tol: float = 1e-4,
-    max_products: int = 200,
-    seed: int = 0,
+    n_probes: PositiveInt = 4,
+    tol: PositiveFloat = 1e-4,
+    max_products: PositiveInt = 200,
+    seed: Seed = 0,
 ) -> Float[Tensor, "batch source pos"]:
     r"""How much the limit at each position follows the injected input at each other one.
 
@@ -220,17 +203,12 @@ def limit_sensitivity(
     entries are 0.
 
     Args:
-        iteration: A model bound to its input.
         limit: A fixed point of each example.
         n_probes: Random directions.
         tol: Relative tolerance of the linear systems.
         max_products: Most Jacobian-vector products of one system.
-        seed: Seed of the directions.
-
-    Raises:
-        InputError: If the loop cannot be differentiated.
     """
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
     n_examples, n_pos, width = iteration.e.shape
     squares = torch.zeros(n_examples, n_pos, n_pos, dtype=torch.float64, device=limit.device)
     # A system for each example, source and direction, all of them side by side.

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loopinterp.core.errors import check_seed
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -78,7 +76,8 @@ class KrylovSchur:
         spanned = self.basis[:, : int(at.max()) + 1]
         unit, coefficients, norm = orthogonalise(spanned, w)
         whole = at + 1 >= self.operator.sizes
-        unit = self._renewed(spanned, unit, (norm == 0) & ~whole & active)
+        lost = (norm == 0) & ~whole & active
+        unit = _renewed(unit, lost, spanned, self.operator, self.generator)
         norm = torch.where(whole, 0, norm)
         rows, at = self.rows[active], at[active]
         self.projected[rows, : spanned.shape[1], at] = coefficients[active]
@@ -86,21 +85,14 @@ class KrylovSchur:
         self.basis[rows, at + 1] = torch.where(whole[:, None].to(unit.device), 0, unit)[active]
         self.length = self.length + active
 
-    def _renewed(self, spanned: Tensor, unit: Tensor, lost: Tensor) -> Tensor:
-        """A new direction where the space has become invariant: eigenvalues may be multiple."""
-        if not lost.any():
-            return unit
-        fresh = orthogonalise(spanned, self.operator.random(self.generator))[0]
-        return torch.where(lost[:, None].to(unit.device), fresh, unit)
-
     def ritz(self, vectors: bool = False) -> RitzPairs:
         """The k leading pairs so far; every example needs at least k vectors."""
         n, k = len(self.rows), self.k
         values, residuals = np.zeros((n, k), complex), np.full((n, k), np.inf)
         shape = (n, k, self.basis.shape[2]) if vectors else (0,)
-        made = torch.zeros(shape, dtype=torch.complex128, device=self.basis.device)
+        ritz_vectors = torch.zeros(shape, dtype=torch.complex128, device=self.basis.device)
         floor = torch.finfo(self.basis.dtype).eps ** (2 / 3)
-        for length, rows in by_length(self.length):
+        for length, rows in _by_length(self.length):
             square = self.projected[rows, :length, :length]
             # Torch rather than NumPy: its threads are the ones that the caller has limited.
             value, vector = (part.numpy() for part in torch.linalg.eig(square))
@@ -116,8 +108,9 @@ class KrylovSchur:
             residuals[rows] = leftover / np.maximum(np.maximum(np.abs(value), smallest), 1e-300)
             if vectors:
                 spanned = self.basis[rows, :length].cpu().to(torch.complex128)
-                made[rows] = (torch.from_numpy(vector).mT @ spanned).to(made.device)
-        return RitzPairs(values, residuals, made if vectors else None)
+                leading = torch.from_numpy(vector).mT @ spanned  # [row, k, size]
+                ritz_vectors[rows] = leading.to(ritz_vectors.device)
+        return RitzPairs(values, residuals, ritz_vectors if vectors else None)
 
     def _restart(self, row: int) -> None:
         """Keep the leading part of an example's Schur form, at the clearest gap."""
@@ -167,33 +160,27 @@ class Bidiagonal:
     beta: Tensor
     lengths: Tensor
     right: Tensor
-    eps: float
-
-    def values(self, rows: Tensor, length: int) -> tuple[np.ndarray, np.ndarray, Tensor]:
-        """Singular values of some examples (largest first), residuals, right vectors of B."""
-        left, value, right = torch.linalg.svd(self.upper[rows, :length, :length])
-        leftover = self.beta[rows, None] * left[:, -1].abs()
-        floor = self.eps ** (2 / 3) * value[:, :1]
-        residual = leftover / torch.maximum(value, floor).clamp_min(1e-300)
-        return value.numpy(), residual.numpy(), right
 
     def extremes(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k largest values and the smallest one, [batch, k + 1], and their residuals."""
         values = np.full((len(self.beta), k + 1), np.nan)
         residuals = np.full_like(values, np.inf)
-        for length, rows in by_length(self.lengths):
-            value, residual, _ = self.values(rows, length)
-            some = [*range(k), -1]
-            values[rows], residuals[rows] = value[:, some], residual[:, some]
+        some, floor = [*range(k), -1], torch.finfo(self.right.dtype).eps ** (2 / 3)
+        for length, rows in _by_length(self.lengths):
+            left, value, _ = torch.linalg.svd(self.upper[rows, :length, :length])
+            leftover = self.beta[rows, None] * left[:, -1].abs()
+            residual = leftover / torch.maximum(value, floor * value[:, :1]).clamp_min(1e-300)
+            values[rows], residuals[rows] = value.numpy()[:, some], residual.numpy()[:, some]
         return values, residuals
 
     def leading_right(self) -> Tensor:
         """The right singular vector of the largest value of each example, [batch, size]."""
-        made = torch.zeros_like(self.right[:, 0])
-        for length, rows in by_length(self.lengths):
-            vector = self.values(rows, length)[2][:, :1].to(made)
-            made[rows] = (vector @ self.right[rows, :length])[:, 0]
-        return made
+        vectors = torch.zeros_like(self.right[:, 0])
+        for length, rows in _by_length(self.lengths):
+            right = torch.linalg.svd(self.upper[rows, :length, :length])[2]
+            leading = right[:, :1].to(vectors) @ self.right[rows, :length]  # [row, 1, size]
+            vectors[rows] = leading[:, 0]
+        return vectors
 
 
 def golub_kahan(
@@ -210,10 +197,9 @@ def golub_kahan(
     Both sides are orthogonalised in full, twice. The last value yielded is of the whole space
     where that is no larger than ``max_vectors``.
 
-    Source: Golub and Kahan, Calculating the singular values and pseudo-inverse of a matrix, SIAM
-    J. Numer. Anal. 2 (1965).
+    Source: Golub and Kahan, SIAM J. Numer. Anal. 2 (1965).
     """
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
     sizes = operator.sizes
     most = min(max_vectors, int(sizes.max()))
     n, size = operator.like.shape
@@ -224,25 +210,32 @@ def golub_kahan(
     for k in range(most):
         whole, over = (k + 1 >= sizes), (k >= sizes)
         unit, coefficients, norm = orthogonalise(left[:, :k], forward(right[:, k]))
-        lost = (norm == 0) & ~over
-        if lost.any():
-            fresh = orthogonalise(left[:, :k], operator.random(generator))[0]
-            unit = torch.where(lost[:, None].to(unit.device), fresh, unit)
+        unit = _renewed(unit, (norm == 0) & ~over, left[:, :k], operator, generator)
         left[:, k] = torch.where(over[:, None].to(unit.device), 0, unit)
         upper[:, :k, k], upper[:, k, k] = coefficients, norm
         unit, _, beta = orthogonalise(right[:, : k + 1], backward(left[:, k]))
         beta = torch.where(whole, 0, beta)
-        lost = (beta == 0) & ~whole
-        if lost.any():
-            fresh = orthogonalise(right[:, : k + 1], operator.random(generator))[0]
-            unit = torch.where(lost[:, None].to(unit.device), fresh, unit)
+        unit = _renewed(unit, (beta == 0) & ~whole, right[:, : k + 1], operator, generator)
         right[:, k + 1] = torch.where(whole[:, None].to(unit.device), 0, unit)
         lengths = sizes.clamp_max(k + 1)
-        eps = torch.finfo(right.dtype).eps
-        yield Bidiagonal(upper[:, : k + 1, : k + 1], beta, lengths, right[:, : k + 1], eps)
+        yield Bidiagonal(upper[:, : k + 1, : k + 1], beta, lengths, right[:, : k + 1])
 
 
-def by_length(lengths: Tensor) -> Iterator[tuple[int, Tensor]]:
+def _renewed(
+    unit: Tensor,
+    lost: Tensor,
+    spanned: Tensor,
+    operator: JacobianOperator,
+    generator: torch.Generator,
+) -> Tensor:
+    """A new direction where a space has become invariant: values may be multiple."""
+    if not lost.any():
+        return unit
+    fresh = orthogonalise(spanned, operator.random(generator))[0]
+    return torch.where(lost[:, None].to(unit.device), fresh, unit)
+
+
+def _by_length(lengths: Tensor) -> Iterator[tuple[int, Tensor]]:
     """The examples of each length: ``(length, rows)``."""
     for length in lengths.unique().tolist():
         yield length, (lengths == length).nonzero().flatten()

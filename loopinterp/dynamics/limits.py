@@ -32,9 +32,6 @@ NO_LIMIT = -1
 ZERO = 1e-4
 """Norm below which a limit is at 0 and has no size to compare with: searches end at 1e-8 there."""
 
-_PHASE = 16
-"""Loops of the first phase of a search."""
-
 
 @dataclass(frozen=True, repr=False)
 class Limits(ShortRepr):
@@ -88,8 +85,6 @@ def find_limits(
     first state is not finite counts as diverged.
 
     Args:
-        iteration: A model bound to its input.
-        start: The states to go from.
         max_loops: Steps after which an example is given up.
         tol: Relative tolerance of a limit; see :func:`~loopinterp.dynamics.find_fixed_point`.
         solver: Plain iteration goes where the model goes; others may find limits elsewhere.
@@ -100,10 +95,11 @@ def find_limits(
     status = torch.where(finite, int(Status.OUT_OF_BUDGET), int(Status.DIVERGED))
     loops, period = torch.zeros_like(status), torch.zeros_like(status)
     # A cycle is detected within one phase, so the later ones are long.
-    done, steps = 0, _PHASE
-    while (
-        done < max_loops and (rows := (status == Status.OUT_OF_BUDGET).nonzero().flatten()).numel()
-    ):
+    done, steps = 0, 16
+    while done < max_loops:
+        rows = (status == Status.OUT_OF_BUDGET).nonzero().flatten()
+        if not len(rows):
+            break
         steps = min(steps, max_loops - done)
         end = find_fixed_point(
             iteration.select(rows).step, state[rows], solver=solver, tol=tol, max_iter=steps
@@ -157,9 +153,6 @@ def map_and_limit(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tenso
     """A map and its state as given; or one loop of a model, and the limit over its inputs.
 
     Where no limit is reached it is the state after :data:`LIMIT_LOOPS` loops.
-
-    Raises:
-        InputError: If a model's step takes the loop's index, or it does not repeat itself.
     """
     iteration = iteration_of(model, h)
     if iteration is None:
@@ -191,9 +184,8 @@ def limit_distances(
     for state in around(iteration, others):
         there = compared(state)
         gap = (here - there).norm(dim=-1) / there.norm(dim=-1).clamp_min(ZERO)
-        alignment = torch.where(
-            gap < distance, torch.cosine_similarity(here, there, dim=-1), alignment
-        )
+        cosine = torch.cosine_similarity(here, there, dim=-1)
+        alignment = torch.where(gap < distance, cosine, alignment)
         distance = torch.minimum(gap, distance)
     unknown, nan = ~(ends.found & others.found), float("nan")
     return distance.masked_fill(unknown, nan), alignment.masked_fill(unknown, nan)
@@ -252,9 +244,10 @@ class DistinctLimits:
 
     def count(self) -> Int[Tensor, " batch"]:
         """How many limits each example has so far."""
-        has_number = [first.found for first in self.firsts]
-        none = torch.zeros(len(self.counted), dtype=torch.int64, device=self.counted.device)
-        return torch.stack(has_number).sum(dim=0) if has_number else none
+        counts = torch.zeros(len(self.counted), dtype=torch.int64, device=self.counted.device)
+        for first in self.firsts:
+            counts += first.found
+        return counts
 
 
 def other_starts(

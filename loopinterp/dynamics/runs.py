@@ -6,11 +6,12 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from loopinterp.core.errors import MOST_LOOPS, check_choice, check_integer
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import InputError
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import above_rounding, share_of_size
 from loopinterp.dynamics.regimes import RegimeCriteria, rounding_of
@@ -32,22 +33,17 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 64 * 2**20
 """Largest states tensor that a study holds at once; its working memory is a few of them."""
 
+Counted = Literal["asked", "all"]
+"""Positions that a study counts: those where an answer is asked, or all (padding included)."""
 
-def run_loops(iteration: Iteration, n_loops: int) -> Float[Tensor, "loop batch pos d_model"]:
+
+@checked
+def run_loops(iteration: Iteration, n_loops: Loops) -> Float[Tensor, "loop batch pos d_model"]:
     """States ``h_0 .. h_T`` of the plain iteration, without gradients.
 
-    Args:
-        iteration: A model bound to its input.
-        n_loops: ``T``, at least 1.
-
-    Returns:
-        ``T + 1`` states; entry ``t`` is the state after ``t`` loops.
-
     Raises:
-        InputError: If ``n_loops`` is below 1, or the state before or after the first loop is not
-            finite.
+        InputError: If the state before or after the first loop is not finite.
     """
-    check_integer("n_loops", n_loops, least=1, far=MOST_LOOPS)
     with torch.no_grad():
         states = iteration.h0.new_empty(n_loops + 1, *iteration.h0.shape)
         for loop, h in iteration.run(n_loops, may_diverge=True):
@@ -60,12 +56,12 @@ class LoopMeasures(ShortRepr):
     r"""What one loop did, with :math:`D_t = h_t - h_{t-1}`; NaN where it is not defined (yet).
 
     Attributes:
-        norm: :math:`\|h_t\|` of each token.
-        residual: :math:`\|D_t\| / \|h_t\|` of each token.
+        norm: :math:`\|h_t\|`.
+        residual: :math:`\|D_t\| / \|h_t\|`.
         residual_max: The same of each sequence in the maximum norm.
-        contraction: :math:`\|D_t\| / \|D_{t-1}\|` of each token; NaN also where an update is no
-            larger than rounding error.
-        cosine: :math:`\cos(D_t, D_{t-1})` of each token; NaN as ``contraction``.
+        contraction: :math:`\|D_t\| / \|D_{t-1}\|`; NaN also where an update is no larger than
+            rounding error.
+        cosine: :math:`\cos(D_t, D_{t-1})`; NaN as ``contraction``.
     """
 
     norm: Float[Tensor, "batch pos"]
@@ -82,10 +78,6 @@ def stream_measures(
 
     The numbers are those of :func:`relative_residual`, :func:`contraction_rates` and
     :func:`update_cosine` on the states of the whole run. States may leave the finite numbers.
-
-    Args:
-        iteration: A model bound to its input.
-        n_loops: Loops of the run.
 
     Yields:
         Loops made, from 0 to ``n_loops``; the state after them; and what the last one did.
@@ -125,12 +117,6 @@ def stream_measures(
             yield loop, h, measures
 
 
-def state_bytes(model: LoopedModel, batch: Batch) -> int:
-    """Bytes of one example's state."""
-    h0 = bind(model, batch.inputs[:1]).h0
-    return h0.numel() * h0.element_size()
-
-
 def chunks(n_examples: int, bytes_per_example: int) -> Iterator[slice]:
     """Slices over the batch whose examples take at most :data:`CHUNK_BYTES`.
 
@@ -143,6 +129,12 @@ def chunks(n_examples: int, bytes_per_example: int) -> Iterator[slice]:
         yield slice(first, min(first + size, n_examples))
 
 
+def state_chunks(model: LoopedModel, batch: Batch, n_states: int) -> list[slice]:
+    """Slices over a batch of which ``n_states`` states of each example are held at once."""
+    h0 = bind(model, batch.inputs[:1]).h0
+    return list(chunks(len(batch), n_states * h0.numel() * h0.element_size()))
+
+
 def gather(kind: type[Result], parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Arrays of a kind of result, computed for parts of a batch, joined along their batch axis."""
     every = list(parts)
@@ -151,32 +143,35 @@ def gather(kind: type[Result], parts: Iterable[Mapping[str, Tensor]]) -> dict[st
 
 
 def counted_examples(
-    model: LoopedModel, data: Batch | Task, positions: str = "asked", **options: Any
+    model: LoopedModel,
+    data: Batch | Task,
+    positions: Counted = "asked",
+    *,
+    at_least: int = 1,
+    **options: Any,
 ) -> tuple[Batch, Bool[Tensor, "batch pos"]]:
     """The examples of a study, and the positions that it counts.
 
-    Those are the positions with a target (``asked``), or ``all`` of them.
-
     Raises:
         InputError: As :func:`~loopinterp.models.study_examples.examples_for`, which takes the other
-            options; if an example has no position with a target, or ``positions`` is another word.
+            options; if an example asks nothing, or there are fewer than ``at_least``.
     """
     batch = examples_for(model, data, **options)
-    check_choice("positions", positions, ("asked", "all"))
     need_asked(batch)
+    if len(batch) < at_least:
+        raise InputError(
+            "data",
+            expected=f"at least {at_least} examples, as one's limit is compared with another's",
+            given=f"{len(batch)}",
+            fix="Pass batch_size=16, or a larger batch.",
+        )
     has_target = batch.targets != IGNORE
     return batch, has_target if positions == "asked" else torch.ones_like(has_target)
 
 
-def run_length(batch: Batch, n_loops: int | None, *, times: float, usual: int, least: int) -> int:
-    """Loops of a run: those given, or ``times`` the longest T(n) and ``usual`` or more.
-
-    Raises:
-        InputError: If those given are fewer than ``least``.
-    """
-    if n_loops is None:
-        return max(usual, math.ceil(times * int(batch.n_loops.max())))
-    return check_integer("n_loops", n_loops, least=least)
+def usual_loops(batch: Batch, *, times: float, least: int) -> int:
+    """Loops of a run by default: ``times`` the longest T(n), and ``least`` or more."""
+    return max(least, math.ceil(times * int(batch.n_loops.max())))
 
 
 def described(model: LoopedModel, batch: Batch) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def test_a_loop_without_a_backward_derivative_is_refused() -> None:
     "positions", [[], [4], [-5], torch.ones(3), torch.ones(2, 3).bool(), torch.zeros(4).bool()]
 )
 def test_positions_that_are_not_there_are_refused(positions: Any) -> None:
-    with pytest.raises(InputError, match="positions: expected"):
+    with pytest.raises(InputError, match="positions"):
         jvp(torch.cos, torch.zeros(3, 4, 2), torch.zeros(3, 4, 2), positions=positions)
 
 
