@@ -58,9 +58,8 @@ class BasinMapResult(Result, kind="basins"):
 
     Arrays:
         reached: Number of the limit that a start leads to; -1 where it leads to none.
-        status: How the search for a limit ended (:class:`Status`).
+        status, loops: How the search for it ended (:class:`Status`), and after how many loops.
         period: Loops per turn of a cycle, 1 of a fixed point, 0 where there is neither.
-        loops: Loops until it ended.
         distance: From the limit reached to the own one, over its norm.
         exact: Whether the answer read from the state reached is right.
         next_reached: The control: the same starts under the next input; 0 is *its* own limit.
@@ -68,8 +67,7 @@ class BasinMapResult(Result, kind="basins"):
         corner_x, corner_y, corner_reached: Where the corners are, and the limits they lead to.
 
     Attributes:
-        unit: Length of 1 on the axes: the norm of the own limit at all positions; where that is
-            0, the distance to the first corner.
+        unit: Length of 1 on the axes: norm of the own limit; if 0, distance of the first corner.
         same: Distance over the norm up to which two limits count as one.
     """
 
@@ -83,17 +81,12 @@ class BasinMapResult(Result, kind="basins"):
     same: float
 
     def shares(self) -> xr.DataArray:
-        """Share of the grid that leads to each limit, [limit, estimate]; -1 is to none.
-
-        An interval is that of as many starts drawn at random; a grid is no worse.
-        """
+        """Share of the grid that leads to each limit (-1: to none), [limit, estimate]."""
+        # The interval is that of as many starts drawn at random; a grid is no worse.
         return share_of(self._is_of_limit(), "y", "x")
 
     def by_distance(self, n_rings: int = 8) -> xr.DataArray:
-        """Share that leads to each limit by distance from the own one, [limit, distance, estimate].
-
-        The distances are the middles of rings of equal width, up to the edge of the grid.
-        """
+        """Share that leads to each limit by distance from the own, [limit, distance, estimate]."""
         return self._in_rings(self._is_of_limit(), n_rings)
 
     def next_by_distance(self, n_rings: int = 8) -> xr.DataArray:
@@ -117,10 +110,7 @@ class BasinMapResult(Result, kind="basins"):
         return (self.data["y"] ** 2 + self.data["x"] ** 2) ** 0.5
 
     def radius(self) -> float:
-        """Distance up to which all starts of the grid come back to the own limit.
-
-        At most to the edge of the grid; NaN where there is no own limit.
-        """
+        """Distance up to which all starts come back; NaN where there is no own limit."""
         away = self.from_own()
         lost = away.where(self.data["reached"] != 0).min()  # NaN where all come back
         within = away.where((away <= self.data["x"].max()) & ~(away >= lost)).max()
@@ -180,18 +170,10 @@ def basin_map(
             ``"zeros"``, ``"noise 1"``, ``"noise 2"``, ``"other 1"`` for the limit of the next
             example, to ``"other 8"``), or states [pos, d_model] by a name.
         points: Starts along each axis; odd, so that the limit itself is one.
-        extent: Distance from the own limit to the edges of the grid, over its size; by default
-            that the corners are well inside.
-        n_loops: Loops after which no limit is expected any more.
-        tol: Relative tolerance of a limit.
+        extent: Distance from the own limit to the edges of the grid, over its size.
+        n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
         same: Distance over the norm up to which two limits count as one.
-        positions: Compare limits where an answer is asked, or at all positions. Starts differ at
-            all positions.
-        seed: Seed of noise too.
-
-    Raises:
-        InputError: If the corners span no plane with the own limit, or the initial state is not
-            finite.
+        positions: Compare limits where an answer is asked, or everywhere. Starts differ everywhere.
 
     Source: reachability, arXiv 2604.15259.
 
@@ -297,13 +279,10 @@ def _follow(
 
 @dataclass(frozen=True)
 class StatePlane:
-    """A plane through a state, on which distances are those of the states over a unit.
+    """A plane through a state, ``centre + unit * (x axes[0] + y axes[1])``, with places of corners.
 
-    Attributes:
-        centre: The state at (0, 0).
-        axes: Orthonormal: towards the first corner, and in the plane at right angles to it.
-        unit: Norm of the centre; where that is 0, the distance to the first corner.
-        corners: Places (x, y) of the corners, by name.
+    The axes are orthonormal, the first towards the first corner. The unit is the norm of the
+    centre; where that is 0, the distance to the first corner.
     """
 
     centre: Float[Tensor, "pos d_model"]
@@ -313,11 +292,7 @@ class StatePlane:
 
     @classmethod
     def through(cls, centre: Tensor, corners: Mapping[str, Tensor]) -> StatePlane:
-        """The plane of a state and two corners.
-
-        Raises:
-            InputError: If they are on a line.
-        """
+        """The plane of a state and two corners; on a line they are refused."""
         first, second = (state.double() - centre.double() for state in corners.values())
         size = float(centre.double().norm())
         unit = size if size > ZERO else float(first.norm())
@@ -352,11 +327,7 @@ def corner_states(
     *,
     same: float,
 ) -> dict[str, Tensor]:
-    """Two states by name, for the first example; see :func:`~loopinterp.dynamics.basin_map`.
-
-    Raises:
-        InputError: If they are not two, a name is unknown, or a state is not one of the model.
-    """
+    """Two states by name, for the first example; see :func:`~loopinterp.dynamics.basin_map`."""
     starts = other_starts(limits.state, generator, n_noise=2, n_others=len(limits.state) - 1)
     known = {OWN_START: iteration.h0, **starts}
     if corners is None:

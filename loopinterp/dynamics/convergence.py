@@ -77,22 +77,18 @@ class ConvergenceResult(Result, kind="convergence"):
     (residual, contraction, cosine, KL) is NaN there.
 
     Arrays:
-        residual: Relative residual of each token, 2-norm.
-        residual_max: The same in the maximum norm over a whole sequence.
+        residual, residual_max: Relative residual of a token, 2-norm; of a sequence, maximum norm.
         distance: Distance to the limit over the limit's norm.
-        contraction: Norm of the update over that of the update before.
-        cosine: Cosine between the update and the one before.
+        contraction, cosine: Norm of the update over that of the one before; cosine of the two.
         right: 1 where the answer is right, 0 where wrong, -1 where nothing is asked.
         kl: KL divergence from the readout of the loop before, in nats. This and the next two are
             means over the positions that count.
-        entropy: Entropy of the readout in nats.
-        margin: Largest logit minus the second largest.
+        entropy, margin: Of the readout: entropy in nats, largest logit minus the second largest.
         settled_at: First loop from which the residual stays under ``threshold`` to the end of the
             run; -1 where there is none. A state that grows by as much in each loop gets there too
             (as 1/t), and an orbit may at its end: see :meth:`settling_times`.
         stable_at: First loop whose answer is kept to the end of the run.
-        regime: :class:`Regime` code of each token.
-        period: Loops per turn of tokens on an orbit.
+        regime, period: :class:`Regime` code; loops per turn of tokens on an orbit.
         counted: Positions that means, quantiles and figures count.
         asymptotic_rate: Contraction rate of the whole sequence over the last loops above rounding.
         limit_status: How the search for the limit ended (:class:`Status`). Where it did not
@@ -142,28 +138,19 @@ class ConvergenceResult(Result, kind="convergence"):
         return share_of((self.data["right"] != 0).all("pos"), "batch")
 
     def right_from(self) -> xr.DataArray:
-        """First loop from which a token is right to the end, [batch, pos].
-
-        Infinity where it ends wrong, NaN where nothing is asked.
-        """
+        """First loop from which a token is right to the end; infinity where wrong, else NaN."""
         right = self.data["right"]
         last_wrong = ((right == 0) * (right["loop"] + 1)).max("loop").astype(float)
         final = right.isel(loop=-1)
         return last_wrong.where(final != 0, np.inf).where(final >= 0)
 
     def settling_times(self) -> xr.DataArray:
-        """Loop at which each token settles, [batch, pos]; infinity where it never does.
-
-        Settled is what comes to rest (:attr:`Regime.FIXED_POINT`), from ``settled_at`` on.
-        """
+        """``settled_at`` of each token that comes to rest, [batch, pos]; infinity elsewhere."""
         at, regime = self.data["settled_at"], self.data["regime"]
         return at.astype(float).where((at >= 0) & (regime == Regime.FIXED_POINT), np.inf)
 
     def below_threshold(self) -> xr.DataArray:
-        """First loop from which the residual of a counted token stays under ``threshold``.
-
-        Whatever the class of its trajectory; NaN where there is none, and where nothing is counted.
-        """
+        """``settled_at`` of counted tokens, whatever their regime; NaN where there is none."""
         at = self.data["settled_at"].astype(float)
         return at.where((at >= 0) & self.data["counted"])
 
@@ -172,10 +159,9 @@ class ConvergenceResult(Result, kind="convergence"):
         return float((self.settling_times() < np.inf).where(self.data["counted"]).mean())
 
     def fates(self) -> xr.DataArray:
-        """Whether an example comes to rest, and whether it is right there, [batch], one of FATES.
+        """Whether all counted tokens of an example come to rest, and it is right there, [batch].
 
-        At rest is an example all of whose counted tokens settle. Answers are read at T(n) and
-        after the last loop.
+        One of :data:`FATES`. Answers are read at T(n) and after the last loop.
         """
         exact = (self.data["right"] != 0).all("pos")
         first, last = exact.sel(loop=self.data["answer_loops"]), exact.isel(loop=-1)
@@ -214,15 +200,10 @@ def convergence_study(
         data: Examples with targets, best of one problem length, as figures are by position; or a
             task, of which ``n``, ``batch_size`` and ``seed`` draw examples.
         n_loops: By default a quarter more than the longest T(n), and at least 24.
-        limit_tol: Relative tolerance of the limit.
-        limit_steps: Largest number of steps of its solver beyond the run.
+        limit_tol, limit_steps: Relative tolerance of the limit, and most steps beyond the run.
         n_spectral: Examples with a limit whose spectral radius is computed.
         threshold: Relative residual that counts as settled.
         positions: Count the positions where an answer is asked, or all (padding included).
-        seed: Seed of the starting vectors of the spectral radius too.
-
-    Raises:
-        InputError: If an example asks nothing, or the initial state is not finite.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch, counted = counted_examples(

@@ -41,15 +41,12 @@ class ExtrapolationResult(Result, kind="extrapolation"):
     The loop axis counts loops made: loop 0 is the initial state.
 
     Arrays:
-        exact: Whether every asked position of an example is right.
-        accuracy: Share of its asked positions that are right.
-        residual: Mean relative residual of its asked positions. This and the next four are those
-            of :class:`LoopMeasures`, which says where they are NaN.
+        exact, accuracy: Whether every asked position is right, and the share of them that is.
+        residual, norm: Means over the asked positions; this and the next two lines are those of
+            :class:`LoopMeasures`, which says where they are NaN.
         residual_max: Residual of the whole sequence in the maximum norm.
-        norm: Mean norm of the state at its asked positions.
-        contraction, cosine: Medians over its asked positions.
-        length: Problem length of each example.
-        answer_loops: T(n) of each example.
+        contraction, cosine: Medians over the asked positions.
+        length, answer_loops: Problem length and T(n).
 
     Attributes:
         trained_loops: Most loops of a training run, marked in the figure.

@@ -93,10 +93,6 @@ def find_fixed_point(
         patience: Steps without progress after which an example counts as stalled.
         divergence: Growth of the norm at which an example counts as diverged.
 
-    Raises:
-        InputError: If ``x0`` is not floating point, empty or not finite, if ``f`` changes its
-            shape or dtype, or an option is out of range.
-
     Source: the fixed-point view of looped transformers, arXiv 2604.15259.
 
     Example:
@@ -184,11 +180,7 @@ def get_solver(solver: str | Solver) -> Solver:
 
 
 def iteration_of(model: LoopedModel | Callable[[Tensor], Tensor] | Any, h: Any) -> Iteration | None:
-    """A looped model's iteration over its inputs (or a batch of them); None of a map from states.
-
-    Raises:
-        InputError: If a model's step takes the loop's index, or does not repeat itself.
-    """
+    """A looped model's iteration over its inputs (or a batch of them); None of a map."""
     if not (isinstance(model, LoopedModel) or hasattr(model, "bind")):
         return None
     inputs = getattr(h, "inputs", h).to(device_of(model))

@@ -66,16 +66,12 @@ class GeometryResult(Result, kind="geometry"):
         exact: Whether an example is right if read after a loop.
         right: Of each token after the last loop: 1 right, 0 wrong, -1 not asked.
         regime, settling: :class:`Regime` and :class:`SettlingClass` codes.
-        rate: Factor per loop by which the updates of a token fall; NaN of one at rest.
-        exponent: Power of the loop as which they fall; NaN likewise.
-        counted: Positions that count.
+        rate, exponent: Those of :class:`SettlingClasses`.
         limit_status: How the search for a limit ended (:class:`Status`).
-        path: States of the first examples along the principal axes of them all.
-        path_limit: Where their limits are there; NaN where none was found.
+        path, path_limit: States and limits of the first examples along the principal axes of them
+            all; NaN where no limit was found.
         explained: Share of the variance of those states along each axis.
-        layer_residual: Relative residual of the state after each layer of the block.
-        layer_cosine: Cosine between the states after two layers in the last loop.
-        layer_distance: Their distance, over the mean of their norms.
+        layer_residual, layer_cosine, layer_distance: Those of :class:`LayerLimits`.
         answer_loops: T(n) of each example.
 
     Attributes:
@@ -168,13 +164,8 @@ def geometry_study(
         n_loops: By default twice the longest T(n), and at least 48, as classes are told from the
             second half.
         n_trajectories: Examples whose trajectories are kept, along principal axes.
-        limit_tol: Relative tolerance of a limit.
-        limit_steps: Steps beyond the run in which a limit is sought.
+        limit_tol, limit_steps: Relative tolerance of a limit, and most steps beyond the run.
         positions: Count the positions where an answer is asked, or all (padding included).
-        seed: Seed of the Gaussian control too.
-
-    Raises:
-        InputError: If an example asks nothing, or the initial state is not finite.
 
     Source: geometry of the fixed points, arXiv 2604.15259; trajectories, arXiv 2502.05171; cyclic
         fixed points of layers, arXiv 2604.11791.

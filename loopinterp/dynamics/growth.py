@@ -205,9 +205,6 @@ def lyapunov_exponents(
         discard: Loops made before, in which the state comes to its attractor, if it has one, and
             the tangents turn into their directions; a quarter of ``n_loops`` by default.
 
-    Raises:
-        InputError: If the state is empty or not finite, or there are fewer than k exponents.
-
     Source: Benettin, Galgani, Giorgilli and Strelcyn, Meccanica 15 (1980).
 
     Example:

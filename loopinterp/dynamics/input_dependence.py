@@ -42,8 +42,7 @@ class InputDependenceResult(Result, kind="input-dependence"):
     r"""How limits differ from input to input, against how they differ from start to start.
 
     The limit is a fixed point, or the mean state of a cycle. Lengths are over the positions
-    counted, and relative to the root mean square norm of the
-    limits there. NaN where no limit was found.
+    counted, and relative to the root mean square norm of the limits there. NaN without a limit.
 
     Arrays:
         status: How the search for the limit from the model's own start ended (:class:`Status`).
@@ -69,10 +68,10 @@ class InputDependenceResult(Result, kind="input-dependence"):
     }
 
     def share_of_input(self) -> xr.DataArray:
-        r"""Share of the spread of limits that is the input's, as an estimate.
+        r"""Share of the spread of limits that is the input's, with a bootstrap over examples.
 
         :math:`V_{inputs} / (V_{inputs} + V_{starts})`: 1 where every input has one limit of its
-        own, 0 where all inputs share their limits. The interval is a bootstrap's over examples.
+        own, 0 where all inputs share their limits.
         """
         known = self.data["over_starts"].notnull() & self.data["over_inputs"].notnull()
         inputs, starts = (
@@ -121,20 +120,15 @@ def input_dependence_study(
     Args:
         data: Examples with targets, at least three, best of one length; or a task, of which ``n``,
             ``batch_size`` and ``seed`` draw examples.
-        n_loops: Loops after which no limit is expected any more.
-        n_noise: Starts at noise, beside the model's own and zeros.
-        n_others: Starts at other examples' limits.
+        n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
+        n_noise, n_others: Starts at noise and at other examples' limits, beside the model's own and
+            zeros.
         n_substituted: Examples whose tokens are changed one by one, a run to a limit for each
             token; all if None.
         n_sensitivity: Examples whose limit is differentiated.
         n_probes: Random directions of each derivative; its relative error is about
             ``1 / sqrt(2 * n_probes)``.
-        tol: Relative tolerance of a limit.
         positions: Compare states where an answer is asked, or at all positions.
-        seed: Seed of starts and of directions too.
-
-    Raises:
-        InputError: If the loop cannot be differentiated, or the initial state is not finite.
 
     Source: input dependence, arXiv 2604.15259.
     """

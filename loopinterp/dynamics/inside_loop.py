@@ -65,10 +65,9 @@ class AttentionStabilisationResult(Result, kind="attention-stabilisation"):
         return self.data.sizes["loop"]
 
     def frozen_at(self) -> xr.DataArray:
-        """First loop from which a head's mean change is at most 5% of its largest, [layer, head].
+        """First loop from which a head's mean change stays within 5% of its largest, [layer, head].
 
-        To the end of the run; -1 where there is no such loop. A head that never changes is frozen
-        from loop 1 on.
+        -1 where there is no such loop. A head that never changes is frozen from loop 1 on.
         """
         mean = self.data["change"].mean("batch").sel(loop=slice(1, None))
         moving = mean > FROZEN * mean.max("loop")
@@ -116,9 +115,6 @@ def attention_stabilisation_study(
         data: Examples with targets; or a task, of which ``n``, ``batch_size`` and ``seed`` draw
             examples.
         n_loops: A quarter more than the longest T(n) by default.
-
-    Raises:
-        InputError: If an example asks nothing, or a pattern is not finite.
     """
     need_hooks(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}

@@ -52,9 +52,6 @@ def jvp(
         positions: The product with the block of J from these positions to these positions, 0
             elsewhere: indices, or a mask ``[pos]`` or, for each example its own, ``[batch, pos]``.
 
-    Raises:
-        InputError: If a shape or position does not fit, or the step has no derivative.
-
     Example:
         >>> jvp(torch.square, torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 1.0]]))
         tensor([[2., 4.]])
@@ -159,11 +156,7 @@ def dense_jacobian(
 
 
 def position_mask(h: Tensor, positions: Positions | None) -> Bool[Tensor, "batch ..."] | None:
-    """Which components of a state belong to the positions; None for all of them.
-
-    Raises:
-        InputError: If there are none, or one is not there.
-    """
+    """Which components of a state belong to the positions; None for all of them."""
     if positions is None:
         return None
     n_pos = h.shape[1] if h.ndim > 2 else 0
@@ -190,17 +183,12 @@ def _masked(v: Tensor, mask: Tensor | None) -> Tensor:
 class JacobianOperator(ShortRepr):
     r"""The Jacobian of each example at a state, as an operator on flat vectors ``[batch, size]``.
 
-    Restricted to positions, it is the block :math:`P J P`, on vectors that are 0 elsewhere.
-
-    Args:
-        n_values: Values that are wanted of each example.
+    Restricted to positions, it is the block :math:`P J P`, on vectors that are 0 elsewhere. States
+    too small for ``n_values`` eigenvalues or singular values are refused.
 
     Attributes:
         sizes: Dimension of the space of each example.
         n_products: Products made so far, with J and with its transpose.
-
-    Raises:
-        InputError: If the state is empty or not finite, or too small for the values wanted.
     """
 
     def __init__(

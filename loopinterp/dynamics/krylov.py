@@ -23,14 +23,11 @@ CHECK_EVERY = 8
 
 @dataclass(frozen=True)
 class RitzPairs:
-    """Leading approximate eigenpairs of each example, largest modulus first.
+    """Leading approximate eigenpairs of each example, largest modulus first."""
 
-    ``values`` and relative ``residuals`` are [batch, k]; ``vectors`` [batch, k, size] have norm 1.
-    """
-
-    values: np.ndarray
-    residuals: np.ndarray
-    vectors: Tensor | None
+    values: np.ndarray  # [batch, k]
+    residuals: np.ndarray  # relative, [batch, k]
+    vectors: Tensor | None  # of norm 1, [batch, k, size]
 
 
 class KrylovSchur:

@@ -38,9 +38,8 @@ class Limits(ShortRepr):
     """Where the examples of a batch ended.
 
     Attributes:
-        state: The limit of each example, of a cycle one of its states; of one without a limit, the
-            last state reached.
-        status: How the search ended, as :class:`Status` codes.
+        state: The limit of each example, of a cycle one of its states; else the last state reached.
+        status: :class:`Status` codes of the search.
         loops: Steps until it ended.
         period: Loops per turn of an example on a cycle, 1 at a fixed point, else 0.
     """
@@ -85,7 +84,6 @@ def find_limits(
     first state is not finite counts as diverged.
 
     Args:
-        max_loops: Steps after which an example is given up.
         tol: Relative tolerance of a limit; see :func:`~loopinterp.dynamics.find_fixed_point`.
         solver: Plain iteration goes where the model goes; others may find limits elsewhere.
     """
@@ -166,13 +164,8 @@ def limit_distances(
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
     """Distance over the norm, and cosine, of each limit and another one; NaN where one is none.
 
-    Two cycles are compared where they are nearest.
-
-    Args:
-        ends: Limits; of a cycle, one of its states counts.
-        others: Those they are compared with, all around their cycles; the norm is theirs.
-        iteration: The model bound to the inputs of ``others``.
-        counted: Positions that are compared.
+    Two cycles are compared where they are nearest: one state of ``ends`` and all around ``others``,
+    to whose inputs the iteration is bound and whose norm it is.
     """
 
     def compared(state: Tensor) -> Tensor:
@@ -207,13 +200,9 @@ def answered_right(
 class DistinctLimits:
     """Numbers the limits of each example as they come: 0 is the first, the next far from it is 1.
 
-    A limit takes the number of the first one on record that is within ``same`` of it.
-
-    Attributes:
-        iteration: The model bound to the inputs of the examples.
-        counted: Positions that are compared.
-        same: Distance over the norm up to which two limits are one.
-        firsts: For each number, the first limit of each example that has it.
+    A limit takes the number of the first one on record that is within ``same`` of it, relative to
+    the norm at the counted positions. ``firsts`` holds, for each number, the first limit of each
+    example that has it.
     """
 
     iteration: Iteration

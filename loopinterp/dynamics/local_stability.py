@@ -137,16 +137,10 @@ def local_stability_study(
         n_loops: By default a quarter more than the longest T(n), and at least 24.
         k: Eigenvalues and singular values of each Jacobian.
         limit_tol: Relative tolerance of limits and cycles.
-        tol: Relative residual at which a value has converged.
+        tol, max_products: As for :func:`leading_eigenvalues`.
         max_vectors: Most vectors held by the Krylov methods; twice as many for I - J.
-        max_products: Most products for the eigenvalues of a Jacobian.
         growth_loops: Largest power of J for the transient growth.
         lyapunov_loops: Loops counted for the Lyapunov exponent.
-        seed: Seed of the random states and of all starting vectors too.
-
-    Raises:
-        InputError: If an example asks nothing, the initial state is not finite, or the loop
-            cannot be differentiated.
     """
     need_one_map(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}

@@ -50,9 +50,8 @@ class ReachabilityResult(Result, kind="reachability"):
     start, there is nothing to compare and the values are NaN.
 
     Arrays:
-        status: How the search for a limit ended (:class:`Status`).
+        status, loops: How the search for a limit ended (:class:`Status`), and after how many loops.
         period: Loops per turn of a cycle, 1 of a fixed point, 0 where there is neither.
-        loops: Loops until it ended.
         alignment: Cosine between the limit and that from the own start (the asymptotic alignment
             score of arXiv 2211.09961, for starts at other limits).
         distance: Distance between the two over the norm of that from the own start.
@@ -60,12 +59,10 @@ class ReachabilityResult(Result, kind="reachability"):
         other_alignment: The control: cosine between the own limit and that of the next example.
         other_distance: Their distance, over the norm of the own limit.
         n_limits: Different limits found for an example, over all starts.
-        kick_status: How the search ended after a kick.
-        kick_distance: Distance to the limit that was kicked, over its norm.
-        kick_exact: Whether the answer there is right.
+        kick_status, kick_distance, kick_exact: The same after a kick, to the limit that was kicked.
 
     Attributes:
-        same: Distance up to which two limits count as one.
+        same: Distance over the norm up to which two limits count as one.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -126,17 +123,10 @@ def reachability_study(
     Args:
         data: Examples with targets, at least two, best of one length; or a task, of which ``n``,
             ``batch_size`` and ``seed`` draw examples.
-        n_loops: Loops after which no limit is expected any more.
-        n_noise: Starts at noise.
-        n_others: Starts at other examples' limits.
-        kicks: Sizes of kicks, over the size of the state.
-        n_draws: Kicks of each size.
-        tol: Relative tolerance of a limit.
+        n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
+        n_noise, n_others: Starts at noise, and at other examples' limits.
+        kicks: Sizes of kicks, over the size of the state, ``n_draws`` of each.
         positions: Compare states where an answer is asked, or at all positions.
-        seed: Seed of noise and of kicks too.
-
-    Raises:
-        InputError: If an example asks nothing, or the initial state is not finite.
 
     Source: path independence, arXiv 2211.09961; reachability, arXiv 2604.15259.
 

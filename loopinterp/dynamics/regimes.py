@@ -45,12 +45,10 @@ class Regime(_Labelled):
 
 @dataclass(frozen=True, repr=False)
 class Regimes(ShortRepr):
-    """Regime of each trajectory, and the period of orbits.
+    """:class:`Regime` code of each trajectory, and the loops per turn of orbits (else NaN).
 
-    Attributes:
-        regime: :class:`Regime` code.
-        period: Loops per turn of an orbit: the whole number after which it returns, or for a
-            rotation that never returns 2π over its angle. NaN for other regimes.
+    The period is the whole number of loops after which an orbit returns, or for a rotation that
+    never returns 2π over its angle.
     """
 
     regime: Int[Tensor, "*lead"]
@@ -166,10 +164,9 @@ class SettlingClass(_Labelled):
 
 @dataclass(frozen=True, repr=False)
 class SettlingClasses(ShortRepr):
-    r"""Class of each trajectory, and the two lines that were laid through its updates.
+    r""":class:`SettlingClass` code of each trajectory, and two lines through its updates.
 
     Attributes:
-        settling: :class:`SettlingClass` code.
         rate: Factor per loop of the update's norm, by the line against the loop; NaN of what is at
             rest or not finite.
         exponent: p of the power :math:`\|D_t\| \propto t^{-p}`, by the line against the logarithm

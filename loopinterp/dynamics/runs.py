@@ -39,11 +39,7 @@ Counted = Literal["asked", "all"]
 
 @checked
 def run_loops(iteration: Iteration, n_loops: Loops) -> Float[Tensor, "loop batch pos d_model"]:
-    """States ``h_0 .. h_T`` of the plain iteration, without gradients.
-
-    Raises:
-        InputError: If the state before or after the first loop is not finite.
-    """
+    """States ``h_0 .. h_T`` of the plain iteration, without gradients; the first two finite."""
     with torch.no_grad():
         states = iteration.h0.new_empty(n_loops + 1, *iteration.h0.shape)
         for loop, h in iteration.run(n_loops, may_diverge=True):
@@ -150,12 +146,7 @@ def counted_examples(
     at_least: int = 1,
     **options: Any,
 ) -> tuple[Batch, Bool[Tensor, "batch pos"]]:
-    """The examples of a study, and the positions that it counts.
-
-    Raises:
-        InputError: As :func:`~loopinterp.models.study_examples.examples_for`, which takes the other
-            options; if an example asks nothing, or there are fewer than ``at_least``.
-    """
+    """The examples of a study, and the positions that it counts; options of ``examples_for``."""
     batch = examples_for(model, data, **options)
     need_asked(batch)
     if len(batch) < at_least:
@@ -175,11 +166,9 @@ def usual_loops(batch: Batch, *, times: float, least: int) -> int:
 
 
 def described(model: LoopedModel, batch: Batch) -> dict[str, Any]:
-    """The model of a study for its provenance, and the dtype of its states where that is coarse.
-
-    It is coarse where rounding moves a state by more than counts as at rest.
-    """
+    """The model of a study for its provenance, and the dtype of its states where that is coarse."""
     dtype = bind(model, batch.inputs[:1]).h0.dtype
+    # Coarse is where rounding moves a state by more than counts as at rest.
     coarse = rounding_of(dtype) > RegimeCriteria().at_rest
     name = {"state_dtype": str(dtype).removeprefix("torch.")} if coarse else {}
     return {"model": describe_model(model), **name}

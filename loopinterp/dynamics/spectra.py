@@ -106,10 +106,6 @@ def leading_eigenvalues(
         vectors: Whether to return eigenvectors.
         seed: Seed of the starting vectors.
 
-    Raises:
-        InputError: If the state is empty or not finite, there are fewer than k eigenvalues, or a
-            position is not there.
-
     Source: Stewart, A Krylov-Schur algorithm for large eigenproblems, SIAM J. Matrix Anal. 23
     (2001).
 
