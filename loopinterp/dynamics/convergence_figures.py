@@ -32,8 +32,6 @@ from loopinterp.figures import (
     line_panels,
 )
 
-_RIGHT = {"colour": "red", "markers": False}
-
 
 def with_rounding(findings: Callable[[Any], list[Finding]]) -> Callable[[Any], list[Finding]]:
     """Findings, with one after the first where the dtype of the states is coarse."""
@@ -200,139 +198,27 @@ def _limits(result: ConvergenceResult) -> Finding:
 @figures_of.register
 def _(result: ConvergenceResult) -> list[Figure]:
     """All figures of a convergence study, in the order in which they are read."""
-    has_radius = result.data["spectral_radius"].notnull().any()
-    return [
-        _residuals(result),
-        _distances(result),
-        _settling_times(result),
-        _regimes(result),
-        *([_stability(result)] if has_radius else []),
-        _rates(result),
-        _readout(result),
-    ]
-
-
-def _residuals(result: ConvergenceResult) -> Figure:
-    token = _positive(band_of(result.of_counted("residual"), "batch", "pos"))
-    mean = _positive(result.mean_residual())
-    panel = LinePanel(
-        [Series.of("median token", token[1:]), Series.of("mean", mean[1:], colour="ochre")],
-        "relative residual",
-        y_log=True,
-        references=[Reference(result.threshold, "settled")],
-    )
-    return Figure(
-        title="Residual by loop",
-        plot=_above_accuracy(result, panel),
-        caption=(
-            "Above: how far a loop moves a token's state, as a share of the state (band: 80% of "
-            "the tokens). Below: the share of answers that are wholly right if read at that loop, "
-            "with a 95% interval."
-        ),
-        control="Exact match is drawn over the same loops: a state can settle on wrong answers.",
-        data=tidy(
-            {"exact_match": result.exact_match(), "residual_mean": mean, "residual_median": token}
-        ),
-    )
-
-
-def _distances(result: ConvergenceResult) -> Figure:
-    """By position and loop, with the loop from which answers are right."""
-    shown = _shown(result)
-    # The example that settles last; one that never does comes first.
-    slowest = int(shown.settling_times().where(shown.data["counted"], 0).max("pos").argmax("batch"))
-    far, right = shown.data["distance"].where(shown.data["counted"], 0), shown.right_from()
-    cells = {
-        "median of the examples": (_median(shown.of_counted("distance")), _median(right)),
-        f"slowest example ({slowest})": (far.isel(batch=slowest), right.isel(batch=slowest)),
-    }
-    panels, overlay, tables = {}, {}, []
-    for title, (distance, correct) in cells.items():
-        panels[title] = np.log10(_positive(distance))
-        overlay[title] = Series.of("answer right from", _gaps(correct), **_RIGHT)
-        values = {"distance": distance, "answer_right_from": correct.broadcast_like(distance)}
-        tables.append(tidy(values).assign(of=title))
-    unsettled = result.data["limit_status"] != Status.CONVERGED
-    note = ""
-    if unsettled.any():
-        note = (
-            f" In {int(unsettled.sum())} of {unsettled.size} examples no limit was found; their "
-            "distance is to the last state reached."
-        )
-    return Figure(
-        title="Distance to the " + ("last state reached" if unsettled.all() else "limit"),
-        plot=heatmap_panels(panels, y_title="loops", value_title="log10 distance", overlay=overlay),
-        caption=(
-            "Each cell is the distance of a position's state from its limit after that many loops, "
-            "relative to the limit (dark is near). A slanted edge is a front that passes through "
-            "the sequence, a flat one means that all positions settle at once." + note
-        ),
-        control=(
-            "The line is accuracy on the same axes: the loop from which the position's answer is "
-            "right to the end (a gap where it ends wrong)."
-        ),
-        data=pd.concat(tables, ignore_index=True),
-    )
-
-
-def _settling_times(result: ConvergenceResult) -> Figure:
-    """By position, beside the loop from which the answer is right."""
-    shown = _shown(result)
-    final = shown.data["right"].isel(loop=-1, drop=True)
-    n_asked = (final >= 0).sum("batch")
-    lines = {
-        "settled": _gaps(band_of(shown.settling_times().where(shown.data["counted"]), "batch")),
-        "answer_right_from": _gaps(_median(shown.right_from())),
-        "accuracy": (final == 1).sum("batch") / n_asked.where(n_asked > 0),
-    }
-    time = Series.of("settled (median)", lines["settled"], markers=False)
-    right = Series.of("answer right from", lines["answer_right_from"], **_RIGHT)
-    share = Series.of("accuracy", lines["accuracy"], colour="green", markers=False)
-    panels = [
-        LinePanel([time, right], "loops"),
-        LinePanel([share], "accuracy", y_range=(0, 1.03)),
-    ]
-    return Figure(
-        title="Settling time by position",
-        plot=line_panels(panels, x_title="position"),
-        caption=(
-            f"The loop from which a position's residual stays under {result.threshold:g}, where "
-            "it comes to rest (band: 80% of the examples; a gap where most never settle). A slope "
-            "of one is a front that moves one position a loop."
-        ),
-        control=(
-            "Accuracy stands beside it: the loop from which the answer is right to the end, and "
-            "below, the share of right answers after the last loop."
-        ),
-        data=tidy(lines),
-    )
-
-
-def _regimes(result: ConvergenceResult) -> Figure:
-    final, regimes = result.data["right"].isel(loop=-1), result.of_counted("regime")
+    residuals, rates, readout = _by_loop(result)
+    final, regimes = result.data["right"].isel(loop=-1, drop=True), result.of_counted("regime")
     answers = {"right": 1, "wrong": 0, "not asked": -1}
     cells = [
         [((final == code) & (regimes == regime)).sum().item() for regime in Regime]
         for code in answers.values()
     ]
     tokens = xr.DataArray(cells, {"answer": [*answers], "regime": [r.label for r in Regime]})
-    caption = (
-        "Class of each token's late trajectory: it comes to rest (fixed point), returns to itself "
-        "(orbit), moves on in one direction (drift), grows without bound (divergence), or none of "
-        "these."
+    classes = (
+        "Late trajectories: at rest (fixed point), returning to themselves (orbit), moving on in "
+        "one direction (drift), growing without bound (divergence), or none of these."
     )
     periods = result.data["period"].where(regimes == Regime.ORBIT)
     if periods.notnull().any():
-        caption += f" The median orbit takes {float(periods.median()):.3g} loops."
-    return answer_figure("What the trajectories become", caption, tokens)
-
-
-def _stability(result: ConvergenceResult) -> Figure:
-    """Spectral radius at the limit of each example, beside the contraction rate of its run."""
-    exact = (result.data["right"].isel(loop=-1, drop=True) != 0).all("pos")
+        classes += f" The median orbit takes {float(periods.median()):.3g} loops."
+    becoming = answer_figure("What the trajectories become", classes, tokens)
     measured = result.data[["spectral_radius", "spectral_residual", "asymptotic_rate"]]
-    table = measured.assign(exact_match=exact).to_dataframe().dropna(subset="spectral_radius")
-    table = table.rename_axis("example").reset_index()
+    table = measured.assign(exact_match=(final != 0).all("pos")).to_dataframe()
+    table = table.dropna(subset="spectral_radius").rename_axis("example").reset_index()
+    if table.empty:
+        return [residuals, *_by_position(result), becoming, rates, readout]
     right = table["exact_match"].map({True: "right", False: "wrong"})
     names = table["example"].astype(str) + " (" + right + ")"
     bars = [
@@ -340,63 +226,138 @@ def _stability(result: ConvergenceResult) -> Figure:
         Series("observed rate", names, table["asymptotic_rate"], control=True),
     ]
     bound = [Reference(1.0, "stable below 1")]
-    return Figure(
+    stability = Figure(
         title="Local stability",
         plot=bars_with_intervals(bars, value_title="factor per loop", references=bound),
         caption=(
-            "Spectral radius of the loop's Jacobian at the limit of each example that has one, "
-            "with whether its answer is right: below 1, a small disturbance of the limit dies out "
-            "by that factor a loop in the long run."
+            "Spectral radius of the loop's Jacobian at each limit, and whether the answer there is "
+            "right. Below 1, a small disturbance dies out by that factor a loop in the long run."
         ),
         control=(
-            "The observed rate is how fast the updates of the run itself shrink in its last loops, "
-            "measured without derivatives: the two agree where the run has come near its limit."
+            "The observed rate is how fast updates of the run shrink in its last loops: the two "
+            "agree where the run has come near its limit."
         ),
         data=table,
     )
+    return [residuals, *_by_position(result), becoming, stability, rates, readout]
 
 
-def _rates(result: ConvergenceResult) -> Figure:
+def _by_loop(result: ConvergenceResult) -> tuple[Figure, Figure, Figure]:
+    """Residuals; rates and angles; the readout: each above exact match."""
+    exact = result.exact_match()
+    token = _positive(band_of(result.of_counted("residual"), "batch", "pos"))
+    mean = _positive(result.mean_residual())
+    lines = [Series.of("median token", token[1:]), Series.of("mean", mean[1:], colour="ochre")]
+    settled = [Reference(result.threshold, "settled")]
+    residual = LinePanel(lines, "relative residual", y_log=True, references=settled)
     bands = {n: band_of(result.of_counted(n), "batch", "pos") for n in ("contraction", "cosine")}
     factor = Series.of("contraction", bands["contraction"][2:], colour="blue")
     cosine = Series.of("update cosine", bands["cosine"][2:], colour="magenta")
-    panels = [
+    rates = [
         LinePanel([factor], "factor per loop", references=[Reference(1.0, "no contraction")]),
         LinePanel([cosine], "cosine", references=[Reference(0.0, "")]),
     ]
-    return Figure(
-        title="Rate and direction of the approach",
-        plot=_above_accuracy(result, *panels),
-        caption=(
-            "Above: the length of an update over that of the one before (below 1 updates become "
-            "shorter). Middle: the cosine between the two: near 1 a straight path, around "
-            "0.5 a spiral, negative an overshoot. Bands hold 80% of the tokens; lines end where "
-            "updates are no larger than rounding."
-        ),
-        control="Exact match over the same loops is drawn below.",
-        data=tidy({"exact_match": result.exact_match(), **bands}),
-    )
-
-
-def _readout(result: ConvergenceResult) -> Figure:
     means = {name: result.data[name].mean("batch") for name in ("kl", "entropy", "margin")}
     means["kl"] = _positive(means["kl"])
-    panels = [
+    readout = [
         LinePanel([Series.of("KL to the loop before", means["kl"][1:])], "KL (nats)", y_log=True),
         LinePanel([Series.of("entropy", means["entropy"], colour="magenta")], "entropy (nats)"),
         LinePanel([Series.of("margin", means["margin"], colour="ochre")], "margin (logits)"),
     ]
-    return Figure(
-        title="When the answer stops changing",
-        plot=_above_accuracy(result, *panels),
-        caption=(
-            "From above: how much a loop changes the distribution that is read out, how undecided "
-            "that distribution is, and by how much the first answer leads the second (means over "
-            "answered positions)."
+    return (
+        Figure(
+            title="Residual by loop",
+            plot=_above_accuracy(result, residual),
+            caption=(
+                "Above: how far a loop moves a token's state, over its norm (band: 80% of the "
+                "tokens). Below: the share of answers that are right if read at that loop (95% "
+                "interval)."
+            ),
+            control="Exact match over the same loops: a state can settle on wrong answers.",
+            data=tidy({"exact_match": exact, "residual_mean": mean, "residual_median": token}),
         ),
-        control="Exact match is drawn below: an answer can be stable and certain, and still wrong.",
-        data=tidy({"exact_match": result.exact_match(), **means}),
+        Figure(
+            title="Rate and direction of the approach",
+            plot=_above_accuracy(result, *rates),
+            caption=(
+                "Above: the norm of an update over that of the one before. Middle: the cosine of "
+                "the two: near 1 a straight path, around 0.5 a spiral, negative an overshoot "
+                "(bands: 80% of the tokens). Lines end where updates are at rounding error."
+            ),
+            control="Exact match over the same loops is drawn below.",
+            data=tidy({"exact_match": exact, **bands}),
+        ),
+        Figure(
+            title="When the answer stops changing",
+            plot=_above_accuracy(result, *readout),
+            caption=(
+                "From above: how much a loop changes the readout, how undecided it is, and by how "
+                "much the first answer leads the second (means over answered positions)."
+            ),
+            control="Exact match below: an answer can be stable and certain, and still wrong.",
+            data=tidy({"exact_match": exact, **means}),
+        ),
     )
+
+
+def _by_position(result: ConvergenceResult) -> tuple[Figure, Figure]:
+    """Distance to the limit and settling time, with the loop from which answers are right."""
+    shown = _shown(result)
+    times, right = shown.settling_times(), shown.right_from()
+    # The example that settles last; one that never does comes first.
+    slowest = int(times.where(shown.data["counted"], 0).max("pos").argmax("batch"))
+    far = shown.data["distance"].where(shown.data["counted"], 0)
+    cells = {
+        "median of the examples": (_median(shown.of_counted("distance")), _median(right)),
+        f"slowest example ({slowest})": (far.isel(batch=slowest), right.isel(batch=slowest)),
+    }
+    panels, overlay, tables = {}, {}, []
+    look = {"colour": "red", "markers": False}
+    for title, (distance, correct) in cells.items():
+        panels[title] = np.log10(_positive(distance))
+        overlay[title] = Series.of("answer right from", _gaps(correct), **look)
+        values = {"distance": distance, "answer_right_from": correct.broadcast_like(distance)}
+        tables.append(tidy(values).assign(of=title))
+    unsettled = result.data["limit_status"] != Status.CONVERGED
+    note = f" In {int(unsettled.sum())} of {unsettled.size} examples no limit was found; their "
+    note += "distance is to the last state reached."
+    distances = Figure(
+        title="Distance to the " + ("last state reached" if unsettled.all() else "limit"),
+        plot=heatmap_panels(panels, y_title="loops", value_title="log10 distance", overlay=overlay),
+        caption=(
+            "Distance of a position's state from its limit, over the limit's norm (dark: near). A "
+            "slanted edge is a front that passes through the sequence; at a flat one all positions "
+            f"settle at once.{note if unsettled.any() else ''}"
+        ),
+        control="Line: the loop from which the answer is right to the end (a gap where never).",
+        data=pd.concat(tables, ignore_index=True),
+    )
+    final = shown.data["right"].isel(loop=-1, drop=True)
+    n_asked = (final >= 0).sum("batch")
+    lines = {
+        "settled": _gaps(band_of(times.where(shown.data["counted"]), "batch")),
+        "answer_right_from": _gaps(_median(right)),
+        "accuracy": (final == 1).sum("batch") / n_asked.where(n_asked > 0),
+    }
+    settled = Series.of("settled (median)", lines["settled"], markers=False)
+    correct = Series.of("answer right from", lines["answer_right_from"], **look)
+    share = Series.of("accuracy", lines["accuracy"], colour="green", markers=False)
+    accuracy = LinePanel([share], "accuracy", y_range=(0, 1.03))
+    settling = Figure(
+        title="Settling time by position",
+        plot=line_panels([LinePanel([settled, correct], "loops"), accuracy], x_title="position"),
+        caption=(
+            f"The loop from which a position's residual stays under {result.threshold:g} (band: "
+            "80% of the examples; a gap where most never settle). A slope of one is a front that "
+            "moves one position a loop."
+        ),
+        control=(
+            "The loop from which the answer is right to the end; below, the share of right answers "
+            "after the last loop."
+        ),
+        data=tidy(lines),
+    )
+    return distances, settling
 
 
 def _shown(result: ConvergenceResult) -> ConvergenceResult:

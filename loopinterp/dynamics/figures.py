@@ -82,14 +82,12 @@ def _(result: ExtrapolationResult) -> list[Figure]:
             # The first loops of a long run stay readable on a logarithmic axis.
             plot=line_panels(panels, x_title="loops", x_log=result.n_loops >= 60),
             caption=(
-                "Above: the share of answers that are wholly right if read after that many loops, "
-                "with 95% intervals; the dotted line marks the loop at which the answer is asked "
-                "for. Below: how far a loop still moves the state, and how large the state is."
+                "Above: the share of answers that are right if read at that loop (95% intervals). "
+                "Below: how far a loop still moves the state, and the state's norm."
             ),
             control=(
-                "Exact match and residual stand together, because a state can converge to a wrong "
-                f"answer or leave a right one. From {result.answered_after} to the last loop: "
-                f"{counts}."
+                "A state can converge to a wrong answer or leave a right one. From "
+                f"{result.answered_after} to the last loop: {counts}."
             ),
             data=tidy(arrays),
         )
@@ -135,13 +133,12 @@ def _(result: AttentionStabilisationResult) -> list[Figure]:
             section="attention",
             plot=line_panels(panels, x_title="loop"),
             caption=(
-                "Above: how much a head's attention pattern changes from one loop to the next "
-                "(Frobenius norm over the sequence, median of the examples). A falling line is a "
-                "head that freezes."
+                "Above: how much a head's attention pattern changes in a loop (Frobenius norm over "
+                "the sequence, median of the examples). A falling line is a head that freezes."
             ),
             control=(
-                "Below, exact match when the answer is read after that loop: heads can freeze "
-                "before the answer is right, or long after."
+                "Below, exact match if read after that loop: heads can freeze before the answer is "
+                "right, or long after."
             ),
             data=with_exact(tidy({"change": change}), exact),
         )
@@ -205,12 +202,9 @@ def _kicks(result: ReachabilityResult) -> Finding:
 @figures_of.register
 def _(result: ReachabilityResult) -> list[Figure]:
     """Who reaches the own limit from where, and what a kick does; nothing where there is none."""
-    return [_start_figure(result), _kick_figure(result)] if result.found().any() else []
-
-
-def _start_figure(result: ReachabilityResult) -> Figure:
-    """Share of the inputs that reach their own limit from each start, and the control."""
-    reached = result.reached()
+    if not result.found().any():
+        return []
+    reached, back = result.reached(), result.recovered()
     chance = share_of(~result.own_limit_differs(), "batch").expand_dims(start=["the next input's"])
     bars = [
         Series.of("own limit reached from", reached),
@@ -218,40 +212,38 @@ def _start_figure(result: ReachabilityResult) -> Figure:
     ]
     alignment = band_of(result.data["alignment"], "batch")
     other = value_of(band_of(result.data["other_alignment"], "batch"))
-    return Figure(
-        title="Is the same limit reached from every start?",
-        plot=bars_with_intervals(bars, value_title="share of inputs", value_range=(0, 1)),
-        caption=(
-            f"The share of the inputs that reach their own limit, to {result.same:g} of its norm, "
-            "with 95% intervals. 'other' starts at the limit of another input."
-        ),
-        control=(
-            "Hatched: inputs that share their limit with the next input, where reaching it says "
-            f"nothing. The cosine of the limits of two inputs is {float(other):.2f} in the median."
-        ),
-        data=tidy({"reached": reached, "alignment": alignment}),
-    )
-
-
-def _kick_figure(result: ReachabilityResult) -> Figure:
-    """Share of kicked limits that are come back to, and of right answers there."""
     exact = share_of(result.data["kick_exact"].isel(batch=result.found().values), "draw", "batch")
-    back = result.recovered()
     lines = [Series.of("limit come back to", back), Series.of("answer right there", exact)]
     panel = LinePanel(lines, "share of kicks", y_range=(0, 1.03))
     size = "size of the kick, over the size of the state"
     unkicked = value_of(share_of(result.data["exact"].sel(start=OWN_START, drop=True), "batch"))
-    return Figure(
-        title="How large a kick is undone?",
-        plot=line_panels([panel], x_title=size, x_log=True),
-        caption=(
-            "Noise is added to every position of a limit, and the loop goes on until it rests "
-            "again. The lines are the share of the kicks after which it is back, and after which "
-            "the answer is right, with 95% intervals."
+    return [
+        Figure(
+            title="Is the same limit reached from every start?",
+            plot=bars_with_intervals(bars, value_title="share of inputs", value_range=(0, 1)),
+            caption=(
+                f"The share of the inputs that reach their own limit, to {result.same:g} of its "
+                "norm, with 95% intervals. 'other' starts at the limit of another input."
+            ),
+            control=(
+                "Hatched: inputs that share their limit with the next input, where reaching it "
+                f"says nothing. The cosine of the limits of two inputs is {float(other):.2f} in "
+                "the median."
+            ),
+            data=tidy({"reached": reached, "alignment": alignment}),
         ),
-        control=f"Without a kick {percent(unkicked)} of the answers are right.",
-        data=tidy({"back": back, "exact_match": exact}),
-    )
+        Figure(
+            title="How large a kick is undone?",
+            plot=line_panels([panel], x_title=size, x_log=True),
+            caption=(
+                "Noise is added to every position of a limit, and the loop goes on until it rests "
+                "again: share of the kicks after which it is back, and after which the answer is "
+                "right (95% intervals)."
+            ),
+            control=f"Without a kick {percent(unkicked)} of the answers are right.",
+            data=tidy({"back": back, "exact_match": exact}),
+        ),
+    ]
 
 
 @findings_of.register
@@ -319,9 +311,9 @@ def _(result: InputDependenceResult) -> list[Figure]:
             title="How far is a token felt?",
             plot=line_panels(panels, x_title="positions to the right of the changed token"),
             caption=(
-                "One token becomes that of another input, and the model runs to its new limit. "
-                "Above: how far the limits of other positions move, over their norm, in the mean; "
-                "below: the share of answers that change."
+                "One token becomes that of another input. Above: how far the limits of other "
+                "positions move, over their norm, in the mean; below: the share of answers that "
+                "change."
             ),
             control=(
                 "Left of 0 stand positions before the changed token: a model that sees no later "
@@ -333,15 +325,13 @@ def _(result: InputDependenceResult) -> list[Figure]:
             title="Which limit depends on which token?",
             plot=heatmap_panels(maps, y_title="token at", value_title="log10 change"),
             caption=(
-                "Each cell is how much the limit of a position (across) changes with the token at "
-                "another one (down), relative to its norm: by putting in another token, and by the "
-                "derivative of the limit with respect to the injected input (implicit function "
-                "theorem), in the mean over examples."
+                "How much the limit of a position (across) changes with the token at another one "
+                "(down), relative to its norm, in the mean over examples: by putting in another "
+                "token, and by the derivative with respect to the injected input."
             ),
             control=(
-                "The two are measured apart: where the derivative shows nothing and the other "
-                "token does, the input enters by the start, or the change is too large to be "
-                "linear."
+                "Where the derivative shows nothing and the other token does, the input enters by "
+                "the start, or the change is too large to be linear."
             ),
             data=tidy(mean),
         ),

@@ -35,12 +35,10 @@ class FixedPoint(ShortRepr):
 
     Attributes:
         state: The last iterate, shaped like ``x0``; of a diverged example the last finite one.
-        status: :class:`Status` code.
         residuals: Relative residual of each iterate, the first that of ``x0``. An example that
             is done keeps its last residual.
-        n_steps: Steps each example made.
-        evaluations: Evaluations of the map each example needed: one for its start and one a step,
-            or more where a step takes Jacobian-vector products, of which each counts as one.
+        evaluations: Evaluations of the map: one for the start and one a step, or more where a step
+            takes Jacobian-vector products, of which each counts as one.
         period: Steps per turn of an example on a cycle, else 0.
     """
 

@@ -130,9 +130,8 @@ def _layers(result: GeometryResult) -> Finding:
 
 
 _CLASSES = (
-    "Settling: a loop moves the state by less and less, geometrically, or no more than rounding. "
-    "Marginal: by less and less, but so slowly that the loops seen do not tell that it ends. "
-    "Drifting: not by less (a slide, an orbit, or none of these)."
+    "Settling: updates fall geometrically, or are no more than rounding. Marginal: they fall, too "
+    "slowly for the loops seen to tell that the path ends. Drifting: they do not fall."
 )
 
 
@@ -175,13 +174,12 @@ def _ranks(result: GeometryResult) -> Figure:
         plot=line_panels(panels, x_title="loops"),
         caption=(
             "Above: effective rank and participation ratio of the states of all tokens about their "
-            "mean. Middle: how far they are from the mean, over their size; near 0 they are one "
-            "point, whatever the rank of what is left. Below: exact match if read at that loop."
+            "mean. Middle: how far they are from the mean, over their size (near 0 they are one "
+            "point). Below: exact match if read at that loop."
         ),
         control=(
-            "Dashed: the effective rank of as many Gaussian vectors, beyond which so few states "
-            "cannot go; of the embeddings at the same tokens, with which the input enters; and of "
-            "the limits found."
+            "Dashed: the effective rank of as many Gaussian vectors, which bounds that of so few "
+            "states; of the embeddings at the same tokens; and of the limits found."
         ),
         data=with_exact(tidy(lines), exact),
     )
@@ -210,12 +208,12 @@ def _layer_residuals(result: GeometryResult) -> Figure:
         title="Does each layer have a limit?",
         plot=line_panels(panels, x_title="loops"),
         caption=(
-            "How far a loop moves the state after each layer of the block, over its size (median "
-            "of the examples, band: 80% of them). Below: exact match if read at that loop."
+            "How far a loop moves the state after each layer, over its norm (median of the "
+            "examples, band: 80%). Below: exact match if read at that loop."
         ),
         control=(
-            "Layers that rest need not rest at different states. Distance over size, and cosine, "
-            f"of the states after two layers in the last loop (medians of the tokens): {pairs}."
+            "Distance over norm, and cosine, of the states after two layers in the last loop "
+            f"(medians of the tokens): {pairs}."
         ),
         data=with_exact(tidy({"residual": residual}), exact),
     )
@@ -240,9 +238,8 @@ def _trajectories(result: GeometryResult) -> Iterator[Figure]:
     shares = result.data["explained"].values
     titles = [f"component {k + 1} ({percent(share)})" for k, share in enumerate(shares)]
     legend = (
-        "Colours are classes and regimes, dashes stand for tokens whose answer is wrong at the "
-        "end; crosses and marked points are limits that the search found, of cycles their mean "
-        "state."
+        "Colours are classes and regimes, dashes stand for wrong answers at the end; crosses and "
+        "marked points are limits that the search found, of cycles their mean state."
     )
     n_shown, table = tokens.sizes["token"], _table(tokens)
     yield Figure(

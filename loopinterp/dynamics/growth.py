@@ -32,12 +32,8 @@ if TYPE_CHECKING:
 class NonNormality(ShortRepr):
     r"""How far one loop's growth exceeds that of many loops, of each example.
 
-    Attributes:
-        ratio: Largest singular value over spectral radius; 1 for a normal Jacobian, infinite for
-            a nilpotent one, NaN for none at all (J = 0).
-        singular_value: :math:`\sigma_1`.
-        radius: :math:`\rho`.
-        converged: Whether both are known to the tolerance.
+    ``ratio`` is the largest singular value over the spectral radius: 1 for a normal Jacobian,
+    infinite for a nilpotent one, NaN for J = 0.
     """
 
     ratio: Float[Tensor, " batch"]
@@ -78,7 +74,6 @@ class TransientGrowth(ShortRepr):
 
     Attributes:
         norms: :math:`\|J^t\|` for t from 0 to as many loops as were looked at, from below.
-        converged: Whether it is known to the tolerance, [loop, batch].
         largest: The most that a small disturbance grows before it dies out, :math:`\max_t \|J^t\|`.
         at: Loop t at which it does.
         closed: Whether :math:`\|J^t\| < 1` for some t that was looked at: then no later power
@@ -161,12 +156,8 @@ def transient_growth(
 class LyapunovExponents(ShortRepr):
     r"""Lyapunov exponents of each example's trajectory, largest first, in nats per loop.
 
-    Attributes:
-        values: :math:`\lambda_i`, means over the loops counted; -inf where a disturbance is gone
-            in one loop, NaN where the trajectory left the finite numbers.
-        low: Lower end of the 95% interval over blocks of loops.
-        high: Upper end.
-        state: Where each trajectory has come to.
+    -inf where a disturbance is gone in one loop, NaN where the trajectory left the finite numbers.
+    ``low`` and ``high`` are the 95% interval over blocks of loops, ``state`` is the last state.
     """
 
     values: Float[Tensor, "batch exponent"]

@@ -174,11 +174,10 @@ class LayerLimits(ShortRepr):
     r"""The states :math:`s_l` after each layer of the block, as they are in the last loop.
 
     Attributes:
-        residual: :math:`\|s_l^t - s_l^{t-1}\| / \|s_l^t\|` at every loop, over the positions of an
-            example; NaN at loop 0.
-        cosine: :math:`\cos(s_l, s_m)` of each pair of layers at the last loop.
-        distance: :math:`\|s_l - s_m\|`, over the mean of the two norms: the cosine of states that
-            share a large part is near 1 however far they are apart, against what still moves.
+        residual: :math:`\|s_l^t - s_l^{t-1}\| / \|s_l^t\|` over the positions of an example.
+        cosine: Of each pair of layers at the last loop.
+        distance: :math:`\|s_l - s_m\|` over the mean of the two norms: the cosine of states that
+            share a large part is near 1 however far they are apart.
     """
 
     residual: Float[Tensor, "loop layer batch"]

@@ -103,9 +103,8 @@ def _(result: BasinMapResult) -> list[Figure]:
             plot=category_maps(maps, colours, **frame),
             caption=(
                 f"Each cell is a start: a state of input {result.example} in the plane of its own "
-                f"limit, {' and '.join(corners)} (crosses). 1 on the axes is the size of the own "
-                "limit. Limits are numbered by how near to it they are first reached; whether the "
-                "answer read there is right is in brackets."
+                f"limit, {' and '.join(corners)} (crosses); 1 is the norm of the own limit. Limits "
+                "are numbered by how near to it they are first reached."
             ),
             control=(
                 "On the right the same starts are run under the next input. "
@@ -118,9 +117,8 @@ def _(result: BasinMapResult) -> list[Figure]:
             title="How many loops does it take to the limit?",
             plot=heatmap_panels({"": loops}, value_title="loops", **frame),
             caption=(
-                "The same plane: loops until a start is at rest, or known to go round a cycle. "
-                "Cells are empty where it came to no limit. Starts near the edge of a basin take "
-                "longest."
+                "The same plane: loops until a start is at rest, or known to go round a cycle "
+                "(empty: no limit). Starts near the edge of a basin take longest."
             ),
             data=arrays,
         ),
@@ -129,8 +127,7 @@ def _(result: BasinMapResult) -> list[Figure]:
             plot=line_panels([panel], x_title="distance from the own limit, over its size"),
             caption=(
                 "Starts of the plane in rings around the own limit, with 95% intervals of as many "
-                "starts drawn at random (a grid is no worse). They speak of this plane: other "
-                "directions may lead elsewhere."
+                "starts drawn at random. Other directions may lead elsewhere."
             ),
             control="The dashed line are the same starts under the next input.",
             data=tidy({"share": shares}),
@@ -255,15 +252,13 @@ def _(result: LocalStabilityResult) -> list[Figure]:
             title="Leading eigenvalues of the loop's Jacobian",
             plot=_complex_plane(result),
             caption=(
-                "The eigenvalues of largest modulus, of every example with a limit or a cycle (of "
-                "one turn of it), in the complex plane with the unit circle. Those inside belong "
-                "to disturbances that shrink in the long run, those off the real axis to ones "
-                f"that turn. Hollow marks have not converged. {answers}"
+                "The eigenvalues of largest modulus of every example with a limit or a cycle (of "
+                "one turn of it). Inside the unit circle disturbances shrink in the long run, off "
+                f"the real axis they turn. Hollow marks have not converged. {answers}"
             ),
             control=(
-                "The same at the initial state and at random states whose tokens have the norms "
-                "they have at the limit: where these look alike, the spectrum is the map's, not "
-                "the limit's."
+                "The same at the initial state and at random states of the norms of the limit: "
+                "where these look alike, the spectrum is the map's, not the limit's."
             ),
             data=_table(result),
         )

@@ -35,13 +35,10 @@ ZERO = 1e-4
 
 @dataclass(frozen=True, repr=False)
 class Limits(ShortRepr):
-    """Where the examples of a batch ended.
+    """Where the examples of a batch ended, with :class:`Status` codes and loops of the search.
 
-    Attributes:
-        state: The limit of each example, of a cycle one of its states; else the last state reached.
-        status: :class:`Status` codes of the search.
-        loops: Steps until it ended.
-        period: Loops per turn of an example on a cycle, 1 at a fixed point, else 0.
+    The state is a limit, of a cycle one of its states; else the last one reached. The period is
+    that of a cycle, 1 at a fixed point, else 0.
     """
 
     state: Float[Tensor, "batch pos d_model"]

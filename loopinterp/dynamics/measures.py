@@ -93,14 +93,10 @@ def update_cosine(
 
 @dataclass(frozen=True, repr=False)
 class ContractionRates(ShortRepr):
-    r"""How fast updates shrink, from :math:`r_t = \|D_{t+1}\| / \|D_t\|`.
+    r"""How fast updates shrink, :math:`\|D_{t+1}\| / \|D_t\|`; NaN where one is at rounding error.
 
-    Attributes:
-        per_loop: :math:`r_t`; NaN where an update is no larger than rounding error.
-        mean: Mean over loops.
-        spread: Standard deviation over loops (0 for one loop).
-        asymptotic: Geometric mean over the last loops with a rate: the linear rate, to compare
-            with the spectral radius at the fixed point.
+    ``mean`` and ``spread`` (standard deviation) are over loops. ``asymptotic``, the geometric mean
+    over the last loops with a rate, compares with the spectral radius at the fixed point.
     """
 
     per_loop: Float[Tensor, "loop ..."]

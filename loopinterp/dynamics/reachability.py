@@ -147,9 +147,9 @@ def reachability_study(
     generator = torch.Generator().manual_seed(seed)
     settings = {"n_loops": n_loops, "tol": tol, "same": same, "positions": positions}
     settings |= {"n_examples": len(batch)}
-    with study(seed, **described(model, batch), **settings) as watch, torch.no_grad():
+    with study(seed, **described(model, batch), **settings) as watch:
         iteration = bind(model, batch.inputs)
-        search = partial(find_limits, iteration, max_loops=n_loops, tol=tol)
+        search = torch.no_grad()(partial(find_limits, iteration, max_loops=n_loops, tol=tol))
         clean_limits = search(iteration.h0)
         starts = other_starts(clean_limits.state, generator, n_noise=n_noise, n_others=n_others)
         reached = {OWN_START: clean_limits}

@@ -51,13 +51,9 @@ def run_loops(iteration: Iteration, n_loops: Loops) -> Float[Tensor, "loop batch
 class LoopMeasures(ShortRepr):
     r"""What one loop did, with :math:`D_t = h_t - h_{t-1}`; NaN where it is not defined (yet).
 
-    Attributes:
-        norm: :math:`\|h_t\|`.
-        residual: :math:`\|D_t\| / \|h_t\|`.
-        residual_max: The same of each sequence in the maximum norm.
-        contraction: :math:`\|D_t\| / \|D_{t-1}\|`; NaN also where an update is no larger than
-            rounding error.
-        cosine: :math:`\cos(D_t, D_{t-1})`; NaN as ``contraction``.
+    Norm :math:`\|h_t\|`, residual :math:`\|D_t\| / \|h_t\|` of a token and of a sequence in the
+    maximum norm, contraction :math:`\|D_t\| / \|D_{t-1}\|` and cosine of :math:`D_t, D_{t-1}`
+    (NaN also where an update is no larger than rounding error).
     """
 
     norm: Float[Tensor, "batch pos"]

@@ -82,11 +82,9 @@ class SolverState:
     """Where a search stands; norms are in float64.
 
     Attributes:
-        x: The iterate of each example.
-        fx: The map at ``x``.
-        gap: Norm of ``fx - x``.
-        size: Norm of ``fx``.
-        evaluations: Evaluations of the map that each example has used.
+        x, fx: The iterate of each example, and the map there.
+        gap, size: Norms of ``fx - x`` and of ``fx``.
+        evaluations: Evaluations of the map so far.
         best: Smallest relative residual so far.
         since_best: Steps since the residual last fell by one percent.
         done: Examples that have ended: a solver need not move them.

@@ -28,14 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Spectrum(ShortRepr):
-    r"""Leading eigenvalue of each example's Jacobian.
+    r"""Leading eigenvalue of each example's Jacobian, as in :class:`Eigenvalues`.
 
-    Attributes:
-        radius: :math:`|\lambda|`; a fixed point is locally stable, and reachable, below 1.
-        eigenvalue: :math:`\lambda` itself (of a conjugate pair, the one in the upper half).
-        residual: Relative residual of its Ritz pair, :math:`\|Jv - \lambda v\| / |\lambda|`.
-        converged: Whether the residual is under the tolerance. Where it is not, the radius may be
-            too low or too high: that of a strongly non-normal Jacobian may fall slowly.
+    A fixed point is locally stable, and reachable, where ``radius`` :math:`|\lambda|` is below 1.
+    Where it has not converged it may be too low or, of a strongly non-normal Jacobian, too high.
     """
 
     radius: Float[Tensor, " batch"]
@@ -48,12 +44,12 @@ class Spectrum(ShortRepr):
 class Eigenvalues(ShortRepr):
     r"""Eigenvalues of largest modulus of each example's Jacobian, largest first.
 
+    Of a conjugate pair the one in the upper half comes first.
+
     Attributes:
-        values: :math:`\lambda`; of a conjugate pair the one in the upper half first.
-        residuals: :math:`\|Jv - \lambda v\| / |\lambda|`; of an eigenvalue that is nearly 0 beside
-            the entries of J, relative to these.
-        converged: Whether the residual is under the tolerance. A small residual says that J has
-            an eigenvalue as near as that times the eigenvalue's condition number.
+        residuals: :math:`\|Jv - \lambda v\| / |\lambda|` of the Ritz pair; of an eigenvalue that is
+            nearly 0 beside the entries of J, relative to these. J has an eigenvalue as near as
+            that times the eigenvalue's condition number.
         vectors: Right eigenvectors of norm 1, shaped like states, if asked for.
         n_products: Jacobian-vector products made, one counting for all examples; of a batch that
             went in parts, those of the part that needed most.
@@ -217,13 +213,9 @@ def turn_of(step: Callable[[Tensor], Tensor], n_times: int) -> Callable[[Tensor]
 
 @dataclass(frozen=True, repr=False)
 class SingularValues(ShortRepr):
-    r"""Largest singular values of each example's Jacobian, largest first.
+    r"""Largest singular values of each example's Jacobian, largest first, from below.
 
-    Attributes:
-        values: :math:`\sigma`, from below: none is above the one it stands for.
-        residuals: :math:`\|J^\top u - \sigma v\| / \sigma`.
-        converged: Whether the residual is under the tolerance.
-        n_products: Products made, with J and with its transpose.
+    Residuals are :math:`\|J^\top u - \sigma v\| / \sigma`; products are with J and its transpose.
     """
 
     values: Float[Tensor, "batch singular"]
@@ -277,11 +269,8 @@ def largest_singular_values(
 class FixedPointCondition(ShortRepr):
     r"""How well the equation h = step(h) determines its solution, of each example.
 
-    Attributes:
-        largest: Largest singular value of :math:`I - J`, from below.
-        smallest: The smallest one. Where it has not converged it is an upper bound.
-        condition: Their ratio: the condition number of :math:`I - J`; else a lower bound of it.
-        n_products: Products made, with J and with its transpose.
+    ``condition`` is that of :math:`I - J`: its largest singular value (from below) over its
+    smallest (from above). Where these have not converged it is a lower bound.
     """
 
     largest: Float[Tensor, " batch"]

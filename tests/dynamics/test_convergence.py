@@ -118,7 +118,6 @@ def test_what_never_comes_to_rest_is_not_settled() -> None:
         settling = result.findings()[0]
         assert (settling.value, settling.good) == ("0% settle", False)
         assert result.below_threshold().count() == 4
-        assert "100%" in settling.text and not settling.text.startswith("0%")
 
 
 def test_divergence_is_a_result_and_not_an_error() -> None:
@@ -254,8 +253,9 @@ def test_bad_input_is_refused() -> None:
         convergence_study(model, batch_of_ones(ignored=3))
     nan = MapModel(lambda h, e: h)
     nan.initial_state = lambda e: e * float("nan")
-    with pytest.raises(InputError, match="state after loop 0"):
+    with pytest.raises(InputError) as caught:
         convergence_study(nan, batch)
+    assert caught.value.what == "state after loop 0"
 
 
 @pytest.mark.usefixtures("no_type_checks")
