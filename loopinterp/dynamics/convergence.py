@@ -15,32 +15,10 @@ from loopinterp.core.intervals import share_of
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.dynamics import measures, runs
 from loopinterp.dynamics.fixed_point import get_solver
 from loopinterp.dynamics.limits import limits_of_run
-from loopinterp.dynamics.measures import (
-    SETTLED,
-    correctness,
-    cosines,
-    entropy,
-    kl,
-    likeliest,
-    margin,
-    rates,
-    residuals,
-    settling_time,
-    share_of_size,
-    stable_from,
-)
 from loopinterp.dynamics.regimes import ClassifiedLoops, Regime, classify_regimes
-from loopinterp.dynamics.runs import (
-    Counted,
-    counted_examples,
-    described,
-    gather,
-    run_loops,
-    state_chunks,
-    usual_loops,
-)
 from loopinterp.dynamics.solvers import Solver, Status
 from loopinterp.dynamics.spectra import spectral_radius
 from loopinterp.models.iteration import bind
@@ -185,8 +163,8 @@ def convergence_study(
     limit_tol: PositiveFloat = 1e-5,
     limit_steps: PositiveInt = 200,
     n_spectral: NonNegativeInt = 8,
-    threshold: PositiveFloat = SETTLED,
-    positions: Counted = "asked",
+    threshold: PositiveFloat = measures.SETTLED,
+    positions: runs.Counted = "asked",
     n: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
@@ -206,10 +184,10 @@ def convergence_study(
         positions: Count the positions where an answer is asked, or all (padding included).
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, counted = counted_examples(
+    batch, counted = runs.counted_examples(
         model, data, positions, needs_loops=n_loops is None, of_states=True, **drawn
     )
-    n_loops = n_loops or usual_loops(batch, times=1.25, least=24)
+    n_loops = n_loops or runs.usual_loops(batch, times=1.25, least=24)
     solver = get_solver(solver)
     settings = {
         "n_loops": n_loops,
@@ -220,11 +198,11 @@ def convergence_study(
         "positions": positions,
         "n_examples": len(batch),
     }
-    with study(seed, **described(model, batch), **settings) as watch, torch.no_grad():
+    with study(seed, **runs.described(model, batch), **settings) as watch, torch.no_grad():
         parts = []
-        for rows in track(state_chunks(model, batch, n_loops + 1), "convergence"):
+        for rows in track(runs.state_chunks(model, batch, n_loops + 1), "convergence"):
             iteration = bind(model, batch.inputs[rows])
-            states = run_loops(iteration, n_loops)
+            states = runs.run_loops(iteration, n_loops)
             limits = limits_of_run(
                 iteration, states, max_loops=limit_steps, tol=limit_tol, solver=solver
             )
@@ -243,7 +221,7 @@ def convergence_study(
         return ConvergenceResult.of(
             watch,
             coords={"loop": range(n_loops + 1)},
-            **gather(ConvergenceResult, parts),
+            **runs.gather(ConvergenceResult, parts),
             counted=counted,
             answer_loops=batch.n_loops,
             threshold=threshold,
@@ -255,16 +233,16 @@ def convergence_study(
 def _of_states(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Tensor]:
     """What is measured on the states alone."""
     sequence = states.flatten(2)  # [loop, batch, pos * d_model]
-    residual, regimes = residuals(states), classify_regimes(states)
-    distance = share_of_size((states - limit).norm(dim=-1), limit.norm(dim=-1))
+    residual, regimes = measures.residuals(states), classify_regimes(states)
+    distance = measures.share_of_size((states - limit).norm(dim=-1), limit.norm(dim=-1))
     return {
         "residual": _from_loop(residual, 1),
-        "residual_max": _from_loop(residuals(sequence, order=float("inf")), 1),
+        "residual_max": _from_loop(measures.residuals(sequence, order=float("inf")), 1),
         "distance": distance.float(),
-        "contraction": _from_loop(rates(states).per_loop, 2),
-        "cosine": _from_loop(cosines(states), 2),
-        "settled_at": settling_time(residual, threshold=threshold).to(torch.int32),
-        "asymptotic_rate": rates(sequence).asymptotic.float(),
+        "contraction": _from_loop(measures.rates(states).per_loop, 2),
+        "cosine": _from_loop(measures.cosines(states), 2),
+        "settled_at": measures.settling_time(residual, threshold=threshold).to(torch.int32),
+        "asymptotic_rate": measures.rates(sequence).asymptotic.float(),
         "regime": regimes.regime.to(torch.int8),
         "period": regimes.period.float(),
     }
@@ -284,16 +262,16 @@ def _readouts(
     for loop, state in enumerate(states):
         logits = iteration.read(state, loop)
         log_p = logits.log_softmax(dim=-1)  # [batch, pos, d_vocab_out]
-        answers.append(likeliest(logits))
-        entropies.append(mean(entropy(log_p)))
-        margins.append(mean(margin(logits)))
+        answers.append(measures.likeliest(logits))
+        entropies.append(mean(measures.entropy(log_p)))
+        margins.append(mean(measures.margin(logits)))
         if before is not None:
-            gaps.append(mean(kl(log_p, before)))
+            gaps.append(mean(measures.kl(log_p, before)))
         before = log_p
     answer = torch.stack(answers)
     return {
-        "right": correctness(answer, targets),
-        "stable_at": stable_from(answer).to(torch.int32),
+        "right": measures.correctness(answer, targets),
+        "stable_at": measures.stable_from(answer).to(torch.int32),
         "kl": _from_loop(torch.stack(gaps), 1),
         "entropy": torch.stack(entropies).float(),
         "margin": torch.stack(margins).float(),

@@ -15,14 +15,8 @@ from loopinterp.core.errors import check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.dynamics import runs
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
-from loopinterp.dynamics.runs import (
-    counted_examples,
-    described,
-    gather,
-    state_chunks,
-    stream_measures,
-)
 from loopinterp.models.iteration import bind
 from loopinterp.models.study_examples import answered_after
 
@@ -108,20 +102,20 @@ def extrapolation_study(
         trained_loops: Most loops of a training run, to be marked in the figure.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, counted = counted_examples(model, data, needs_loops=n_loops is None, **drawn)
+    batch, counted = runs.counted_examples(model, data, needs_loops=n_loops is None, **drawn)
     longest = int(batch.n_loops.max())
     n_loops = 10 * longest if n_loops is None else n_loops
     check_integer("n_loops", n_loops, least=max(1, longest))
     settings = {"n_loops": n_loops, "n_examples": len(batch)}
-    with study(seed, **described(model, batch), **settings) as watch:
+    with study(seed, **runs.described(model, batch), **settings) as watch:
         parts = (
             _follow(model, batch[rows], counted[rows], n_loops)
-            for rows in state_chunks(model, batch, 4)
+            for rows in runs.state_chunks(model, batch, 4)
         )
         return ExtrapolationResult.of(
             watch,
             coords={"loop": range(n_loops + 1)},
-            **gather(ExtrapolationResult, parts),
+            **runs.gather(ExtrapolationResult, parts),
             length=batch.n,
             answer_loops=batch.n_loops,
             trained_loops=trained_loops,
@@ -134,7 +128,7 @@ def _follow(model: LoopedModel, batch: Batch, counted: Tensor, n_loops: int) -> 
     """The arrays of some examples, [loop, batch] each."""
     share = counted / counted.sum(dim=1, keepdim=True)  # weight of each position in a mean
     arrays: dict[str, list[Tensor]] = defaultdict(list)
-    run = stream_measures(iteration := bind(model, batch.inputs), n_loops)
+    run = runs.stream_measures(iteration := bind(model, batch.inputs), n_loops)
     for loop, h, measures in track(run, "loops", total=n_loops + 1):
         right = correctness(likeliest(iteration.read(h, loop)), batch.targets)
         arrays["exact"].append(exact_match(right).bool())

@@ -15,6 +15,7 @@ from loopinterp.core.intervals import share_of
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.dynamics import runs
 from loopinterp.dynamics.geometry_measures import StateSets, principal_axes
 from loopinterp.dynamics.inside_loop import layer_limits, no_layers
 from loopinterp.dynamics.limits import centre, limits_of_run
@@ -24,15 +25,6 @@ from loopinterp.dynamics.regimes import (
     SettlingClass,
     classify_regimes,
     classify_settling,
-)
-from loopinterp.dynamics.runs import (
-    Counted,
-    counted_examples,
-    described,
-    gather,
-    run_loops,
-    state_chunks,
-    usual_loops,
 )
 from loopinterp.models.iteration import bind
 
@@ -147,7 +139,7 @@ def geometry_study(
     n_trajectories: PositiveInt = 4,
     limit_tol: PositiveFloat = 1e-5,
     limit_steps: PositiveInt = 200,
-    positions: Counted = "asked",
+    positions: runs.Counted = "asked",
     n: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
@@ -178,18 +170,18 @@ def geometry_study(
         [8, 0, 0]
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, counted = counted_examples(
+    batch, counted = runs.counted_examples(
         model, data, positions, needs_loops=n_loops is None, of_states=True, **drawn
     )
-    n_loops = n_loops or usual_loops(batch, times=2, least=48)
+    n_loops = n_loops or runs.usual_loops(batch, times=2, least=48)
     skipped = no_layers(model)
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "limit_steps": limit_steps}
     settings |= {"positions": positions, "n_examples": len(batch)}
-    with study(seed, **described(model, batch), **settings) as watch, torch.no_grad():
+    with study(seed, **runs.described(model, batch), **settings) as watch, torch.no_grad():
         sets, shown, parts = StateSets(), [], []
-        for rows in track(state_chunks(model, batch, n_loops + 1), "geometry"):
+        for rows in track(runs.state_chunks(model, batch, n_loops + 1), "geometry"):
             iteration, tokens = bind(model, batch.inputs[rows]), counted[rows]
-            states = run_loops(iteration, n_loops)
+            states = runs.run_loops(iteration, n_loops)
             limits = limits_of_run(iteration, states, max_loops=limit_steps, tol=limit_tol)
             reached = limits.found
             middle = centre(iteration, limits).masked_fill(~reached[:, None, None], float("nan"))
@@ -224,7 +216,7 @@ def geometry_study(
         return GeometryResult.of(
             watch,
             coords={"loop": range(n_loops + 1), "set": (EMBEDDING, LIMITS)},
-            **gather(GeometryResult, parts),
+            **runs.gather(GeometryResult, parts),
             **sets.measures("loops", (EMBEDDING, LIMITS), generator),
             **_paths(torch.cat(shown, dim=1), counted[:n_trajectories]),
             counted=counted,

@@ -14,25 +14,12 @@ from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.dynamics import runs, spectra
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE
 from loopinterp.dynamics.growth import lyapunov_exponents, of_each, transient_growth
 from loopinterp.dynamics.limits import LIMIT_LOOPS, find_limits, noise_like
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
 from loopinterp.dynamics.regimes import ClassifiedLoops, classify_regimes
-from loopinterp.dynamics.runs import (
-    counted_examples,
-    described,
-    gather,
-    run_loops,
-    state_chunks,
-    usual_loops,
-)
-from loopinterp.dynamics.spectra import (
-    fixed_point_condition,
-    largest_singular_values,
-    leading_eigenvalues,
-    turn_of,
-)
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
 
@@ -144,19 +131,21 @@ def local_stability_study(
     """
     need_one_map(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, _ = counted_examples(model, data, needs_loops=n_loops is None, of_states=True, **drawn)
-    n_loops = n_loops or usual_loops(batch, times=1.25, least=24)
+    batch, _ = runs.counted_examples(
+        model, data, needs_loops=n_loops is None, of_states=True, **drawn
+    )
+    n_loops = n_loops or runs.usual_loops(batch, times=1.25, least=24)
     options: dict[str, Any] = {"k": k, "tol": tol, "max_vectors": max_vectors}
     options |= {"max_products": max_products, "growth_loops": growth_loops}
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "lyapunov_loops": lyapunov_loops}
     settings |= {**options, "n_examples": len(batch)}
     generator = torch.Generator().manual_seed(seed)
-    with study(seed, **described(model, batch), **settings) as watch, torch.no_grad():
+    with study(seed, **runs.described(model, batch), **settings) as watch, torch.no_grad():
         parts = []
         n_states = max(n_loops + 1, 200)  # the spaces of the Krylov methods need 200 at once
-        for rows in track(state_chunks(model, batch, n_states), "stability"):
+        for rows in track(runs.state_chunks(model, batch, n_states), "stability"):
             iteration = bind(model, batch.inputs[rows])
-            states = run_loops(iteration, n_loops)
+            states = runs.run_loops(iteration, n_loops)
             limits = find_limits(iteration, states[-1], max_loops=LIMIT_LOOPS, tol=limit_tol)
             at, _ = _finite_states(limits.state)
             regimes = classify_regimes(states.flatten(2)).regime.to(torch.int8)
@@ -173,7 +162,7 @@ def local_stability_study(
             part |= _spectra(iteration, where, part["turn"], seed=seed, **options)
             parts.append(part)
         return LocalStabilityResult.of(
-            watch, coords={"where": WHERE}, **gather(LocalStabilityResult, parts)
+            watch, coords={"where": WHERE}, **runs.gather(LocalStabilityResult, parts)
         )
 
 
@@ -201,13 +190,15 @@ def _spectra(
             arrays[name] = torch.full(shape, float("nan"), dtype=torch.float32)
     for p in turn[turn > 0].unique().tolist():
         rows = (turn == p).nonzero().flatten()
-        step = turn_of(iteration.select(rows).step, p)
+        step = spectra.turn_of(iteration.select(rows).step, p)
         for place, states in enumerate(where):
             state = states[rows]
-            spectrum = leading_eigenvalues(step, state, k, max_products=max_products, **krylov)
-            singular = largest_singular_values(step, state, k, **krylov)
+            spectrum = spectra.leading_eigenvalues(
+                step, state, k, max_products=max_products, **krylov
+            )
+            singular = spectra.largest_singular_values(step, state, k, **krylov)
             wider = {"tol": 10 * krylov["tol"], "max_vectors": 2 * krylov["max_vectors"]}
-            solve = fixed_point_condition(step, state, **krylov | wider)
+            solve = spectra.fixed_point_condition(step, state, **krylov | wider)
             growth = transient_growth(step, state, growth_loops, seed=krylov["seed"])
             values = {
                 "eigenvalue_real": spectrum.values.real,
