@@ -252,7 +252,8 @@ def _(result: InputDependenceResult) -> list[Finding]:
     """What share of the spread is the input's, and how far a token is felt."""
     n_found = int((result.data["period"] > 0).sum())
     share, spread = result.share_of_input(), result.spread()
-    if spread <= _VISIBLE:
+    visible = 0.01  # relative change of a limit that counts as one
+    if spread <= visible:
         text = (
             f"All inputs lead from all starts to limits that differ by {spread:.1g} of their size: "
             "the limit does not know the input."
@@ -272,12 +273,12 @@ def _(result: InputDependenceResult) -> list[Finding]:
     )
     findings = [Finding(text, value=percent(value), good=low >= 0.9)]
     effect = result.by_distance("effect")
-    felt = effect["distance"].values[effect.values > _VISIBLE]
+    felt = effect["distance"].values[effect.values > visible]
     if len(felt):
         changes = result.by_distance("answer_changes")
         first = changes.sel(distance=int(changes["distance"][int(changes.argmax("distance"))]))
         text = (
-            f"Another token moves limits (by {_VISIBLE:.0%} or more in the mean) up to "
+            f"Another token moves limits (by {visible:.0%} or more in the mean) up to "
             f"{max(felt.max(), 0)} positions to its right and {max(-felt.min(), 0)} to its left; "
             f"it changes the most answers, {percent(first)}, at distance "
             f"{int(first['distance'])}."

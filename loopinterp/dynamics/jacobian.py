@@ -219,8 +219,9 @@ class JacobianOperator(ShortRepr):
         # What a product holds comes on top of the vectors, and is as much as some 25 of them.
         size = 4 * n_vectors * self.like[0].numel() * self.like.element_size()
         n_parts = len(list(chunks(n, size))) if self.h.device.type == "cpu" else 1
-        of_a_model = isinstance(bound, Iteration) and self.step == bound.step and len(bound.e) == n
-        if n_parts == 1 or not of_a_model:
+        if not isinstance(bound, Iteration) or self.step != bound.step or len(bound.e) != n:
+            n_parts = 1
+        if n_parts == 1 or bound is None:
             yield torch.arange(n), self
             return
         for rows in torch.arange(n).tensor_split(n_parts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -86,27 +86,23 @@ def stream_measures(
     with torch.no_grad():
         for loop, h in iteration.run(n_loops, may_diverge=True):
             norms.append(norm := torch.linalg.vector_norm(h, dim=-1))
-            missing = torch.full_like(norm, float("nan"))
-            measures = LoopMeasures(norm, missing, missing[:, 0], missing, missing)
+            residual = contraction = cosine = torch.full_like(norm, float("nan"))
+            residual_max = residual[:, 0]
             if before is not None:
                 last, last_size = update, size
                 update = h - before
                 size = torch.linalg.vector_norm(update, dim=-1)
+                residual = share_of_size(size, norm)
                 most = update.abs().amax(dim=(1, 2)), h.abs().amax(dim=(1, 2))
-                measures = replace(
-                    measures, residual=share_of_size(size, norm), residual_max=share_of_size(*most)
-                )
+                residual_max = share_of_size(*most)
                 if last is not None and last_size is not None:
                     unknown = ~above_rounding(size, norms[-1], norms[-2])
                     unknown |= ~above_rounding(last_size, norms[-2], norms[-3])
+                    contraction = (size / last_size).masked_fill(unknown, float("nan"))
                     cosine = torch.linalg.vecdot(update, last) / (size * last_size)
-                    measures = replace(
-                        measures,
-                        contraction=(size / last_size).masked_fill(unknown, float("nan")),
-                        cosine=cosine.clamp(-1, 1).masked_fill(unknown, float("nan")),
-                    )
+                    cosine = cosine.clamp(-1, 1).masked_fill(unknown, float("nan"))
             before = h
-            yield loop, h, measures
+            yield loop, h, LoopMeasures(norm, residual, residual_max, contraction, cosine)
 
 
 def chunks(n_examples: int, bytes_per_example: int) -> Iterator[slice]:

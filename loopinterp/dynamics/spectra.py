@@ -166,8 +166,9 @@ def spectral_radius(
         >>> spectral_radius(lambda h: h @ matrix.T, torch.zeros(1, 2)).radius
         tensor([0.9000])
     """
-    options = {"max_vectors": max_vectors, "max_products": max_vectors, "seed": seed}
-    return leading_eigenvalues(model, h, 1, tol=tol, positions=positions, **options).leading
+    options: dict[str, Any] = {"tol": tol, "positions": positions, "seed": seed}
+    options |= {"max_vectors": max_vectors, "max_products": max_vectors}
+    return leading_eigenvalues(model, h, 1, **options).leading
 
 
 @checked
