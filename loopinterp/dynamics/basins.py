@@ -163,8 +163,7 @@ def basin_map(
     beside it what any direction does; where all limits are one, two of noise.
 
     Args:
-        data: Examples with targets, at least two, best of one length; or a task, of which ``n``,
-            ``batch_size`` and ``seed`` draw examples.
+        data: Two examples with targets or more, best of one length; or a task to draw them from.
         example: Number of the example whose plane it is.
         corners: Two other states in the plane: names (``"own"`` for the model's own start,
             ``"zeros"``, ``"noise 1"``, ``"noise 2"``, ``"other 1"`` for the limit of the next

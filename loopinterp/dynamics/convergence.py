@@ -175,8 +175,7 @@ def convergence_study(
     another solver is named: with it, the limit is where the model itself goes.
 
     Args:
-        data: Examples with targets, best of one problem length, as figures are by position; or a
-            task, of which ``n``, ``batch_size`` and ``seed`` draw examples.
+        data: Examples with targets, best of one problem length; or a task to draw them from.
         n_loops: By default a quarter more than the longest T(n), and at least 24.
         limit_tol, limit_steps: Relative tolerance of the limit, and most steps beyond the run.
         n_spectral: Examples with a limit whose spectral radius is computed.

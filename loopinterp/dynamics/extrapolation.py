@@ -96,8 +96,7 @@ def extrapolation_study(
     Only the present state is held, so the number of loops costs time but no memory.
 
     Args:
-        data: Examples with targets, of one length or several; or a task, of which ``n``,
-            ``batch_size`` and ``seed`` draw examples.
+        data: Examples with targets, of one length or several; or a task to draw them from.
         n_loops: Loops to run, at least the longest T(n) of the batch; ten times that by default.
         trained_loops: Most loops of a training run, to be marked in the figure.
     """

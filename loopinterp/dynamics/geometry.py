@@ -151,8 +151,7 @@ def geometry_study(
     its block several layers.
 
     Args:
-        data: Examples with targets; or a task, of which ``n``, ``batch_size`` and ``seed`` draw
-            examples.
+        data: Examples with targets, or a task to draw them from.
         n_loops: By default twice the longest T(n), and at least 48, as classes are told from the
             second half.
         n_trajectories: Examples whose trajectories are kept, along principal axes.

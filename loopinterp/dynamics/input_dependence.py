@@ -118,8 +118,7 @@ def input_dependence_study(
     """Compare limits over inputs and over starts, and change the input token by token.
 
     Args:
-        data: Examples with targets, at least three, best of one length; or a task, of which ``n``,
-            ``batch_size`` and ``seed`` draw examples.
+        data: Three examples with targets or more, best of one length; or a task to draw them from.
         n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
         n_noise, n_others: Starts at noise and at other examples' limits, beside the model's own and
             zeros.

@@ -95,8 +95,9 @@ def attention_change(
         >>> attention_change(torch.stack([looks_left, looks_here, looks_here]))
         tensor([1.4142, 0.0000])
     """
-    check_states(patterns, name="patterns")
-    return (patterns[1:] - patterns[:-1]).flatten(-2).norm(dim=-1)
+    flat = patterns.flatten(-2)  # [loop, ..., query * key]
+    check_states(flat, name="patterns")
+    return (flat[1:] - flat[:-1]).norm(dim=-1)
 
 
 @checked
@@ -112,8 +113,7 @@ def attention_stabilisation_study(
     """Follow the attention pattern of every head through the loops.
 
     Args:
-        data: Examples with targets; or a task, of which ``n``, ``batch_size`` and ``seed`` draw
-            examples.
+        data: Examples with targets, or a task to draw them from.
         n_loops: A quarter more than the longest T(n) by default.
     """
     need_hooks(model)

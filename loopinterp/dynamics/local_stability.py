@@ -119,8 +119,7 @@ def local_stability_study(
     itself goes; or a cycle, where it comes back to itself.
 
     Args:
-        data: Examples with targets; or a task, of which ``n``, ``batch_size`` (8 are enough for
-            most questions) and ``seed`` draw examples.
+        data: Examples with targets, 8 are mostly enough; or a task to draw them from.
         n_loops: By default a quarter more than the longest T(n), and at least 24.
         k: Eigenvalues and singular values of each Jacobian.
         limit_tol: Relative tolerance of limits and cycles.

@@ -121,8 +121,7 @@ def reachability_study(
     noise of s times the norm of each position's state there.
 
     Args:
-        data: Examples with targets, at least two, best of one length; or a task, of which ``n``,
-            ``batch_size`` and ``seed`` draw examples.
+        data: Two examples with targets or more, best of one length; or a task to draw them from.
         n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
         n_noise, n_others: Starts at noise, and at other examples' limits.
         kicks: Sizes of kicks, over the size of the state, ``n_draws`` of each.
