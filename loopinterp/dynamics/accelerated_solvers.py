@@ -103,7 +103,7 @@ class Anderson(SecantSolver):
         # The regularised least squares of every example, in float64 on unit columns.
         scale = dg.norm(dim=-1, keepdim=True)
         unit = (dg / torch.where(scale > 0, scale, 1)).nan_to_num(0, 0, 0).double()
-        gram = unit @ unit.mT
+        gram = unit @ unit.mT  # [batch, window, window]
         gram = gram + self.regularisation * torch.diag_embed((scale.squeeze(-1) > 0).double())
         gamma = _solve_small(gram, torch.einsum("bwn,bn->bw", unit, g.nan_to_num(0, 0, 0).double()))
         return gamma / torch.where(scale > 0, scale, 1).squeeze(-1)
@@ -136,7 +136,7 @@ class Broyden(SecantSolver):
         # In float64 on steps of unit length.
         scale = dx.norm(dim=-1, keepdim=True)
         scale = torch.where(scale > 0, scale, 1)
-        s, y = ((d / scale).nan_to_num(0, 0, 0).double() for d in (dx, dg))
+        s, y = ((d / scale).nan_to_num(0, 0, 0).double() for d in (dx, dg))  # [batch, window, size]
         # Newest first, so what is strictly below the diagonal when oldest first stands above it.
         matrix = s @ y.mT + (s @ s.mT).triu(1) / self.mixing
         target = torch.einsum("bwn,bn->bw", s, g.nan_to_num(0, 0, 0).double())
@@ -210,10 +210,10 @@ class NewtonKrylov(Settings, Solver):
         g = at_least_single(state.fx) - x
         most = min(self.max_vectors, x.shape[1])
         unmet = (state.gap > goal) & ~state.done & state.gap.isfinite()
-        basis = g.new_zeros(len(g), most + 1, g.shape[1])
+        basis = g.new_zeros(len(g), most + 1, g.shape[1])  # [batch, vector, size]
         basis[:, 0] = torch.where(unmet[:, None], g / state.gap[:, None].to(g), 0)
         hessenberg = torch.zeros(len(g), most + 1, most, dtype=torch.float64)
-        answer = torch.zeros(len(g), most, dtype=torch.float64)
+        answer = torch.zeros(len(g), most, dtype=torch.float64)  # d in the basis
         products = torch.zeros_like(state.evaluations)
         for k in range(most):
             if not unmet.any():

@@ -209,7 +209,7 @@ def basin_map(
         edge = float(1.25 * places.abs().max()) if extent is None else extent
         half = points // 2
         axis = edge * torch.arange(-half, half + 1, dtype=torch.float64) / half
-        y, x = torch.meshgrid(axis, axis, indexing="ij")
+        y, x = torch.meshgrid(axis, axis, indexing="ij")  # [y, x]
         grid = torch.stack([x, y], -1).flatten(0, 1)  # [start, axis], row by row
         # From near to far, so that limits are numbered in that order, and the corners at last.
         near = grid.norm(dim=-1).argsort(stable=True)
@@ -261,7 +261,7 @@ def _follow(
         first = torch.zeros(len(start), dtype=torch.int64, device=start.device)
         under = iteration.select(first + example)
         ends = find_limits(under, start, max_loops=n_loops, tol=tol)
-        numbers = distinct.number(ends, first)
+        numbers = distinct.number(ends, first)  # [start]
         to_first = clean_limits.select(first), iteration.select(first), counted[first]
         parts.append(
             {
@@ -295,8 +295,8 @@ class StatePlane:
         first, second = (state.double() - centre.double() for state in corners.values())
         size = float(centre.double().norm())
         unit = size if size > ZERO else float(first.norm())
-        along = first / first.norm()
-        across = second - (second * along).sum() * along
+        along = first / first.norm()  # [pos, d_model]
+        across = second - (second * along).sum() * along  # what is at right angles
         sizes = float(first.norm()), float(across.norm())
         # What is less than a millionth of the sizes is rounding.
         if not all(size > 1e-6 * max(unit, float(second.norm())) for size in sizes):

@@ -267,7 +267,7 @@ def _readouts(
         if before is not None:
             gaps.append(mean(measures.kl(log_p, before)))
         before = log_p
-    answer = torch.stack(answers)
+    answer = torch.stack(answers)  # [loop, batch, pos]
     return {
         "right": measures.correctness(answer, targets),
         "stable_at": measures.stable_from(answer).to(torch.int32),

@@ -102,7 +102,7 @@ def extrapolation_study(
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch, counted = runs.counted_examples(model, data, needs_loops=n_loops is None, **drawn)
-    longest = int(batch.n_loops.max())
+    longest = int(batch.n_loops.max())  # T(n) of the longest
     n_loops = 10 * longest if n_loops is None else n_loops
     check_integer("n_loops", n_loops, least=max(1, longest))
     settings = {"n_loops": n_loops, "n_examples": len(batch)}

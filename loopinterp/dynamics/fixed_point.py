@@ -140,7 +140,7 @@ def find_fixed_point(
             now = rule(state)
             if watch is not None:
                 turns = watch.see(state.x)
-                ended = done | (now == Status.CONVERGED) | (now == Status.DIVERGED)
+                ended = done | (now == Status.CONVERGED) | (now == Status.DIVERGED)  # [batch]
                 on_cycle = (turns > 0) & ~ended
                 now[on_cycle], period[on_cycle] = int(Status.CYCLE), turns[on_cycle]
                 if state.n_steps < max_iter:  # patience ends nothing that is coming round again
@@ -244,7 +244,7 @@ class CycleWatch:
         """Take in the next iterates; the period of each example on a cycle, else 0."""
         self.n_steps += 1
         lag = self.n_steps - self.moved_at
-        miss = distance(x, self.anchor)
+        miss = distance(x, self.anchor)  # [batch]
         self.extent = torch.where(self.checking, self.extent, torch.maximum(self.extent, miss))
         scale = torch.maximum(self.anchor_norm, self.extent)
         near = miss <= self.tol * scale + self.atol

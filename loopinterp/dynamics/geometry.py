@@ -182,7 +182,7 @@ def geometry_study(
             iteration, tokens = bind(model, batch.inputs[rows]), counted[rows]
             states = runs.run_loops(iteration, n_loops)
             limits = limits_of_run(iteration, states, max_loops=limit_steps, tol=limit_tol)
-            reached = limits.found
+            reached = limits.found  # [batch]
             middle = centre(iteration, limits).masked_fill(~reached[:, None, None], float("nan"))
             sets.add("loops", states[:, tokens])
             sets.add(EMBEDDING, iteration.e[tokens])
@@ -227,7 +227,7 @@ def geometry_study(
 def _paths(states: Tensor, counted: Tensor) -> dict[str, Tensor]:
     """Trajectories, and their limits (the last of the states), along axes of the finite ones."""
     trajectories = states[:-1]
-    through = trajectories.isfinite().all(dim=-1).all(dim=0) & counted
+    through = trajectories.isfinite().all(dim=-1).all(dim=0) & counted  # [shown, pos]
     n_components = min(3, states.shape[-1])
     if not through.any():
         path = states[..., :n_components].float() * float("nan")

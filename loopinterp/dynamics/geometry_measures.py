@@ -110,8 +110,8 @@ def principal_axes(
     check_states(states)
     rows = states.reshape(-1, states.shape[-1]).double()
     check_integer("n_components", n_components, least=1, most=min(rows.shape))
-    mean = rows.mean(dim=0)
-    _, singular, axes = torch.linalg.svd(rows - mean, full_matrices=False)
+    mean = rows.mean(dim=0)  # [d_model]
+    _, singular, axes = torch.linalg.svd(rows - mean, full_matrices=False)  # axes in rows
     largest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
     axes = axes * torch.where(largest < 0, -1, 1)
     variance = singular**2
@@ -124,7 +124,7 @@ def principal_axes(
 def _rank(singular: Float[Tensor, "*lead value"]) -> Float[Tensor, "*lead"]:
     """Effective rank; 0 where all singular values are 0."""
     total = singular.sum(dim=-1, keepdim=True)
-    share = singular / torch.where(total > 0, total, 1)
+    share = singular / torch.where(total > 0, total, 1)  # [*lead, value], sums to 1
     rank = torch.special.entr(share).sum(dim=-1).exp()
     return torch.where(total[..., 0] == 0, 0, rank)
 
@@ -162,7 +162,7 @@ class StateMoments:
         flat = zip(states.reshape(-1, n_sample, width), self.origin.view(-1, width))
         # Set by set, [sample, d_model]: float64 of all at once takes many times the memory.
         for k, (part, origin) in enumerate(flat):
-            about = part.double() - origin
+            about = part.double() - origin  # [sample, d_model]
             total[k] += about.sum(dim=0)
             products[k] += about.T @ about
         self.count += n_sample
@@ -179,7 +179,7 @@ class StateMoments:
             middle = self.origin + mean
             gram += self.count * middle[..., :, None] * middle[..., None, :]
         known = gram.isfinite().all(dim=-1).all(dim=-1)
-        values = torch.linalg.eigvalsh(torch.where(known[..., None, None], gram, 0))
+        values = torch.linalg.eigvalsh(torch.where(known[..., None, None], gram, 0))  # ascending
         # Directions without any spread get no more than the rounding of the others.
         nothing = values <= values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
         singular = values.masked_fill(nothing, 0).sqrt()

@@ -141,7 +141,7 @@ def transient_growth(
         noise = operator.random(torch.Generator().manual_seed(seed + loop))
         start = space.leading_right() + 0.1 * noise
         start = start / start.norm(dim=1, keepdim=True)
-    every = torch.stack(norms)
+    every = torch.stack(norms)  # [loop, batch]
     largest, at = every.max(dim=0)
     return TransientGrowth(
         norms=every.to(h),
@@ -212,7 +212,7 @@ def lyapunov_exponents(
     generator = torch.Generator().manual_seed(seed)
     tangents, _ = _qr(torch.stack([operator.random(generator) for _ in range(k)], dim=-1))
     state, dead = operator.h, torch.zeros(len(h), dtype=torch.bool, device=h.device)
-    total = torch.zeros(n_blocks, len(h), k, dtype=torch.float64, device=h.device)
+    total = torch.zeros(n_blocks, len(h), k, dtype=torch.float64, device=h.device)  # log growth
     loops = torch.zeros(n_blocks, dtype=torch.float32)
     for loop in range(discard + n_loops):
         # Images J q of the tangents, [batch, size, k]; QR makes them orthonormal again.
@@ -227,7 +227,7 @@ def lyapunov_exponents(
             state = torch.where(of_each(dead, state), 0, state)
             tangents = torch.where(of_each(dead, tangents), 0, tangents)
         if loop >= discard:
-            block = (loop - discard) * n_blocks // n_loops
+            block = (loop - discard) * n_blocks // n_loops  # blocks of equal numbers of loops
             total[block] += upper.diagonal(dim1=1, dim2=2).abs().double().log()
             loops[block] += 1
     means = total / loops[:, None, None].to(total)  # [block, batch, k]

@@ -211,7 +211,7 @@ def limit_sensitivity(
         some, here, each = iteration.select(row), limit[row], torch.arange(len(row))
         direction = torch.randn(len(row), width, generator=generator, dtype=torch.float64)
         size = some.e[each, source].norm(dim=-1, keepdim=True) / width**0.5
-        change = torch.zeros_like(some.e)
+        change = torch.zeros_like(some.e)  # [row, pos, d_model], at the source alone
         change[each, source] = direction.to(size) * size
         into = jvp(lambda e, some=some, h=here: some.advance(h, e, some.context), some.e, change)
         # (I - J)^-1 into is the fixed point of x -> J x + into.
@@ -222,7 +222,7 @@ def limit_sensitivity(
             tol=tol,
             max_iter=max_products,
         )
-        moved = response.state.norm(dim=-1).double() / here.norm(dim=-1).double()
+        moved = response.state.norm(dim=-1).double() / here.norm(dim=-1).double()  # [row, pos]
         moved = moved.masked_fill(~response.converged[:, None], float("nan"))
         squares.index_put_((row, source), moved**2, accumulate=True)
     return (squares / n_probes).sqrt()
@@ -240,7 +240,7 @@ def _substitute(
     n_examples, n_pos = batch.inputs.shape[:2]
     other = batch.inputs.roll(-1, 0)
     differs = (batch.inputs != other).reshape(n_examples, n_pos, -1).any(dim=-1)  # [batch, pos]
-    effect = torch.full((n_examples, n_pos, n_pos), float("nan"), dtype=torch.float32)
+    effect = torch.full((n_examples, n_pos, n_pos), float("nan"), dtype=torch.float32)  # as changes
     changes = torch.full((n_examples, n_pos, n_pos), -1, dtype=torch.int8)
     rows, sources = differs[:n_substituted].cpu().nonzero(as_tuple=True)
     for part in track(list(_parts(len(rows), limit)), "substitutions"):
@@ -249,7 +249,7 @@ def _substitute(
         inputs[torch.arange(len(row)), source] = other[row, source]
         iteration = bind(model, inputs)
         end = seek(iteration, iteration.h0)
-        gap = centre(iteration, end) - limit[row]
+        gap = centre(iteration, end) - limit[row]  # [row, pos, d_model]
         moved = share_of_size(gap.norm(dim=-1), limit[row].norm(dim=-1))
         there = likeliest(iteration.read(end.state, int(end.loops.max())))
         reached = end.found[:, None]

@@ -233,7 +233,7 @@ def layer_limits(
     model.run_with_hooks(inputs, n_loops=n_loops, return_type="state", fwd_hooks=hooks)
     last = torch.stack([*last_states])  # [layer, batch, pos, d_model]
     cosine = torch.cosine_similarity(last[:, None], last[None], dim=-1)
-    size = last.norm(dim=-1)
+    size = last.norm(dim=-1)  # [layer, batch, pos]
     gap = torch.stack([(last - state).norm(dim=-1) for state in last])
     distance = share_of_size(gap, (size[:, None] + size[None]) / 2)
     residual = _by_loop_and_layer(residuals, n_layers)

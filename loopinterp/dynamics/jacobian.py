@@ -151,7 +151,7 @@ def dense_jacobian(
     before it, in the order of ``h.flatten(1)``.
     """
     units = torch.eye(h[0].numel()).to(h).unflatten(1, h.shape[1:])  # [size, *state]
-    columns = [jvp(step, h, unit.expand_as(h).contiguous()).flatten(1) for unit in units]
+    columns = [jvp(step, h, unit.expand_as(h).contiguous()).flatten(1) for unit in units]  # J e_j
     return torch.stack(columns, dim=-1)
 
 
@@ -163,7 +163,7 @@ def position_mask(h: Tensor, positions: Positions | None) -> Bool[Tensor, "batch
     if isinstance(positions, torch.Tensor):
         mask = positions.expand(len(h), -1) if positions.ndim == 1 else positions
     else:
-        mask = torch.zeros(len(h), n_pos, dtype=torch.bool)
+        mask = torch.zeros(len(h), n_pos, dtype=torch.bool)  # [batch, pos]
         for position in positions:
             mask[:, check_integer("positions", position, least=-n_pos, most=n_pos - 1)] = True
     if mask.dtype != torch.bool or mask.shape != (len(h), n_pos) or not mask.any(1).all():

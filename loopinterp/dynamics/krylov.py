@@ -54,10 +54,10 @@ class KrylovSchur:
         self.most = min(max_vectors, int(operator.sizes.max()))
         n, size = operator.like.shape
         self.rows = torch.arange(n)
-        self.basis = operator.like.new_zeros(n, self.most + 1, size)
+        self.basis = operator.like.new_zeros(n, self.most + 1, size)  # V [batch, vector, size]
         self.basis[:, 0] = start
-        self.projected = torch.zeros(n, self.most + 1, self.most, dtype=torch.float64)
-        self.length = torch.zeros(n, dtype=torch.int64)
+        self.projected = torch.zeros(n, self.most + 1, self.most, dtype=torch.float64)  # S, b
+        self.length = torch.zeros(n, dtype=torch.int64)  # vectors of each example
 
     @property
     def exhausted(self) -> Tensor:
@@ -72,7 +72,7 @@ class KrylovSchur:
         w = self.operator.apply(self.basis[self.rows, at])
         spanned = self.basis[:, : int(at.max()) + 1]
         unit, coefficients, norm = orthogonalise(spanned, w)
-        whole = at + 1 >= self.operator.sizes
+        whole = at + 1 >= self.operator.sizes  # the next vector would fill the space
         lost = (norm == 0) & ~whole & active
         unit = _renewed(unit, lost, spanned, self.operator, self.generator)
         norm = torch.where(whole, 0, norm)
@@ -90,7 +90,7 @@ class KrylovSchur:
         ritz_vectors = torch.zeros(shape, dtype=torch.complex128, device=self.basis.device)
         floor = torch.finfo(self.basis.dtype).eps ** (2 / 3)
         for length, rows in _by_length(self.length):
-            square = self.projected[rows, :length, :length]
+            square = self.projected[rows, :length, :length]  # S [row, length, length]
             # Torch rather than NumPy: its threads are the ones that the caller has limited.
             value, vector = (part.numpy() for part in torch.linalg.eig(square))
             # Of a conjugate pair the upper one, so that the answer does not depend on rounding.
@@ -98,7 +98,7 @@ class KrylovSchur:
             value = np.take_along_axis(value, order, 1)
             vector = np.take_along_axis(vector, order[:, None], 2)
             below = self.projected[rows, length, :length].numpy()
-            leftover = np.abs(np.einsum("rl,rlk->rk", below, vector))
+            leftover = np.abs(np.einsum("rl,rlk->rk", below, vector))  # |b y| [row, k]
             # An eigenvalue that is 0 beside the others is known as well as rounding allows.
             smallest = floor * square.abs().amax(dim=(1, 2)).numpy()[:, None]
             values[rows] = value
@@ -113,7 +113,7 @@ class KrylovSchur:
         """Keep the leading part of an example's Schur form, at the clearest gap."""
         m = self.most
         kept, schur, turn = leading_schur(self.projected[row, :m].numpy(), self.k)
-        below = self.projected[row, m].numpy() @ turn[:, :kept]
+        below = self.projected[row, m].numpy() @ turn[:, :kept]  # b in the new basis
         self.projected[row] = 0
         self.projected[row, :kept, :kept] = torch.from_numpy(schur[:kept, :kept])
         self.projected[row, kept, :kept] = torch.from_numpy(below)
@@ -130,7 +130,7 @@ def leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarr
 
     m = len(square)
     fewest, most = k + (m - k) // 3, max(k + (m - k) // 3, k + 2 * (m - k) // 3)
-    size = np.sort(np.abs(np.linalg.eigvals(square)))[::-1]
+    size = np.sort(np.abs(np.linalg.eigvals(square)))[::-1]  # moduli, largest first
     gaps = size[fewest - 1 : most] / np.maximum(size[fewest : most + 1], 1e-300)
     last = fewest - 1 + int(gaps.argmax())
     bound = max(np.sqrt(size[last] * size[last + 1]), size[last] / 2)
@@ -200,10 +200,10 @@ def golub_kahan(
     sizes = operator.sizes
     most = min(max_vectors, int(sizes.max()))
     n, size = operator.like.shape
-    right = operator.like.new_zeros(n, most + 1, size)
-    left = operator.like.new_zeros(n, most, size)
+    right = operator.like.new_zeros(n, most + 1, size)  # V [batch, vector, size]
+    left = operator.like.new_zeros(n, most, size)  # U [batch, vector, size]
     right[:, 0] = operator.random(generator) if start is None else start
-    upper = torch.zeros(n, most, most, dtype=torch.float64)
+    upper = torch.zeros(n, most, most, dtype=torch.float64)  # B, upper bidiagonal
     for k in range(most):
         whole, over = (k + 1 >= sizes), (k >= sizes)
         unit, coefficients, norm = orthogonalise(left[:, :k], forward(right[:, k]))
@@ -246,8 +246,8 @@ def orthogonalise(basis: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     size = w.norm(dim=1)
     coefficients = torch.zeros(basis.shape[:2], dtype=torch.float64)
     for _ in range(2):
-        projection = (basis @ w[:, :, None]).squeeze(-1)
-        w = w - (projection[:, None] @ basis).squeeze(1)
+        projection = (basis @ w[:, :, None]).squeeze(-1)  # [batch, vector]
+        w = w - (projection[:, None] @ basis).squeeze(1)  # [batch, size]
         coefficients += projection.cpu().double()
     norm = w.norm(dim=1)
     exhausted = norm <= 4 * torch.finfo(w.dtype).eps * size

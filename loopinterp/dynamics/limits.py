@@ -137,7 +137,7 @@ def around(iteration: Iteration, limits: Limits) -> Iterator[Float[Tensor, "batc
 
 def centre(iteration: Iteration, limits: Limits) -> Float[Tensor, "batch pos d_model"]:
     """The fixed points themselves, and the mean state of each cycle over one turn."""
-    total = torch.zeros_like(limits.state)
+    total = torch.zeros_like(limits.state)  # sum of the states around each cycle
     for number, state in enumerate(around(iteration, limits)):
         total += torch.where((number < limits.period.clamp(min=1))[:, None, None], state, 0)
     return total / limits.period.clamp(min=1)[:, None, None]
@@ -168,7 +168,7 @@ def limit_distances(
     def compared(state: Tensor) -> Tensor:
         return torch.where(counted[..., None], state, 0).flatten(1)  # [batch, pos * d_model]
 
-    here = compared(ends.state)
+    here = compared(ends.state)  # [batch, pos * d_model]
     distance = torch.full_like(here[:, 0], float("inf"))
     alignment = torch.full_like(distance, float("nan"))
     for state in around(iteration, others):

@@ -191,7 +191,7 @@ def _spectra(
         rows = (turn == p).nonzero().flatten()
         step = spectra.turn_of(iteration.select(rows).step, p)
         for place, states in enumerate(where):
-            state = states[rows]
+            state = states[rows]  # of one kind, [row, pos, d_model]
             spectrum = spectra.leading_eigenvalues(
                 step, state, k, max_products=max_products, **krylov
             )

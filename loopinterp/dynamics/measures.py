@@ -222,11 +222,11 @@ def stable_from(
         (tensor(1), tensor(4))
     """
     n_loops = check_integer("loops of the answers", len(answers) - 1, least=1)
-    same = answers[1:] == answers[:-1]
+    same = answers[1:] == answers[:-1]  # [loop, ...]
     if hold is None:
         return _last_loop(~same)
     check_integer("hold", hold, most=n_loops, least=1)
-    constant = same.unfold(0, hold, 1).all(dim=-1)
+    constant = same.unfold(0, hold, 1).all(dim=-1)  # whether kept for hold loops from each
     return torch.where(constant.any(dim=0), constant.int().argmax(dim=0), -1)
 
 
@@ -324,7 +324,7 @@ def cosines(states: Tensor) -> Float[Tensor, "loop ..."]:
 def rates(states: Tensor, last: int = 8) -> ContractionRates:
     """Contraction rates, the asymptotic one over the ``last`` loops above rounding."""
     _, size, real = _updates(states)
-    valid = real[1:] & real[:-1]
+    valid = real[1:] & real[:-1]  # [loop, ...]
     ratio = (size[1:] / size[:-1]).masked_fill(~valid, float("nan"))
     count = valid.sum(dim=0)
     mean = ratio.nansum(dim=0) / count
@@ -363,7 +363,7 @@ def _last_loop(holds: Bool[Tensor, "loop ..."]) -> Int[Tensor, "*lead"]:
 
 def _updates(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Updates, their norms, and which are larger than the rounding error of the state."""
-    update = states[1:] - states[:-1]
+    update = states[1:] - states[:-1]  # D_t [loop, ..., d_model]
     size, norm = update.norm(dim=-1), states.norm(dim=-1)
     return update, size, above_rounding(size, norm[1:], norm[:-1])
 

@@ -118,7 +118,7 @@ def classify_regimes(
     update, size = (late[1:] - late[:-1]).norm(dim=-1), late.norm(dim=-1)  # [loop, trajectory]
     loops = torch.arange(len(update), dtype=update.dtype, device=update.device)
     slope, fit = _fit_line(loops, _logarithm(update))
-    growth = slope.clamp(-50, 50).exp()
+    growth = slope.clamp(-50, 50).exp()  # of the update per loop, [trajectory]
     # Net displacement over path length [trajectory]: 1 for a straight path, 0 for a return.
     path = update.sum(dim=0)
     straightness = (late[-1] - late[0]).norm(dim=-1) / torch.where(path > 0, path, 1)
@@ -127,7 +127,7 @@ def classify_regimes(
     diverges = larger & (grown > criteria.divergence) & (fit > 0.5)
 
     at_rest = update[-1] <= criteria.at_rest * size[-1]
-    to_go = update[-1] * growth / (1 - growth).clamp_min(1e-12)
+    to_go = update[-1] * growth / (1 - growth).clamp_min(1e-12)  # a geometric series
     near = (growth < 1) & (fit > 0.5) & (to_go <= criteria.to_go * size[-1])
     # Over the window the updates of a spiral must fall by a fifth, and do so evenly.
     spiral = (grown < 0.8) & (fit > 0.9) & (straightness < criteria.straight)
@@ -232,7 +232,7 @@ def classify_settling(
     update, size = (late[1:] - late[:-1]).norm(dim=-1), late.norm(dim=-1)
     rounding = criteria.rounding * torch.finfo(states.dtype).eps
     floor = rounding * torch.maximum(size[1:], size[:-1])
-    moves = update > floor
+    moves = update > floor  # [loop, trajectory]
     window, log = len(update), _logarithm(update)
     loops = torch.arange(len(states) - window, len(states), device=log.device).to(log)
     slope, geometric = _fit_line(loops, log, moves)
@@ -297,7 +297,7 @@ def _fit_line(x: Tensor, y: Tensor, counts: Tensor | None = None) -> tuple[Tenso
     weight = torch.ones_like(y) if counts is None else counts.to(y)
     total = weight.sum(dim=0)
     x = x[:, None] - (weight * x[:, None]).sum(dim=0) / total
-    centred = y - (weight * y).sum(dim=0) / total
+    centred = y - (weight * y).sum(dim=0) / total  # [loop, trajectory]
     covariance, spread = (weight * x * centred).sum(dim=0), (weight * x**2).sum(dim=0)
     variance = (weight * centred**2).sum(dim=0)
     slope = torch.where(spread > 0, covariance / spread, float("nan"))
@@ -316,7 +316,7 @@ def _recurrence(late: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     lags = len(late) // 2
     miss = [torch.zeros_like(variance)]  # one minus the autocorrelation at each lag
     for lag in range(1, lags + 2):
-        change = ((late[lag:] - late[:-lag]) ** 2).sum(dim=-1).mean(dim=0)
+        change = ((late[lag:] - late[:-lag]) ** 2).sum(dim=-1).mean(dim=0)  # [trajectory]
         miss.append(change / torch.where(variance > 0, 2 * variance, 1))
     away = torch.zeros_like(variance, dtype=torch.bool)
     period = torch.zeros_like(variance)
@@ -332,13 +332,13 @@ def _rotation(late: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Share of variance in the first two components, loops per turn there, and evenness of turn."""
     centred = late - late.mean(dim=0)  # [loop, trajectory, d_model]
     # Principal components by the Gram matrix over loops: the window is shorter than the state.
-    gram = torch.einsum("snd,tnd->nst", centred, centred)
-    values, vectors = torch.linalg.eigh(gram)
+    gram = torch.einsum("snd,tnd->nst", centred, centred)  # [trajectory, loop, loop]
+    values, vectors = torch.linalg.eigh(gram)  # ascending
     total = values.sum(dim=-1)
     planarity = values[:, -2:].sum(dim=-1) / torch.where(total > 0, total, 1)
     # Scaling both components to equal size makes an ellipse a circle, so that it turns evenly.
     angle = torch.atan2(vectors[:, :, -2], vectors[:, :, -1])  # [trajectory, loop]
-    step = angle[:, 1:] - angle[:, :-1]
+    step = angle[:, 1:] - angle[:, :-1]  # turn of each loop
     mean = torch.polar(torch.ones_like(step), step).mean(dim=-1)
     two_dimensional = values[:, -2] > 1e-6 * values[:, -1]
     evenness = torch.where(two_dimensional, mean.abs(), 0)

@@ -72,7 +72,7 @@ class Termination(Settings):
         if state.n_steps >= self.max_iter:
             status[status == Status.RUNNING] = Status.OUT_OF_BUDGET
         status[state.gap <= self.tol * state.size + self.atol] = Status.CONVERGED
-        too_large = state.size > self.divergence * (1 + state.start_norm)
+        too_large = state.size > self.divergence * (1 + state.start_norm)  # [batch]
         status[too_large | ~state.size.isfinite() | ~state.gap.isfinite()] = Status.DIVERGED
         return status
 

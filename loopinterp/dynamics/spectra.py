@@ -322,7 +322,7 @@ def fixed_point_condition(
         seed=seed,
     )
     values, residuals, complete = _extremes(space, operator, (0, 1), 1, tol)
-    largest, smallest = torch.from_numpy(values).T
+    largest, smallest = torch.from_numpy(values).T  # [batch] each
     known = torch.from_numpy((residuals <= tol) | complete[:, None]).to(h.device)
     return FixedPointCondition(
         largest=largest.to(h),
