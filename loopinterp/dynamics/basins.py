@@ -250,10 +250,10 @@ def _follow(
 ) -> dict[str, Tensor]:
     """Where each start leads under the input of an example; distances are to the first's limit."""
     row = slice(example, example + 1)
-    own = clean_limits.select(row)
+    clean_limit = clean_limits.select(row)
     # Without an own limit no start reaches it, and the first one found is number 1.
-    known = bool(own.found)
-    distinct = DistinctLimits(iteration.select(row), counted[row], same, [own] * known)
+    known = bool(clean_limit.found)
+    distinct = DistinctLimits(iteration.select(row), counted[row], same, [clean_limit] * known)
     parts: list[dict[str, Tensor]] = []
     bytes_each = 8 * plane.centre.numel() * plane.centre.element_size()
     for part in track(list(chunks(len(places), bytes_each)), "starts"):

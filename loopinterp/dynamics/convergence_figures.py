@@ -312,10 +312,10 @@ def _by_position(result: ConvergenceResult) -> tuple[Figure, Figure]:
         f"slowest example ({slowest})": (far.isel(batch=slowest), right.isel(batch=slowest)),
     }
     panels, overlay, tables = {}, {}, []
-    look = {"colour": "red", "markers": False}
+    style = {"colour": "red", "markers": False}
     for title, (distance, correct) in cells.items():
         panels[title] = np.log10(_positive(distance))
-        overlay[title] = Series.of("answer right from", _gaps(correct), **look)
+        overlay[title] = Series.of("answer right from", _gaps(correct), **style)
         values = {"distance": distance, "answer_right_from": correct.broadcast_like(distance)}
         tables.append(tidy(values).assign(of=title))
     unsettled = result.data["limit_status"] != Status.CONVERGED
@@ -340,7 +340,7 @@ def _by_position(result: ConvergenceResult) -> tuple[Figure, Figure]:
         "accuracy": (final == 1).sum("batch") / n_asked.where(n_asked > 0),
     }
     settled = Series.of("settled (median)", lines["settled"], markers=False)
-    correct = Series.of("answer right from", lines["answer_right_from"], **look)
+    correct = Series.of("answer right from", lines["answer_right_from"], **style)
     share = Series.of("accuracy", lines["accuracy"], colour="green", markers=False)
     accuracy = LinePanel([share], "accuracy", y_range=(0, 1.03))
     settling = Figure(

@@ -224,16 +224,16 @@ def _trajectories(result: GeometryResult) -> Iterator[Figure]:
     tokens = _shown(result)
     lines, space, heights = [], [], {}
     for name, paths, colour, dashed in _groups(tokens):
-        look = {"colour": colour, "markers": False, "control": dashed}
+        style = {"colour": colour, "markers": False, "control": dashed}
         x, y, *others = joined(paths).T
-        lines.append(Series(name, x, y, **look))
-        space.append(Series(name, x, y, **look))
+        lines.append(Series(name, x, y, **style))
+        space.append(Series(name, x, y, **style))
         heights[name] = others[0] if others else None
     ends = tokens["path_limit"].transpose("token", "component").values
     if len(ends := ends[np.isfinite(ends).all(axis=1)]):
-        look = {"colour": "green", "markers": True}
-        lines.append(Series("limit", *joined(ends[:, None])[:, :2].T, **look))
-        space.append(Series("limit", *ends[:, :2].T, **look))
+        style = {"colour": "green", "markers": True}
+        lines.append(Series("limit", *joined(ends[:, None])[:, :2].T, **style))
+        space.append(Series("limit", *ends[:, :2].T, **style))
         heights["limit"] = ends[:, -1]
     shares = result.data["explained"].values
     titles = [f"component {k + 1} ({percent(share)})" for k, share in enumerate(shares)]

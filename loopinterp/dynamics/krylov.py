@@ -72,14 +72,14 @@ class KrylovSchur:
         w = self.operator.apply(self.basis[self.rows, at])
         spanned = self.basis[:, : int(at.max()) + 1]
         unit, coefficients, norm = orthogonalise(spanned, w)
-        whole = at + 1 >= self.operator.sizes  # the next vector would fill the space
-        lost = (norm == 0) & ~whole & active
+        full = at + 1 >= self.operator.sizes  # the next vector would fill the space
+        lost = (norm == 0) & ~full & active
         unit = _renewed(unit, lost, spanned, self.operator, self.generator)
-        norm = torch.where(whole, 0, norm)
+        norm = torch.where(full, 0, norm)
         rows, at = self.rows[active], at[active]
         self.projected[rows, : spanned.shape[1], at] = coefficients[active]
         self.projected[rows, at + 1, at] = norm[active]
-        self.basis[rows, at + 1] = torch.where(whole[:, None].to(unit.device), 0, unit)[active]
+        self.basis[rows, at + 1] = torch.where(full[:, None].to(unit.device), 0, unit)[active]
         self.length = self.length + active
 
     def ritz(self, vectors: bool = False) -> RitzPairs:
@@ -112,16 +112,16 @@ class KrylovSchur:
     def _restart(self, row: int) -> None:
         """Keep the leading part of an example's Schur form, at the clearest gap."""
         m = self.most
-        kept, schur, turn = leading_schur(self.projected[row, :m].numpy(), self.k)
-        below = self.projected[row, m].numpy() @ turn[:, :kept]  # b in the new basis
+        n_kept, schur, turn = leading_schur(self.projected[row, :m].numpy(), self.k)
+        below = self.projected[row, m].numpy() @ turn[:, :n_kept]  # b in the new basis
         self.projected[row] = 0
-        self.projected[row, :kept, :kept] = torch.from_numpy(schur[:kept, :kept])
-        self.projected[row, kept, :kept] = torch.from_numpy(below)
-        turned = torch.from_numpy(turn[:, :kept].copy()).to(self.basis).T @ self.basis[row, :m]
-        self.basis[row, :kept] = turned
-        self.basis[row, kept] = self.basis[row, m]
-        self.basis[row, kept + 1 :] = 0
-        self.length[row] = kept
+        self.projected[row, :n_kept, :n_kept] = torch.from_numpy(schur[:n_kept, :n_kept])
+        self.projected[row, n_kept, :n_kept] = torch.from_numpy(below)
+        turned = torch.from_numpy(turn[:, :n_kept].copy()).to(self.basis).T @ self.basis[row, :m]
+        self.basis[row, :n_kept] = turned
+        self.basis[row, n_kept] = self.basis[row, m]
+        self.basis[row, n_kept + 1 :] = 0
+        self.length[row] = n_kept
 
 
 def leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarray]:
@@ -136,13 +136,13 @@ def leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarr
     bound = max(np.sqrt(size[last] * size[last + 1]), size[last] / 2)
     try:
         ordered: Any = schur(square, sort=lambda re, im: np.hypot(re, im) >= bound)
-        form, turn, kept = ordered
+        form, turn, n_kept = ordered
     except LinAlgError:  # equal moduli, which no order tells apart: any part is as good
         form, turn = schur(square)[:2]
-        kept = last + 1
-    kept = min(max(int(kept), fewest), m - 2)
+        n_kept = last + 1
+    n_kept = min(max(int(n_kept), fewest), m - 2)
     # A 2 x 2 block is a conjugate pair, which is kept or left as one.
-    return kept + int(form[kept, kept - 1] != 0), form, turn
+    return n_kept + int(form[n_kept, n_kept - 1] != 0), form, turn
 
 
 @dataclass(frozen=True)
@@ -205,15 +205,15 @@ def golub_kahan(
     right[:, 0] = operator.random(generator) if start is None else start
     upper = torch.zeros(n, most, most, dtype=torch.float64)  # B, upper bidiagonal
     for k in range(most):
-        whole, over = (k + 1 >= sizes), (k >= sizes)
+        full, over = (k + 1 >= sizes), (k >= sizes)
         unit, coefficients, norm = orthogonalise(left[:, :k], forward(right[:, k]))
         unit = _renewed(unit, (norm == 0) & ~over, left[:, :k], operator, generator)
         left[:, k] = torch.where(over[:, None].to(unit.device), 0, unit)
         upper[:, :k, k], upper[:, k, k] = coefficients, norm
         unit, _, beta = orthogonalise(right[:, : k + 1], backward(left[:, k]))
-        beta = torch.where(whole, 0, beta)
-        unit = _renewed(unit, (beta == 0) & ~whole, right[:, : k + 1], operator, generator)
-        right[:, k + 1] = torch.where(whole[:, None].to(unit.device), 0, unit)
+        beta = torch.where(full, 0, beta)
+        unit = _renewed(unit, (beta == 0) & ~full, right[:, : k + 1], operator, generator)
+        right[:, k + 1] = torch.where(full[:, None].to(unit.device), 0, unit)
         lengths = sizes.clamp_max(k + 1)
         yield Bidiagonal(upper[:, : k + 1, : k + 1], beta, lengths, right[:, : k + 1])
 

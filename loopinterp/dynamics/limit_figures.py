@@ -281,9 +281,9 @@ def _complex_plane(result: LocalStabilityResult) -> go.Figure:
     for panel, place in enumerate(WHERE):
         in_panel, sure = (a.sel(where=place).values.ravel() for a in (values, known))
         there = np.isfinite(in_panel)
-        look: dict[str, Any] = {"showlegend": False, **axes(panel)}
+        style: dict[str, Any] = {"showlegend": False, **axes(panel)}
         x, y = np.cos(angle), np.sin(angle)
-        figure.add_scatter(x=x, y=y, mode="lines", line=circle, hoverinfo="skip", **look)
+        figure.add_scatter(x=x, y=y, mode="lines", line=circle, hoverinfo="skip", **style)
         colour = PALETTE["blue" if place == "limit" else "grey"]
         symbols = np.where(sure[there], "circle", "circle-open").tolist()
         figure.add_scatter(
@@ -292,7 +292,7 @@ def _complex_plane(result: LocalStabilityResult) -> go.Figure:
             mode="markers",
             marker={"size": 7, "color": colour, "symbol": symbols},
             hovertemplate="%{x:.4f} %{y:+.4f}i<extra></extra>",
-            **look,
+            **style,
         )
         name = suffix(panel)
         figure.layout[f"xaxis{name}"].update(range=[-reach, reach], title="real part")
