@@ -188,7 +188,7 @@ def geometry_study(
             sets.add(EMBEDDING, iteration.e[tokens])
             sets.add(LIMITS, middle[reached][tokens[reached]])
             n_shown = max(0, min(n_trajectories, len(batch)) - rows.start)
-            shown.append(torch.cat([states, middle[None]])[:, :n_shown].clone())
+            shown.append(torch.cat([states[:, :n_shown], middle[None, :n_shown]]))
             answers = [likeliest(iteration.read(state, loop)) for loop, state in enumerate(states)]
             right = correctness(torch.stack(answers), batch.targets[rows])
             classes = classify_settling(states)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FROZEN = 0.05
 """Share of its largest change under which a head counts as frozen."""
 
-TwoLoops = Annotated[Loops, Field(ge=2)]
+_TwoLoops = Annotated[Loops, Field(ge=2)]
 """A number of loops of which two can be compared."""
 
 
@@ -105,7 +105,7 @@ def attention_stabilisation_study(
     model: HookedRun,
     data: Batch | Task,
     *,
-    n_loops: TwoLoops | None = None,
+    n_loops: _TwoLoops | None = None,
     n: PositiveInt | None = None,
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
@@ -191,7 +191,7 @@ def layer_limits(
     model: HookedRun,
     inputs: Tensor,
     *,
-    n_loops: TwoLoops,
+    n_loops: _TwoLoops,
     counted: Bool[Tensor, "batch pos"] | None = None,
 ) -> LayerLimits:
     """Follow the state after every layer of the block (``hook_resid_post``, before the loop norm).

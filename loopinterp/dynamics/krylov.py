@@ -22,7 +22,7 @@ CHECK_EVERY = 8
 
 
 @dataclass(frozen=True)
-class RitzPairs:
+class _RitzPairs:
     """Leading approximate eigenpairs of each example, largest modulus first."""
 
     values: np.ndarray  # [batch, k]
@@ -82,7 +82,7 @@ class KrylovSchur:
         self.basis[rows, at + 1] = torch.where(full[:, None].to(unit.device), 0, unit)[active]
         self.length = self.length + active
 
-    def ritz(self, vectors: bool = False) -> RitzPairs:
+    def ritz(self, vectors: bool = False) -> _RitzPairs:
         """The k leading pairs so far; every example needs at least k vectors."""
         n, k = len(self.rows), self.k
         values, residuals = np.zeros((n, k), complex), np.full((n, k), np.inf)
@@ -107,7 +107,7 @@ class KrylovSchur:
                 spanned = self.basis[rows, :length].cpu().to(torch.complex128)
                 leading = torch.from_numpy(vector).mT @ spanned  # [row, k, size]
                 ritz_vectors[rows] = leading.to(ritz_vectors.device)
-        return RitzPairs(values, residuals, ritz_vectors if vectors else None)
+        return _RitzPairs(values, residuals, ritz_vectors if vectors else None)
 
     def _restart(self, row: int) -> None:
         """Keep the leading part of an example's Schur form, at the clearest gap."""

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-LEAST_LOOPS = 12
+_LEAST_LOOPS = 12
 """Fewest loops from which a trajectory can be classified."""
 
-ClassifiedLoops = Annotated[Loops, Field(ge=LEAST_LOOPS)]
+ClassifiedLoops = Annotated[Loops, Field(ge=_LEAST_LOOPS)]
 """A number of loops after which trajectories are classified."""
 
 
@@ -72,7 +72,7 @@ class RegimeCriteria(Settings):
         divergence: Factor over the window by which updates and states must both grow.
     """
 
-    window: Annotated[int, Field(ge=LEAST_LOOPS // 2)] | None = None
+    window: Annotated[int, Field(ge=_LEAST_LOOPS // 2)] | None = None
     at_rest: PositiveFloat = 1e-4
     to_go: PositiveFloat = 0.03
     recurrence: PositiveFloat = 1e-3
@@ -191,7 +191,7 @@ class SettlingCriteria(Settings):
         lasting: A fall goes on if its second half is at least so steep, relative to its first half.
     """
 
-    window: Annotated[int, Field(ge=LEAST_LOOPS // 2)] | None = None
+    window: Annotated[int, Field(ge=_LEAST_LOOPS // 2)] | None = None
     rounding: PositiveFloat = float(NOISE)
     fit: Annotated[float, Field(gt=0, lt=1)] = 0.5
     fall: Annotated[float, Field(gt=0, lt=1)] = 0.8
@@ -273,8 +273,8 @@ def _late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
     by its own largest value, so that very large states cannot overflow. Those that are not finite
     are zeros.
     """
-    check_states(states, at_least=LEAST_LOOPS + 1, allow_nonfinite=True)
-    window = window or max(LEAST_LOOPS // 2, (len(states) - 1) // 2)
+    check_states(states, at_least=_LEAST_LOOPS + 1, allow_nonfinite=True)
+    window = window or max(_LEAST_LOOPS // 2, (len(states) - 1) // 2)
     fix = "Run more loops, or shorten the window."
     check_integer("window", window, most=len(states) - 1, fix=fix)
     late = states[-(window + 1) :].reshape(window + 1, -1, states.shape[-1])
