@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
 
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
+
+
+class AnswerFate(Enum):
+    """Whether an answer is right at T(n), after the last loop, and in between."""
+
+    KEPT = "right and stays right"
+    LOST_BETWEEN = "right at both, lost in between"
+    LOST = "right, then lost"
+    FOUND = "wrong, then found"
+    WRONG = "wrong at both"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -65,17 +76,17 @@ class ExtrapolationResult(Result, kind="extrapolation"):
         """Exact match of each example after its own T(n) loops."""
         return self.data["exact"].sel(loop=self.data["answer_loops"])
 
-    def fates(self) -> dict[str, int]:
-        """Examples by whether they are right at T(n), after the last loop, and in between."""
+    def fates(self) -> dict[AnswerFate, int]:
+        """How many examples have each fate."""
         exact, loop = self.data["exact"], self.data["loop"]
         first, last = self.at_answer(), exact.isel(loop=-1)
         always_right = exact.where(loop >= self.data["answer_loops"], other=True).all("loop")
         fates = {
-            "right and stays right": always_right,
-            "right at both, lost in between": first & last & ~always_right,
-            "right, then lost": first & ~last,
-            "wrong, then found": ~first & last,
-            "wrong at both": ~first & ~last,
+            AnswerFate.KEPT: always_right,
+            AnswerFate.LOST_BETWEEN: first & last & ~always_right,
+            AnswerFate.LOST: first & ~last,
+            AnswerFate.FOUND: ~first & last,
+            AnswerFate.WRONG: ~first & ~last,
         }
         return {fate: int(examples.sum()) for fate, examples in fates.items()}
 

@@ -15,7 +15,7 @@ from loopinterp.dynamics.convergence_figures import (
     with_exact,
     with_rounding,
 )
-from loopinterp.dynamics.extrapolation import ExtrapolationResult
+from loopinterp.dynamics.extrapolation import AnswerFate, ExtrapolationResult
 from loopinterp.dynamics.input_dependence import InputDependenceResult
 from loopinterp.dynamics.inside_loop import FROZEN, AttentionStabilisationResult
 from loopinterp.dynamics.limits import OWN_START
@@ -38,11 +38,11 @@ def _(result: ExtrapolationResult) -> list[Finding]:
     first = float(result.at_answer().mean())
     last = float(result.data["exact"].isel(loop=-1).mean())
     fates = result.fates()
-    between = fates["right at both, lost in between"]
+    between = fates[AnswerFate.LOST_BETWEEN]
     text = (
         f"{percent(first)} of the answers are right at {result.answered_after} and "
         f"{percent(last)} after {result.n_loops} loops: of {result.data.sizes['batch']}, "
-        f"{fates['right, then lost']} right ones end wrong, {fates['wrong, then found']} wrong "
+        f"{fates[AnswerFate.LOST]} right ones end wrong, {fates[AnswerFate.FOUND]} wrong "
         f"ones end right, and {between} right at both are lost in between."
     )
     good = last >= max(first, 0.99) and not between
@@ -73,7 +73,7 @@ def _(result: ExtrapolationResult) -> list[Figure]:
         LinePanel(residual_lines, "relative residual", y_log=True),
         LinePanel(norm_lines, "norm of the state", y_log=True),
     ]
-    counts = ", ".join(f"{name}: {count}" for name, count in result.fates().items())
+    counts = ", ".join(f"{fate.value}: {count}" for fate, count in result.fates().items())
     arrays = {"exact_match": exact, "accuracy": accuracy, "residual": residual, "norm": norm}
     return [
         Figure(

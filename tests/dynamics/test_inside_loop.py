@@ -99,7 +99,7 @@ def test_heads_freeze_when_their_change_stays_small(batch: Batch) -> None:
     )
     assert made.frozen_at().values.tolist() == [[3, -1], [2, -1]]
     (finding,) = made.findings()
-    assert "loops 2 to 3" in finding.text and finding.value.startswith("2 of 4")
+    assert "2 to 3" in finding.text and finding.value.startswith("2 of 4")
     (figure,) = made.figures()
     traces: list[Any] = list(figure.plot.select_traces())
     line = next(t for t in traces if t.name == "head 1.0")
