@@ -105,14 +105,7 @@ def find_fixed_point(
     limits = {"tol": tol, "atol": atol, "divergence": divergence}
     rule = Termination(**limits, max_iter=max_iter, patience=patience)
     method = get_solver(solver)
-    if not x0.is_floating_point():
-        raise InputError(
-            "x0",
-            expected="a floating-point tensor",
-            given=str(x0.dtype),
-            fix="Convert it with x0.float().",
-        )
-    check_finite_state(x0, "x0", fix="Check the embedding of the input.")
+    check_finite_state(x0, "x0", fix="Pass x0.float(), or check the embedding of the input.")
     flat = x0.detach().reshape(1, 1) if x0.ndim == 0 else x0.detach().reshape(len(x0), -1)
 
     def g(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, PositiveInt
 
 from loopinterp.core.boundary import Loops, checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import check_integer
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
@@ -207,14 +207,8 @@ def layer_limits(
     Source: arXiv 2604.11791.
     """
     need_hooks(model)
-    if no_layers(model):
-        raise InputError(
-            "model",
-            expected="a block of several layers, whose limits are compared",
-            given="the block has one layer",
-            fix="Use convergence_study, which follows the state between loops.",
-        )
-    n_layers = model.site_map.n_layers
+    fix = "Use convergence_study, which follows the state between loops."
+    n_layers = check_integer("layers of the model", model.site_map.n_layers, least=2, fix=fix)
     last_states: deque[Tensor] = deque(maxlen=n_layers)
     residuals: list[Tensor] = []
 

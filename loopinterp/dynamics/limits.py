@@ -221,10 +221,8 @@ class DistinctLimits:
             new = (~first.found & (row < len(numbers))).nonzero().flatten()
             first.put(new, ends.select(row[new]))
             bound = self.iteration.select(examples), self.counted[examples]
-            near = (
-                limit_distances(ends.select(left), first.select(examples), *bound)[0] <= self.same
-            )
-            numbers[left[near]] = k
+            gap, _ = limit_distances(ends.select(left), first.select(examples), *bound)
+            numbers[left[gap <= self.same]] = k
             k += 1
         return numbers
 

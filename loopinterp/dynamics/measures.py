@@ -147,15 +147,10 @@ def settling_time(
         >>> settling_time(torch.tensor([0.5, 0.01, 0.2, 0.02, 0.01]))
         tensor(4)
     """
-    if residual.ndim == 0 or len(residual) == 0:
-        raise InputError(
-            "residual",
-            expected="residuals [loop, ...] of at least one loop",
-            given=f"shape {tuple(residual.shape)}",
-            fix="Pass the output of relative_residual.",
-        )
+    n_loops = len(residual) if residual.ndim else 0
+    check_integer("loops of residual", n_loops, least=1, fix="Pass that of relative_residual.")
     last_moving = _last_loop(~(residual < threshold))
-    return torch.where(last_moving == len(residual), -1, last_moving + 1)
+    return torch.where(last_moving == n_loops, -1, last_moving + 1)
 
 
 def readout_kl(
@@ -286,11 +281,11 @@ def check_finite(values: Tensor, name: str, *, start: int = 0) -> None:
 
 
 def check_finite_state(state: Tensor, name: str, *, fix: str) -> None:
-    """Raise if a state is empty or not finite."""
-    empty = state.numel() == 0
-    if empty or not state.isfinite().all():
-        got = f"an empty tensor {tuple(state.shape)}" if empty else "NaN or infinity"
-        raise InputError(name, expected="finite values", given=got, fix=fix)
+    """Raise if a state is empty, not floating point or not finite."""
+    numbers = state.numel() > 0 and state.is_floating_point()
+    if not numbers or not state.isfinite().all():
+        got = "NaN or infinity" if numbers else f"{state.dtype} of shape {tuple(state.shape)}"
+        raise InputError(name, expected="finite floating-point values", given=got, fix=fix)
 
 
 def check_shape(name: str, shape: Sequence[int], expected: Sequence[int], *, fix: str) -> None:

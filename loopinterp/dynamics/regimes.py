@@ -130,13 +130,12 @@ def classify_regimes(
     to_go = update[-1] * growth / (1 - growth).clamp_min(1e-12)  # a geometric series
     near = (growth < 1) & (fit > 0.5) & (to_go <= criteria.to_go * size[-1])
     # Over the window the updates of a spiral must fall by a fifth, and do so evenly.
-    spiral = (grown < 0.8) & (fit > 0.9) & (straightness < criteria.straight)
+    leads_nowhere = straightness < criteria.straight
+    spiral = (grown < 0.8) & (fit > 0.9) & leads_nowhere
     # At rest as far as rounding shows: no larger updates for a while, and they lead nowhere.
     rounding = rounding_of(states.dtype)
     last = slice(-max(1, len(update) // 3), None)
-    at_rest |= (update[last] <= rounding * size[1:][last]).all(dim=0) & (
-        straightness < criteria.straight
-    )
+    at_rest |= (update[last] <= rounding * size[1:][last]).all(dim=0) & leads_nowhere
     fixed = at_rest | near | spiral
 
     moving = (finite & ~fixed & ~diverges).nonzero().flatten()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from loopinterp.core.boundary import Loops, checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import check_integer
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import above_rounding, share_of_size
 from loopinterp.dynamics.regimes import RegimeCriteria, rounding_of
@@ -141,13 +141,8 @@ def counted_examples(
     """The examples of a study, and the positions that it counts; options of ``examples_for``."""
     batch = examples_for(model, data, **options)
     need_asked(batch)
-    if len(batch) < at_least:
-        raise InputError(
-            "data",
-            expected=f"at least {at_least} examples, as one's limit is compared with another's",
-            given=f"{len(batch)}",
-            fix="Pass batch_size=16, or a larger batch.",
-        )
+    fix = "One's limit is compared with another's: pass batch_size=16, or a larger batch."
+    check_integer("len(data)", len(batch), least=at_least, fix=fix)
     has_target = batch.targets != IGNORE
     return batch, has_target if positions == "asked" else torch.ones_like(has_target)
 

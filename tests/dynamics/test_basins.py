@@ -273,7 +273,7 @@ def test_bad_options_are_refused(options: dict[str, Any], what: str) -> None:
 def test_one_example_is_too_few() -> None:
     with pytest.raises(InputError) as caught:
         basin_map(LinearModel(0.5 * torch.eye(2)), batch_of_ones(1))
-    assert caught.value.what == "data" and caught.value.given == "1"
+    assert caught.value.what == "len(data)" and caught.value.given == "1"
 
 
 def test_a_start_that_is_not_finite_is_refused() -> None:

@@ -165,4 +165,4 @@ def test_bad_options_are_refused(options: dict[str, Any], what: str) -> None:
 def test_two_examples_are_too_few() -> None:
     with pytest.raises(InputError) as caught:
         input_dependence_study(Shifting(), batch(2))
-    assert caught.value.what == "data"
+    assert caught.value.what == "len(data)"

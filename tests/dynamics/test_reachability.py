@@ -164,4 +164,4 @@ def test_bad_options_are_refused(options: dict[str, Any], what: str) -> None:
 def test_one_example_is_too_few() -> None:
     with pytest.raises(InputError) as caught:
         reachability_study(FromHalf(wells), batch_of_ones(1))
-    assert caught.value.what == "data"
+    assert caught.value.what == "len(data)"
