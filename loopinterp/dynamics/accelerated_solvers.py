@@ -15,8 +15,11 @@ from loopinterp.dynamics.krylov import orthogonalise
 from loopinterp.dynamics.solvers import Map, Solver, SolverState, advance, at_least_single, start
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float, Int
     from torch import Tensor
+
+    Differences = Float[Tensor, "batch window size"]
+    Flat = Float[Tensor, "batch size"]
 
 
 @settings
@@ -31,7 +34,7 @@ class SecantSolver(Settings, Solver):
 
     Args:
         window: Number of remembered differences; two states of memory each.
-        mixing: :math:`\beta` in (0, 1].
+        mixing: :math:`\beta`.
         restart: The memory of an example is dropped when its residual exceeds this many times
             its best one.
     """
@@ -41,15 +44,10 @@ class SecantSolver(Settings, Solver):
     restart: Annotated[float, Field(ge=1)] = 100.0
 
     @abstractmethod
-    def coefficients(
-        self,
-        dx: Float[Tensor, "batch window size"],
-        dg: Float[Tensor, "batch window size"],
-        g: Float[Tensor, "batch size"],
-    ) -> Float[Tensor, "batch window"]:
+    def coefficients(self, dx: Differences, dg: Differences, g: Flat) -> Float[Tensor, "batch _"]:
         r""":math:`\gamma` of every example, from differences newest first; unused ones are zero."""
 
-    def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
+    def init(self, f: Map, x0: Flat) -> SolverState:
         empty = at_least_single(x0).new_zeros(x0.shape[0], 0, x0.shape[1])
         return start(f, x0, memory=(empty, empty))
 
@@ -69,17 +67,13 @@ class SecantSolver(Settings, Solver):
         return replace(new, memory=(dx, dg))
 
 
-def solve_small(
-    matrix: Float[Tensor, "batch window window"], target: Float[Tensor, "batch window"]
-) -> Float[Tensor, "batch window"]:
+def _solve_small(matrix: Float[Tensor, "batch window window"], target: Tensor) -> Tensor:
     """Solve each small system; an unknown whose row is empty comes out as zero."""
     empty = (matrix == 0).all(dim=-1)
     return torch.linalg.solve_ex(matrix + torch.diag_embed(empty.to(matrix)), target)[0]
 
 
-def _push(
-    history: Float[Tensor, "batch window size"], new: Float[Tensor, "batch size"]
-) -> Float[Tensor, "batch longer size"]:
+def _push(history: Differences, new: Flat) -> Float[Tensor, "batch longer size"]:
     """Put the newest row first; rows that are not finite become zero."""
     new = torch.where(new.isfinite().all(dim=-1, keepdim=True), new, 0)
     return torch.cat([new[:, None], history], dim=1)
@@ -87,24 +81,17 @@ def _push(
 
 @settings
 class Anderson(SecantSolver):
-    r"""Anderson acceleration of type II with mixing and regularisation.
-
-    With :math:`g_k = f(x_k) - x_k` and the last differences :math:`\Delta X, \Delta G`,
+    r"""Anderson acceleration of type II with mixing and regularisation: a :class:`SecantSolver` of
 
     .. math::
 
-        \gamma = \operatorname{argmin}_\gamma \|g_k - \Delta G \gamma\|^2 + \lambda \|\gamma\|^2,
-        \qquad x_{k+1} = x_k + \beta g_k - (\Delta X + \beta \Delta G) \gamma.
+        \gamma = \operatorname{argmin}_\gamma \|g_k - \Delta G \gamma\|^2 + \lambda \|\gamma\|^2.
 
     It can land on a fixed point that repels the plain iteration: use :class:`Picard` to ask
     where a model goes, and this to ask where its fixed points are.
 
     Args:
-        window: Number of remembered differences :math:`m`.
-        mixing: :math:`\beta` in (0, 1].
         regularisation: :math:`\lambda`, relative to the size of the differences.
-        restart: The memory of an example is dropped when its residual exceeds this many times
-            its best one.
 
     Source: Walker and Ni, 2011 (doi 10.1137/10078356X); Bai et al., 2019 (arXiv 1909.01377).
     """
@@ -112,18 +99,13 @@ class Anderson(SecantSolver):
     window: PositiveInt = 5
     regularisation: NonNegativeFloat = 1e-10
 
-    def coefficients(
-        self,
-        dx: Float[Tensor, "batch window size"],
-        dg: Float[Tensor, "batch window size"],
-        g: Float[Tensor, "batch size"],
-    ) -> Float[Tensor, "batch window"]:
-        """The regularised least squares of every example, in float64 on unit columns."""
+    def coefficients(self, dx: Differences, dg: Differences, g: Flat) -> Float[Tensor, "batch _"]:
+        # The regularised least squares of every example, in float64 on unit columns.
         scale = dg.norm(dim=-1, keepdim=True)
         unit = (dg / torch.where(scale > 0, scale, 1)).nan_to_num(0, 0, 0).double()
-        gram = unit @ unit.mT
+        gram = unit @ unit.mT  # [batch, window, window]
         gram = gram + self.regularisation * torch.diag_embed((scale.squeeze(-1) > 0).double())
-        gamma = solve_small(gram, torch.einsum("bwn,bn->bw", unit, g.nan_to_num(0, 0, 0).double()))
+        gamma = _solve_small(gram, torch.einsum("bwn,bn->bw", unit, g.nan_to_num(0, 0, 0).double()))
         return gamma / torch.where(scale > 0, scale, 1).squeeze(-1)
 
 
@@ -135,21 +117,12 @@ class Broyden(SecantSolver):
     changed as little as possible so that it maps each remembered step :math:`s_i` to the change
     :math:`y_i` of :math:`g` that was seen:
     :math:`B \leftarrow B + (y_i - B s_i) s_i^\top / s_i^\top s_i`. In closed form over the window
-    (oldest first), with :math:`L` the part of :math:`S^\top S` strictly below its diagonal,
+    (oldest first), with :math:`L` the part of :math:`S^\top S` strictly below its diagonal, it is
+    a :class:`SecantSolver` of
 
-    .. math::
-
-        \gamma = (S^\top Y + L / \beta)^{-1} S^\top g_k,
-        \qquad x_{k+1} = x_k + \beta g_k - (S + \beta Y) \gamma.
+    .. math:: \gamma = (S^\top Y + L / \beta)^{-1} S^\top g_k.
 
     It can land on a fixed point that repels the plain iteration, as :class:`Anderson` can.
-
-    Args:
-        window: Number of remembered steps, of which the oldest is dropped; each takes the memory
-            of two states.
-        mixing: :math:`\beta` in (0, 1].
-        restart: The memory of an example is dropped when its residual exceeds this many times
-            its best one.
 
     Source: Broyden, 1965 (doi 10.1090/S0025-5718-1965-0198670-6); Byrd, Nocedal and Schnabel, 1994
     (doi 10.1007/BF01582063), section 6 for the closed form.
@@ -159,24 +132,15 @@ class Broyden(SecantSolver):
     # Single steps far off belong to the method, more so than to Anderson's.
     restart: Annotated[float, Field(ge=1)] = 1e4
 
-    def coefficients(
-        self,
-        dx: Float[Tensor, "batch window size"],
-        dg: Float[Tensor, "batch window size"],
-        g: Float[Tensor, "batch size"],
-    ) -> Float[Tensor, "batch window"]:
-        """The coefficients of every example, in float64 on steps of unit length."""
+    def coefficients(self, dx: Differences, dg: Differences, g: Flat) -> Float[Tensor, "batch _"]:
+        # In float64 on steps of unit length.
         scale = dx.norm(dim=-1, keepdim=True)
         scale = torch.where(scale > 0, scale, 1)
-        s, y = ((d / scale).nan_to_num(0, 0, 0).double() for d in (dx, dg))
+        s, y = ((d / scale).nan_to_num(0, 0, 0).double() for d in (dx, dg))  # [batch, window, size]
         # Newest first, so what is strictly below the diagonal when oldest first stands above it.
         matrix = s @ y.mT + (s @ s.mT).triu(1) / self.mixing
         target = torch.einsum("bwn,bn->bw", s, g.nan_to_num(0, 0, 0).double())
-        return solve_small(matrix, target) / scale.squeeze(-1)
-
-
-_LEAST_DESCENT = 1e-4
-"""Share of the promised descent that a step must bring (Armijo's rule)."""
+        return _solve_small(matrix, target) / scale.squeeze(-1)
 
 
 @settings
@@ -208,7 +172,7 @@ class NewtonKrylov(Settings, Solver):
     forcing: Annotated[float, Field(gt=0, lt=1)] = 0.5
     backtracks: NonNegativeInt = 1
 
-    def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
+    def init(self, f: Map, x0: Flat) -> SolverState:
         eta = torch.full((len(x0),), self.forcing, dtype=torch.float64, device=x0.device)
         return start(f, x0, memory=eta)
 
@@ -220,7 +184,8 @@ class NewtonKrylov(Settings, Solver):
         share = torch.ones_like(state.gap)
         new = advance(f, state, (x + d).to(state.x))
         for halving in range(self.backtracks + 1):
-            descent = 1 - _LEAST_DESCENT * share * (1 - eta)
+            # Armijo's rule: at least this share of the promised descent.
+            descent = 1 - 1e-4 * share * (1 - eta)
             fails = ~(new.gap <= descent * state.gap) & ~state.done
             if not fails.any():
                 break
@@ -239,16 +204,16 @@ class NewtonKrylov(Settings, Solver):
 
     def _solve(
         self, f: Map, state: SolverState, goal: Float[Tensor, " batch"]
-    ) -> tuple[Float[Tensor, "batch size"], Int[Tensor, " batch"]]:
+    ) -> tuple[Flat, Int[Tensor, " batch"]]:
         """GMRES on :math:`(I - J) d = g` of every example, and the products that each has used."""
         x = at_least_single(state.x)
         g = at_least_single(state.fx) - x
         most = min(self.max_vectors, x.shape[1])
-        unmet: Bool[Tensor, " batch"] = (state.gap > goal) & ~state.done & state.gap.isfinite()
-        basis = g.new_zeros(len(g), most + 1, g.shape[1])
+        unmet = (state.gap > goal) & ~state.done & state.gap.isfinite()
+        basis = g.new_zeros(len(g), most + 1, g.shape[1])  # [batch, vector, size]
         basis[:, 0] = torch.where(unmet[:, None], g / state.gap[:, None].to(g), 0)
         hessenberg = torch.zeros(len(g), most + 1, most, dtype=torch.float64)
-        answer = torch.zeros(len(g), most, dtype=torch.float64)
+        answer = torch.zeros(len(g), most, dtype=torch.float64)  # d in the basis
         products = torch.zeros_like(state.evaluations)
         for k in range(most):
             if not unmet.any():
@@ -257,22 +222,16 @@ class NewtonKrylov(Settings, Solver):
             v = basis[:, k].to(state.x)
             w = at_least_single(v) - at_least_single(jvp(f, state.x, v))
             w = torch.where(unmet[:, None], w, 0).nan_to_num(0, 0, 0)
-            basis[:, k + 1], hessenberg[:, : k + 1, k], left_over = orthogonalise(
-                basis[:, : k + 1], w
-            )
-            hessenberg[:, k + 1, k] = left_over
-            y, left = _least_squares(hessenberg[:, : k + 2, : k + 1], state.gap.cpu())
-            answer[:, : k + 1] = torch.where(unmet.cpu()[:, None], y, answer[:, : k + 1])
+            unit, coefficients, norm = orthogonalise(basis[:, : k + 1], w)
+            basis[:, k + 1] = unit
+            hessenberg[:, : k + 1, k], hessenberg[:, k + 1, k] = coefficients, norm
+            # The combination of Krylov vectors that leaves least of the right-hand side, |g| e_1.
+            small = hessenberg[:, : k + 2, : k + 1]
+            target = torch.zeros(*small.shape[:2], 1, dtype=small.dtype)
+            target[:, 0, 0] = state.gap.cpu().nan_to_num(0, 0, 0)
+            # A driver that takes systems without full rank: of examples done, or exhausted.
+            y = torch.linalg.lstsq(small, target, driver="gelsd").solution  # [batch, k + 1, 1]
+            left = (target - small @ y).flatten(1).norm(dim=-1)
+            answer[:, : k + 1] = torch.where(unmet.cpu()[:, None], y[..., 0], answer[:, : k + 1])
             unmet = unmet & (left.to(goal) > goal)
         return torch.einsum("bkn,bk->bn", basis[:, :-1], answer.to(g)), products
-
-
-def _least_squares(
-    hessenberg: Float[Tensor, "batch rows columns"], size: Float[Tensor, " batch"]
-) -> tuple[Float[Tensor, "batch columns"], Float[Tensor, " batch"]]:
-    """The combination of Krylov vectors that leaves least of the right-hand side, and how much."""
-    target = torch.zeros(*hessenberg.shape[:2], 1, dtype=hessenberg.dtype)
-    target[:, 0, 0] = size.nan_to_num(0, 0, 0)
-    # A driver that takes systems without full rank: of examples that are done, or exhausted.
-    y = torch.linalg.lstsq(hessenberg, target, driver="gelsd").solution
-    return y.squeeze(-1), (target - hessenberg @ y).flatten(1).norm(dim=-1)

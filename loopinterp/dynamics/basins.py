@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 import torch
 from einops import einsum
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import InputError, check_choice, check_integer, check_number, check_seed
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import InputError, check_choice, check_integer
 from loopinterp.core.intervals import share_of, wilson_of
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.dynamics.limits import (
     NO_LIMIT,
     OWN_START,
@@ -26,7 +29,7 @@ from loopinterp.dynamics.limits import (
     other_starts,
 )
 from loopinterp.dynamics.measures import check_finite_state, check_shape
-from loopinterp.dynamics.runs import chunks, counted_examples, described
+from loopinterp.dynamics.runs import Counted, chunks, counted_examples, described
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
 
@@ -40,12 +43,6 @@ if TYPE_CHECKING:
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
-
-_MOST_OTHERS = 8
-"""Other examples whose limits can be corners."""
-
-_MARGIN = 1.25
-"""Where the grid ends, over the farthest coordinate of a corner."""
 
 _MAPS = ("reached", "status", "period", "loops", "distance", "exact")
 
@@ -61,20 +58,16 @@ class BasinMapResult(Result, kind="basins"):
 
     Arrays:
         reached: Number of the limit that a start leads to; -1 where it leads to none.
-        status: How the search for a limit ended (:class:`Status`).
+        status, loops: How the search for it ended (:class:`Status`), and after how many loops.
         period: Loops per turn of a cycle, 1 of a fixed point, 0 where there is neither.
-        loops: Loops until it ended.
         distance: From the limit reached to the own one, over its norm.
         exact: Whether the answer read from the state reached is right.
         next_reached: The control: the same starts under the next input; 0 is *its* own limit.
         next_distance: Distance of the limit reached there to the own one of *this* input.
-        corner_x, corner_y: Where the corners are.
-        corner_reached: Number of the limit that a corner leads to.
+        corner_x, corner_y, corner_reached: Where the corners are, and the limits they lead to.
 
     Attributes:
-        example: The example.
-        unit: Length of 1 on the axes: the norm of the own limit at all positions; where that is
-            0, the distance to the first corner.
+        unit: Length of 1 on the axes: norm of the own limit; if 0, distance of the first corner.
         same: Distance over the norm up to which two limits count as one.
     """
 
@@ -88,17 +81,12 @@ class BasinMapResult(Result, kind="basins"):
     same: float
 
     def shares(self) -> xr.DataArray:
-        """Share of the grid that leads to each limit, [limit, estimate]; -1 is to none.
-
-        An interval is that of as many starts drawn at random; a grid is no worse.
-        """
+        """Share of the grid that leads to each limit (-1: to none), [limit, estimate]."""
+        # The interval is that of as many starts drawn at random; a grid is no worse.
         return share_of(self._is_of_limit(), "y", "x")
 
     def by_distance(self, n_rings: int = 8) -> xr.DataArray:
-        """Share that leads to each limit by distance from the own one, [limit, distance, estimate].
-
-        The distances are the middles of rings of equal width, up to the edge of the grid.
-        """
+        """Share that leads to each limit by distance from the own, [limit, distance, estimate]."""
         return self._in_rings(self._is_of_limit(), n_rings)
 
     def next_by_distance(self, n_rings: int = 8) -> xr.DataArray:
@@ -122,10 +110,7 @@ class BasinMapResult(Result, kind="basins"):
         return (self.data["y"] ** 2 + self.data["x"] ** 2) ** 0.5
 
     def radius(self) -> float:
-        """Distance up to which all starts of the grid come back to the own limit.
-
-        At most to the edge of the grid; NaN where there is no own limit.
-        """
+        """Distance up to which all starts come back; NaN where there is no own limit."""
         away = self.from_own()
         lost = away.where(self.data["reached"] != 0).min()  # NaN where all come back
         within = away.where((away <= self.data["x"].max()) & ~(away >= lost)).max()
@@ -150,21 +135,22 @@ class BasinMapResult(Result, kind="basins"):
         return self.data["reached"] == xr.DataArray(every, {"limit": every}, "limit")
 
 
+@checked
 def basin_map(
     model: LoopedModel,
     data: Batch | Task,
     *,
     example: int = 0,
     corners: Sequence[str] | Mapping[str, Tensor] | None = None,
-    points: int = 41,
-    extent: float | None = None,
-    n_loops: int = 200,
-    tol: float = 1e-5,
-    same: float = 0.01,
-    positions: Literal["asked", "all"] = "asked",
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    points: Annotated[int, Field(ge=3)] = 41,
+    extent: PositiveFloat | None = None,
+    n_loops: Loops = 200,
+    tol: PositiveFloat = 1e-5,
+    same: PositiveFloat = 0.01,
+    positions: Counted = "asked",
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> BasinMapResult:
     r"""Run one input from a grid of starts in a plane through its limit and two other states.
 
@@ -177,27 +163,16 @@ def basin_map(
     beside it what any direction does; where all limits are one, two of noise.
 
     Args:
-        model: Any looped model.
-        data: Examples with targets, at least two, best of one length; or a task to draw them from.
+        data: Two examples with targets or more, best of one length; or a task to draw them from.
         example: Number of the example whose plane it is.
         corners: Two other states in the plane: names (``"own"`` for the model's own start,
             ``"zeros"``, ``"noise 1"``, ``"noise 2"``, ``"other 1"`` for the limit of the next
             example, to ``"other 8"``), or states [pos, d_model] by a name.
         points: Starts along each axis; odd, so that the limit itself is one.
-        extent: Distance from the own limit to the edges of the grid, over its size; by default
-            that the corners are well inside.
-        n_loops: Loops after which no limit is expected any more.
-        tol: Relative tolerance of a limit.
+        extent: Distance from the own limit to the edges of the grid, over its size.
+        n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
         same: Distance over the norm up to which two limits count as one.
-        positions: Compare limits where an answer is asked, or at all positions. Starts differ at
-            all positions.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of noise, and of what is drawn.
-
-    Raises:
-        InputError: If an option is out of range, there are fewer than two examples, the corners
-            span no plane with the own limit, or the initial state is not finite.
+        positions: Compare limits where an answer is asked, or everywhere. Starts differ everywhere.
 
     Source: reachability, arXiv 2604.15259.
 
@@ -210,17 +185,19 @@ def basin_map(
     """
     need_one_map(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, counted = counted_examples(model, data, positions, needs_loops=True, **drawn)
-    _check_grid(len(batch), example, points)
-    for name, size in {"tol": tol, "same": same}.items():
-        check_number(name, size, above=0)
-    check_integer("n_loops", n_loops, least=1)
-    if extent is not None:
-        check_number("extent", extent, above=0)
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    batch, counted = counted_examples(model, data, positions, at_least=2, needs_loops=True, **drawn)
+    check_integer("example", example, least=0, most=len(batch) - 1)
+    if points % 2 == 0:
+        raise InputError(
+            "points",
+            expected="an odd number of starts along each axis, so that the limit itself is one",
+            given=f"{points}",
+            fix=f"Pass points={points + 1}.",
+        )
+    generator = torch.Generator().manual_seed(seed)
     options = {"n_loops": n_loops, "tol": tol, "points": points, "positions": positions}
     with study(seed, **described(model, batch), example=example, **options) as watch:
-        rows = (example + torch.arange(min(len(batch), _MOST_OTHERS + 1))) % len(batch)
+        rows = (example + torch.arange(min(len(batch), 9))) % len(batch)  # corners: to "other 8"
         batch, counted = batch[rows], counted[rows]
         iteration = bind(model, batch.inputs)
         check_finite_state(iteration.h0, "initial state", fix="Check the embedding of the input.")
@@ -229,16 +206,17 @@ def basin_map(
         states = corner_states(corners, iteration, clean_limits, counted, generator, same=same)
         plane = StatePlane.through(clean_limits.state[0], states)
         places = torch.tensor([*plane.corners.values()], dtype=torch.float64)
-        edge = float(_MARGIN * places.abs().max()) if extent is None else extent
+        edge = float(1.25 * places.abs().max()) if extent is None else extent
         half = points // 2
         axis = edge * torch.arange(-half, half + 1, dtype=torch.float64) / half
-        y, x = torch.meshgrid(axis, axis, indexing="ij")
+        y, x = torch.meshgrid(axis, axis, indexing="ij")  # [y, x]
         grid = torch.stack([x, y], -1).flatten(0, 1)  # [start, axis], row by row
         # From near to far, so that limits are numbered in that order, and the corners at last.
         near = grid.norm(dim=-1).argsort(stable=True)
         starts = torch.cat([grid[near], places])
-        explore = _Exploration(iteration, clean_limits, batch.targets, counted, n_loops, tol, same)
-        here, there = (explore.run(plane, starts, k) for k in (0, 1))
+        search = {"n_loops": n_loops, "tol": tol, "same": same}
+        bound = iteration, clean_limits, batch.targets, counted
+        here, there = (_follow(plane, starts, k, *bound, **search) for k in (0, 1))
         back = near.argsort()
         maps = {name: values[back].reshape(points, points) for name, values in here.items()}
         return BasinMapResult.of(
@@ -256,81 +234,54 @@ def basin_map(
         )
 
 
-@dataclass(frozen=True)
-class _Exploration:
-    """Runs of some examples from states of a plane; the first example is the one it is of."""
-
-    iteration: Iteration
-    clean_limits: Limits
-    targets: Tensor
-    counted: Tensor
-    n_loops: int
-    tol: float
-    same: float
-
-    @torch.no_grad()
-    def run(self, plane: StatePlane, places: Tensor, example: int) -> dict[str, Tensor]:
-        """Of each start: where it leads, under the input of that example."""
-        row = slice(example, example + 1)
-        iteration, clean_limit = self.iteration.select(row), self.clean_limits.select(row)
-        # Without an own limit no start reaches it, and the first one found is number 1.
-        known = bool(clean_limit.found)
-        distinct = DistinctLimits(iteration, self.counted[row], self.same, [clean_limit] * known)
-        parts: list[dict[str, Tensor]] = []
-        bytes_each = 8 * plane.centre.numel() * plane.centre.element_size()
-        for part in track(list(chunks(len(places), bytes_each)), "starts"):
-            start = plane.at(places[part])
-            same_input = torch.zeros(len(start), dtype=torch.int64, device=start.device)
-            some = iteration.select(same_input)
-            ends = find_limits(some, start, max_loops=self.n_loops, tol=self.tol)
-            numbers = distinct.number(ends, same_input)
-            of_first = self.clean_limits.select(same_input)
-            first_input = self.iteration.select(same_input), self.counted[same_input]
-            targets = self.targets[row].expand(len(start), -1)
-            parts.append(
-                {
-                    "reached": torch.where(ends.found, numbers + (not known), NO_LIMIT),
-                    "status": ends.status.to(torch.int8),
-                    "period": ends.period.to(torch.int32),
-                    "loops": ends.loops.to(torch.int32),
-                    "distance": limit_distances(ends, of_first, *first_input)[0].float(),
-                    "exact": answered_right(some, ends, targets, self.n_loops),
-                }
-            )
-        return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
-
-
-def _check_grid(n_examples: int, example: int, points: int) -> None:
-    if n_examples < 2:
-        raise InputError(
-            "data",
-            expected="at least two examples, as the next one is the control",
-            given=f"{n_examples}",
-            fix="Pass batch_size=2, or a larger batch.",
+@torch.no_grad()
+def _follow(
+    plane: StatePlane,
+    places: Tensor,
+    example: int,
+    iteration: Iteration,
+    clean_limits: Limits,
+    targets: Tensor,
+    counted: Tensor,
+    *,
+    n_loops: int,
+    tol: float,
+    same: float,
+) -> dict[str, Tensor]:
+    """Where each start leads under the input of an example; distances are to the first's limit."""
+    row = slice(example, example + 1)
+    clean_limit = clean_limits.select(row)
+    # Without an own limit no start reaches it, and the first one found is number 1.
+    known = bool(clean_limit.found)
+    distinct = DistinctLimits(iteration.select(row), counted[row], same, [clean_limit] * known)
+    parts: list[dict[str, Tensor]] = []
+    bytes_each = 8 * plane.centre.numel() * plane.centre.element_size()
+    for part in track(list(chunks(len(places), bytes_each)), "starts"):
+        start = plane.at(places[part])
+        first = torch.zeros(len(start), dtype=torch.int64, device=start.device)
+        under = iteration.select(first + example)
+        ends = find_limits(under, start, max_loops=n_loops, tol=tol)
+        numbers = distinct.number(ends, first)  # [start]
+        to_first = clean_limits.select(first), iteration.select(first), counted[first]
+        parts.append(
+            {
+                "reached": torch.where(ends.found, numbers + (not known), NO_LIMIT),
+                "status": ends.status.to(torch.int8),
+                "period": ends.period.to(torch.int32),
+                "loops": ends.loops.to(torch.int32),
+                "distance": limit_distances(ends, *to_first)[0].float(),
+                "exact": answered_right(under, ends, targets[first + example], n_loops),
+            }
         )
-    check_integer("example", example, least=0, most=n_examples - 1)
-    if check_integer("points", points, least=3) % 2 == 0:
-        raise InputError(
-            "points",
-            expected="an odd number of starts along each axis, so that the limit itself is one",
-            given=f"{points}",
-            fix=f"Pass points={points + 1}.",
-        )
-
-
-_FLAT = 1e-6
-"""Share of the sizes below which a length is rounding."""
+    return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
 
 
 @dataclass(frozen=True)
 class StatePlane:
-    """A plane through a state, on which distances are those of the states over a unit.
+    """A plane through a state, ``centre + unit * (x axes[0] + y axes[1])``, with places of corners.
 
-    Attributes:
-        centre: The state at (0, 0).
-        axes: Orthonormal: towards the first corner, and in the plane at right angles to it.
-        unit: Norm of the centre; where that is 0, the distance to the first corner.
-        corners: Places (x, y) of the corners, by name.
+    The axes are orthonormal, the first towards the first corner. The unit is the norm of the
+    centre; where that is 0, the distance to the first corner.
     """
 
     centre: Float[Tensor, "pos d_model"]
@@ -340,18 +291,15 @@ class StatePlane:
 
     @classmethod
     def through(cls, centre: Tensor, corners: Mapping[str, Tensor]) -> StatePlane:
-        """The plane of a state and two corners.
-
-        Raises:
-            InputError: If they are on a line.
-        """
+        """The plane of a state and two corners; on a line they are refused."""
         first, second = (state.double() - centre.double() for state in corners.values())
         size = float(centre.double().norm())
         unit = size if size > ZERO else float(first.norm())
-        along = first / first.norm()
-        across = second - (second * along).sum() * along
+        along = first / first.norm()  # [pos, d_model]
+        across = second - (second * along).sum() * along  # what is at right angles
         sizes = float(first.norm()), float(across.norm())
-        if not all(size > _FLAT * max(unit, float(second.norm())) for size in sizes):
+        # What is less than a millionth of the sizes is rounding.
+        if not all(size > 1e-6 * max(unit, float(second.norm())) for size in sizes):
             raise InputError(
                 "corners",
                 expected="two states that span a plane with the limit of the example",
@@ -378,24 +326,20 @@ def corner_states(
     *,
     same: float,
 ) -> dict[str, Tensor]:
-    """Two states by name, for the first example; see :func:`~loopinterp.dynamics.basin_map`.
-
-    Raises:
-        InputError: If they are not two, a name is unknown, or a state is not one of the model.
-    """
+    """Two states by name, for the first example; see :func:`~loopinterp.dynamics.basin_map`."""
     starts = other_starts(limits.state, generator, n_noise=2, n_others=len(limits.state) - 1)
     known = {OWN_START: iteration.h0, **starts}
     if corners is None:
         first = torch.zeros_like(limits.status)
-        gap = limit_distances(
-            limits, limits.select(first), iteration.select(first), counted[first]
-        )[0]
-        others = [k for k, near in enumerate((gap <= same).tolist()) if k and not near]
+        to_first = limits.select(first), iteration.select(first), counted[first]
+        near = (limit_distances(limits, *to_first)[0] <= same).tolist()
+        others = [k for k, is_first in enumerate(near) if k and not is_first]
         corners = (f"other {others[0]}" if others else "noise 2", "noise 1")
     if not isinstance(corners, Mapping):
         corners = {check_choice("corners", name, known): known[name][0] for name in corners}
     for name, state in corners.items():
-        check_shape(state, limits.state[0], f"corner {name!r}", fix="Pass a state [pos, d_model].")
+        expected = limits.state[0].shape
+        check_shape(f"corner {name!r}", state.shape, expected, fix="Pass a state [pos, d_model].")
         check_finite_state(state, f"corner {name!r}", fix="Choose another one.")
     if len(corners) != 2:
         raise InputError(

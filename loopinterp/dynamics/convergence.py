@@ -4,41 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import check_integer, check_number
+from loopinterp.core.boundary import checked
 from loopinterp.core.intervals import share_of
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
+from loopinterp.dynamics import measures, runs
 from loopinterp.dynamics.fixed_point import get_solver
 from loopinterp.dynamics.limits import limits_of_run
-from loopinterp.dynamics.measures import (
-    SETTLED,
-    correctness,
-    cosines,
-    entropy,
-    kl,
-    likeliest,
-    margin,
-    rates,
-    residuals,
-    settling_time,
-    share_of_size,
-    stable_from,
-)
-from loopinterp.dynamics.regimes import LEAST_LOOPS, Regime, classify_regimes
-from loopinterp.dynamics.runs import (
-    chunks,
-    counted_examples,
-    described,
-    gather,
-    run_length,
-    run_loops,
-    state_bytes,
-)
+from loopinterp.dynamics.regimes import ClassifiedLoops, Regime, classify_regimes
 from loopinterp.dynamics.solvers import Solver, Status
 from loopinterp.dynamics.spectra import spectral_radius
 from loopinterp.models.iteration import bind
@@ -53,9 +33,6 @@ if TYPE_CHECKING:
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
-_KRYLOV = 64
-"""Largest Krylov space for a spectral radius."""
-
 RITZ_TOLERANCE = 0.01
 """Residual of the leading Ritz pair up to which a spectral radius counts as known."""
 
@@ -69,9 +46,6 @@ FATES = (
 )
 """What becomes of an example: convergence is not correctness."""
 
-_TOKEN = ("batch", "pos")
-_TOKEN_LOOPS = "loop batch pos"
-
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ConvergenceResult(Result, kind="convergence"):
@@ -81,28 +55,23 @@ class ConvergenceResult(Result, kind="convergence"):
     (residual, contraction, cosine, KL) is NaN there.
 
     Arrays:
-        residual: Relative residual of each token, 2-norm.
-        residual_max: The same in the maximum norm over a whole sequence.
+        residual, residual_max: Relative residual of a token, 2-norm; of a sequence, maximum norm.
         distance: Distance to the limit over the limit's norm.
-        contraction: Norm of the update over that of the update before.
-        cosine: Cosine between the update and the one before.
+        contraction, cosine: Norm of the update over that of the one before; cosine of the two.
         right: 1 where the answer is right, 0 where wrong, -1 where nothing is asked.
-        kl: KL divergence between the readout and that of the loop before, in nats. This and the
-            next two are means over the positions that count.
-        entropy: Entropy of the readout in nats.
-        margin: Largest logit minus the second largest.
+        kl: KL divergence from the readout of the loop before, in nats. This and the next two are
+            means over the positions that count.
+        entropy, margin: Of the readout: entropy in nats, largest logit minus the second largest.
         settled_at: First loop from which the residual stays under ``threshold`` to the end of the
-            run; -1 where there is none. That of a state that grows by as much in each loop falls
-            too, as 1/t, and that of an orbit may dip at its end: see :meth:`settling_times`.
+            run; -1 where there is none. A state that grows by as much in each loop gets there too
+            (as 1/t), and an orbit may at its end: see :meth:`settling_times`.
         stable_at: First loop whose answer is kept to the end of the run.
-        regime: :class:`Regime` code of each token.
-        period: Loops per turn of tokens on an orbit.
+        regime, period: :class:`Regime` code; loops per turn of tokens on an orbit.
         counted: Positions that means, quantiles and figures count.
         asymptotic_rate: Contraction rate of the whole sequence over the last loops above rounding.
         limit_status: How the search for the limit ended (:class:`Status`). Where it did not
             converge there is no limit, and "distance" is the distance to the last state reached.
-        spectral_radius: Of the Jacobian at the limit; NaN where no limit was found, and for
-            examples beyond ``n_spectral``.
+        spectral_radius: Of the Jacobian at the limit; NaN without one, and beyond ``n_spectral``.
         spectral_residual: Relative residual of its Ritz pair; the radius counts as known where
             residual times radius is at most :data:`RITZ_TOLERANCE`.
         answer_loops: T(n) of each example.
@@ -115,7 +84,8 @@ class ConvergenceResult(Result, kind="convergence"):
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("residual", "distance", "contraction", "cosine", "right"), _TOKEN_LOOPS),
+        **dict.fromkeys(("residual", "distance", "contraction"), "loop batch pos"),
+        **dict.fromkeys(("cosine", "right"), "loop batch pos"),
         **dict.fromkeys(("residual_max", "kl", "entropy", "margin"), "loop batch"),
         **dict.fromkeys(("settled_at", "stable_at", "regime", "period", "counted"), "batch pos"),
         **dict.fromkeys(("asymptotic_rate", "limit_status", "answer_loops"), "batch"),
@@ -137,7 +107,8 @@ class ConvergenceResult(Result, kind="convergence"):
 
     def mean_residual(self) -> xr.DataArray:
         """Mean relative residual of the counted tokens after each loop; NaN before the first."""
-        total = self.data["residual"].where(self.data["counted"], 0).sum(_TOKEN, skipna=False)
+        residual = self.data["residual"].where(self.data["counted"], 0)
+        total = residual.sum(("batch", "pos"), skipna=False)
         return total / self.data["counted"].sum()
 
     def exact_match(self) -> xr.DataArray:
@@ -145,28 +116,19 @@ class ConvergenceResult(Result, kind="convergence"):
         return share_of((self.data["right"] != 0).all("pos"), "batch")
 
     def right_from(self) -> xr.DataArray:
-        """First loop from which a token is right to the end, [batch, pos].
-
-        Infinity where it ends wrong, NaN where nothing is asked.
-        """
+        """First loop from which a token is right to the end; infinity where wrong, else NaN."""
         right = self.data["right"]
         last_wrong = ((right == 0) * (right["loop"] + 1)).max("loop").astype(float)
         final = right.isel(loop=-1)
         return last_wrong.where(final != 0, np.inf).where(final >= 0)
 
     def settling_times(self) -> xr.DataArray:
-        """Loop at which each token settles, [batch, pos]; infinity where it never does.
-
-        Settled is what comes to rest (:attr:`Regime.FIXED_POINT`), from ``settled_at`` on.
-        """
+        """``settled_at`` of each token that comes to rest, [batch, pos]; infinity elsewhere."""
         at, regime = self.data["settled_at"], self.data["regime"]
         return at.astype(float).where((at >= 0) & (regime == Regime.FIXED_POINT), np.inf)
 
     def below_threshold(self) -> xr.DataArray:
-        """First loop from which the residual of a counted token stays under ``threshold``.
-
-        Whatever the class of its trajectory; NaN where there is none, and where nothing is counted.
-        """
+        """``settled_at`` of counted tokens, whatever their regime; NaN where there is none."""
         at = self.data["settled_at"].astype(float)
         return at.where((at >= 0) & self.data["counted"])
 
@@ -175,10 +137,9 @@ class ConvergenceResult(Result, kind="convergence"):
         return float((self.settling_times() < np.inf).where(self.data["counted"]).mean())
 
     def fates(self) -> xr.DataArray:
-        """Whether an example comes to rest, and whether it is right there, [batch], one of FATES.
+        """Whether all counted tokens of an example come to rest, and it is right there, [batch].
 
-        At rest is an example all of whose counted tokens settle. Answers are read at T(n) and
-        after the last loop.
+        One of :data:`FATES`. Answers are read at T(n) and after the last loop.
         """
         exact = (self.data["right"] != 0).all("pos")
         first, last = exact.sel(loop=self.data["answer_loops"]), exact.isel(loop=-1)
@@ -192,20 +153,21 @@ class ConvergenceResult(Result, kind="convergence"):
         return {regime.label: int((codes == regime).sum()) for regime in Regime}
 
 
+@checked
 def convergence_study(
     model: LoopedModel,
     data: Batch | Task,
     *,
-    n_loops: int | None = None,
+    n_loops: ClassifiedLoops | None = None,
     solver: str | Solver = "picard",
-    limit_tol: float = 1e-5,
-    limit_steps: int = 200,
-    n_spectral: int = 8,
-    threshold: float = SETTLED,
-    positions: Literal["asked", "all"] = "asked",
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    limit_tol: PositiveFloat = 1e-5,
+    limit_steps: PositiveInt = 200,
+    n_spectral: NonNegativeInt = 8,
+    threshold: PositiveFloat = measures.SETTLED,
+    positions: runs.Counted = "asked",
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> ConvergenceResult:
     r"""Follow the state of every token through the loops, to its limit if it has one.
 
@@ -213,32 +175,19 @@ def convergence_study(
     another solver is named: with it, the limit is where the model itself goes.
 
     Args:
-        model: Any looped model.
-        data: Examples with targets, best of one problem length, as figures are by position; or a
-            task to draw them from.
-        n_loops: Loops of the run, at least 12; by default a quarter more than the longest T(n),
-            and at least 24.
-        solver: Solver for the limit.
-        limit_tol: Its relative tolerance.
-        limit_steps: Its largest number of steps beyond the run.
-        n_spectral: Examples with a limit whose spectral radius is computed (0 for none).
+        data: Examples with targets, best of one problem length; or a task to draw them from.
+        n_loops: By default a quarter more than the longest T(n), and at least 24.
+        limit_tol, limit_steps: Relative tolerance of the limit, and most steps beyond the run.
+        n_spectral: Examples with a limit whose spectral radius is computed.
         threshold: Relative residual that counts as settled.
         positions: Count the positions where an answer is asked, or all (padding included).
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of the starting vectors of the spectral radius, and of what is drawn.
-
-    Raises:
-        InputError: If an option is out of range, an example asks nothing, or the initial state
-            is not finite.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, counted = counted_examples(
+    batch, counted = runs.counted_examples(
         model, data, positions, needs_loops=n_loops is None, of_states=True, **drawn
     )
-    n_loops = run_length(batch, n_loops, times=1.25, usual=24, least=LEAST_LOOPS)
+    n_loops = n_loops or runs.usual_loops(batch, times=1.25, least=24)
     solver = get_solver(solver)
-    _check_options(limit_steps, n_spectral, threshold)
     settings = {
         "n_loops": n_loops,
         "solver": repr(solver),
@@ -248,25 +197,30 @@ def convergence_study(
         "positions": positions,
         "n_examples": len(batch),
     }
-    with study(seed, **described(model, batch), **settings) as watch, torch.no_grad():
+    with study(seed, **runs.described(model, batch), **settings) as watch, torch.no_grad():
         parts = []
-        rows_of = list(chunks(len(batch), (n_loops + 1) * state_bytes(model, batch)))
-        for rows in track(rows_of, "convergence"):
+        for rows in track(runs.state_chunks(model, batch, n_loops + 1), "convergence"):
             iteration = bind(model, batch.inputs[rows])
-            states = run_loops(iteration, n_loops)
+            states = runs.run_loops(iteration, n_loops)
             limits = limits_of_run(
                 iteration, states, max_loops=limit_steps, tol=limit_tol, solver=solver
             )
+            radius = torch.full((len(limits.state),), float("nan"), dtype=torch.float32)
+            part = {"spectral_radius": radius, "spectral_residual": radius.clone()}
             with_limit = (limits.status == Status.CONVERGED).nonzero().flatten()[:n_spectral]
             n_spectral -= len(with_limit)
-            part = {"limit_status": limits.status.to(torch.int8)}
+            if len(with_limit):
+                step, at = iteration.select(with_limit).step, limits.state[with_limit]
+                spectrum = spectral_radius(step, at, max_vectors=64, seed=seed)
+                part["spectral_radius"][with_limit.cpu()] = spectrum.radius.float().cpu()
+                part["spectral_residual"][with_limit.cpu()] = spectrum.residual.float().cpu()
+            part["limit_status"] = limits.status.to(torch.int8)
             part |= _of_states(states, limits.state, threshold)
-            part |= _readouts(iteration, states, batch.targets[rows], counted[rows])
-            parts.append(part | _spectral_radii(iteration, limits.state, with_limit, seed))
+            parts.append(part | _readouts(iteration, states, batch.targets[rows], counted[rows]))
         return ConvergenceResult.of(
             watch,
             coords={"loop": range(n_loops + 1)},
-            **gather(ConvergenceResult, parts),
+            **runs.gather(ConvergenceResult, parts),
             counted=counted,
             answer_loops=batch.n_loops,
             threshold=threshold,
@@ -275,25 +229,19 @@ def convergence_study(
         )
 
 
-def _check_options(limit_steps: int, n_spectral: int, threshold: float) -> None:
-    check_integer("limit_steps", limit_steps, least=1)
-    check_integer("n_spectral", n_spectral, least=0)
-    check_number("threshold", threshold, above=0)
-
-
 def _of_states(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Tensor]:
     """What is measured on the states alone."""
     sequence = states.flatten(2)  # [loop, batch, pos * d_model]
-    residual, regimes = residuals(states), classify_regimes(states)
-    distance = share_of_size((states - limit).norm(dim=-1), limit.norm(dim=-1))
+    residual, regimes = measures.residuals(states), classify_regimes(states)
+    distance = measures.share_of_size((states - limit).norm(dim=-1), limit.norm(dim=-1))
     return {
         "residual": _from_loop(residual, 1),
-        "residual_max": _from_loop(residuals(sequence, order=float("inf")), 1),
+        "residual_max": _from_loop(measures.residuals(sequence, order=float("inf")), 1),
         "distance": distance.float(),
-        "contraction": _from_loop(rates(states).per_loop, 2),
-        "cosine": _from_loop(cosines(states), 2),
-        "settled_at": settling_time(residual, threshold=threshold).to(torch.int32),
-        "asymptotic_rate": rates(sequence).asymptotic.float(),
+        "contraction": _from_loop(measures.rates(states).per_loop, 2),
+        "cosine": _from_loop(measures.cosines(states), 2),
+        "settled_at": measures.settling_time(residual, threshold=threshold).to(torch.int32),
+        "asymptotic_rate": measures.rates(sequence).asymptotic.float(),
         "regime": regimes.regime.to(torch.int8),
         "period": regimes.period.float(),
     }
@@ -305,37 +253,28 @@ def _readouts(
     """What is read from the states, with logits of two loops held at a time."""
     answers, gaps, entropies, margins = [], [], [], []
     before: Tensor | None = None
+
+    def mean(values: Tensor) -> Tensor:
+        """Over the counted positions of each example, [batch]."""
+        return torch.where(counted, values, 0).sum(dim=1) / counted.sum(dim=1)
+
     for loop, state in enumerate(states):
         logits = iteration.read(state, loop)
         log_p = logits.log_softmax(dim=-1)  # [batch, pos, d_vocab_out]
-        answers.append(likeliest(logits))
-        entropies.append(_mean(entropy(log_p), counted))
-        margins.append(_mean(margin(logits), counted))
+        answers.append(measures.likeliest(logits))
+        entropies.append(mean(measures.entropy(log_p)))
+        margins.append(mean(measures.margin(logits)))
         if before is not None:
-            gaps.append(_mean(kl(log_p, before), counted))
+            gaps.append(mean(measures.kl(log_p, before)))
         before = log_p
-    answer = torch.stack(answers)
+    answer = torch.stack(answers)  # [loop, batch, pos]
     return {
-        "right": correctness(answer, targets),
-        "stable_at": stable_from(answer).to(torch.int32),
+        "right": measures.correctness(answer, targets),
+        "stable_at": measures.stable_from(answer).to(torch.int32),
         "kl": _from_loop(torch.stack(gaps), 1),
         "entropy": torch.stack(entropies).float(),
         "margin": torch.stack(margins).float(),
     }
-
-
-def _spectral_radii(
-    iteration: Iteration, limit: Tensor, rows: Tensor, seed: int
-) -> dict[str, Tensor]:
-    """Spectral radius at the limits of some examples."""
-    radius = torch.full((len(limit),), float("nan"), dtype=torch.float32)
-    residual = radius.clone()
-    if len(rows):
-        step = iteration.select(rows).step
-        spectrum = spectral_radius(step, limit[rows], max_vectors=_KRYLOV, seed=seed)
-        radius[rows.cpu()] = spectrum.radius.float().cpu()
-        residual[rows.cpu()] = spectrum.residual.float().cpu()
-    return {"spectral_radius": radius, "spectral_residual": residual}
 
 
 def _from_loop(values: Tensor, first: int) -> Tensor:
@@ -343,8 +282,3 @@ def _from_loop(values: Tensor, first: int) -> Tensor:
     values = values.float()
     missing = values.new_full((first, *values.shape[1:]), float("nan"))
     return torch.cat([missing, values])
-
-
-def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """Mean over the counted positions of each example."""
-    return torch.where(counted, values, 0).sum(dim=1) / counted.sum(dim=1)

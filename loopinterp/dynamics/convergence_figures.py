@@ -1,11 +1,13 @@
-"""What a convergence study says and shows. Accuracy stands beside every curve of convergence: a
-state can settle on a wrong answer, and a right answer can be left again.
+"""What a convergence study says and shows, and what the figures of dynamics share.
+
+Accuracy stands beside every curve of convergence: a state can settle on a wrong answer, and a right
+answer can be left again.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -30,9 +32,6 @@ from loopinterp.figures import (
     line_panels,
 )
 
-_TOKEN = ("batch", "pos")
-_RIGHT = {"colour": "red", "markers": False}
-
 
 def with_rounding(findings: Callable[[Any], list[Finding]]) -> Callable[[Any], list[Finding]]:
     """Findings, with one after the first where the dtype of the states is coarse."""
@@ -43,39 +42,89 @@ def with_rounding(findings: Callable[[Any], list[Finding]]) -> Callable[[Any], l
         name = result.provenance.config.get("state_dtype")
         if name is None:
             return [first, *others]
-        return [first, dataclasses.replace(_rounding(name), kind=first.kind), *others]
+        share = f"{rounding_of(getattr(torch, name)):.2g}"
+        text = (
+            f"The states are {name}: rounding alone moves a state by up to {share} of its size in "
+            "a loop. Rounding decides residuals, distances and rates below that, and whether a "
+            "limit is found to a finer tolerance. Repeat the study with model.float() to resolve "
+            "them."
+        )
+        floor = Finding(text, value=f"{name}: resolved to {share}", kind=first.kind)
+        return [first, floor, *others]
 
     return with_floor
 
 
-def _rounding(name: str) -> Finding:
-    share = rounding_of(getattr(torch, name))
-    text = (
-        f"The states are {name}: rounding alone moves a state by up to {share:.2g} of its size in "
-        "a loop. Rounding decides residuals, distances and rates below that, and whether a limit "
-        "is found to a finer tolerance. Repeat the study with model.float() to resolve them."
+def value_of(estimate: xr.DataArray) -> xr.DataArray:
+    """An estimate without its interval."""
+    return estimate.sel({ESTIMATE: "value"}, drop=True)
+
+
+def exact_panel(exact: xr.DataArray, references: Sequence[Reference] = ()) -> LinePanel:
+    """Exact match by loop, the control under every curve of dynamics."""
+    line = Series.of("exact match", exact, colour="green")
+    return LinePanel([line], "exact match", y_range=(0, 1.03), references=references)
+
+
+def with_exact(table: pd.DataFrame, exact: xr.DataArray) -> pd.DataFrame:
+    """A table by loop, with exact match beside it."""
+    return table.assign(exact_match=table["loop"].map(value_of(exact).to_series()))
+
+
+def answer_figure(title: str, caption: str, tokens: xr.DataArray) -> Figure:
+    """Bars of tokens of each class, by whether their answer is right at the end.
+
+    Args:
+        tokens: Counts with an axis ``answer`` (right, wrong, not asked) and one more.
+    """
+    shades = {"right": "green", "wrong": "red", "not asked": "grey"}
+    bars = [
+        Series.of(f"{name} at the end", tokens.sel(answer=name), colour=shade)
+        for name, shade in shades.items()
+        if name != "not asked" or tokens.sel(answer=name).any()
+    ]
+    return Figure(
+        title=title,
+        plot=bars_with_intervals(bars, value_title="tokens"),
+        caption=caption,
+        control="Bars are split by accuracy: whether the answer at that token is right at the end.",
+        data=tidy({"tokens": tokens}),
     )
-    return Finding(text, value=f"{name}: resolved to {share:.2g}")
+
+
+def dies_out(largest_radius: float) -> str:
+    """What a spectral radius says of small disturbances."""
+    if largest_radius < 1:
+        return "below 1, so a small disturbance dies out there"
+    return "at 1 or more in some, so not every small disturbance dies out there"
 
 
 @findings_of.register
 @with_rounding
 def _(result: ConvergenceResult) -> list[Finding]:
     """Whether the tokens settle and are right there, what they become, and about the limits."""
-    return [_settling(result), *_regimes(result), _limits(result)]
+    findings = [_settling(result)]
+    counts = result.regime_counts()
+    common = max(counts, key=counts.__getitem__)
+    if common != Regime.FIXED_POINT.label:
+        text = (
+            "The commonest late trajectory is not a fixed point: "
+            f"{percent(counts[common] / sum(counts.values()))} of the tokens are of class "
+            f"{common!r}."
+        )
+        findings.append(Finding(text, value=common))
+    return [*findings, _limits(result)]
 
 
 def _settling(result: ConvergenceResult) -> Finding:
     settled, below = result.settled_share(), result.below_threshold()
     times = _gaps(result.settling_times()).where(result.data["counted"])
-    residual, exact = result.mean_residual()[-1], result.exact_match()[-1]
+    residual, exact = result.mean_residual()[-1], value_of(result.exact_match()[-1])
     when = f", half of them by loop {int(times.median())}" if settled else ""
-    moved = (
-        f"the last loop moves the state by {float(residual):.2g} of its size"
-        if np.isfinite(residual)
-        else "the states leave the finite numbers"
-    )
-    right = f"{percent(exact.sel({ESTIMATE: 'value'}))} of the answers are right there"
+    moved = "the states leave the finite numbers"
+    if np.isfinite(residual):
+        moved = f"the last loop moves the state by {float(residual):.2g} of its size"
+    right = f"{percent(exact)} of the answers are right there"
     if not (result.data["right"] >= 0).any():
         right = "the readout gives one number, so no answer is right or wrong"
     share = float(below.notnull().sum() / result.data["counted"].sum())
@@ -92,21 +141,8 @@ def _settling(result: ConvergenceResult) -> Finding:
             f"be of class fixed point too: {percent(settled)} settle. {moved[0].upper()}"
             f"{moved[1:]}, and {right}."
         )
-    somewhere = bool(result.data["limit_status"].isin([Status.CONVERGED, Status.CYCLE]).any())
-    return Finding(text, value=f"{percent(settled)} settle", good=somewhere and settled >= 0.99)
-
-
-def _regimes(result: ConvergenceResult) -> list[Finding]:
-    counts = result.regime_counts()
-    common = max(counts, key=counts.__getitem__)
-    if common == Regime.FIXED_POINT.label:
-        return []
-    share = percent(counts[common] / sum(counts.values()))
-    text = (
-        f"The commonest late trajectory is not a fixed point: {share} of the tokens are "
-        f"of class {common!r}."
-    )
-    return [Finding(text, value=common)]
+    has_limits = bool(result.data["limit_status"].isin([Status.CONVERGED, Status.CYCLE]).any())
+    return Finding(text, value=f"{percent(settled)} settle", good=has_limits and settled >= 0.99)
 
 
 def _limits(result: ConvergenceResult) -> Finding:
@@ -152,246 +188,176 @@ def _limits(result: ConvergenceResult) -> Finding:
         text += ". Whether they are stable cannot be said, because no spectral radius is known."
         return Finding(text, value=f"{n_found} of {n_examples} limits")
     low, high = float(radius.min()), float(radius.max())
-    stable = high < 1
-    verdict = (
-        "below 1, so a small disturbance dies out there"
-        if stable
-        else "at 1 or more in some, so not every small disturbance dies out there"
-    )
     text += (
         f"; at the {radius.size} of them where it is known, the spectral radius of the loop's "
-        f"Jacobian is {low:.2f} to {high:.2f}: {verdict}."
+        f"Jacobian is {low:.2f} to {high:.2f}: {dies_out(high)}."
     )
-    good = stable and n_found == n_examples
-    return Finding(text, value=f"{high:.2f}", good=good)
+    return Finding(text, value=f"{high:.2f}", good=high < 1 and n_found == n_examples)
 
 
 @figures_of.register
 def _(result: ConvergenceResult) -> list[Figure]:
     """All figures of a convergence study, in the order in which they are read."""
-    figures = [
-        residual_figure(result),
-        distance_figure(result),
-        settling_figure(result),
-        regime_figure(result),
-        rate_figure(result),
-        readout_figure(result),
-    ]
-    if result.data["spectral_radius"].notnull().any():
-        figures.insert(4, stability_figure(result))
-    return figures
-
-
-def residual_figure(result: ConvergenceResult) -> Figure:
-    """Relative residual by loop, above exact match."""
-    token = _positive(band_of(result.of_counted("residual"), *_TOKEN))
-    mean = _positive(result.mean_residual())
-    panel = LinePanel(
-        [Series.of("median token", token[1:]), Series.of("mean", mean[1:], colour="ochre")],
-        "relative residual",
-        y_log=True,
-        references=[Reference(result.threshold, "settled")],
-    )
-    return Figure(
-        title="Residual by loop",
-        plot=_above_accuracy(result, panel),
-        caption=(
-            "Above: how far a loop moves a token's state, as a share of the state (band: 80% of "
-            "the tokens). Below: the share of answers that are wholly right if read at that loop, "
-            "with a 95% interval."
-        ),
-        control=("Exact match is drawn over the same loops: a state can settle on wrong answers."),
-        data=tidy(
-            {"exact_match": result.exact_match(), "residual_mean": mean, "residual_median": token}
-        ),
-    )
-
-
-def distance_figure(result: ConvergenceResult) -> Figure:
-    """Distance to the limit by position and loop, with the loop from which answers are right."""
-    shown = _shown(result)
-    # The example that settles last; one that never does comes first.
-    slowest = int(shown.settling_times().where(shown.data["counted"], 0).max("pos").argmax("batch"))
-    far, right = shown.data["distance"].where(shown.data["counted"], 0), shown.right_from()
-    median, of_slowest = "median of the examples", f"slowest example ({slowest})"
-    cells = {
-        median: (_median(shown.of_counted("distance")), _median(right)),
-        of_slowest: (far.isel(batch=slowest), right.isel(batch=slowest)),
-    }
-    panels, overlay, tables = {}, {}, []
-    for title, (distance, correct) in cells.items():
-        panels[title] = np.log10(_positive(distance))
-        overlay[title] = Series.of("answer right from", _gaps(correct), **_RIGHT)
-        values = {"distance": distance, "answer_right_from": correct.broadcast_like(distance)}
-        tables.append(tidy(values).assign(of=title))
-    n_examples = result.data.sizes["batch"]
-    unsettled = int((result.data["limit_status"] != Status.CONVERGED).sum())
-    note = (
-        f" In {unsettled} of {n_examples} examples no limit was found; their distance is to the "
-        "last state reached."
-        if unsettled
-        else ""
-    )
-    return Figure(
-        title="Distance to the " + ("limit" if unsettled < n_examples else "last state reached"),
-        plot=heatmap_panels(panels, y_title="loops", value_title="log10 distance", overlay=overlay),
-        caption=(
-            "Each cell is the distance of a position's state from its limit after that many loops, "
-            "relative to the limit (dark is near), in the median of the examples and in the one "
-            "that settles last. A slanted edge is a front that passes through the "
-            "sequence, a flat one means that all positions settle at once." + note
-        ),
-        control=(
-            "The line is accuracy on the same axes: the loop from which the position's answer is "
-            "right to the end (a gap where it ends wrong)."
-        ),
-        data=pd.concat(tables, ignore_index=True),
-    )
-
-
-def settling_figure(result: ConvergenceResult) -> Figure:
-    """Settling time by position, beside the loop from which the answer is right."""
-    shown = _shown(result)
-    final = shown.data["right"].isel(loop=-1, drop=True)
-    n_asked = (final >= 0).sum("batch")
-    settled = shown.settling_times().where(shown.data["counted"])
-    lines = {
-        "settled": _gaps(band_of(settled, "batch")),
-        "answer_right_from": _gaps(_median(shown.right_from())),
-        "accuracy": (final == 1).sum("batch") / n_asked.where(n_asked > 0),
-    }
-    time = Series.of("settled (median)", lines["settled"], markers=False)
-    right = Series.of("answer right from", lines["answer_right_from"], **_RIGHT)
-    share = Series.of("accuracy", lines["accuracy"], colour="green", markers=False)
-    plot = line_panels(
-        [LinePanel([time, right], "loops"), LinePanel([share], "accuracy", y_range=(0, 1.03))],
-        x_title="position",
-    )
-    return Figure(
-        title="Settling time by position",
-        plot=plot,
-        caption=(
-            f"The loop from which a position's residual stays under {result.threshold:g}, where "
-            "it comes to rest (band: 80% of the examples; a gap where most never settle). A slope "
-            "of one is a front that moves one position a loop."
-        ),
-        control=(
-            "Accuracy stands beside it: the loop from which the answer is right to the end, and "
-            "below, the share of right answers after the last loop."
-        ),
-        data=tidy(lines),
-    )
-
-
-def regime_figure(result: ConvergenceResult) -> Figure:
-    """Tokens of each regime, by whether their answer is right at the end."""
-    kinds = {"right": (1, "green"), "wrong": (0, "red"), "not asked": (-1, "grey")}
-    final = result.data["right"].isel(loop=-1)
-    regimes = result.of_counted("regime")
+    residuals, rates, readout = _by_loop(result)
+    final, regimes = result.data["right"].isel(loop=-1, drop=True), result.of_counted("regime")
+    answers = {"right": 1, "wrong": 0, "not asked": -1}
     cells = [
         [((final == code) & (regimes == regime)).sum().item() for regime in Regime]
-        for code, _ in kinds.values()
+        for code in answers.values()
     ]
-    tokens = xr.DataArray(cells, {"answer": list(kinds), "regime": [r.label for r in Regime]})
-    groups = [
-        Series.of(f"{name} at the end", tokens.sel(answer=name), colour=shade)
-        for name, (_, shade) in kinds.items()
-        if name != "not asked" or tokens.sel(answer=name).any()
-    ]
-    periods = result.data["period"].where(regimes == Regime.ORBIT)
-    turns = ""
-    if periods.notnull().any():
-        turns = f" The median orbit takes {float(periods.median()):.3g} loops."
-    return Figure(
-        title="What the trajectories become",
-        plot=bars_with_intervals(groups, value_title="tokens"),
-        caption=(
-            "Class of each token's late trajectory: it comes to rest (fixed point), returns to "
-            "itself (orbit), moves on in one direction (drift), grows without bound (divergence), "
-            "or none of these." + turns
-        ),
-        control="Bars are split by accuracy: whether the answer at that token is right at the end.",
-        data=tidy({"tokens": tokens}),
+    tokens = xr.DataArray(cells, {"answer": [*answers], "regime": [r.label for r in Regime]})
+    classes = (
+        "Late trajectories: at rest (fixed point), returning to themselves (orbit), moving on in "
+        "one direction (drift), growing without bound (divergence), or none of these."
     )
-
-
-def stability_figure(result: ConvergenceResult) -> Figure:
-    """Spectral radius at the limit of each example, beside the contraction rate of its run."""
-    exact = (result.data["right"].isel(loop=-1, drop=True) != 0).all("pos")
+    periods = result.data["period"].where(regimes == Regime.ORBIT)
+    if periods.notnull().any():
+        classes += f" The median orbit takes {float(periods.median()):.3g} loops."
+    becoming = answer_figure("What the trajectories become", classes, tokens)
     measured = result.data[["spectral_radius", "spectral_residual", "asymptotic_rate"]]
-    table = measured.assign(exact_match=exact).to_dataframe().dropna(subset="spectral_radius")
-    table = table.rename_axis("example").reset_index()
+    table = measured.assign(exact_match=(final != 0).all("pos")).to_dataframe()
+    table = table.dropna(subset="spectral_radius").rename_axis("example").reset_index()
+    if table.empty:
+        return [residuals, *_by_position(result), becoming, rates, readout]
     right = table["exact_match"].map({True: "right", False: "wrong"})
     names = table["example"].astype(str) + " (" + right + ")"
-    plot = bars_with_intervals(
-        [
-            Series("spectral radius", names, table["spectral_radius"]),
-            Series("observed rate", names, table["asymptotic_rate"], control=True),
-        ],
-        value_title="factor per loop",
-        references=[Reference(1.0, "stable below 1")],
-    )
-    return Figure(
+    bars = [
+        Series("spectral radius", names, table["spectral_radius"]),
+        Series("observed rate", names, table["asymptotic_rate"], control=True),
+    ]
+    bound = [Reference(1.0, "stable below 1")]
+    stability = Figure(
         title="Local stability",
-        plot=plot,
+        plot=bars_with_intervals(bars, value_title="factor per loop", references=bound),
         caption=(
-            "Spectral radius of the loop's Jacobian at the limit of each example that has one, "
-            "with whether its answer is right: below 1, a small disturbance of the limit dies out "
-            "by that factor a loop in the long run."
+            "Spectral radius of the loop's Jacobian at each limit, and whether the answer there is "
+            "right. Below 1, a small disturbance dies out by that factor a loop in the long run."
         ),
         control=(
-            "The observed rate is how fast the updates of the run itself shrink in its last loops, "
-            "measured without derivatives: the two agree where the run has come near its limit."
+            "The observed rate is how fast updates of the run shrink in its last loops: the two "
+            "agree where the run has come near its limit."
         ),
         data=table,
     )
+    return [residuals, *_by_position(result), becoming, stability, rates, readout]
 
 
-def rate_figure(result: ConvergenceResult) -> Figure:
-    """Contraction rate and update angle by loop, above exact match."""
-    bands = {n: band_of(result.of_counted(n), *_TOKEN) for n in ("contraction", "cosine")}
+def _by_loop(result: ConvergenceResult) -> tuple[Figure, Figure, Figure]:
+    """Residuals; rates and angles; the readout: each above exact match."""
+    exact = result.exact_match()
+    token = _positive(band_of(result.of_counted("residual"), "batch", "pos"))
+    mean = _positive(result.mean_residual())
+    lines = [Series.of("median token", token[1:]), Series.of("mean", mean[1:], colour="ochre")]
+    settled = [Reference(result.threshold, "settled")]
+    residual = LinePanel(lines, "relative residual", y_log=True, references=settled)
+    bands = {n: band_of(result.of_counted(n), "batch", "pos") for n in ("contraction", "cosine")}
     factor = Series.of("contraction", bands["contraction"][2:], colour="blue")
     cosine = Series.of("update cosine", bands["cosine"][2:], colour="magenta")
-    panels = [
+    rates = [
         LinePanel([factor], "factor per loop", references=[Reference(1.0, "no contraction")]),
         LinePanel([cosine], "cosine", references=[Reference(0.0, "")]),
     ]
-    return Figure(
-        title="Rate and direction of the approach",
-        plot=_above_accuracy(result, *panels),
-        caption=(
-            "Above: the length of an update over that of the one before (below 1 updates become "
-            "shorter). Middle: the cosine between the two: near 1 a straight path, around "
-            "0.5 a spiral, negative an overshoot. Bands hold 80% of the tokens; lines end where "
-            "updates are no larger than rounding."
-        ),
-        control="Exact match over the same loops is drawn below.",
-        data=tidy({"exact_match": result.exact_match(), **bands}),
-    )
-
-
-def readout_figure(result: ConvergenceResult) -> Figure:
-    """Change, entropy and margin of the readout by loop, above exact match."""
     means = {name: result.data[name].mean("batch") for name in ("kl", "entropy", "margin")}
     means["kl"] = _positive(means["kl"])
-    panels = [
+    readout = [
         LinePanel([Series.of("KL to the loop before", means["kl"][1:])], "KL (nats)", y_log=True),
         LinePanel([Series.of("entropy", means["entropy"], colour="magenta")], "entropy (nats)"),
         LinePanel([Series.of("margin", means["margin"], colour="ochre")], "margin (logits)"),
     ]
-    return Figure(
-        title="When the answer stops changing",
-        plot=_above_accuracy(result, *panels),
+    return (
+        Figure(
+            title="Residual by loop",
+            plot=_above_accuracy(result, residual),
+            caption=(
+                "Above: how far a loop moves a token's state, over its norm (band: 80% of the "
+                "tokens). Below: the share of answers that are right if read at that loop (95% "
+                "interval)."
+            ),
+            control="Exact match over the same loops: a state can settle on wrong answers.",
+            data=tidy({"exact_match": exact, "residual_mean": mean, "residual_median": token}),
+        ),
+        Figure(
+            title="Rate and direction of the approach",
+            plot=_above_accuracy(result, *rates),
+            caption=(
+                "Above: the norm of an update over that of the one before. Middle: the cosine of "
+                "the two: near 1 a straight path, around 0.5 a spiral, negative an overshoot "
+                "(bands: 80% of the tokens). Lines end where updates are at rounding error."
+            ),
+            control="Exact match over the same loops is drawn below.",
+            data=tidy({"exact_match": exact, **bands}),
+        ),
+        Figure(
+            title="When the answer stops changing",
+            plot=_above_accuracy(result, *readout),
+            caption=(
+                "From above: how much a loop changes the readout, how undecided it is, and by how "
+                "much the first answer leads the second (means over answered positions)."
+            ),
+            control="Exact match below: an answer can be stable and certain, and still wrong.",
+            data=tidy({"exact_match": exact, **means}),
+        ),
+    )
+
+
+def _by_position(result: ConvergenceResult) -> tuple[Figure, Figure]:
+    """Distance to the limit and settling time, with the loop from which answers are right."""
+    shown = _shown(result)
+    times, right = shown.settling_times(), shown.right_from()
+    # The example that settles last; one that never does comes first.
+    slowest = int(times.where(shown.data["counted"], 0).max("pos").argmax("batch"))
+    far = shown.data["distance"].where(shown.data["counted"], 0)
+    cells = {
+        "median of the examples": (_median(shown.of_counted("distance")), _median(right)),
+        f"slowest example ({slowest})": (far.isel(batch=slowest), right.isel(batch=slowest)),
+    }
+    panels, overlay, tables = {}, {}, []
+    style = {"colour": "red", "markers": False}
+    for title, (distance, correct) in cells.items():
+        panels[title] = np.log10(_positive(distance))
+        overlay[title] = Series.of("answer right from", _gaps(correct), **style)
+        values = {"distance": distance, "answer_right_from": correct.broadcast_like(distance)}
+        tables.append(tidy(values).assign(of=title))
+    unsettled = result.data["limit_status"] != Status.CONVERGED
+    note = f" In {int(unsettled.sum())} of {unsettled.size} examples no limit was found; their "
+    note += "distance is to the last state reached."
+    distances = Figure(
+        title="Distance to the " + ("last state reached" if unsettled.all() else "limit"),
+        plot=heatmap_panels(panels, y_title="loops", value_title="log10 distance", overlay=overlay),
         caption=(
-            "From above: how much a loop changes the distribution that is read out, how undecided "
-            "that distribution is, and by how much the first answer leads the second (means over "
-            "answered positions)."
+            "Distance of a position's state from its limit, over the limit's norm (dark: near). A "
+            "slanted edge is a front that passes through the sequence; at a flat one all positions "
+            f"settle at once.{note if unsettled.any() else ''}"
+        ),
+        control="Line: the loop from which the answer is right to the end (a gap where never).",
+        data=pd.concat(tables, ignore_index=True),
+    )
+    final = shown.data["right"].isel(loop=-1, drop=True)
+    n_asked = (final >= 0).sum("batch")
+    lines = {
+        "settled": _gaps(band_of(times.where(shown.data["counted"]), "batch")),
+        "answer_right_from": _gaps(_median(right)),
+        "accuracy": (final == 1).sum("batch") / n_asked.where(n_asked > 0),
+    }
+    settled = Series.of("settled (median)", lines["settled"], markers=False)
+    correct = Series.of("answer right from", lines["answer_right_from"], **style)
+    share = Series.of("accuracy", lines["accuracy"], colour="green", markers=False)
+    accuracy = LinePanel([share], "accuracy", y_range=(0, 1.03))
+    settling = Figure(
+        title="Settling time by position",
+        plot=line_panels([LinePanel([settled, correct], "loops"), accuracy], x_title="position"),
+        caption=(
+            f"The loop from which a position's residual stays under {result.threshold:g} (band: "
+            "80% of the examples; a gap where most never settle). A slope of one is a front that "
+            "moves one position a loop."
         ),
         control=(
-            "Exact match is drawn below: an answer can be stable and certain, and still wrong."
+            "The loop from which the answer is right to the end; below, the share of right answers "
+            "after the last loop."
         ),
-        data=tidy({"exact_match": result.exact_match(), **means}),
+        data=tidy(lines),
     )
+    return distances, settling
 
 
 def _shown(result: ConvergenceResult) -> ConvergenceResult:
@@ -402,18 +368,15 @@ def _shown(result: ConvergenceResult) -> ConvergenceResult:
 
 def _above_accuracy(result: ConvergenceResult, *panels: LinePanel) -> go.Figure:
     """Panels above exact match by loop, with T(n) marked where it is one for all examples."""
-    line = Series.of("exact match", result.exact_match(), colour="green")
     answers = np.unique(result.data["answer_loops"])
     shown = [t for t in answers.tolist() if t <= result.n_loops]
     marks = [Reference(t, result.answered_after, "x") for t in shown]
-    exact = LinePanel(
-        [line], "exact match", y_range=(0, 1.03), references=marks if len(marks) == 1 else ()
-    )
+    exact = exact_panel(result.exact_match(), marks if len(marks) == 1 else ())
     return line_panels([*panels, exact], x_title="loops")
 
 
 def _median(values: xr.DataArray) -> xr.DataArray:
-    return band_of(values, "batch").sel({ESTIMATE: "value"}, drop=True)
+    return value_of(band_of(values, "batch"))
 
 
 def _positive(values: xr.DataArray) -> xr.DataArray:

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from pydantic import PositiveInt
 
+from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
+from loopinterp.dynamics import runs
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
-from loopinterp.dynamics.runs import (
-    chunks,
-    counted_examples,
-    described,
-    gather,
-    state_bytes,
-    stream_measures,
-)
 from loopinterp.models.iteration import bind
 from loopinterp.models.study_examples import answered_after
 
@@ -32,6 +29,16 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 
+class AnswerFate(Enum):
+    """Whether an answer is right at T(n), after the last loop, and in between."""
+
+    KEPT = "right and stays right"
+    LOST_BETWEEN = "right at both, lost in between"
+    LOST = "right, then lost"
+    FOUND = "wrong, then found"
+    WRONG = "wrong at both"
+
+
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExtrapolationResult(Result, kind="extrapolation"):
     """Exact match against loops, far past the loop at which the answer is asked for.
@@ -39,19 +46,15 @@ class ExtrapolationResult(Result, kind="extrapolation"):
     The loop axis counts loops made: loop 0 is the initial state.
 
     Arrays:
-        exact: Whether every asked position of an example is right.
-        accuracy: Share of its asked positions that are right.
-        residual: Mean relative residual of its asked positions. This and the next four are those
-            of :class:`LoopMeasures`, which says where they are NaN.
+        exact, accuracy: Whether every asked position is right, and the share of them that is.
+        residual, norm: Means over the asked positions; this and the next two lines are those of
+            :class:`LoopMeasures`, which says where they are NaN.
         residual_max: Residual of the whole sequence in the maximum norm.
-        norm: Mean norm of the state at its asked positions.
-        contraction: Median contraction of its asked positions.
-        cosine: Median cosine between successive updates of its asked positions.
-        length: Problem length of each example.
-        answer_loops: T(n) of each example.
+        contraction, cosine: Medians over the asked positions.
+        length, answer_loops: Problem length and T(n).
 
     Attributes:
-        trained_loops: Most loops of a training run, marked in the figure (None if unknown).
+        trained_loops: Most loops of a training run, marked in the figure.
         answered_after: The loops after which the answer is asked for, in words.
     """
 
@@ -73,65 +76,56 @@ class ExtrapolationResult(Result, kind="extrapolation"):
         """Exact match of each example after its own T(n) loops."""
         return self.data["exact"].sel(loop=self.data["answer_loops"])
 
-    def fates(self) -> dict[str, int]:
-        """Examples by whether they are right at T(n), after the last loop, and in between."""
+    def fates(self) -> dict[AnswerFate, int]:
+        """How many examples have each fate."""
         exact, loop = self.data["exact"], self.data["loop"]
         first, last = self.at_answer(), exact.isel(loop=-1)
         always_right = exact.where(loop >= self.data["answer_loops"], other=True).all("loop")
         fates = {
-            "right and stays right": always_right,
-            "right at both, lost in between": first & last & ~always_right,
-            "right, then lost": first & ~last,
-            "wrong, then found": ~first & last,
-            "wrong at both": ~first & ~last,
+            AnswerFate.KEPT: always_right,
+            AnswerFate.LOST_BETWEEN: first & last & ~always_right,
+            AnswerFate.LOST: first & ~last,
+            AnswerFate.FOUND: ~first & last,
+            AnswerFate.WRONG: ~first & ~last,
         }
         return {fate: int(examples.sum()) for fate, examples in fates.items()}
 
 
+@checked
 def extrapolation_study(
     model: LoopedModel,
     data: Batch | Task,
     *,
-    n_loops: int | None = None,
-    trained_loops: int | None = None,
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    n_loops: Loops | None = None,
+    trained_loops: PositiveInt | None = None,
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> ExtrapolationResult:
     """Run far past T(n) and score the readout after every loop.
 
     Only the present state is held, so the number of loops costs time but no memory.
 
     Args:
-        model: Any looped model.
         data: Examples with targets, of one length or several; or a task to draw them from.
         n_loops: Loops to run, at least the longest T(n) of the batch; ten times that by default.
         trained_loops: Most loops of a training run, to be marked in the figure.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of what is drawn.
-
-    Raises:
-        InputError: If the loops do not reach T(n), an example asks nothing, or the initial state
-            is not finite.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, counted = counted_examples(model, data, needs_loops=n_loops is None, **drawn)
-    longest = int(batch.n_loops.max())
+    batch, counted = runs.counted_examples(model, data, needs_loops=n_loops is None, **drawn)
+    longest = int(batch.n_loops.max())  # T(n) of the longest
     n_loops = 10 * longest if n_loops is None else n_loops
     check_integer("n_loops", n_loops, least=max(1, longest))
-    if trained_loops is not None:
-        check_integer("trained_loops", trained_loops, least=1)
     settings = {"n_loops": n_loops, "n_examples": len(batch)}
-    with study(seed, **described(model, batch), **settings) as watch:
+    with study(seed, **runs.described(model, batch), **settings) as watch:
         parts = (
             _follow(model, batch[rows], counted[rows], n_loops)
-            for rows in chunks(len(batch), 4 * state_bytes(model, batch))
+            for rows in runs.state_chunks(model, batch, 4)
         )
         return ExtrapolationResult.of(
             watch,
             coords={"loop": range(n_loops + 1)},
-            **gather(ExtrapolationResult, parts),
+            **runs.gather(ExtrapolationResult, parts),
             length=batch.n,
             answer_loops=batch.n_loops,
             trained_loops=trained_loops,
@@ -144,7 +138,7 @@ def _follow(model: LoopedModel, batch: Batch, counted: Tensor, n_loops: int) -> 
     """The arrays of some examples, [loop, batch] each."""
     share = counted / counted.sum(dim=1, keepdim=True)  # weight of each position in a mean
     arrays: dict[str, list[Tensor]] = defaultdict(list)
-    run = stream_measures(iteration := bind(model, batch.inputs), n_loops)
+    run = runs.stream_measures(iteration := bind(model, batch.inputs), n_loops)
     for loop, h, measures in track(run, "loops", total=n_loops + 1):
         right = correctness(likeliest(iteration.read(h, loop)), batch.targets)
         arrays["exact"].append(exact_match(right).bool())

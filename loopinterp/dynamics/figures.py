@@ -4,16 +4,18 @@ and inputs; the others in modules of their own, which this one imports.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from loopinterp.core.intervals import ESTIMATE, band_of, share_of
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
 from loopinterp.dynamics import geometry_figures, limit_figures  # noqa: F401  (registered)
-from loopinterp.dynamics.convergence_figures import with_rounding
-from loopinterp.dynamics.extrapolation import ExtrapolationResult
+from loopinterp.dynamics.convergence_figures import (
+    value_of,
+    with_exact,
+    with_rounding,
+)
+from loopinterp.dynamics.extrapolation import AnswerFate, ExtrapolationResult
 from loopinterp.dynamics.input_dependence import InputDependenceResult
 from loopinterp.dynamics.inside_loop import FROZEN, AttentionStabilisationResult
 from loopinterp.dynamics.limits import OWN_START
@@ -28,13 +30,6 @@ from loopinterp.figures import (
     line_panels,
 )
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-
-_LONG_RUN = 60
-"""Loops from which on the loop axis is logarithmic, so that the first ones stay readable."""
-
 
 @findings_of.register
 @with_rounding
@@ -43,11 +38,11 @@ def _(result: ExtrapolationResult) -> list[Finding]:
     first = float(result.at_answer().mean())
     last = float(result.data["exact"].isel(loop=-1).mean())
     fates = result.fates()
-    between = fates["right at both, lost in between"]
+    between = fates[AnswerFate.LOST_BETWEEN]
     text = (
         f"{percent(first)} of the answers are right at {result.answered_after} and "
         f"{percent(last)} after {result.n_loops} loops: of {result.data.sizes['batch']}, "
-        f"{fates['right, then lost']} right ones end wrong, {fates['wrong, then found']} wrong "
+        f"{fates[AnswerFate.LOST]} right ones end wrong, {fates[AnswerFate.FOUND]} wrong "
         f"ones end right, and {between} right at both are lost in between."
     )
     good = last >= max(first, 0.99) and not between
@@ -57,50 +52,44 @@ def _(result: ExtrapolationResult) -> list[Finding]:
 
 @figures_of.register
 def _(result: ExtrapolationResult) -> list[Figure]:
-    """Exact match against loops, with the residual below it."""
+    """Exact match against loops, with the residual and the norm below it."""
     cells = result.data.set_coords("length").rename(length="n")
     exact = cells["exact"].groupby("n").map(share_of, args=("batch",))
     accuracy = cells["accuracy"].groupby("n").mean("batch")
-    residual = cells["residual"].groupby("n").mean("batch", skipna=False)
-    norm = cells["norm"].groupby("n").mean("batch", skipna=False)
+    residual, norm = (
+        cells[name].groupby("n").mean("batch", skipna=False) for name in ("residual", "norm")
+    )
     # Loop 0 has no place on a logarithmic axis, and no residual.
-    positive = residual.where((residual > 0) & (residual < np.inf))
     exact_lines, residual_lines, norm_lines = (
         Series.each(values.isel(loop=slice(1, None)), "n", "n = {}".format, in_order=True)
-        for values in (exact, positive, norm.where((norm > 0) & (norm < np.inf)))
+        for values in (exact, *(v.where((v > 0) & (v < np.inf)) for v in (residual, norm)))
     )
     answers = np.unique(result.data["answer_loops"]).tolist()
     marks = [Reference(answers[0], result.answered_after, "x")] if len(answers) == 1 else []
     if result.trained_loops is not None and result.trained_loops not in answers:
         marks.append(Reference(result.trained_loops, "longest training run", "x"))
-    plot = line_panels(
-        [
-            LinePanel(exact_lines, "exact match", y_range=(0, 1.03), references=marks),
-            LinePanel(residual_lines, "relative residual", y_log=True),
-            LinePanel(norm_lines, "norm of the state", y_log=True),
-        ],
-        x_title="loops",
-        x_log=result.n_loops >= _LONG_RUN,
-    )
-    counts = ", ".join(f"{name}: {count}" for name, count in result.fates().items())
+    panels = [
+        LinePanel(exact_lines, "exact match", y_range=(0, 1.03), references=marks),
+        LinePanel(residual_lines, "relative residual", y_log=True),
+        LinePanel(norm_lines, "norm of the state", y_log=True),
+    ]
+    counts = ", ".join(f"{fate.value}: {count}" for fate, count in result.fates().items())
+    arrays = {"exact_match": exact, "accuracy": accuracy, "residual": residual, "norm": norm}
     return [
         Figure(
             title="Running the loop on",
             section="convergence",
-            plot=plot,
+            # The first loops of a long run stay readable on a logarithmic axis.
+            plot=line_panels(panels, x_title="loops", x_log=result.n_loops >= 60),
             caption=(
-                "Above: the share of answers that are wholly right if read after that many loops, "
-                "with 95% intervals; the dotted line marks the loop at which the answer is asked "
-                "for. Below: how far a loop still moves the state, and how large the state is."
+                "Above: the share of answers that are right if read at that loop (95% intervals). "
+                "Below: how far a loop still moves the state, and the state's norm."
             ),
             control=(
-                "Exact match and residual stand together, because a state can converge to a wrong "
-                f"answer or leave a right one. From {result.answered_after} to the last loop: "
-                f"{counts}."
+                "A state can converge to a wrong answer or leave a right one. From "
+                f"{result.answered_after} to the last loop: {counts}."
             ),
-            data=tidy(
-                {"exact_match": exact, "accuracy": accuracy, "residual": residual, "norm": norm}
-            ),
+            data=tidy(arrays),
         )
     ]
 
@@ -133,32 +122,25 @@ def _(result: AttentionStabilisationResult) -> list[Figure]:
     change = band_of(result.data["change"].sel(loop=loops), "batch")
     exact = share_of(result.data["exact"].sel(loop=loops), "batch")
     median = change.sel({ESTIMATE: "value"})
-    plot = line_panels(
-        [
-            LinePanel(head_lines(median.where(median > 0)), "change of pattern", y_log=True),
-            LinePanel(
-                [Series.of("exact match", exact, control=True)], "exact match", y_range=(0, 1.03)
-            ),
-        ],
-        x_title="loop",
-    )
-    share = exact.sel({ESTIMATE: "value"}).to_series()
-    table = tidy({"change": change})
+    control = Series.of("exact match", exact, control=True)
+    panels = [
+        LinePanel(head_lines(median.where(median > 0)), "change of pattern", y_log=True),
+        LinePanel([control], "exact match", y_range=(0, 1.03)),
+    ]
     return [
         Figure(
             title="Do the heads freeze?",
             section="attention",
-            plot=plot,
+            plot=line_panels(panels, x_title="loop"),
             caption=(
-                "Above: how much a head's attention pattern changes from one loop to the next "
-                "(Frobenius norm over the sequence, median of the examples). A falling line is a "
-                "head that freezes."
+                "Above: how much a head's attention pattern changes in a loop (Frobenius norm over "
+                "the sequence, median of the examples). A falling line is a head that freezes."
             ),
             control=(
-                "Below, exact match when the answer is read after that loop: heads can freeze "
-                "before the answer is right, or long after."
+                "Below, exact match if read after that loop: heads can freeze before the answer is "
+                "right, or long after."
             ),
-            data=table.assign(exact_match=table["loop"].map(share)),
+            data=with_exact(tidy({"change": change}), exact),
         )
     ]
 
@@ -175,13 +157,8 @@ def _(result: ReachabilityResult) -> list[Finding]:
             "so it cannot be said what else is reached from elsewhere."
         )
         return [Finding(text, value="no limit found", good=False)]
-    return [_starts(result, n_found), _kicks(result)]
-
-
-def _starts(result: ReachabilityResult, n_found: int) -> Finding:
-    n_examples = result.data.sizes["batch"]
-    one, reached = _value(result.one_limit()), _value(result.reached())
-    differing = _value(share_of(result.own_limit_differs(), "batch"))
+    one, reached = value_of(result.one_limit()), value_of(result.reached())
+    differing = value_of(share_of(result.own_limit_differs(), "batch"))
     rest = reached.drop_sel(start=OWN_START)
     least = rest["start"].values[rest.values == float(rest.min())].tolist()
     where = "from every other start alike"
@@ -197,18 +174,17 @@ def _starts(result: ReachabilityResult, n_found: int) -> Finding:
             f" But only {percent(differing)} of the inputs have another limit than the next input: "
             "what is reached from everywhere does not know the input."
         )
-    return Finding(
-        text, value=f"one limit in {percent(one)}", good=min(float(one), float(differing)) >= 0.99
-    )
+    good = min(float(one), float(differing)) >= 0.99
+    return [Finding(text, value=f"one limit in {percent(one)}", good=good), _kicks(result)]
 
 
 def _kicks(result: ReachabilityResult) -> Finding:
-    back = _value(result.recovered())
+    """Up to which size kicks are undone."""
+    back = value_of(result.recovered())
     undone = back.where((back >= 0.95).cumprod("kick") == 1).dropna("kick")
     if not undone.size:
-        smallest = back["kick"][0].item()
         text = (
-            f"Kicked by {smallest:g} of its size, a limit is come back to in "
+            f"Kicked by {back['kick'][0].item():g} of its size, a limit is come back to in "
             f"{percent(back[0])} of the cases only."
         )
         return Finding(text, value=f"{percent(back[0])} come back", good=False)
@@ -226,64 +202,48 @@ def _kicks(result: ReachabilityResult) -> Finding:
 @figures_of.register
 def _(result: ReachabilityResult) -> list[Figure]:
     """Who reaches the own limit from where, and what a kick does; nothing where there is none."""
-    return [start_figure(result), kick_figure(result)] if result.found().any() else []
-
-
-def start_figure(result: ReachabilityResult) -> Figure:
-    """Share of the inputs that reach their own limit from each start, and the control."""
-    reached = result.reached()
+    if not result.found().any():
+        return []
+    reached, back = result.reached(), result.recovered()
     chance = share_of(~result.own_limit_differs(), "batch").expand_dims(start=["the next input's"])
     bars = [
         Series.of("own limit reached from", reached),
         Series.of("is its own limit too (control)", chance, control=True),
     ]
     alignment = band_of(result.data["alignment"], "batch")
-    table = tidy({"reached": reached, "alignment": alignment})
-    other = _value(band_of(result.data["other_alignment"], "batch"))
-    return Figure(
-        title="Is the same limit reached from every start?",
-        plot=bars_with_intervals(bars, value_title="share of inputs", value_range=(0, 1)),
-        caption=(
-            f"The share of the inputs that reach their own limit, to {result.same:g} of its norm, "
-            "with 95% intervals. 'other' starts at the limit of another input."
-        ),
-        control=(
-            "Hatched: inputs that share their limit with the next input, where reaching it says "
-            f"nothing. The cosine of the limits of two inputs is {float(other):.2f} in the median."
-        ),
-        data=table,
-    )
-
-
-def kick_figure(result: ReachabilityResult) -> Figure:
-    """Share of kicked limits that are come back to, and of right answers there."""
+    other = value_of(band_of(result.data["other_alignment"], "batch"))
     exact = share_of(result.data["kick_exact"].isel(batch=result.found().values), "draw", "batch")
-    back = result.recovered()
     lines = [Series.of("limit come back to", back), Series.of("answer right there", exact)]
-    unkicked = _value(share_of(result.data["exact"].sel(start=OWN_START, drop=True), "batch"))
-    return Figure(
-        title="How large a kick is undone?",
-        plot=line_panels(
-            [LinePanel(lines, "share of kicks", y_range=(0, 1.03))],
-            x_title="size of the kick, over the size of the state",
-            x_log=True,
+    panel = LinePanel(lines, "share of kicks", y_range=(0, 1.03))
+    size = "size of the kick, over the size of the state"
+    unkicked = value_of(share_of(result.data["exact"].sel(start=OWN_START, drop=True), "batch"))
+    return [
+        Figure(
+            title="Is the same limit reached from every start?",
+            plot=bars_with_intervals(bars, value_title="share of inputs", value_range=(0, 1)),
+            caption=(
+                f"The share of the inputs that reach their own limit, to {result.same:g} of its "
+                "norm, with 95% intervals. 'other' starts at the limit of another input."
+            ),
+            control=(
+                "Hatched: inputs that share their limit with the next input, where reaching it "
+                f"says nothing. The cosine of the limits of two inputs is {float(other):.2f} in "
+                "the median."
+            ),
+            data=tidy({"reached": reached, "alignment": alignment}),
         ),
-        caption=(
-            "Noise is added to every position of a limit, and the loop goes on until it rests "
-            "again. The lines are the share of the kicks after which it is back, and after which "
-            "the answer is right, with 95% intervals."
+        Figure(
+            title="How large a kick is undone?",
+            plot=line_panels([panel], x_title=size, x_log=True),
+            caption=(
+                "Noise is added to every position of a limit, and the loop goes on until it rests "
+                "again: share of the kicks after which it is back, and after which the answer is "
+                "right (95% intervals)."
+            ),
+            control=f"Without a kick {percent(unkicked)} of the answers are right.",
+            data=tidy({"back": back, "exact_match": exact}),
         ),
-        control=f"Without a kick {percent(unkicked)} of the answers are right.",
-        data=tidy({"back": back, "exact_match": exact}),
-    )
-
-
-def _value(estimate: xr.DataArray) -> xr.DataArray:
-    return estimate.sel({ESTIMATE: "value"}, drop=True)
-
-
-_VISIBLE = 0.01
-"""Relative change of a limit that counts as one."""
+    ]
 
 
 @findings_of.register
@@ -292,7 +252,8 @@ def _(result: InputDependenceResult) -> list[Finding]:
     """What share of the spread is the input's, and how far a token is felt."""
     n_found = int((result.data["period"] > 0).sum())
     share, spread = result.share_of_input(), result.spread()
-    if spread <= _VISIBLE:
+    visible = 0.01  # relative change of a limit that counts as one
+    if spread <= visible:
         text = (
             f"All inputs lead from all starts to limits that differ by {spread:.1g} of their size: "
             "the limit does not know the input."
@@ -312,12 +273,12 @@ def _(result: InputDependenceResult) -> list[Finding]:
     )
     findings = [Finding(text, value=percent(value), good=low >= 0.9)]
     effect = result.by_distance("effect")
-    felt = effect["distance"].values[effect.values > _VISIBLE]
+    felt = effect["distance"].values[effect.values > visible]
     if len(felt):
         changes = result.by_distance("answer_changes")
         first = changes.sel(distance=int(changes["distance"][int(changes.argmax("distance"))]))
         text = (
-            f"Another token moves limits (by {_VISIBLE:.0%} or more in the mean) up to "
+            f"Another token moves limits (by {visible:.0%} or more in the mean) up to "
             f"{max(felt.max(), 0)} positions to its right and {max(-felt.min(), 0)} to its left; "
             f"it changes the most answers, {percent(first)}, at distance "
             f"{int(first['distance'])}."
@@ -331,60 +292,48 @@ def _(result: InputDependenceResult) -> list[Figure]:
     """How far a token is felt, and who feels whom."""
     if not result.data["effect"].notnull().any():
         return []  # no limits, or no tokens changed
-    return [distance_figure(result), token_figure(result)]
-
-
-def distance_figure(result: InputDependenceResult) -> Figure:
-    """Effect of a token by distance: on limits, on answers, and by derivative."""
     lines = {name: result.by_distance(name) for name in ("effect", "answer_changes")}
+    changed = Series.of("answer changes", lines["answer_changes"], colour="red")
     panels = [
         LinePanel([Series.of("limit moves", lines["effect"])], "relative change"),
-        LinePanel(
-            [Series.of("answer changes", lines["answer_changes"], colour="red")],
-            "share of answers",
-            y_range=(0, 1.03),
-        ),
+        LinePanel([changed], "share of answers", y_range=(0, 1.03)),
     ]
-    return Figure(
-        title="How far is a token felt?",
-        plot=line_panels(panels, x_title="positions to the right of the changed token"),
-        caption=(
-            "One token becomes that of another input, and the model runs to its new limit. Above: "
-            "how far the limits of other positions move, over their norm, in the mean; below: the "
-            "share of answers that change."
-        ),
-        control=(
-            "Left of 0 stand positions before the changed token: a model that sees no later "
-            "positions shows nothing there."
-        ),
-        data=tidy(lines),
-    )
-
-
-def token_figure(result: InputDependenceResult) -> Figure:
-    """Which position's limit depends on which token, by experiment and by derivative."""
-    counted = result.data["counted"]
     mean = {
-        "token changed": result.data["effect"].where(counted).mean("batch"),
-        "derivative": result.data["sensitivity"].where(counted).mean("batch"),
+        title: result.data[name].where(result.data["counted"]).mean("batch")
+        for title, name in {"token changed": "effect", "derivative": "sensitivity"}.items()
     }
-    panels = {
+    maps = {
         title: np.log10(values.where(values > 1e-6).rename(source="token at"))
         for title, values in mean.items()
         if values.notnull().any()
     }
-    return Figure(
-        title="Which limit depends on which token?",
-        plot=heatmap_panels(panels, y_title="token at", value_title="log10 change"),
-        caption=(
-            "Each cell is how much the limit of a position (across) changes with the token at "
-            "another one (down), relative to its norm: by putting in another token, and by the "
-            "derivative of the limit with respect to the injected input (implicit function "
-            "theorem), in the mean over examples."
+    return [
+        Figure(
+            title="How far is a token felt?",
+            plot=line_panels(panels, x_title="positions to the right of the changed token"),
+            caption=(
+                "One token becomes that of another input. Above: how far the limits of other "
+                "positions move, over their norm, in the mean; below: the share of answers that "
+                "change."
+            ),
+            control=(
+                "Left of 0 stand positions before the changed token: a model that sees no later "
+                "positions shows nothing there."
+            ),
+            data=tidy(lines),
         ),
-        control=(
-            "The two are measured apart: where the derivative shows nothing and the other token "
-            "does, the input enters by the start, or the change is too large to be linear."
+        Figure(
+            title="Which limit depends on which token?",
+            plot=heatmap_panels(maps, y_title="token at", value_title="log10 change"),
+            caption=(
+                "How much the limit of a position (across) changes with the token at another one "
+                "(down), relative to its norm, in the mean over examples: by putting in another "
+                "token, and by the derivative with respect to the injected input."
+            ),
+            control=(
+                "Where the derivative shows nothing and the other token does, the input enters by "
+                "the start, or the change is too large to be linear."
+            ),
+            data=tidy(mean),
         ),
-        data=tidy(mean),
-    )
+    ]

@@ -28,32 +28,17 @@ _SOLVERS: dict[str, type[Solver]] = {
     "picard": Picard,
 }
 
-_FINE = 1e-5
-"""Rounding up to this share of a state does not hide a cycle."""
-
-_ROUNDING = 64
-"""Rounding errors of the state by which a trajectory that has returned may miss."""
-
-_TURNS = 8
-"""Turns after which a return within rounding counts."""
-
-_WIDE = 1000
-"""A cycle must be this many times as wide as what its returns may miss by rounding."""
-
 
 @dataclass(frozen=True, repr=False)
 class FixedPoint(ShortRepr):
     """Where a search for a fixed point ended.
 
     Attributes:
-        state: The last iterate, shaped like ``x0``; of a diverged example the last one whose
-            values are finite.
-        status: :class:`Status` code of each example.
+        state: The last iterate, shaped like ``x0``; of a diverged example the last finite one.
         residuals: Relative residual of each iterate, the first that of ``x0``. An example that
             is done keeps its last residual.
-        n_steps: Steps each example made.
-        evaluations: Evaluations of the map each example needed: one for its start and one a step,
-            or more where a step takes Jacobian-vector products, of which each counts as one.
+        evaluations: Evaluations of the map: one for the start and one a step, or more where a step
+            takes Jacobian-vector products, of which each counts as one.
         period: Steps per turn of an example on a cycle, else 0.
     """
 
@@ -71,7 +56,6 @@ class FixedPoint(ShortRepr):
 
     @property
     def statuses(self) -> list[Status]:
-        """The status of each example by name."""
         return [Status(code) for code in self.status.tolist()]
 
 
@@ -102,16 +86,10 @@ def find_fixed_point(
             search starts from the initial state.
         tol: Relative tolerance of the residual, :math:`\|f(x) - x\| \le` ``tol``
             :math:`\|f(x)\|` + ``atol``, and of returns to a cycle.
-        max_iter: Largest number of steps.
         solver: ``"picard"``, ``"anderson"``, ``"broyden"``, ``"newton-krylov"``, or a
             :class:`Solver`.
-        atol: Absolute tolerance.
         patience: Steps without progress after which an example counts as stalled.
         divergence: Growth of the norm at which an example counts as diverged.
-
-    Raises:
-        InputError: If ``x0`` is not floating point, is empty or not finite, if ``f`` changes
-            the shape or dtype, or if the solver or an option is unknown or out of range.
 
     Source: the fixed-point view of looped transformers, arXiv 2604.15259.
 
@@ -124,18 +102,10 @@ def find_fixed_point(
         ('CYCLE', 2)
     """
     f, x0 = map_and_start(model, x0)
-    rule = Termination(
-        tol=tol, atol=atol, max_iter=max_iter, divergence=divergence, patience=patience
-    )
+    limits = {"tol": tol, "atol": atol, "divergence": divergence}
+    rule = Termination(**limits, max_iter=max_iter, patience=patience)
     method = get_solver(solver)
-    if not x0.is_floating_point():
-        raise InputError(
-            "x0",
-            expected="a floating-point tensor",
-            given=str(x0.dtype),
-            fix="Convert it with x0.float().",
-        )
-    check_finite_state(x0, "x0", fix="Check the embedding of the input.")
+    check_finite_state(x0, "x0", fix="Pass x0.float(), or check the embedding of the input.")
     flat = x0.detach().reshape(1, 1) if x0.ndim == 0 else x0.detach().reshape(len(x0), -1)
 
     def g(x: Tensor) -> Tensor:
@@ -163,23 +133,17 @@ def find_fixed_point(
             now = rule(state)
             if watch is not None:
                 turns = watch.see(state.x)
-                on_cycle = (
-                    (turns > 0) & ~done & (now != Status.CONVERGED) & (now != Status.DIVERGED)
-                )
+                ended = done | (now == Status.CONVERGED) | (now == Status.DIVERGED)  # [batch]
+                on_cycle = (turns > 0) & ~ended
                 now[on_cycle], period[on_cycle] = int(Status.CYCLE), turns[on_cycle]
                 if state.n_steps < max_iter:  # patience ends nothing that is coming round again
                     now[watch.checking & (now == Status.STALLED)] = int(Status.RUNNING)
             status = torch.where(done, status, now)
             finite = torch.where(state.x.isfinite().all(dim=-1, keepdim=True), state.x, finite)
             residuals.append(state.residual)
-    return FixedPoint(
-        finite.reshape(x0.shape),
-        status,
-        torch.stack(residuals),
-        n_steps,
-        state.evaluations,
-        period,
-    )
+    residual = torch.stack(residuals)
+    finite = finite.reshape(x0.shape)
+    return FixedPoint(finite, status, residual, n_steps, state.evaluations, period)
 
 
 def list_solvers() -> list[str]:
@@ -195,9 +159,6 @@ def list_solvers() -> list[str]:
 def get_solver(solver: str | Solver) -> Solver:
     """A solver from its name, with default settings; an instance is given back as it is.
 
-    Raises:
-        InputError: If the name is unknown.
-
     Example:
         >>> get_solver("picard")
         Picard(damping=1.0)
@@ -210,11 +171,7 @@ def get_solver(solver: str | Solver) -> Solver:
 
 
 def iteration_of(model: LoopedModel | Callable[[Tensor], Tensor] | Any, h: Any) -> Iteration | None:
-    """A looped model's iteration over its inputs (or a batch of them); None of a map from states.
-
-    Raises:
-        InputError: If a model's step takes the loop's index, or it does not repeat itself.
-    """
+    """A looped model's iteration over its inputs (or a batch of them); None of a map."""
     if not (isinstance(model, LoopedModel) or hasattr(model, "bind")):
         return None
     inputs = getattr(h, "inputs", h).to(device_of(model))
@@ -224,11 +181,7 @@ def iteration_of(model: LoopedModel | Callable[[Tensor], Tensor] | Any, h: Any) 
 
 
 def map_and_start(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """A map and its state as given; or one loop of a model over its inputs, and its initial state.
-
-    Raises:
-        InputError: as :func:`iteration_of`.
-    """
+    """A map and its state as given; or a model's loop over its inputs, and its initial state."""
     iteration = iteration_of(model, h)
     return (model, h) if iteration is None else (iteration.step, iteration.h0)
 
@@ -251,23 +204,20 @@ class CycleWatch:
     whatever their angle and decay. The second takes for a cycle what changes by less than rounding
     in eight turns: in float32, a spiral that loses less than some 1e-4 of its extent a turn. A
     trajectory that passes the ghost of a cycle more slowly than the tolerance a turn is taken for
-    the cycle, as with fixed points.
-
-    Args:
-        x0: Where the trajectories start.
-        tol: Relative tolerance of a return, to the size of the anchor or the extent.
-        atol: Absolute tolerance.
+    the cycle, as with fixed points. The tolerance of a return is relative to the size of the
+    anchor or the extent.
 
     Source: Brent, 1980 (doi 10.1007/BF01933190).
     """
 
     def __init__(self, x0: Float[Tensor, "batch size"], tol: float, atol: float) -> None:
-        self.noise = _ROUNDING * torch.finfo(x0.dtype).eps
+        # What a trajectory that has returned may miss by: 64 rounding errors of the state.
+        self.noise = 64 * torch.finfo(x0.dtype).eps
         # No trajectory comes back more nearly than rounding lets it; where that is coarse, it may
         # all the same, and what is nearly back says little.
-        self.tol, self.atol = max(tol, min(self.noise, _FINE)), atol
+        self.tol, self.atol = max(tol, min(self.noise, 1e-5)), atol
         # Where the precision is low, all slow motion is rounded away: then what is wide counts.
-        self.least_extent = min(_WIDE * self.noise, 0.1)
+        self.least_extent = min(1000 * self.noise, 0.1)
         self.n_steps = 0
         self._move_anchor(x0)
 
@@ -287,7 +237,7 @@ class CycleWatch:
         """Take in the next iterates; the period of each example on a cycle, else 0."""
         self.n_steps += 1
         lag = self.n_steps - self.moved_at
-        miss = distance(x, self.anchor)
+        miss = distance(x, self.anchor)  # [batch]
         self.extent = torch.where(self.checking, self.extent, torch.maximum(self.extent, miss))
         scale = torch.maximum(self.anchor_norm, self.extent)
         near = miss <= self.tol * scale + self.atol
@@ -300,14 +250,13 @@ class CycleWatch:
         self.second = torch.where(turns == 2, miss, self.second)
         shrink = 2 * self.second - miss - self.noise * scale
         arrives = (turns == 4) & (10 * self.second**2 <= self.extent * shrink)
-        exact = self.worst <= torch.minimum(self.noise * scale, self.extent / _WIDE)
-        exact_turns = (turns == _TURNS) & exact
+        exact = self.worst <= torch.minimum(self.noise * scale, self.extent / 1000)
         wide = self.extent >= self.least_extent * scale
-        cycles = torch.where(near & wide & (arrives | exact_turns), self.period, 0)
-        refused = returned & (~near | (turns == _TURNS)) & (cycles == 0)
-        self.period, self.worst = (
-            torch.where(refused, 0, values) for values in (self.period, self.worst)
-        )
+        last = turns == 8  # the turn after which an exact return counts, and no other does
+        cycles = torch.where(near & wide & (arrives | (last & exact)), self.period, 0)
+        refused = returned & (~near | last) & (cycles == 0)
+        self.period = torch.where(refused, 0, self.period)
+        self.worst = torch.where(refused, 0, self.worst)
         if self.n_steps & (self.n_steps - 1) == 0:
             self._move_anchor(x)
         return cycles

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 import torch
+from pydantic import PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import check_integer, check_number, check_seed
+from loopinterp.core.boundary import checked
 from loopinterp.core.intervals import share_of
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
+from loopinterp.dynamics import runs
 from loopinterp.dynamics.geometry_measures import StateSets, principal_axes
 from loopinterp.dynamics.inside_loop import layer_limits, no_layers
 from loopinterp.dynamics.limits import centre, limits_of_run
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
 from loopinterp.dynamics.regimes import (
-    LEAST_LOOPS,
+    ClassifiedLoops,
     SettlingClass,
     classify_regimes,
     classify_settling,
-)
-from loopinterp.dynamics.runs import (
-    chunks,
-    counted_examples,
-    described,
-    gather,
-    run_length,
-    run_loops,
-    state_bytes,
 )
 from loopinterp.models.iteration import bind
 
@@ -38,17 +32,12 @@ if TYPE_CHECKING:
     import xarray as xr
     from torch import Tensor
 
-    from loopinterp.models.iteration import Iteration
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.models.run import HookedRun
     from loopinterp.tasks.task import Batch, Task
 
 EMBEDDING, LIMITS = "embedding", "limits"
-SETS = (EMBEDDING, LIMITS)
 """Sets of states beside those of the loops: the injected input, and the limits found."""
-
-N_COMPONENTS = 3
-_TOKEN = "batch pos"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -61,29 +50,20 @@ class GeometryResult(Result, kind="geometry"):
     their mean state). The control is as many Gaussian vectors as the set has states.
 
     Arrays:
-        rank: Effective rank of the states after each loop.
-        participation: Participation ratio.
+        rank, participation: Effective rank and participation ratio of the states after each loop.
         spread: Root mean square distance from their mean, over the root mean square norm.
-        set_rank: Effective rank of the sets beside them; NaN of no states.
-        set_participation: Participation ratio.
-        set_spread: Their spread.
+        set_rank, set_participation, set_spread: The same of the sets beside them; NaN of no states.
         set_size: States in each; the states of a loop are as many as embeddings.
-        control_rank: Effective rank of as many Gaussian vectors.
-        control_participation: Participation ratio of them.
+        control_rank, control_participation: Those of as many Gaussian vectors.
         exact: Whether an example is right if read after a loop.
         right: Of each token after the last loop: 1 right, 0 wrong, -1 not asked.
-        regime: :class:`Regime` code.
-        settling: :class:`SettlingClass` code.
-        rate: Factor per loop by which the updates of a token fall; NaN of one at rest.
-        exponent: Power of the loop as which they fall; NaN likewise.
-        counted: Positions that count.
+        regime, settling: :class:`Regime` and :class:`SettlingClass` codes.
+        rate, exponent: Those of :class:`SettlingClasses`.
         limit_status: How the search for a limit ended (:class:`Status`).
-        path: States of the first examples along the principal axes of them all.
-        path_limit: Where their limits are there; NaN where none was found.
+        path, path_limit: States and limits of the first examples along the principal axes of them
+            all; NaN where no limit was found.
         explained: Share of the variance of those states along each axis.
-        layer_residual: Relative residual of the state after each layer of the block.
-        layer_cosine: Cosine between the states after two layers in the last loop.
-        layer_distance: Their distance, over the mean of their norms.
+        layer_residual, layer_cosine, layer_distance: Those of :class:`LayerLimits`.
         answer_loops: T(n) of each example.
 
     Attributes:
@@ -95,7 +75,9 @@ class GeometryResult(Result, kind="geometry"):
         **dict.fromkeys(("set_rank", "set_participation", "set_spread", "set_size"), "set"),
         **dict.fromkeys(("control_rank", "control_participation"), "set draw"),
         "exact": "loop batch",
-        **dict.fromkeys(("right", "regime", "settling", "rate", "exponent", "counted"), _TOKEN),
+        **dict.fromkeys(
+            ("right", "regime", "settling", "rate", "exponent", "counted"), "batch pos"
+        ),
         "path": "loop shown pos component",
         "path_limit": "shown pos component",
         "explained": "component",
@@ -103,9 +85,7 @@ class GeometryResult(Result, kind="geometry"):
         "layer_residual": "loop layer batch",
         **dict.fromkeys(("layer_cosine", "layer_distance"), "layer other batch pos"),
     }
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset(
-        {"layer_residual", "layer_cosine", "layer_distance"}
-    )
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset(n for n in VARIABLES if n.startswith("layer"))
 
     no_layers: str = ""
 
@@ -136,9 +116,8 @@ class GeometryResult(Result, kind="geometry"):
 
     def rests(self) -> xr.DataArray:
         """Examples all of whose counted tokens settle, [batch]."""
-        return ((self.data["settling"] == SettlingClass.SETTLING) | ~self.data["counted"]).all(
-            "pos"
-        )
+        settles = self.data["settling"] == SettlingClass.SETTLING
+        return (settles | ~self.data["counted"]).all("pos")
 
     def of_pairs(self, name: str) -> xr.DataArray:
         """An array of pairs of layers, for each pair once and counted tokens alone, [pair, …]."""
@@ -151,18 +130,19 @@ class GeometryResult(Result, kind="geometry"):
         return chosen.drop_vars(("layer", "other"), errors="ignore").assign_coords(pair=at)
 
 
+@checked
 def geometry_study(
     model: LoopedModel,
     data: Batch | Task,
     *,
-    n_loops: int | None = None,
-    n_trajectories: int = 4,
-    limit_tol: float = 1e-5,
-    limit_steps: int = 200,
-    positions: Literal["asked", "all"] = "asked",
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    n_loops: ClassifiedLoops | None = None,
+    n_trajectories: PositiveInt = 4,
+    limit_tol: PositiveFloat = 1e-5,
+    limit_steps: PositiveInt = 200,
+    positions: runs.Counted = "asked",
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> GeometryResult:
     """Measure the sets of states that examples make up after each loop, and follow a few of them.
 
@@ -171,21 +151,12 @@ def geometry_study(
     its block several layers.
 
     Args:
-        model: Any looped model.
         data: Examples with targets, or a task to draw them from.
-        n_loops: Loops of the run, at least 12; by default twice the longest T(n), and at least 48,
-            as classes are told from the second half.
+        n_loops: By default twice the longest T(n), and at least 48, as classes are told from the
+            second half.
         n_trajectories: Examples whose trajectories are kept, along principal axes.
-        limit_tol: Relative tolerance of a limit.
-        limit_steps: Steps beyond the run in which a limit is sought.
+        limit_tol, limit_steps: Relative tolerance of a limit, and most steps beyond the run.
         positions: Count the positions where an answer is asked, or all (padding included).
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of the Gaussian control, and of what is drawn.
-
-    Raises:
-        InputError: If an option is out of range, an example asks nothing, or the initial state
-            is not finite.
 
     Source: geometry of the fixed points, arXiv 2604.15259; trajectories, arXiv 2502.05171; cyclic
         fixed points of layers, arXiv 2604.11791.
@@ -198,80 +169,66 @@ def geometry_study(
         [8, 0, 0]
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, counted = counted_examples(
+    batch, counted = runs.counted_examples(
         model, data, positions, needs_loops=n_loops is None, of_states=True, **drawn
     )
-    n_loops = run_length(batch, n_loops, times=2, usual=48, least=LEAST_LOOPS)
-    for name, number in {"n_trajectories": n_trajectories, "limit_steps": limit_steps}.items():
-        check_integer(name, number, least=1)
-    check_number("limit_tol", limit_tol, above=0)
-    generator = torch.Generator().manual_seed(check_seed(seed))
-    n_shown = min(n_trajectories, len(batch))
+    n_loops = n_loops or runs.usual_loops(batch, times=2, least=48)
     skipped = no_layers(model)
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "limit_steps": limit_steps}
     settings |= {"positions": positions, "n_examples": len(batch)}
-    with study(seed, **described(model, batch), **settings) as watch, torch.no_grad():
+    with study(seed, **runs.described(model, batch), **settings) as watch, torch.no_grad():
         sets, shown, parts = StateSets(), [], []
-        rows_of = list(chunks(len(batch), (n_loops + 1) * state_bytes(model, batch)))
-        for rows in track(rows_of, "geometry"):
+        for rows in track(runs.state_chunks(model, batch, n_loops + 1), "geometry"):
             iteration, tokens = bind(model, batch.inputs[rows]), counted[rows]
-            states = run_loops(iteration, n_loops)
+            states = runs.run_loops(iteration, n_loops)
             limits = limits_of_run(iteration, states, max_loops=limit_steps, tol=limit_tol)
-            reached = limits.found
+            reached = limits.found  # [batch]
             middle = centre(iteration, limits).masked_fill(~reached[:, None, None], float("nan"))
             sets.add("loops", states[:, tokens])
             sets.add(EMBEDDING, iteration.e[tokens])
             sets.add(LIMITS, middle[reached][tokens[reached]])
-            if n_left := max(0, n_shown - rows.start):
-                shown.append(torch.cat([states, middle[None]])[:, :n_left].clone())
-            part = _tokens(iteration, states, batch.targets[rows])
-            part["limit_status"] = limits.status.to(torch.int8)
+            n_shown = max(0, min(n_trajectories, len(batch)) - rows.start)
+            shown.append(torch.cat([states[:, :n_shown], middle[None, :n_shown]]))
+            answers = [likeliest(iteration.read(state, loop)) for loop, state in enumerate(states)]
+            right = correctness(torch.stack(answers), batch.targets[rows])
+            classes = classify_settling(states)
+            part = {
+                "exact": exact_match(right).bool(),
+                "right": right[-1],
+                "regime": classify_regimes(states).regime.to(torch.int8),
+                "settling": classes.settling.to(torch.int8),
+                "rate": classes.rate.float(),
+                "exponent": classes.exponent.float(),
+                "limit_status": limits.status.to(torch.int8),
+            }
             if not skipped:
-                part |= _layers(cast("HookedRun", model), batch.inputs[rows], tokens, n_loops)
+                hooked = cast("HookedRun", model)
+                of_layers = layer_limits(
+                    hooked, batch.inputs[rows], n_loops=n_loops, counted=tokens
+                )
+                # Before the first loop there are no states between layers.
+                residual = torch.cat([of_layers.residual[:1], of_layers.residual])
+                part |= {"layer_residual": residual, "layer_cosine": of_layers.cosine}
+                part["layer_distance"] = of_layers.distance
             parts.append(part)
+        generator = torch.Generator().manual_seed(seed)
         return GeometryResult.of(
             watch,
-            coords={"loop": range(n_loops + 1), "set": SETS},
-            **gather(GeometryResult, parts),
-            **sets.measures("loops", SETS, generator),
-            **_paths(torch.cat(shown, dim=1), counted[:n_shown]),
+            coords={"loop": range(n_loops + 1), "set": (EMBEDDING, LIMITS)},
+            **runs.gather(GeometryResult, parts),
+            **sets.measures("loops", (EMBEDDING, LIMITS), generator),
+            **_paths(torch.cat(shown, dim=1), counted[:n_trajectories]),
             counted=counted,
             answer_loops=batch.n_loops,
             no_layers=skipped.value if skipped else "",
         )
 
 
-def _tokens(iteration: Iteration, states: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Classes of all tokens, and whether their answers are right."""
-    answers = [likeliest(iteration.read(state, loop)) for loop, state in enumerate(states)]
-    right = correctness(torch.stack(answers), targets)
-    classes = classify_settling(states)
-    return {
-        "exact": exact_match(right).bool(),
-        "right": right[-1],
-        "regime": classify_regimes(states).regime.to(torch.int8),
-        "settling": classes.settling.to(torch.int8),
-        "rate": classes.rate.float(),
-        "exponent": classes.exponent.float(),
-    }
-
-
-def _layers(model: HookedRun, inputs: Tensor, counted: Tensor, n_loops: int) -> dict[str, Tensor]:
-    """Layers' limits; before the first loop there are no states between layers."""
-    limits = layer_limits(model, inputs, n_loops=n_loops, counted=counted)
-    residual = torch.cat([limits.residual[:1], limits.residual])
-    return {
-        "layer_residual": residual,
-        "layer_cosine": limits.cosine,
-        "layer_distance": limits.distance,
-    }
-
-
 def _paths(states: Tensor, counted: Tensor) -> dict[str, Tensor]:
     """Trajectories, and their limits (the last of the states), along axes of the finite ones."""
     trajectories = states[:-1]
-    through = trajectories.isfinite().all(dim=-1).all(dim=0) & counted
-    n_components = min(N_COMPONENTS, states.shape[-1])
+    through = trajectories.isfinite().all(dim=-1).all(dim=0) & counted  # [shown, pos]
+    n_components = min(3, states.shape[-1])
     if not through.any():
         path = states[..., :n_components].float() * float("nan")
         explained = torch.full((n_components,), float("nan"), dtype=torch.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_N_DRAWS = 4
-"""Draws of the Gaussian control."""
-
-_MEASURES = ("rank", "participation", "spread")
-
-
 def effective_rank(
     states: Float[Tensor, "*lead sample d_model"], *, centred: bool = True
 ) -> Float[Tensor, "*lead"]:
@@ -36,9 +30,6 @@ def effective_rank(
     Args:
         states: The set, its members along the axis before the last.
         centred: Take the mean of the set away first.
-
-    Raises:
-        InputError: If there is no state, or one is not finite.
 
     Source: Roy and Vetterli (2007), The effective rank: a measure of effective dimensionality.
 
@@ -55,14 +46,8 @@ def participation_ratio(
     r"""Participation ratio :math:`(\sum s^2)^2 / \sum s^4` of the singular values of a set.
 
     That is :math:`(\sum \lambda)^2 / \sum \lambda^2` of the eigenvalues of the covariance: where
-    few directions hold most of the variance it is lower than :func:`effective_rank`.
-
-    Args:
-        states: The set, its members along the axis before the last.
-        centred: Take the mean of the set away first.
-
-    Raises:
-        InputError: If there is no state, or one is not finite.
+    few directions hold most of the variance it is lower than :func:`effective_rank`, which takes
+    the same arguments.
 
     Source: Gao et al. (2017), A theory of multineuronal dimensionality, dynamics and measurement.
 
@@ -82,7 +67,7 @@ def _singular_values(states: Tensor, centred: bool) -> Tensor:
             fix="Flatten examples and positions into one axis.",
         )
     check_finite(states.reshape(-1, states.shape[-1]), "states")
-    return StateMoments.from_states(states).singular_values(about_zero=not centred)
+    return StateMoments(states).singular_values(about_zero=not centred)
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,11 +98,8 @@ def principal_axes(
     :math:`s_k^2 / \sum s^2`, 0 where the states are one point.
 
     Args:
-        states: Trajectories, ``[loop, ..., d_model]``.
+        states: Trajectories, ``[loop, ..., d_model]``, finite.
         n_components: Axes wanted, at most as many as features, and as states.
-
-    Raises:
-        InputError: If the states are too few or not finite, or too many axes are wanted.
 
     Example:
         >>> line = torch.arange(5.0)[:, None] * torch.tensor([3.0, 4.0])
@@ -128,8 +110,8 @@ def principal_axes(
     check_states(states)
     rows = states.reshape(-1, states.shape[-1]).double()
     check_integer("n_components", n_components, least=1, most=min(rows.shape))
-    mean = rows.mean(dim=0)
-    _, singular, axes = torch.linalg.svd(rows - mean, full_matrices=False)
+    mean = rows.mean(dim=0)  # [d_model]
+    _, singular, axes = torch.linalg.svd(rows - mean, full_matrices=False)  # axes in rows
     largest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
     axes = axes * torch.where(largest < 0, -1, 1)
     variance = singular**2
@@ -140,67 +122,50 @@ def principal_axes(
 
 
 def _rank(singular: Float[Tensor, "*lead value"]) -> Float[Tensor, "*lead"]:
-    """Effective rank of some singular values; 0 where all are 0."""
+    """Effective rank; 0 where all singular values are 0."""
     total = singular.sum(dim=-1, keepdim=True)
-    share = singular / torch.where(total > 0, total, 1)
+    share = singular / torch.where(total > 0, total, 1)  # [*lead, value], sums to 1
     rank = torch.special.entr(share).sum(dim=-1).exp()
     return torch.where(total[..., 0] == 0, 0, rank)
 
 
 def _participation(singular: Float[Tensor, "*lead value"]) -> Float[Tensor, "*lead"]:
-    """Participation ratio of some singular values; 0 where all are 0."""
+    """Participation ratio; 0 where all singular values are 0."""
     largest = singular.amax(dim=-1, keepdim=True)
     variance = (singular / torch.where(largest > 0, largest, 1)) ** 2
     squares = (variance**2).sum(dim=-1)
     return variance.sum(dim=-1) ** 2 / torch.where(squares == 0, 1, squares)
 
 
-@dataclass
 class StateMoments:
     """First and second moments of sets of states, to which more can be added.
 
-    Attributes:
-        origin: A state near the mean, which sums are about: they lose no digits where all states
-            are far from zero and near each other.
-        count: States in each set.
-        total: Their sum.
-        products: Sum of their outer products.
-        eps: Rounding error of their numbers.
+    Sums are about a state near the mean: they lose no digits where all states are far from zero
+    and near each other.
+
+    Args:
+        states: A first part of each set.
     """
 
-    origin: Tensor
-    count: int
-    total: Tensor
-    products: Tensor
-    eps: float
-
-    @classmethod
-    def from_states(cls, states: Float[Tensor, "*lead sample d_model"]) -> StateMoments:
-        """The moments of a first part of each set."""
-        origin = states.double().mean(dim=-2)
-        moments = cls(
-            origin=origin,
-            count=0,
-            total=torch.zeros_like(origin),
-            products=torch.zeros(*origin.shape, origin.shape[-1]).to(origin),
-            eps=torch.finfo(states.dtype).eps,
-        )
-        moments.add(states)
-        return moments
+    def __init__(self, states: Float[Tensor, "*lead sample d_model"]) -> None:
+        self.origin = states.double().mean(dim=-2)
+        self.eps = torch.finfo(states.dtype).eps
+        self.count = 0
+        self.total = torch.zeros_like(self.origin)  # [*lead, d_model]
+        self.products = torch.zeros(*self.total.shape, states.shape[-1]).to(self.total)
+        self.add(states)
 
     def add(self, states: Float[Tensor, "*lead sample d_model"]) -> None:
         """Count more states in."""
-        lead = states.shape[:-2]
-        flat = (states.reshape(-1, *states.shape[-2:]), self.origin.reshape(-1, states.shape[-1]))
-        total, products = (
-            x.reshape(-1, *x.shape[len(lead) :]) for x in (self.total, self.products)
-        )
+        n_sample, width = states.shape[-2:]
+        total, products = self.total.view(-1, width), self.products.view(-1, width, width)
+        flat = zip(states.reshape(-1, n_sample, width), self.origin.view(-1, width))
         # Set by set, [sample, d_model]: float64 of all at once takes many times the memory.
-        for k, (part, origin) in enumerate(zip(*flat)):
-            about = part.double() - origin
+        for k, (part, origin) in enumerate(flat):
+            about = part.double() - origin  # [sample, d_model]
             total[k] += about.sum(dim=0)
             products[k] += about.T @ about
-        self.count += states.shape[-2]
+        self.count += n_sample
 
     def singular_values(self, *, about_zero: bool = False) -> Float[Tensor, "*lead d_model"]:
         """Those of each set, about its mean; NaN where a state is not finite.
@@ -214,7 +179,7 @@ class StateMoments:
             middle = self.origin + mean
             gram += self.count * middle[..., :, None] * middle[..., None, :]
         known = gram.isfinite().all(dim=-1).all(dim=-1)
-        values = torch.linalg.eigvalsh(torch.where(known[..., None, None], gram, 0))
+        values = torch.linalg.eigvalsh(torch.where(known[..., None, None], gram, 0))  # ascending
         # Directions without any spread get no more than the rounding of the others.
         nothing = values <= values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
         singular = values.masked_fill(nothing, 0).sqrt()
@@ -232,55 +197,54 @@ class StateMoments:
         return torch.where(spread <= NOISE * self.eps, 0, spread)
 
 
-@dataclass
 class StateSets:
     """Moments of sets of states by name, each one set or one for every loop."""
 
-    moments: dict[str, StateMoments] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.moments: dict[str, StateMoments] = {}
 
     def add(self, name: str, states: Float[Tensor, "*lead sample d_model"]) -> None:
         """Count states in; an empty batch makes no set."""
         if name in self.moments:
             self.moments[name].add(states)
         elif states.shape[-2]:
-            self.moments[name] = StateMoments.from_states(states)
+            self.moments[name] = StateMoments(states)
 
     def measures(
         self, loops: str, others: Sequence[str], generator: torch.Generator
     ) -> dict[str, Tensor]:
         """Dimensions of the sets of all loops, of others beside them, and of as many Gaussians."""
-        other_sets = [self.moments.get(name) for name in others]
-        arrays = dict(zip(_MEASURES, _dimension(self.moments[loops])))
-        values = [_dimension(moments) for moments in other_sets]
-        controls = [_gaussian(moments, generator) for moments in other_sets]
-        arrays |= {f"set_{m}": torch.stack(v) for m, v in zip(_MEASURES, zip(*values))}
-        arrays |= {f"control_{m}": torch.stack(v) for m, v in zip(_MEASURES, zip(*controls))}
-        sizes = [0 if moments is None else moments.count for moments in other_sets]
-        return {**arrays, "set_size": torch.tensor(sizes)}
+        arrays = _dimension(self.moments[loops])
+        sets = [self.moments.get(name) for name in others]
+        each = [_dimension(moments) for moments in sets]
+        arrays |= {f"set_{name}": torch.stack([d[name] for d in each]) for name in arrays}
+        counts = [0 if moments is None else moments.count for moments in sets]
+        width = self.moments[loops].origin.shape[-1]
+        draws = [_gaussian(count, width, generator) for count in counts]
+        arrays |= {f"control_{name}": torch.stack([d[name] for d in draws]) for name in draws[0]}
+        return {**arrays, "set_size": torch.tensor(counts)}
 
 
-def _dimension(moments: StateMoments | None) -> tuple[Tensor, Tensor, Tensor]:
+def _dimension(moments: StateMoments | None) -> dict[str, Tensor]:
     """Effective rank, participation ratio and spread; NaN where there is nothing."""
     if moments is None:
-        nothing = torch.tensor(float("nan"))
-        return nothing, nothing, nothing
+        return dict.fromkeys(("rank", "participation", "spread"), torch.tensor(float("nan")))
     singular = moments.singular_values()
-    rank, participation = _rank(singular), _participation(singular)
-    return rank.float().cpu(), participation.float().cpu(), moments.spread().float().cpu()
+    values = {"rank": _rank(singular), "participation": _participation(singular)}
+    values["spread"] = moments.spread()
+    return {name: value.float().cpu() for name, value in values.items()}
 
 
-def _gaussian(like: StateMoments | None, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The dimensions of as many Gaussian vectors, [draw]."""
-    if like is None:
-        nothing = torch.full((_N_DRAWS,), float("nan"), dtype=torch.float64)
-        return nothing, nothing
-    width = like.origin.shape[-1]
+def _gaussian(count: int, width: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """The dimensions of as many Gaussian vectors, in four draws."""
+    if not count:
+        nothing = torch.full((4,), float("nan"), dtype=torch.float64)
+        return {"rank": nothing, "participation": nothing}
     draws = []
-    for _ in range(_N_DRAWS):
+    for _ in range(4):
         sets = StateSets()
-        for rows in chunks(like.count, 8 * width):
+        for rows in chunks(count, 8 * width):
             shape = rows.stop - rows.start, width
             sets.add("", torch.randn(shape, generator=generator, dtype=torch.float64))
-        draws.append(_dimension(sets.moments[""])[:2])
-    rank, participation = (torch.stack(values) for values in zip(*draws))
-    return rank, participation
+        draws.append(_dimension(sets.moments[""]))
+    return {name: torch.stack([d[name] for d in draws]) for name in ("rank", "participation")}

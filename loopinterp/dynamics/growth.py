@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from einops import rearrange
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import MOST_LOOPS, check_integer, check_number
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import MOST_LOOPS, check_integer
+from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.fixed_point import map_and_start
 from loopinterp.dynamics.jacobian import JacobianOperator, push_forward
 from loopinterp.dynamics.krylov import Bidiagonal, golub_kahan
 from loopinterp.dynamics.limits import map_and_limit
-from loopinterp.dynamics.spectra import largest_singular_values, leading_eigenvalues
+from loopinterp.dynamics.spectra import largest_singular_values, leading_eigenvalues, turn_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -29,12 +32,8 @@ if TYPE_CHECKING:
 class NonNormality(ShortRepr):
     r"""How far one loop's growth exceeds that of many loops, of each example.
 
-    Attributes:
-        ratio: Largest singular value over spectral radius; 1 for a normal Jacobian, infinite for
-            a nilpotent one, NaN for none at all (J = 0).
-        singular_value: :math:`\sigma_1`.
-        radius: :math:`\rho`.
-        converged: Whether both are known to the tolerance.
+    ``ratio`` is the largest singular value over the spectral radius: 1 for a normal Jacobian,
+    infinite for a nilpotent one, NaN for J = 0.
     """
 
     ratio: Float[Tensor, " batch"]
@@ -47,22 +46,13 @@ def non_normality(
     model: LoopedModel | Callable[[Tensor], Tensor] | Any,
     h: Tensor | Any,
     *,
-    tol: float = 1e-3,
-    max_vectors: int = 60,
     max_products: int = 300,
-    positions: Positions | None = None,
-    seed: int = 0,
+    **options: Any,
 ) -> NonNormality:
     r"""Largest singular value of each Jacobian over its spectral radius, :math:`\sigma_1 / \rho`.
 
     Args:
-        model: A map, such as ``bind(model, inputs).step``, or a looped model.
-        h: State of each example. For a looped model its inputs or a
-            batch: the state is the limit that its loops reach.
-        tol, max_vectors, max_products, positions, seed: As for :func:`leading_eigenvalues`.
-
-    Raises:
-        InputError: As :func:`leading_eigenvalues`.
+        model, h, max_products, options: As for :func:`leading_eigenvalues`.
 
     Example:
         >>> shear = torch.tensor([[0.5, 1.0], [0.0, 0.5]], dtype=torch.float64)
@@ -71,7 +61,6 @@ def non_normality(
         2.414...
     """
     step, h = map_and_limit(model, h)
-    options = {"tol": tol, "max_vectors": max_vectors, "positions": positions, "seed": seed}
     spectrum = leading_eigenvalues(step, h, 1, max_products=max_products, **options).leading
     singular = largest_singular_values(step, h, 1, **options)
     value = singular.values[:, 0]
@@ -85,7 +74,6 @@ class TransientGrowth(ShortRepr):
 
     Attributes:
         norms: :math:`\|J^t\|` for t from 0 to as many loops as were looked at, from below.
-        converged: Whether it is known to the tolerance, [loop, batch].
         largest: The most that a small disturbance grows before it dies out, :math:`\max_t \|J^t\|`.
         at: Loop t at which it does.
         closed: Whether :math:`\|J^t\| < 1` for some t that was looked at: then no later power
@@ -99,15 +87,16 @@ class TransientGrowth(ShortRepr):
     closed: Bool[Tensor, " batch"]
 
 
+@checked
 def transient_growth(
     model: LoopedModel | Callable[[Tensor], Tensor] | Any,
     h: Tensor | Any,
-    n_loops: int = 16,
+    n_loops: PositiveInt = 16,
     *,
-    tol: float = 1e-2,
-    max_vectors: int = 20,
+    tol: PositiveFloat = 1e-2,
+    max_vectors: PositiveInt = 20,
     positions: Positions | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> TransientGrowth:
     r"""The largest transient growth :math:`\max_t \|J^t\|`, by products with powers of J.
 
@@ -116,17 +105,10 @@ def transient_growth(
     the vector that the last power enlarged most.
 
     Args:
-        model: A map, such as ``bind(model, inputs).step``, or a looped model.
-        h: State of each example, best a fixed point. For a looped model its inputs or a
-            batch: the state is the limit that its loops reach.
+        model, h, positions, seed: As for :func:`largest_singular_values`.
         n_loops: Largest power.
         tol: Relative residual of a norm at which it has converged.
         max_vectors: Most vectors for one norm; each costs ``2 t`` products.
-        positions: Restrict J to the block of these positions.
-        seed: Seed of the starting vectors.
-
-    Raises:
-        InputError: As :func:`largest_singular_values`, or ``n_loops`` is below 1.
 
     Source: Trefethen and Embree, Spectra and Pseudospectra, chapter 16.
 
@@ -137,34 +119,29 @@ def transient_growth(
         (4.062, 1, True)
     """
     step, h = map_and_limit(model, h)
-    check_integer("n_loops", n_loops, least=1)
-    check_integer("max_vectors", max_vectors, least=1)
-    check_number("tol", tol, above=0)
     operator = JacobianOperator(step, h, positions)
     norms = [torch.ones(len(h), dtype=torch.float64)]
     known = [torch.ones(len(h), dtype=torch.bool)]
     start = None
     for loop in range(1, n_loops + 1):
-        power = golub_kahan(
-            operator,
-            _power(operator.apply, loop),
-            _power(operator.apply_transposed, loop),
-            max_vectors=max_vectors,
-            seed=seed,
-            start=start,
-        )
+        power, transposed = (turn_of(f, loop) for f in (operator.apply, operator.apply_transposed))
         space: Bidiagonal | None = None
-        for space in power:
+        for space in golub_kahan(
+            operator, power, transposed, max_vectors=max_vectors, seed=seed, start=start
+        ):
             value, residual = space.extremes(1)
             if space.upper.shape[1] > 2 and (residual[:, 0] <= tol).all():
                 break
         assert space is not None  # at least one vector was made
         norms.append(torch.from_numpy(value[:, 0]))
         known.append(torch.from_numpy(residual[:, 0] <= tol))
-        start = _blended(operator, space.leading_right(), seed + loop)
         if (torch.stack(norms).amin(0) < 1).all():
             break
-    every = torch.stack(norms)
+        # The next power may enlarge another direction most: some of every one goes in.
+        noise = operator.random(torch.Generator().manual_seed(seed + loop))
+        start = space.leading_right() + 0.1 * noise
+        start = start / start.norm(dim=1, keepdim=True)
+    every = torch.stack(norms)  # [loop, batch]
     largest, at = every.max(dim=0)
     return TransientGrowth(
         norms=every.to(h),
@@ -179,12 +156,8 @@ def transient_growth(
 class LyapunovExponents(ShortRepr):
     r"""Lyapunov exponents of each example's trajectory, largest first, in nats per loop.
 
-    Attributes:
-        values: :math:`\lambda_i`, means over the loops counted; -inf where a disturbance is gone
-            in one loop, NaN where the trajectory left the finite numbers.
-        low: Lower end of the 95% interval over blocks of loops.
-        high: Upper end.
-        state: Where each trajectory has come to.
+    -inf where a disturbance is gone in one loop, NaN where the trajectory left the finite numbers.
+    ``low`` and ``high`` are the 95% interval over blocks of loops, ``state`` is the last state.
     """
 
     values: Float[Tensor, "batch exponent"]
@@ -193,15 +166,16 @@ class LyapunovExponents(ShortRepr):
     state: Float[Tensor, "batch ..."]
 
 
+@checked
 def lyapunov_exponents(
     model: LoopedModel | Callable[[Tensor], Tensor] | Any,
     h: Tensor | Any,
-    n_loops: int,
-    k: int = 1,
+    n_loops: Loops,
+    k: PositiveInt = 1,
     *,
-    discard: int | None = None,
-    n_blocks: int = 8,
-    seed: int = 0,
+    discard: Annotated[int, Field(ge=0, le=MOST_LOOPS)] | None = None,
+    n_blocks: Annotated[int, Field(ge=2)] = 8,
+    seed: Seed = 0,
 ) -> LyapunovExponents:
     r"""The k largest Lyapunov exponents of the trajectory from a state, by the QR method.
 
@@ -217,16 +191,10 @@ def lyapunov_exponents(
     Args:
         model: A map, such as ``bind(model, inputs).step``, or a looped model.
         h: State from which each trajectory starts.
-        n_loops: Loops that are counted.
+        n_loops: Loops that are counted, at least one for each block.
         k: How many exponents; each costs a Jacobian-vector product a loop.
         discard: Loops made before, in which the state comes to its attractor, if it has one, and
             the tangents turn into their directions; a quarter of ``n_loops`` by default.
-        n_blocks: Blocks of loops, at least 2.
-        seed: Seed of the first tangents.
-
-    Raises:
-        InputError: If the state is empty or not finite, there are fewer than k exponents, or an
-            option is out of range.
 
     Source: Benettin, Galgani, Giorgilli and Strelcyn, Meccanica 15 (1980).
 
@@ -235,50 +203,40 @@ def lyapunov_exponents(
         >>> lyapunov_exponents(halve, torch.ones(1, 2), n_loops=40, k=2, discard=40).values.exp()
         tensor([[0.5000, 0.2500]])
     """
+    from scipy.stats import t as student
+
     step, h = map_and_start(model, h)
-    check_integer("n_blocks", n_blocks, least=2)
-    check_integer("n_loops", n_loops, least=n_blocks, far=MOST_LOOPS)
+    check_integer("n_loops", n_loops, least=n_blocks)
     discard = n_loops // 4 if discard is None else discard
-    check_integer("discard", discard, least=0, far=MOST_LOOPS)
-    operator = JacobianOperator.with_values(step, h, None, least=k)
+    operator = JacobianOperator(step, h, n_values=k)
     generator = torch.Generator().manual_seed(seed)
-    first = torch.stack([operator.random(generator) for _ in range(k)], dim=-1)
-    tangents, _ = _qr(first)
+    tangents, _ = _qr(torch.stack([operator.random(generator) for _ in range(k)], dim=-1))
     state, dead = operator.h, torch.zeros(len(h), dtype=torch.bool, device=h.device)
-    total = torch.zeros(n_blocks, len(h), k, dtype=torch.float64, device=h.device)
+    total = torch.zeros(n_blocks, len(h), k, dtype=torch.float64, device=h.device)  # log growth
     loops = torch.zeros(n_blocks, dtype=torch.float32)
     for loop in range(discard + n_loops):
-        state, tangents, growth = _advance(step, state, tangents)
+        # Images J q of the tangents, [batch, size, k]; QR makes them orthonormal again.
+        each = rearrange(tangents, "batch size k -> k batch size")
+        carried = [push_forward(step, state, tangent.reshape(state.shape)) for tangent in each]
+        pushed = torch.stack([product.flatten(1) for _, product in carried], dim=-1)
+        tangents, upper = _qr(pushed.reshape(tangents.shape))
+        state = carried[0][0]
         lost = ~(state.flatten(1).isfinite().all(1) & tangents.flatten(1).isfinite().all(1))
         if lost.any():  # what has left the finite numbers stays at 0, and counts as NaN
             dead |= lost
             state = torch.where(of_each(dead, state), 0, state)
             tangents = torch.where(of_each(dead, tangents), 0, tangents)
         if loop >= discard:
-            block = (loop - discard) * n_blocks // n_loops
-            total[block] += growth
+            block = (loop - discard) * n_blocks // n_loops  # blocks of equal numbers of loops
+            total[block] += upper.diagonal(dim1=1, dim2=2).abs().double().log()
             loops[block] += 1
     means = total / loops[:, None, None].to(total)  # [block, batch, k]
     value = total.sum(0) / n_loops
-    half = _student(n_blocks) * means.std(dim=0) / n_blocks**0.5
+    half = float(student.ppf(0.975, n_blocks - 1)) * means.std(dim=0) / n_blocks**0.5
     half = torch.where(value.isfinite(), half, 0)
     ends = (value, value - half, value + half)
     ends = [torch.where(dead[:, None], float("nan"), end) for end in ends]
     return LyapunovExponents(*(end.to(h.dtype) for end in ends), state=state)
-
-
-def _advance(
-    step: Callable[[Tensor], Tensor], state: Tensor, tangents: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One loop: the state, orthonormal tangents [batch, size, k], log growth [batch, k]."""
-    carried = [
-        push_forward(step, state, tangent.reshape(state.shape))
-        for tangent in rearrange(tangents, "batch size k -> k batch size")
-    ]
-    # Images J q of the tangents, [batch, size, k]; QR makes them orthonormal again.
-    pushed = torch.stack([product.flatten(1) for _, product in carried], dim=-1)
-    turned, upper = _qr(pushed.reshape(tangents.shape))
-    return carried[0][0], turned, upper.diagonal(dim1=1, dim2=2).abs().double().log()
 
 
 def _qr(columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,29 +245,6 @@ def _qr(columns: Tensor) -> tuple[Tensor, Tensor]:
     return q.to(columns.dtype), r
 
 
-def _student(n_blocks: int) -> float:
-    """The 97.5% quantile of Student's t with as many degrees of freedom as blocks but one."""
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, n_blocks - 1))
-
-
 def of_each(flags: Bool[Tensor, " batch"], values: Tensor) -> Bool[Tensor, "batch ..."]:
     """One flag of each example, in a shape that broadcasts with its values."""
     return flags.reshape(-1, *[1] * (values.ndim - 1))
-
-
-def _power(product: Callable[[Tensor], Tensor], times: int) -> Callable[[Tensor], Tensor]:
-    def powered(v: Tensor) -> Tensor:
-        for _ in range(times):
-            v = product(v)
-        return v
-
-    return powered
-
-
-def _blended(operator: JacobianOperator, vector: Tensor, seed: int) -> Tensor:
-    """A vector to go on from, with some of every direction: the next may lie in another one."""
-    noise = operator.random(torch.Generator().manual_seed(seed))
-    mixed = vector + 0.1 * noise
-    return mixed / mixed.norm(dim=1, keepdim=True)

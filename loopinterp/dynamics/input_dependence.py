@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import InputError, check_integer, check_number, check_seed
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import check_integer
 from loopinterp.core.intervals import bootstrap_ratio
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.dynamics.accelerated_solvers import Anderson
 from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.jacobian import jvp
 from loopinterp.dynamics.limits import Limits, centre, find_limits, other_starts
 from loopinterp.dynamics.measures import likeliest, share_of_size
-from loopinterp.dynamics.runs import chunks, counted_examples, described
+from loopinterp.dynamics.runs import Counted, chunks, counted_examples, described
 from loopinterp.dynamics.solvers import Status
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
@@ -33,16 +36,13 @@ if TYPE_CHECKING:
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
-_TOKENS = "batch source pos"
-
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class InputDependenceResult(Result, kind="input-dependence"):
     r"""How limits differ from input to input, against how they differ from start to start.
 
     The limit is a fixed point, or the mean state of a cycle. Lengths are over the positions
-    counted, and relative to the root mean square norm of the
-    limits there. NaN where no limit was found.
+    counted, and relative to the root mean square norm of the limits there. NaN without a limit.
 
     Arrays:
         status: How the search for the limit from the model's own start ended (:class:`Status`).
@@ -63,15 +63,15 @@ class InputDependenceResult(Result, kind="input-dependence"):
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("status", "period", "over_inputs", "over_starts"), "batch"),
-        **dict.fromkeys(("effect", "answer_changes", "sensitivity"), _TOKENS),
+        **dict.fromkeys(("effect", "answer_changes", "sensitivity"), "batch source pos"),
         "counted": "batch pos",
     }
 
     def share_of_input(self) -> xr.DataArray:
-        r"""Share of the spread of limits that is the input's, as an estimate.
+        r"""Share of the spread of limits that is the input's, with a bootstrap over examples.
 
         :math:`V_{inputs} / (V_{inputs} + V_{starts})`: 1 where every input has one limit of its
-        own, 0 where all inputs share their limits. The interval is a bootstrap's over examples.
+        own, 0 where all inputs share their limits.
         """
         known = self.data["over_starts"].notnull() & self.data["over_inputs"].notnull()
         inputs, starts = (
@@ -98,68 +98,45 @@ class InputDependenceResult(Result, kind="input-dependence"):
         return xr.DataArray([*means.values()], dims="distance", coords={"distance": [*means]})
 
 
+@checked
 def input_dependence_study(
     model: LoopedModel,
     data: Batch | Task,
     *,
-    n_loops: int = 200,
-    n_noise: int = 2,
-    n_others: int = 2,
-    n_substituted: int | None = None,
-    n_sensitivity: int = 4,
-    n_probes: int = 4,
-    tol: float = 1e-5,
-    positions: Literal["asked", "all"] = "asked",
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    n_loops: Loops = 200,
+    n_noise: NonNegativeInt = 2,
+    n_others: NonNegativeInt = 2,
+    n_substituted: NonNegativeInt | None = None,
+    n_sensitivity: NonNegativeInt = 4,
+    n_probes: PositiveInt = 4,
+    tol: PositiveFloat = 1e-5,
+    positions: Counted = "asked",
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> InputDependenceResult:
     """Compare limits over inputs and over starts, and change the input token by token.
 
     Args:
-        model: Any looped model.
-        data: Examples with targets, at least three, best of one length; or a task to draw them
-            from.
-        n_loops: Loops after which no limit is expected any more.
-        n_noise: Starts at noise, beside the model's own and zeros.
-        n_others: Starts at other examples' limits.
-        n_substituted: Examples whose tokens are changed one by one (0 for none), a run to a limit
-            for each token; all if None.
-        n_sensitivity: Examples whose limit is differentiated (0 for none).
+        data: Three examples with targets or more, best of one length; or a task to draw them from.
+        n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
+        n_noise, n_others: Starts at noise and at other examples' limits, beside the model's own and
+            zeros.
+        n_substituted: Examples whose tokens are changed one by one, a run to a limit for each
+            token; all if None.
+        n_sensitivity: Examples whose limit is differentiated.
         n_probes: Random directions of each derivative; its relative error is about
             ``1 / sqrt(2 * n_probes)``.
-        tol: Relative tolerance of a limit.
         positions: Compare states where an answer is asked, or at all positions.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of starts, of directions, and of what is drawn.
-
-    Raises:
-        InputError: If an option is out of range, there are fewer than three examples, the loop
-            cannot be differentiated, or the initial state is not finite.
 
     Source: input dependence, arXiv 2604.15259.
     """
     need_one_map(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, counted = counted_examples(model, data, positions, needs_loops=True, **drawn)
-    if len(batch) < 3:
-        raise InputError(
-            "data",
-            expected="at least three examples, as a spread over inputs is measured",
-            given=f"{len(batch)}",
-            fix="Pass batch_size=16, or a larger batch.",
-        )
+    batch, counted = counted_examples(model, data, positions, at_least=3, needs_loops=True, **drawn)
     check_integer("n_others", n_others, least=0, most=len(batch) - 1)
-    check_integer("n_noise", n_noise, least=0)
-    check_integer("n_sensitivity", n_sensitivity, least=0)
-    if n_substituted is None:
-        n_substituted = len(batch)
-    check_integer("n_substituted", n_substituted, least=0)
-    for name, number in {"n_loops": n_loops, "n_probes": n_probes}.items():
-        check_integer(name, number, least=1)
-    check_number("tol", tol, above=0)
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    n_substituted = len(batch) if n_substituted is None else n_substituted
+    generator = torch.Generator().manual_seed(seed)
     options = {"n_loops": n_loops, "tol": tol, "positions": positions, "n_examples": len(batch)}
     seek = partial(find_limits, max_loops=n_loops, tol=tol)
     with study(seed, **described(model, batch), **options) as watch:
@@ -180,10 +157,8 @@ def input_dependence_study(
         sensitivity = torch.full_like(effect, float("nan"))
         rows = (clean_limits.status == Status.CONVERGED).nonzero().flatten()[:n_sensitivity]
         if len(rows):
-            some = iteration.select(rows)
-            derivative = limit_sensitivity(
-                some, clean_limits.state[rows], n_probes=n_probes, seed=seed
-            )
+            at = iteration.select(rows), clean_limits.state[rows]
+            derivative = limit_sensitivity(*at, n_probes=n_probes, seed=seed)
             sensitivity[rows.cpu()] = derivative.float().cpu()
         unknown = ~reached[:, None, None].cpu()
         return InputDependenceResult.of(
@@ -199,14 +174,15 @@ def input_dependence_study(
         )
 
 
+@checked
 def limit_sensitivity(
     iteration: Iteration,
     limit: Float[Tensor, "batch pos d_model"],
     *,
-    n_probes: int = 4,
-    tol: float = 1e-4,
-    max_products: int = 200,
-    seed: int = 0,
+    n_probes: PositiveInt = 4,
+    tol: PositiveFloat = 1e-4,
+    max_products: PositiveInt = 200,
+    seed: Seed = 0,
 ) -> Float[Tensor, "batch source pos"]:
     r"""How much the limit at each position follows the injected input at each other one.
 
@@ -220,17 +196,12 @@ def limit_sensitivity(
     entries are 0.
 
     Args:
-        iteration: A model bound to its input.
         limit: A fixed point of each example.
         n_probes: Random directions.
         tol: Relative tolerance of the linear systems.
         max_products: Most Jacobian-vector products of one system.
-        seed: Seed of the directions.
-
-    Raises:
-        InputError: If the loop cannot be differentiated.
     """
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
     n_examples, n_pos, width = iteration.e.shape
     squares = torch.zeros(n_examples, n_pos, n_pos, dtype=torch.float64, device=limit.device)
     # A system for each example, source and direction, all of them side by side.
@@ -240,7 +211,7 @@ def limit_sensitivity(
         some, here, each = iteration.select(row), limit[row], torch.arange(len(row))
         direction = torch.randn(len(row), width, generator=generator, dtype=torch.float64)
         size = some.e[each, source].norm(dim=-1, keepdim=True) / width**0.5
-        change = torch.zeros_like(some.e)
+        change = torch.zeros_like(some.e)  # [row, pos, d_model], at the source alone
         change[each, source] = direction.to(size) * size
         into = jvp(lambda e, some=some, h=here: some.advance(h, e, some.context), some.e, change)
         # (I - J)^-1 into is the fixed point of x -> J x + into.
@@ -251,7 +222,7 @@ def limit_sensitivity(
             tol=tol,
             max_iter=max_products,
         )
-        moved = response.state.norm(dim=-1).double() / here.norm(dim=-1).double()
+        moved = response.state.norm(dim=-1).double() / here.norm(dim=-1).double()  # [row, pos]
         moved = moved.masked_fill(~response.converged[:, None], float("nan"))
         squares.index_put_((row, source), moved**2, accumulate=True)
     return (squares / n_probes).sqrt()
@@ -269,7 +240,7 @@ def _substitute(
     n_examples, n_pos = batch.inputs.shape[:2]
     other = batch.inputs.roll(-1, 0)
     differs = (batch.inputs != other).reshape(n_examples, n_pos, -1).any(dim=-1)  # [batch, pos]
-    effect = torch.full((n_examples, n_pos, n_pos), float("nan"), dtype=torch.float32)
+    effect = torch.full((n_examples, n_pos, n_pos), float("nan"), dtype=torch.float32)  # as changes
     changes = torch.full((n_examples, n_pos, n_pos), -1, dtype=torch.int8)
     rows, sources = differs[:n_substituted].cpu().nonzero(as_tuple=True)
     for part in track(list(_parts(len(rows), limit)), "substitutions"):
@@ -278,7 +249,7 @@ def _substitute(
         inputs[torch.arange(len(row)), source] = other[row, source]
         iteration = bind(model, inputs)
         end = seek(iteration, iteration.h0)
-        gap = centre(iteration, end) - limit[row]
+        gap = centre(iteration, end) - limit[row]  # [row, pos, d_model]
         moved = share_of_size(gap.norm(dim=-1), limit[row].norm(dim=-1))
         there = likeliest(iteration.read(end.state, int(end.loops.max())))
         reached = end.found[:, None]

@@ -6,21 +6,25 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field, PositiveInt
 
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import check_integer
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import (
     check_finite,
+    check_states,
     correctness,
     exact_match,
     likeliest,
     share_of_size,
 )
-from loopinterp.dynamics.runs import chunks, counted_examples, gather, run_length
+from loopinterp.dynamics.runs import chunks, counted_examples, gather, usual_loops
 from loopinterp.models.protocol import describe_model, need_hooks
 
 if TYPE_CHECKING:
@@ -34,6 +38,9 @@ if TYPE_CHECKING:
 
 FROZEN = 0.05
 """Share of its largest change under which a head counts as frozen."""
+
+_TwoLoops = Annotated[Loops, Field(ge=2)]
+"""A number of loops of which two can be compared."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -58,10 +65,9 @@ class AttentionStabilisationResult(Result, kind="attention-stabilisation"):
         return self.data.sizes["loop"]
 
     def frozen_at(self) -> xr.DataArray:
-        """First loop from which a head's mean change is at most 5% of its largest, [layer, head].
+        """First loop from which a head's mean change stays within 5% of its largest, [layer, head].
 
-        To the end of the run; -1 where there is no such loop. A head that never changes is frozen
-        from loop 1 on.
+        -1 where there is no such loop. A head that never changes is frozen from loop 1 on.
         """
         mean = self.data["change"].mean("batch").sel(loop=slice(1, None))
         moving = mean > FROZEN * mean.max("loop")
@@ -75,14 +81,11 @@ def attention_change(
     r"""Change of each head's pattern, :math:`\|A_t - A_{t-1}\|_F`.
 
     Args:
-        patterns: Patterns of all loops, ``[loop, batch, head, query, key]`` (any axes between
-            loop and query), as ``cache.stack("attn.hook_pattern")`` gives.
+        patterns: Finite patterns of two loops or more, ``[loop, batch, head, query, key]`` (any
+            axes between loop and query), as ``cache.stack("attn.hook_pattern")`` gives.
 
     Returns:
         One entry less than loops: the first is the change from loop 0 to loop 1.
-
-    Raises:
-        InputError: If there are fewer than two loops, or values are not finite.
 
     Source: arXiv 2604.11791.
 
@@ -92,44 +95,31 @@ def attention_change(
         >>> attention_change(torch.stack([looks_left, looks_here, looks_here]))
         tensor([1.4142, 0.0000])
     """
-    if patterns.ndim < 3 or len(patterns) < 2:
-        raise InputError(
-            "patterns",
-            expected="[loop, ..., query, key] with at least two loops",
-            given=f"shape {tuple(patterns.shape)}",
-            fix='Stack them with cache.stack("attn.hook_pattern").',
-        )
-    check_finite(patterns, "patterns")
-    return (patterns[1:] - patterns[:-1]).flatten(-2).norm(dim=-1)
+    flat = patterns.flatten(-2)  # [loop, ..., query * key]
+    check_states(flat, name="patterns")
+    return (flat[1:] - flat[:-1]).norm(dim=-1)
 
 
+@checked
 def attention_stabilisation_study(
     model: HookedRun,
     data: Batch | Task,
     *,
-    n_loops: int | None = None,
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    n_loops: _TwoLoops | None = None,
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> AttentionStabilisationResult:
     """Follow the attention pattern of every head through the loops.
 
     Args:
-        model: A hooked looped model.
         data: Examples with targets, or a task to draw them from.
-        n_loops: Loops of the run, at least 2; a quarter more than the longest T(n) by default.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of what is drawn.
-
-    Raises:
-        InputError: If there are too few loops, an example asks nothing, or a pattern is not
-            finite.
+        n_loops: A quarter more than the longest T(n) by default.
     """
     need_hooks(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch, _ = counted_examples(model, data, needs_loops=n_loops is None, **drawn)
-    n_loops = run_length(batch, n_loops, times=1.25, usual=2, least=2)
+    n_loops = n_loops or usual_loops(batch, times=1.25, least=2)
     n_pos = batch.inputs.shape[1]
     pattern_bytes = model.site_map.n_heads * n_pos**2 * model.dtype.itemsize
     with study(seed, model=describe_model(model), n_loops=n_loops, n_examples=len(batch)) as watch:
@@ -170,9 +160,13 @@ def _follow(model: HookedRun, batch: Batch, n_loops: int) -> dict[str, Tensor]:
     states = model.site("hook_state_post", loop=every, n_loops=n_loops)
     hooks = [(name, compare) for name in patterns] + [(name, score) for name in states]
     model.run_with_hooks(batch.inputs, n_loops=n_loops, fwd_hooks=hooks)
-    change = torch.stack(changes).unflatten(0, (-1, n_layers))
-    missing = torch.full_like(change[:1], float("nan"))
-    return {"change": torch.cat([missing, change]), "exact": torch.stack(exact)}
+    return {"change": _by_loop_and_layer(changes, n_layers), "exact": torch.stack(exact)}
+
+
+def _by_loop_and_layer(values: list[Tensor], n_layers: int) -> Float[Tensor, "loop layer ..."]:
+    """Values of all loops but the first, in which nothing is compared: NaN there."""
+    from_second = torch.stack(values).unflatten(0, (-1, n_layers))
+    return torch.cat([torch.full_like(from_second[:1], float("nan")), from_second])
 
 
 @dataclass(frozen=True, repr=False)
@@ -180,11 +174,10 @@ class LayerLimits(ShortRepr):
     r"""The states :math:`s_l` after each layer of the block, as they are in the last loop.
 
     Attributes:
-        residual: :math:`\|s_l^t - s_l^{t-1}\| / \|s_l^t\|` at every loop, over the positions of an
-            example; NaN at loop 0.
-        cosine: :math:`\cos(s_l, s_m)` of each pair of layers at the last loop.
-        distance: :math:`\|s_l - s_m\|`, over the mean of the two norms: the cosine of states that
-            share a large part is near 1 however far they are apart, against what still moves.
+        residual: :math:`\|s_l^t - s_l^{t-1}\| / \|s_l^t\|` over the positions of an example.
+        cosine: Of each pair of layers at the last loop.
+        distance: :math:`\|s_l - s_m\|` over the mean of the two norms: the cosine of states that
+            share a large part is near 1 however far they are apart.
     """
 
     residual: Float[Tensor, "loop layer batch"]
@@ -192,12 +185,13 @@ class LayerLimits(ShortRepr):
     distance: Float[Tensor, "layer other batch pos"]
 
 
+@checked
 @torch.no_grad()
 def layer_limits(
     model: HookedRun,
     inputs: Tensor,
     *,
-    n_loops: int,
+    n_loops: _TwoLoops,
     counted: Bool[Tensor, "batch pos"] | None = None,
 ) -> LayerLimits:
     """Follow the state after every layer of the block (``hook_resid_post``, before the loop norm).
@@ -208,24 +202,13 @@ def layer_limits(
     Args:
         model: A hooked looped model with at least two layers in its block.
         inputs: Tokens or features.
-        n_loops: Loops of the run, at least 2.
         counted: Positions that residuals are over; all by default.
-
-    Raises:
-        InputError: If the model has no hooks, or one layer; or there are too few loops.
 
     Source: arXiv 2604.11791.
     """
     need_hooks(model)
-    if no_layers(model):
-        raise InputError(
-            "model",
-            expected="a block of several layers, whose limits are compared",
-            given="the block has one layer",
-            fix="Use convergence_study, which follows the state between loops.",
-        )
-    check_integer("n_loops", n_loops, least=2)
-    n_layers = model.site_map.n_layers
+    fix = "Use convergence_study, which follows the state between loops."
+    n_layers = check_integer("layers of the model", model.site_map.n_layers, least=2, fix=fix)
     last_states: deque[Tensor] = deque(maxlen=n_layers)
     residuals: list[Tensor] = []
 
@@ -242,14 +225,13 @@ def layer_limits(
     names = model.site("resid_post", loop=every, layer=every, n_loops=n_loops)
     hooks = [(name, follow) for name in names]
     model.run_with_hooks(inputs, n_loops=n_loops, return_type="state", fwd_hooks=hooks)
-    residual = torch.stack(residuals).unflatten(0, (-1, n_layers))
-    missing = torch.full_like(residual[:1], float("nan"))
     last = torch.stack([*last_states])  # [layer, batch, pos, d_model]
     cosine = torch.cosine_similarity(last[:, None], last[None], dim=-1)
-    size = last.norm(dim=-1)
+    size = last.norm(dim=-1)  # [layer, batch, pos]
     gap = torch.stack([(last - state).norm(dim=-1) for state in last])
     distance = share_of_size(gap, (size[:, None] + size[None]) / 2)
-    return LayerLimits(torch.cat([missing, residual]), cosine.float(), distance.float())
+    residual = _by_loop_and_layer(residuals, n_layers)
+    return LayerLimits(residual, cosine.float(), distance.float())
 
 
 class NoLayers(str, Enum):

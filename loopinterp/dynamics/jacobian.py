@@ -26,9 +26,11 @@ from loopinterp.models.taps import recording_gradients
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
-    from typing_extensions import Self
 
     Positions = Sequence[int] | Bool[Tensor, " pos"] | Bool[Tensor, "batch pos"]
+
+
+_ONE_EACH = "Pass one for each example, shaped like the state."
 
 
 def jvp(
@@ -50,15 +52,11 @@ def jvp(
         positions: The product with the block of J from these positions to these positions, 0
             elsewhere: indices, or a mask ``[pos]`` or, for each example its own, ``[batch, pos]``.
 
-    Raises:
-        InputError: If the tangent does not have the shape of the state, a position is not there,
-            or the step has no derivative of either kind.
-
     Example:
         >>> jvp(torch.square, torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 1.0]]))
         tensor([[2., 4.]])
     """
-    check_shape(v, h, "tangent", fix="Pass one tangent for each example, shaped like the state.")
+    check_shape("tangent", v.shape, h.shape, fix=_ONE_EACH)
     mask = position_mask(h, positions)
     return _masked(push_forward(step, h, _masked(v, mask))[1], mask)
 
@@ -72,29 +70,20 @@ def vjp(
 ) -> Float[Tensor, "batch ..."]:
     r"""Vector-Jacobian product :math:`J(h)^\top u`, by reverse-mode differentiation.
 
-    Args:
-        step: One loop, such as ``bind(model, inputs).step``.
-        h: State at which to differentiate.
-        u: Cotangent, one for each example.
-        positions: As for :func:`jvp`: the transpose of the same block.
-
-    Raises:
-        InputError: If the cotangent does not have the shape of the state, a position is not
-            there, or the step has no backward derivative.
+    Arguments are those of :func:`jvp`; with ``positions``, of the transpose of the same block.
 
     Example:
         >>> shear = torch.tensor([[1.0, 3.0], [0.0, 1.0]])
         >>> vjp(lambda h: h @ shear.T, torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))
         tensor([[1., 3.]])
     """
-    check_shape(u, h, "cotangent", fix="Pass one for each example, shaped like the state.")
+    check_shape("cotangent", u.shape, h.shape, fix=_ONE_EACH)
     mask = position_mask(h, positions)
-    u = _masked(u, mask)
     with recording_gradients(), _differentiable_kernels():
         h = h.detach().clone().requires_grad_()
         after = step(h)
         try:
-            (gradient,) = torch.autograd.grad(after, h, u)
+            (gradient,) = torch.autograd.grad(after, h, _masked(u, mask))
         except RuntimeError as error:
             raise _not_differentiable(error, "backwards") from error
     return _masked(gradient, mask)
@@ -109,15 +98,11 @@ def push_forward(
         try:
             return torch.func.jvp(step, (h,), (v,))  # type: ignore[return-value]
         except RuntimeError:  # an operation has no such derivative, or the step itself is wrong
-            return _by_two_gradients(step, h, v)
-
-
-def _by_two_gradients(
-    step: Callable[[Tensor], Tensor], h: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor]:
-    with recording_gradients():
+            pass
+    with recording_gradients(), _differentiable_kernels():
         h = h.detach().clone().requires_grad_()
         after = step(h)
+        # J^T u is linear in u, so that its derivative along v is J v, whatever u is.
         u = torch.zeros_like(after, requires_grad=True)
         try:
             (gradient,) = torch.autograd.grad(after, h, u, create_graph=True)
@@ -166,39 +151,29 @@ def dense_jacobian(
     before it, in the order of ``h.flatten(1)``.
     """
     units = torch.eye(h[0].numel()).to(h).unflatten(1, h.shape[1:])  # [size, *state]
-    columns = [jvp(step, h, unit.expand_as(h).contiguous()).flatten(1) for unit in units]
+    columns = [jvp(step, h, unit.expand_as(h).contiguous()).flatten(1) for unit in units]  # J e_j
     return torch.stack(columns, dim=-1)
 
 
 def position_mask(h: Tensor, positions: Positions | None) -> Bool[Tensor, "batch ..."] | None:
-    """Which components of a state belong to the positions; None for all of them.
-
-    Raises:
-        InputError: If there are none, or one is not there.
-    """
+    """Which components of a state belong to the positions; None for all of them."""
     if positions is None:
         return None
     n_pos = h.shape[1] if h.ndim > 2 else 0
-    form = "indices, or a mask [pos] or [batch, pos], of a state [batch, pos, ...]"
     if isinstance(positions, torch.Tensor):
         mask = positions.expand(len(h), -1) if positions.ndim == 1 else positions
-        if mask.dtype != torch.bool or mask.shape != (len(h), n_pos) or not mask.any(1).all():
-            raise InputError(
-                "positions",
-                expected=f"{form}, at least one in each example",
-                given=f"{positions.dtype} {tuple(positions.shape)} of a state {tuple(h.shape)}",
-                fix="Pass batch.targets != IGNORE, for instance.",
-            )
-        mask = mask.to(h.device)
     else:
-        mask = torch.zeros(len(h), n_pos, dtype=torch.bool, device=h.device)
+        mask = torch.zeros(len(h), n_pos, dtype=torch.bool)  # [batch, pos]
         for position in positions:
             mask[:, check_integer("positions", position, least=-n_pos, most=n_pos - 1)] = True
-        if not len(positions):
-            raise InputError(
-                "positions", expected=form, given="an empty list", fix="Pass None for all."
-            )
-    return mask.reshape(*mask.shape, *[1] * (h.ndim - 2)).expand_as(h)
+    if mask.dtype != torch.bool or mask.shape != (len(h), n_pos) or not mask.any(1).all():
+        raise InputError(
+            "positions",
+            expected="indices, or a mask [pos] or [batch, pos], at least one in each example",
+            given=f"{mask.dtype} {tuple(mask.shape)} of a state {tuple(h.shape)}",
+            fix="Pass batch.targets != IGNORE, for instance, or None for all.",
+        )
+    return mask.to(h.device).reshape(*mask.shape, *[1] * (h.ndim - 2)).expand_as(h)
 
 
 def _masked(v: Tensor, mask: Tensor | None) -> Tensor:
@@ -208,64 +183,48 @@ def _masked(v: Tensor, mask: Tensor | None) -> Tensor:
 class JacobianOperator(ShortRepr):
     r"""The Jacobian of each example at a state, as an operator on flat vectors ``[batch, size]``.
 
-    Restricted to positions, it is the block :math:`P J P`, on vectors that are 0 elsewhere.
+    Restricted to positions, it is the block :math:`P J P`, on vectors that are 0 elsewhere. States
+    too small for ``n_values`` eigenvalues or singular values are refused.
 
     Attributes:
         sizes: Dimension of the space of each example.
         n_products: Products made so far, with J and with its transpose.
-
-    Raises:
-        InputError: If the state is empty or not finite, or a position is not there.
     """
 
     def __init__(
-        self, step: Callable[[Tensor], Tensor], h: Tensor, positions: Positions | None = None
+        self,
+        step: Callable[[Tensor], Tensor],
+        h: Tensor,
+        positions: Positions | None = None,
+        n_values: int = 1,
     ) -> None:
-        check_finite_state(
-            h, "state", fix="Differentiate at a fixed point of a run that does not diverge."
-        )
+        fix = "Differentiate at a fixed point of a run that does not diverge."
+        check_finite_state(h, "state", fix=fix)
         self.step, self.h, self.positions = step, h.detach(), positions
         self.mask = position_mask(h, positions)
-        flat = h.flatten(1) if h.ndim > 1 else h[:, None]
-        self.like = flat.detach()
-        full = torch.full((len(h),), flat.shape[1])
-        self.sizes: Int[Tensor, " batch"] = (
-            full if self.mask is None else self.mask.flatten(1).sum(1).cpu()
-        )
+        self.like = self.h.flatten(1) if h.ndim > 1 else self.h[:, None]
+        self.sizes = torch.full((len(h),), self.like.shape[1])
+        if self.mask is not None:
+            self.sizes = self.mask.flatten(1).sum(1).cpu()
         self.n_products = 0
-
-    @classmethod
-    def with_values(
-        cls, step: Callable[[Tensor], Tensor], h: Tensor, positions: Positions | None, least: int
-    ) -> Self:
-        """The operator, for a study that wants ``least`` values of each example."""
-        operator = cls(step, h, positions)
-        check_integer("k", least, least=1, most=int(operator.sizes.min()))
-        return operator
+        check_integer("k", n_values, least=1, most=int(self.sizes.min()))
 
     def parts(self, n_vectors: int) -> Iterator[tuple[Int[Tensor, " row"], JacobianOperator]]:
-        """The operator in parts of the batch, of which few enough vectors are held at once.
+        """Rows of the batch of which few enough vectors are held at once, and the operator on them.
 
         A step is taken apart where it is that of a model bound to its input, on a CPU; any other
         one stays whole, and so does one on a GPU, which wants many examples at a time.
-
-        Args:
-            n_vectors: Vectors that are held of each example.
-
-        Yields:
-            The rows of each part, and the operator on them.
         """
         n, bound = len(self.h), getattr(self.step, "__self__", None)
-        every = torch.arange(n)
-        if not isinstance(bound, Iteration) or self.step != bound.step or len(bound.e) != n:
-            bound = None
         # What a product holds comes on top of the vectors, and is as much as some 25 of them.
         size = 4 * n_vectors * self.like[0].numel() * self.like.element_size()
         n_parts = len(list(chunks(n, size))) if self.h.device.type == "cpu" else 1
-        if bound is None or n_parts == 1:
-            yield every, self
+        if not isinstance(bound, Iteration) or self.step != bound.step or len(bound.e) != n:
+            n_parts = 1
+        if n_parts == 1 or bound is None:
+            yield torch.arange(n), self
             return
-        for rows in every.tensor_split(n_parts):
+        for rows in torch.arange(n).tensor_split(n_parts):
             positions = self.positions
             if isinstance(positions, torch.Tensor) and positions.ndim == 2:
                 positions = positions[rows]
@@ -273,16 +232,17 @@ class JacobianOperator(ShortRepr):
 
     def apply(self, v: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
         """:math:`J v`."""
-        return self._product(push_forward, v)
+        self.n_products += 1
+        tangent = _masked(v.reshape(self.h.shape), self.mask)
+        pushed = push_forward(self.step, self.h, tangent)[1]
+        return _masked(pushed, self.mask).reshape(self.like.shape)
 
     def apply_transposed(self, u: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
         r""":math:`J^\top u`."""
-        return self._product(lambda *args: (None, vjp(*args)), u)
-
-    def _product(self, product: Callable[..., tuple[Tensor | None, Tensor]], v: Tensor) -> Tensor:
         self.n_products += 1
-        result = product(self.step, self.h, _masked(v.reshape(self.h.shape), self.mask))[1]
-        return _masked(result, self.mask).reshape(self.like.shape)
+        cotangent = _masked(u.reshape(self.h.shape), self.mask)
+        pulled = vjp(self.step, self.h, cotangent)
+        return _masked(pulled, self.mask).reshape(self.like.shape)
 
     def random(self, generator: torch.Generator) -> Float[Tensor, "batch size"]:
         """A random vector of length 1 for each example."""

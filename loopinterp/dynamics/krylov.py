@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loopinterp.core.errors import check_seed
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -24,15 +22,12 @@ CHECK_EVERY = 8
 
 
 @dataclass(frozen=True)
-class RitzPairs:
-    """Leading approximate eigenpairs of each example, largest modulus first.
+class _RitzPairs:
+    """Leading approximate eigenpairs of each example, largest modulus first."""
 
-    ``values`` and relative ``residuals`` are [batch, k]; ``vectors`` [batch, k, size] have norm 1.
-    """
-
-    values: np.ndarray
-    residuals: np.ndarray
-    vectors: Tensor | None
+    values: np.ndarray  # [batch, k]
+    residuals: np.ndarray  # relative, [batch, k]
+    vectors: Tensor | None  # of norm 1, [batch, k, size]
 
 
 class KrylovSchur:
@@ -59,10 +54,10 @@ class KrylovSchur:
         self.most = min(max_vectors, int(operator.sizes.max()))
         n, size = operator.like.shape
         self.rows = torch.arange(n)
-        self.basis = operator.like.new_zeros(n, self.most + 1, size)
+        self.basis = operator.like.new_zeros(n, self.most + 1, size)  # V [batch, vector, size]
         self.basis[:, 0] = start
-        self.projected = torch.zeros(n, self.most + 1, self.most, dtype=torch.float64)
-        self.length = torch.zeros(n, dtype=torch.int64)
+        self.projected = torch.zeros(n, self.most + 1, self.most, dtype=torch.float64)  # S, b
+        self.length = torch.zeros(n, dtype=torch.int64)  # vectors of each example
 
     @property
     def exhausted(self) -> Tensor:
@@ -77,31 +72,25 @@ class KrylovSchur:
         w = self.operator.apply(self.basis[self.rows, at])
         spanned = self.basis[:, : int(at.max()) + 1]
         unit, coefficients, norm = orthogonalise(spanned, w)
-        whole = at + 1 >= self.operator.sizes
-        unit = self._renewed(spanned, unit, (norm == 0) & ~whole & active)
-        norm = torch.where(whole, 0, norm)
+        full = at + 1 >= self.operator.sizes  # the next vector would fill the space
+        lost = (norm == 0) & ~full & active
+        unit = _renewed(unit, lost, spanned, self.operator, self.generator)
+        norm = torch.where(full, 0, norm)
         rows, at = self.rows[active], at[active]
         self.projected[rows, : spanned.shape[1], at] = coefficients[active]
         self.projected[rows, at + 1, at] = norm[active]
-        self.basis[rows, at + 1] = torch.where(whole[:, None].to(unit.device), 0, unit)[active]
+        self.basis[rows, at + 1] = torch.where(full[:, None].to(unit.device), 0, unit)[active]
         self.length = self.length + active
 
-    def _renewed(self, spanned: Tensor, unit: Tensor, lost: Tensor) -> Tensor:
-        """A new direction where the space has become invariant: eigenvalues may be multiple."""
-        if not lost.any():
-            return unit
-        fresh = orthogonalise(spanned, self.operator.random(self.generator))[0]
-        return torch.where(lost[:, None].to(unit.device), fresh, unit)
-
-    def ritz(self, vectors: bool = False) -> RitzPairs:
+    def ritz(self, vectors: bool = False) -> _RitzPairs:
         """The k leading pairs so far; every example needs at least k vectors."""
         n, k = len(self.rows), self.k
         values, residuals = np.zeros((n, k), complex), np.full((n, k), np.inf)
         shape = (n, k, self.basis.shape[2]) if vectors else (0,)
-        made = torch.zeros(shape, dtype=torch.complex128, device=self.basis.device)
+        ritz_vectors = torch.zeros(shape, dtype=torch.complex128, device=self.basis.device)
         floor = torch.finfo(self.basis.dtype).eps ** (2 / 3)
-        for length, rows in by_length(self.length):
-            square = self.projected[rows, :length, :length]
+        for length, rows in _by_length(self.length):
+            square = self.projected[rows, :length, :length]  # S [row, length, length]
             # Torch rather than NumPy: its threads are the ones that the caller has limited.
             value, vector = (part.numpy() for part in torch.linalg.eig(square))
             # Of a conjugate pair the upper one, so that the answer does not depend on rounding.
@@ -109,29 +98,30 @@ class KrylovSchur:
             value = np.take_along_axis(value, order, 1)
             vector = np.take_along_axis(vector, order[:, None], 2)
             below = self.projected[rows, length, :length].numpy()
-            leftover = np.abs(np.einsum("rl,rlk->rk", below, vector))
+            leftover = np.abs(np.einsum("rl,rlk->rk", below, vector))  # |b y| [row, k]
             # An eigenvalue that is 0 beside the others is known as well as rounding allows.
             smallest = floor * square.abs().amax(dim=(1, 2)).numpy()[:, None]
             values[rows] = value
             residuals[rows] = leftover / np.maximum(np.maximum(np.abs(value), smallest), 1e-300)
             if vectors:
                 spanned = self.basis[rows, :length].cpu().to(torch.complex128)
-                made[rows] = (torch.from_numpy(vector).mT @ spanned).to(made.device)
-        return RitzPairs(values, residuals, made if vectors else None)
+                leading = torch.from_numpy(vector).mT @ spanned  # [row, k, size]
+                ritz_vectors[rows] = leading.to(ritz_vectors.device)
+        return _RitzPairs(values, residuals, ritz_vectors if vectors else None)
 
     def _restart(self, row: int) -> None:
         """Keep the leading part of an example's Schur form, at the clearest gap."""
         m = self.most
-        kept, schur, turn = leading_schur(self.projected[row, :m].numpy(), self.k)
-        below = self.projected[row, m].numpy() @ turn[:, :kept]
+        n_kept, schur, turn = leading_schur(self.projected[row, :m].numpy(), self.k)
+        below = self.projected[row, m].numpy() @ turn[:, :n_kept]  # b in the new basis
         self.projected[row] = 0
-        self.projected[row, :kept, :kept] = torch.from_numpy(schur[:kept, :kept])
-        self.projected[row, kept, :kept] = torch.from_numpy(below)
-        turned = torch.from_numpy(turn[:, :kept].copy()).to(self.basis).T @ self.basis[row, :m]
-        self.basis[row, :kept] = turned
-        self.basis[row, kept] = self.basis[row, m]
-        self.basis[row, kept + 1 :] = 0
-        self.length[row] = kept
+        self.projected[row, :n_kept, :n_kept] = torch.from_numpy(schur[:n_kept, :n_kept])
+        self.projected[row, n_kept, :n_kept] = torch.from_numpy(below)
+        turned = torch.from_numpy(turn[:, :n_kept].copy()).to(self.basis).T @ self.basis[row, :m]
+        self.basis[row, :n_kept] = turned
+        self.basis[row, n_kept] = self.basis[row, m]
+        self.basis[row, n_kept + 1 :] = 0
+        self.length[row] = n_kept
 
 
 def leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarray]:
@@ -140,19 +130,19 @@ def leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarr
 
     m = len(square)
     fewest, most = k + (m - k) // 3, max(k + (m - k) // 3, k + 2 * (m - k) // 3)
-    size = np.sort(np.abs(np.linalg.eigvals(square)))[::-1]
+    size = np.sort(np.abs(np.linalg.eigvals(square)))[::-1]  # moduli, largest first
     gaps = size[fewest - 1 : most] / np.maximum(size[fewest : most + 1], 1e-300)
     last = fewest - 1 + int(gaps.argmax())
     bound = max(np.sqrt(size[last] * size[last + 1]), size[last] / 2)
     try:
         ordered: Any = schur(square, sort=lambda re, im: np.hypot(re, im) >= bound)
-        form, turn, kept = ordered
+        form, turn, n_kept = ordered
     except LinAlgError:  # equal moduli, which no order tells apart: any part is as good
         form, turn = schur(square)[:2]
-        kept = last + 1
-    kept = min(max(int(kept), fewest), m - 2)
+        n_kept = last + 1
+    n_kept = min(max(int(n_kept), fewest), m - 2)
     # A 2 x 2 block is a conjugate pair, which is kept or left as one.
-    return kept + int(form[kept, kept - 1] != 0), form, turn
+    return n_kept + int(form[n_kept, n_kept - 1] != 0), form, turn
 
 
 @dataclass(frozen=True)
@@ -167,33 +157,27 @@ class Bidiagonal:
     beta: Tensor
     lengths: Tensor
     right: Tensor
-    eps: float
-
-    def values(self, rows: Tensor, length: int) -> tuple[np.ndarray, np.ndarray, Tensor]:
-        """Singular values of some examples (largest first), residuals, right vectors of B."""
-        left, value, right = torch.linalg.svd(self.upper[rows, :length, :length])
-        leftover = self.beta[rows, None] * left[:, -1].abs()
-        floor = self.eps ** (2 / 3) * value[:, :1]
-        residual = leftover / torch.maximum(value, floor).clamp_min(1e-300)
-        return value.numpy(), residual.numpy(), right
 
     def extremes(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k largest values and the smallest one, [batch, k + 1], and their residuals."""
         values = np.full((len(self.beta), k + 1), np.nan)
         residuals = np.full_like(values, np.inf)
-        for length, rows in by_length(self.lengths):
-            value, residual, _ = self.values(rows, length)
-            some = [*range(k), -1]
-            values[rows], residuals[rows] = value[:, some], residual[:, some]
+        some, floor = [*range(k), -1], torch.finfo(self.right.dtype).eps ** (2 / 3)
+        for length, rows in _by_length(self.lengths):
+            left, value, _ = torch.linalg.svd(self.upper[rows, :length, :length])
+            leftover = self.beta[rows, None] * left[:, -1].abs()
+            residual = leftover / torch.maximum(value, floor * value[:, :1]).clamp_min(1e-300)
+            values[rows], residuals[rows] = value.numpy()[:, some], residual.numpy()[:, some]
         return values, residuals
 
     def leading_right(self) -> Tensor:
         """The right singular vector of the largest value of each example, [batch, size]."""
-        made = torch.zeros_like(self.right[:, 0])
-        for length, rows in by_length(self.lengths):
-            vector = self.values(rows, length)[2][:, :1].to(made)
-            made[rows] = (vector @ self.right[rows, :length])[:, 0]
-        return made
+        vectors = torch.zeros_like(self.right[:, 0])
+        for length, rows in _by_length(self.lengths):
+            right = torch.linalg.svd(self.upper[rows, :length, :length])[2]
+            leading = right[:, :1].to(vectors) @ self.right[rows, :length]  # [row, 1, size]
+            vectors[rows] = leading[:, 0]
+        return vectors
 
 
 def golub_kahan(
@@ -210,39 +194,45 @@ def golub_kahan(
     Both sides are orthogonalised in full, twice. The last value yielded is of the whole space
     where that is no larger than ``max_vectors``.
 
-    Source: Golub and Kahan, Calculating the singular values and pseudo-inverse of a matrix, SIAM
-    J. Numer. Anal. 2 (1965).
+    Source: Golub and Kahan, SIAM J. Numer. Anal. 2 (1965).
     """
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
     sizes = operator.sizes
     most = min(max_vectors, int(sizes.max()))
     n, size = operator.like.shape
-    right = operator.like.new_zeros(n, most + 1, size)
-    left = operator.like.new_zeros(n, most, size)
+    right = operator.like.new_zeros(n, most + 1, size)  # V [batch, vector, size]
+    left = operator.like.new_zeros(n, most, size)  # U [batch, vector, size]
     right[:, 0] = operator.random(generator) if start is None else start
-    upper = torch.zeros(n, most, most, dtype=torch.float64)
+    upper = torch.zeros(n, most, most, dtype=torch.float64)  # B, upper bidiagonal
     for k in range(most):
-        whole, over = (k + 1 >= sizes), (k >= sizes)
+        full, over = (k + 1 >= sizes), (k >= sizes)
         unit, coefficients, norm = orthogonalise(left[:, :k], forward(right[:, k]))
-        lost = (norm == 0) & ~over
-        if lost.any():
-            fresh = orthogonalise(left[:, :k], operator.random(generator))[0]
-            unit = torch.where(lost[:, None].to(unit.device), fresh, unit)
+        unit = _renewed(unit, (norm == 0) & ~over, left[:, :k], operator, generator)
         left[:, k] = torch.where(over[:, None].to(unit.device), 0, unit)
         upper[:, :k, k], upper[:, k, k] = coefficients, norm
         unit, _, beta = orthogonalise(right[:, : k + 1], backward(left[:, k]))
-        beta = torch.where(whole, 0, beta)
-        lost = (beta == 0) & ~whole
-        if lost.any():
-            fresh = orthogonalise(right[:, : k + 1], operator.random(generator))[0]
-            unit = torch.where(lost[:, None].to(unit.device), fresh, unit)
-        right[:, k + 1] = torch.where(whole[:, None].to(unit.device), 0, unit)
+        beta = torch.where(full, 0, beta)
+        unit = _renewed(unit, (beta == 0) & ~full, right[:, : k + 1], operator, generator)
+        right[:, k + 1] = torch.where(full[:, None].to(unit.device), 0, unit)
         lengths = sizes.clamp_max(k + 1)
-        eps = torch.finfo(right.dtype).eps
-        yield Bidiagonal(upper[:, : k + 1, : k + 1], beta, lengths, right[:, : k + 1], eps)
+        yield Bidiagonal(upper[:, : k + 1, : k + 1], beta, lengths, right[:, : k + 1])
 
 
-def by_length(lengths: Tensor) -> Iterator[tuple[int, Tensor]]:
+def _renewed(
+    unit: Tensor,
+    lost: Tensor,
+    spanned: Tensor,
+    operator: JacobianOperator,
+    generator: torch.Generator,
+) -> Tensor:
+    """A new direction where a space has become invariant: values may be multiple."""
+    if not lost.any():
+        return unit
+    fresh = orthogonalise(spanned, operator.random(generator))[0]
+    return torch.where(lost[:, None].to(unit.device), fresh, unit)
+
+
+def _by_length(lengths: Tensor) -> Iterator[tuple[int, Tensor]]:
     """The examples of each length: ``(length, rows)``."""
     for length in lengths.unique().tolist():
         yield length, (lengths == length).nonzero().flatten()
@@ -256,8 +246,8 @@ def orthogonalise(basis: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     size = w.norm(dim=1)
     coefficients = torch.zeros(basis.shape[:2], dtype=torch.float64)
     for _ in range(2):
-        projection = (basis @ w[:, :, None]).squeeze(-1)
-        w = w - (projection[:, None] @ basis).squeeze(1)
+        projection = (basis @ w[:, :, None]).squeeze(-1)  # [batch, vector]
+        w = w - (projection[:, None] @ basis).squeeze(1)  # [batch, size]
         coefficients += projection.cpu().double()
     norm = w.norm(dim=1)
     exhausted = norm <= 4 * torch.finfo(w.dtype).eps * size

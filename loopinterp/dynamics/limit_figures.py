@@ -11,7 +11,7 @@ from loopinterp.core.results import Figure, Finding, figures_of, findings_of, ti
 from loopinterp.core.text import percent
 from loopinterp.dynamics.basins import BasinMapResult
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE
-from loopinterp.dynamics.convergence_figures import with_rounding
+from loopinterp.dynamics.convergence_figures import dies_out, value_of, with_rounding
 from loopinterp.dynamics.limits import NO_LIMIT
 from loopinterp.dynamics.local_stability import WHERE, LocalStabilityResult
 from loopinterp.dynamics.regimes import Regime
@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-OTHERS = ("red", "ochre", "magenta")
+_OTHERS = ("red", "ochre", "magenta")
 """Colours of the largest basins besides the own one."""
-
-REST, NONE = "smaller basins", "no limit"
-OF_NEXT, OTHER_OF_NEXT = "the next input's own limit", "another limit of the next input"
 
 
 @findings_of.register
@@ -54,7 +51,7 @@ def _(result: BasinMapResult) -> list[Finding]:
         return [Finding(text, value="no limit found", good=False)]
     value, low, high = (float(x) for x in result.shares().sel(limit=0))
     radius, nearest = result.radius(), float(result.data["x"].diff("x")[0])
-    control = float(result.next_reaches_own().sel({ESTIMATE: "value"}))
+    control = float(value_of(result.next_reaches_own()))
     text = (
         f"Of {n_starts} starts in a plane through the limit of input {result.example}, "
         f"{percent(value)} ({percent(low)} to {percent(high)}) lead back to it, "
@@ -81,113 +78,92 @@ def _(result: BasinMapResult) -> list[Finding]:
 @figures_of.register
 def _(result: BasinMapResult) -> list[Figure]:
     """The limits of the plane, the loops it takes to them, and their shares by distance."""
-    return [limit_map(result), loop_map(result), share_figure(result)]
-
-
-def limit_map(result: BasinMapResult) -> Figure:
-    """Which limit each start leads to, under this input and the next."""
-    here, there = result.data["reached"], result.data["next_reached"]
-    names = _names(result)
-    colours = dict(zip(names.values(), ("blue", *OTHERS)))
-    colours |= {REST: "#e6a8a2", OF_NEXT: "green", OTHER_OF_NEXT: "#a6dcc4", NONE: "grey"}
-    kinds = np.select([here == k for k in (NO_LIMIT, *names)], [NONE, *names.values()], REST)
-    to_this_limit = result.data["next_distance"] <= result.same
-    under_next = np.select(
-        [there == NO_LIMIT, to_this_limit, there == 0], [NONE, names[0], OF_NEXT], OTHER_OF_NEXT
-    )
-    shown = {name: c for name, c in colours.items() if name in {*kinds.flat, *under_next.flat}}
-    code = np.vectorize({name: k for k, name in enumerate(shown)}.get)
-    panels = {
-        "this input": here.copy(data=code(kinds)),
-        "the next input (control)": here.copy(data=code(under_next)),
+    data, names = result.data, _names(result)
+    arrays = tidy({name: data[name] for name in ("reached", "loops", "exact", "next_reached")})
+    corners = [str(name) for name in data["corner"].values]
+    places = zip(data["corner_x"].values.tolist(), data["corner_y"].values.tolist())
+    frame: dict[str, Any] = {
+        "x_title": f"towards {corners[0]}",
+        "y_title": "at right angles",
+        "square": True,
+        "marks": {"own limit": (0.0, 0.0)} | dict(zip(corners, places)),
     }
-    return Figure(
-        title="Which limit does each start lead to?",
-        plot=category_maps(panels, shown, **_frame(result)),
-        caption=(
-            f"Each cell is a start: a state of input {result.example} in the plane of its own "
-            f"limit, {' and '.join(result.data['corner'].values)} (crosses). 1 on the axes is the "
-            "size of the own limit. Limits are numbered by how near to it they are first reached; "
-            "whether the answer read there is right is in brackets."
-        ),
-        control=(
-            "On the right the same starts are run under the next input. "
-            f"{percent(result.next_reaches_own().sel({ESTIMATE: 'value'}))} of them lead to the "
-            "limit of this input: where many do, the limit is not the input's own."
-        ),
-        data=_cells(result),
-    )
-
-
-def loop_map(result: BasinMapResult) -> Figure:
-    """How many loops each start takes to its limit."""
-    loops = result.data["loops"].where(result.data["reached"] != NO_LIMIT)
-    return Figure(
-        title="How many loops does it take to the limit?",
-        plot=heatmap_panels({"": loops}, value_title="loops", **_frame(result)),
-        caption=(
-            "The same plane: loops until a start is at rest, or known to go round a cycle. Cells "
-            "are empty where it came to no limit. Starts near the edge of a basin take longest."
-        ),
-        data=_cells(result),
-    )
-
-
-def share_figure(result: BasinMapResult) -> Figure:
-    """Share of the starts that lead to each limit, by distance from the own one."""
+    maps, colours = _categories(result, names)
+    loops = data["loops"].where(data["reached"] != NO_LIMIT)
     shares, control = result.by_distance(), result.next_by_distance()
-    colours = ("blue", *OTHERS)
     lines = [
         Series.of(name, shares.sel(limit=k), colour=colour)
-        for (k, name), colour in zip(_names(result).items(), colours)
+        for (k, name), colour in zip(names.items(), ("blue", *_OTHERS))
     ]
     lines.append(Series.of("own limit, under the next input (control)", control, control=True))
-    return Figure(
-        title="How far from its limit does an input still come back?",
-        plot=line_panels(
-            [LinePanel(lines, "share of starts", y_range=(0, 1.03))],
-            x_title="distance from the own limit, over its size",
+    panel = LinePanel(lines, "share of starts", y_range=(0, 1.03))
+    return [
+        Figure(
+            title="Which limit does each start lead to?",
+            plot=category_maps(maps, colours, **frame),
+            caption=(
+                f"Each cell is a start: a state of input {result.example} in the plane of its own "
+                f"limit, {' and '.join(corners)} (crosses); 1 is the norm of the own limit. Limits "
+                "are numbered by how near to it they are first reached."
+            ),
+            control=(
+                "On the right the same starts are run under the next input. "
+                f"{percent(value_of(result.next_reaches_own()))} of them lead to the limit of this "
+                "input: where many do, the limit is not the input's own."
+            ),
+            data=arrays,
         ),
-        caption=(
-            "Starts of the plane in rings around the own limit, with 95% intervals of as many "
-            "starts drawn at random (a grid is no worse). They speak of this plane: other "
-            "directions may lead elsewhere."
+        Figure(
+            title="How many loops does it take to the limit?",
+            plot=heatmap_panels({"": loops}, value_title="loops", **frame),
+            caption=(
+                "The same plane: loops until a start is at rest, or known to go round a cycle "
+                "(empty: no limit). Starts near the edge of a basin take longest."
+            ),
+            data=arrays,
         ),
-        control="The dashed line are the same starts under the next input.",
-        data=tidy({"share": shares}),
-    )
+        Figure(
+            title="How far from its limit does an input still come back?",
+            plot=line_panels([panel], x_title="distance from the own limit, over its size"),
+            caption=(
+                "Starts of the plane in rings around the own limit, with 95% intervals of as many "
+                "starts drawn at random. Other directions may lead elsewhere."
+            ),
+            control="The dashed line are the same starts under the next input.",
+            data=tidy({"share": shares}),
+        ),
+    ]
+
+
+def _categories(
+    result: BasinMapResult, names: dict[int, str]
+) -> tuple[dict[str, xr.DataArray], dict[str, str]]:
+    """Which limit each start leads to, under this input and the next; colours of the names."""
+    here, there = result.data["reached"], result.data["next_reached"]
+    rest, none = "smaller basins", "no limit"
+    of_next, other_of_next = "the next input's own limit", "another limit of the next input"
+    colours = dict(zip(names.values(), ("blue", *_OTHERS)))
+    colours |= {rest: "#e6a8a2", of_next: "green", other_of_next: "#a6dcc4", none: "grey"}
+    kinds = np.select([here == k for k in (NO_LIMIT, *names)], [none, *names.values()], rest)
+    to_this_limit = result.data["next_distance"] <= result.same
+    is_next = [there == NO_LIMIT, to_this_limit, there == 0]
+    under_next = np.select(is_next, [none, names[0], of_next], other_of_next)
+    shown = {name: c for name, c in colours.items() if name in {*kinds.flat, *under_next.flat}}
+    code = np.vectorize({name: k for k, name in enumerate(shown)}.get)
+    maps = {"this input": kinds, "the next input (control)": under_next}
+    return {title: here.copy(data=code(cells)) for title, cells in maps.items()}, shown
 
 
 def _names(result: BasinMapResult) -> dict[int, str]:
     """Limit -> its name: of the own one and the largest others."""
     limits = result.limits()
-    largest = limits.drop(index=0, errors="ignore").nlargest(len(OTHERS), "share")
+    largest = limits.drop(index=0, errors="ignore").nlargest(len(_OTHERS), "share")
     right = {0.0: " (wrong)", 1.0: " (right)"}
     exactness = {k: right.get(exact, " (right in part)") for k, exact in limits["exact"].items()}
     return {
         0: "own limit" + exactness.get(0, ""),
         **{k: f"limit {k}{exactness[k]}" for k in largest.index},
     }
-
-
-def _frame(result: BasinMapResult) -> dict[str, Any]:
-    data = result.data
-    names = data["corner"].values.tolist()
-    places = zip(data["corner_x"].values.tolist(), data["corner_y"].values.tolist())
-    return {
-        "x_title": f"towards {names[0]}",
-        "y_title": "at right angles",
-        "square": True,
-        "marks": {"own limit": (0.0, 0.0)} | dict(zip(names, places)),
-    }
-
-
-def _cells(result: BasinMapResult) -> pd.DataFrame:
-    names = ("reached", "loops", "exact", "next_reached")
-    return tidy({name: result.data[name] for name in names})
-
-
-_PANELS = {"limit": "at the limit or cycle", "start": "at the start", "random": "at random states"}
 
 
 @findings_of.register
@@ -219,12 +195,9 @@ def _spectrum(result: LocalStabilityResult, rows: xr.DataArray, what: str) -> Fi
         return Finding(text, value=f"{n_found} of {n}: a {what}")
     high = float(here.max())
     name = "spectral radius" if what == "limit" else "largest multiplier of a turn"
-    verdict = (
-        "below 1, so a small disturbance dies out there"
-        if high < 1
-        else "at 1 or more in some, so not every small disturbance dies out there"
+    text += (
+        f"; at the {here.size} where it is known, the {name} is {_span(here)}: {dies_out(high)}."
     )
-    text += f"; at the {here.size} where it is known, the {name} is {_span(here)}: {verdict}."
     if random.size:
         disjoint = float(random.min()) > high or float(random.max()) < float(here.min())
         meaning = f"it tells the {what} from other states" if disjoint else "the ranges overlap"
@@ -265,32 +238,27 @@ def _span(values: xr.DataArray) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _right_at_the_end(right: np.ndarray) -> str:
-    if (right < 0).all():
-        return "The readout gives one number, so no answer is right or wrong."
-    return f"{int((right > 0).sum())} of these {right.size} examples end with the right answer."
-
-
 @figures_of.register
 def _(result: LocalStabilityResult) -> list[Figure]:
     """The leading eigenvalues in the complex plane."""
     if not result.found.any():
         return []
-    right = result.data["right"][result.found]
+    right = result.data["right"][result.found].values
+    answers = f"{int((right > 0).sum())} of these {right.size} examples end with the right answer."
+    if (right < 0).all():
+        answers = "The readout gives one number, so no answer is right or wrong."
     return [
         Figure(
             title="Leading eigenvalues of the loop's Jacobian",
             plot=_complex_plane(result),
             caption=(
-                "The eigenvalues of largest modulus, of every example with a limit or a cycle (of "
-                "one turn of it), in the complex plane with the unit circle. Those inside belong "
-                "to disturbances that shrink in the long run, those off the real axis to ones "
-                "that turn. Hollow marks have not converged. " + _right_at_the_end(right.values)
+                "The eigenvalues of largest modulus of every example with a limit or a cycle (of "
+                "one turn of it). Inside the unit circle disturbances shrink in the long run, off "
+                f"the real axis they turn. Hollow marks have not converged. {answers}"
             ),
             control=(
-                "The same at the initial state and at random states whose tokens have the norms "
-                "they have at the limit: where these look alike, the spectrum is the map's, not "
-                "the limit's."
+                "The same at the initial state and at random states of the norms of the limit: "
+                "where these look alike, the spectrum is the map's, not the limit's."
             ),
             data=_table(result),
         )
@@ -302,33 +270,29 @@ def _complex_plane(result: LocalStabilityResult) -> go.Figure:
     radius = np.abs(values.isel(eigenvalue=0))
     known = result.data["eigenvalue_residual"] * np.abs(values) <= RITZ_TOLERANCE
     reach = 1.1 * max(1.0, float(radius.max()))
-    figure = panel_figure([_PANELS[name] for name in WHERE], 3, panel_height=360, square=True)
+    titles = {
+        "limit": "at the limit or cycle",
+        "start": "at the start",
+        "random": "at random states",
+    }
+    figure = panel_figure([titles[name] for name in WHERE], 3, panel_height=360, square=True)
     angle = np.linspace(0, 2 * np.pi, 181)
     circle = {"color": "rgba(128,134,144,0.9)", "width": 1.2, "dash": "dot"}
     for panel, place in enumerate(WHERE):
         in_panel, sure = (a.sel(where=place).values.ravel() for a in (values, known))
         there = np.isfinite(in_panel)
-        figure.add_scatter(
-            x=np.cos(angle),
-            y=np.sin(angle),
-            mode="lines",
-            line=circle,
-            hoverinfo="skip",
-            showlegend=False,
-            **axes(panel),
-        )
+        style: dict[str, Any] = {"showlegend": False, **axes(panel)}
+        x, y = np.cos(angle), np.sin(angle)
+        figure.add_scatter(x=x, y=y, mode="lines", line=circle, hoverinfo="skip", **style)
+        colour = PALETTE["blue" if place == "limit" else "grey"]
+        symbols = np.where(sure[there], "circle", "circle-open").tolist()
         figure.add_scatter(
             x=in_panel.real[there],
             y=in_panel.imag[there],
             mode="markers",
-            marker={
-                "size": 7,
-                "color": PALETTE["blue" if place == "limit" else "grey"],
-                "symbol": np.where(sure[there], "circle", "circle-open").tolist(),
-            },
+            marker={"size": 7, "color": colour, "symbol": symbols},
             hovertemplate="%{x:.4f} %{y:+.4f}i<extra></extra>",
-            showlegend=False,
-            **axes(panel),
+            **style,
         )
         name = suffix(panel)
         figure.layout[f"xaxis{name}"].update(range=[-reach, reach], title="real part")
@@ -340,8 +304,8 @@ def _complex_plane(result: LocalStabilityResult) -> go.Figure:
 def _table(result: LocalStabilityResult) -> pd.DataFrame:
     """A row for each example and state: all its numbers but the smaller eigenvalues."""
     data = result.data
-    exponent = data["lyapunov"]
     columns = data[["solve_smallest", "solve_known", "growth", "growth_at", "growth_closed"]]
+    names = {"lyapunov": "value", "lyapunov_low": "low", "lyapunov_high": "high"}
     columns = columns.assign(
         radius=result.radius(),
         singular_value=data["singular_value"].isel(singular=0, drop=True),
@@ -349,12 +313,7 @@ def _table(result: LocalStabilityResult) -> pd.DataFrame:
         condition=result.condition(),
         turn=data["turn"],
         right=data["right"],
-        **{
-            "lyapunov" if end == "value" else f"lyapunov_{end}": exponent.sel(
-                {ESTIMATE: end}, drop=True
-            )
-            for end in ("value", "low", "high")
-        },
+        **{name: data["lyapunov"].sel({ESTIMATE: end}, drop=True) for name, end in names.items()},
     )
     table = columns.drop_vars(["eigenvalue", "singular"], errors="ignore").to_dataframe()
     regimes = [Regime(code).label for code in data["regime"].values.tolist()]

@@ -32,20 +32,13 @@ NO_LIMIT = -1
 ZERO = 1e-4
 """Norm below which a limit is at 0 and has no size to compare with: searches end at 1e-8 there."""
 
-_PHASE = 16
-"""Loops of the first phase of a search."""
-
 
 @dataclass(frozen=True, repr=False)
 class Limits(ShortRepr):
-    """Where the examples of a batch ended.
+    """Where the examples of a batch ended, with :class:`Status` codes and loops of the search.
 
-    Attributes:
-        state: The limit of each example, of a cycle one of its states; of one without a limit, the
-            last state reached.
-        status: How the search ended, as :class:`Status` codes.
-        loops: Steps until it ended.
-        period: Loops per turn of an example on a cycle, 1 at a fixed point, else 0.
+    The state is a limit, of a cycle one of its states; else the last one reached. The period is
+    that of a cycle, 1 at a fixed point, else 0.
     """
 
     state: Float[Tensor, "batch pos d_model"]
@@ -88,9 +81,6 @@ def find_limits(
     first state is not finite counts as diverged.
 
     Args:
-        iteration: A model bound to its input.
-        start: The states to go from.
-        max_loops: Steps after which an example is given up.
         tol: Relative tolerance of a limit; see :func:`~loopinterp.dynamics.find_fixed_point`.
         solver: Plain iteration goes where the model goes; others may find limits elsewhere.
     """
@@ -100,10 +90,11 @@ def find_limits(
     status = torch.where(finite, int(Status.OUT_OF_BUDGET), int(Status.DIVERGED))
     loops, period = torch.zeros_like(status), torch.zeros_like(status)
     # A cycle is detected within one phase, so the later ones are long.
-    done, steps = 0, _PHASE
-    while (
-        done < max_loops and (rows := (status == Status.OUT_OF_BUDGET).nonzero().flatten()).numel()
-    ):
+    done, steps = 0, 16
+    while done < max_loops:
+        rows = (status == Status.OUT_OF_BUDGET).nonzero().flatten()
+        if not len(rows):
+            break
         steps = min(steps, max_loops - done)
         end = find_fixed_point(
             iteration.select(rows).step, state[rows], solver=solver, tol=tol, max_iter=steps
@@ -146,7 +137,7 @@ def around(iteration: Iteration, limits: Limits) -> Iterator[Float[Tensor, "batc
 
 def centre(iteration: Iteration, limits: Limits) -> Float[Tensor, "batch pos d_model"]:
     """The fixed points themselves, and the mean state of each cycle over one turn."""
-    total = torch.zeros_like(limits.state)
+    total = torch.zeros_like(limits.state)  # sum of the states around each cycle
     for number, state in enumerate(around(iteration, limits)):
         total += torch.where((number < limits.period.clamp(min=1))[:, None, None], state, 0)
     return total / limits.period.clamp(min=1)[:, None, None]
@@ -157,9 +148,6 @@ def map_and_limit(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tenso
     """A map and its state as given; or one loop of a model, and the limit over its inputs.
 
     Where no limit is reached it is the state after :data:`LIMIT_LOOPS` loops.
-
-    Raises:
-        InputError: If a model's step takes the loop's index, or it does not repeat itself.
     """
     iteration = iteration_of(model, h)
     if iteration is None:
@@ -173,27 +161,21 @@ def limit_distances(
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
     """Distance over the norm, and cosine, of each limit and another one; NaN where one is none.
 
-    Two cycles are compared where they are nearest.
-
-    Args:
-        ends: Limits; of a cycle, one of its states counts.
-        others: Those they are compared with, all around their cycles; the norm is theirs.
-        iteration: The model bound to the inputs of ``others``.
-        counted: Positions that are compared.
+    Two cycles are compared where they are nearest: one state of ``ends`` and all around ``others``,
+    to whose inputs the iteration is bound and whose norm it is.
     """
 
     def compared(state: Tensor) -> Tensor:
         return torch.where(counted[..., None], state, 0).flatten(1)  # [batch, pos * d_model]
 
-    here = compared(ends.state)
+    here = compared(ends.state)  # [batch, pos * d_model]
     distance = torch.full_like(here[:, 0], float("inf"))
     alignment = torch.full_like(distance, float("nan"))
     for state in around(iteration, others):
         there = compared(state)
         gap = (here - there).norm(dim=-1) / there.norm(dim=-1).clamp_min(ZERO)
-        alignment = torch.where(
-            gap < distance, torch.cosine_similarity(here, there, dim=-1), alignment
-        )
+        cosine = torch.cosine_similarity(here, there, dim=-1)
+        alignment = torch.where(gap < distance, cosine, alignment)
         distance = torch.minimum(gap, distance)
     unknown, nan = ~(ends.found & others.found), float("nan")
     return distance.masked_fill(unknown, nan), alignment.masked_fill(unknown, nan)
@@ -215,13 +197,9 @@ def answered_right(
 class DistinctLimits:
     """Numbers the limits of each example as they come: 0 is the first, the next far from it is 1.
 
-    A limit takes the number of the first one on record that is within ``same`` of it.
-
-    Attributes:
-        iteration: The model bound to the inputs of the examples.
-        counted: Positions that are compared.
-        same: Distance over the norm up to which two limits are one.
-        firsts: For each number, the first limit of each example that has it.
+    A limit takes the number of the first one on record that is within ``same`` of it, relative to
+    the norm at the counted positions. ``firsts`` holds, for each number, the first limit of each
+    example that has it.
     """
 
     iteration: Iteration
@@ -243,18 +221,17 @@ class DistinctLimits:
             new = (~first.found & (row < len(numbers))).nonzero().flatten()
             first.put(new, ends.select(row[new]))
             bound = self.iteration.select(examples), self.counted[examples]
-            near = (
-                limit_distances(ends.select(left), first.select(examples), *bound)[0] <= self.same
-            )
-            numbers[left[near]] = k
+            gap, _ = limit_distances(ends.select(left), first.select(examples), *bound)
+            numbers[left[gap <= self.same]] = k
             k += 1
         return numbers
 
     def count(self) -> Int[Tensor, " batch"]:
         """How many limits each example has so far."""
-        has_number = [first.found for first in self.firsts]
-        none = torch.zeros(len(self.counted), dtype=torch.int64, device=self.counted.device)
-        return torch.stack(has_number).sum(dim=0) if has_number else none
+        counts = torch.zeros(len(self.counted), dtype=torch.int64, device=self.counted.device)
+        for first in self.firsts:
+            counts += first.found
+        return counts
 
 
 def other_starts(

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import check_integer, check_number
+from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
+from loopinterp.dynamics import runs, spectra
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE
 from loopinterp.dynamics.growth import lyapunov_exponents, of_each, transient_growth
 from loopinterp.dynamics.limits import LIMIT_LOOPS, find_limits, noise_like
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
-from loopinterp.dynamics.regimes import LEAST_LOOPS, classify_regimes
-from loopinterp.dynamics.runs import (
-    chunks,
-    counted_examples,
-    described,
-    gather,
-    run_length,
-    run_loops,
-    state_bytes,
-)
-from loopinterp.dynamics.spectra import (
-    fixed_point_condition,
-    largest_singular_values,
-    leading_eigenvalues,
-    turn_of,
-)
+from loopinterp.dynamics.regimes import ClassifiedLoops, classify_regimes
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
 
@@ -45,11 +33,6 @@ if TYPE_CHECKING:
 
 WHERE = ("limit", "start", "random")
 """States at which the Jacobian is taken: the limit (or cycle), and its two controls."""
-
-STATES_HELD = 200
-"""States that a chunk of examples needs at once, for the spaces of the Krylov methods."""
-
-_AT = "where batch"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -66,11 +49,9 @@ class LocalStabilityResult(Result, kind="local-stability"):
         regime: :class:`Regime` code of the example's whole state.
         right: 1 where the answer is right after the last loop, 0 where wrong, -1 of a readout of
             one number, which is no answer.
-        eigenvalue_real: Real part of the eigenvalues of largest modulus, largest first.
-        eigenvalue_imag: Their imaginary part.
+        eigenvalue_real, eigenvalue_imag: Eigenvalues of largest modulus, largest first.
         eigenvalue_residual: Relative residual of their Ritz pairs.
-        singular_value: Largest singular values.
-        singular_residual: Their relative residuals.
+        singular_value, singular_residual: Largest singular values, and their relative residuals.
         solve_largest: Largest singular value of I - J.
         solve_smallest: The smallest one; an upper bound where ``solve_known`` is False.
         solve_known: Whether their ratio is known; elsewhere it is a lower bound.
@@ -83,12 +64,11 @@ class LocalStabilityResult(Result, kind="local-stability"):
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("turn", "regime", "right"), "batch"),
-        **dict.fromkeys(
-            ("eigenvalue_real", "eigenvalue_imag", "eigenvalue_residual"), f"{_AT} eigenvalue"
-        ),
-        **dict.fromkeys(("singular_value", "singular_residual"), f"{_AT} singular"),
-        **dict.fromkeys(("solve_largest", "solve_smallest", "solve_known"), _AT),
-        **dict.fromkeys(("growth", "growth_at", "growth_closed"), _AT),
+        **dict.fromkeys(("eigenvalue_real", "eigenvalue_imag"), "where batch eigenvalue"),
+        "eigenvalue_residual": "where batch eigenvalue",
+        **dict.fromkeys(("singular_value", "singular_residual"), "where batch singular"),
+        **dict.fromkeys(("solve_largest", "solve_smallest", "solve_known"), "where batch"),
+        **dict.fromkeys(("growth", "growth_at", "growth_closed"), "where batch"),
         "lyapunov": "batch estimate",
     }
 
@@ -116,21 +96,22 @@ class LocalStabilityResult(Result, kind="local-stability"):
         return self.data["solve_largest"] / self.data["solve_smallest"]
 
 
+@checked
 def local_stability_study(
     model: LoopedModel,
     data: Batch | Task,
     *,
-    n_loops: int | None = None,
-    k: int = 6,
-    limit_tol: float = 1e-5,
-    tol: float = 1e-3,
-    max_vectors: int = 60,
-    max_products: int = 300,
-    growth_loops: int = 8,
-    lyapunov_loops: int = 64,
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    n_loops: ClassifiedLoops | None = None,
+    k: PositiveInt = 6,
+    limit_tol: PositiveFloat = 1e-5,
+    tol: PositiveFloat = 1e-3,
+    max_vectors: PositiveInt = 60,
+    max_products: PositiveInt = 300,
+    growth_loops: PositiveInt = 8,
+    lyapunov_loops: Loops = 64,
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> LocalStabilityResult:
     r"""Linearise the loop at each example's limit or cycle, at its initial and at a random state.
 
@@ -138,73 +119,56 @@ def local_stability_study(
     itself goes; or a cycle, where it comes back to itself.
 
     Args:
-        model: Any looped model.
-        data: Examples with targets, or a task to draw them from.
-        n_loops: Loops of the run, at least 12; by default a quarter more than the longest T(n),
-            and at least 24.
+        data: Examples with targets, 8 are mostly enough; or a task to draw them from.
+        n_loops: By default a quarter more than the longest T(n), and at least 24.
         k: Eigenvalues and singular values of each Jacobian.
         limit_tol: Relative tolerance of limits and cycles.
-        tol: Relative residual at which a value has converged.
+        tol, max_products: As for :func:`leading_eigenvalues`.
         max_vectors: Most vectors held by the Krylov methods; twice as many for I - J.
-        max_products: Most products for the eigenvalues of a Jacobian.
         growth_loops: Largest power of J for the transient growth.
         lyapunov_loops: Loops counted for the Lyapunov exponent.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given; 8 are enough for most questions.
-        seed: Seed of the random states, of all starting vectors, and of what is drawn.
-
-    Raises:
-        InputError: If an option is out of range, an example asks nothing, the initial state is
-            not finite, or the loop cannot be differentiated.
     """
-    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     need_one_map(model)
-    batch, _ = counted_examples(model, data, needs_loops=n_loops is None, of_states=True, **drawn)
-    n_loops = run_length(batch, n_loops, times=1.25, usual=24, least=LEAST_LOOPS)
-    check_number("limit_tol", limit_tol, above=0)
-    options: dict[str, Any] = {
-        "k": check_integer("k", k, least=1),
-        "tol": tol,
-        "max_vectors": max_vectors,
-        "max_products": max_products,
-        "growth_loops": growth_loops,
-    }
+    drawn = {"n": n, "batch_size": batch_size, "seed": seed}
+    batch, _ = runs.counted_examples(
+        model, data, needs_loops=n_loops is None, of_states=True, **drawn
+    )
+    n_loops = n_loops or runs.usual_loops(batch, times=1.25, least=24)
+    options: dict[str, Any] = {"k": k, "tol": tol, "max_vectors": max_vectors}
+    options |= {"max_products": max_products, "growth_loops": growth_loops}
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "lyapunov_loops": lyapunov_loops}
     settings |= {**options, "n_examples": len(batch)}
     generator = torch.Generator().manual_seed(seed)
-    with study(seed, **described(model, batch), **settings) as watch, torch.no_grad():
+    with study(seed, **runs.described(model, batch), **settings) as watch, torch.no_grad():
         parts = []
-        n_states = max(n_loops + 1, STATES_HELD)
-        for rows in track(
-            list(chunks(len(batch), n_states * state_bytes(model, batch))), "stability"
-        ):
+        n_states = max(n_loops + 1, 200)  # the spaces of the Krylov methods need 200 at once
+        for rows in track(runs.state_chunks(model, batch, n_states), "stability"):
             iteration = bind(model, batch.inputs[rows])
-            states = run_loops(iteration, n_loops)
+            states = runs.run_loops(iteration, n_loops)
             limits = find_limits(iteration, states[-1], max_loops=LIMIT_LOOPS, tol=limit_tol)
-            finite = limits.state.flatten(1).isfinite().all(1)
-            at = torch.where(of_each(finite, limits.state), limits.state, 0)
+            at, _ = _finite_states(limits.state)
             regimes = classify_regimes(states.flatten(2)).regime.to(torch.int8)
             part = {"turn": limits.period.to(torch.int32), "regime": regimes}
             answer = likeliest(iteration.read(states[-1], n_loops))
             right = correctness(answer, batch.targets[rows])
             part["right"] = exact_match(right).to(torch.int8)
             part["right"][(right < 0).all(dim=-1)] = -1
-            part["lyapunov"] = _lyapunov(iteration.step, states[-1], lyapunov_loops, seed)
+            last, finite = _finite_states(states[-1])
+            run = lyapunov_exponents(iteration.step, last, lyapunov_loops, seed=seed)
+            exponents = torch.cat([run.values, run.low, run.high], dim=1).float()
+            part["lyapunov"] = torch.where(finite[:, None], exponents, float("nan"))
             where = (at, iteration.h0, noise_like(at, generator))
             part |= _spectra(iteration, where, part["turn"], seed=seed, **options)
             parts.append(part)
         return LocalStabilityResult.of(
-            watch, coords={"where": WHERE}, **gather(LocalStabilityResult, parts)
+            watch, coords={"where": WHERE}, **runs.gather(LocalStabilityResult, parts)
         )
 
 
-def _lyapunov(step: Callable[[Tensor], Tensor], state: Tensor, n_loops: int, seed: int) -> Tensor:
-    """The largest exponent with its interval, [batch, estimate]; NaN for what diverges."""
+def _finite_states(state: Tensor) -> tuple[Tensor, Tensor]:
+    """The states with zeros in place of those that are not finite, and which are finite."""
     finite = state.flatten(1).isfinite().all(1)
-    safe = torch.where(of_each(finite, state), state, 0)
-    exponents = lyapunov_exponents(step, safe, n_loops, seed=seed)
-    ends = torch.cat([exponents.values, exponents.low, exponents.high], dim=1).float()
-    return torch.where(finite[:, None], ends, float("nan"))
+    return torch.where(of_each(finite, state), state, 0), finite
 
 
 def _spectra(
@@ -212,59 +176,44 @@ def _spectra(
     where: tuple[Tensor, ...],
     turn: Tensor,
     *,
-    seed: int,
     k: int,
     growth_loops: int,
-    **options: Any,
+    max_products: int,
+    **krylov: Any,
 ) -> dict[str, Tensor]:
     """What is read from the Jacobian, for examples of one period together: [where, batch, …]."""
     arrays: dict[str, Tensor] = {}
+    for name, axes in LocalStabilityResult.VARIABLES.items():
+        if axes.startswith("where"):
+            shape = (len(where), len(turn), *[k] * len(axes.split()[2:]))
+            arrays[name] = torch.full(shape, float("nan"), dtype=torch.float32)
     for p in turn[turn > 0].unique().tolist():
         rows = (turn == p).nonzero().flatten()
-        step = turn_of(iteration.select(rows).step, p)
-        for place, state in enumerate(where):
-            values = _at_state(step, state[rows], k, growth_loops, options | {"seed": seed})
+        step = spectra.turn_of(iteration.select(rows).step, p)
+        for place, states in enumerate(where):
+            state = states[rows]  # of one kind, [row, pos, d_model]
+            spectrum = spectra.leading_eigenvalues(
+                step, state, k, max_products=max_products, **krylov
+            )
+            singular = spectra.largest_singular_values(step, state, k, **krylov)
+            wider = {"tol": 10 * krylov["tol"], "max_vectors": 2 * krylov["max_vectors"]}
+            solve = spectra.fixed_point_condition(step, state, **krylov | wider)
+            growth = transient_growth(step, state, growth_loops, seed=krylov["seed"])
+            values = {
+                "eigenvalue_real": spectrum.values.real,
+                "eigenvalue_imag": spectrum.values.imag,
+                "eigenvalue_residual": spectrum.residuals,
+                "singular_value": singular.values,
+                "singular_residual": singular.residuals,
+                "solve_largest": solve.largest,
+                "solve_smallest": solve.smallest,
+                "solve_known": solve.converged,
+                "growth": growth.largest,
+                "growth_at": growth.at,
+                "growth_closed": growth.closed,
+            }
             for name, value in values.items():
-                value = value.float().cpu()
-                blank = value.new_full((len(where), len(turn), *value.shape[1:]), float("nan"))
-                arrays.setdefault(name, blank)[place, rows.cpu()] = value
-    if not arrays:
-        sizes = {name: axes.split()[2:] for name, axes in LocalStabilityResult.VARIABLES.items()}
-        shape = (len(where), len(turn))
-        arrays = {
-            name: torch.full((*shape, *[k] * len(rest)), float("nan"), dtype=torch.float32)
-            for name, rest in sizes.items()
-            if LocalStabilityResult.VARIABLES[name].startswith(_AT)
-        }
+                arrays[name][place, rows.cpu()] = value.float().cpu()
     for name in ("solve_known", "growth_closed"):
         arrays[name] = arrays[name] == 1
     return arrays
-
-
-def _at_state(
-    step: Callable[[Tensor], Tensor],
-    state: Tensor,
-    k: int,
-    growth_loops: int,
-    options: dict[str, Any],
-) -> dict[str, Tensor]:
-    """The numbers of one kind of state, each [batch, ...]."""
-    products = options.pop("max_products")
-    spectrum = leading_eigenvalues(step, state, k, max_products=products, **options)
-    singular = largest_singular_values(step, state, k, **options)
-    options["max_vectors"] *= 2
-    solve = fixed_point_condition(step, state, **options | {"tol": 10 * options["tol"]})
-    growth = transient_growth(step, state, growth_loops, seed=options["seed"])
-    return {
-        "eigenvalue_real": spectrum.values.real,
-        "eigenvalue_imag": spectrum.values.imag,
-        "eigenvalue_residual": spectrum.residuals,
-        "singular_value": singular.values,
-        "singular_residual": singular.residuals,
-        "solve_largest": solve.largest,
-        "solve_smallest": solve.smallest,
-        "solve_known": solve.converged,
-        "growth": growth.largest,
-        "growth_at": growth.at,
-        "growth_closed": growth.closed,
-    }

@@ -5,6 +5,7 @@ token on ``[loop+1, batch, pos, d_model]``, per example on states flattened to
 ``[loop+1, batch, pos*d_model]``. :math:`D_t = h_t - h_{t-1}`; entry ``t - 1`` of a result with
 ``T`` entries belongs to :math:`D_t`. Functions of readouts take the logits of every loop,
 ``[loop+1, ..., d_vocab_out]`` (``return_type="all_logits"``); entry ``t`` belongs to loop ``t``.
+States and logits that are not finite are refused with their loop unless ``allow_nonfinite``.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from pydantic import PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import InputError, check_choice, check_integer, check_number
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.text import ShortRepr
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
@@ -28,32 +33,21 @@ SETTLED = 0.03
 NOISE = 16
 """Updates smaller than this many rounding errors of the state have no rate and no angle."""
 
-AT_ROUNDING = 2
-"""Updates up to so many rounding errors of the state are what a state at rest makes: in half
-precision the last loops of models at rest move them by .5 to .7, in float32 by 1.5 to 2.1."""
-
-NO_ANSWER, ONE_NUMBER = -1, -2
-"""In place of an answer where a logit is NaN, and where the readout is one number (regression)."""
+_ONE_NUMBER = -2
+"""In place of an answer where the readout is one number (regression)."""
 
 
+@checked
 def relative_residual(
     states: Float[Tensor, "states *lead d_model"],
     *,
     norm: Literal["2", "max"] = "2",
     allow_nonfinite: bool = False,
 ) -> Float[Tensor, "loop ..."]:
-    r"""Relative residual :math:`\|D_t\| / \|h_t\|` along the last axis.
+    r"""Relative residual :math:`\|D_t\| / \|h_t\|` along the last axis, in either norm.
 
     A state of zeros that does not move has residual 0; one that has just become zero, infinity.
     For the maximum norm over a sequence, flatten positions and features first.
-
-    Args:
-        states: States after 0..T loops.
-        norm: ``"2"`` (Euclidean) or ``"max"``.
-        allow_nonfinite: Let NaN and infinity through (a diverging run).
-
-    Raises:
-        InputError: If the states are too few, not floating point or not finite.
 
     Source: arXiv 2502.05171.
 
@@ -61,7 +55,6 @@ def relative_residual(
         >>> relative_residual(torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, 2.0]]))
         tensor([0.5000, 0.0000])
     """
-    check_choice("norm", norm, ("2", "max"))
     check_states(states, allow_nonfinite=allow_nonfinite)
     return residuals(states, order=2 if norm == "2" else float("inf"))
 
@@ -76,16 +69,12 @@ def distance_to_limit(
     r"""Distance :math:`\|h_t - h^*\|` of each state to the limit.
 
     Args:
-        states: States after 0..T loops.
         limit: :math:`h^*`, from :func:`find_fixed_point` or a late loop; ``[..., d_model]``.
         relative: Divide by :math:`\|h^*\|`. To a limit at zero that is infinity, and 0 there.
-        allow_nonfinite: Let NaN and infinity through.
-
-    Raises:
-        InputError: If ``limit`` does not have the shape of one state.
     """
     check_states(states, at_least=1, allow_nonfinite=allow_nonfinite)
-    check_shape(limit, states[0], "limit", fix="Pass the fixed point of the same batch.")
+    fix = "Pass the fixed point of the same batch."
+    check_shape("limit", limit.shape, states.shape[1:], fix=fix)
     distance = (states - limit).norm(dim=-1)
     return share_of_size(distance, limit.norm(dim=-1)) if relative else distance
 
@@ -96,13 +85,7 @@ def update_cosine(
     r"""Cosine of the angle between successive updates, :math:`\cos(D_t, D_{t-1})`.
 
     Near 1: a straight approach. About 0.5 to 0.65: a spiral. Negative: overshoot, period 2.
-    NaN where an update is no larger than rounding error.
-
-    Returns:
-        ``T - 1`` entries, the first for :math:`t = 2`.
-
-    Raises:
-        InputError: If there are fewer than three states.
+    NaN where an update is no larger than rounding error. ``T - 1`` entries, the first for loop 2.
     """
     check_states(states, at_least=3, allow_nonfinite=allow_nonfinite)
     return cosines(states)
@@ -110,14 +93,10 @@ def update_cosine(
 
 @dataclass(frozen=True, repr=False)
 class ContractionRates(ShortRepr):
-    r"""How fast updates shrink, from :math:`r_t = \|D_{t+1}\| / \|D_t\|`.
+    r"""How fast updates shrink, :math:`\|D_{t+1}\| / \|D_t\|`; NaN where one is at rounding error.
 
-    Attributes:
-        per_loop: :math:`r_t`; NaN where an update is no larger than rounding error.
-        mean: Mean over loops.
-        spread: Standard deviation over loops (0 for one loop).
-        asymptotic: Geometric mean over the last loops with a rate: the linear rate, to compare
-            with the spectral radius at the fixed point.
+    ``mean`` and ``spread`` (standard deviation) are over loops. ``asymptotic``, the geometric mean
+    over the last loops with a rate, compares with the spectral radius at the fixed point.
     """
 
     per_loop: Float[Tensor, "loop ..."]
@@ -126,18 +105,18 @@ class ContractionRates(ShortRepr):
     asymptotic: Float[Tensor, "*lead"]
 
 
+@checked
 def contraction_rates(
-    states: Float[Tensor, "states *lead d_model"], *, last: int = 8, allow_nonfinite: bool = False
+    states: Float[Tensor, "states *lead d_model"],
+    *,
+    last: PositiveInt = 8,
+    allow_nonfinite: bool = False,
 ) -> ContractionRates:
     r"""Contraction rate :math:`\|D_{t+1}\| / \|D_t\|`: per loop, mean, spread, asymptotic.
 
     Args:
         states: States after 0..T loops, ``T >= 2``.
         last: Number of last loops (above rounding error) behind the asymptotic rate.
-        allow_nonfinite: Let NaN and infinity through.
-
-    Raises:
-        InputError: If there are fewer than three states, or ``last`` is below 1.
 
     Source: arXiv 2605.21488.
 
@@ -147,27 +126,20 @@ def contraction_rates(
         tensor(0.5000)
     """
     check_states(states, at_least=3, allow_nonfinite=allow_nonfinite)
-    check_integer("last", last, least=1)
     return rates(states, last)
 
 
+@checked
 def settling_time(
-    residual: Float[Tensor, "loop ..."], *, threshold: float = SETTLED
+    residual: Float[Tensor, "loop ..."], *, threshold: PositiveFloat = SETTLED
 ) -> Int[Tensor, "*lead"]:
-    """First loop from which the residual stays under the threshold; -1 where it never does.
+    """First loop (from 1) from which the residual stays under the threshold; -1 for never.
 
     The residual of a state that grows by as much in each loop falls below any threshold, as 1/t:
-    whether a token comes to rest is for :func:`classify_regimes` to say.
+    whether a token comes to rest is for :func:`classify_regimes` to say. NaN counts as unsettled.
 
     Args:
         residual: :func:`relative_residual`; entry ``t - 1`` belongs to loop ``t``.
-        threshold: Residual that counts as settled.
-
-    Returns:
-        Loops, counted from 1. NaN counts as unsettled.
-
-    Raises:
-        InputError: If there is no loop, or the threshold is not positive.
 
     Source: arXiv 2502.05171.
 
@@ -175,33 +147,16 @@ def settling_time(
         >>> settling_time(torch.tensor([0.5, 0.01, 0.2, 0.02, 0.01]))
         tensor(4)
     """
-    check_number("threshold", threshold, above=0)
-    if residual.ndim == 0 or len(residual) == 0:
-        raise InputError(
-            "residual",
-            expected="residuals [loop, ...] of at least one loop",
-            given=f"shape {tuple(residual.shape)}",
-            fix="Pass the output of relative_residual.",
-        )
+    n_loops = len(residual) if residual.ndim else 0
+    check_integer("loops of residual", n_loops, least=1, fix="Pass that of relative_residual.")
     last_moving = _last_loop(~(residual < threshold))
-    return torch.where(last_moving == len(residual), -1, last_moving + 1)
+    return torch.where(last_moving == n_loops, -1, last_moving + 1)
 
 
 def readout_kl(
     logits: Float[Tensor, "readouts *lead d_vocab_out"], *, allow_nonfinite: bool = False
 ) -> Float[Tensor, "loop ..."]:
-    r"""Change of the readout in each loop, :math:`\mathrm{KL}(p_t \| p_{t-1})`, in nats.
-
-    Args:
-        logits: Logits after 0..T loops.
-        allow_nonfinite: Let NaN and infinity through.
-
-    Returns:
-        ``T`` entries, the first for loop 1.
-
-    Raises:
-        InputError: If there are fewer than two loops' logits, or they are not finite.
-    """
+    r"""Change of the readout in loops 1 to T, :math:`\mathrm{KL}(p_t \| p_{t-1})`, in nats."""
     check_states(logits, name="logits", allow_nonfinite=allow_nonfinite)
     log_p = logits.log_softmax(dim=-1)
     return kl(log_p[1:], log_p[:-1])
@@ -223,72 +178,50 @@ def readout_entropy(
 def readout_margin(
     logits: Float[Tensor, "readouts *lead d_vocab_out"], *, allow_nonfinite: bool = False
 ) -> Float[Tensor, "readouts ..."]:
-    """Largest logit minus the second largest.
-
-    Raises:
-        InputError: If there is only one class.
-    """
+    """Largest logit minus the second largest, of two classes or more."""
     check_states(logits, at_least=1, name="logits", allow_nonfinite=allow_nonfinite)
-    if logits.shape[-1] < 2:
-        raise InputError(
-            "logits",
-            expected="at least two classes",
-            given="one",
-            fix="A margin needs a runner-up; this model has none.",
-        )
+    check_integer("classes of the logits", logits.shape[-1], least=2)
     return margin(logits)
 
 
-def likeliest(
-    logits: Float[Tensor, "*lead d_vocab_out"],
-) -> Int[Tensor, " *lead"]:
+def likeliest(logits: Float[Tensor, "*lead d_vocab_out"]) -> Int[Tensor, " *lead"]:
     """The class of the largest logit, -1 where a logit is NaN: a broken state answers nothing.
 
-    Of a readout of one number it is :data:`ONE_NUMBER`.
+    Of a readout of one number it is -2.
 
     Example:
         >>> likeliest(torch.tensor([[0.0, 1.0], [2.0, torch.inf], [0.0, torch.nan]]))
         tensor([ 1,  1, -1])
     """
     if logits.shape[-1] == 1:
-        return torch.full_like(logits[..., 0], ONE_NUMBER, dtype=torch.int64)
-    return logits.argmax(dim=-1).masked_fill(logits.isnan().any(dim=-1), NO_ANSWER)
+        return torch.full_like(logits[..., 0], _ONE_NUMBER, dtype=torch.int64)
+    return logits.argmax(dim=-1).masked_fill(logits.isnan().any(dim=-1), -1)
 
 
 def stable_from(
     answers: Int[Tensor, "readouts ..."], *, hold: int | None = None
 ) -> Int[Tensor, "*lead"]:
-    """First loop whose answer is kept.
+    """First loop, from 0, whose answer is kept.
 
     Args:
         answers: Answer (argmax) after 0..T loops.
-        hold: Loops that must follow with the same answer; if ``None``, all up to the last.
+        hold: Loops that must follow with the same answer, 1..T; if ``None``, all up to the last.
 
     Returns:
-        Loops from 0; -1 where no answer is held for ``hold`` loops. With ``hold=None`` the last
-        loop always qualifies: an answer that changed there gives ``T``.
-
-    Raises:
-        InputError: If ``hold`` is not in 1..T.
+        Loops; -1 where no answer is held for ``hold`` loops. With ``hold=None`` the last loop
+        always qualifies: an answer that changed there gives ``T``.
 
     Example:
         >>> answers = torch.tensor([0, 1, 1, 1, 0])
         >>> stable_from(answers, hold=2), stable_from(answers)
         (tensor(1), tensor(4))
     """
-    n_loops = len(answers) - 1
-    if n_loops < 1:
-        raise InputError(
-            "answers",
-            expected="answers of at least two loops, [loop, ...]",
-            given=f"shape {tuple(answers.shape)}",
-            fix="Take the argmax of the logits of all loops.",
-        )
-    same = answers[1:] == answers[:-1]
+    n_loops = check_integer("loops of the answers", len(answers) - 1, least=1)
+    same = answers[1:] == answers[:-1]  # [loop, ...]
     if hold is None:
         return _last_loop(~same)
     check_integer("hold", hold, most=n_loops, least=1)
-    constant = same.unfold(0, hold, 1).all(dim=-1)
+    constant = same.unfold(0, hold, 1).all(dim=-1)  # whether kept for hold loops from each
     return torch.where(constant.any(dim=0), constant.int().argmax(dim=0), -1)
 
 
@@ -302,26 +235,15 @@ def correctness(
     Args:
         answers: Answers, at one loop or at all (:func:`likeliest`).
         targets: Right answers; ``IGNORE`` where nothing is asked.
-
-    Raises:
-        InputError: If batch or positions differ.
     """
-    if answers.shape[-2:] != targets.shape:
-        raise InputError(
-            "answers",
-            expected=f"[..., batch, pos] with batch and pos {tuple(targets.shape)}",
-            given=f"shape {tuple(answers.shape)}",
-            fix="Pass the likeliest classes of the readout of the same batch.",
-        )
+    fix = "Pass the likeliest classes of the readout of the same batch."
+    check_shape("answers", answers.shape[-2:], targets.shape, fix=fix)
     right = (answers == targets).to(torch.int8)
-    return right.masked_fill((targets == IGNORE) | (answers == ONE_NUMBER), -1)
+    return right.masked_fill((targets == IGNORE) | (answers == _ONE_NUMBER), -1)
 
 
 def exact_match(right: Int[Tensor, "*loop batch pos"]) -> Float[Tensor, "*loop batch"]:
-    """1.0 for an example whose every asked position is right, else 0.0.
-
-    Args:
-        right: What :func:`correctness` gives.
+    """1.0 for an example whose every asked position is right by :func:`correctness`, else 0.0.
 
     Example:
         >>> exact_match(torch.tensor([[[1, 1, -1], [1, 0, -1]]], dtype=torch.int8))
@@ -359,18 +281,18 @@ def check_finite(values: Tensor, name: str, *, start: int = 0) -> None:
 
 
 def check_finite_state(state: Tensor, name: str, *, fix: str) -> None:
-    """Raise if a state is empty or not finite."""
-    empty = state.numel() == 0
-    if empty or not state.isfinite().all():
-        got = f"an empty tensor {tuple(state.shape)}" if empty else "NaN or infinity"
-        raise InputError(name, expected="finite values", given=got, fix=fix)
+    """Raise if a state is empty, not floating point or not finite."""
+    numbers = state.numel() > 0 and state.is_floating_point()
+    if not numbers or not state.isfinite().all():
+        got = "NaN or infinity" if numbers else f"{state.dtype} of shape {tuple(state.shape)}"
+        raise InputError(name, expected="finite floating-point values", given=got, fix=fix)
 
 
-def check_shape(values: Tensor, like: Tensor, name: str, *, fix: str) -> None:
-    """Raise unless a tensor has the shape of another one."""
-    expected, shape = tuple(like.shape), tuple(values.shape)
-    if shape != expected:
-        raise InputError(name, expected=f"shape {expected}", given=f"shape {shape}", fix=fix)
+def check_shape(name: str, shape: Sequence[int], expected: Sequence[int], *, fix: str) -> None:
+    """Raise unless two shapes are the same."""
+    if tuple(shape) != tuple(expected):
+        sizes = {"expected": f"shape {tuple(expected)}", "given": f"shape {tuple(shape)}"}
+        raise InputError(name, **sizes, fix=fix)
 
 
 # The formulas, on states and readouts of this package's own runs: they may hold NaN and infinity.
@@ -397,7 +319,7 @@ def cosines(states: Tensor) -> Float[Tensor, "loop ..."]:
 def rates(states: Tensor, last: int = 8) -> ContractionRates:
     """Contraction rates, the asymptotic one over the ``last`` loops above rounding."""
     _, size, real = _updates(states)
-    valid = real[1:] & real[:-1]
+    valid = real[1:] & real[:-1]  # [loop, ...]
     ratio = (size[1:] / size[:-1]).masked_fill(~valid, float("nan"))
     count = valid.sum(dim=0)
     mean = ratio.nansum(dim=0) / count
@@ -436,7 +358,7 @@ def _last_loop(holds: Bool[Tensor, "loop ..."]) -> Int[Tensor, "*lead"]:
 
 def _updates(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Updates, their norms, and which are larger than the rounding error of the state."""
-    update = states[1:] - states[:-1]
+    update = states[1:] - states[:-1]  # D_t [loop, ..., d_model]
     size, norm = update.norm(dim=-1), states.norm(dim=-1)
     return update, size, above_rounding(size, norm[1:], norm[:-1])
 

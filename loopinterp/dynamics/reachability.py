@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import InputError, check_integer, check_number, check_seed
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.intervals import share_of
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.dynamics.limits import (
     OWN_START,
     DistinctLimits,
@@ -22,7 +26,7 @@ from loopinterp.dynamics.limits import (
     noise_like,
     other_starts,
 )
-from loopinterp.dynamics.runs import counted_examples, described
+from loopinterp.dynamics.runs import Counted, counted_examples, described
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
 
@@ -30,11 +34,8 @@ if TYPE_CHECKING:
     import xarray as xr
     from torch import Tensor
 
-    from loopinterp.models.iteration import Iteration
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
-
-KICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -49,9 +50,8 @@ class ReachabilityResult(Result, kind="reachability"):
     start, there is nothing to compare and the values are NaN.
 
     Arrays:
-        status: How the search for a limit ended (:class:`Status`).
+        status, loops: How the search for a limit ended (:class:`Status`), and after how many loops.
         period: Loops per turn of a cycle, 1 of a fixed point, 0 where there is neither.
-        loops: Loops until it ended.
         alignment: Cosine between the limit and that from the own start (the asymptotic alignment
             score of arXiv 2211.09961, for starts at other limits).
         distance: Distance between the two over the norm of that from the own start.
@@ -59,12 +59,10 @@ class ReachabilityResult(Result, kind="reachability"):
         other_alignment: The control: cosine between the own limit and that of the next example.
         other_distance: Their distance, over the norm of the own limit.
         n_limits: Different limits found for an example, over all starts.
-        kick_status: How the search ended after a kick.
-        kick_distance: Distance to the limit that was kicked, over its norm.
-        kick_exact: Whether the answer there is right.
+        kick_status, kick_distance, kick_exact: The same after a kick, to the limit that was kicked.
 
     Attributes:
-        same: Distance up to which two limits count as one.
+        same: Distance over the norm up to which two limits count as one.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -100,21 +98,22 @@ class ReachabilityResult(Result, kind="reachability"):
         return share_of(everywhere & (self.data["n_limits"] == 1), "batch")
 
 
+@checked
 def reachability_study(
     model: LoopedModel,
     data: Batch | Task,
     *,
-    n_loops: int = 200,
-    n_noise: int = 2,
-    n_others: int = 2,
-    kicks: Sequence[float] = KICKS,
-    n_draws: int = 2,
-    tol: float = 1e-5,
-    same: float = 0.01,
-    positions: Literal["asked", "all"] = "asked",
-    n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    n_loops: Loops = 200,
+    n_noise: NonNegativeInt = 2,
+    n_others: NonNegativeInt = 2,
+    kicks: Sequence[PositiveFloat] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+    n_draws: PositiveInt = 2,
+    tol: PositiveFloat = 1e-5,
+    same: PositiveFloat = 0.01,
+    positions: Counted = "asked",
+    n: PositiveInt | None = None,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> ReachabilityResult:
     r"""Run every example from several starts, and from its limit kicked, until it is at rest.
 
@@ -122,23 +121,11 @@ def reachability_study(
     noise of s times the norm of each position's state there.
 
     Args:
-        model: Any looped model.
-        data: Examples with targets, at least two, best of one length; or a task to draw them from.
-        n_loops: Loops after which no limit is expected any more.
-        n_noise: Starts at noise.
-        n_others: Starts at other examples' limits.
-        kicks: Sizes of kicks, over the size of the state.
-        n_draws: Kicks of each size.
-        tol: Relative tolerance of a limit.
-        same: Distance up to which two limits count as one.
+        data: Two examples with targets or more, best of one length; or a task to draw them from.
+        n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
+        n_noise, n_others: Starts at noise, and at other examples' limits.
+        kicks: Sizes of kicks, over the size of the state, ``n_draws`` of each.
         positions: Compare states where an answer is asked, or at all positions.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of noise, of kicks, and of what is drawn.
-
-    Raises:
-        InputError: If an option is out of range, there are fewer than two examples, or the
-            initial state is not finite.
 
     Source: path independence, arXiv 2211.09961; reachability, arXiv 2604.15259.
 
@@ -151,34 +138,46 @@ def reachability_study(
     """
     need_one_map(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    batch, counted = counted_examples(model, data, positions, needs_loops=True, **drawn)
-    _check_examples(len(batch), n_others, kicks)
-    for name, number in {"n_loops": n_loops, "n_draws": n_draws}.items():
-        check_integer(name, number, least=1)
-    check_integer("n_noise", n_noise, least=0)
-    for name, size in {"tol": tol, "same": same}.items():
-        check_number(name, size, above=0)
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    batch, counted = counted_examples(model, data, positions, at_least=2, needs_loops=True, **drawn)
+    check_integer("n_others", n_others, least=0, most=len(batch) - 1)
+    if len({*kicks}) < len(kicks) or not kicks:
+        sizes = {"expected": "sizes that differ, at least one", "given": f"{list(kicks)}"}
+        raise InputError("kicks", **sizes, fix="Leave it out for six sizes from 0.01 to 3.")
+    generator = torch.Generator().manual_seed(seed)
     settings = {"n_loops": n_loops, "tol": tol, "same": same, "positions": positions}
     settings |= {"n_examples": len(batch)}
     with study(seed, **described(model, batch), **settings) as watch:
-        search = _Search(bind(model, batch.inputs), batch.targets, counted, n_loops, tol)
-        clean_limits = search.run(search.iteration.h0)
+        iteration = bind(model, batch.inputs)
+        search = torch.no_grad()(partial(find_limits, iteration, max_loops=n_loops, tol=tol))
+        clean_limits = search(iteration.h0)
         starts = other_starts(clean_limits.state, generator, n_noise=n_noise, n_others=n_others)
         reached = {OWN_START: clean_limits}
         for name, start in track(list(starts.items()), "starts"):
-            reached[name] = search.run(start)
+            reached[name] = search(start)
         kicked = [
-            search.run(clean_limits.state + size * noise_like(clean_limits.state, generator))
+            search(clean_limits.state + size * noise_like(clean_limits.state, generator))
             for size in track([size for size in kicks for _ in range(n_draws)], "kicks")
         ]
-        fates = [search.fate(end, clean_limits) for end in reached.values()]
-        after = [search.fate(end, clean_limits) for end in kicked]
+
+        def fate(end: Limits) -> dict[str, Tensor]:
+            """How a run ended, and how far from where the model's own one did."""
+            distance, alignment = limit_distances(end, clean_limits, iteration, counted)
+            return {
+                "status": end.status.to(torch.int8),
+                "period": end.period.to(torch.int32),
+                "loops": end.loops.to(torch.int32),
+                "alignment": alignment.float(),
+                "distance": distance.float(),
+                "exact": answered_right(iteration, end, batch.targets, n_loops),
+            }
+
+        fates = [fate(end) for end in reached.values()]
+        after = [fate(end) for end in kicked]
         each = torch.arange(len(batch), device=clean_limits.status.device)
         other_distance, other_alignment = limit_distances(
-            clean_limits.select(each.roll(-1)), clean_limits, search.iteration, counted
+            clean_limits.select(each.roll(-1)), clean_limits, iteration, counted
         )
-        distinct = DistinctLimits(search.iteration, counted, same)
+        distinct = DistinctLimits(iteration, counted, same)
         for end in reached.values():
             distinct.number(end, each)
         shape = (len(kicks), n_draws)
@@ -195,50 +194,3 @@ def reachability_study(
             n_limits=distinct.count().to(torch.int16),
             same=same,
         )
-
-
-@dataclass
-class _Search:
-    """Runs of one batch to its limits, and what is read of them."""
-
-    iteration: Iteration
-    targets: Tensor
-    counted: Tensor
-    n_loops: int
-    tol: float
-
-    @torch.no_grad()
-    def run(self, start: Tensor) -> Limits:
-        return find_limits(self.iteration, start, max_loops=self.n_loops, tol=self.tol)
-
-    def fate(self, end: Limits, clean_limits: Limits) -> dict[str, Tensor]:
-        """How a run ended, and how far from where the model's own one did."""
-        distance, alignment = limit_distances(end, clean_limits, self.iteration, self.counted)
-        return {
-            "status": end.status.to(torch.int8),
-            "period": end.period.to(torch.int32),
-            "loops": end.loops.to(torch.int32),
-            "alignment": alignment.float(),
-            "distance": distance.float(),
-            "exact": answered_right(self.iteration, end, self.targets, self.n_loops),
-        }
-
-
-def _check_examples(n_examples: int, n_others: int, kicks: Sequence[float]) -> None:
-    if n_examples < 2:
-        raise InputError(
-            "data",
-            expected="at least two examples, as one's limit is compared with another's",
-            given=f"{n_examples}",
-            fix="Pass batch_size=32, or a larger batch.",
-        )
-    check_integer("n_others", n_others, least=0, most=n_examples - 1)
-    if len({*kicks}) < len(kicks) or not kicks:
-        raise InputError(
-            "kicks",
-            expected="sizes that differ, at least one",
-            given=f"{list(kicks)}",
-            fix=f"Leave it out for {KICKS}.",
-        )
-    for size in kicks:
-        check_number("kicks", size, above=0)

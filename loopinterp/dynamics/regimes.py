@@ -9,20 +9,31 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field, PositiveFloat
 
+from loopinterp.core.boundary import Loops
 from loopinterp.core.errors import check_integer
 from loopinterp.core.settings import Settings, settings
 from loopinterp.core.text import ShortRepr
-from loopinterp.dynamics.measures import AT_ROUNDING, NOISE, check_states
+from loopinterp.dynamics.measures import NOISE, check_states
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-LEAST_LOOPS = 12
+_LEAST_LOOPS = 12
 """Fewest loops from which a trajectory can be classified."""
 
+ClassifiedLoops = Annotated[Loops, Field(ge=_LEAST_LOOPS)]
+"""A number of loops after which trajectories are classified."""
 
-class Regime(IntEnum):
+
+class _Labelled(IntEnum):
+    @property
+    def label(self) -> str:
+        """The name in plain words."""
+        return self.name.lower().replace("_", " ")
+
+
+class Regime(_Labelled):
     """Class of a trajectory over its late loops."""
 
     FIXED_POINT = 0
@@ -31,20 +42,13 @@ class Regime(IntEnum):
     DIVERGENCE = 3
     IRREGULAR = 4
 
-    @property
-    def label(self) -> str:
-        """The name in plain words."""
-        return self.name.lower().replace("_", " ")
-
 
 @dataclass(frozen=True, repr=False)
 class Regimes(ShortRepr):
-    """Regime of each trajectory, and the period of orbits.
+    """:class:`Regime` code of each trajectory, and the loops per turn of orbits (else NaN).
 
-    Attributes:
-        regime: :class:`Regime` code.
-        period: Loops per turn of an orbit: the whole number after which it returns, or for a
-            rotation that never returns 2π over its angle. NaN for other regimes.
+    The period is the whole number of loops after which an orbit returns, or for a rotation that
+    never returns 2π over its angle.
     """
 
     regime: Int[Tensor, "*lead"]
@@ -68,7 +72,7 @@ class RegimeCriteria(Settings):
         divergence: Factor over the window by which updates and states must both grow.
     """
 
-    window: Annotated[int, Field(ge=LEAST_LOOPS // 2)] | None = None
+    window: Annotated[int, Field(ge=_LEAST_LOOPS // 2)] | None = None
     at_rest: PositiveFloat = 1e-4
     to_go: PositiveFloat = 0.03
     recurrence: PositiveFloat = 1e-3
@@ -97,11 +101,8 @@ def classify_regimes(
     A class is a statement about the loops seen: a circle larger than the window is a drift.
 
     Args:
-        states: States after 0..T loops; NaN and infinity are allowed and mean divergence.
-        criteria: Thresholds.
-
-    Raises:
-        InputError: If there are fewer than 12 loops, or the window is longer than the run.
+        states: States after 0..T loops, at least 12; NaN and infinity are allowed and mean
+            divergence.
 
     Source: the classes of arXiv 2502.05171, with tests of our own.
 
@@ -114,10 +115,10 @@ def classify_regimes(
     """
     criteria = criteria or RegimeCriteria()
     late, finite = _late_states(states, criteria.window)
-    update, size = (late[1:] - late[:-1]).norm(dim=-1), late.norm(dim=-1)
+    update, size = (late[1:] - late[:-1]).norm(dim=-1), late.norm(dim=-1)  # [loop, trajectory]
     loops = torch.arange(len(update), dtype=update.dtype, device=update.device)
     slope, fit = _fit_line(loops, _logarithm(update))
-    growth = slope.clamp(-50, 50).exp()
+    growth = slope.clamp(-50, 50).exp()  # of the update per loop, [trajectory]
     # Net displacement over path length [trajectory]: 1 for a straight path, 0 for a return.
     path = update.sum(dim=0)
     straightness = (late[-1] - late[0]).norm(dim=-1) / torch.where(path > 0, path, 1)
@@ -126,53 +127,48 @@ def classify_regimes(
     diverges = larger & (grown > criteria.divergence) & (fit > 0.5)
 
     at_rest = update[-1] <= criteria.at_rest * size[-1]
-    to_go = update[-1] * growth / (1 - growth).clamp_min(1e-12)
+    to_go = update[-1] * growth / (1 - growth).clamp_min(1e-12)  # a geometric series
     near = (growth < 1) & (fit > 0.5) & (to_go <= criteria.to_go * size[-1])
     # Over the window the updates of a spiral must fall by a fifth, and do so evenly.
-    spiral = (grown < 0.8) & (fit > 0.9) & (straightness < criteria.straight)
+    leads_nowhere = straightness < criteria.straight
+    spiral = (grown < 0.8) & (fit > 0.9) & leads_nowhere
     # At rest as far as rounding shows: no larger updates for a while, and they lead nowhere.
     rounding = rounding_of(states.dtype)
     last = slice(-max(1, len(update) // 3), None)
-    at_rest |= (update[last] <= rounding * size[1:][last]).all(dim=0) & (
-        straightness < criteria.straight
-    )
+    at_rest |= (update[last] <= rounding * size[1:][last]).all(dim=0) & leads_nowhere
     fixed = at_rest | near | spiral
 
-    regime = torch.full(finite.shape, int(Regime.FIXED_POINT), device=late.device)
-    period = torch.full_like(growth, float("nan"))
     moving = (finite & ~fixed & ~diverges).nonzero().flatten()
-    regime[moving], period[moving] = _motion(late[:, moving], straightness[moving], criteria)
+    returns, return_time = _recurrence(late[:, moving], criteria.recurrence)
+    planarity, turn, evenness = _rotation(late[:, moving])
+    drifts = straightness[moving] > criteria.straight
+    turns = (planarity > criteria.rotation) & (evenness > criteria.rotation) & ~drifts
+    motion = torch.where(drifts, int(Regime.DRIFT), int(Regime.IRREGULAR))
+    regime = torch.full(finite.shape, int(Regime.FIXED_POINT), device=late.device)
+    regime[moving] = torch.where(returns | turns, int(Regime.ORBIT), motion)
     regime[diverges | ~finite] = Regime.DIVERGENCE
+    period = torch.full_like(growth, float("nan"))
+    period[moving] = torch.where(returns, return_time, torch.where(turns, turn, float("nan")))
     lead = states.shape[1:-1]
     return Regimes(regime.reshape(lead), period.reshape(lead).to(states.dtype))
 
 
-_LEAST_MOVES = 4
-"""Fewest updates above rounding through which a line is laid."""
-
-
-class SettlingClass(IntEnum):
+class SettlingClass(_Labelled):
     """How the updates of a trajectory fall over its late loops."""
 
     SETTLING = 0
     MARGINAL = 1
     DRIFTING = 2
 
-    @property
-    def label(self) -> str:
-        """The name in plain words."""
-        return self.name.lower()
-
 
 @dataclass(frozen=True, repr=False)
 class SettlingClasses(ShortRepr):
-    r"""Class of each trajectory, and the two lines that were laid through its updates.
+    r""":class:`SettlingClass` code of each trajectory, and two lines through its updates.
 
     Attributes:
-        settling: :class:`SettlingClass` code.
         rate: Factor per loop of the update's norm, by the line against the loop; NaN of what is at
             rest or not finite.
-        exponent: p of the power :math:`\|D_t\| \propto t^{-p}`, by the line against the _logarithm
+        exponent: p of the power :math:`\|D_t\| \propto t^{-p}`, by the line against the logarithm
             of the loop; NaN likewise. Up to 1 the path has no end.
     """
 
@@ -194,7 +190,7 @@ class SettlingCriteria(Settings):
         lasting: A fall goes on if its second half is at least so steep, relative to its first half.
     """
 
-    window: Annotated[int, Field(ge=LEAST_LOOPS // 2)] | None = None
+    window: Annotated[int, Field(ge=_LEAST_LOOPS // 2)] | None = None
     rounding: PositiveFloat = float(NOISE)
     fit: Annotated[float, Field(gt=0, lt=1)] = 0.5
     fall: Annotated[float, Field(gt=0, lt=1)] = 0.8
@@ -221,11 +217,8 @@ def classify_settling(
     that take turns look like a power, and a power looks geometric over few late loops.
 
     Args:
-        states: States after 0..T loops; NaN and infinity are allowed and mean drifting.
-        criteria: Thresholds.
-
-    Raises:
-        InputError: If there are fewer than 12 loops, or the window is longer than the run.
+        states: States after 0..T loops, at least 12; NaN and infinity are allowed and mean
+            drifting.
 
     Example:
         >>> loops = torch.arange(1.0, 62.0, dtype=torch.float64)
@@ -238,7 +231,7 @@ def classify_settling(
     update, size = (late[1:] - late[:-1]).norm(dim=-1), late.norm(dim=-1)
     rounding = criteria.rounding * torch.finfo(states.dtype).eps
     floor = rounding * torch.maximum(size[1:], size[:-1])
-    moves = update > floor
+    moves = update > floor  # [loop, trajectory]
     window, log = len(update), _logarithm(update)
     loops = torch.arange(len(states) - window, len(states), device=log.device).to(log)
     slope, geometric = _fit_line(loops, log, moves)
@@ -248,16 +241,17 @@ def classify_settling(
     halves = [_fit_line(loops[part], log[part], moves[part])[0] for part in (first, second)]
     goes_on = halves[1] <= criteria.lasting * halves[0]
     drop = (slope * moves.sum(dim=0)).exp()
+    enough = moves.sum(dim=0) >= 4  # fewer updates above rounding define no line
     # The slope of updates that hardly change is known up to their rounding, at the best of loops.
     resolved = torch.where(moves, floor / update.clamp_min(1e-300), 1).amin(dim=0)
     falls = (torch.maximum(geometric, as_power) > criteria.fit) & (slope < -resolved)
-    falls &= (moves.sum(dim=0) >= _LEAST_MOVES) & (goes_on | (drop <= criteria.fall)) & finite
+    falls &= enough & (goes_on | (drop <= criteria.fall)) & finite
     rests = ~moves[-(window // 3) :].any(dim=0) & finite
     settles = rests | (falls & (geometric >= as_power) & (drop <= criteria.fall))
 
     code = torch.where(falls, int(SettlingClass.MARGINAL), int(SettlingClass.DRIFTING))
     code = torch.where(settles, int(SettlingClass.SETTLING), code)
-    known = (moves.sum(dim=0) >= _LEAST_MOVES) & ~rests & finite
+    known = enough & ~rests & finite
     values = (torch.where(known, value, float("nan")) for value in (slope.exp(), -power))
     lead = states.shape[1:-1]
     rate, exponent = (value.reshape(lead).to(states.dtype) for value in values)
@@ -266,20 +260,9 @@ def classify_settling(
 
 def rounding_of(dtype: torch.dtype) -> float:
     """Largest relative residual that rounding alone makes of a state at rest."""
-    return AT_ROUNDING * torch.finfo(dtype).eps
-
-
-def _motion(late: Tensor, straightness: Tensor, criteria: RegimeCriteria) -> tuple[Tensor, Tensor]:
-    """Regime and period of trajectories that neither settle nor diverge."""
-    returns, return_time = _recurrence(late, criteria.recurrence)
-    planarity, turn, evenness = _rotation(late)
-    drifts = straightness > criteria.straight
-    turns = (planarity > criteria.rotation) & (evenness > criteria.rotation) & ~drifts
-    regime = torch.full(straightness.shape, int(Regime.IRREGULAR), device=late.device)
-    regime[drifts] = Regime.DRIFT
-    regime[returns | turns] = Regime.ORBIT
-    period = torch.where(returns, return_time, torch.where(turns, turn, float("nan")))
-    return regime, period
+    # In half precision the last loops of models at rest move them by .5 to .7 rounding errors, in
+    # float32 by 1.5 to 2.1.
+    return 2 * torch.finfo(dtype).eps
 
 
 def _late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
@@ -288,13 +271,9 @@ def _late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
     In float64, because small differences of large states are compared; each trajectory is divided
     by its own largest value, so that very large states cannot overflow. Those that are not finite
     are zeros.
-
-    Args:
-        states: States after 0..T loops.
-        window: Loops that are looked at; half of the trajectory if ``None``.
     """
-    check_states(states, at_least=LEAST_LOOPS + 1, allow_nonfinite=True)
-    window = window or max(LEAST_LOOPS // 2, (len(states) - 1) // 2)
+    check_states(states, at_least=_LEAST_LOOPS + 1, allow_nonfinite=True)
+    window = window or max(_LEAST_LOOPS // 2, (len(states) - 1) // 2)
     fix = "Run more loops, or shorten the window."
     check_integer("window", window, most=len(states) - 1, fix=fix)
     late = states[-(window + 1) :].reshape(window + 1, -1, states.shape[-1])
@@ -317,7 +296,7 @@ def _fit_line(x: Tensor, y: Tensor, counts: Tensor | None = None) -> tuple[Tenso
     weight = torch.ones_like(y) if counts is None else counts.to(y)
     total = weight.sum(dim=0)
     x = x[:, None] - (weight * x[:, None]).sum(dim=0) / total
-    centred = y - (weight * y).sum(dim=0) / total
+    centred = y - (weight * y).sum(dim=0) / total  # [loop, trajectory]
     covariance, spread = (weight * x * centred).sum(dim=0), (weight * x**2).sum(dim=0)
     variance = (weight * centred**2).sum(dim=0)
     slope = torch.where(spread > 0, covariance / spread, float("nan"))
@@ -336,7 +315,7 @@ def _recurrence(late: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     lags = len(late) // 2
     miss = [torch.zeros_like(variance)]  # one minus the autocorrelation at each lag
     for lag in range(1, lags + 2):
-        change = ((late[lag:] - late[:-lag]) ** 2).sum(dim=-1).mean(dim=0)
+        change = ((late[lag:] - late[:-lag]) ** 2).sum(dim=-1).mean(dim=0)  # [trajectory]
         miss.append(change / torch.where(variance > 0, 2 * variance, 1))
     away = torch.zeros_like(variance, dtype=torch.bool)
     period = torch.zeros_like(variance)
@@ -352,13 +331,13 @@ def _rotation(late: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Share of variance in the first two components, loops per turn there, and evenness of turn."""
     centred = late - late.mean(dim=0)  # [loop, trajectory, d_model]
     # Principal components by the Gram matrix over loops: the window is shorter than the state.
-    gram = torch.einsum("snd,tnd->nst", centred, centred)
-    values, vectors = torch.linalg.eigh(gram)
+    gram = torch.einsum("snd,tnd->nst", centred, centred)  # [trajectory, loop, loop]
+    values, vectors = torch.linalg.eigh(gram)  # ascending
     total = values.sum(dim=-1)
     planarity = values[:, -2:].sum(dim=-1) / torch.where(total > 0, total, 1)
     # Scaling both components to equal size makes an ellipse a circle, so that it turns evenly.
     angle = torch.atan2(vectors[:, :, -2], vectors[:, :, -1])  # [trajectory, loop]
-    step = angle[:, 1:] - angle[:, :-1]
+    step = angle[:, 1:] - angle[:, :-1]  # turn of each loop
     mean = torch.polar(torch.ones_like(step), step).mean(dim=-1)
     two_dimensional = values[:, -2] > 1e-6 * values[:, -1]
     evenness = torch.where(two_dimensional, mean.abs(), 0)

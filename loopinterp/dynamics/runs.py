@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from loopinterp.core.errors import MOST_LOOPS, check_choice, check_integer
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import check_integer
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.measures import above_rounding, share_of_size
 from loopinterp.dynamics.regimes import RegimeCriteria, rounding_of
@@ -32,22 +33,13 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 64 * 2**20
 """Largest states tensor that a study holds at once; its working memory is a few of them."""
 
+Counted = Literal["asked", "all"]
+"""Positions that a study counts: those where an answer is asked, or all (padding included)."""
 
-def run_loops(iteration: Iteration, n_loops: int) -> Float[Tensor, "loop batch pos d_model"]:
-    """States ``h_0 .. h_T`` of the plain iteration, without gradients.
 
-    Args:
-        iteration: A model bound to its input.
-        n_loops: ``T``, at least 1.
-
-    Returns:
-        ``T + 1`` states; entry ``t`` is the state after ``t`` loops.
-
-    Raises:
-        InputError: If ``n_loops`` is below 1, or the state before or after the first loop is not
-            finite.
-    """
-    check_integer("n_loops", n_loops, least=1, far=MOST_LOOPS)
+@checked
+def run_loops(iteration: Iteration, n_loops: Loops) -> Float[Tensor, "loop batch pos d_model"]:
+    """States ``h_0 .. h_T`` of the plain iteration, without gradients; the first two finite."""
     with torch.no_grad():
         states = iteration.h0.new_empty(n_loops + 1, *iteration.h0.shape)
         for loop, h in iteration.run(n_loops, may_diverge=True):
@@ -59,13 +51,9 @@ def run_loops(iteration: Iteration, n_loops: int) -> Float[Tensor, "loop batch p
 class LoopMeasures(ShortRepr):
     r"""What one loop did, with :math:`D_t = h_t - h_{t-1}`; NaN where it is not defined (yet).
 
-    Attributes:
-        norm: :math:`\|h_t\|` of each token.
-        residual: :math:`\|D_t\| / \|h_t\|` of each token.
-        residual_max: The same of each sequence in the maximum norm.
-        contraction: :math:`\|D_t\| / \|D_{t-1}\|` of each token; NaN also where an update is no
-            larger than rounding error.
-        cosine: :math:`\cos(D_t, D_{t-1})` of each token; NaN as ``contraction``.
+    Norm :math:`\|h_t\|`, residual :math:`\|D_t\| / \|h_t\|` of a token and of a sequence in the
+    maximum norm, contraction :math:`\|D_t\| / \|D_{t-1}\|` and cosine of :math:`D_t, D_{t-1}`
+    (NaN also where an update is no larger than rounding error).
     """
 
     norm: Float[Tensor, "batch pos"]
@@ -83,10 +71,6 @@ def stream_measures(
     The numbers are those of :func:`relative_residual`, :func:`contraction_rates` and
     :func:`update_cosine` on the states of the whole run. States may leave the finite numbers.
 
-    Args:
-        iteration: A model bound to its input.
-        n_loops: Loops of the run.
-
     Yields:
         Loops made, from 0 to ``n_loops``; the state after them; and what the last one did.
 
@@ -102,33 +86,23 @@ def stream_measures(
     with torch.no_grad():
         for loop, h in iteration.run(n_loops, may_diverge=True):
             norms.append(norm := torch.linalg.vector_norm(h, dim=-1))
-            missing = torch.full_like(norm, float("nan"))
-            measures = LoopMeasures(norm, missing, missing[:, 0], missing, missing)
+            residual = contraction = cosine = torch.full_like(norm, float("nan"))
+            residual_max = residual[:, 0]
             if before is not None:
                 last, last_size = update, size
                 update = h - before
                 size = torch.linalg.vector_norm(update, dim=-1)
+                residual = share_of_size(size, norm)
                 most = update.abs().amax(dim=(1, 2)), h.abs().amax(dim=(1, 2))
-                measures = replace(
-                    measures, residual=share_of_size(size, norm), residual_max=share_of_size(*most)
-                )
+                residual_max = share_of_size(*most)
                 if last is not None and last_size is not None:
                     unknown = ~above_rounding(size, norms[-1], norms[-2])
                     unknown |= ~above_rounding(last_size, norms[-2], norms[-3])
+                    contraction = (size / last_size).masked_fill(unknown, float("nan"))
                     cosine = torch.linalg.vecdot(update, last) / (size * last_size)
-                    measures = replace(
-                        measures,
-                        contraction=(size / last_size).masked_fill(unknown, float("nan")),
-                        cosine=cosine.clamp(-1, 1).masked_fill(unknown, float("nan")),
-                    )
+                    cosine = cosine.clamp(-1, 1).masked_fill(unknown, float("nan"))
             before = h
-            yield loop, h, measures
-
-
-def state_bytes(model: LoopedModel, batch: Batch) -> int:
-    """Bytes of one example's state."""
-    h0 = bind(model, batch.inputs[:1]).h0
-    return h0.numel() * h0.element_size()
+            yield loop, h, LoopMeasures(norm, residual, residual_max, contraction, cosine)
 
 
 def chunks(n_examples: int, bytes_per_example: int) -> Iterator[slice]:
@@ -143,6 +117,12 @@ def chunks(n_examples: int, bytes_per_example: int) -> Iterator[slice]:
         yield slice(first, min(first + size, n_examples))
 
 
+def state_chunks(model: LoopedModel, batch: Batch, n_states: int) -> list[slice]:
+    """Slices over a batch of which ``n_states`` states of each example are held at once."""
+    h0 = bind(model, batch.inputs[:1]).h0
+    return list(chunks(len(batch), n_states * h0.numel() * h0.element_size()))
+
+
 def gather(kind: type[Result], parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Arrays of a kind of result, computed for parts of a batch, joined along their batch axis."""
     every = list(parts)
@@ -151,40 +131,31 @@ def gather(kind: type[Result], parts: Iterable[Mapping[str, Tensor]]) -> dict[st
 
 
 def counted_examples(
-    model: LoopedModel, data: Batch | Task, positions: str = "asked", **options: Any
+    model: LoopedModel,
+    data: Batch | Task,
+    positions: Counted = "asked",
+    *,
+    at_least: int = 1,
+    **options: Any,
 ) -> tuple[Batch, Bool[Tensor, "batch pos"]]:
-    """The examples of a study, and the positions that it counts.
-
-    Those are the positions with a target (``asked``), or ``all`` of them.
-
-    Raises:
-        InputError: As :func:`~loopinterp.models.study_examples.examples_for`, which takes the other
-            options; if an example has no position with a target, or ``positions`` is another word.
-    """
+    """The examples of a study, and the positions that it counts; options of ``examples_for``."""
     batch = examples_for(model, data, **options)
-    check_choice("positions", positions, ("asked", "all"))
     need_asked(batch)
+    fix = "One's limit is compared with another's: pass batch_size=16, or a larger batch."
+    check_integer("len(data)", len(batch), least=at_least, fix=fix)
     has_target = batch.targets != IGNORE
     return batch, has_target if positions == "asked" else torch.ones_like(has_target)
 
 
-def run_length(batch: Batch, n_loops: int | None, *, times: float, usual: int, least: int) -> int:
-    """Loops of a run: those given, or ``times`` the longest T(n) and ``usual`` or more.
-
-    Raises:
-        InputError: If those given are fewer than ``least``.
-    """
-    if n_loops is None:
-        return max(usual, math.ceil(times * int(batch.n_loops.max())))
-    return check_integer("n_loops", n_loops, least=least)
+def usual_loops(batch: Batch, *, times: float, least: int) -> int:
+    """Loops of a run by default: ``times`` the longest T(n), and ``least`` or more."""
+    return max(least, math.ceil(times * int(batch.n_loops.max())))
 
 
 def described(model: LoopedModel, batch: Batch) -> dict[str, Any]:
-    """The model of a study for its provenance, and the dtype of its states where that is coarse.
-
-    It is coarse where rounding moves a state by more than counts as at rest.
-    """
+    """The model of a study for its provenance, and the dtype of its states where that is coarse."""
     dtype = bind(model, batch.inputs[:1]).h0.dtype
+    # Coarse is where rounding moves a state by more than counts as at rest.
     coarse = rounding_of(dtype) > RegimeCriteria().at_rest
     name = {"state_dtype": str(dtype).removeprefix("torch.")} if coarse else {}
     return {"model": describe_model(model), **name}

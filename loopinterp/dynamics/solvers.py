@@ -27,12 +27,11 @@ class Status(IntEnum):
     """How the search ended for one example.
 
     ``CONVERGED``: the residual is within the tolerance, at the very state that is given back.
-    ``OUT_OF_BUDGET``: ``max_iter`` steps were made, and nothing else can be said.
+    ``OUT_OF_BUDGET``: ``max_iter`` steps were made, and nothing else is known.
     ``DIVERGED``: the map gave a value that is not finite, or the state outgrew the limit.
-    ``STALLED``: the residual stopped falling (an orbit that is not closed, chaos, or the floor of
-    the precision).
-    ``CYCLE``: the loop returns to where it was some steps ago, again and again, and does not rest.
-    Only plain iteration can say so: the iterates of other solvers are no trajectory of the map.
+    ``STALLED``: the residual stopped falling (an open orbit, chaos, or the floor of the precision).
+    ``CYCLE``: the loop returns to the same states again and again. Only plain iteration finds
+    cycles: the iterates of other solvers are no trajectory of the map.
     """
 
     RUNNING = 0
@@ -73,26 +72,22 @@ class Termination(Settings):
         if state.n_steps >= self.max_iter:
             status[status == Status.RUNNING] = Status.OUT_OF_BUDGET
         status[state.gap <= self.tol * state.size + self.atol] = Status.CONVERGED
-        too_large = state.size > self.divergence * (1 + state.start_norm)
+        too_large = state.size > self.divergence * (1 + state.start_norm)  # [batch]
         status[too_large | ~state.size.isfinite() | ~state.gap.isfinite()] = Status.DIVERGED
         return status
 
 
 @dataclass(frozen=True)
 class SolverState:
-    """Where a search stands.
+    """Where a search stands; norms are in float64.
 
     Attributes:
-        x: The iterate of each example.
-        fx: The map at ``x``.
-        gap: Norm of ``fx - x``, in float64.
-        size: Norm of ``fx``, in float64.
-        start_norm: Norm of the starting point, in float64.
-        evaluations: Evaluations of the map that each example has used.
+        x, fx: The iterate of each example, and the map there.
+        gap, size: Norms of ``fx - x`` and of ``fx``.
+        evaluations: Evaluations of the map so far.
         best: Smallest relative residual so far.
         since_best: Steps since the residual last fell by one percent.
         done: Examples that have ended: a solver need not move them.
-        n_steps: Steps made.
         memory: What the solver remembers beyond the iterate.
     """
 
@@ -117,10 +112,8 @@ class SolverState:
         """This state, but with some examples left as they were in ``old``."""
         each = ("gap", "size", "best", "since_best", "evaluations")
         values = {name: torch.where(rows, getattr(old, name), getattr(self, name)) for name in each}
-        x, fx = (
-            torch.where(rows[:, None], old.x, self.x),
-            torch.where(rows[:, None], old.fx, self.fx),
-        )
+        x = torch.where(rows[:, None], old.x, self.x)
+        fx = torch.where(rows[:, None], old.fx, self.fx)
         return replace(self, x=x, fx=fx, **values)
 
 
@@ -146,10 +139,8 @@ def start(f: Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> Solver
     fx = f(x0)
     gap, size = distance(fx, x0), distance(fx)
     zeros = torch.zeros(len(x0), dtype=torch.int64, device=x0.device)
-    best = share_of_size(gap, size)
-    done = torch.zeros_like(zeros, dtype=torch.bool)
-    start_norm = distance(x0)
-    return SolverState(x0, fx, gap, size, start_norm, zeros + 1, best, zeros, done, memory=memory)
+    best, done = share_of_size(gap, size), zeros.bool()
+    return SolverState(x0, fx, gap, size, distance(x0), zeros + 1, best, zeros, done, memory=memory)
 
 
 def advance(f: Map, state: SolverState, x: Float[Tensor, "batch size"]) -> SolverState:
@@ -187,11 +178,8 @@ def at_least_single(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 class Picard(Settings, Solver):
     r"""Picard iteration, :math:`x_{k+1} = (1 - \beta) x_k + \beta f(x_k)`.
 
-    With ``damping`` 1 this is what the looped model does, so it finds only fixed points that
-    the model reaches: unstable ones repel it.
-
-    Args:
-        damping: :math:`\beta` in (0, 1]; below 1 it damps oscillations.
+    With ``damping`` :math:`\beta` = 1 this is what the looped model does, so it finds only fixed
+    points that the model reaches: unstable ones repel it. Less damps oscillations.
     """
 
     damping: Annotated[float, Field(gt=0, le=1)] = 1.0

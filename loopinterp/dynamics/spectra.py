@@ -2,14 +2,17 @@ r"""Eigenvalues and singular values of the loop's Jacobian J and of I - J, at a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from pydantic import PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import InputError, check_integer, check_number, check_seed
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import check_integer
+from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics.jacobian import JacobianOperator
 from loopinterp.dynamics.krylov import CHECK_EVERY, Bidiagonal, KrylovSchur, golub_kahan
@@ -25,15 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Spectrum(ShortRepr):
-    r"""Leading eigenvalue of each example's Jacobian.
+    r"""Leading eigenvalue of each example's Jacobian, as in :class:`Eigenvalues`.
 
-    Attributes:
-        radius: :math:`|\lambda|`; a fixed point is locally stable, and reachable, below 1.
-        eigenvalue: :math:`\lambda` itself (of a conjugate pair, the one in the upper half).
-        residual: Relative residual of its Ritz pair, :math:`\|Jv - \lambda v\| / |\lambda|`.
-        converged: Whether the residual is under the tolerance. Where it is not, the radius is
-            the best estimate from below or above; a strongly non-normal Jacobian can also
-            converge slowly to a value above the true one.
+    A fixed point is locally stable, and reachable, where ``radius`` :math:`|\lambda|` is below 1.
+    Where it has not converged it may be too low or, of a strongly non-normal Jacobian, too high.
     """
 
     radius: Float[Tensor, " batch"]
@@ -46,12 +44,12 @@ class Spectrum(ShortRepr):
 class Eigenvalues(ShortRepr):
     r"""Eigenvalues of largest modulus of each example's Jacobian, largest first.
 
+    Of a conjugate pair the one in the upper half comes first.
+
     Attributes:
-        values: :math:`\lambda`; of a conjugate pair the one in the upper half first.
-        residuals: :math:`\|Jv - \lambda v\| / |\lambda|`; of an eigenvalue that is nearly 0 beside
-            the entries of J, relative to these.
-        converged: Whether the residual is under the tolerance. A small residual says that J has
-            an eigenvalue as near as that times the eigenvalue's condition number.
+        residuals: :math:`\|Jv - \lambda v\| / |\lambda|` of the Ritz pair; of an eigenvalue that is
+            nearly 0 beside the entries of J, relative to these. J has an eigenvalue as near as
+            that times the eigenvalue's condition number.
         vectors: Right eigenvectors of norm 1, shaped like states, if asked for.
         n_products: Jacobian-vector products made, one counting for all examples; of a batch that
             went in parts, those of the part that needed most.
@@ -71,17 +69,18 @@ class Eigenvalues(ShortRepr):
         return Spectrum(radius, value, residual, self.converged[:, 0])
 
 
+@checked
 def leading_eigenvalues(
     model: LoopedModel | Callable[[Tensor], Tensor] | Any,
     h: Tensor | Any,
-    k: int = 6,
+    k: PositiveInt = 6,
     *,
-    tol: float = 1e-3,
-    max_vectors: int = 60,
-    max_products: int = 300,
+    tol: PositiveFloat = 1e-3,
+    max_vectors: PositiveInt = 60,
+    max_products: PositiveInt = 300,
     positions: Positions | None = None,
     vectors: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Eigenvalues:
     r"""The k eigenvalues of largest modulus of each Jacobian, by restarted Arnoldi iteration.
 
@@ -95,7 +94,6 @@ def leading_eigenvalues(
         model: A map, such as ``bind(model, inputs).step``, or a looped model.
         h: State of each example, best a fixed point. For a looped model its inputs or a
             batch: the state is the limit that its loops reach.
-        k: How many.
         tol: Relative residual at which an eigenvalue has converged.
         max_vectors: Largest Krylov space: when it is full, its leading half goes on.
         max_products: Most Jacobian-vector products.
@@ -103,10 +101,6 @@ def leading_eigenvalues(
             or a mask ``[pos]`` or ``[batch, pos]``.
         vectors: Whether to return eigenvectors.
         seed: Seed of the starting vectors.
-
-    Raises:
-        InputError: If the state is empty or not finite, there are fewer than k eigenvalues, a
-            position is not there, the space is too small to restart, or an option is out of range.
 
     Source: Stewart, A Krylov-Schur algorithm for large eigenproblems, SIAM J. Matrix Anal. 23
     (2001).
@@ -118,22 +112,25 @@ def leading_eigenvalues(
         [[0.0, 0.9], [0.0, 0.9], [0.5, 0.0]]
     """
     step, h = map_and_limit(model, h)
-    check_number("tol", tol, above=0)
-    operator = JacobianOperator.with_values(step, h, positions, least=k)
+    operator = JacobianOperator(step, h, positions, n_values=k)
     check_integer("max_products", max_products, least=k)
-    check_integer("max_vectors", max_vectors, least=k)
-    if max_vectors < min(k + 3, int(operator.sizes.max()), max_products):
-        raise InputError(
-            "max_vectors",
-            expected=f"at least k + 3 = {k + 3}, so that a full space can be restarted",
-            given=str(max_vectors),
-            fix="Pass more of them, or as few max_products.",
-        )
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    # A full space must hold k + 3 vectors to be restarted, unless it is never full.
+    least = max(k, min(k + 3, int(operator.sizes.max()), max_products))
+    check_integer("max_vectors", max_vectors, least=least)
+    generator = torch.Generator().manual_seed(seed)
     start, pairs, n_products = operator.random(generator), [], []
     for rows, part in operator.parts(max_vectors + 1):
-        space = {"start": start[rows], "generator": generator}
-        pairs.append(_iterate(part, k, tol, max_vectors, max_products, **space).ritz(vectors))
+        krylov = KrylovSchur(part, k, max_vectors, start=start[rows], generator=generator)
+        n_settled = 0
+        while part.n_products < max_products and not krylov.exhausted.all():
+            krylov.extend()
+            if part.n_products % CHECK_EVERY or (krylov.length < k).any():
+                continue
+            # Twice in a row, so that a smaller eigenvalue that appears first is not taken.
+            n_settled = n_settled + 1 if (krylov.ritz().residuals <= tol).all() else 0
+            if n_settled == 2:
+                break
+        pairs.append(krylov.ritz(vectors))
         n_products.append(part.n_products)
     residuals = torch.from_numpy(np.concatenate([part.residuals for part in pairs]))
     values = torch.from_numpy(np.concatenate([part.values for part in pairs]))
@@ -147,49 +144,20 @@ def leading_eigenvalues(
     )
 
 
-def _iterate(
-    operator: JacobianOperator,
-    k: int,
-    tol: float,
-    max_vectors: int,
-    max_products: int,
-    **start: Any,
-) -> KrylovSchur:
-    """Extend the space until the leading pairs have converged, or nothing is left to be had."""
-    krylov, settled = KrylovSchur(operator, k, max_vectors, **start), 0
-    while operator.n_products < max_products and not krylov.exhausted.all():
-        krylov.extend()
-        if operator.n_products % CHECK_EVERY or (krylov.length < k).any():
-            continue
-        # Twice in a row, so that a smaller eigenvalue that appears first is not taken.
-        settled = settled + 1 if (krylov.ritz().residuals <= tol).all() else 0
-        if settled == 2:
-            break
-    return krylov
-
-
+@checked
 def spectral_radius(
     model: LoopedModel | Callable[[Tensor], Tensor] | Any,
     h: Tensor | Any,
     *,
-    tol: float = 1e-3,
-    max_vectors: int = 100,
+    tol: PositiveFloat = 1e-3,
+    max_vectors: PositiveInt = 100,
     positions: Positions | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Spectrum:
     r"""Largest :math:`|\lambda|` of each Jacobian, by Arnoldi on Jacobian-vector products.
 
-    :func:`leading_eigenvalues` with one of them and no restart.
-
-    Args:
-        model: A map, such as ``bind(model, inputs).step``, or a looped model.
-        h: State of each example, best a fixed point. For a looped model its inputs or a
-            batch: the state is the limit that its loops reach.
-        tol, positions, seed: As for :func:`leading_eigenvalues`.
-        max_vectors: Largest Krylov space; each vector costs one product and one state of memory.
-
-    Raises:
-        InputError: If the state is empty or not finite, or an option is out of range.
+    :func:`leading_eigenvalues` with one of them and no restart: each vector of the largest Krylov
+    space costs one product and one state of memory.
 
     Source: Saad, Numerical Methods for Large Eigenvalue Problems, chapter 6.
 
@@ -198,30 +166,18 @@ def spectral_radius(
         >>> spectral_radius(lambda h: h @ matrix.T, torch.zeros(1, 2)).radius
         tensor([0.9000])
     """
-    check_integer("max_vectors", max_vectors, least=1)
-    return leading_eigenvalues(
-        model,
-        h,
-        1,
-        tol=tol,
-        max_vectors=max_vectors,
-        max_products=max_vectors,
-        positions=positions,
-        seed=seed,
-    ).leading
+    options: dict[str, Any] = {"tol": tol, "positions": positions, "seed": seed}
+    options |= {"max_vectors": max_vectors, "max_products": max_vectors}
+    return leading_eigenvalues(model, h, 1, **options).leading
 
 
+@checked
 def cycle_multipliers(
     model: LoopedModel | Callable[[Tensor], Tensor] | Any,
     h: Tensor | Any,
-    period: int,
+    period: PositiveInt,
     k: int = 6,
-    *,
-    tol: float = 1e-3,
-    max_vectors: int = 60,
-    max_products: int = 300,
-    positions: Positions | None = None,
-    seed: int = 0,
+    **options: Any,
 ) -> Eigenvalues:
     r"""Multipliers of a cycle: leading eigenvalues of the product of Jacobians along one turn.
 
@@ -231,16 +187,9 @@ def cycle_multipliers(
     from whichever of its states the turn begins; a multiplier is a growth in p loops.
 
     Args:
-        model: A map, such as ``bind(model, inputs).step``, or a looped model.
-        h: A state of each example's cycle. For a looped model its inputs or a
-            batch: the state is the limit that its loops reach.
+        model, h, k, options: As for :func:`leading_eigenvalues`, at a state of each example's
+            cycle; a product with M is ``period`` products with J.
         period: Loops of one turn, the same for all examples.
-        k: How many.
-        tol, max_vectors, positions, seed: As for :func:`leading_eigenvalues`.
-        max_products: Most products with M, each of ``period`` products with J.
-
-    Raises:
-        InputError: As :func:`leading_eigenvalues`.
 
     Example:
         >>> logistic = lambda x: 3.2 * x * (1 - x)  # 0.513 <-> 0.799; multiplier 4 + 2r - r²
@@ -249,24 +198,14 @@ def cycle_multipliers(
         0.16
     """
     step, h = map_and_limit(model, h)
-    check_integer("period", period, least=1)
-    return leading_eigenvalues(
-        turn_of(step, period),
-        h,
-        k,
-        tol=tol,
-        max_vectors=max_vectors,
-        max_products=max_products,
-        positions=positions,
-        seed=seed,
-    )
+    return leading_eigenvalues(turn_of(step, period), h, k, **options)
 
 
-def turn_of(step: Callable[[Tensor], Tensor], period: int) -> Callable[[Tensor], Tensor]:
-    """The map of several loops at once."""
+def turn_of(step: Callable[[Tensor], Tensor], n_times: int) -> Callable[[Tensor], Tensor]:
+    """The map that applies a map several times."""
 
     def turn(h: Tensor) -> Tensor:
-        for _ in range(period):
+        for _ in range(n_times):
             h = step(h)
         return h
 
@@ -275,13 +214,9 @@ def turn_of(step: Callable[[Tensor], Tensor], period: int) -> Callable[[Tensor],
 
 @dataclass(frozen=True, repr=False)
 class SingularValues(ShortRepr):
-    r"""Largest singular values of each example's Jacobian, largest first.
+    r"""Largest singular values of each example's Jacobian, largest first, from below.
 
-    Attributes:
-        values: :math:`\sigma`, from below: none is above the one it stands for.
-        residuals: :math:`\|J^\top u - \sigma v\| / \sigma`.
-        converged: Whether the residual is under the tolerance.
-        n_products: Products made, with J and with its transpose.
+    Residuals are :math:`\|J^\top u - \sigma v\| / \sigma`; products are with J and its transpose.
     """
 
     values: Float[Tensor, "batch singular"]
@@ -290,33 +225,23 @@ class SingularValues(ShortRepr):
     n_products: int
 
 
+@checked
 def largest_singular_values(
     model: LoopedModel | Callable[[Tensor], Tensor] | Any,
     h: Tensor | Any,
-    k: int = 1,
+    k: PositiveInt = 1,
     *,
-    tol: float = 1e-3,
-    max_vectors: int = 60,
+    tol: PositiveFloat = 1e-3,
+    max_vectors: PositiveInt = 60,
     positions: Positions | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> SingularValues:
     r"""The k largest singular values of each Jacobian, by Golub-Kahan bidiagonalisation.
 
     The first is the most that one loop can enlarge a small disturbance. It uses products with J
-    and its transpose alone, with full reorthogonalisation on both sides.
-
-    Args:
-        model: A map, such as ``bind(model, inputs).step``, or a looped model.
-        h: State of each example. For a looped model its inputs or a
-            batch: the state is the limit that its loops reach.
-        k: How many.
-        tol: Relative residual at which a value has converged.
-        max_vectors: Most vectors on either side; each costs two products and two states of memory.
-        positions, seed: As for :func:`leading_eigenvalues`.
-
-    Raises:
-        InputError: If the state is empty or not finite, there are fewer than k values, a position
-            is not there, or an option is out of range.
+    and its transpose alone, with full reorthogonalisation on both sides. Arguments are those of
+    :func:`leading_eigenvalues`; each of the ``max_vectors`` on either side costs two products and
+    two states of memory.
 
     Source: Golub and Kahan, SIAM J. Numer. Anal. 2 (1965).
 
@@ -326,12 +251,12 @@ def largest_singular_values(
         tensor([[1.2071, 0.2071]])
     """
     step, h = map_and_limit(model, h)
-    check_number("tol", tol, above=0)
     check_integer("max_vectors", max_vectors, least=k)
-    operator = JacobianOperator.with_values(step, h, positions, least=k)
-    values, residuals, _ = _extremes(
-        operator, operator.apply, operator.apply_transposed, range(k), k, tol, max_vectors, seed
+    operator = JacobianOperator(step, h, positions, n_values=k)
+    space = golub_kahan(
+        operator, operator.apply, operator.apply_transposed, max_vectors=max_vectors, seed=seed
     )
+    values, residuals, _ = _extremes(space, operator, range(k), k, tol)
     known = torch.from_numpy(residuals[:, :k] <= tol)
     return SingularValues(
         values=torch.from_numpy(values[:, :k]).to(h),
@@ -345,13 +270,8 @@ def largest_singular_values(
 class FixedPointCondition(ShortRepr):
     r"""How well the equation h = step(h) determines its solution, of each example.
 
-    Attributes:
-        largest: Largest singular value of :math:`I - J`, from below.
-        smallest: The smallest one. Where it has not converged it is an upper bound.
-        condition: Their ratio: the condition number of :math:`I - J`; else a lower bound of it.
-        largest_converged: Whether the largest value is known to the tolerance.
-        smallest_converged: Whether the smallest one is.
-        n_products: Products made, with J and with its transpose.
+    ``condition`` is that of :math:`I - J`: its largest singular value (from below) over its
+    smallest (from above). Where these have not converged it is a lower bound.
     """
 
     largest: Float[Tensor, " batch"]
@@ -367,30 +287,23 @@ class FixedPointCondition(ShortRepr):
         return self.largest_converged & self.smallest_converged
 
 
+@checked
 def fixed_point_condition(
     model: LoopedModel | Callable[[Tensor], Tensor] | Any,
     h: Tensor | Any,
     *,
-    tol: float = 1e-2,
-    max_vectors: int = 120,
+    tol: PositiveFloat = 1e-2,
+    max_vectors: PositiveInt = 120,
     positions: Positions | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> FixedPointCondition:
     r"""Largest and smallest singular value of :math:`I - J`, by Golub-Kahan bidiagonalisation.
 
     A fixed point moves by :math:`(I - J)^{-1} \delta` when the loop is changed by a small
     :math:`\delta`: by as much as :math:`1 / \sigma_{\min}` for each unit. A space of fixed points
     has :math:`\sigma_{\min} = 0`. Over a growing space the smallest value falls towards the true
-    one, so before it has converged it is an upper bound, and the condition a lower one.
-
-    Args:
-        model: A map, such as ``bind(model, inputs).step``, or a looped model.
-        h: State of each example, best a fixed point. For a looped model its inputs or a
-            batch: the state is the limit that its loops reach.
-        tol, max_vectors, positions, seed: As for :func:`largest_singular_values`.
-
-    Raises:
-        InputError: As :func:`largest_singular_values`.
+    one, so before it has converged it is an upper bound, and the condition a lower one. Arguments
+    are those of :func:`largest_singular_values`.
 
     Source: the geometry axis of arXiv 2604.15259; Golub and Kahan (1965) for the method.
 
@@ -400,20 +313,16 @@ def fixed_point_condition(
         tensor([15.0000])
     """
     step, h = map_and_limit(model, h)
-    check_number("tol", tol, above=0)
-    check_integer("max_vectors", max_vectors, least=1)
     operator = JacobianOperator(step, h, positions)
-    values, residuals, complete = _extremes(
+    space = golub_kahan(
         operator,
         lambda v: v - operator.apply(v),
         lambda u: u - operator.apply_transposed(u),
-        (0, 1),
-        1,
-        tol,
-        max_vectors,
-        seed,
+        max_vectors=max_vectors,
+        seed=seed,
     )
-    largest, smallest = torch.from_numpy(values).T
+    values, residuals, complete = _extremes(space, operator, (0, 1), 1, tol)
+    largest, smallest = torch.from_numpy(values).T  # [batch] each
     known = torch.from_numpy((residuals <= tol) | complete[:, None]).to(h.device)
     return FixedPointCondition(
         largest=largest.to(h),
@@ -426,26 +335,26 @@ def fixed_point_condition(
 
 
 def _extremes(
+    spaces: Iterator[Bidiagonal],
     operator: JacobianOperator,
-    forward: Callable[[Tensor], Tensor],
-    backward: Callable[[Tensor], Tensor],
-    which: range | tuple[int, ...],
+    which: Sequence[int],
     k: int,
     tol: float,
-    max_vectors: int,
-    seed: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The k largest values and the smallest, residuals, and whether the space is the whole one."""
-    settled = 0
+    """The k largest values and the smallest, residuals, and whether the space is the whole one.
+
+    Ends when the residuals at the places ``which`` are under the tolerance.
+    """
+    n_settled = 0
     space: Bidiagonal | None = None
-    for space in golub_kahan(operator, forward, backward, max_vectors=max_vectors, seed=seed):
+    for space in spaces:
         length = space.upper.shape[1]
         if length % CHECK_EVERY or length < k:
             continue
         residuals = space.extremes(k)[1][:, list(which)]
         # Twice in a row, so that a value that appears before its turn is not taken.
-        settled = settled + 1 if (residuals <= tol).all() else 0
-        if settled == 2:
+        n_settled = n_settled + 1 if (residuals <= tol).all() else 0
+        if n_settled == 2:
             break
     assert space is not None  # at least one vector was made
     return *space.extremes(k), (space.lengths >= operator.sizes).numpy()

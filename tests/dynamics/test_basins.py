@@ -166,7 +166,7 @@ def test_without_an_own_limit_nothing_comes_back_and_others_are_numbered_from_1(
     assert set(reached.ravel().tolist()) == {-1, 1} and np.isnan(result.radius())
     assert result.data["distance"].isnull().all()
     (finding,) = result.findings()
-    assert finding.value == "no limit found" and "reach one of 1 limits" in finding.text
+    assert finding.value == "no limit found" and finding.good is False
     assert len(result.figures()) == 3
 
 
@@ -174,8 +174,7 @@ def test_a_space_of_limits_has_no_radius() -> None:
     flattens = torch.tensor([1.0, 0.5]).double()
     result = mapped(lambda h, e: h * flattens, points=5, extent=1.5)
     assert result.radius() == 0 and len(result.limits()) == 5  # one for each column
-    (finding,) = result.findings()
-    assert "but not all of the nearest to it, 0.75 times its size away" in finding.text
+    assert "0.75 times" in result.findings()[0].text  # of the nearest starts
 
 
 def test_the_control_tells_a_limit_of_this_input_from_one_of_all() -> None:
@@ -187,7 +186,7 @@ def test_the_control_tells_a_limit_of_this_input_from_one_of_all() -> None:
     shared = mapped(lambda h, e: h / 2 + 1 + 0 * e)
     assert shared.next_reaches_own().sel(estimate="value") == 1
     (finding,) = shared.findings()
-    assert finding.good is False and "not this input's own" in finding.text
+    assert finding.good is False and finding.value.startswith("100%")
 
 
 @cache
@@ -252,27 +251,29 @@ def test_a_saved_map_is_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "what"),
     [
-        ({"points": 4}, "odd number"),
+        ({"points": 4}, "points"),
         ({"points": 1}, "points"),
         ({"example": 2}, "example"),
         ({"extent": 0.0}, "extent"),
         ({"n_loops": 0}, "n_loops"),
         ({"same": 0.0}, "same"),
         ({"tol": 0.0}, "tol"),
-        ({"corners": ("other 1", "other 1")}, "two that differ"),
-        ({"corners": ("other 2", "zeros")}, "other 2"),
+        ({"corners": ("other 1", "other 1")}, "corners"),
+        ({"corners": ("other 2", "zeros")}, "corners"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_bad_options_are_refused(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(InputError) as caught:
         mapped(wells, **options)
+    assert caught.value.what == what
 
 
 def test_one_example_is_too_few() -> None:
-    with pytest.raises(InputError, match="at least two examples"):
+    with pytest.raises(InputError) as caught:
         basin_map(LinearModel(0.5 * torch.eye(2)), batch_of_ones(1))
+    assert caught.value.what == "len(data)" and caught.value.given == "1"
 
 
 def test_a_start_that_is_not_finite_is_refused() -> None:
@@ -280,8 +281,9 @@ def test_a_start_that_is_not_finite_is_refused() -> None:
         def initial_state(self, e: Tensor) -> Tensor:
             return torch.full_like(e, torch.nan)
 
-    with pytest.raises(InputError, match="initial state: expected finite"):
+    with pytest.raises(InputError) as caught:
         basin_map(Broken(wells), batch(), points=3)
+    assert caught.value.what == "initial state"
 
 
 def test_the_plane_holds_its_centre_and_corners_and_keeps_distances() -> None:
@@ -311,8 +313,9 @@ def test_corners_on_a_line_with_the_centre_are_refused(factor: float) -> None:
         {"a": first, "b": centre + factor * (first - centre)},
         {"a": centre, "b": first},
     ):
-        with pytest.raises(InputError, match="'a' and 'b', which are on a line"):
+        with pytest.raises(InputError) as caught:
             StatePlane.through(centre, corners)
+        assert caught.value.what == "corners"
 
 
 def test_corners_are_taken_by_name_or_as_states_and_chosen_where_limits_differ() -> None:
@@ -333,12 +336,13 @@ def test_corners_are_taken_by_name_or_as_states_and_chosen_where_limits_differ()
     torch.testing.assert_close(named["other 1"], expected, atol=1e-3, rtol=0)
     given = {"a": torch.ones(1, 2), "b": torch.eye(2)[:1]}
     assert corners(given, [1, 1, 1]) == given
-    wrong = {
-        "two that differ": ("zeros", "zeros"),
-        "got 'noise 3'": ("noise 3", "zeros"),
-        "corner 'b': expected shape": {**given, "b": torch.ones(2, 2)},
-        "corner 'b': expected finite": {**given, "b": torch.full((1, 2), torch.nan)},
-    }
-    for said, of in wrong.items():
-        with pytest.raises(InputError, match=said):
+    wrong = [
+        ("corners", ("zeros", "zeros")),
+        ("corners", ("noise 3", "zeros")),
+        ("corner 'b'", {**given, "b": torch.ones(2, 2)}),
+        ("corner 'b'", {**given, "b": torch.full((1, 2), torch.nan)}),
+    ]
+    for what, of in wrong:
+        with pytest.raises(InputError) as caught:
             corners(of, [1, 1, 1])
+        assert caught.value.what == what

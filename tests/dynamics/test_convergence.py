@@ -113,12 +113,11 @@ def test_what_never_comes_to_rest_is_not_settled() -> None:
     for model, name in ((line, "drift"), (orbit, "orbit")):
         result = convergence_study(model, batch_of_ones(), n_loops=60)
         assert result.regime_counts()[name] == 4
-        assert (result.data["settled_at"] > 0).all(), "by the residual alone it settles"
+        assert (result.data["settled_at"] > 0).all()  # by the residual alone it settles
         assert result.settled_share() == 0
         settling = result.findings()[0]
         assert (settling.value, settling.good) == ("0% settle", False)
         assert result.below_threshold().count() == 4
-        assert "100%" in settling.text and not settling.text.startswith("0%")
 
 
 def test_divergence_is_a_result_and_not_an_error() -> None:
@@ -254,8 +253,9 @@ def test_bad_input_is_refused() -> None:
         convergence_study(model, batch_of_ones(ignored=3))
     nan = MapModel(lambda h, e: h)
     nan.initial_state = lambda e: e * float("nan")
-    with pytest.raises(InputError, match="state after loop 0"):
+    with pytest.raises(InputError) as caught:
         convergence_study(nan, batch)
+    assert caught.value.what.startswith("state")
 
 
 @pytest.mark.usefixtures("no_type_checks")

@@ -10,6 +10,7 @@ import torch
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result
 from loopinterp.dynamics import extrapolation_study, relative_residual, run_loops
+from loopinterp.dynamics.extrapolation import AnswerFate
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.tasks import IGNORE, Addition
 from tests.dynamics.toys import LinearModel, MapModel, batch_of_ones
@@ -36,9 +37,9 @@ def test_an_answer_that_is_right_for_some_loops_only() -> None:
         0,
     ]
     assert result.at_answer().values.tolist() == [True, True]
-    assert result.fates()["right, then lost"] == 2
+    assert result.fates()[AnswerFate.LOST] == 2
     (finding,) = result.findings()
-    assert "of 2, 2 right ones end wrong" in finding.text and finding.good is False
+    assert finding.good is False and finding.value.startswith("0%")
 
 
 def test_an_answer_that_is_lost_and_comes_back_has_not_stayed() -> None:
@@ -47,9 +48,9 @@ def test_an_answer_that_is_lost_and_comes_back_has_not_stayed() -> None:
     model.readout = lambda h: torch.stack([((h[..., 0] - 4) % 8) - 0.5, 0 * h[..., 0]], dim=-1)
     result = extrapolation_study(model, batch_of_ones(), n_loops=12)
     assert result.data["exact"].isel(batch=0).values.nonzero()[0].tolist() == [4, 12]
-    assert result.fates()["right at both, lost in between"] == 2
+    assert result.fates()[AnswerFate.LOST_BETWEEN] == 2
     (finding,) = result.findings()
-    assert "2 right at both are lost in between" in finding.text and finding.good is False
+    assert finding.good is False and finding.value.startswith("100%")
 
 
 def test_each_example_is_scored_at_its_own_loop() -> None:
@@ -60,22 +61,22 @@ def test_each_example_is_scored_at_its_own_loop() -> None:
     result = extrapolation_study(model, batch, n_loops=8)
     assert result.at_answer().values.tolist() == [False, True]
     assert result.fates() == {
-        "right and stays right": 1,
-        "right at both, lost in between": 0,
-        "right, then lost": 0,
-        "wrong, then found": 1,
-        "wrong at both": 0,
+        AnswerFate.KEPT: 1,
+        AnswerFate.LOST_BETWEEN: 0,
+        AnswerFate.LOST: 0,
+        AnswerFate.FOUND: 1,
+        AnswerFate.WRONG: 0,
     }
 
 
 def test_fates_are_counted_each_by_itself() -> None:
     # Right or wrong after loops 4 = T(n), 5 and 6; what is before does not count.
     fates = {
-        "right and stays right": (1, 1, 1),
-        "right at both, lost in between": (1, 0, 1),
-        "right, then lost": (1, 1, 0),
-        "wrong, then found": (0, 0, 1),
-        "wrong at both": (0, 1, 0),
+        AnswerFate.KEPT: (1, 1, 1),
+        AnswerFate.LOST_BETWEEN: (1, 0, 1),
+        AnswerFate.LOST: (1, 1, 0),
+        AnswerFate.FOUND: (0, 0, 1),
+        AnswerFate.WRONG: (0, 1, 0),
     }
     counts = dict(zip(fates, (1, 2, 3, 4, 5)))
     result = extrapolation_study(LinearModel(torch.eye(2)), batch_of_ones(15), n_loops=6)

@@ -77,7 +77,7 @@ def test_a_run_that_diverges_has_no_limit_and_no_exponent() -> None:
     )
     assert not result.found.any() and (result.data["regime"] == Regime.DIVERGENCE).all()
     assert result.data["lyapunov"].isnull().all()
-    assert "No run stays finite" in result.findings()[-1].text
+    assert result.findings()[-1].value == "" and result.findings()[-1].good is False
 
 
 def test_random_states_have_the_norms_of_the_limit_and_come_from_the_seed() -> None:
@@ -99,7 +99,6 @@ def test_random_states_have_the_norms_of_the_limit_and_come_from_the_seed() -> N
 @pytest.mark.parametrize("option", ["k", "n_loops", "limit_tol", "lyapunov_loops", "growth_loops"])
 def test_bad_options_are_refused(option: str) -> None:
     model = LinearModel(0.5 * torch.eye(2))
-    with pytest.raises(
-        InputError, match=f"{option.removeprefix('lyapunov_').removeprefix('growth_')}: "
-    ):
+    with pytest.raises(InputError) as caught:
         local_stability_study(model, batch_of_ones(), **QUICK | {option: 0})
+    assert caught.value.what == option

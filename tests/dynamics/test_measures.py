@@ -142,9 +142,9 @@ def test_states_that_are_not_finite_are_refused_with_their_loop() -> None:
 
 
 def test_too_few_loops_and_misfits_are_refused() -> None:
-    with pytest.raises(InputError, match="at least 2"):
+    with pytest.raises(InputError, match="states"):
         relative_residual(torch.ones(1, 2, 3))
-    with pytest.raises(InputError, match="at least 3"):
+    with pytest.raises(InputError, match="states"):
         update_cosine(torch.ones(2, 2, 3))
     with pytest.raises(InputError, match="limit"):
         distance_to_limit(torch.ones(2, 2, 3), torch.ones(1, 3))
@@ -194,7 +194,7 @@ def test_margin_is_the_lead_of_the_first_over_the_second() -> None:
 
 
 def test_logits_of_one_class_or_not_finite_are_refused() -> None:
-    with pytest.raises(InputError, match="two classes"):
+    with pytest.raises(InputError, match="logits"):
         readout_margin(torch.zeros(3, 2, 1))
     logits = torch.zeros(3, 2, 4)
     logits[2] = float("inf")
@@ -226,7 +226,7 @@ def test_stable_from_against_its_definition(answers: list[list[int]], hold: int 
 def test_hold_longer_than_the_run_is_refused() -> None:
     with pytest.raises(InputError, match="hold"):
         stable_from(torch.zeros(3, 2, dtype=torch.int64), hold=3)
-    with pytest.raises(InputError, match="two loops"):
+    with pytest.raises(InputError, match="answers"):
         stable_from(torch.zeros(1, 2, dtype=torch.int64))
 
 

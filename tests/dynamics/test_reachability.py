@@ -50,7 +50,7 @@ def test_a_contraction_has_one_limit_for_each_input() -> None:
     assert result.own_limit_differs().all()
     np.testing.assert_allclose(result.data["alignment"], 1, atol=1e-4)
     starts, kicks = result.findings()
-    assert starts.good is True and "100% of 6 inputs" in starts.text
+    assert starts.good is True and starts.value.endswith("100%")
     assert kicks.value == "kicks to 3"
     # From its own limit nothing has to be done; from elsewhere it takes loops.
     assert (result.data["loops"].sel(start="zeros") > 5).all()
@@ -83,7 +83,7 @@ def test_a_kick_within_the_well_is_undone_and_one_beyond_it_is_not() -> None:
     result = found(wells, n_draws=8, kicks=(0.1, 1.0))
     back = value(result.recovered())
     assert back[0] == 1 and 0 < back[1] < 0.9
-    assert "Of kicks of 1" in result.findings()[1].text
+    assert result.findings()[1].value == "kicks to 0.1"
     answers = result.data["kick_exact"].mean(("draw", "batch"))
     assert answers[0] == 1 and answers[1] < 1
 
@@ -92,7 +92,7 @@ def test_a_limit_that_all_inputs_share_is_no_success() -> None:
     result = found(lambda h, e: h / 2 + 1 + 0 * e)
     assert value(result.one_limit()) == 1 and not result.own_limit_differs().any()
     (finding, _) = result.findings()
-    assert finding.good is False and "does not know the input" in finding.text
+    assert finding.good is False and finding.value.endswith("100%")
 
 
 def test_where_every_state_stays_each_start_has_a_limit_of_its_own() -> None:
@@ -123,7 +123,7 @@ def test_without_a_limit_nothing_is_claimed() -> None:
     assert not result.found().any()
     assert result.data["distance"].isnull().all() and np.isnan(value(result.reached())).all()
     (finding,) = result.findings()
-    assert finding.good is False and "no limit in any of the 6" in finding.text
+    assert finding.good is False and finding.value == "no limit found"
     assert result.figures() == []
 
 
@@ -162,5 +162,6 @@ def test_bad_options_are_refused(options: dict[str, Any], what: str) -> None:
 
 
 def test_one_example_is_too_few() -> None:
-    with pytest.raises(InputError, match="at least two examples"):
+    with pytest.raises(InputError) as caught:
         reachability_study(FromHalf(wells), batch_of_ones(1))
+    assert caught.value.what == "len(data)"

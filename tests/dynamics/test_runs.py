@@ -34,8 +34,9 @@ def test_bad_loops_and_initial_states_are_refused() -> None:
     with pytest.raises(InputError, match="n_loops"):
         run_loops(bind(model, inputs), 0)
     model.initial_state = lambda e: e * float("nan")
-    with pytest.raises(InputError, match="state after loop 0"):
+    with pytest.raises(InputError) as caught:
         run_loops(bind(model, inputs), 2)
+    assert caught.value.what.startswith("state")
 
 
 def test_chunks_cover_the_batch_once_even_where_one_example_is_too_large() -> None:
