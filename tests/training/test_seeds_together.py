@@ -15,7 +15,6 @@ from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.models.positions import attention_mask
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training import Run, Trainer, TrainingConfig, train, train_seeds
-from loopinterp.training.fitting import check_together
 from loopinterp.training.objectives import Questions
 from loopinterp.training.seeds_together import (
     PackedAttention,
@@ -120,11 +119,12 @@ def test_a_seed_that_diverges_is_named(tiny: TrainingConfig) -> None:
     assert [trainer.steps_done for trainer in trainers] == [1, 0]
 
 
-def test_what_cannot_be_padded_or_stacked_is_refused(tiny: TrainingConfig) -> None:
-    with pytest.raises(ConfigError, match=r"model\.causal: expected true"):
-        check_together(tiny.replace(model=tiny.model.replace(causal=False)))
-    with pytest.raises(ConfigError, match="compile: expected false"):
-        check_together(tiny.replace(compile=True))
+def test_what_cannot_be_padded_or_stacked_is_refused(tiny: TrainingConfig, tmp_path: Path) -> None:
+    two_sided = tiny.replace(model=tiny.model.replace(causal=False))
+    for config, what in ((two_sided, "model.causal"), (tiny.replace(compile=True), "compile")):
+        with pytest.raises(ConfigError) as caught:
+            train_seeds(config, [0, 1], tmp_path)
+        assert caught.value.what == what
 
 
 def test_runs_of_seeds_are_ordinary_runs(
@@ -163,7 +163,7 @@ def test_runs_of_seeds_are_ordinary_runs(
 
 @pytest.mark.parametrize("seeds", [[], [1, 1]])
 def test_seeds_are_some_and_differ(tiny: TrainingConfig, seeds: list[int], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="seeds: expected some seeds, each once"):
+    with pytest.raises(InputError, match="seeds"):
         train_seeds(tiny, seeds, tmp_path)
 
 
