@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -23,25 +23,30 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Task
 
 
-Conflict = tuple[str, str, str]
-"""A setting that does not go with others: its name, the expected value, the fix."""
+class Conflict(NamedTuple):
+    """A setting that does not go with others; ``given`` is its value if None."""
+
+    name: str
+    expected: str
+    fix: str
+    given: str | None = None
 
 
-class _WithConflicts(Settings):
-    """Settings that may conflict with each other."""
+class WithConflicts(Settings):
+    """Settings that may conflict with each other; the first conflict is raised."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, expected, fix in self._conflicts():
-            given = repr(attrgetter(name)(self))
-            raise ConfigError(name, expected=expected, given=given, fix=fix)
+        for name, expected, fix, given in self._conflicts():
+            value = repr(attrgetter(name)(self)) if given is None else given
+            raise ConfigError(name, expected=expected, given=value, fix=fix)
 
     def _conflicts(self) -> Iterator[Conflict]:
         yield from ()
 
 
 @settings
-class ModelAndTask(_WithConflicts):
+class ModelAndTask(WithConflicts):
     """The architecture of a model and its task: the base of the configurations of all runs.
 
     Attributes:
@@ -70,7 +75,7 @@ class ModelAndTask(_WithConflicts):
             size, name = getattr(task, name), f"model.{name}"
             if size != attrgetter(name)(self):
                 fix = f"Set {name}={'none' if size is None else size}."
-                yield name, f"{size}, as task {self.task!r} has it", fix
+                yield Conflict(name, f"{size}, as task {self.task!r} has it", fix)
         if isinstance(task, TokenByToken):
             need_causal(self.model, error=ConfigError)
 
@@ -150,7 +155,7 @@ def _require(holds: bool, name: str, value: Any, *, expected: str, fix: str) -> 
 
 
 @settings
-class ObjectiveConfig(_WithConflicts):
+class ObjectiveConfig(WithConflicts):
     """Which loops the loss is taken at.
 
     Attributes:
@@ -192,19 +197,19 @@ class ObjectiveConfig(_WithConflicts):
     def _conflicts(self) -> Iterator[Conflict]:
         if self.kind == "drawn" and self.least_loops > (self.n_loops or 0):
             expected = f"at least least_loops={self.least_loops} with kind=drawn"
-            yield "n_loops", expected, "Set n_loops to the most loops that are drawn."
+            yield Conflict("n_loops", expected, "Set n_loops to the most loops that are drawn.")
         if self.hold_loops == 0 and self.hold_share != 0.25:
             fix = "Set hold_loops as well, or leave it out."
-            yield "hold_share", "no hold_share with hold_loops=0", fix
+            yield Conflict("hold_share", "no hold_share with hold_loops=0", fix)
         if self.weights is not None and (
             self.n_loops != len(self.weights) or sum(self.weights) == 0
         ):
             expected = f"n_loops={self.n_loops} numbers, not all 0"
-            yield "weights", expected, "Set n_loops, and give one weight for each loop."
+            yield Conflict("weights", expected, "Set n_loops, and give one weight for each loop.")
 
 
 @settings
-class CurriculumConfig(_WithConflicts):
+class CurriculumConfig(WithConflicts):
     """Which problem lengths are drawn: n uniform in ``min_n .. M``, where M may grow.
 
     Attributes:
@@ -232,7 +237,7 @@ class CurriculumConfig(_WithConflicts):
             if self.kind == "none":
                 name, expected = "min_n", "min_n <= max_n"
             ends = f"min_n={self.min_n}, max_n={self.max_n}"
-            yield name, f"{expected}, with {ends}", "Order the lengths."
+            yield Conflict(name, f"{expected}, with {ends}", "Order the lengths.")
 
     @property
     def first_longest(self) -> int:
@@ -385,16 +390,18 @@ class TrainingConfig(ModelAndTask):
             check_choice("device", self.device, ("auto", "cpu", "cuda"), error=ConfigError)
         if model.state_code is None and self.code != CodeConfig():
             fix = "Set model.state_code, or leave code out."
-            yield "code", "its defaults without model.state_code", fix
+            yield Conflict("code", "its defaults without model.state_code", fix)
         if self.start_sha256 is not None and self.start_from is None:
-            yield "start_sha256", "none without start_from", "Leave it out: training writes it."
+            yield Conflict(
+                "start_sha256", "none without start_from", "Leave it out: training writes it."
+            )
         check_size(self.make_task(), self.curriculum.max_n, self.batch_size, "batch_size")
         if self.offset_per_example and model.positions != "abacus":
             expected = f"false with model.positions={model.positions}"
-            yield "offset_per_example", expected, "Leave it out, or use abacus positions."
+            yield Conflict("offset_per_example", expected, "Leave it out, or use abacus positions.")
         if self.compile and model.abacus_target == "qk":
             fix = "Leave compile out, or use model.abacus_target=input."
-            yield "compile", "false with abacus positions on queries and keys", fix
+            yield Conflict("compile", "false with abacus positions on queries and keys", fix)
         if self.compile and model.state_code:
             expected = "false with model.state_code, whose signs are drawn in every loop"
-            yield "compile", expected, "Leave compile out."
+            yield Conflict("compile", expected, "Leave compile out.")
