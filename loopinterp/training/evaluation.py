@@ -117,16 +117,23 @@ class EvaluationResult(Result, kind="evaluation"):
 
         Args:
             length: One of the lengths.
-            extra_loop: One of the extra loops; :attr:`nearest_extra_loop` if None.
+            extra_loop: One of the extra loops; the one nearest to none if None.
         """
-        loop = self.nearest_extra_loop if extra_loop is None else extra_loop
-        at = {"length": length, "extra_loop": loop, ESTIMATE: "value"}
-        return lowest_of(self.data["exact_match"].sel(at, drop=True).to_series().to_dict())
+        return lowest_at(self, length=length, extra_loop=extra_loop)
 
-    @property
-    def nearest_extra_loop(self) -> int:
-        """The number of extra loops that is nearest to none: 0 where T(n) itself was run."""
-        return min(self.data["extra_loop"].values.tolist(), key=abs)
+
+def nearest_extra_loop(result: Result) -> int:
+    """The number of extra loops of a result that is nearest to none."""
+    return min(result.data["extra_loop"].values.tolist(), key=abs)
+
+
+def lowest_at(result: Result, *, extra_loop: int | None = None, **at: Any) -> Lowest:
+    """The lowest exact match of a result over its distributions at a place on its other axes."""
+    exact = result.data["exact_match"]
+    at["extra_loop"] = nearest_extra_loop(result) if extra_loop is None else extra_loop
+    if ESTIMATE in exact.dims:
+        at[ESTIMATE] = "value"
+    return lowest_of(exact.sel(at, drop=True).to_series().to_dict())
 
 
 @torch.no_grad()

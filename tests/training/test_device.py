@@ -193,7 +193,7 @@ def test_shares_of_a_batch_make_the_step_of_the_whole(
     assert all(one == made[0] for one in made)  # to the last bit: none needs another's state
     for one, other in zip(made[0], expected):
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
-    inputs = alone._batch().inputs
+    inputs = alone.draw().inputs
     with torch.no_grad():
         # Weights that change nothing, as biases of keys, are moved by rounding alone.
         ours, theirs = (t.averaged_model()(inputs, n_loops=3) for t in (shares[-1], alone))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from loopinterp.core.errors import ConfigError, InputError
+from loopinterp.core.errors import CheckpointError, ConfigError, InputError
 from loopinterp.models import LoopedTransformer, iterate
 from loopinterp.training import (
     CodeConfig,
@@ -22,9 +22,7 @@ from loopinterp.training import (
     train_seeds,
 )
 from loopinterp.training.recipes import RECIPES
-from loopinterp.training.run import RunFault
 from loopinterp.training.starting_model import starting_model
-from tests.training.tiny_run import refused
 
 SMALL = RECIPES["addition"].replace(
     model=RECIPES["addition"].model.replace(
@@ -128,7 +126,7 @@ def test_only_the_model_that_training_began_with_will_do(tmp_path):
     train(SMALL.replace(seed=2), tmp_path / "other", progress=False)
     (tmp_path / "first").rename(tmp_path / "away")
     (tmp_path / "other").rename(tmp_path / "first")
-    with refused(RunFault.OTHER_START):
+    with pytest.raises(CheckpointError, match="the one that the run began with"):
         starting_model(second)
     with pytest.raises(ConfigError, match="start_from"):
         starting_model(

@@ -538,7 +538,7 @@ def test_a_step_that_spoils_the_weights_is_the_last(
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", spoiling)
-        with pytest.raises(InputError, match=r"weights \S+ after step 15: .* got 1 of .*optimiser"):
+        with pytest.raises(InputError, match=r"weights \S+ after step 15.*optimiser"):
             train(tiny, tmp_path / "run", progress=False)
     run = Run.load(tmp_path / "run")
     assert run.steps_done == 10
