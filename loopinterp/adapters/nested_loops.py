@@ -46,8 +46,7 @@ def nested_sites(
     """The sites of a model with a slow cycle as its loop.
 
     Args:
-        fast: Sites of the layers of the fast stack.
-        slow: Sites of the layers of the slow stack.
+        fast: Sites of the layers of the fast stack; ``slow`` those of the slow one.
         n_fast: How often the fast stack is run in a loop.
         d_model: Width of each part of the state.
         injects: Whether the input is injected into the fast cycles.
@@ -77,7 +76,7 @@ def nested_sites(
 
 
 class NestedModel(PublishedModel):
-    """A published model with a slow cycle as its loop. What it says besides: stacks and layers."""
+    """A published model with a slow cycle as its loop; an adapter adds its stacks and layers."""
 
     @property
     @abstractmethod
@@ -186,7 +185,7 @@ class NestedModel(PublishedModel):
         return backward.direction
 
     def at_end(self, h: Tensor, tap: Tap) -> None:
-        """What a loop says besides its state."""
+        """Taps at the end of a loop besides those of its state."""
 
     def start(self, slow: Tensor, fast: Tensor, e: Tensor) -> Tensor:
         """A state of two parts, each given for every position or for all."""

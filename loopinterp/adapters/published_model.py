@@ -177,12 +177,7 @@ class PublishedModel(HookedRun):
     Args:
         published: The model as its own code makes it. Its weights are shared, not copied.
         site_map: Where hooks are, and how large what is there is.
-        n_loops: Loops that it makes by itself; a run may make any other number.
-        d_vocab: Tokens that it reads.
-        d_vocab_out: Tokens that it answers in.
-        causal: Whether attention looks back only.
-        n_ctx: Positions at most; None: no bound.
-        options: What the adapter was told.
+        settings: Fields of :class:`PublishedConfig` that are not read off the model.
     """
 
     needs: ClassVar[tuple[str, ...]]
@@ -203,24 +198,24 @@ class PublishedModel(HookedRun):
         *,
         n_loops: int,
         d_vocab: int,
-        d_vocab_out: int | None = None,
-        causal: bool = True,
-        n_ctx: int | None = None,
         options: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(n_loops)
         self.published = published
         self.training = published.training
         self._site_map = site_map
+        config = getattr(published, "config", None)
+        to_dict = getattr(config, "to_dict", None)
+        values = to_dict() if to_dict is not None else dict(getattr(config, "__dict__", {}))
         self.config = PublishedConfig(
             architecture=type(published).__name__,
             n_loops=n_loops,
             d_vocab=d_vocab,
-            d_vocab_out=d_vocab if d_vocab_out is None else d_vocab_out,
-            causal=causal,
-            n_ctx=n_ctx,
             options=options or {},
-            published=_as_json(published),
+            # What is no plain value is left as its text.
+            published=json.loads(json.dumps(values, default=str, sort_keys=True)),
+            **{"d_vocab_out": d_vocab, **settings},
         )
         self.loop_rule = LoopRule(n_loops)
 
@@ -314,23 +309,16 @@ class PublishedModel(HookedRun):
         return mask, mask
 
 
-def _part(model: object, name: str) -> object | None:
+def _part(model: Any, name: str) -> object | None:
     """A part of a model by its dotted name; numbers are of lists, and None stands for no such."""
     for step in name.split("."):
         try:
-            model = model[int(step)] if step.isdecimal() else _named(model, step)  # type: ignore[index]
+            if step.isdecimal():
+                model = model[int(step)]
+            elif isinstance(model, torch.nn.ModuleDict):
+                model = model[step]
+            else:
+                model = getattr(model, step)
         except (AttributeError, IndexError, KeyError, TypeError):
             return None
     return model
-
-
-def _named(model: Any, name: str) -> Any:
-    return model[name] if isinstance(model, torch.nn.ModuleDict) else getattr(model, name)
-
-
-def _as_json(published: Any) -> dict[str, Any]:
-    """The configuration of a published model, without what is no plain value."""
-    config = getattr(published, "config", None)
-    to_dict = getattr(config, "to_dict", None)
-    values = to_dict() if to_dict is not None else dict(getattr(config, "__dict__", {}))
-    return json.loads(json.dumps(values, default=str, sort_keys=True))

@@ -32,9 +32,10 @@ def test_first_step_is_adamw_on_the_objective(tiny: TrainingConfig) -> None:
     )
     trainer, oracle = Trainer(config), Trainer(config)
     metrics = trainer.step()
-    batch = oracle._batch()
-    logits = oracle.model(batch.inputs, n_loops=int(batch.n_loops.max()))
-    loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-100)
+    drawn = oracle.draw()
+    logits = oracle.model(drawn.inputs, n_loops=int(drawn.ends.max()))
+    targets = drawn.questions.targets[0].flatten()
+    loss = F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100)
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
     loss.backward()
     norms = [p.grad.norm() for p in oracle.model.parameters() if p.grad is not None]
