@@ -187,6 +187,7 @@ class HRMAdapter(NestedModel):
         """``norm(h + attn(h))``, then ``norm(h + mlp(h))``, by norms without weights."""
         h = self.mix(layer, tap("hook_resid_pre", h), context, tap)
         h = tap("hook_resid_mid", h)
+        # [batch, pos, d_mlp] each
         pre, linear = layer.mlp.gate_up_proj(h).chunk(2, dim=-1)
         x = layer.mlp.down_proj(gated(pre, linear, F.silu, tap))
         h = rms_norm(h + tap("hook_mlp_out", x), None, layer.norm_eps, tap, "ln2_post")
@@ -227,6 +228,7 @@ class HRMAdapter(NestedModel):
         self, state: Float[Tensor, "*loop batch pos d_state"]
     ) -> Float[Tensor, "*loop batch pos"]:
         """``sigmoid(stop - go on)``, above a half where the published code halts."""
+        # [..., batch], the same at every position
         stop, go_on = self.halting(state).float().unbind(-1)
         return (stop - go_on).sigmoid()[..., None].expand(state.shape[:-1])
 

@@ -115,6 +115,7 @@ class HRMTextAdapter(NestedModel):
         context = super().length_context(n_pos, all_pairs=all_pairs)
         if self.config.causal:
             return context
+        # [1, 1, query, key]: added to the scores
         mask = torch.zeros(1, 1, n_pos, n_pos, device=self.device, dtype=self.dtype)
         return replace(context, mask=mask.masked_fill(~self.visible(n_pos), float("-inf")))
 
@@ -138,6 +139,7 @@ class HRMTextAdapter(NestedModel):
         projections = attention.q_proj, attention.k_proj, attention.v_proj, attention.gate_proj
         q, k, v, gate = (split_heads(project(x), self._d_head) for project in projections)
         z = attend(q, k, v, context, tap, turn=rotate_halves)
+        # [batch, pos, head, d_head], as the hook shows heads
         gate = tap("attn.hook_gate", gate.sigmoid().transpose(1, 2)).transpose(1, 2)
         h = h + tap("hook_attn_out", attention.o_proj(join_heads(gate * z)))
         h = tap("hook_resid_mid", h)

@@ -140,6 +140,7 @@ class HuginnAdapter(PublishedModel):
     ) -> Tensor:
         tap, parts = taps.at("block", loop), self.published.transformer
         h, e = tap("hook_state_pre", h), tap("hook_injection", e)
+        # [batch, pos, 2 * d_model]: state and input side by side
         h = parts["adapter"](torch.cat([h, e], dim=-1))
         for k, layer in enumerate(parts["core_block"]):
             h = self.layer(layer, h, context, taps.at("block", loop, k))
@@ -154,6 +155,7 @@ class HuginnAdapter(PublishedModel):
         attention, mlp = layer.attn, layer.mlp
         h = tap("hook_resid_pre", h)
         n_kv = (self.site_map.n_kv_heads or self.site_map.n_heads) * self._d_head
+        # [batch, pos, heads * d_head] of queries, keys and values, split into heads
         x = attention.Wqkv(weighted_norm(layer.norm_1, h, tap, "ln1"))
         q, k, v = x.split((self.site_map.d_model, n_kv, n_kv), dim=-1)
         q, k, v = (split_heads(part, self._d_head) for part in (q, k, v))

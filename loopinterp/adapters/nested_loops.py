@@ -59,6 +59,7 @@ def nested_sites(
         >>> nested_sites([sites] * 2, [sites], 2, **sizes).layer_names[2:]
         ('inner.1.blocks.0', 'inner.1.blocks.1', 'inner.2.blocks.0')
     """
+    # The layers of all fast cycles, one after the other, and then those of the slow stack.
     stacks = [fast] * n_fast + [slow]
     names = (f"inner.{s}.blocks.{k}" for s, stack in enumerate(stacks) for k in range(len(stack)))
     injection = {"hook_injection": "residual"} if injects else {}
@@ -112,7 +113,7 @@ class NestedModel(PublishedModel):
         injects = "hook_injection" in self.site_map.opening
         e = tap("hook_injection", e) if injects else e
         inside = (taps.at("block", loop, k) for k in range(self.site_map.n_layers))
-        for _ in range(n_fast):
+        for _ in range(n_fast):  # [batch, pos, d_model] each
             z_L = self.run_stack(fast, z_L + (z_H + e if injects else z_H), context, inside)
         z_H = self.run_stack(slow, z_H + z_L, context, inside)
         z_H, z_L = tap("hook_z_H", z_H), tap("hook_z_L", z_L)
@@ -149,6 +150,7 @@ class NestedModel(PublishedModel):
 
     def attribute_readout(self, backward: AttributionPass) -> None:
         backward.through_unembedding(self.head.weight, self.head.bias)
+        # Logits are read from z_H alone: nothing comes from z_L.
         of_slow = backward.direction
         backward.direction = torch.cat((of_slow, torch.zeros_like(of_slow)), dim=-1)
 

@@ -78,7 +78,7 @@ def scores_at(
     """
     parts: dict[int, list[Scores]] = {loop: [] for loop in sorted(loops)}
     inputs, targets = (x.split(32) for x in (batch.inputs, batch.targets))
-    for some, right in zip(inputs, targets):
+    for some, right in zip(inputs, targets):  # [example, pos] of some examples
         bound = bind(model, some)
         for loop, state in bound.run(max(parts), may_diverge=may_diverge):
             if loop in parts:
@@ -148,6 +148,7 @@ def constant_scores(targets: Int[Tensor, "batch pos"]) -> tuple[float, float]:
     answers = targets.gather(1, (targets == IGNORE).int().argsort(dim=1, stable=True))
     has_target = answers != IGNORE  # from the first column on, wherever an answer starts
     weight = has_target.double() / has_target.sum(1, keepdim=True)
+    # [class][position]: how often each class is right at the first position, the second, …
     votes = [(weight * (answers == token)).sum(0) for token in range(int(answers.max()) + 1)]
     likeliest = torch.stack(votes).argmax(0).expand_as(answers)
     exact, share = shares_right(likeliest, answers)
@@ -227,11 +228,10 @@ def calibrate_stopping(
 ) -> LengthLine:
     """Learn on lengths of training after how many loops to stop, as a line to be extrapolated.
 
-    Exact match after every number of loops is measured at each length. Of all lines
-    ``T = slope * n_pos + offset`` that do not fall, :func:`best_line` takes the one with the
-    highest, for each distribution and for the worst of them at each length. Of these lines, those
-    that do best on the worst are kept, and of them the steepest: on random inputs alone a few
-    loops do for any length, which extrapolates to too few for long chains.
+    Of all lines ``T = slope * n_pos + offset`` that do not fall, :func:`best_line` takes the one
+    with the highest exact match, for each distribution and for the worst of them at each length.
+    Of these lines, those that do best on the worst are kept, and of them the steepest: on random
+    inputs alone a few loops do for any length, which extrapolates to too few for long chains.
 
     It sees right answers of training lengths, but never the task's T(n), and nothing of the
     lengths that it is used on.
@@ -246,16 +246,17 @@ def calibrate_stopping(
         seed: Seed of the examples, which are neither those of training nor of evaluation.
 
     Raises:
-        InputError: If there are fewer than two lengths, one is out of range, or the model is of
-            another task or sees the answers.
+        InputError: If lengths are fewer than two or out of range, or the model is of another task
+            or sees the answers.
     """
     cells = sorted(set(lengths))
     if len(cells) < 2:
         fix = "Pass e.g. range(1, run.cutoff + 1)."
         raise InputError("lengths", expected="at least two", given=str(cells), fix=fix)
     names = need_askable(model, task, cells, n_samples, distributions or None)
-    n_positions = [task.n_positions(n) for n in cells]
+    n_positions = [task.n_positions(n) for n in cells]  # until batches say what they have
     last = 2 * n_positions[-1] if max_loops is None else max_loops
+    # [distribution, length, loop]
     exact = np.zeros((len(names), len(cells), last + 1))
     for (d, name), (k, n) in track(list(product(enumerate(names), enumerate(cells))), "calibrate"):
         generator = stream(seed, f"calibration {name} {n}")

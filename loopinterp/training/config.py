@@ -71,12 +71,13 @@ class ModelAndTask(WithConflicts):
         if self.distribution is not None:
             known = task.distributions
             check_choice("distribution", self.distribution, known, error=ConfigError)
+        # The model reads and answers in the task's tokens or features.
         for name in ("d_vocab", "d_features", "d_vocab_out"):
             size, name = getattr(task, name), f"model.{name}"
             if size != attrgetter(name)(self):
                 fix = f"Set {name}={'none' if size is None else size}."
                 yield Conflict(name, f"{size}, as task {self.task!r} has it", fix)
-        if isinstance(task, TokenByToken):
+        if isinstance(task, TokenByToken):  # whose answers stand in the input
             need_causal(self.model, error=ConfigError)
 
     def make_task(self) -> Task:
@@ -386,7 +387,7 @@ class TrainingConfig(ModelAndTask):
     def _conflicts(self) -> Iterator[Conflict]:
         yield from super()._conflicts()
         model = self.model
-        if not self.device.startswith("cuda:"):
+        if not self.device.startswith("cuda:"):  # the number of a card is looked up later
             check_choice("device", self.device, ("auto", "cpu", "cuda"), error=ConfigError)
         if model.state_code is None and self.code != CodeConfig():
             fix = "Set model.state_code, or leave code out."

@@ -112,6 +112,7 @@ def stream(seed: int, purpose: str, device: torch.device | str = "cpu") -> torch
         >>> bool(torch.equal(torch.rand(3, generator=a), torch.rand(3, generator=b)))
         False
     """
+    # 56 bits, which fit into a generator's seed
     digest = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
 
@@ -144,6 +145,7 @@ class Processes:
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Each tensor becomes the sum over all processes, in one exchange."""
         if self.count > 1:
+            # One exchange of all numbers is faster than one for each tensor.
             flat = torch.cat([x.reshape(-1) for x in tensors])
             dist.all_reduce(flat)
             for x, total in zip(tensors, flat.split([x.numel() for x in tensors])):

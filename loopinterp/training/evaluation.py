@@ -62,16 +62,15 @@ class EvaluationResult(Result, kind="evaluation"):
         exact_match: Share of examples that are right at every position that is asked for, with
             its 95% Wilson interval. ``extra_loop`` counts loops beyond T(n).
         bit_accuracy: Share of positions that are right, each example counting the same. Its
-            interval has the number of examples as sample size: bits of one example are not
-            independent, so this is on the safe side.
+            interval takes the number of examples as sample size, as bits of one are dependent.
         constant_exact_match: Control: the best answer that is the same for every example, such as
             the commonest. It is chosen on the examples that it is scored on.
         constant_bit_accuracy: Control: the likeliest class at each position. High bit accuracy
             beside a low exact match is what an answer without the hard part looks like.
         perplexity: Of the right answer, the geometric mean over its positions and then over
             examples: exp of the mean cross-entropy; with its 95% interval over examples.
-        loop_exact_match: Exact match after ``loop`` loops, whatever T(n) is: after those that were
-            asked for, and after all where stopping rules were. NaN where a length was not run on.
+        loop_exact_match: Exact match after ``loop`` loops, whatever T(n) is; NaN where a length
+            was not run on.
         loop_perplexity: The same, of the perplexity.
         stopped_exact_match: Exact match where each stopping rule stops, if any were asked for;
             :data:`ORACLE` is among them, and in hindsight :data:`BEST` and :data:`ANY`.
@@ -80,12 +79,10 @@ class EvaluationResult(Result, kind="evaluation"):
     Attributes:
         n_samples: Examples in each cell.
         trained_up_to: Greatest length seen in training, if that is known.
-        depth: Loops of a model that makes as many whatever the length, as one that was trained so:
-            it is asked after those instead of T(n). None for all others.
+        depth: Loops of a model that makes as many whatever the length; None for all others.
         answered_after: The loops after which the answer is read, in words: ``T(n)``, or what the
             model's ``loop_rule`` makes of it, as ``T(n) + 1``.
-        not_judged: Distributions of the task that were left out, so that :meth:`lowest` is not the
-            task's.
+        not_judged: Distributions of the task that were left out.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -115,9 +112,7 @@ class EvaluationResult(Result, kind="evaluation"):
     def lowest(self, length: int, extra_loop: int | None = None) -> Lowest:
         """The lowest exact match over the distributions at a length, and where it is.
 
-        Args:
-            length: One of the lengths.
-            extra_loop: One of the extra loops; the one nearest to none if None.
+        It is read after the extra loops that are nearest to none, or after those given.
         """
         return lowest_at(self, length=length, extra_loop=extra_loop)
 
@@ -154,15 +149,14 @@ def evaluate(
 ) -> EvaluationResult:
     """Exact match, bit accuracy and perplexity at T(n) loops, and at others if asked.
 
-    A model that has a depth of its own (its ``loop_rule`` names one number of loops, as that of a
-    run with ``objective.n_loops``; an ordinary transformer's is 1) is asked after that instead;
-    one that was trained to answer after another number than T(n) (``objective.extra_loops``)
-    after what its rule makes of T(n).
+    A model that has a depth of its own (its ``loop_rule`` names one number of loops; an ordinary
+    transformer's is 1) is asked after that instead; one whose rule shifts T(n) after what the rule
+    makes of it.
 
     Of a task that is answered token by token, exact match is that of greedy generation up to the
     end token: until its first mistake a model has generated the right answer, which is what stands
-    before it here, so one pass over the right answers tells. A model that sees what comes after is
-    refused. Bit accuracy and perplexity are those of the next token after right ones.
+    before it here, so one pass over the right answers tells. Bit accuracy and perplexity are those
+    of the next token after right ones.
 
     The examples come from another random stream than those of training, whatever the seed.
 
@@ -174,8 +168,7 @@ def evaluate(
         extra_loops: Loops more than T(n), or fewer where negative.
         loops: Numbers of loops that do not depend on the length, as ``[1, 2, 4, 8, 16, 32]``.
         stopping: Stopping rules by name (:func:`~loopinterp.app.stopping_rules` makes some), to be
-            compared with reading the answer at T(n) and with the best loop in hindsight;
-            none by default.
+            compared with reading the answer at T(n) and with the best loop in hindsight.
         stopping_margin: Loops past T(n) after which an example is stopped in any case.
         n_samples: Examples for each length and distribution.
         trained_up_to: Greatest length seen in training, to be marked in the figures.
@@ -256,6 +249,7 @@ def _cell(
         expected = f"at least -{least}, as length {int(batch.n.min())} has {least} loops"
         fix = "Take away fewer loops, or drop the short lengths."
         raise InputError("extra_loops", expected=expected, given=str(min(extra)), fix=fix)
+    # Rules are read after every loop up to the last, and their best in hindsight with them.
     absolute = {*loops, *range(last + 1 if rules else 0)}
     ends = {loop + k for loop in n_loops.unique().tolist() for k in extra}
     # A rule may be asked long after the states have ceased to be finite.
@@ -289,7 +283,7 @@ def _measures(cell: _Cell, by_loop: list[int], n_samples: int) -> dict[str, np.n
         return shares([np.nan if s is None else float(s.exact.double().mean()) for s in scores])
 
     def perplexity(scores: Sequence[Scores | None]) -> np.ndarray:
-        missing = np.full(3, np.nan)
+        missing = np.full(3, np.nan)  # value, low, high
         each = [missing if s is None else perplexity_estimate(s.cross_entropy) for s in scores]
         return np.stack(each)
 
@@ -343,12 +337,10 @@ def operand_grid(
 ) -> OperandGrid:
     """Exact match for all pairs of operand lengths from 1 to N, after several numbers of loops.
 
-    An answer that is written token by token counts as right if greedy generation gives it: each
-    token is the most probable one after the right tokens before it.
+    An answer that is written token by token counts as right if greedy generation gives it.
 
     Args:
-        model: Any looped model; one that sees what stands after a position is refused where the
-            answer stands in the input.
+        model: Any looped model that does not see an answer that stands in its input.
         task: One with ``sample_operands(n_a, n_b, batch_size=, generator=)``.
         to: N.
         loops: Numbers of loops, increasing.

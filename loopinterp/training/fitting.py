@@ -70,16 +70,12 @@ def train(
         config: The run. ``device="auto"`` is decided here and written down.
         out: The run's folder.
         progress: Whether to show a progress bar.
-        resume: Whether a run that is in the folder already is gone on with. It is never
-            overwritten.
+        resume: Whether a run that is in the folder is gone on with; it is never overwritten.
 
     Raises:
-        InputError: If the folder cannot be written, holds something else, or is being trained in
-            already; the device is not there; or the loss or a weight stops being finite.
-        ConfigError: If the folder's run has another configuration, where it names the setting; or
-            if no model can be made from this one, where nothing is written; or if there are more
-            processes than examples in a batch.
-        CheckpointError: If the folder's checkpoint is damaged or of another run.
+        InputError: If the folder cannot be written, holds something else or another run
+            (ConfigError, CheckpointError) or is being trained in; the model cannot be made, the
+            device is not there, or the loss or a weight stops being finite.
     """
     with ExitStack() as stack:
         stack.enter_context(recording_gradients())  # or refused before anything is written
@@ -101,8 +97,7 @@ def train_seeds(
     """Train several seeds of one configuration, their loops in one batch.
 
     Each seed has a folder ``out/seed-{seed}``, an ordinary run with the numbers of one that was
-    trained alone, to rounding. It can be gone on with alone, and together with others: those that
-    are behind catch up first.
+    trained alone, to rounding. Those that are behind, or were gone on with alone, catch up first.
 
     Args:
         config: The run; its own seed is not asked for.
@@ -112,10 +107,8 @@ def train_seeds(
         resume: Whether runs that are there already are gone on with.
 
     Raises:
-        InputError: As :func:`train`; it names the seed that stops being finite, and the others go
-            on without it when they are asked to. Or if there is no seed, or one twice.
-        ConfigError: As :func:`train`; or if the attention is not causal, or the loop compiled.
-        CheckpointError: As :func:`train`.
+        InputError: As :func:`train`, where it names the seed that stops being finite; or if seeds
+            are not some and different, the attention not causal, or the loop compiled.
     """
     if not seeds or len(set(seeds)) < len(seeds):
         expected, fix = "some seeds, each once", "Pass e.g. seeds=[0, 1, 2, 3, 4]."

@@ -7,7 +7,7 @@ for any looped model, compiled or not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Supervised:
-    """What an objective gives.
-
-    Attributes:
-        loss: Scalar to descend.
-        logits: The model's answer to each example, at the loop where it counts.
-    """
+    """The loss of an objective, and the logits of each example at the loop where they count."""
 
     loss: Float[Tensor, ""]
     logits: Float[Tensor, "batch pos d_vocab_out"]
@@ -91,11 +86,6 @@ def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Qu
     - ``every``: ``sum_t w_t CE(y_t) / sum_t w_t``, t = 1..T.
     - ``drawn``: ``CE(y_r)`` with r uniform in least_loops..T, drawn once per batch: T(n) unknown.
 
-    Args:
-        config: The objective.
-        batch: The examples.
-        generator: On the CPU, for objectives that draw a loop.
-
     Raises:
         InputError: If no number of loops is given and T(n) is 0 throughout.
     """
@@ -107,7 +97,7 @@ def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Qu
         expected, given = "at least one loop", f"T(n) = {last} for every example of the batch"
         fix = "Set objective.n_loops."
         raise InputError("n_loops", expected=expected, given=given, fix=fix)
-    loops = [last]
+    loops = [last]  # of all examples alike
     if config.kind == "every":
         loops = list(range(1, last + 1))
     elif config.kind == "drawn":
@@ -172,41 +162,30 @@ def _step_dependent(
 def answers_at(
     iteration: Iteration, loops: Int[Tensor, "ask batch"]
 ) -> Float[Tensor, "ask batch pos d_vocab_out"]:
-    """Logits of each example after its own numbers of loops.
+    """Logits of each example after its own numbers of loops, which are on the CPU.
 
     An example is run no further than the last loop it is asked at.
-
-    Args:
-        iteration: The model bound to the examples.
-        loops: Loops after which each example is asked, any number of times; on the CPU.
     """
     order = loops.amax(0).argsort(descending=True, stable=True)  # those that run longest first
     loops, rows = loops[:, order], iteration.select(send(order, iteration.e.device))
+    ends = loops.amax(0)  # [batch]: the last loop of each example
     # Logits are collected loop by loop, and put back in the order [question, example] at the end.
     answers, places = [], []
-    for loop, state in _running(rows, loops.amax(0)):
+    state, running = rows.h0, rows  # [running, pos, d_model] of the examples that go on
+    for loop in range(int(ends[0]) + 1):
+        state = running.step(state) if loop else state
         due = (loops[:, : len(state)] == loop).nonzero()  # [place, (ask, row)]
         if len(due):
-            answers.append(iteration.readout(state[send(due[:, 1], state.device)]))
+            answers.append(rows.readout(state[send(due[:, 1], state.device)]))
             places.append(due)
+        still = int((ends > loop).sum())
+        if still < len(state):
+            running, state = rows.select(slice(0, still)), state[:still]
     question, row = torch.cat(places).unbind(1)
     back = torch.empty_like(loops)
     back[question, order[row]] = torch.arange(len(question))
     read_in_turn = torch.cat(answers)
     return read_in_turn[send(back, read_in_turn.device)]
-
-
-def _running(
-    iteration: Iteration, ends: Int[Tensor, " batch"]
-) -> Iterator[tuple[int, Float[Tensor, "running pos d_model"]]]:
-    """States after 0, 1, … loops of the examples that go on so long, which are the first ones."""
-    state, running = iteration.h0, iteration
-    for loop in range(int(ends[0]) + 1):
-        state = running.step(state) if loop else state
-        yield loop, state
-        still = int((ends > loop).sum())
-        if still < len(state):
-            running, state = iteration.select(slice(0, still)), state[:still]
 
 
 def cross_entropy(
@@ -291,18 +270,13 @@ def learning_rate_factor(
     ``decay`` share of the steps. ``cosine``: up, constant while the curriculum grows, and from
     there down to 0 along half a cosine (arXiv 2409.15647). ``constant``: up, then constant.
 
-    Args:
-        optimiser: The schedule's settings.
-        step: Index of the step, from 0.
-        n_steps: Steps of the whole run.
-        curriculum_done_at: Step at which the curriculum reached its end, or None.
-
     Example:
         >>> settings = OptimiserConfig(warmup_steps=10, decay=0.5)
         >>> [learning_rate_factor(settings, step=s, n_steps=100, curriculum_done_at=None)
         ...  for s in (0, 9, 50, 75, 99)]
         [0.1, 1.0, 1.0, 0.5, 0.02]
     """
+    # From 0 up to 1 over the first steps, whatever the schedule.
     warm = min(1.0, (step + 1) / optimiser.warmup_steps) if optimiser.warmup_steps else 1.0
     if optimiser.schedule == "linear" and optimiser.decay > 0:
         return warm * min(1.0, (n_steps - step) / (optimiser.decay * n_steps))

@@ -40,8 +40,6 @@ class Measurement(WithConflicts):
         minutes: Time to train one seed.
         on: The machine that took that time.
 
-    Raises:
-        ConfigError: If there is no seed, no share, or not one entry for each seed.
     """
 
     seeds: tuple[Seed, ...]
@@ -85,11 +83,10 @@ class Measurement(WithConflicts):
         return {n: self.lowest(n).share for n in self.lengths}
 
     def reach(self) -> tuple[int, int | None]:
-        """The length up to which :meth:`worst` is .9 or more, and the first one where it is not.
+        """The measured length up to which :meth:`worst` is .9 or more, and the first below.
 
-        Both are measured lengths: the first is 0 if it is under .9 at all of them, the second None
-        if it is so at none. One distribution under .9 is enough, whether or not the others were
-        measured at that length.
+        0 if there is none of the first kind, None if there is none of the second. One distribution
+        under .9 is enough, whether or not the others were measured at that length.
 
         Example:
             >>> shares = {"uniform": {12: (1.0,), 24: (0.95,), 30: (0.7,), 48: (0.9,)}}
@@ -121,10 +118,6 @@ class Recipe(WithConflicts):
     Attributes:
         about: Its purpose, in a line.
         tried: Changes that were tried and were worse, in a line each.
-
-    Raises:
-        ConfigError: If a setting is wrong, nothing was measured at the training cutoff, or a
-            distribution of the task was left out.
     """
 
     about: Line
@@ -206,14 +199,12 @@ RECIPES: Mapping[str, TrainingConfig] = _Configurations()
 
 
 def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingConfig:
-    """A configuration with some settings changed, by dotted name.
-
-    Values are read by :func:`parse_value`; the type each setting wants is checked. All changes are
-    made together, so that the order does not matter.
+    """A configuration with some settings changed, all together so that the order does not matter.
 
     Args:
         config: What to start from.
-        settings: ``key=value`` each, with dots in the key for nested settings.
+        settings: ``key=value`` each, with dots in the key for nested settings; values are read by
+            :func:`parse_value`.
 
     Raises:
         ConfigError: If a key is unknown, or a value is of the wrong type or out of range.
@@ -225,7 +216,7 @@ def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingC
         (0.0003, 7)
     """
     values = config.to_dict()
-    known = sorted(flatten(values))
+    known = sorted(flatten(values))  # dotted names
     for setting in settings:
         key, equals, text = setting.partition("=")
         *parents, last = path = key.strip().split(".")

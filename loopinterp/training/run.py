@@ -67,68 +67,34 @@ class RunFault(Enum):
     OTHER_JSON = (
         "the configuration of a run",
         "other JSON",
-        "Point to the folder that training wrote, not to a folder inside it.",
+        "Point to the run's own folder.",
     )
     MODEL_IN_MEMORY = (
         "a run with its model",
         "the results of a {model}, which stayed in memory",
         "Call loopinterp.analyze_model with that model again; reports need no model.",
     )
-    NO_MODEL = (
-        f"a model in {MODEL}/",
-        "none: the run was stopped before its first checkpoint",
-        "Resume the training.",
-    )
+    NO_MODEL = (f"a model in {MODEL}/", "none before the first checkpoint", "Resume the training.")
     OTHER_ARCHITECTURE = ("the architecture in the run's config.json", "another one", _APART)
-    OTHER_WEIGHTS = (
-        "the weights of the run that its config.json describes",
-        "those of another run",
-        _APART,
-    )
+    OTHER_WEIGHTS = ("the weights of the run's config.json", "those of another run", _APART)
     OTHER_LINES = ("the lines that training wrote", "a file that {mismatch}", _RESTORE)
     DAMAGED_LINE = ("a JSON object with the metrics of a step", "{line!r}", _RESTORE)
-    LINES_MISSING = (
-        "{n_lines} lines, one for every {log_every} of {steps_done} steps",
-        "{n_given}",
-        _RESTORE,
-    )
+    LINES_MISSING = ("{n_lines} lines, one for every {log_every} steps", "{n_given}", _RESTORE)
     NO_STATE = ("the state of a training run", "a safetensors file of another kind", _RESTORE)
-    OTHER_STATE = (
-        "the state of the run configured beside it",
-        "that of another configuration",
-        _APART,
-    )
+    OTHER_STATE = ("the state of the run beside it", "that of another configuration", _APART)
     NO_COUNTERS = ("the counters of a training run", "none that can be read ({error!r})", _RESTORE)
     TAKEN = (
         "a folder without a run",
         "one that holds a run",
         "Choose another folder, or resume the run if it is one of training.",
     )
-    NOT_RESUMABLE = (
-        "a run that can be gone on with",
-        f"one that has its model, but no {CHECKPOINT}",
-        "Train into a new folder.",
-    )
-    NO_CONFIG = (
-        "a new folder, or a run that can be resumed",
-        f"{{file}} without {CONFIG}",
-        f"Choose another folder, or restore its {CONFIG}.",
-    )
-    OTHER_START = (
-        "the one that the run began with",
-        "another one",
-        "Restore it, or train into a new folder.",
-    )
+    NOT_RESUMABLE = ("a run to go on with", f"no {CHECKPOINT}", "Train into a new folder.")
+    NO_CONFIG = ("a new folder, or a run", f"{{file}} without {CONFIG}", "Choose another folder.")
+    OTHER_START = ("the one that the run began with", "another one", _RESTORE)
 
 
 class RunError(CheckpointError):
-    """A folder of a run cannot be used.
-
-    Args:
-        fault: The reason.
-        what: The file or folder.
-        values: What the texts of the fault name.
-    """
+    """A folder of a run cannot be used; ``values`` are those that the texts of the fault name."""
 
     def __init__(self, fault: RunFault, what: str, **values: object) -> None:
         self.fault = fault
@@ -149,9 +115,8 @@ class Run(ShortRepr):
         state/lock                     held by the process that trains here, if one does
 
     A model that was not trained here (:meth:`from_model`) has the first two only. Every file is
-    replaced in one step, and the checkpoint is one file, so a kill at any moment leaves a whole
-    run that :func:`train` goes on with. Each says which run it is of
-    (:mod:`loopinterp.core.run_files`). Nothing is pickled.
+    replaced in one step, so a kill at any moment leaves a whole run that :func:`train` goes on
+    with. Each says which run it is of (:mod:`loopinterp.core.run_files`). Nothing is pickled.
     """
 
     folder: Path
@@ -187,9 +152,8 @@ class Run(ShortRepr):
         """Make a run of a model that was not trained here, so that all studies can be run on it.
 
         Args:
-            model: The model. Where its ``loop_rule`` names one number of loops, as
-                ``LoopRule(1)`` for an ordinary transformer, it is run for as many, not for T(n);
-                where the rule shifts T(n), for what the rule makes of it.
+            model: Run for T(n) loops, or for what its ``loop_rule`` says, which may be one number
+                of loops, as ``LoopRule(1)`` for an ordinary transformer.
             task: What it is asked.
             folder: A folder without a run.
             max_n: Greatest problem length that it was made for, in place of a training cutoff.
@@ -197,8 +161,8 @@ class Run(ShortRepr):
             distribution: Input distribution that studies draw from; the task's first if None.
 
         Raises:
-            InputError: If the folder holds a run, the model does not fit the task, or a run would
-                not be the model: as of a subclass, or under a rule of loops that is not T(n).
+            InputError: If the folder holds a run, or the model does not fit the task or is more
+                than its configuration, its weights, and T(n).
         """
         need_free_folder(Path(folder))
         config = given_model_config(
@@ -233,11 +197,9 @@ class Run(ShortRepr):
     def model(self, device: torch.device | str = "cpu") -> LoopedTransformer:
         """The model with its averaged weights, which knows how many loops an input takes.
 
-        ``model(inputs)`` runs T(n), n being the length of the inputs, or what training made of
-        it (``objective.loop_scale``, ``objective.extra_loops``); or, where training ran the
-        same number of loops whatever the length (``objective.n_loops``), as many. Names of hooks,
-        layers and blocks are those of T(n) at the training cutoff; ``model.unroll(n_loops)`` has
-        those of another number.
+        ``model(inputs)`` runs T(n), or what training made of it (``objective.loop_scale``,
+        ``extra_loops``, ``n_loops``). Names of hooks, layers and blocks are those of T(n) at the
+        training cutoff; ``model.unroll(n_loops)`` has those of another number.
 
         Raises:
             CheckpointError: If there is no checkpoint yet, or it is damaged or of another run.
@@ -253,10 +215,11 @@ class Run(ShortRepr):
             raise RunError(RunFault.OTHER_ARCHITECTURE, f"model {path.parent}")
         seal, weights = Seal.of_file(path), digest_tensors(own_weights(model))
         owner = Owner(config=config_hash(read_run_config(self.folder)), weights=weights, seal=seal)
+        # Runs of earlier versions have no digest and no seal, and are read with a warning.
         known = self.config.weights_sha256 if isinstance(self.config, GivenModelConfig) else None
         if known not in (None, weights) or owner.mismatch is Mismatch.OTHER_RUN:
             raise RunError(RunFault.OTHER_WEIGHTS, f"model {path.parent}")
-        checkpoint = _seal_of(self.folder / CHECKPOINT)
+        checkpoint = _seal_of(self.folder / CHECKPOINT)  # written before the model beside it
         if seal is None:
             warnings.warn(
                 f"{path} {spell_mismatch(Mismatch.UNSEALED)}: these may be the weights of another "
@@ -286,6 +249,7 @@ class Run(ShortRepr):
             depth, shift = self.config.objective.n_loops, self.config.objective
         if depth is not None:
             return LoopRule(depth)
+        # T(n) of an input's length, shifted as in training
         of_length = LoopsByLength(self.task())
         rule = LoopRule(1, of_length, scale=shift.loop_scale, extra=shift.extra_loops)
         return replace(rule, shown=int(rule.loops_for(torch.tensor(of_length.of(self.cutoff)))))
@@ -326,10 +290,7 @@ class Run(ShortRepr):
 
     @property
     def finished(self) -> bool:
-        """Whether all of ``config.steps`` were made, on the files that are there now.
-
-        A model that is not trained needs no step.
-        """
+        """Whether all steps were made (a given model needs none), on the files of the task now."""
         steps = self.config.steps if isinstance(self.config, TrainingConfig) else 0
         return self.steps_done >= steps and self.config.has_same_data
 
@@ -356,6 +317,7 @@ class LoopsByLength:
     task: Task
 
     def __call__(self, n_pos: int) -> int:
+        # Positions grow with n, so that n is found by trying.
         fits = (n for n in range(1, n_pos) if self.task.n_positions(n) >= n_pos)
         return self.of(next(fits, n_pos))
 
@@ -434,19 +396,14 @@ def need_training_state(path: Path, metadata: Mapping[str, str], config: Mapping
 
 def complete_lines(path: Path) -> list[str]:
     """Lines of a file that may end in the middle of one; none of a file that is not there."""
+    # What stands after the last line's end was cut by a kill.
     return read_bytes(path).decode(errors="replace").split("\n")[:-1] if path.exists() else []
 
 
 def parse_metrics(
     path: Path, lines: list[str], seal: Seal | None, *, last: int | None = None
 ) -> list[dict[str, Any]]:
-    """The metrics in the lines of ``metrics.jsonl``.
-
-    Args:
-        path: The file.
-        lines: Its lines.
-        seal: The seal of the lines; None if an earlier version wrote them.
-        last: The last step of the run, where lines of it may be there.
+    """The metrics in the lines of ``metrics.jsonl``, which go up to the step ``last`` at most.
 
     Raises:
         CheckpointError: If a line is not a JSON object, or they are not the lines of the seal.

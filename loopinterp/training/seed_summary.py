@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from loopinterp.training.sweep_file import Sweep
 
 _MEASURES = {
-    **dict.fromkeys(
-        ("exact_match", "bit_accuracy", "perplexity"), "extra_loop distribution length"
-    ),
-    **dict.fromkeys(("loop_exact_match", "loop_perplexity"), "loop distribution length"),
-    **dict.fromkeys(("stopped_exact_match", "stopped_at"), "rule distribution length"),
+    name: axes.removesuffix(f" {ESTIMATE}")
+    for name, axes in EvaluationResult.VARIABLES.items()
+    if not name.startswith("constant_")
 }
 """The measures of an evaluation that are summarised, and their axes."""
 
@@ -69,8 +67,7 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
     examples of one model, it includes the variation between seeds.
 
     Args:
-        results: One evaluation for each seed: of the same task with the same settings, lengths,
-            distributions, loops, rules and number of examples, and answered after the same loops.
+        results: One evaluation for each seed, with the same task and options.
 
     Raises:
         InputError: If there are fewer than two, one is given twice, or they are of other cells.
@@ -84,6 +81,7 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
             expected, given = "an evaluation of the same cells as results[0]", f"another {name}"
             fix = "Evaluate all seeds with the same options."
             raise InputError(f"results[{at}]", expected=expected, given=given, fix=fix)
+    # A seed that is given twice would count as two models.
     weights = [digests for r in results if (digests := tuple(r.provenance.weights))]
     if len({*weights}) < len(weights):
         fix = "Give each seed once."
@@ -186,10 +184,7 @@ class SweepResult(Result, kind="sweep"):
         return lowest_at(self, setting=setting, length=length)
 
     def table(self) -> pd.DataFrame:
-        """The table of ``sweep.csv``: :meth:`to_dataframe` with ``n_seeds`` and ``failed``.
-
-        ``failed`` has the errors of the seeds of each setting.
-        """
+        """The table of ``sweep.csv``, with ``n_seeds`` and the errors of the seeds (``failed``)."""
         names = [n for n in self._widest() if n.removesuffix("_se") in _SUMMARISED]
         rows = self.to_dataframe(*names)
         settings = self.data["setting"].values.tolist()
@@ -260,11 +255,7 @@ def gather(
 ) -> SweepResult:
     """The result of a sweep, at its scale, from those of its finished cells.
 
-    Args:
-        sweep: The sweep.
-        coords: Axes of each cell's result, with their coordinates.
-        finished: The finished cells.
-        failed: Errors of others, by :func:`cell_name`.
+    ``coords`` are the axes of each cell's result; ``failed`` the errors, by :func:`cell_name`.
     """
     settings = [*sweep.changes]
     by_setting = [[cell for cell in finished if cell.setting == name] for name in settings]

@@ -122,6 +122,7 @@ def _(result: SweepResult) -> list[Figure]:
     """
     figures, ran = [], _ran(result)
     for measure, along in result.figure_axes.items():
+        # Along loops it is the measure after each number of loops, whatever T(n) is.
         cells, name = result.data, f"loop_{measure}" if along == "loop" else measure
         cells = cells[[name, f"{name}_se"]].rename({name: measure, f"{name}_se": f"{measure}_se"})
         if along == "length":
@@ -200,13 +201,14 @@ def _parts(cells: xr.Dataset, axes: list[str]) -> list[tuple[str, xr.Dataset]]:
 
 def _ran(result: SweepResult) -> list[str]:
     """Settings with a finished seed."""
-    counts = result.data["n_seeds"].to_series()
-    return counts.index[counts > 0].tolist()
+    settings, counts = (result.data[k].values.tolist() for k in ("setting", "n_seeds"))
+    return [setting for setting, n_seeds in zip(settings, counts) if n_seeds]
 
 
 def _lines(cells: xr.Dataset, measure: str, axis: str) -> list[Series]:
     """A line of a measure with its band for each place on an axis."""
     places = cells[axis].values.tolist()
+    # Lengths have an order, and so their colours.
     colours = ramp(len(places)) if axis == "length" else [None] * len(places)
     lines = []
     for place, colour in zip(places, colours):

@@ -146,19 +146,20 @@ class Packing:
         """The rows of each seed's batch."""
         rows = []
         for seed, (x, width) in enumerate(zip(batches, self.widths)):
-            # In a square an example may be longer than its own batch.
-            pos = self.pos[seed].clamp(max=width - 1)
-            at = self.order[seed, self.example[seed]] * width + pos
+            at = self.order[seed, self.example[seed]] * width + self._pos(seed)
             rows.append(x.flatten(0, 1)[send(at, x.device)])
         return torch.stack(rows)
+
+    def _pos(self, seed: int) -> Int[Tensor, " place"]:
+        """Positions in a seed's own batch, which may be narrower than a square."""
+        return self.pos[seed].clamp(max=self.widths[seed] - 1)
 
     def pack_noise(self, noise: Sequence[Tensor], loop: int) -> Float[Tensor, "seed place d_model"]:
         """The noise of a loop in rows; that of each seed is in the order of its row."""
         places = self.running[loop][1]
         packed = noise[0].new_zeros(len(noise), max(places), noise[0].shape[-1])
         for seed, (x, width, n) in enumerate(zip(noise, self.widths, places)):
-            pos = self.pos[seed, :n].clamp(max=width - 1)
-            at = send(self.example[seed, :n] * width + pos, x.device)
+            at = send((self.example[seed] * width + self._pos(seed))[:n], x.device)
             torch.index_select(x.flatten(0, 1), 0, at, out=packed[seed, :n])
         return packed
 
@@ -169,13 +170,13 @@ class Packing:
             states: After 0, 1, … loops; at least the places that run so long.
         """
         n_pos = max(self.widths)
-        # [seed, question, example, pos]
+        # [seed, question, example, pos]: the positions that have a state
         inside = torch.arange(n_pos) < self.lengths[:, None, :, None]
         loops = self.loops[..., None]
         rows, places = [], []
         for loop, state in enumerate(states):
             seed, ask, example, pos = (inside & (loops == loop)).nonzero(as_tuple=True)
-            if len(seed):
+            if len(seed):  # some example is asked after this loop
                 at = seed * state.shape[1] + self.starts[seed, example] + pos
                 rows.append(state.flatten(0, 1)[send(at, state.device)])
                 places.append((seed, ask, self.order[seed, example], pos))
@@ -254,7 +255,10 @@ class PackedAttention:
             attend = partial(_KeyByKey.apply, bias[:, :, :n])
         else:
             attend = partial(_Squares(self.packing, loop, self.device).attend, bias=bias)
-        rotation = self.rotation and tuple(table[:, :, :n] for table in self.rotation)
+        rotation = None
+        if self.rotation is not None:
+            cos, sin = (table[:, :, :n] for table in self.rotation)
+            rotation = cos, sin
         offset = None if self.offset is None else self.offset[:, :, :n]
         return AttentionContext(rotation=rotation, qk_offset=offset, attend=attend)
 
@@ -273,6 +277,8 @@ class _Squares:
         lengths, starts = packing.lengths[:, :n_examples], packing.starts[:, :n_examples]
         ended = torch.arange(n_examples) >= torch.tensor(examples)[:, None]
         idle = (pos >= lengths[..., None]) | ended[..., None]
+        # [seed, example, pos]: the place of each position of the square, in the rows one after the
+        # other; and [seed, place]: back from there
         there = (seed * n_places + starts[..., None] + pos).masked_fill(idle, 0)
         example, pos = packing.example[:, :n_places], packing.pos[:, :n_places]
         behind = torch.arange(n_places) >= torch.tensor(places)[:, None]
@@ -339,7 +345,7 @@ class _KeyByKey(Function):
     ) -> Float[Tensor, "seed head place d_head"]:
         q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
         scale, n = q.shape[-1] ** -0.5, q.shape[1]
-        scores = bias.clone()
+        scores = bias.clone()  # [distance, seed, place, head]
         for d in range(min(len(bias), n)):
             scores[d, :, d:].add_((q[:, d:] * k[:, : n - d]).sum(-1), alpha=scale)
         p = scores.softmax(0).to(q)
@@ -351,7 +357,7 @@ class _KeyByKey(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
         q, k, v, p = ctx.saved_tensors
         g, n = g.transpose(1, 2).contiguous(), q.shape[1]
-        dp = torch.zeros_like(p)
+        dp = torch.zeros_like(p)  # gradients: of the shares, and of the scores
         for d in range(min(len(p), n)):
             dp[d, :, d:] = (g[:, d:] * v[:, : n - d]).sum(-1)
         ds = p * (dp - (p * dp).sum(0))

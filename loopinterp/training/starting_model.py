@@ -55,6 +55,7 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
         logits = answers_at(model.bind(batch.inputs), asked.loops[:1])
         return float(cross_entropy(logits[0], asked.targets[0]))
 
+    # One bit at a time: the one without which the loss is lowest.
     for _ in range(n_bits - n_wanted):
         model = min(_without_each_bit(model), key=loss)
     return model
@@ -77,6 +78,7 @@ def _without_each_bit(model: LoopedTransformer) -> Iterator[LoopedTransformer]:
     assert model.code is not None
     n_bits = model.code.n_bits
     for bit in range(n_bits):
+        # Without a bit its column of the write matrix is a constant, -1 times the column.
         left = [k for k in range(n_bits) if k != bit]
         smaller = LoopedTransformer(model.config.replace(state_code=n_bits - 1))
         weights = model.state_dict()

@@ -67,7 +67,6 @@ def run_sweep(
             number if None.
         cluster: ``slurm``, to run each cell as a job there.
         options: Parameters of submitit, as ``timeout_min`` and ``slurm_partition``.
-        progress: Whether to show a bar over the cells.
 
     Raises:
         InputError: If a name is unknown, the folder cannot be written or holds another sweep's
@@ -87,6 +86,7 @@ def run_sweep(
     else:
         more = {"cluster": cluster, "folder": out / "jobs", "jobs": jobs, "options": options or {}}
         ends = on_cluster(run_cell, left, **more)
+    # An invalid setting fails without being run; it stops no other.
     failed = {name: why for name, why in invalid.items() if name[0] in picked}
     with showing(progress):
         for place, error in track(ends, "sweep", total=len(left)):
@@ -143,9 +143,7 @@ def in_processes(
 
     A process that dies (as for want of memory) ends those beside it too. The cells that are left
     then run one by one, each in a process of its own, so that the right one is blamed.
-
-    Yields:
-        Place of a cell, and the message of its error or None, as they end.
+    Yields the place of a cell, and the message of its error or None, as they end.
     """
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -181,37 +179,31 @@ def on_cluster(
     """Work on cells in jobs of a cluster, with submitit: one array of jobs, a cell each.
 
     A job that is preempted or runs out of time is queued again, and goes on where it was. The
-    folders of the cells have to be on a file system that the nodes share.
-
-    Args:
-        work: From a cell to the message of its error, or None; it raises nothing.
-        cells: One for each job.
-        cluster: ``slurm``, or another name that submitit knows (``local``).
-        folder: Where submitit keeps scripts and logs.
-        jobs: Most jobs that run at the same time; None for no bound.
-        options: Parameters of submitit, as ``timeout_min`` and ``slurm_partition``.
-
-    Yields:
-        Place of a cell, and the message of its error or None, as they end.
+    folders of the cells have to be on a file system that the nodes share. Yields as
+    :func:`in_processes`; ``folder`` is for submitit's scripts and logs.
 
     Raises:
         InputError: If submitit is not installed, or refuses the cluster or an option.
     """
-    submitit = _submitit()
+    try:
+        submitit: Any = import_module("submitit")
+        helpers: Any = import_module("submitit.helpers")
+    except ImportError as error:
+        fix = "Install it where the jobs will run too: pip install 'loopinterp[cluster]'."
+        given = "a Python without it"
+        raise InputError("cluster", expected="submitit", given=given, fix=fix) from error
     bound = {} if jobs is None else {"slurm_array_parallelism": jobs}
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         executor.update_parameters(name="loopinterp-sweep", **bound, **options)
     except (ValueError, NameError, TypeError, RuntimeError) as error:
-        raise InputError(
-            f"cluster {cluster!r}",
-            expected="one that submitit has here, with options that it takes",
-            given=f"another ({error})",
-            fix="See submitit.AutoExecutor for the names.",
-        ) from error
+        what, given = f"cluster {cluster!r}", f"another ({error})"
+        expected = "one that submitit has here, with options that it takes"
+        fix = "See submitit.AutoExecutor for the names."
+        raise InputError(what, expected=expected, given=given, fix=fix) from error
     submitted = executor.map_array(_Requeued(work), cells)
     places = {id(job): place for place, job in enumerate(submitted)}
-    for job in submitit.helpers.as_completed(submitted):
+    for job in helpers.as_completed(submitted):
         try:
             error = job.result()
         except Exception as failed:  # submitit's own kinds: killed, timed out too often, lost
@@ -219,31 +211,18 @@ def on_cluster(
         yield places[id(job)], error
 
 
+@dataclass(frozen=True)
 class _Requeued:
     """Work that goes on in a new job when its own is taken away."""
 
-    def __init__(self, work: _Work[Any]) -> None:
-        self._work = work
+    work: _Work[Any]
 
     def __call__(self, cell: Any) -> str | None:
-        return self._work(cell)
+        return self.work(cell)
 
     def checkpoint(self, cell: Any) -> Any:
         """The job that submitit runs next; the cell's own checkpoint is on disk."""
-        return _submitit().helpers.DelayedSubmission(self, cell)
-
-
-def _submitit() -> Any:
-    try:
-        import_module("submitit.helpers")
-        return import_module("submitit")
-    except ImportError as error:
-        raise InputError(
-            "cluster",
-            expected="submitit, which talks to it",
-            given="a Python without it",
-            fix="Install it where the jobs will run too: pip install 'loopinterp[cluster]'.",
-        ) from error
+        return import_module("submitit.helpers").DelayedSubmission(self, cell)
 
 
 @dataclass(frozen=True)
@@ -264,6 +243,7 @@ class SweepCell:
 
     def result(self) -> EvaluationResult | None:
         """The result of the run as it is now; None if it is not trained or not evaluated so."""
+        # Of another run, or made with other options, a result is made anew.
         if not (self.folder / RESULT).exists() or not Run.load(self.folder).finished:
             return None
         try:

@@ -28,14 +28,7 @@ Changes = tuple[str, ...]
 
 @settings
 class SweepEvaluation(Settings):
-    """The evaluation of each model: the arguments of :func:`~loopinterp.training.evaluate`.
-
-    Attributes:
-        distributions: Input distributions; all of the task if None.
-        extra_loops: Loops more than the model makes of T(n).
-        loops: Numbers of loops that do not depend on the length.
-        samples: Examples for each length and distribution.
-    """
+    """The evaluation of each model: arguments of :func:`~loopinterp.training.evaluate`."""
 
     lengths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     distributions: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
@@ -45,11 +38,7 @@ class SweepEvaluation(Settings):
     seed: Seed = 0
 
     def coords(self, task: Task) -> dict[str, list[Any]]:
-        """The axes of the result on a task, each with its coordinates.
-
-        Raises:
-            InputError: If a distribution is not the task's, or the examples are too many.
-        """
+        """The axes of the result on a task, each with its coordinates."""
         names = task.distributions if self.distributions is None else self.distributions
         check_size(task, max(self.lengths), self.samples, "evaluation.lengths, evaluation.samples")
         return {
@@ -62,13 +51,9 @@ class SweepEvaluation(Settings):
 
 @settings
 class SweepScale(Settings):
-    """The changes of a sweep for one size of machine.
+    """The changes of a sweep for one size of machine, of which ``about`` tells in a line.
 
-    Attributes:
-        about: The time and machine it takes, in a line.
-        set: ``KEY=VALUE`` each: more changes of the base.
-        seeds: Seeds in place of the file's.
-        evaluation: Names and values in place of those of the file's ``evaluation``.
+    ``set`` has more changes of the base; the rest stands in place of the file's own.
     """
 
     about: Line
@@ -133,6 +118,7 @@ class Sweep(WithConflicts):
             for change in changes:
                 if change.partition("=")[0].strip() == "seed":
                     yield Conflict(name, "no seed", "Name the seeds in seeds.", change)
+        # What is shown along an axis has to be measured along it.
         loops = {"loop": self.evaluation.loops, "extra_loop": self.evaluation.extra_loops[1:]}
         for measure, along in self.show.items():
             option = "extra_loops" if along == "extra_loop" else "loops"
@@ -141,16 +127,15 @@ class Sweep(WithConflicts):
                 expected = "an axis that it is measured along"
                 yield Conflict(f"show.{measure}", expected, fix, repr(along))
         self.evaluation.coords(self.base.make_task())
-        for scale in self.scales:
+        for scale in self.scales:  # each is a valid sweep of its own
             self.at(scale)
 
     @classmethod
     def read(cls, path: str | Path) -> Sweep:
-        """A sweep from its file, JSON as recipes and configurations are.
+        """A sweep from its JSON file.
 
         Raises:
-            CheckpointError: If the file is missing or no JSON object.
-            ConfigError: If what it says cannot be; see :class:`Sweep`.
+            InputError: If the file is missing or damaged, or what it says cannot be.
         """
         return cls.from_dict(read_json_object(path))
 
@@ -208,11 +193,7 @@ class Sweep(WithConflicts):
         return apply_settings(self.base, [*changes, f"seed={seed}"])
 
     def pick(self, only: Sequence[str]) -> list[str]:
-        """Names of settings: those asked for, or all.
-
-        Raises:
-            InputError: If one is unknown.
-        """
+        """Names of settings: those asked for, or all."""
         return [check_choice("setting", name, self.changes) for name in only] or [*self.changes]
 
 

@@ -53,10 +53,6 @@ class Ema:
     ``decay_t = min(decay, (1 + t) / (10 + t))``, so that the random initial weights are
     forgotten at once.
 
-    Args:
-        model: The model whose parameters are averaged.
-        decay: The decay that ``decay_t`` rises to, in [0, 1); 0 keeps the weights themselves.
-
     Example:
         >>> layer = torch.nn.Linear(1, 1, bias=False)
         >>> ema = Ema(layer, decay=0.0)
@@ -107,10 +103,6 @@ class Trainer(ShortRepr):
 
     :meth:`step` returns its metrics, which waits for the device. :meth:`advance` does not wait;
     :meth:`read` then returns the metrics of several steps at once, when they are :attr:`due`.
-
-    Args:
-        config: The run. Its device is resolved here.
-        processes: The processes that train together; this one alone by default.
 
     Example:
         >>> from loopinterp.training import RECIPES
@@ -197,19 +189,20 @@ class Trainer(ShortRepr):
     def finish(self, drawn: Drawn, supervised: Supervised) -> None:
         """The part of a step after the backward pass: the weights move, and are averaged."""
         config, settings = self.config, self.config.optimiser
-        factor = learning_rate_factor(
+        lr = settings.lr * learning_rate_factor(
             settings,
             step=self.steps_done,
             n_steps=config.steps,
             curriculum_done_at=self.curriculum.done_at,
         )
         for group in self.optimiser.param_groups:
-            group["lr"] = settings.lr * factor
+            group["lr"] = lr
         targets = send(drawn.questions.targets[0], self.device)
         with torch.no_grad():
             right = (supervised.logits.argmax(-1) == targets) | (targets == IGNORE)  # [batch, pos]
             exact = right.all(-1).float().sum() / len(drawn.ends)
         shares = torch.stack([supervised.loss.detach().float(), exact])
+        # Of several processes each has its share of the batch: gradient, loss and score are sums.
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         self.processes.add_up([*gradients, shares])
         # Without clipping the norm is measured all the same.
@@ -225,16 +218,12 @@ class Trainer(ShortRepr):
         self._spoiled |= ~largest.isfinite()
         self.ema.update(unless=self._spoiled)
         self.steps_done += 1
-        known = {"step": self.steps_done, "longest_n": self.curriculum.longest}
-        known["lr"] = settings.lr * factor
+        known = {"step": self.steps_done, "longest_n": self.curriculum.longest, "lr": lr}
         self._unread.append((torch.cat([metrics, largest.float()[None]]), known))
 
     @property
     def due(self) -> bool:
-        """Whether it is time to :meth:`read`.
-
-        A line of metrics or a checkpoint is due, or the next lengths may depend on what is read.
-        """
+        """Whether metrics or a checkpoint are due, or the next lengths may depend on them."""
         config, step = self.config, self.steps_done
         written = (config.log_every, config.checkpoint_every, config.steps)
         return any(step % every == 0 for every in written) or self.curriculum.may_grow(
@@ -281,6 +270,7 @@ class Trainer(ShortRepr):
             moments = self.optimiser.state[parameter]
             for moment in ("exp_avg", "exp_avg_sq"):
                 tensors[f"{moment}/{name}"] = moments[moment]
+        # Random streams go on where they were.
         tensors |= {f"random/{k}": g.get_state() for k, g in self.generators.items()}
         scalars = {
             "steps_done": self.steps_done,
@@ -296,6 +286,7 @@ class Trainer(ShortRepr):
         Raises:
             CheckpointError: If it is of another model or of another version.
         """
+        # AdamW makes its moments at the first step; they are there before it for what is loaded.
         for parameter in self.model.parameters():
             self.optimiser.state[parameter] = {
                 "step": torch.tensor(0.0, device=parameter.device),

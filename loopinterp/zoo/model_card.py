@@ -123,6 +123,7 @@ class Card(Settings):
             if wrong:
                 n = wrong[0]
                 failures.append(Failure(distribution, n, 0, by_length[n][0]))
+            # By loops after T(n): a length at which the answer was right and no longer is.
             lost = {
                 k: n
                 for n, shares in by_length.items()
@@ -185,6 +186,7 @@ def make_entry(
         weights_sha256=digest_tensors(read_tensors(run.folder / WEIGHTS)),
         config_sha256=config_hash(read_json(run.folder / CONFIG)),
     )
+    # The configuration makes the folder a run, and so comes last.
     shutil.copytree(run.folder / MODEL, folder / MODEL)
     if run.is_trained:
         shutil.copyfile(run.folder / METRICS, folder / METRICS)
@@ -208,6 +210,7 @@ def measure_card(
             return False
         return True
 
+    # No model is asked after fewer than no loops.
     least = own_depth(model) or task.n_loops(run.cutoff)
     result = evaluate(
         model,

@@ -15,6 +15,7 @@ from loopinterp.training import (
     OptimiserConfig,
     TrainingConfig,
 )
+from tests.refusals import naming
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
@@ -86,32 +87,29 @@ def test_whole_numbers_stand_for_floats(tiny: TrainingConfig) -> None:
     ],
 )
 def test_wrong_values_are_named(tiny: TrainingConfig, changes: dict[str, Any], what: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with naming(what, InputError if "task" in changes else ConfigError):
         changed(tiny, **changes)
-    assert caught.value.what == what
-    assert isinstance(caught.value, ConfigError) or "task" in changes
 
 
 def test_model_has_to_fit_the_task(tiny: TrainingConfig) -> None:
-    with pytest.raises(ConfigError, match=r"model\.d_vocab_out: expected 2, as task 'addition'"):
+    with naming("model.d_vocab_out", ConfigError):
         changed(tiny, model={**tiny.model.to_dict(), "d_vocab_out": 3})
-    with pytest.raises(ConfigError, match=r"model\.d_vocab: expected None"):
+    with naming("model.d_vocab", ConfigError):
         changed(tiny, task_settings={"format": "features"})
 
 
 def test_wrong_model_settings_are_named_from_the_root(tiny: TrainingConfig) -> None:
-    with pytest.raises(ConfigError, match=r"model\.n_heads: expected a divisor of d_model=8"):
+    with naming("model.n_heads", ConfigError):
         changed(tiny, model={**tiny.model.to_dict(), "n_heads": 3})
 
 
 def test_missing_settings_are_named() -> None:
-    message = "model: expected an object with named settings, got nothing"
-    with pytest.raises(ConfigError, match=message):
+    with naming("model", ConfigError):
         TrainingConfig.from_dict({"task": "addition"})
 
 
 def test_a_list_is_no_configuration() -> None:
-    with pytest.raises(ConfigError, match="expected an object with named settings"):
+    with naming("TrainingConfig", ConfigError):
         TrainingConfig.from_dict([])  # type: ignore[arg-type]
 
 
@@ -134,5 +132,5 @@ def test_compile_refuses_positions_that_the_step_alone_cannot_see(tiny: Training
         "n_ctx": 120,
     }
     assert changed(tiny, model=abacus).model.positions == "abacus"
-    with pytest.raises(ConfigError, match="compile: expected false"):
+    with naming("compile", ConfigError):
         changed(tiny, model=abacus, compile=True)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from loopinterp.core.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.models.positions import attention_mask
 from loopinterp.tasks.task import IGNORE
@@ -23,6 +23,7 @@ from loopinterp.training.seeds_together import (
     goes_by_key,
     read,
 )
+from tests.refusals import naming
 
 Lengths = list[list[tuple[int, int, int]]]
 
@@ -114,7 +115,7 @@ def test_a_seed_that_diverges_is_named(tiny: TrainingConfig) -> None:
         trainers[1].model.unembedding.weight.fill_(torch.nan)
     advance_together(trainers)
     assert len(read(trainers[0])) == 1
-    with pytest.raises(InputError, match="seed 7: loss at step 1"):
+    with naming("seed 7: loss at step 1"):
         read(trainers[1])
     assert [trainer.steps_done for trainer in trainers] == [1, 0]
 
@@ -122,9 +123,8 @@ def test_a_seed_that_diverges_is_named(tiny: TrainingConfig) -> None:
 def test_what_cannot_be_padded_or_stacked_is_refused(tiny: TrainingConfig, tmp_path: Path) -> None:
     two_sided = tiny.replace(model=tiny.model.replace(causal=False))
     for config, what in ((two_sided, "model.causal"), (tiny.replace(compile=True), "compile")):
-        with pytest.raises(ConfigError) as caught:
+        with naming(what, ConfigError):
             train_seeds(config, [0, 1], tmp_path)
-        assert caught.value.what == what
 
 
 def test_runs_of_seeds_are_ordinary_runs(
@@ -163,7 +163,7 @@ def test_runs_of_seeds_are_ordinary_runs(
 
 @pytest.mark.parametrize("seeds", [[], [1, 1]])
 def test_seeds_are_some_and_differ(tiny: TrainingConfig, seeds: list[int], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="seeds"):
+    with naming("seeds"):
         train_seeds(tiny, seeds, tmp_path)
 
 

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 import loopinterp
-from loopinterp.core.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError
 from loopinterp.models import LoopedTransformer
 from loopinterp.training import Run, evaluate
+from loopinterp.training.run import RunFault
 from loopinterp.zoo import Card, get_card, make_entry
 from loopinterp.zoo.model_card import Failure
+from tests.refusals import naming
+from tests.training.tiny_run import refused
 
 FAILING = {
     "uniform": {12: {0: 1.0, 6: 1.0, 12: 0.8}, 24: {0: 0.95, 6: 0.5, 12: 0.2}},
@@ -50,21 +53,21 @@ def test_only_a_finished_run_of_training_becomes_an_entry(
 ) -> None:
     make: dict[str, Any] = {"recipe": "addition", "note": "Small.", "samples": 4}
     run = Run.load(barely_trained)
-    with pytest.raises(InputError, match="holds a run"):
+    with refused(RunFault.TAKEN):
         make_entry(run, barely_trained, **make)
-    with pytest.raises(InputError, match="outside the package"):
+    with naming("output .*"):
         make_entry(run, Path(loopinterp.__file__).parent / "zoo" / "new", **make)
-    with pytest.raises(InputError, match="recipe"):
+    with naming("recipe"):
         make_entry(run, tmp_path / "new", recipe="additon", note="Small.")
     unfinished = Path(shutil.copytree(barely_trained, tmp_path / "unfinished"))
     shutil.rmtree(unfinished / "state")
-    with pytest.raises(InputError, match="one of 0 steps"):
+    with naming("run .*"):
         make_entry(Run.load(unfinished), tmp_path / "new", **make)
     model = LoopedTransformer(run.config.model)
     given = Run.from_model(model, run.task(), tmp_path / "given", max_n=3, origin="given")
-    with pytest.raises(InputError, match="recipe=None"):
+    with naming("run .*"):
         make_entry(given, tmp_path / "new", **make)
-    with pytest.raises(InputError, match="Name its recipe"):
+    with naming("recipe"):
         make_entry(run, tmp_path / "new", **{**make, "recipe": None})
     assert not (tmp_path / "new").exists()
     card = make_entry(given, tmp_path / "new", **{**make, "recipe": None})
