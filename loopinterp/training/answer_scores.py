@@ -109,7 +109,7 @@ def _right_by_example(
     return (right | ~has_target).all(-1), right.sum(-1).double() / has_target.sum(-1).double()
 
 
-def shares_right(
+def _shares_right(
     answer: Int[Tensor, "batch pos"], targets: Int[Tensor, "batch pos"]
 ) -> tuple[float, float]:
     """Share of examples that are wholly right, and mean share of right positions."""
@@ -151,7 +151,7 @@ def constant_scores(targets: Int[Tensor, "batch pos"]) -> tuple[float, float]:
     # [class][position]: how often each class is right at the first position, the second, …
     votes = [(weight * (answers == token)).sum(0) for token in range(int(answers.max()) + 1)]
     likeliest = torch.stack(votes).argmax(0).expand_as(answers)
-    exact, share = shares_right(likeliest, answers)
+    exact, share = _shares_right(likeliest, answers)
     commonest = int(answers.unique(dim=0, return_counts=True)[1].max()) / len(answers)
     return max(exact, commonest), share
 
@@ -175,12 +175,12 @@ def need_askable(
     names = task.distributions if distributions is None else distributions
     names = [pick_distribution(task, name) for name in dict.fromkeys(names)]
     check_size(task, max(lengths), n_samples, "lengths, n_samples")
-    need_unseen_answers(task, model, min(lengths))
+    _need_unseen_answers(task, model, min(lengths))
     return names
 
 
 @torch.no_grad()
-def need_unseen_answers(task: Task, model: LoopedModel | Any, n: int) -> None:
+def _need_unseen_answers(task: Task, model: LoopedModel | Any, n: int) -> None:
     """Raise if a model of a task that is answered token by token looks ahead in its input.
 
     Inputs whose answers are replaced by other tokens must give the same logits where the first
@@ -228,10 +228,10 @@ def calibrate_stopping(
 ) -> LengthLine:
     """Learn on lengths of training after how many loops to stop, as a line to be extrapolated.
 
-    Of all lines ``T = slope * n_pos + offset`` that do not fall, :func:`best_line` takes the one
-    with the highest exact match, for each distribution and for the worst of them at each length.
-    Of these lines, those that do best on the worst are kept, and of them the steepest: on random
-    inputs alone a few loops do for any length, which extrapolates to too few for long chains.
+    Of all lines ``T = slope * n_pos + offset`` that do not fall, the one with the highest exact
+    match is taken, for each distribution and for the worst of them at each length. Of these lines,
+    those that do best on the worst are kept, and of them the steepest: on random inputs alone a few
+    loops do for any length, which extrapolates to too few for long chains.
 
     It sees right answers of training lengths, but never the task's T(n), and nothing of the
     lengths that it is used on.
@@ -266,14 +266,14 @@ def calibrate_stopping(
         for loop, scores in scores_at(model, batch, range(last + 1), may_diverge=True).items():
             exact[d, k, loop] = scores.exact.double().mean()
     worst = exact.min(0)  # [length, loop]
-    lines = [best_line(table, n_positions) for table in (*exact, worst)]
+    lines = [_best_line(table, n_positions) for table in (*exact, worst)]
     stops = [[min(line.loops(n), last) for n in n_positions] for line in lines]
     reached = [float(worst[np.arange(len(cells)), loops].mean()) for loops in stops]
     good = [line for line, share in zip(lines, reached) if share >= max(reached) - _TOLERANCE]
     return max(good, key=lambda line: (line.slope, line.offset))
 
 
-def best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
+def _best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
     """The line of loops against positions that reads the best exact match off a table.
 
     Lines that do as well with up to two loops more or fewer, as of a model that holds its answer,
@@ -285,7 +285,7 @@ def best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
 
     Example:
         >>> right_at_n = np.eye(8)[[2, 4, 6]]
-        >>> best_line(right_at_n, [2, 4, 6])
+        >>> _best_line(right_at_n, [2, 4, 6])
         LengthLine(slope=1.0, offset=0.0)
     """
     from scipy.ndimage import minimum_filter1d

@@ -46,7 +46,7 @@ class WithConflicts(Settings):
 
 
 @settings
-class ModelAndTask(WithConflicts):
+class _ModelAndTask(WithConflicts):
     """The architecture of a model and its task: the base of the configurations of all runs.
 
     Attributes:
@@ -126,7 +126,7 @@ class ModelAndTask(WithConflicts):
 
 
 @settings
-class GivenModelConfig(ModelAndTask):
+class GivenModelConfig(_ModelAndTask):
     """A model that was put into a run's folder, and not trained there.
 
     Attributes:
@@ -147,7 +147,7 @@ class GivenModelConfig(ModelAndTask):
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
+_BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _require(holds: bool, name: str, value: Any, *, expected: str, fix: str) -> None:
@@ -228,7 +228,7 @@ class CurriculumConfig(WithConflicts):
     max_n: PositiveInt = 12
     min_n: PositiveInt = 1
     start_n: Annotated[PositiveInt, OnlyWith("kind", "accuracy", "interval")] = 1
-    threshold: Annotated[BelowOne, OnlyWith("kind", "accuracy")] = 0.97
+    threshold: Annotated[_BelowOne, OnlyWith("kind", "accuracy")] = 0.97
     min_steps: Annotated[PositiveInt, OnlyWith("kind", "accuracy")] = 30
     interval: Annotated[PositiveInt, OnlyWith("kind", "interval")] = 500
 
@@ -324,7 +324,7 @@ class OptimiserConfig(Settings):
     """
 
     lr: PositiveFloat = 1e-3
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.99)
+    betas: tuple[_BelowOne, _BelowOne] = (0.9, 0.99)
     eps: NonNegativeFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.01
     clip: PositiveFloat | None = 1.0
@@ -334,10 +334,12 @@ class OptimiserConfig(Settings):
 
 
 @settings
-class TrainingConfig(ModelAndTask):
+class TrainingConfig(_ModelAndTask):
     """Everything that decides a training run; the same configuration gives the same numbers.
 
     Attributes:
+        task: Name of a registered task, with its ``task_settings``.
+        distribution: Input distribution of the training data; the task's first if None.
         state_noise: Standard deviation of Gaussian noise added to the state before each loop, in
             training only. It turns the states that a program has to hold into attractors:
             without it, they may be held as long as in training, and drift after.
@@ -375,7 +377,7 @@ class TrainingConfig(ModelAndTask):
     start_from: str | None = None
     start_sha256: str | None = None
     offset_per_example: bool = False
-    ema: BelowOne = 0.999
+    ema: _BelowOne = 0.999
     seed: Seed = 0
     log_every: PositiveInt = 10
     checkpoint_every: PositiveInt = 100

@@ -68,11 +68,11 @@ class Measurement(WithConflicts):
         """The lengths at which all distributions were measured."""
         return tuple(sorted(set.intersection(*map(set, self.exact_match.values()))))
 
-    def mean(self, distribution: str, n: int) -> SeedMean:
+    def mean(self, distribution: str, n: int) -> _SeedMean:
         """Mean and standard error over the seeds that were measured there."""
         known = [share for share in self.exact_match[distribution][n] if share is not None]
         error = stdev(known) / len(known) ** 0.5 if len(known) > 1 else float("nan")
-        return SeedMean(fmean(known), error, len(known))
+        return _SeedMean(fmean(known), error, len(known))
 
     def lowest(self, n: int) -> Lowest:
         """The lowest mean over the seeds at one of :attr:`lengths`, and on which distributions."""
@@ -103,7 +103,7 @@ class Measurement(WithConflicts):
         return well, None
 
 
-class SeedMean(NamedTuple):
+class _SeedMean(NamedTuple):
     """A mean over seeds, its standard error (NaN of one seed), and how many seeds they are."""
 
     value: float

@@ -248,16 +248,11 @@ class FinishedCell:
 
 
 def gather(
-    sweep: Sweep,
-    coords: Mapping[str, list],
-    finished: Sequence[FinishedCell],
-    failed: Mapping[str, str],
+    sweep: Sweep, finished: Sequence[FinishedCell], failed: Mapping[str, str]
 ) -> SweepResult:
-    """The result of a sweep, at its scale, from those of its finished cells.
-
-    ``coords`` are the axes of each cell's result; ``failed`` the errors, by :func:`cell_name`.
-    """
-    settings = [*sweep.changes]
+    """The result of a sweep at one scale; ``failed`` are errors, by :func:`cell_name`."""
+    task, settings = sweep.base.make_task(), [*sweep.changes]
+    coords = sweep.evaluation.coords(task)
     by_setting = [[cell for cell in finished if cell.setting == name] for name in settings]
     done = [_over_seeds([cell.result for cell in cells]) if cells else {} for cells in by_setting]
     # Arrays with the setting first, NaN where no seed came to its end.
@@ -293,9 +288,5 @@ def gather(
             figure_axes={**sweep.show},
             failed=dict(failed),
             missing=[name for name in names if name not in known],
-            not_judged=[
-                name
-                for name in sweep.base.make_task().distributions
-                if name not in coords["distribution"]
-            ],
+            not_judged=[name for name in task.distributions if name not in coords["distribution"]],
         )

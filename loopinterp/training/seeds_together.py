@@ -49,8 +49,8 @@ def advance_together(trainers: Sequence[Trainer]) -> None:
     questions = [one.questions for one in drawn]
     with trainers[0].autocast():
         bound = [trainer.bind(one) for trainer, one in zip(trainers, drawn)]
-        packing = Packing.pack_questions(questions, square=not goes_by_key(models[0].config))
-        attention = PackedAttention(models, bound, packing)
+        packing = _Packing.pack_questions(questions, square=not _goes_by_key(models[0].config))
+        attention = _PackedAttention(models, bound, packing)
         h, e = (packing.pack(parts) for parts in zip(*[(it.h0, it.e) for it in bound]))
         # [loop][seed], each drawn as its trainer would alone
         examples = zip(*[n for n, _ in packing.running])
@@ -78,7 +78,7 @@ def read(trainer: Trainer) -> list[dict[str, float | int]]:
 
 
 @dataclass
-class Packing:
+class _Packing:
     """Where each position of each seed's examples stands in the seed's row; on the CPU.
 
     Attributes:
@@ -97,7 +97,7 @@ class Packing:
     widths: Sequence[int]
 
     @classmethod
-    def pack_questions(cls, questions: Sequence[Questions], *, square: bool = False) -> Packing:
+    def pack_questions(cls, questions: Sequence[Questions], *, square: bool = False) -> _Packing:
         """The places of the examples of each seed that questions are put to.
 
         An example is run until the last position that is asked for. ``square`` leaves padding that
@@ -188,13 +188,13 @@ class Packing:
         return states.index_copy(0, send(at, states.device), values).unflatten(0, shape)
 
 
-def goes_by_key(config: LoopedTransformerConfig) -> bool:
+def _goes_by_key(config: LoopedTransformerConfig) -> bool:
     """Whether attention goes key by key, as it does within narrow windows."""
     window = config.window_of_all_heads
     return window is not None and window <= 4
 
 
-class PackedAttention:
+class _PackedAttention:
     """The context of attention in each loop: masks, offsets and rotations of the rows.
 
     Args:
@@ -204,7 +204,7 @@ class PackedAttention:
     """
 
     def __init__(
-        self, models: Sequence[LoopedTransformer], bound: Sequence[Iteration], packing: Packing
+        self, models: Sequence[LoopedTransformer], bound: Sequence[Iteration], packing: _Packing
     ) -> None:
         self.packing, self.device = packing, bound[0].e.device
         at, widest = send(packing.pos, self.device), max(bound, key=lambda it: it.e.shape[1])
@@ -214,7 +214,7 @@ class PackedAttention:
             self.offset = packing.pack(offsets).transpose(1, 2)
         if widest.context.rotation is not None:
             self.rotation = [table[at][:, None] for table in widest.context.rotation]
-        self.by_key = goes_by_key(models[0].config)
+        self.by_key = _goes_by_key(models[0].config)
         self.bias = self._bias(models, at)
 
     def _bias(self, models: Sequence[LoopedTransformer], at: Tensor) -> Tensor | None:
@@ -266,7 +266,7 @@ class PackedAttention:
 class _Squares:
     """The square of examples and positions of a loop, and the way back to its rows."""
 
-    def __init__(self, packing: Packing, loop: int, device: torch.device) -> None:
+    def __init__(self, packing: _Packing, loop: int, device: torch.device) -> None:
         examples, places = packing.running[loop]
         n_examples, n_places, self.n_pos = max(examples), max(places), packing.n_pos
         self.n_seeds, self.there = len(examples), None
@@ -408,8 +408,8 @@ class _Loops(nn.Module):
         h: Tensor,
         e: Tensor,
         noise: Sequence[Sequence[Tensor]],
-        packing: Packing,
-        attention: PackedAttention,
+        packing: _Packing,
+        attention: _PackedAttention,
     ) -> list[Tensor]:
         states = [h]
         for loop, (_, places) in enumerate(packing.running):

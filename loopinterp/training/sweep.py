@@ -82,10 +82,10 @@ def run_sweep(
     write_json(out / "sweep.json", chosen.to_dict())
     left = [cell for cell in cells if cell.setting in picked and _finished(cell) is None]
     if cluster is None:
-        ends = in_processes(run_cell, left, jobs=jobs or 1)
+        ends = _in_processes(run_cell, left, jobs=jobs or 1)
     else:
         more = {"cluster": cluster, "folder": out / "jobs", "jobs": jobs, "options": options or {}}
-        ends = on_cluster(run_cell, left, **more)
+        ends = _on_cluster(run_cell, left, **more)
     # An invalid setting fails without being run; it stops no other.
     failed = {name: why for name, why in invalid.items() if name[0] in picked}
     with showing(progress):
@@ -96,7 +96,6 @@ def run_sweep(
     order = [(setting, seed) for setting in chosen.changes for seed in chosen.seeds]
     result = gather(
         chosen,
-        chosen.evaluation.coords(chosen.base.make_task()),
         [finished for finished in done if finished is not None],
         {cell_name(*name): failed[name] for name in order if name in failed},
     )
@@ -136,7 +135,7 @@ def _finished(cell: SweepCell) -> FinishedCell | None:
     return None
 
 
-def in_processes(
+def _in_processes(
     work: _Work[T], cells: Sequence[T], *, jobs: int
 ) -> Iterator[tuple[int, str | None]]:
     """Work on cells in processes of this machine, with joblib; in this process for one job.
@@ -167,7 +166,7 @@ def in_processes(
                 yield place, "its process was killed; the machine may be out of memory"
 
 
-def on_cluster(
+def _on_cluster(
     work: _Work[T],
     cells: Sequence[T],
     *,
@@ -180,7 +179,7 @@ def on_cluster(
 
     A job that is preempted or runs out of time is queued again, and goes on where it was. The
     folders of the cells have to be on a file system that the nodes share. Yields as
-    :func:`in_processes`; ``folder`` is for submitit's scripts and logs.
+    :func:`_in_processes`; ``folder`` is for submitit's scripts and logs.
 
     Raises:
         InputError: If submitit is not installed, or refuses the cluster or an option.

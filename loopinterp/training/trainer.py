@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from loopinterp.training.objectives import Questions, Supervised
 
 
-class Ema:
+class _Ema:
     """Running average of a model's parameters.
 
     ``shadow <- decay_t * shadow + (1 - decay_t) * weights`` after each optimiser step, with
@@ -55,7 +55,7 @@ class Ema:
 
     Example:
         >>> layer = torch.nn.Linear(1, 1, bias=False)
-        >>> ema = Ema(layer, decay=0.0)
+        >>> ema = _Ema(layer, decay=0.0)
         >>> _ = torch.nn.init.constant_(layer.weight, 5.0)
         >>> ema.update()
         >>> ema.shadow["weight"].item()
@@ -121,7 +121,7 @@ class Trainer(ShortRepr):
         self.device = resolve_device(config.device)
         self.task = config.make_task()
         self.model = starting_model(config).to(self.device)
-        self.ema = Ema(self.model, config.ema)
+        self.ema = _Ema(self.model, config.ema)
         self.curriculum = Curriculum(config.curriculum)
         settings = config.optimiser
         options = {"betas": settings.betas, "eps": settings.eps, "fused": True}

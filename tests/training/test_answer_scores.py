@@ -26,12 +26,12 @@ from loopinterp.tasks import (
 )
 from loopinterp.training import TrainingConfig, calibrate_stopping, evaluate, operand_grid
 from loopinterp.training.answer_scores import (
-    best_line,
+    _best_line,
+    _need_unseen_answers,
+    _shares_right,
     constant_scores,
-    need_unseen_answers,
     perplexity_estimate,
     score,
-    shares_right,
 )
 from tests.refusals import naming
 from tests.training.test_evaluation import Ripple
@@ -69,7 +69,7 @@ def test_the_control_is_the_best_of_all_answers_that_read_nothing(
     targets = torch.randint(0, 3, (9, 4), generator=generator)
     targets[:, 0] = IGNORE
     every = [(IGNORE, *answer) for answer in itertools.product(range(3), repeat=3)]
-    found = [shares_right(torch.tensor(answer).expand(9, 4), targets) for answer in every]
+    found = [_shares_right(torch.tensor(answer).expand(9, 4), targets) for answer in every]
     assert constant_scores(targets) == pytest.approx([max(x) for x in zip(*found)])
     # Wherever the answer starts: that it is closed by 2 is known, and whether it is 0 or 1 is not.
     closed = torch.tensor([[IGNORE, 0, 2, 2], [1, 2, 2, IGNORE], [IGNORE, 1, 2, 2]])
@@ -122,7 +122,7 @@ def test_who_sees_the_answer_is_refused(model: Any) -> None:
 def test_every_task_that_is_answered_token_by_token_is_watched(name: str) -> None:
     task = get_task(name)
     with naming("model"):
-        need_unseen_answers(task, Behind(1, d_vocab=task.d_vocab_out), 3)
+        _need_unseen_answers(task, Behind(1, d_vocab=task.d_vocab_out), 3)
 
 
 def test_who_looks_back_is_taken() -> None:
@@ -167,7 +167,7 @@ def test_a_known_line_is_found(slope: int, offset: int, hold: bool) -> None:
     exact = np.zeros((4, 30))
     for row, loop in zip(exact, wanted):
         row[loop : None if hold else loop + 1] = 1.0
-    line = best_line(exact, positions)
+    line = _best_line(exact, positions)
     # An answer that is held is read two loops later, where one loop fewer does no harm.
     assert [line.loops(n) for n in positions] == [loop + 2 * hold for loop in wanted]
     assert line.loops(40) == 40 * slope + offset + 2 * hold

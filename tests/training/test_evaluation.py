@@ -43,7 +43,7 @@ from loopinterp.training import (
     evaluate,
     operand_grid,
 )
-from loopinterp.training.answer_scores import Lowest, lowest_of, scores_at, shares_right
+from loopinterp.training.answer_scores import Lowest, _shares_right, lowest_of, scores_at
 from loopinterp.training.device import stream
 from loopinterp.training.evaluation import ANY, BEST, ORACLE
 from tests.refusals import naming
@@ -225,7 +225,7 @@ def test_a_model_of_its_own_depth_is_asked_after_that(tmp_path: Path) -> None:
 def test_ignored_positions_are_not_scored() -> None:
     targets = torch.tensor([[IGNORE, 1, 0], [IGNORE, 1, IGNORE]])
     answer = torch.tensor([[0, 1, 1], [0, 1, 1]])
-    assert shares_right(answer, targets) == (0.5, 0.75)
+    assert _shares_right(answer, targets) == (0.5, 0.75)
 
 
 class WrongOnOneBit:

@@ -30,7 +30,7 @@ from loopinterp.models import LoopedTransformer
 from loopinterp.models.study_examples import examples_for
 from loopinterp.tasks import get_task, list_tasks
 from loopinterp.training import ObjectiveConfig, Run, Trainer, TrainingConfig, evaluate, train
-from loopinterp.training.run import LoopsByLength, RunFault
+from loopinterp.training.run import LoopsByLength, RunError, RunFault
 from tests.refusals import naming
 from tests.tasks.answers import ONE_EACH
 from tests.training.tiny_run import refused
@@ -622,3 +622,12 @@ def test_a_curriculum_that_cannot_be_read_is_one_clear_error(
     write_tensors(copy / CHECKPOINT, read_tensors(copy / CHECKPOINT), metadata)
     with refused(RunFault.NO_COUNTERS):
         train(tiny, copy, progress=False)
+
+
+@pytest.mark.parametrize("fault", RunFault)
+def test_every_fault_of_a_folder_is_said_with_its_values(fault: RunFault) -> None:
+    counts = {"n_lines": 12, "log_every": 2, "n_given": 10}
+    texts = {"model": "Net", "mismatch": "is cut", "line": "{", "file": "metrics.jsonl"}
+    error = RunError(fault, "run x", error=KeyError("seconds"), **counts, **texts)
+    assert (error.fault, error.what) == (fault, "run x")
+    assert "{n" not in str(error) and error.expected and error.given and error.fix

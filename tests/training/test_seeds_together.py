@@ -17,10 +17,10 @@ from loopinterp.tasks.task import IGNORE
 from loopinterp.training import Run, Trainer, TrainingConfig, train, train_seeds
 from loopinterp.training.objectives import Questions
 from loopinterp.training.seeds_together import (
-    PackedAttention,
-    Packing,
+    _goes_by_key,
+    _PackedAttention,
+    _Packing,
     advance_together,
-    goes_by_key,
     read,
 )
 from tests.refusals import naming
@@ -200,11 +200,11 @@ def test_each_example_attends_as_it_does_alone(
 ) -> None:
     asked = asked_of(drawn)
     models = [model_of(kind, seed) for seed in range(len(asked))]
-    packing = Packing.pack_questions(asked, square=square and not goes_by_key(models[0].config))
+    packing = _Packing.pack_questions(asked, square=square and not _goes_by_key(models[0].config))
     assume(loop < len(packing.running))
     n_examples, n_places = packing.running[loop]
     bound = [m.bind(torch.zeros(one.targets.shape[1:]).long()) for m, one in zip(models, asked)]
-    attend = PackedAttention(models, bound, packing).of_loop(loop).attend
+    attend = _PackedAttention(models, bound, packing).of_loop(loop).attend
     assert attend is not None
     shape, generator = (4, len(models), 2, max(n_places), 3), torch.Generator().manual_seed(loop)
     *qkv, g = torch.randn(shape, generator=generator, dtype=torch.float64).unbind(0)
@@ -232,7 +232,7 @@ def test_each_example_attends_as_it_does_alone(
 @given(examples())
 def test_a_row_has_each_position_once_and_those_that_run_first(drawn: Lengths) -> None:
     asked = asked_of(drawn)
-    packing = Packing.pack_questions(asked)
+    packing = _Packing.pack_questions(asked)
     names = [  # of each position: its example, and its place there
         torch.cartesian_prod(torch.arange(len(rows)), torch.arange(one.targets.shape[-1]))
         .view(len(rows), -1, 2)
@@ -259,7 +259,7 @@ def test_a_row_has_each_position_once_and_those_that_run_first(drawn: Lengths) -
 def test_answers_are_found_where_they_were_asked_for(drawn: Lengths) -> None:
     """Each state names its seed, loop, example and position; so do the answers."""
     asked = asked_of(drawn)
-    packing = Packing.pack_questions(asked)
+    packing = _Packing.pack_questions(asked)
     example = packing.order.gather(1, packing.example)
     at = torch.stack([example, packing.pos], -1).double()
     n_places = [at.shape[1], *(max(places) for _, places in packing.running)]
@@ -280,7 +280,7 @@ def test_answers_are_found_where_they_were_asked_for(drawn: Lengths) -> None:
 @given(examples())
 def test_noise_meets_the_examples_that_run_in_turn(drawn: Lengths) -> None:
     asked = asked_of(drawn)
-    packing = Packing.pack_questions(asked)
+    packing = _Packing.pack_questions(asked)
     for loop, (n_examples, n_places) in enumerate(packing.running):
         noise = [torch.randn(n, one.targets.shape[-1], 3) for n, one in zip(n_examples, asked)]
         packed = packing.pack_noise(noise, loop)
@@ -294,6 +294,6 @@ def test_noise_meets_the_examples_that_run_in_turn(drawn: Lengths) -> None:
 def test_a_square_that_is_nearly_full_is_run_whole() -> None:
     nearly = [Questions(torch.ones(1, 8, dtype=torch.long), torch.zeros(1, 8, 9).long())]
     nearly[0].targets[0, 0, -1] = IGNORE
-    assert not Packing.pack_questions(nearly).is_square
-    packing = Packing.pack_questions(nearly, square=True)
+    assert not _Packing.pack_questions(nearly).is_square
+    packing = _Packing.pack_questions(nearly, square=True)
     assert packing.is_square and packing.n_pos == 9

@@ -25,7 +25,7 @@ from loopinterp.core.errors import ConfigError
 from loopinterp.core.results import Result, load_result
 from loopinterp.core.storage import in_turn
 from loopinterp.training import Run, Sweep, SweepResult, evaluate, run_sweep, sweep, train
-from loopinterp.training.sweep import RESULT, SweepCell, in_processes, on_cluster, run_cell
+from loopinterp.training.sweep import RESULT, SweepCell, _in_processes, _on_cluster, run_cell
 from tests.refusals import naming
 from tests.training.small_sweep import SMALL
 
@@ -272,7 +272,7 @@ def test_whoever_comes_second_waits_and_finds_it_done(
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_every_cell_is_worked_on_once(jobs: int) -> None:
-    done = list(in_processes(lambda cell: f"of {cell}" if cell % 2 else "", [5, 6, 7], jobs=jobs))
+    done = list(_in_processes(lambda cell: f"of {cell}" if cell % 2 else "", [5, 6, 7], jobs=jobs))
     assert sorted(done) == [(0, "of 5"), (1, ""), (2, "of 7")]
 
 
@@ -282,7 +282,7 @@ def test_a_killed_process_is_one_failed_cell() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return ""
 
-    done = dict(in_processes(work, [0, 1, 2], jobs=2))
+    done = dict(_in_processes(work, [0, 1, 2], jobs=2))
     reason = done.pop(1)
     assert reason is not None and reason.startswith("its process was killed")
     assert done == {0: "", 2: ""}
@@ -334,7 +334,7 @@ def work_of(cell: str) -> str:
 def test_cells_are_jobs_of_one_array(tmp_path: Path) -> None:
     options: dict[str, Any] = {"cluster": "slurm", "folder": tmp_path, "jobs": 4}
     cells = ["good", "bad", "lost"]
-    done = list(on_cluster(work_of, cells, **options, options={"timeout_min": 60}))
+    done = list(_on_cluster(work_of, cells, **options, options={"timeout_min": 60}))
     assert done == [(2, "its job failed: node down"), (1, "it is bad"), (0, "")]
     wanted = {"name": "loopinterp-sweep", "slurm_array_parallelism": 4, "timeout_min": 60}
     assert Executor.parameters == wanted
@@ -343,7 +343,7 @@ def test_cells_are_jobs_of_one_array(tmp_path: Path) -> None:
     assert again(cell) == "it is bad"
     options["cluster"] = "slum"
     with naming("cluster 'slum'"):
-        list(on_cluster(work_of, cells, **options, options={}))
+        list(_on_cluster(work_of, cells, **options, options={}))
 
 
 def test_without_submitit_it_is_said_what_to_install(
@@ -351,7 +351,7 @@ def test_without_submitit_it_is_said_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with naming("cluster"):
-        list(on_cluster(work_of, [], cluster="slurm", folder=tmp_path, jobs=None, options={}))
+        list(_on_cluster(work_of, [], cluster="slurm", folder=tmp_path, jobs=None, options={}))
 
 
 if find_spec("submitit"):  # an extra, which few machines have
@@ -363,4 +363,4 @@ if find_spec("submitit"):  # an extra, which few machines have
             "jobs": 1,
             "options": {"timeout_min": 5},
         }
-        assert dict(on_cluster(work_of, ["good", "bad"], **kind)) == {0: "", 1: "it is bad"}
+        assert dict(_on_cluster(work_of, ["good", "bad"], **kind)) == {0: "", 1: "it is bad"}

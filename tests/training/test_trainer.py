@@ -19,7 +19,7 @@ from loopinterp.training import (
     Trainer,
     TrainingConfig,
 )
-from loopinterp.training.trainer import Ema
+from loopinterp.training.trainer import _Ema
 from tests.refusals import naming
 
 HERE = Path("run/state/checkpoint.safetensors")
@@ -242,7 +242,7 @@ def scalar_model(value: float) -> nn.Linear:
 
 def test_average_follows_the_recurrence() -> None:
     model = scalar_model(0.0)
-    ema, expected = Ema(model, decay=0.5), 0.0
+    ema, expected = _Ema(model, decay=0.5), 0.0
     for t, value in enumerate([4.0, -2.0, 8.0, 1.0, 1.0, 3.0, 7.0, 2.0, 5.0, 6.0]):
         nn.init.constant_(model.weight, value)
         ema.update()
@@ -253,7 +253,7 @@ def test_average_follows_the_recurrence() -> None:
 
 def test_average_of_constant_weights_is_those_weights() -> None:
     model = scalar_model(3.0)
-    ema = Ema(model, decay=0.999)
+    ema = _Ema(model, decay=0.999)
     for _ in range(5):
         ema.update()
     assert ema.shadow["weight"].item() == pytest.approx(3.0)
@@ -261,7 +261,7 @@ def test_average_of_constant_weights_is_those_weights() -> None:
 
 def test_average_is_no_view_of_the_weights() -> None:
     model = scalar_model(3.0)
-    ema = Ema(model, decay=0.9)
+    ema = _Ema(model, decay=0.9)
     nn.init.constant_(model.weight, 9.0)
     assert ema.shadow["weight"].item() == 3.0
     assert not ema.shadow["weight"].requires_grad
@@ -270,7 +270,7 @@ def test_average_is_no_view_of_the_weights() -> None:
 def test_tied_weights_are_averaged_once() -> None:
     first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     second.weight = first.weight
-    ema = Ema(nn.Sequential(first, second), decay=0.0)
+    ema = _Ema(nn.Sequential(first, second), decay=0.0)
     nn.init.constant_(first.weight, 2.0)
     ema.update()
     assert list(ema.shadow) == ["0.weight"]
@@ -279,12 +279,12 @@ def test_tied_weights_are_averaged_once() -> None:
 
 def test_weights_that_are_not_to_be_averaged_leave_no_trace() -> None:
     model = scalar_model(3.0)
-    ema = Ema(model, decay=0.9)
+    ema = _Ema(model, decay=0.9)
     nn.init.constant_(model.weight, torch.nan)
     ema.update(unless=torch.tensor(True))
     assert ema.shadow["weight"].item() == 3.0
     nn.init.constant_(model.weight, 5.0)
-    plain = Ema(model, decay=0.9)
+    plain = _Ema(model, decay=0.9)
     for one in (ema, plain):
         one.shadow["weight"].fill_(3.0)
         one.n_updates = 7
