@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class TokenWords(ShortRepr, Sequence[str]):
-    """What each token of a tokenizer says, looked up when it is asked for.
+    """The text of each token of a tokenizer, looked up when it is asked for.
 
-    Spaces before words are left out; a token of nothing but spaces and line ends shows them as a
-    program would write them, and one that is no whole text (a part of a letter) its piece.
+    Spaces before words are left out; a token of spaces and line ends shows them as a program would
+    write them, and one that is no whole text (a part of a letter) its piece.
 
     Args:
         tokenizer: A tokenizer of ``transformers``.
@@ -107,19 +107,13 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def _published_source(name: str) -> str:
-    """What transformers is to load: a folder that is there, or what stands behind ``hf:``.
-
-    Transformers takes ``owner/name`` for a folder where there is one of that name. What is asked of
-    the hub is then fetched first, so that no file of that folder is read, and no code of it run.
-
-    Raises:
-        InputError: If it is neither, or cannot be fetched. A path with a typing mistake in it never
-            asks a hub.
-    """
+    """The folder or repository for transformers; a mistyped path never asks a hub."""
     if name.startswith(HUB):
         repository = name.removeprefix(HUB)
         if not os.path.exists(repository):
             return repository
+        # Transformers takes owner/name for a folder where there is one of that name. Fetched here,
+        # no file of that folder is read, and no code of it run.
         from huggingface_hub import snapshot_download
 
         pickles = ["*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl"]
@@ -157,8 +151,7 @@ def load_published(
 ) -> PublishedModel:
     """Load a published model by its name, or from a folder, and adapt it.
 
-    Weights are fetched of the name that is given, as ``transformers`` does it, and code beside them
-    is run only where you say so. Weights have to be safetensors: no pickle is loaded.
+    Weights have to be safetensors: no pickle is loaded.
 
     Args:
         name: A folder, or ``hf:owner/name`` on the Hugging Face hub.
@@ -189,12 +182,9 @@ def load_published(
 def adapt(model: nn.Module, **options: Any) -> PublishedModel:
     """A published looped model with our addresses, hooks and protocol, so that any study runs.
 
-    The weights are shared with the model, and nothing of it is changed.
-
     Args:
-        model: A model as the published code makes it, such as what
-            ``transformers.AutoModelForCausalLM.from_pretrained`` gives.
-        options: What its adapter takes, such as ``seed=`` for a random start.
+        model: A model as the published code makes it, with which weights are shared.
+        options: Options of its adapter, such as ``seed=`` for a random start.
 
     Raises:
         InputError: If no adapter knows such a model, or its adapter no such option.

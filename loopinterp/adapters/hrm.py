@@ -61,9 +61,11 @@ class HRMAdapter(NestedModel):
         "inner.H_init",
     )
 
+    _slow_stack = "H_level"
+
     def __init__(self, published: Any) -> None:
         inner, config = published.inner, published.inner.config
-        fast, slow, n_fast = self._stacks_of(inner)
+        fast, slow = inner.L_level, getattr(inner, self._slow_stack)
         self._mixing = getattr(config, "mlp_t", False)
         self._rotary = config.pos_encodings == "rope"
         layer, embedding = self._layer_sites(), {"hook_embed": "residual"}
@@ -78,7 +80,7 @@ class HRMAdapter(NestedModel):
             nested_sites(
                 [layer] * len(fast.layers),
                 [layer] * len(slow.layers),
-                n_fast,
+                int(config.L_cycles),
                 d_model=width,
                 n_heads=n_heads,
                 d_head=width // n_heads,
@@ -99,13 +101,10 @@ class HRMAdapter(NestedModel):
             n_ctx=int(config.seq_len) + self.n_puzzle_positions,
         )
 
-    @staticmethod
-    def _stacks_of(inner: Any) -> tuple[Any, Any, int]:
-        return inner.L_level, inner.H_level, int(inner.config.L_cycles)
-
     @property
     def stacks(self) -> tuple[Any, Any, int]:
-        return self._stacks_of(self.published.inner)
+        inner = self.published.inner
+        return inner.L_level, getattr(inner, self._slow_stack), int(inner.config.L_cycles)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -252,14 +251,12 @@ class TRMAdapter(HRMAdapter):
         "inner.H_init",
     )
 
+    _slow_stack = "L_level"  # one stack for both
+
     @classmethod
     def fits(cls, model: object) -> bool:
         """Whether a model has the parts, and no slow stack of its own."""
         return super().fits(model) and not HRMAdapter.fits(model)
-
-    @staticmethod
-    def _stacks_of(inner: Any) -> tuple[Any, Any, int]:
-        return inner.L_level, inner.L_level, int(inner.config.L_cycles)
 
     def exit_probability(
         self, state: Float[Tensor, "*loop batch pos d_state"]

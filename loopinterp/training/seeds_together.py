@@ -45,7 +45,9 @@ def advance_together(trainers: Sequence[Trainer]) -> None:
     if len(trainers) == 1:
         return trainers[0].advance()
     models = [trainer.model for trainer in trainers]
-    drawn = [trainer.begin() for trainer in trainers]
+    for trainer in trainers:
+        trainer.optimiser.zero_grad(set_to_none=True)
+    drawn = [trainer.draw() for trainer in trainers]
     questions = [one.questions for one in drawn]
     with trainers[0].autocast():
         bound = [trainer.bind(one) for trainer, one in zip(trainers, drawn)]

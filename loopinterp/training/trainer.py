@@ -155,15 +155,11 @@ class Trainer(ShortRepr):
         :meth:`read` raises on it, and has to be called before a checkpoint is written.
         """
         with recording_gradients():
-            drawn = self.begin()
+            self.optimiser.zero_grad(set_to_none=True)
+            drawn = self.draw()
             supervised = self._supervise(drawn)
             supervised.loss.backward()
             self.finish(drawn, supervised)
-
-    def begin(self) -> Drawn:
-        """The part of a step before the forward pass: a batch is drawn, gradients are cleared."""
-        self.optimiser.zero_grad(set_to_none=True)
-        return self.draw()
 
     def draw(self) -> Drawn:
         """A batch, looked at before it is sent to the device."""

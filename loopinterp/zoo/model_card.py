@@ -154,7 +154,6 @@ def make_entry(
         recipe: Name of the recipe that it was trained by; None if it was trained elsewhere.
         note: What it is an example of, in a line.
         samples: Examples for each length and distribution.
-        seed: Seed of the examples.
 
     Raises:
         InputError: If the folder is taken, the recipe unknown, or the run not finished.

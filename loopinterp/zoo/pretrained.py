@@ -25,12 +25,10 @@ def _names() -> list[str]:
 def load_pretrained(name: str, folder: str | Path | None = None) -> Run:
     """A run of the zoo: a trained model with its task, without training and offline.
 
-    Nothing is ever written into the package, so studies that save results need a copy of their own.
-
     Args:
         name: One of :func:`list_pretrained`.
-        folder: Where to copy it, as a run like any other; a copy that is there already is taken
-            as it is, with its results. None opens the zoo's own, to be read only.
+        folder: Where to copy it, for studies that save results; a copy that is there already is
+            taken with its results. None opens the zoo's own, to be read only.
 
     Raises:
         InputError: If there is no model of that name, or the folder holds another run.
@@ -91,10 +89,9 @@ def get_card(name: str) -> Card:
 def list_pretrained() -> pd.DataFrame:
     """The models of the zoo, one a row, by name.
 
-    Columns: its task; the number of its weights; the greatest length in its training; exact match
-    at 1, 2, 4 and 8 times that, on the distribution where it is lowest, NaN where it has no
-    positions for them; which distribution is lowest at the first of these lengths that is not
-    wholly right, "" where several are or there is none; and what it is an example of.
+    Columns: task; number of weights; greatest length in training; exact match at 1, 2, 4 and 8
+    times that, on the distribution where it is lowest (NaN without positions for them); the one
+    distribution that is lowest at the first of these lengths below 1, or ""; and a note.
 
     Example:
         >>> list_pretrained()["task"]["parity"]
