@@ -156,7 +156,7 @@ def constant_scores(targets: Int[Tensor, "batch pos"]) -> tuple[float, float]:
     return max(exact, commonest), share
 
 
-def need_askable(
+def askable_distributions(
     model: LoopedModel | Any,
     task: Task,
     lengths: Sequence[int],
@@ -253,7 +253,7 @@ def calibrate_stopping(
     if len(cells) < 2:
         fix = "Pass e.g. range(1, run.cutoff + 1)."
         raise InputError("lengths", expected="at least two", given=str(cells), fix=fix)
-    names = need_askable(model, task, cells, n_samples, distributions or None)
+    names = askable_distributions(model, task, cells, n_samples, distributions or None)
     n_positions = [task.n_positions(n) for n in cells]  # until batches say what they have
     last = 2 * n_positions[-1] if max_loops is None else max_loops
     # [distribution, length, loop]

@@ -30,9 +30,9 @@ from loopinterp.tasks.task import IGNORE
 from loopinterp.training.answer_scores import (
     Lowest,
     Scores,
+    askable_distributions,
     constant_scores,
     lowest_of,
-    need_askable,
     perplexity_estimate,
     scores_at,
 )
@@ -186,7 +186,7 @@ def evaluate(
     for name in {ORACLE, BEST, ANY} & set(stopping or ()):
         fix = "Give that rule another name."
         raise InputError("stopping", expected=f"no {name!r}", given="one", fix=fix)
-    names = need_askable(model, task, lengths, n_samples, distributions)
+    names = askable_distributions(model, task, lengths, n_samples, distributions)
     extra, lengths, loops = (sorted(set(x)) for x in (extra_loops, lengths, loops))
     rules = {ORACLE: Oracle(), **stopping} if stopping else {}
     described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
@@ -360,7 +360,7 @@ def operand_grid(
         expected = "one that draws operands of given lengths (sample_operands)"
         fix = "Take a task of two operands, or evaluate it by length."
         raise InputError("task", expected=expected, given=f"{task.name!r}", fix=fix)
-    need_askable(model, task, [1, to], n_samples)
+    askable_distributions(model, task, [1, to], n_samples)
     loops = check_increasing(loops)
     described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
     options = {"to": to, "loops": loops, "n_samples": n_samples, "seed": seed}
@@ -373,14 +373,14 @@ def operand_grid(
             exact = arrays["exact"].copy()
     with study(seed, **described, n_samples=n_samples) as watch:
         for n_a, n_b in track(list(product(range(1, to + 1), repeat=2)), "grid"):
-            at = (slice(None), n_a - 1, n_b - 1)
+            at = (slice(None), n_a - 1, n_b - 1)  # a cell, at all numbers of loops
             if not np.isnan(exact[at]).any():
                 continue
             generator = stream(seed, f"operands {n_a} {n_b}")
             batch: Any = draw(n_a, n_b, batch_size=n_samples, generator=generator)
             scores = scores_at(model, batch.to(device_of(model)), loops)
             exact[at] = [float(scores[loop].exact.double().mean()) for loop in loops]
-            if file is not None:
+            if file is not None:  # after each cell, as one may take minutes
                 write_arrays(file, {"exact": exact}, {"made": digest})
         return OperandGrid.of(
             watch,

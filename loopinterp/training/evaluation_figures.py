@@ -121,6 +121,7 @@ def lowest_finding(
     over = "" if n_seeds is None else f", mean over {n_seeds} seeds,"
     text = f"The lowest exact match over {among}{over} is {each}.{unmeasured(not_judged)}"
     least = min(low.share for low in lowest.values())
+    # Of a part of the task alone nothing good is said of the whole.
     good = None if not_judged and least >= 0.99 else bool(least >= 0.99)
     return Finding(text, value=f"{least:.2f} exact match", good=good)
 
@@ -150,6 +151,7 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
     """The greatest length up to which every length tried is at 0.99 or more."""
     at = {"extra_loop": nearest_extra_loop(result), ESTIMATE: "value", "distribution": distribution}
     scores = result.data["exact_match"].sel(at).to_series()
+    # Up to the first length that fails, whatever comes after it.
     failing = scores.index[scores < 0.99]
     passed = scores.index[scores.index < failing.min()] if len(failing) else scores.index
     name, text = readable(distribution), ""
@@ -175,7 +177,7 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
 def _stopping(result: EvaluationResult) -> Finding:
     """Exact match under rules that do not know T(n), in the worst cell of each."""
     exact = result.data["stopped_exact_match"].sel({ESTIMATE: "value"}, drop=True)
-    worst = exact.min(["distribution", "length"]).to_series()
+    worst = exact.min(["distribution", "length"]).to_series()  # by rule
     rules = worst.drop([name for name in (ORACLE, BEST, ANY) if name in worst.index])
     shares = "; ".join(f"{rule}: {percent(share)}" for rule, share in rules.items())
     text = (
@@ -346,7 +348,7 @@ def _rules_on_the_curve(result: EvaluationResult) -> Figure:
 def _(result: OperandGrid) -> list[Finding]:
     """The mean over the grid at the best number of loops, and its worst cell."""
     exact = result.data["exact_match"].sel({ESTIMATE: "value"})
-    means = exact.mean(["n_a", "n_b"]).to_series()
+    means = exact.mean(["n_a", "n_b"]).to_series()  # by number of loops
     to, tied = int(exact["n_a"].max()), means.index[means == means.max()].tolist()
     if means.max() == 0:
         text = f"No answer up to {to} x {to} is wholly right after any of the numbers of loops."

@@ -232,6 +232,7 @@ def _fit(parts: Sequence[_Part], progress: bool) -> None:
             advance_together([part.trainer for part in behind])
             due = [part for part in behind if part.trainer.due]
             metrics = [read_metrics(part.trainer) for part in due]
+            # Seeds share the time of a step.
             took = (time.perf_counter() - started) / len(behind)
             for part in behind:
                 part.seconds += took
@@ -286,7 +287,7 @@ def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
 
 def check_same(saved: Settings, config: TrainingConfig, folder: Path) -> None:
     """Resuming with another configuration would give numbers that no configuration gives."""
-    old, new = flatten(saved.to_dict()), flatten(config.to_dict())
+    old, new = flatten(saved.to_dict()), flatten(config.to_dict())  # by dotted name
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             expected = f"{old.get(key)!r}, as the run in {folder} has it"

@@ -59,6 +59,7 @@ class Questions:
     def share_of(self, rows: slice) -> Questions:
         """The questions to some of the examples; the losses of all shares add up to the whole."""
         targets = self.targets[:, rows]
+        # The mean over these targets, weighted by their share of all.
         share = int((targets != IGNORE).sum()) / max(int((self.targets != IGNORE).sum()), 1)
         return replace(self, loops=self.loops[:, rows], targets=targets, share=share)
 
@@ -240,6 +241,7 @@ class Curriculum:
         If it cannot, the next lengths can be drawn before the accuracy of these steps is known.
         For ``accuracy`` the running accuracy reaches ``1 - (1 - a) momentum^n`` at most.
         """
+        # The running accuracy if every answer of these steps were right.
         highest = 1 - (1 - self.running_accuracy) * _MOMENTUM**n_steps
         # Within the rounding of that many additions.
         return self._may_grow(self.n_steps + n_steps, highest + 1e-9)

@@ -93,7 +93,7 @@ class Measurement(WithConflicts):
             >>> Measurement(seeds=(0,), samples=9, exact_match=shares, minutes=1, on="x").reach()
             (24, 30)
         """
-        well = 0
+        well = 0  # the greatest length so far that all distributions pass
         for n in sorted(set().union(*self.exact_match.values())):
             measured = [name for name, shares in self.exact_match.items() if n in shares]
             if min(self.mean(name, n).value for name in measured) < _WELL:

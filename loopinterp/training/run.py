@@ -58,7 +58,7 @@ class OlderWeightsWarning(UserWarning):
 
 
 _RESTORE = "Restore it from a copy, or train into a new folder."
-_APART = "The files do not belong together: restore them, or train into a new folder."
+_RESTORE_ALL = "The files do not belong together: restore them, or train into a new folder."
 
 
 class RunFault(Enum):
@@ -75,13 +75,13 @@ class RunFault(Enum):
         "Call loopinterp.analyze_model with that model again; reports need no model.",
     )
     NO_MODEL = (f"a model in {MODEL}/", "none before the first checkpoint", "Resume the training.")
-    OTHER_ARCHITECTURE = ("the architecture in the run's config.json", "another one", _APART)
-    OTHER_WEIGHTS = ("the weights of the run's config.json", "those of another run", _APART)
+    OTHER_ARCHITECTURE = ("the architecture in the run's config.json", "another one", _RESTORE_ALL)
+    OTHER_WEIGHTS = ("the weights of the run's config.json", "those of another run", _RESTORE_ALL)
     OTHER_LINES = ("the lines that training wrote", "a file that {mismatch}", _RESTORE)
     DAMAGED_LINE = ("a JSON object with the metrics of a step", "{line!r}", _RESTORE)
     LINES_MISSING = ("{n_lines} lines, one for every {log_every} steps", "{n_given}", _RESTORE)
     NO_STATE = ("the state of a training run", "a safetensors file of another kind", _RESTORE)
-    OTHER_STATE = ("the state of the run beside it", "that of another configuration", _APART)
+    OTHER_STATE = ("the state of the run beside it", "that of another configuration", _RESTORE_ALL)
     NO_COUNTERS = ("the counters of a training run", "none that can be read ({error!r})", _RESTORE)
     TAKEN = (
         "a folder without a run",
@@ -273,6 +273,7 @@ class Run(ShortRepr):
         import pandas as pd
 
         path = self.folder / METRICS
+        # Lines after the last checkpoint may be there, but none of a step that the run has not.
         last = getattr(self.config, "steps", 0)
         return pd.DataFrame(
             parse_metrics(path, complete_lines(path), _seal_of(self.folder / WEIGHTS), last=last)
@@ -349,7 +350,7 @@ def given_model_config(
         expected = "a LoopedTransformer itself, as nothing else is rebuilt from its weights"
         raise InputError("model", expected=expected, given=f"a {type(model).__name__}", fix=fix)
     need_model_of(task, model)
-    rule = model.loop_rule or LoopRule(1)
+    rule = model.loop_rule or LoopRule(1)  # whose scale and extra are the defaults
     if rule.of_length is not None and rule.of_length != LoopsByLength(task):
         raise InputError(
             "loop_rule of the model",

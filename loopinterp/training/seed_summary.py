@@ -204,6 +204,7 @@ class SweepResult(Result, kind="sweep"):
         """
         import pandas as pd
 
+        # [setting, distribution, length]
         cells = self.data.sel(extra_loop=nearest_extra_loop(self))
         axes, rows = ("setting", "distribution"), {}
         for setting, distribution in itertools.product(*(cells[k].values for k in axes)):

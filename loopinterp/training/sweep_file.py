@@ -148,7 +148,7 @@ class Sweep(WithConflicts):
         if scale is None and not self.scales:
             return self
         chosen = self.scales[check_choice("scale", scale or "laptop", self.scales)]  # type: ignore[index]
-        evaluation = self.evaluation.to_dict() | chosen.evaluation
+        evaluation = self.evaluation.to_dict() | chosen.evaluation  # by name
         return self.replace(
             set=(*self.set, *chosen.set),
             seeds=chosen.seeds or self.seeds,

@@ -76,6 +76,7 @@ class _Ema:
         shadow: list[Tensor] = list(self.shadow.values())
         live: list[Tensor] = list(self._live.values())
         if unless is not None:
+            # A choice on the device, as nobody waits to learn whether the step was finite.
             live = [torch.where(unless, old, new) for old, new in zip(shadow, live)]
         average(shadow, live, torch.tensor(0))
         self.n_updates += 1
@@ -289,7 +290,7 @@ class Trainer(ShortRepr):
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
-        current, _ = self.state()
+        current, _ = self.state()  # the tensors themselves, which are written over below
         fix = "Restore them, or train in another folder."
         check_tensors(tensors, current, f"checkpoint {path}", fix=fix)
         with reading_counters(path):
@@ -388,6 +389,7 @@ class Trainer(ShortRepr):
         wrong = [what for what, value in numbers.items() if not math.isfinite(value)]
         if not wrong:
             return
+        # On the device nothing has changed since that step, see advance.
         self.steps_done = self.ema.n_updates = step - 1
         self._spoiled.fill_(False)
         what, given = f"{wrong[0]} at step {step}", str(numbers[wrong[0]])
