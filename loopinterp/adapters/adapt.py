@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class TokenWords(ShortRepr, Sequence[str]):
-    """What each token of a tokenizer says, looked up when it is asked for.
+    """The text of each token of a tokenizer, looked up when it is asked for.
 
-    Spaces before words are left out; a token of nothing but spaces and line ends shows them as a
-    program would write them, and one that is no whole text (a part of a letter) its piece.
+    Spaces before words are left out; a token of spaces and line ends shows them as a program would
+    write them, and one that is no whole text (a part of a letter) its piece.
 
     Args:
         tokenizer: A tokenizer of ``transformers``.
@@ -63,9 +63,6 @@ class TokenWords(ShortRepr, Sequence[str]):
         return text.strip() or repr(text)[1:-1].replace(" ", "␣")
 
 
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-
-
 def tokenize(tokenizer: Any, prompt: str, *, n_ctx: int | None = None) -> Int[Tensor, "1 pos"]:
     """The tokens of a prompt, those included that its tokenizer puts around every text.
 
@@ -78,21 +75,15 @@ def tokenize(tokenizer: Any, prompt: str, *, n_ctx: int | None = None) -> Int[Te
         InputError: If it has no token, or too many, or is no text that UTF-8 can write.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
-        raise InputError(
-            "prompt",
-            expected="text that UTF-8 can write",
-            given=f"{prompt[:40]!r}, with half of a pair of surrogates or a byte of another code",
-            fix="Write it in UTF-8.",
-        )
+        given = f"{prompt[:40]!r}, with half of a pair of surrogates or a byte of another code"
+        fix = "Write it in UTF-8."
+        raise InputError("prompt", expected="text that UTF-8 can write", given=given, fix=fix)
     tokens = list(tokenizer(prompt)["input_ids"])
     if not tokens or (n_ctx is not None and len(tokens) > n_ctx):
         most = "" if n_ctx is None else f", at most {n_ctx}"
-        raise InputError(
-            "prompt",
-            expected=f"a text of one token or more{most}",
-            given=f"{prompt[:40]!r}, of {len(tokens)} tokens",
-            fix="Write some words." if not tokens else "Shorten it.",
-        )
+        given = f"{prompt[:40]!r}, of {len(tokens)} tokens"
+        fix = "Write some words." if not tokens else "Shorten it."
+        raise InputError("prompt", expected=f"one token or more{most}", given=given, fix=fix)
     return torch.tensor([tokens])
 
 
@@ -116,59 +107,38 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def _published_source(name: str) -> str:
-    """What transformers is to load: a folder that is there, or what stands behind ``hf:``.
-
-    Transformers takes ``owner/name`` for a folder where there is one of that name. What is asked of
-    the hub is then fetched first, so that no file of that folder is read, and no code of it run.
-
-    Raises:
-        InputError: If it is neither, or cannot be fetched. A path with a typing mistake in it never
-            asks a hub.
-    """
+    """The folder or repository for transformers; a mistyped path never asks a hub."""
     if name.startswith(HUB):
         repository = name.removeprefix(HUB)
-        return _fetched(name, repository) if os.path.exists(repository) else repository
+        if not os.path.exists(repository):
+            return repository
+        # Transformers takes owner/name for a folder where there is one of that name. Fetched here,
+        # no file of that folder is read, and no code of it run.
+        from huggingface_hub import snapshot_download
+
+        pickles = ["*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl"]
+        try:
+            return snapshot_download(repository, ignore_patterns=pickles)
+        except Exception as error:  # the hub raises many kinds; all mean that it cannot be had
+            raise _unreadable("model", name, error) from error
     if not os.path.isdir(name):
-        raise InputError(
-            "model",
-            expected=f"the folder of a published model, or {HUB}owner/name on the Hugging Face hub",
-            given=repr(name),
-            fix=f"Check the path; to ask the hub, write {HUB} before the name.",
-        )
+        expected = f"the folder of a published model, or {HUB}owner/name on the Hugging Face hub"
+        fix = f"Check the path; to ask the hub, write {HUB} before the name."
+        raise InputError("model", expected=expected, given=repr(name), fix=fix)
     return name
 
 
-def _fetched(name: str, repository: str) -> str:
-    """The folder that a model of the hub is fetched to; its pickles are left there."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return snapshot_download(repository, ignore_patterns=list(_PICKLES))
-    except Exception as error:  # the hub raises many kinds; all mean that it cannot be had
-        raise _unreadable("model", name, error) from error
-
-
 def _unreadable(what: str, name: str, error: Exception) -> InputError:
-    """What to say where transformers could not read something."""
-    said = " ".join(str(error).split())
-    if "trust_remote_code" in said:
+    """The error where transformers could not read something."""
+    message = " ".join(str(error).split())
+    if "trust_remote_code" in message:
         expected = "code that transformers has, or your leave to run the code beside the weights"
         given, fix = "code of its own", "Read it, and add trust_remote_code (--trust-remote-code)."
     else:
         expected = f"a {what} that transformers can read"
-        given = f"{type(error).__name__}: {said[:200]}"
+        given = f"{type(error).__name__}: {message[:200]}"
         fix = "Check the name or folder, and whether it is complete."
     return InputError(f"{what} of {name}", expected=expected, given=given, fix=fix)
-
-
-ADAPTERS: tuple[type[PublishedModel], ...] = (
-    OuroAdapter,
-    HuginnAdapter,
-    HRMTextAdapter,
-    HRMAdapter,
-    TRMAdapter,
-)
-"""All adapters, each of which says by its ``needs`` what models it is for."""
 
 
 def load_published(
@@ -181,8 +151,7 @@ def load_published(
 ) -> PublishedModel:
     """Load a published model by its name, or from a folder, and adapt it.
 
-    Weights are fetched of the name that is given, as ``transformers`` does it, and code beside them
-    is run only where you say so. Weights have to be safetensors: no pickle is loaded.
+    Weights have to be safetensors: no pickle is loaded.
 
     Args:
         name: A folder, or ``hf:owner/name`` on the Hugging Face hub.
@@ -196,8 +165,9 @@ def load_published(
     """
     from transformers import AutoModelForCausalLM
 
-    source, kind = _published_source(name), check_dtype(dtype) or "auto"
-    how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": kind}
+    source = _published_source(name)
+    how: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    how["dtype"] = check_dtype(dtype) or "auto"
     how["use_safetensors"] = True  # a pickle can run any code when it is loaded
     model: Any
     try:
@@ -212,24 +182,28 @@ def load_published(
 def adapt(model: nn.Module, **options: Any) -> PublishedModel:
     """A published looped model with our addresses, hooks and protocol, so that any study runs.
 
-    The weights are shared with the model, and nothing of it is changed.
-
     Args:
-        model: A model as the published code makes it, such as what
-            ``transformers.AutoModelForCausalLM.from_pretrained`` gives.
-        options: What its adapter takes, such as ``seed=`` for a random start.
+        model: A model as the published code makes it, with which weights are shared.
+        options: Options of its adapter, such as ``seed=`` for a random start.
 
     Raises:
         InputError: If no adapter knows such a model, or its adapter no such option.
     """
-    for adapter in ADAPTERS:
+    adapters: tuple[type[PublishedModel], ...] = (
+        OuroAdapter,
+        HuginnAdapter,
+        HRMTextAdapter,
+        HRMAdapter,
+        TRMAdapter,
+    )
+    for adapter in adapters:
         if adapter.fits(model):
             named = signature(adapter).parameters.values()
             known = [option.name for option in named if option.kind is Parameter.KEYWORD_ONLY]
             for name in options.keys() - {*known}:
                 raise unknown_name(f"option of {adapter.__name__}", name, known)
             return adapter(model, **options)  # type: ignore[call-arg]
-    kinds = ", ".join(adapter.__name__.removesuffix("Adapter") for adapter in ADAPTERS)
+    kinds = ", ".join(adapter.__name__.removesuffix("Adapter") for adapter in adapters)
     raise InputError(
         "model",
         expected=f"a published looped model of a kind that has an adapter: {kinds}",

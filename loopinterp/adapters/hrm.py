@@ -35,14 +35,11 @@ from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int, Integer
+    from jaxtyping import Float, Integer
     from torch import Tensor
 
     from loopinterp.models.addresses import Sites
     from loopinterp.models.attribution import AttributionPass
-
-
-_HALF = 0.707106781  # as the published code spells the root of a half
 
 
 class HRMAdapter(NestedModel):
@@ -64,29 +61,31 @@ class HRMAdapter(NestedModel):
         "inner.H_init",
     )
 
+    _slow_stack = "H_level"
+
     def __init__(self, published: Any) -> None:
         inner, config = published.inner, published.inner.config
-        fast, slow, n_fast = self._stacks_of(inner)
+        fast, slow = inner.L_level, getattr(inner, self._slow_stack)
         self._mixing = getattr(config, "mlp_t", False)
         self._rotary = config.pos_encodings == "rope"
-        layer, learned = self._layer_sites(), config.pos_encodings == "learned"
-        added = {"hook_pos_embed": "residual"} if learned else {}
+        layer, embedding = self._layer_sites(), {"hook_embed": "residual"}
+        if config.pos_encodings == "learned":
+            embedding["hook_pos_embed"] = "residual"
         n_heads, width = int(config.num_heads), int(config.hidden_size)
-        mlp = fast.layers[0]
-        neurons = mlp.mlp_t.down_proj.weight.shape[1] if self._mixing else 0
+        first = fast.layers[0]
+        neurons = first.mlp_t.down_proj.weight.shape[1] if self._mixing else 0
         self.n_puzzle_positions = int(inner.puzzle_emb_len) if hasattr(inner, "puzzle_emb") else 0
-        places = int(config.seq_len) + self.n_puzzle_positions
         super().__init__(
             published,
             nested_sites(
                 [layer] * len(fast.layers),
                 [layer] * len(slow.layers),
-                n_fast,
+                int(config.L_cycles),
                 d_model=width,
                 n_heads=n_heads,
                 d_head=width // n_heads,
-                d_mlp=mlp.mlp.down_proj.weight.shape[1],
-                embedding={"hook_embed": "residual", **added},
+                d_mlp=first.mlp.down_proj.weight.shape[1],
+                embedding=embedding,
                 closing={"hook_halt": "halt"},
                 more_axes={
                     "halt": (2,),
@@ -99,16 +98,13 @@ class HRMAdapter(NestedModel):
             d_vocab=inner.embed_tokens.embedding_weight.shape[0],
             d_vocab_out=inner.lm_head.weight.shape[0],
             causal=False,
-            n_ctx=places,
+            n_ctx=int(config.seq_len) + self.n_puzzle_positions,
         )
-
-    @staticmethod
-    def _stacks_of(inner: Any) -> tuple[Any, Any, int]:
-        return inner.L_level, inner.H_level, int(inner.config.L_cycles)
 
     @property
     def stacks(self) -> tuple[Any, Any, int]:
-        return self._stacks_of(self.published.inner)
+        inner = self.published.inner
+        return inner.L_level, getattr(inner, self._slow_stack), int(inner.config.L_cycles)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -140,25 +136,16 @@ class HRMAdapter(NestedModel):
     ) -> AttentionContext:
         n_puzzle = self.n_puzzle_positions
         if n_puzzle and isinstance(inputs, torch.Tensor) and inputs.dim() == 2:
-            if not checked:
-                self._check_puzzle(inputs)
-            no_puzzle = torch.zeros_like(inputs[:, :n_puzzle])
-            inputs = torch.cat((no_puzzle, inputs[:, n_puzzle:]), dim=1)
+            number = len(self.published.inner.puzzle_emb.weights)
+            puzzle, fix = inputs[:, :n_puzzle], "Pass model.with_puzzle(tokens, puzzles)."
+            good = (puzzle == puzzle[:, :1]) & (puzzle >= 0) & (puzzle < number)
+            if not checked and not (inputs.shape[1] > n_puzzle and good.all()):
+                expected = f"the number of a puzzle, 0 to {number - 1}, the same at the first "
+                expected += f"{n_puzzle} positions of each example, and tokens"
+                given = f"{inputs.shape[1]} positions, {puzzle[~good.all(1)][:1].tolist()} of them"
+                raise InputError("inputs", expected=expected, given=given, fix=fix)
+            inputs = torch.cat((torch.zeros_like(puzzle), inputs[:, n_puzzle:]), dim=1)
         return super().input_context(inputs, offset, all_pairs=all_pairs, checked=checked)
-
-    def _check_puzzle(self, inputs: Tensor) -> None:
-        n_puzzle, number = self.n_puzzle_positions, len(self.published.inner.puzzle_emb.weights)
-        puzzle, fix = inputs[:, :n_puzzle], "Pass model.with_puzzle(tokens, puzzles)."
-        if inputs.shape[1] <= n_puzzle:
-            expected = f"the number of a puzzle at {n_puzzle} positions, and tokens"
-            given = f"{inputs.shape[1]} positions"
-            raise InputError("inputs", expected=expected, given=given, fix=fix)
-        good = (puzzle == puzzle[:, :1]) & (puzzle >= 0) & (puzzle < number)
-        if not good.all():
-            expected = f"the number of a puzzle, 0 to {number - 1}, the same at the first "
-            expected += f"{n_puzzle} positions of each example"
-            given = str(puzzle[~good.all(1)][0].tolist())
-            raise InputError("inputs", expected=expected, given=given, fix=fix)
 
     def rotation(self, n_pos: int) -> tuple[Tensor, Tensor] | None:
         if not self._rotary:
@@ -179,20 +166,16 @@ class HRMAdapter(NestedModel):
         inner, top, prefix = self.published.inner, taps.at("top"), self.n_puzzle_positions
         e = inner.embed_tokens(inputs[:, prefix:].int())
         if prefix:
-            e = torch.cat((self._puzzle(inputs[:, 0]), e), dim=1)
+            # [batch, n * d_model], filled up with zeros and cut into the puzzle's positions
+            puzzle, width = inner.puzzle_emb, e.shape[-1]
+            vectors = puzzle.weights[inputs[:, 0].long()].to(puzzle.cast_to)
+            vectors = F.pad(vectors, (0, prefix * width - vectors.shape[-1]))
+            e = torch.cat((vectors.unflatten(-1, (-1, width)), e), dim=1)
         if inner.config.pos_encodings != "learned":
             return top("hook_embed", inner.embed_scale * e)
-        scale = inner.embed_scale * _HALF
+        scale = inner.embed_scale * 0.707106781  # as the published code spells the root of a half
         place = inner.embed_pos.embedding_weight[: e.shape[1]].to(e)
         return top("hook_embed", scale * e) + top("hook_pos_embed", (scale * place).expand_as(e))
-
-    def _puzzle(self, number: Int[Tensor, " batch"]) -> Float[Tensor, "batch place d_model"]:
-        """What a puzzle says of itself, over the positions it has."""
-        known, width = self.published.inner.puzzle_emb, self.site_map.d_model
-        vectors = known.weights[number.long()].to(known.cast_to)
-        # [batch, n * d_model], filled up with zeros and cut into positions.
-        vectors = F.pad(vectors, (0, self.n_puzzle_positions * width - vectors.shape[-1]))
-        return vectors.unflatten(-1, (-1, width))
 
     # The layers
 
@@ -203,6 +186,7 @@ class HRMAdapter(NestedModel):
         """``norm(h + attn(h))``, then ``norm(h + mlp(h))``, by norms without weights."""
         h = self.mix(layer, tap("hook_resid_pre", h), context, tap)
         h = tap("hook_resid_mid", h)
+        # [batch, pos, d_mlp] each
         pre, linear = layer.mlp.gate_up_proj(h).chunk(2, dim=-1)
         x = layer.mlp.down_proj(gated(pre, linear, F.silu, tap))
         h = rms_norm(h + tap("hook_mlp_out", x), None, layer.norm_eps, tap, "ln2_post")
@@ -243,6 +227,7 @@ class HRMAdapter(NestedModel):
         self, state: Float[Tensor, "*loop batch pos d_state"]
     ) -> Float[Tensor, "*loop batch pos"]:
         """``sigmoid(stop - go on)``, above a half where the published code halts."""
+        # [..., batch], the same at every position
         stop, go_on = self.halting(state).float().unbind(-1)
         return (stop - go_on).sigmoid()[..., None].expand(state.shape[:-1])
 
@@ -266,14 +251,12 @@ class TRMAdapter(HRMAdapter):
         "inner.H_init",
     )
 
+    _slow_stack = "L_level"  # one stack for both
+
     @classmethod
     def fits(cls, model: object) -> bool:
         """Whether a model has the parts, and no slow stack of its own."""
         return super().fits(model) and not HRMAdapter.fits(model)
-
-    @staticmethod
-    def _stacks_of(inner: Any) -> tuple[Any, Any, int]:
-        return inner.L_level, inner.L_level, int(inner.config.L_cycles)
 
     def exit_probability(
         self, state: Float[Tensor, "*loop batch pos d_state"]

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import NonNegativeInt
 
 from loopinterp.adapters.nested_loops import NestedModel, nested_sites
 from loopinterp.adapters.published_model import (
@@ -26,7 +27,8 @@ from loopinterp.adapters.published_model import (
     rotate_halves,
     split_heads,
 )
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.models.addresses import norm_sites
 from loopinterp.models.attention import attend
 from loopinterp.models.positions import AttentionContext
@@ -59,16 +61,14 @@ class HRMTextAdapter(NestedModel):
         "lm_head",
     )
 
-    def __init__(self, published: Any, *, n_prefix: int = 0) -> None:
+    @checked
+    def __init__(self, published: Any, *, n_prefix: NonNegativeInt = 0) -> None:
         config, inner = published.config, published.model
-        self.n_prefix = check_integer("n_prefix", n_prefix, least=0)
+        self.n_prefix = n_prefix
         if n_prefix and not config.prefix_lm:
-            raise InputError(
-                "n_prefix",
-                expected="0 for a model of prefix_lm = False, which is causal throughout",
-                given=str(n_prefix),
-                fix="Leave n_prefix out.",
-            )
+            expected = "0 for a model of prefix_lm = False, which is causal throughout"
+            fix = "Leave n_prefix out."
+            raise InputError("n_prefix", expected=expected, given=str(n_prefix), fix=fix)
         first = inner.L_module.layers[0]
         self._d_head = int(first.self_attn.head_dim)
         layer = layer_sites(before=True, after=False, gate="head")
@@ -115,6 +115,7 @@ class HRMTextAdapter(NestedModel):
         context = super().length_context(n_pos, all_pairs=all_pairs)
         if self.config.causal:
             return context
+        # [1, 1, query, key]: added to the scores
         mask = torch.zeros(1, 1, n_pos, n_pos, device=self.device, dtype=self.dtype)
         return replace(context, mask=mask.masked_fill(~self.visible(n_pos), float("-inf")))
 
@@ -127,25 +128,18 @@ class HRMTextAdapter(NestedModel):
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
     ) -> Tensor:
         inner = self.published.model
-        return taps.at("top")(
-            "hook_embed", inner.embed_tokens(inputs.long()) * inner.embedding_scale
-        )
+        e = inner.embed_tokens(inputs.long()) * inner.embedding_scale
+        return taps.at("top")("hook_embed", e)
 
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """``h + W_O (sigmoid(gate) * attn(norm(h)))``, then ``h + mlp(norm(h))``."""
         attention, mlp = layer.self_attn, layer.mlp
         h = tap("hook_resid_pre", h)
         x = rms_norm(h, None, layer.input_layernorm.eps, tap, "ln1")
-        q, k, v, gate = (
-            split_heads(project(x), self._d_head)
-            for project in (
-                attention.q_proj,
-                attention.k_proj,
-                attention.v_proj,
-                attention.gate_proj,
-            )
-        )
+        projections = attention.q_proj, attention.k_proj, attention.v_proj, attention.gate_proj
+        q, k, v, gate = (split_heads(project(x), self._d_head) for project in projections)
         z = attend(q, k, v, context, tap, turn=rotate_halves)
+        # [batch, pos, head, d_head], as the hook shows heads
         gate = tap("attn.hook_gate", gate.sigmoid().transpose(1, 2)).transpose(1, 2)
         h = h + tap("hook_attn_out", attention.o_proj(join_heads(gate * z)))
         h = tap("hook_resid_mid", h)

@@ -24,7 +24,9 @@ from loopinterp.adapters.published_model import (
     split_heads,
     weighted_norm,
 )
-from loopinterp.core.errors import InputError, check_seed
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
+from loopinterp.core.settings import Seed
 from loopinterp.models.addresses import SiteMap, norm_sites
 from loopinterp.models.attention import attend
 from loopinterp.models.positions import AttentionContext, rotate
@@ -62,16 +64,14 @@ class HuginnAdapter(PublishedModel):
         "lm_head",
     )
 
-    def __init__(self, published: Any, *, seed: int = 0) -> None:
+    @checked
+    def __init__(self, published: Any, *, seed: Seed = 0) -> None:
         config, parts = published.config, published.transformer
-        if getattr(config, "test_time_noise", 0):
-            raise InputError(
-                "model",
-                expected="steps that draw nothing: test_time_noise = 0",
-                given=f"test_time_noise = {config.test_time_noise}",
-                fix="Set model.config.test_time_noise = 0.",
-            )
-        self._seed = check_seed(seed)
+        if noise := getattr(config, "test_time_noise", 0):
+            expected = "steps that draw nothing: test_time_noise = 0"
+            given, fix = f"test_time_noise = {noise}", "Set model.config.test_time_noise = 0."
+            raise InputError("model", expected=expected, given=given, fix=fix)
+        self._seed = seed
         n_heads = int(config.num_attention_heads)
         self._d_head = int(config.n_embd) // n_heads
         n_kv = int(config.num_key_value_heads)
@@ -118,11 +118,7 @@ class HuginnAdapter(PublishedModel):
         below = torch.rand(e.shape[1:], generator=generator, dtype=torch.float64)
         least = math.erfc(3 / math.sqrt(2)) / 2
         noise = torch.special.ndtri(least + (1 - 2 * least) * below)
-        return (noise * std * self._scale).to(e).expand_as(e)
-
-    @property
-    def _scale(self) -> float:
-        return float(self.published.emb_scale)
+        return (noise * std * float(self.published.emb_scale)).to(e).expand_as(e)
 
     def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
         turns = self.published.freqs_cis[0, :n_pos, 0].float()  # [pos, d_head / 2, 2]
@@ -133,7 +129,8 @@ class HuginnAdapter(PublishedModel):
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
     ) -> Tensor:
         parts = self.published.transformer
-        e = taps.at("top")("hook_embed", parts["wte"](inputs.long()) * self._scale)
+        e = parts["wte"](inputs.long()) * float(self.published.emb_scale)
+        e = taps.at("top")("hook_embed", e)
         for k, layer in enumerate(parts["prelude"]):
             e = self.layer(layer, e, context, taps.at("prelude", None, k))
         return e
@@ -143,6 +140,7 @@ class HuginnAdapter(PublishedModel):
     ) -> Tensor:
         tap, parts = taps.at("block", loop), self.published.transformer
         h, e = tap("hook_state_pre", h), tap("hook_injection", e)
+        # [batch, pos, 2 * d_model]: state and input side by side
         h = parts["adapter"](torch.cat([h, e], dim=-1))
         for k, layer in enumerate(parts["core_block"]):
             h = self.layer(layer, h, context, taps.at("block", loop, k))
@@ -156,22 +154,20 @@ class HuginnAdapter(PublishedModel):
         """``norm(h + attn(norm(h)))``, and the same for the MLP: the stream itself is normed."""
         attention, mlp = layer.attn, layer.mlp
         h = tap("hook_resid_pre", h)
-        q, k, v = self._qkv(attention, weighted_norm(layer.norm_1, h, tap, "ln1"))
+        n_kv = (self.site_map.n_kv_heads or self.site_map.n_heads) * self._d_head
+        # [batch, pos, heads * d_head] of queries, keys and values, split into heads
+        x = attention.Wqkv(weighted_norm(layer.norm_1, h, tap, "ln1"))
+        q, k, v = x.split((self.site_map.d_model, n_kv, n_kv), dim=-1)
+        q, k, v = (split_heads(part, self._d_head) for part in (q, k, v))
+        bias = getattr(attention, "qk_bias", None)  # [2, 1, head, d_head]
+        if bias is not None:
+            q, k = (x + b.transpose(0, 1) for x, b in zip((q, k), bias))
         z = attend(q, k, v, context, tap, turn=_turn)
         h = h + tap("hook_attn_out", attention.proj(join_heads(z)))
         h = tap("hook_resid_mid", weighted_norm(layer.norm_2, h, tap, "ln1_post"))
         pre, linear = mlp.fc(weighted_norm(layer.norm_3, h, tap, "ln2")).chunk(2, dim=-1)
         h = h + tap("hook_mlp_out", mlp.proj(gated(pre, linear, mlp.nonlin, tap)))
         return tap("hook_resid_post", weighted_norm(layer.norm_4, h, tap, "ln2_post"))
-
-    def _qkv(self, attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        n_kv = (self.site_map.n_kv_heads or self.site_map.n_heads) * self._d_head
-        q, k, v = attention.Wqkv(x).split((self.site_map.d_model, n_kv, n_kv), dim=-1)
-        q, k, v = (split_heads(part, self._d_head) for part in (q, k, v))
-        bias = getattr(attention, "qk_bias", None)  # [2, 1, head, d_head]
-        if bias is not None:
-            q, k = (x + b.transpose(0, 1) for x, b in zip((q, k), bias))
-        return q, k, v
 
     def run_readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None

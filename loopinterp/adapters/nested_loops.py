@@ -46,8 +46,7 @@ def nested_sites(
     """The sites of a model with a slow cycle as its loop.
 
     Args:
-        fast: Sites of the layers of the fast stack.
-        slow: Sites of the layers of the slow stack.
+        fast: Sites of the layers of the fast stack; ``slow`` those of the slow one.
         n_fast: How often the fast stack is run in a loop.
         d_model: Width of each part of the state.
         injects: Whether the input is injected into the fast cycles.
@@ -60,6 +59,7 @@ def nested_sites(
         >>> nested_sites([sites] * 2, [sites], 2, **sizes).layer_names[2:]
         ('inner.1.blocks.0', 'inner.1.blocks.1', 'inner.2.blocks.0')
     """
+    # The layers of all fast cycles, one after the other, and then those of the slow stack.
     stacks = [fast] * n_fast + [slow]
     names = (f"inner.{s}.blocks.{k}" for s, stack in enumerate(stacks) for k in range(len(stack)))
     injection = {"hook_injection": "residual"} if injects else {}
@@ -77,7 +77,7 @@ def nested_sites(
 
 
 class NestedModel(PublishedModel):
-    """A published model with a slow cycle as its loop. What it says besides: stacks and layers."""
+    """A published model with a slow cycle as its loop; an adapter adds its stacks and layers."""
 
     @property
     @abstractmethod
@@ -113,7 +113,7 @@ class NestedModel(PublishedModel):
         injects = "hook_injection" in self.site_map.opening
         e = tap("hook_injection", e) if injects else e
         inside = (taps.at("block", loop, k) for k in range(self.site_map.n_layers))
-        for _ in range(n_fast):
+        for _ in range(n_fast):  # [batch, pos, d_model] each
             z_L = self.run_stack(fast, z_L + (z_H + e if injects else z_H), context, inside)
         z_H = self.run_stack(slow, z_H + z_L, context, inside)
         z_H, z_L = tap("hook_z_H", z_H), tap("hook_z_L", z_L)
@@ -150,6 +150,7 @@ class NestedModel(PublishedModel):
 
     def attribute_readout(self, backward: AttributionPass) -> None:
         backward.through_unembedding(self.head.weight, self.head.bias)
+        # Logits are read from z_H alone: nothing comes from z_L.
         of_slow = backward.direction
         backward.direction = torch.cat((of_slow, torch.zeros_like(of_slow)), dim=-1)
 
@@ -186,7 +187,7 @@ class NestedModel(PublishedModel):
         return backward.direction
 
     def at_end(self, h: Tensor, tap: Tap) -> None:
-        """What a loop says besides its state."""
+        """Taps at the end of a loop besides those of its state."""
 
     def start(self, slow: Tensor, fast: Tensor, e: Tensor) -> Tensor:
         """A state of two parts, each given for every position or for all."""

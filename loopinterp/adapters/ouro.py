@@ -60,27 +60,21 @@ class OuroAdapter(PublishedModel):
     def __init__(self, published: Any) -> None:
         config, inner = published.config, published.model
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            raise InputError(
-                "model",
-                expected="layers that attend to all positions before them",
-                given="layer_types with sliding_attention",
-                fix="Load it with use_sliding_window=False, as published.",
-            )
+            expected, given = "attention to all positions before", "layer_types = sliding_attention"
+            fix = "Load it with use_sliding_window=False, as published."
+            raise InputError("model", expected=expected, given=given, fix=fix)
         angles = inner.rotary_emb.inv_freq
         if not bool((angles > 0).all() and (angles.diff() < 0).all()):
-            # transformers 5 makes a model without numbers, and fills in what is saved alone.
-            raise InputError(
-                "model",
-                expected="positions turned by less from each pair of features to the next",
-                given=f"rotary_emb.inv_freq = {angles.tolist()[:4]} …, as code that was written "
-                "for transformers 4 leaves it under version 5",
-                fix="Set model.model.rotary_emb.inv_freq after loading, and call adapt(model).",
-            )
+            # transformers 5 makes a model without numbers, and fills in what is saved alone: code
+            # that was written for transformers 4 is left without its angles.
+            expected = "positions turned by less from each pair of features to the next"
+            given = f"rotary_emb.inv_freq = {angles.tolist()[:4]} …"
+            fix = "Set model.model.rotary_emb.inv_freq after loading, and call adapt(model)."
+            raise InputError("model", expected=expected, given=given, fix=fix)
         attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
         self._d_head = int(attention.head_dim)
-        n_heads, n_kv = (
-            x.out_features // self._d_head for x in (attention.q_proj, attention.k_proj)
-        )
+        n_heads = attention.q_proj.out_features // self._d_head
+        n_kv = attention.k_proj.out_features // self._d_head
         layer = layer_sites(before=True, after=True, grouped=n_kv < n_heads)
         sites = SiteMap(
             d_model=inner.embed_tokens.embedding_dim,
@@ -91,11 +85,7 @@ class OuroAdapter(PublishedModel):
             embedding={"hook_embed": "residual"},
             opening={"hook_state_pre": "state"},
             block=(layer,) * len(inner.layers),
-            closing={
-                **norm_sites("ln_loop"),
-                "hook_state_post": "state",
-                "hook_exit_gate": "scale",
-            },
+            closing=norm_sites("ln_loop") | {"hook_state_post": "state", "hook_exit_gate": "scale"},
         )
         super().__init__(
             published,
@@ -109,10 +99,7 @@ class OuroAdapter(PublishedModel):
         self, state: Float[Tensor, "*loop batch pos d_state"]
     ) -> Float[Tensor, "*loop batch pos"]:
         """``sigmoid(early_exit_gate(h))``: to stop at a loop, if it has not stopped before."""
-        return self._gate(state).squeeze(-1)
-
-    def _gate(self, h: Tensor) -> Tensor:
-        return self.published.model.early_exit_gate(h).sigmoid()
+        return self.published.model.early_exit_gate(state).sigmoid().squeeze(-1)
 
     def rotation(self, n_pos: int) -> tuple[Tensor, Tensor]:
         rotary = self.published.model.rotary_emb
@@ -137,7 +124,7 @@ class OuroAdapter(PublishedModel):
             h = self.layer(layer, h, context, taps.at("block", loop, k))
         h = tap("hook_state_post", self.end_loop(h, e, tap))
         if tap.listens("hook_exit_gate"):
-            tap("hook_exit_gate", self._gate(h))
+            tap("hook_exit_gate", self.exit_probability(h)[..., None])
         return h
 
     def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:

@@ -42,8 +42,8 @@ def layer_sites(
     """Components of a layer with a gated MLP, in the order they fire.
 
     Args:
-        before: Whether a norm stands before attention and before the MLP (``ln1``, ``ln2``).
-        after: Whether one stands after them (``ln1_post``, ``ln2_post``), on their output or on
+        before: Whether norms stand before attention and before the MLP (``ln1``, ``ln2``).
+        after: Whether norms stand after them (``ln1_post``, ``ln2_post``), on their output or on
             its sum with the stream.
         rotary: Whether queries and keys are turned.
         grouped: Whether keys and values have fewer heads than queries.
@@ -91,6 +91,7 @@ def rms_norm(
     # Mean square over features: [*place, 1].
     power = wide.square().mean(-1, keepdim=True) + eps
     if tap.edits(scale_name):
+        # A hook may change the root: the quotient is by what it gives.
         wide = wide / tap(scale_name, power.sqrt().to(x.dtype)).float()
     else:  # the root that is recorded may be rounded, the quotient's is not
         wide = wide * power.rsqrt()
@@ -133,7 +134,7 @@ def rotate_halves(
     x: Float[Tensor, "batch head pos d_head"], rotation: tuple[Tensor, Tensor]
 ) -> Float[Tensor, "batch head pos d_head"]:
     """Turn the pairs ``(i, i + d_head / 2)`` by the angle of their position."""
-    cos, sin = rotation
+    cos, sin = rotation  # [pos, d_head]
     first, second = x.chunk(2, -1)
     return (x * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
 
@@ -145,11 +146,8 @@ class PublishedConfig(ShortRepr):
     Attributes:
         architecture: Class of the published model.
         n_loops: Loops that it makes by itself.
-        d_vocab: Tokens that it reads.
-        d_vocab_out: Tokens that it answers in.
-        causal: Whether attention looks back only.
         n_ctx: Positions at most; None: no bound.
-        options: What the adapter was told: the seed of a random start.
+        options: Options of the adapter, such as the seed of a random start.
         published: Its own configuration, as JSON has it.
     """
 
@@ -171,18 +169,13 @@ class PublishedModel(HookedRun):
     """A published looped model, hooked at every loop. Base of all adapters.
 
     An adapter defines its ``needs``, its site map, and in :meth:`run_embedding`, :meth:`run_loop`
-    and :meth:`run_readout` what its model computes, past the taps of each place; further its
+    and :meth:`run_readout` the computation of its model, past the taps of each place; further its
     initial state, the angles of its positions (:meth:`rotation`) and its gate, where it has any.
 
     Args:
         published: The model as its own code makes it. Its weights are shared, not copied.
         site_map: Where hooks are, and how large what is there is.
-        n_loops: Loops that it makes by itself; a run may make any other number.
-        d_vocab: Tokens that it reads.
-        d_vocab_out: Tokens that it answers in.
-        causal: Whether attention looks back only.
-        n_ctx: Positions at most; None: no bound.
-        options: What the adapter was told.
+        settings: Fields of :class:`PublishedConfig` that are not read off the model.
     """
 
     needs: ClassVar[tuple[str, ...]]
@@ -203,24 +196,24 @@ class PublishedModel(HookedRun):
         *,
         n_loops: int,
         d_vocab: int,
-        d_vocab_out: int | None = None,
-        causal: bool = True,
-        n_ctx: int | None = None,
         options: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(n_loops)
         self.published = published
         self.training = published.training
         self._site_map = site_map
+        config = getattr(published, "config", None)
+        to_dict = getattr(config, "to_dict", None)
+        values = to_dict() if to_dict is not None else dict(getattr(config, "__dict__", {}))
         self.config = PublishedConfig(
             architecture=type(published).__name__,
             n_loops=n_loops,
             d_vocab=d_vocab,
-            d_vocab_out=d_vocab if d_vocab_out is None else d_vocab_out,
-            causal=causal,
-            n_ctx=n_ctx,
             options=options or {},
-            published=_as_json(published),
+            # What is no plain value is left as its text.
+            published=json.loads(json.dumps(values, default=str, sort_keys=True)),
+            **{"d_vocab_out": d_vocab, **settings},
         )
         self.loop_rule = LoopRule(n_loops)
 
@@ -270,12 +263,9 @@ class PublishedModel(HookedRun):
         Raises:
             InputError: If it has no gate that says so.
         """
-        raise InputError(
-            "model",
-            expected="one with a gate or head that says when to stop",
-            given=f"{type(self).__name__}, which has none",
-            fix="Use a rule that reads states or logits, such as ResidualBelow or ReadoutKL.",
-        )
+        expected, given = "one with a gate or head that says when to stop", type(self).__name__
+        fix = "Use a rule that reads states or logits, such as ResidualBelow or ReadoutKL."
+        raise InputError("model", expected=expected, given=given, fix=fix)
 
     # What attention is told
 
@@ -309,28 +299,22 @@ class PublishedModel(HookedRun):
     def mask_at(
         self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
     ) -> tuple[Tensor, Tensor]:
+        # [block, head, query, key]: keys after their query are not seen
         ahead = (key > query)[:, None] if self.config.causal else (key > key)[:, None]
         mask = torch.zeros_like(ahead, dtype=self.dtype).masked_fill(ahead, float("-inf"))
         return mask, mask
 
 
-def _part(model: object, name: str) -> object | None:
+def _part(model: Any, name: str) -> object | None:
     """A part of a model by its dotted name; numbers are of lists, and None stands for no such."""
     for step in name.split("."):
         try:
-            model = model[int(step)] if step.isdecimal() else _named(model, step)  # type: ignore[index]
+            if step.isdecimal():
+                model = model[int(step)]
+            elif isinstance(model, torch.nn.ModuleDict):
+                model = model[step]
+            else:
+                model = getattr(model, step)
         except (AttributeError, IndexError, KeyError, TypeError):
             return None
     return model
-
-
-def _named(model: Any, name: str) -> Any:
-    return model[name] if isinstance(model, torch.nn.ModuleDict) else getattr(model, name)
-
-
-def _as_json(published: Any) -> dict[str, Any]:
-    """The configuration of a published model, without what is no plain value."""
-    config = getattr(published, "config", None)
-    to_dict = getattr(config, "to_dict", None)
-    values = to_dict() if to_dict is not None else dict(getattr(config, "__dict__", {}))
-    return json.loads(json.dumps(values, default=str, sort_keys=True))

@@ -238,7 +238,8 @@ def zoo(
         n: {"exact_match": share, "distributions": list(card.lowest(n).distributions)}
         for n, share in card.worst().items()
     }
-    facts = {"model": name, **card.to_dict(), "lowest": lowest, "fails_at": card.fails_at()}
+    failures = [str(failure) for failure in card.fails_at()]
+    facts = {"model": name, **card.to_dict(), "lowest": lowest, "fails_at": failures}
     if out is None:
         about = {key: value for key, value in facts.items() if key not in ("exact_match", "lowest")}
         text = (

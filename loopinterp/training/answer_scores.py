@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.core.progress import track
+from loopinterp.core.settings import Seed
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import device_of, need_model
 from loopinterp.models.stopping import LengthLine
@@ -20,7 +24,7 @@ from loopinterp.tasks.token_by_token import TokenByToken
 from loopinterp.training.device import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
@@ -28,16 +32,12 @@ if TYPE_CHECKING:
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
-_EXAMPLES_AT_ONCE = 32
-"""Few enough that the activations stay in a CPU's cache."""
-
-_Z = 1.959964
-_ROUNDING = 1e-3
-"""Change of the logits, as a share of the largest, that counts as rounding."""
+_TOLERANCE = 0.01
+"""Exact match that may be given up for slack, or for the steeper of two lines."""
 
 
 class Scores(NamedTuple):
-    """Of each example, after each of some numbers of loops.
+    """The scores of each example, after each of some numbers of loops.
 
     Attributes:
         exact: Whether every position that is asked for is right.
@@ -51,19 +51,14 @@ class Scores(NamedTuple):
 
 
 class Lowest(NamedTuple):
-    """The lowest share over the input distributions of a task: what the task as a whole is given.
-
-    Attributes:
-        share: That share.
-        distributions: Those that have it, in the task's order; several where they tie.
-    """
+    """The lowest share over the distributions of a task, and all distributions that have it."""
 
     share: float
     distributions: tuple[str, ...]
 
 
 def lowest_of(shares: Mapping[str, float]) -> Lowest:
-    """The lowest of the shares by distribution, and all distributions that have it.
+    """The lowest of the shares by distribution.
 
     Example:
         >>> lowest_of({"uniform": 1.0, "biased": 0.5, "mixed": 0.5})
@@ -78,11 +73,12 @@ def scores_at(
 ) -> dict[int, Scores]:
     """The scores of a batch after each of some numbers of loops.
 
-    A few examples are run at a time, and no state or logits outlive their loop.
+    32 examples are run at a time, whose activations stay in a CPU's cache, and no state or logits
+    outlive their loop.
     """
     parts: dict[int, list[Scores]] = {loop: [] for loop in sorted(loops)}
-    inputs, targets = (x.split(_EXAMPLES_AT_ONCE) for x in (batch.inputs, batch.targets))
-    for some, right in zip(inputs, targets):
+    inputs, targets = (x.split(32) for x in (batch.inputs, batch.targets))
+    for some, right in zip(inputs, targets):  # [example, pos] of some examples
         bound = bind(model, some)
         for loop, state in bound.run(max(parts), may_diverge=may_diverge):
             if loop in parts:
@@ -98,9 +94,9 @@ def score(
     has_target = targets != IGNORE
     dtype = torch.promote_types(logits.dtype, torch.float32)
     right_class = targets.masked_fill(~has_target, 0)[..., None]
-    # [batch, pos]: cross-entropy of the right class
-    doubt = -logits.log_softmax(-1, dtype=dtype).gather(-1, right_class)[..., 0]
-    total = doubt.masked_fill(~has_target, 0).sum(-1, dtype=torch.float64)
+    # [batch, pos]: negative log-probability of the right class
+    surprise = -logits.log_softmax(-1, dtype=dtype).gather(-1, right_class)[..., 0]
+    total = surprise.masked_fill(~has_target, 0).sum(-1, dtype=torch.float64)
     return Scores(exact, share, total / has_target.sum(-1))
 
 
@@ -113,7 +109,7 @@ def _right_by_example(
     return (right | ~has_target).all(-1), right.sum(-1).double() / has_target.sum(-1).double()
 
 
-def shares_right(
+def _shares_right(
     answer: Int[Tensor, "batch pos"], targets: Int[Tensor, "batch pos"]
 ) -> tuple[float, float]:
     """Share of examples that are wholly right, and mean share of right positions."""
@@ -124,8 +120,8 @@ def shares_right(
 def perplexity_estimate(cross_entropy: Float[Tensor, " example"]) -> np.ndarray:
     """Perplexity of the right answer with its 95% interval: (value, low, high).
 
-    ``exp(mean of the examples' cross-entropies)``, the geometric mean of their perplexities; its
-    ends are those of ``mean -+ 1.96 s / sqrt(examples)``, with s their standard deviation.
+    ``exp(mean of the examples' cross-entropies)``, between ``exp(mean -+ 1.96 s / sqrt(n))``, with
+    s their standard deviation over n examples.
 
     Example:
         >>> perplexity_estimate(torch.log(torch.tensor([2.0, 8.0]))).round(1).tolist()
@@ -133,8 +129,9 @@ def perplexity_estimate(cross_entropy: Float[Tensor, " example"]) -> np.ndarray:
     """
     mean, n = cross_entropy.double().mean(), len(cross_entropy)
     error = cross_entropy.double().std() / n**0.5 if n > 1 else mean.new_tensor(torch.inf)
+    half = 1.959964 * error
     # value, low, high; a perplexity is at least 1
-    ends = torch.stack([mean, (mean - _Z * error).clamp(min=0), mean + _Z * error])
+    ends = torch.stack([mean, (mean - half).clamp(min=0), mean + half])
     return ends.exp().cpu().numpy()
 
 
@@ -151,22 +148,43 @@ def constant_scores(targets: Int[Tensor, "batch pos"]) -> tuple[float, float]:
     answers = targets.gather(1, (targets == IGNORE).int().argsort(dim=1, stable=True))
     has_target = answers != IGNORE  # from the first column on, wherever an answer starts
     weight = has_target.double() / has_target.sum(1, keepdim=True)
+    # [class][position]: how often each class is right at the first position, the second, …
     votes = [(weight * (answers == token)).sum(0) for token in range(int(answers.max()) + 1)]
     likeliest = torch.stack(votes).argmax(0).expand_as(answers)
-    exact, share = shares_right(likeliest, answers)
+    exact, share = _shares_right(likeliest, answers)
     commonest = int(answers.unique(dim=0, return_counts=True)[1].max()) / len(answers)
     return max(exact, commonest), share
 
 
+def askable_distributions(
+    model: LoopedModel | Any,
+    task: Task,
+    lengths: Sequence[int],
+    n_samples: int,
+    distributions: Sequence[str] | None = None,
+) -> list[str]:
+    """The distributions that a model is asked on (all if None); raise where it cannot be asked.
+
+    Raises:
+        InputError: If it is of another task, sees the answers, a distribution is unknown, or the
+            examples are too many.
+    """
+    need_model(model)
+    need_task(task)
+    need_model_of(task, model)
+    names = task.distributions if distributions is None else distributions
+    names = [pick_distribution(task, name) for name in dict.fromkeys(names)]
+    check_size(task, max(lengths), n_samples, "lengths, n_samples")
+    _need_unseen_answers(task, model, min(lengths))
+    return names
+
+
 @torch.no_grad()
-def need_unseen_answers(task: Task, model: LoopedModel | Any, n: int) -> None:
+def _need_unseen_answers(task: Task, model: LoopedModel | Any, n: int) -> None:
     """Raise if a model of a task that is answered token by token looks ahead in its input.
 
     Inputs whose answers are replaced by other tokens must give the same logits where the first
     token of the answer is asked for.
-
-    Raises:
-        InputError: If they do not.
     """
     if not isinstance(task, TokenByToken):
         return
@@ -177,50 +195,42 @@ def need_unseen_answers(task: Task, model: LoopedModel | Any, n: int) -> None:
     first, last = has_target.int().argmax(1), int(batch.n_loops.max())
     # The token after a position with a target is the answer to it: put another token there.
     written = torch.nn.functional.pad(has_target[:, :-1], (1, 0))
-    known = batch.inputs[written].unique()
+    tokens = batch.inputs[written].unique()
     other = batch.inputs.clone()
-    other[written] = known[(torch.searchsorted(known, other[written]) + 1) % len(known)]
-
-    def first_logits(inputs: Tensor) -> Tensor:
+    other[written] = tokens[(torch.searchsorted(tokens, other[written]) + 1) % len(tokens)]
+    logits = []  # [batch, d_vocab_out] where the first token of the answer is asked for
+    for inputs in (batch.inputs, other):
         bound = bind(model, inputs)
         *_, (loop, state) = bound.run(last, may_diverge=True)
-        return bound.read(state, loop)[torch.arange(len(inputs), device=inputs.device), first]
-
-    once, changed = first_logits(batch.inputs), first_logits(other)
-    if (changed - once).abs().max() > _ROUNDING * once.abs().max():
+        logits.append(bound.read(state, loop)[torch.arange(8, device=inputs.device), first])
+    change = (logits[1] - logits[0]).abs().max()
+    if change > 1e-3 * logits[0].abs().max():  # more than rounding
+        expected = "one whose answer at a position depends on no later one, as the right answer "
         raise InputError(
             "model",
-            expected="one whose answer at a position depends on no later one, as the right answer "
-            f"stands in the input of task {task.name!r}",
+            expected=f"{expected}stands in the input of task {task.name!r}",
             given="logits that change with the tokens after their position",
             fix="Let no position see a later one, as with a causal mask.",
         )
 
 
-_SLACK = 2
-"""Loops more or fewer with which the answers should be as right, if there is such a line."""
-
-_TOLERANCE = 0.01
-"""Exact match that may be given up for slack."""
-
-
 @torch.no_grad()
+@checked
 def calibrate_stopping(
     model: LoopedModel | Any,
     task: Task,
     lengths: Sequence[int],
     *,
     distributions: Sequence[str] | None = None,
-    max_loops: int | None = None,
-    n_samples: int = 100,
-    seed: int = 0,
+    max_loops: PositiveInt | None = None,
+    n_samples: PositiveInt = 100,
+    seed: Seed = 0,
 ) -> LengthLine:
     """Learn on lengths of training after how many loops to stop, as a line to be extrapolated.
 
-    Exact match after every number of loops is measured at each length. Of all lines
-    ``T = slope * n_pos + offset`` that do not fall, :func:`best_line` takes the one with the
-    highest, for each distribution and for the worst of them at each length. Of these lines, those
-    that do best on the worst are kept, and of them the steepest: on random inputs alone a few
+    Of all lines ``T = slope * n_pos + offset`` that do not fall, the one with the highest exact
+    match is taken, for each distribution and for the worst of them at each length. Of these lines,
+    those that do best on the worst are kept, and of them the steepest: on random inputs alone a few
     loops do for any length, which extrapolates to too few for long chains.
 
     It sees right answers of training lengths, but never the task's T(n), and nothing of the
@@ -236,26 +246,17 @@ def calibrate_stopping(
         seed: Seed of the examples, which are neither those of training nor of evaluation.
 
     Raises:
-        InputError: If there are fewer than two lengths, one is out of range, or the model is of
-            another task or sees the answers.
+        InputError: If lengths are fewer than two or out of range, or the model is of another task
+            or sees the answers.
     """
-    need_model(model)
-    need_task(task)
-    need_model_of(task, model)
     cells = sorted(set(lengths))
-    names = list(distributions or task.distributions)
-    for name in names:
-        pick_distribution(task, name)
-    check_integer("n_samples", n_samples, least=1)
     if len(cells) < 2:
         fix = "Pass e.g. range(1, run.cutoff + 1)."
         raise InputError("lengths", expected="at least two", given=str(cells), fix=fix)
-    check_size(task, cells[-1], n_samples, "lengths, n_samples")
-    need_unseen_answers(task, model, cells[0])
-    n_positions = [task.n_positions(n) for n in cells]
-    last = (
-        2 * n_positions[-1] if max_loops is None else check_integer("max_loops", max_loops, least=1)
-    )
+    names = askable_distributions(model, task, cells, n_samples, distributions or None)
+    n_positions = [task.n_positions(n) for n in cells]  # until batches say what they have
+    last = 2 * n_positions[-1] if max_loops is None else max_loops
+    # [distribution, length, loop]
     exact = np.zeros((len(names), len(cells), last + 1))
     for (d, name), (k, n) in track(list(product(enumerate(names), enumerate(cells))), "calibrate"):
         generator = stream(seed, f"calibration {name} {n}")
@@ -265,18 +266,18 @@ def calibrate_stopping(
         for loop, scores in scores_at(model, batch, range(last + 1), may_diverge=True).items():
             exact[d, k, loop] = scores.exact.double().mean()
     worst = exact.min(0)  # [length, loop]
-    lines = [best_line(table, n_positions) for table in (*exact, worst)]
+    lines = [_best_line(table, n_positions) for table in (*exact, worst)]
     stops = [[min(line.loops(n), last) for n in n_positions] for line in lines]
     reached = [float(worst[np.arange(len(cells)), loops].mean()) for loops in stops]
     good = [line for line, share in zip(lines, reached) if share >= max(reached) - _TOLERANCE]
     return max(good, key=lambda line: (line.slope, line.offset))
 
 
-def best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
+def _best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
     """The line of loops against positions that reads the best exact match off a table.
 
-    Where lines do as well with up to two loops more or fewer, as of a model that holds its answer,
-    they come before those that do not; of equals the one with the fewest loops is taken.
+    Lines that do as well with up to two loops more or fewer, as of a model that holds its answer,
+    come first; of equals the one with the fewest loops is taken.
 
     Args:
         exact: Exact match ``[length, loop]``, from loop 0 on.
@@ -284,7 +285,7 @@ def best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
 
     Example:
         >>> right_at_n = np.eye(8)[[2, 4, 6]]
-        >>> best_line(right_at_n, [2, 4, 6])
+        >>> _best_line(right_at_n, [2, 4, 6])
         LengthLine(slope=1.0, offset=0.0)
     """
     from scipy.ndimage import minimum_filter1d
@@ -295,7 +296,7 @@ def best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
     at = (np.asarray(n_positions) - first) / (final - first)
     loops = np.rint(low[:, None] + (high - low)[:, None] * at).astype(int)  # [line, length]
     chosen, reached = None, -np.inf
-    for slack in range(_SLACK, -1, -1):
+    for slack in (2, 1, 0):
         # The worst of the loops within the slack; beyond the last loop the last one counts.
         lowest = minimum_filter1d(exact, 2 * slack + 1, axis=1, mode="nearest")
         score = lowest[np.arange(len(n_positions)), loops].mean(1)

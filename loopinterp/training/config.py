@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -21,13 +23,34 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Task
 
 
+class Conflict(NamedTuple):
+    """A setting that does not go with others; ``given`` is its value if None."""
+
+    name: str
+    expected: str
+    fix: str
+    given: str | None = None
+
+
+class WithConflicts(Settings):
+    """Settings that may conflict with each other; the first conflict is raised."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, expected, fix, given in self._conflicts():
+            value = repr(attrgetter(name)(self)) if given is None else given
+            raise ConfigError(name, expected=expected, given=value, fix=fix)
+
+    def _conflicts(self) -> Iterator[Conflict]:
+        yield from ()
+
+
 @settings
-class ModelAndTask(Settings):
+class _ModelAndTask(WithConflicts):
     """The architecture of a model and its task: the base of the configurations of all runs.
 
     Attributes:
         task: Name of a registered task.
-        model: Architecture.
         task_settings: The task's own settings.
         distribution: Input distribution that examples are drawn from; the task's first if None.
         data_sha256: SHA-256 of each file that the task draws from, by the setting that names it;
@@ -43,22 +66,18 @@ class ModelAndTask(Settings):
     distribution: str | None = None
     data_sha256: dict[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _conflicts(self) -> Iterator[Conflict]:
         task = self.make_task()
         if self.distribution is not None:
             known = task.distributions
             check_choice("distribution", self.distribution, known, error=ConfigError)
+        # The model reads and answers in the task's tokens or features.
         for name in ("d_vocab", "d_features", "d_vocab_out"):
-            of_task, of_model = getattr(task, name), getattr(self.model, name)
-            if of_task != of_model:
-                raise ConfigError(
-                    f"model.{name}",
-                    expected=f"{of_task}, as task {self.task!r} has it",
-                    given=repr(of_model),
-                    fix=f"Set model.{name}={'none' if of_task is None else of_task}.",
-                )
-        if isinstance(task, TokenByToken):
+            size, name = getattr(task, name), f"model.{name}"
+            if size != attrgetter(name)(self):
+                fix = f"Set {name}={'none' if size is None else size}."
+                yield Conflict(name, f"{size}, as task {self.task!r} has it", fix)
+        if isinstance(task, TokenByToken):  # whose answers stand in the input
             need_causal(self.model, error=ConfigError)
 
     def make_task(self) -> Task:
@@ -83,11 +102,11 @@ class ModelAndTask(Settings):
     @property
     def has_same_data(self) -> bool:
         """Whether the task's files are there, with the content that the run began with."""
-        files = task_files(self.make_task())
-        return all(
-            name in files and files[name].is_file() and digest_file(files[name]) == digest
-            for name, digest in self.data_sha256.items()
-        )
+        try:
+            self.need_same_data()
+        except InputError:
+            return False
+        return True
 
     def need_same_data(self) -> None:
         """Raise unless the task's files are there, with the content that the run began with.
@@ -107,7 +126,7 @@ class ModelAndTask(Settings):
 
 
 @settings
-class GivenModelConfig(ModelAndTask):
+class GivenModelConfig(_ModelAndTask):
     """A model that was put into a run's folder, and not trained there.
 
     Attributes:
@@ -128,7 +147,7 @@ class GivenModelConfig(ModelAndTask):
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
+_BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _require(holds: bool, name: str, value: Any, *, expected: str, fix: str) -> None:
@@ -137,7 +156,7 @@ def _require(holds: bool, name: str, value: Any, *, expected: str, fix: str) -> 
 
 
 @settings
-class ObjectiveConfig(Settings):
+class ObjectiveConfig(WithConflicts):
     """Which loops the loss is taken at.
 
     Attributes:
@@ -176,33 +195,22 @@ class ObjectiveConfig(Settings):
     alpha: Annotated[Share, OnlyWith("kind", "progressive")] = 0.5
     weights: Annotated[tuple[NonNegativeFloat, ...] | None, OnlyWith("kind", "every")] = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(
-            self.kind != "drawn" or self.least_loops <= (self.n_loops or 0),
-            "n_loops",
-            self.n_loops,
-            expected=f"at least least_loops={self.least_loops} with kind=drawn",
-            fix="Set n_loops to the most loops that are drawn.",
-        )
-        _require(
-            self.hold_loops > 0 or self.hold_share == 0.25,
-            "hold_share",
-            self.hold_share,
-            expected="no hold_share with hold_loops=0",
-            fix="Set hold_loops as well, or leave it out.",
-        )
-        _require(
-            self.weights is None or (self.n_loops == len(self.weights) and sum(self.weights) > 0),
-            "weights",
-            self.weights,
-            expected=f"n_loops={self.n_loops} numbers, not all 0",
-            fix="Set n_loops, and give one weight for each loop.",
-        )
+    def _conflicts(self) -> Iterator[Conflict]:
+        if self.kind == "drawn" and self.least_loops > (self.n_loops or 0):
+            expected = f"at least least_loops={self.least_loops} with kind=drawn"
+            yield Conflict("n_loops", expected, "Set n_loops to the most loops that are drawn.")
+        if self.hold_loops == 0 and self.hold_share != 0.25:
+            fix = "Set hold_loops as well, or leave it out."
+            yield Conflict("hold_share", "no hold_share with hold_loops=0", fix)
+        if self.weights is not None and (
+            self.n_loops != len(self.weights) or sum(self.weights) == 0
+        ):
+            expected = f"n_loops={self.n_loops} numbers, not all 0"
+            yield Conflict("weights", expected, "Set n_loops, and give one weight for each loop.")
 
 
 @settings
-class CurriculumConfig(Settings):
+class CurriculumConfig(WithConflicts):
     """Which problem lengths are drawn: n uniform in ``min_n .. M``, where M may grow.
 
     Attributes:
@@ -220,22 +228,17 @@ class CurriculumConfig(Settings):
     max_n: PositiveInt = 12
     min_n: PositiveInt = 1
     start_n: Annotated[PositiveInt, OnlyWith("kind", "accuracy", "interval")] = 1
-    threshold: Annotated[BelowOne, OnlyWith("kind", "accuracy")] = 0.97
+    threshold: Annotated[_BelowOne, OnlyWith("kind", "accuracy")] = 0.97
     min_steps: Annotated[PositiveInt, OnlyWith("kind", "accuracy")] = 30
     interval: Annotated[PositiveInt, OnlyWith("kind", "interval")] = 500
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        grows = self.kind != "none"
-        _require(
-            self.min_n <= self.first_longest <= self.max_n,
-            "start_n" if grows else "min_n",
-            self.start_n if grows else self.min_n,
-            expected=f"min_n <= start_n <= max_n, with min_n={self.min_n}, max_n={self.max_n}"
-            if grows
-            else f"at most max_n={self.max_n}",
-            fix="Order the lengths.",
-        )
+    def _conflicts(self) -> Iterator[Conflict]:
+        if not self.min_n <= self.first_longest <= self.max_n:
+            name, expected = "start_n", "min_n <= start_n <= max_n"
+            if self.kind == "none":
+                name, expected = "min_n", "min_n <= max_n"
+            ends = f"min_n={self.min_n}, max_n={self.max_n}"
+            yield Conflict(name, f"{expected}, with {ends}", "Order the lengths.")
 
     @property
     def first_longest(self) -> int:
@@ -314,18 +317,14 @@ class OptimiserConfig(Settings):
 
     Attributes:
         lr: Peak learning rate.
-        betas: Decay of the two moments.
-        eps: Added to the root of the second moment.
-        weight_decay: Decoupled weight decay.
         clip: Greatest norm of the gradient; None for no clipping.
-        warmup_steps: Steps of linear warm-up.
         schedule: ``linear`` (down to 0 over the last ``decay`` share of the steps), ``cosine``
             (down to 0 from the end of the curriculum on) or ``constant``.
         decay: Share of the steps over which ``linear`` goes down.
     """
 
     lr: PositiveFloat = 1e-3
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.99)
+    betas: tuple[_BelowOne, _BelowOne] = (0.9, 0.99)
     eps: NonNegativeFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.01
     clip: PositiveFloat | None = 1.0
@@ -335,23 +334,15 @@ class OptimiserConfig(Settings):
 
 
 @settings
-class TrainingConfig(ModelAndTask):
+class TrainingConfig(_ModelAndTask):
     """Everything that decides a training run; the same configuration gives the same numbers.
 
     Attributes:
-        task: Name of a registered task.
-        model: Architecture.
-        task_settings: The task's own settings.
+        task: Name of a registered task, with its ``task_settings``.
         distribution: Input distribution of the training data; the task's first if None.
-        objective: Which loops the loss is taken at.
-        curriculum: Which lengths are drawn.
-        optimiser: AdamW and its schedule.
-        steps: Optimiser steps.
-        batch_size: Examples per step.
         state_noise: Standard deviation of Gaussian noise added to the state before each loop, in
             training only. It turns the states that a program has to hold into attractors:
             without it, they may be held as long as in training, and drift after.
-        code: How the signs of ``model.state_code`` are hardened.
         start_from: Folder of a run whose model training begins with, in place of random weights.
             It may have more bits in its state code: those whose loss costs least are dropped.
         start_sha256: SHA-256 of that model's weights; a run keeps that of the model it began with.
@@ -360,9 +351,8 @@ class TrainingConfig(ModelAndTask):
         ema: Decay of the averaged weights that are evaluated and saved; 0 for none.
         seed: Seed of weights, data and everything else that is drawn.
         log_every: Steps per line of metrics.
-        checkpoint_every: Steps per checkpoint.
         device: ``auto`` is the GPU where there is one, decided once, when the run starts.
-        precision: ``fp32``, or ``bf16`` for autocast.
+        precision: ``bf16`` is for autocast.
         compile: Whether the loop is compiled with ``torch.compile``.
         threads: CPU threads while training; None leaves PyTorch's number as it is. At these
             sizes one is as fast as two, and spinning OpenMP threads can stall it.
@@ -387,7 +377,7 @@ class TrainingConfig(ModelAndTask):
     start_from: str | None = None
     start_sha256: str | None = None
     offset_per_example: bool = False
-    ema: BelowOne = 0.999
+    ema: _BelowOne = 0.999
     seed: Seed = 0
     log_every: PositiveInt = 10
     checkpoint_every: PositiveInt = 100
@@ -396,43 +386,25 @@ class TrainingConfig(ModelAndTask):
     compile: bool = False
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.device.startswith("cuda:"):
+    def _conflicts(self) -> Iterator[Conflict]:
+        yield from super()._conflicts()
+        model = self.model
+        if not self.device.startswith("cuda:"):  # the number of a card is looked up later
             check_choice("device", self.device, ("auto", "cpu", "cuda"), error=ConfigError)
-        _require(
-            self.model.state_code is not None or self.code == CodeConfig(),
-            "code",
-            self.code,
-            expected="its defaults without model.state_code",
-            fix="Set model.state_code, or leave code out.",
-        )
-        _require(
-            self.start_sha256 is None or self.start_from is not None,
-            "start_sha256",
-            self.start_sha256,
-            expected="none without start_from",
-            fix="Leave it out: training writes it.",
-        )
+        if model.state_code is None and self.code != CodeConfig():
+            fix = "Set model.state_code, or leave code out."
+            yield Conflict("code", "its defaults without model.state_code", fix)
+        if self.start_sha256 is not None and self.start_from is None:
+            yield Conflict(
+                "start_sha256", "none without start_from", "Leave it out: training writes it."
+            )
         check_size(self.make_task(), self.curriculum.max_n, self.batch_size, "batch_size")
-        _require(
-            not self.offset_per_example or self.model.positions == "abacus",
-            "offset_per_example",
-            self.offset_per_example,
-            expected=f"false with model.positions={self.model.positions}",
-            fix="Leave it out, or use abacus positions.",
-        )
-        _require(
-            not (self.compile and self.model.abacus_target == "qk"),
-            "compile",
-            self.compile,
-            expected="false with abacus positions on queries and keys",
-            fix="Leave compile out, or use model.abacus_target=input.",
-        )
-        _require(
-            not (self.compile and self.model.state_code),
-            "compile",
-            self.compile,
-            expected="false with model.state_code, whose signs are drawn in every loop",
-            fix="Leave compile out.",
-        )
+        if self.offset_per_example and model.positions != "abacus":
+            expected = f"false with model.positions={model.positions}"
+            yield Conflict("offset_per_example", expected, "Leave it out, or use abacus positions.")
+        if self.compile and model.abacus_target == "qk":
+            fix = "Leave compile out, or use model.abacus_target=input."
+            yield Conflict("compile", "false with abacus positions on queries and keys", fix)
+        if self.compile and model.state_code:
+            expected = "false with model.state_code, whose signs are drawn in every loop"
+            yield Conflict("compile", expected, "Leave compile out.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from loopinterp.core.errors import ConfigError, InputError, check_seed, unknown_name
+from loopinterp.core.errors import ConfigError, InputError, unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,12 +41,11 @@ def resolve_device(name: str) -> torch.device:
         raise unknown_name("device", name, ("auto", "cpu", "cuda"))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(match[1] or 0) >= count:
-        raise InputError(
-            f"device {name!r}",
-            expected="a GPU that PyTorch can use",
-            given="none on this machine" if not count else f"only {count} of them",
-            fix="Use --device cpu." if not count else f"Use a number below {count}.",
-        )
+        given, fix = f"only {count} of them", f"Use a number below {count}."
+        if not count:
+            given, fix = "none on this machine", "Use --device cpu."
+        expected = "a GPU that PyTorch can use"
+        raise InputError(f"device {name!r}", expected=expected, given=given, fix=fix)
     return torch.device(name)
 
 
@@ -91,13 +90,10 @@ def with_given_noise(iteration: Iteration, noise: Sequence[Tensor]) -> Iteration
 
 
 def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iteration]:
-    """``bind(inputs, position_offset=0, checked=False)`` of a model, its step compiled if asked.
-
-    The compiled step takes any number of examples and positions: batches shrink as examples
-    finish, and grow with the curriculum.
-    """
+    """``bind(inputs, position_offset=0, checked=False)`` of a model, its step compiled if asked."""
     if not compiled:
         return model.bind
+    # Batches shrink as examples finish, and grow with the curriculum: sizes are not compiled in.
     step = torch.compile(model.step, dynamic=True)
 
     def bind(inputs: Tensor, **options: Any) -> Iteration:
@@ -111,15 +107,13 @@ def stream(seed: int, purpose: str, device: torch.device | str = "cpu") -> torch
 
     Without this, the test data of seed 0 would be the training data of seed 0.
 
-    Raises:
-        InputError: If the seed is out of range.
-
     Example:
         >>> a, b = stream(0, "data"), stream(0, "evaluation")
         >>> bool(torch.equal(torch.rand(3, generator=a), torch.rand(3, generator=b)))
         False
     """
-    digest = hashlib.sha256(f"{purpose}:{check_seed(seed)}".encode()).digest()
+    # 56 bits, which fit into a generator's seed
+    digest = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
 
 
@@ -150,12 +144,12 @@ class Processes:
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Each tensor becomes the sum over all processes, in one exchange."""
-        if self.count == 1:
-            return
-        flat = torch.cat([x.reshape(-1) for x in tensors])
-        dist.all_reduce(flat)
-        for x, total in zip(tensors, flat.split([x.numel() for x in tensors])):
-            x.copy_(total.view_as(x))
+        if self.count > 1:
+            # One exchange of all numbers is faster than one for each tensor.
+            flat = torch.cat([x.reshape(-1) for x in tensors])
+            dist.all_reduce(flat)
+            for x, total in zip(tensors, flat.split([x.numel() for x in tensors])):
+                x.copy_(total.view_as(x))
 
     def wait(self) -> None:
         """Wait until all processes have come here."""
@@ -171,6 +165,13 @@ def is_first() -> bool:
     return n_processes() == 1 or int(os.environ.get("RANK", "0")) == 0
 
 
+def n_processes() -> int:
+    """The number of processes that ``torchrun`` started to train together."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @contextmanager
 def joined(config: TrainingConfig) -> Iterator[Processes]:
     """The processes that ``torchrun`` started, or this one alone.
@@ -183,40 +184,23 @@ def joined(config: TrainingConfig) -> Iterator[Processes]:
     """
     count = n_processes()
     if count > config.batch_size:
-        raise ConfigError(
-            "batch_size",
-            expected=f"an example at least for each of {count} processes",
-            given=str(config.batch_size),
-            fix="Start fewer processes, or take larger batches.",
-        )
+        expected, given = f"an example at least for each of {count} processes", config.batch_size
+        fix = "Start fewer processes, or take larger batches."
+        raise ConfigError("batch_size", expected=expected, given=str(given), fix=fix)
     if count > 1 and ":" in config.device:
-        raise InputError(
-            f"device {config.device!r}",
-            expected=f"cuda, of which each of {count} processes takes its own card",
-            given="one card for all",
-            fix="Pass --device cuda.",
+        expected = f"cuda, of which each of {count} processes takes its own card"
+        fix, what = "Pass --device cuda.", f"device {config.device!r}"
+        raise InputError(what, expected=expected, given="one card for all", fix=fix)
+    started = dist.is_available() and dist.is_initialized()
+    if count > 1 and not started:
+        on_cards = config.device == "cuda" or (
+            config.device == "auto" and torch.cuda.is_available()
         )
-    if count == 1 or dist.is_initialized():
-        yield _present()
-        return
-    on_cards = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    if on_cards:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if on_cards else "gloo")
+        if on_cards:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl" if on_cards else "gloo")
     try:
-        yield _present()
+        yield Processes(dist.get_rank(), count) if count > 1 or started else ONE_PROCESS
     finally:
-        dist.destroy_process_group()
-
-
-def n_processes() -> int:
-    """The number of processes that ``torchrun`` started to train together."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _present() -> Processes:
-    if dist.is_available() and dist.is_initialized():
-        return Processes(dist.get_rank(), dist.get_world_size())
-    return ONE_PROCESS
+        if count > 1 and not started:
+            dist.destroy_process_group()

@@ -11,34 +11,34 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import NonNegativeInt, PositiveInt
 
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.core.intervals import ESTIMATE, wilson_estimate
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, config_hash, study
+from loopinterp.core.settings import Seed
 from loopinterp.core.storage import read_arrays, write_arrays
 from loopinterp.models.iteration import check_increasing
-from loopinterp.models.protocol import describe_model, device_of, need_model, own_depth, rule_of
+from loopinterp.models.protocol import describe_model, device_of, own_depth, rule_of
 from loopinterp.models.stopped_run import run_rules
 from loopinterp.models.stopping import Oracle
-from loopinterp.models.study_examples import fit_to_model, need_model_of
-from loopinterp.tasks.sampling import check_size, need_task, pick_distribution
+from loopinterp.models.study_examples import fit_to_model
+from loopinterp.tasks.sampling import need_task
 from loopinterp.tasks.task import IGNORE
 from loopinterp.training.answer_scores import (
     Lowest,
     Scores,
+    askable_distributions,
     constant_scores,
     lowest_of,
-    need_unseen_answers,
     perplexity_estimate,
     scores_at,
 )
 from loopinterp.training.device import stream
 
 if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.models.stopped_run import StoppingRule
     from loopinterp.tasks.task import Batch, Task
@@ -62,31 +62,27 @@ class EvaluationResult(Result, kind="evaluation"):
         exact_match: Share of examples that are right at every position that is asked for, with
             its 95% Wilson interval. ``extra_loop`` counts loops beyond T(n).
         bit_accuracy: Share of positions that are right, each example counting the same. Its
-            interval has the number of examples as sample size: bits of one example are not
-            independent, so this is on the safe side.
+            interval takes the number of examples as sample size, as bits of one are dependent.
         constant_exact_match: Control: the best answer that is the same for every example, such as
             the commonest. It is chosen on the examples that it is scored on.
         constant_bit_accuracy: Control: the likeliest class at each position. High bit accuracy
             beside a low exact match is what an answer without the hard part looks like.
         perplexity: Of the right answer, the geometric mean over its positions and then over
             examples: exp of the mean cross-entropy; with its 95% interval over examples.
-        loop_exact_match: Exact match after ``loop`` loops, whatever T(n) is: after those that were
-            asked for, and after all where stopping rules were. NaN where a length was not run on.
+        loop_exact_match: Exact match after ``loop`` loops, whatever T(n) is; NaN where a length
+            was not run on.
         loop_perplexity: The same, of the perplexity.
         stopped_exact_match: Exact match where each stopping rule stops, if any were asked for;
             :data:`ORACLE` is among them, and in hindsight :data:`BEST` and :data:`ANY`.
         stopped_at: Mean number of loops at which it stops.
 
     Attributes:
-        task: Name of the task.
         n_samples: Examples in each cell.
-        trained_up_to: Greatest length seen in training, or None if not known.
-        depth: Loops of a model that makes as many whatever the length, as one that was trained so:
-            it is asked after those instead of T(n). None for all others.
+        trained_up_to: Greatest length seen in training, if that is known.
+        depth: Loops of a model that makes as many whatever the length; None for all others.
         answered_after: The loops after which the answer is read, in words: ``T(n)``, or what the
             model's ``loop_rule`` makes of it, as ``T(n) + 1``.
-        not_judged: Distributions of the task that were left out, so that :meth:`lowest` is not the
-            task's.
+        not_judged: Distributions of the task that were left out.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -116,21 +112,27 @@ class EvaluationResult(Result, kind="evaluation"):
     def lowest(self, length: int, extra_loop: int | None = None) -> Lowest:
         """The lowest exact match over the distributions at a length, and where it is.
 
-        Args:
-            length: One of the lengths.
-            extra_loop: One of the extra loops; :attr:`nearest_extra_loop` if None.
+        It is read after the extra loops that are nearest to none, or after those given.
         """
-        loop = self.nearest_extra_loop if extra_loop is None else extra_loop
-        at = {"length": length, "extra_loop": loop, ESTIMATE: "value"}
-        return lowest_of(self.data["exact_match"].sel(at, drop=True).to_series().to_dict())
+        return lowest_at(self, length=length, extra_loop=extra_loop)
 
-    @property
-    def nearest_extra_loop(self) -> int:
-        """The number of extra loops that is nearest to none: 0 where T(n) itself was run."""
-        return min(self.data["extra_loop"].values.tolist(), key=abs)
+
+def nearest_extra_loop(result: Result) -> int:
+    """The number of extra loops of a result that is nearest to none."""
+    return min(result.data["extra_loop"].values.tolist(), key=abs)
+
+
+def lowest_at(result: Result, *, extra_loop: int | None = None, **at: Any) -> Lowest:
+    """The lowest exact match of a result over its distributions at a place on its other axes."""
+    exact = result.data["exact_match"]
+    at["extra_loop"] = nearest_extra_loop(result) if extra_loop is None else extra_loop
+    if ESTIMATE in exact.dims:
+        at[ESTIMATE] = "value"
+    return lowest_of(exact.sel(at, drop=True).to_series().to_dict())
 
 
 @torch.no_grad()
+@checked
 def evaluate(
     model: LoopedModel | Any,
     task: Task,
@@ -138,24 +140,23 @@ def evaluate(
     *,
     distributions: Sequence[str] | None = None,
     extra_loops: Sequence[int] = (0,),
-    loops: Sequence[int] = (),
+    loops: Sequence[NonNegativeInt] = (),
     stopping: Mapping[str, StoppingRule] | None = None,
-    stopping_margin: int = 25,
-    n_samples: int = 300,
-    trained_up_to: int | None = None,
-    seed: int = 0,
+    stopping_margin: NonNegativeInt = 25,
+    n_samples: PositiveInt = 300,
+    trained_up_to: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> EvaluationResult:
     """Exact match, bit accuracy and perplexity at T(n) loops, and at others if asked.
 
-    A model that has a depth of its own (its ``loop_rule`` names one number of loops, as that of a
-    run with ``objective.n_loops``; an ordinary transformer's is 1) is asked after that instead;
-    one that was trained to answer after another number than T(n) (``objective.extra_loops``)
-    after what its rule makes of T(n).
+    A model that has a depth of its own (its ``loop_rule`` names one number of loops; an ordinary
+    transformer's is 1) is asked after that instead; one whose rule shifts T(n) after what the rule
+    makes of it.
 
     Of a task that is answered token by token, exact match is that of greedy generation up to the
     end token: until its first mistake a model has generated the right answer, which is what stands
-    before it here, so one pass over the right answers tells. A model that sees what comes after is
-    refused. Bit accuracy and perplexity are those of the next token after right ones.
+    before it here, so one pass over the right answers tells. Bit accuracy and perplexity are those
+    of the next token after right ones.
 
     The examples come from another random stream than those of training, whatever the seed.
 
@@ -167,8 +168,7 @@ def evaluate(
         extra_loops: Loops more than T(n), or fewer where negative.
         loops: Numbers of loops that do not depend on the length, as ``[1, 2, 4, 8, 16, 32]``.
         stopping: Stopping rules by name (:func:`~loopinterp.app.stopping_rules` makes some), to be
-            compared with reading the answer at T(n) and with the best loop in hindsight;
-            none by default.
+            compared with reading the answer at T(n) and with the best loop in hindsight.
         stopping_margin: Loops past T(n) after which an example is stopped in any case.
         n_samples: Examples for each length and distribution.
         trained_up_to: Greatest length seen in training, to be marked in the figures.
@@ -178,20 +178,16 @@ def evaluate(
         InputError: If a list is empty, a number is out of range, or a name is unknown; if the
             model is of another task, or sees answers that stand in its input.
     """
-    need_model(model)
-    need_task(task)
-    need_model_of(task, model)
-    names = list(dict.fromkeys(task.distributions if distributions is None else distributions))
-    _check(task, lengths, names, extra_loops, n_samples)
-    need_unseen_answers(task, model, min(lengths))
-    extra, lengths = sorted(set(extra_loops)), sorted(set(lengths))
-    loops = sorted({check_integer("loops", loop, least=0) for loop in loops})
-    check_integer("stopping_margin", stopping_margin, least=0)
-    if trained_up_to is not None:
-        check_integer("trained_up_to", trained_up_to, least=1)
+    lists = {"lengths": lengths, "distributions": distributions, "extra_loops": extra_loops}
+    for name, values in lists.items():
+        if values is not None and not len(values):
+            fix = f"Pass {name}=[…]."
+            raise InputError(name, expected="at least one value", given="none", fix=fix)
     for name in {ORACLE, BEST, ANY} & set(stopping or ()):
         fix = "Give that rule another name."
         raise InputError("stopping", expected=f"no {name!r}", given="one", fix=fix)
+    names = askable_distributions(model, task, lengths, n_samples, distributions)
+    extra, lengths, loops = (sorted(set(x)) for x in (extra_loops, lengths, loops))
     rules = {ORACLE: Oracle(), **stopping} if stopping else {}
     described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
     settings = {"n_samples": n_samples, "stopping": [repr(rule) for rule in rules.values()]}
@@ -206,7 +202,11 @@ def evaluate(
             cells.append(_cell(model, batch, extra, loops, [*rules.values()], stopping_margin))
         by_loop = sorted({loop for cell in cells for loop in cell.by_loop})
         measures = [_measures(cell, by_loop, n_samples) for cell in cells]
-        shape = (len(names), len(lengths))
+        arrays = {}
+        for name in measures[0]:
+            values = np.stack([m[name] for m in measures])  # [distribution * length, axis, …]
+            values = values.reshape(len(names), len(lengths), *values.shape[1:])
+            arrays[name] = np.moveaxis(values, 2, 0) if values.ndim > 2 else values
         return EvaluationResult.of(
             watch,
             coords={
@@ -216,7 +216,7 @@ def evaluate(
                 **({"loop": by_loop} if by_loop else {}),
                 **({"rule": [*rules, BEST, ANY]} if rules else {}),
             },
-            **{name: _over_cells([m[name] for m in measures], shape) for name in measures[0]},
+            **arrays,
             task=task.name,
             n_samples=n_samples,
             trained_up_to=trained_up_to,
@@ -226,136 +226,12 @@ def evaluate(
         )
 
 
-def _check(
-    task: Task,
-    lengths: Sequence[int],
-    distributions: Sequence[str],
-    extra: Sequence[int],
-    n_samples: int,
-) -> None:
-    lists = {"lengths": lengths, "distributions": distributions, "extra_loops": extra}
-    for name, values in lists.items():
-        if not values:
-            fix = f"Pass {name}=[…]."
-            raise InputError(name, expected="at least one value", given="none", fix=fix)
-    for name in distributions:
-        pick_distribution(task, name)
-    for k in extra:
-        check_integer("extra_loops", k)
-    check_integer("n_samples", n_samples, least=1)
-    check_size(task, max(lengths), n_samples, "lengths, n_samples")
-
-
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class OperandGrid(Result, kind="operand-grid"):
-    """How often a model is right, by the lengths of both operands and the number of loops.
-
-    Arrays:
-        exact_match: Share of answers that are wholly right, with its 95% Wilson interval.
-
-    Attributes:
-        task: Name of the task.
-        n_samples: Examples in each cell.
-        trained_up_to: Greatest length seen in training, or None if not known.
-    """
-
-    VARIABLES: ClassVar[Mapping[str, str]] = {"exact_match": f"loop n_a n_b {ESTIMATE}"}
-
-    task: str
-    n_samples: int
-    trained_up_to: int | None = None
-
-
-@torch.no_grad()
-def operand_grid(
-    model: LoopedModel | Any,
-    task: Task | Any,
-    to: int,
-    *,
-    loops: Sequence[int] = (1, 2, 4, 8, 16, 32),
-    n_samples: int = 100,
-    trained_up_to: int | None = None,
-    unfinished: str | Path | None = None,
-    seed: int = 0,
-) -> OperandGrid:
-    """Exact match for all pairs of operand lengths from 1 to N, after several numbers of loops.
-
-    An answer that is written token by token counts as right if greedy generation gives it: each
-    token is the most probable one after the right tokens before it.
-
-    Args:
-        model: Any looped model; one that sees what stands after a position is refused where the
-            answer stands in the input.
-        task: One with ``sample_operands(n_a, n_b, batch_size=, generator=)``.
-        to: N.
-        loops: Numbers of loops, increasing.
-        n_samples: Examples in each cell.
-        trained_up_to: Greatest length seen in training, to be said in the figure.
-        unfinished: A file of the cells that are done, complete or absent; a grid that was stopped
-            goes on from it with the same numbers. Remove it once the result is saved.
-        seed: Seed of the examples; those of a cell do not depend on the other cells.
-
-    Raises:
-        InputError: If the task cannot draw operands of given lengths, the model is of another
-            task or sees the answers, or a number is out of range.
-    """
-    need_model(model)
-    need_task(task)
-    draw: Any = getattr(task, "sample_operands", None)
-    if not callable(draw):
-        raise InputError(
-            "task",
-            expected="one that draws operands of given lengths (sample_operands)",
-            given=f"{task.name!r}, which does not",
-            fix="Take a task of two operands, or evaluate it by length.",
-        )
-    need_model_of(task, model)
-    need_unseen_answers(task, model, 1)
-    check_integer("to", to, least=1)
-    check_integer("n_samples", n_samples, least=1)
-    check_size(task, to, n_samples, "to, n_samples")
-    loops = check_increasing(loops)
-    described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
-    options = {"to": to, "loops": loops, "n_samples": n_samples, "seed": seed}
-    digest = json.dumps(config_hash(described | options))
-    file = None if unfinished is None else Path(unfinished)
-    exact = _finished_cells(file, digest, (len(loops), to, to))
-    with study(seed, **described, n_samples=n_samples) as watch:
-        for n_a, n_b in track(list(product(range(1, to + 1), repeat=2)), "grid"):
-            at = (slice(None), n_a - 1, n_b - 1)
-            if not np.isnan(exact[at]).any():
-                continue
-            generator = stream(seed, f"operands {n_a} {n_b}")
-            batch: Any = draw(n_a, n_b, batch_size=n_samples, generator=generator)
-            scores = scores_at(model, batch.to(device_of(model)), loops)
-            exact[at] = [float(scores[loop].exact.double().mean()) for loop in loops]
-            if file is not None:
-                write_arrays(file, {"exact": exact}, {"made": digest})
-        return OperandGrid.of(
-            watch,
-            coords={"loop": loops, "n_a": range(1, to + 1), "n_b": range(1, to + 1)},
-            exact_match=wilson_estimate(exact * n_samples, n_samples),
-            task=task.name,
-            n_samples=n_samples,
-            trained_up_to=trained_up_to,
-        )
-
-
-def _finished_cells(file: Path | None, digest: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The cells that are done, NaN where none is; those of another grid are not read."""
-    if file is not None and file.exists():
-        arrays, texts = read_arrays(file)
-        if texts.get("made") == digest and arrays["exact"].shape == shape:
-            return arrays["exact"].copy()
-    return np.full(shape, np.nan)
-
-
 class _Cell(NamedTuple):
     """The scores of one distribution and length: beyond T(n), after any loop, by stopping rule."""
 
     by_extra: list[Scores]
     by_loop: dict[int, Scores]
-    stopped: list[tuple[float, float]]
+    stopped: list[tuple[float, float]]  # exact match and mean number of loops
     constant: tuple[float, float]
 
 
@@ -369,47 +245,32 @@ def _cell(
 ) -> _Cell:
     """All scores of a batch, and where each rule stops its examples."""
     n_loops, last = batch.n_loops, int(batch.n_loops.max()) + margin
-    least = int(n_loops.min())
-    if least + min(extra) < 0:
-        raise InputError(
-            "extra_loops",
-            expected=f"at least -{least}, as length {int(batch.n.min())} has {least} loops",
-            given=str(min(extra)),
-            fix="Take away fewer loops, or drop the short lengths.",
-        )
+    if (least := int(n_loops.min())) + min(extra) < 0:
+        expected = f"at least -{least}, as length {int(batch.n.min())} has {least} loops"
+        fix = "Take away fewer loops, or drop the short lengths."
+        raise InputError("extra_loops", expected=expected, given=str(min(extra)), fix=fix)
+    # Rules are read after every loop up to the last, and their best in hindsight with them.
     absolute = {*loops, *range(last + 1 if rules else 0)}
     ends = {loop + k for loop in n_loops.unique().tolist() for k in extra}
     # A rule may be asked long after the states have ceased to be finite.
     scores = scores_at(model, batch, ends | absolute, may_diverge=bool(rules))
+    by_extra = []
+    for k in extra:  # each example after its own number of loops
+        at, which = (n_loops + k).unique(return_inverse=True)
+        parts = zip(*(scores[loop] for loop in at.tolist()))
+        by_extra.append(Scores(*(torch.stack(x).gather(0, which[None])[0] for x in parts)))
+    stopped = []
+    if rules:
+        mask = batch.targets != IGNORE
+        stops = run_rules(model, batch.inputs, rules, max_loops=last, mask=mask, n_loops=n_loops)
+        right = torch.stack([scores[loop].exact for loop in range(last + 1)])  # [loop, example]
+        best = right.double().mean(1).argmax().expand(1, len(batch))
+        first = torch.where(right.any(0), right.int().argmax(0), last)[None]
+        stops = torch.cat([stops, best, first])  # [rule, example]; two rules know in hindsight
+        exact = right.gather(0, stops).double().mean(1)
+        stopped = list(zip(exact.tolist(), stops.double().mean(1).tolist()))
     by_loop = {loop: scores[loop] for loop in sorted(absolute)}
-    stopped = _stopped(model, batch, rules, by_loop, last) if rules else []
-    by_extra = [_after(scores, n_loops + k) for k in extra]
     return _Cell(by_extra, by_loop, stopped, constant_scores(batch.targets))
-
-
-def _after(scores: Mapping[int, Scores], ends: Int[Tensor, " batch"]) -> Scores:
-    """The scores of each example after its own number of loops."""
-    loops, which = ends.unique(return_inverse=True)
-    parts = zip(*(scores[loop] for loop in loops.tolist()))
-    return Scores(*(torch.stack(part).gather(0, which[None])[0] for part in parts))
-
-
-def _stopped(
-    model: LoopedModel | Any,
-    batch: Batch,
-    rules: list[StoppingRule],
-    scores: Mapping[int, Scores],
-    last: int,
-) -> list[tuple[float, float]]:
-    """Exact match and mean number of loops where each rule stops, and in hindsight."""
-    mask, n_loops = batch.targets != IGNORE, batch.n_loops
-    stops = run_rules(model, batch.inputs, rules, max_loops=last, mask=mask, n_loops=n_loops)
-    right = torch.stack([scores[loop].exact for loop in range(last + 1)])  # [loop, example]
-    best = right.double().mean(1).argmax().expand(1, len(batch))
-    first = torch.where(right.any(0), right.int().argmax(0), last)[None]
-    stops = torch.cat([stops, best, first])  # [rule, example]
-    exact = right.gather(0, stops).double().mean(1)
-    return list(zip(exact.tolist(), stops.double().mean(1).tolist()))
 
 
 def _measures(cell: _Cell, by_loop: list[int], n_samples: int) -> dict[str, np.ndarray]:
@@ -422,7 +283,7 @@ def _measures(cell: _Cell, by_loop: list[int], n_samples: int) -> dict[str, np.n
         return shares([np.nan if s is None else float(s.exact.double().mean()) for s in scores])
 
     def perplexity(scores: Sequence[Scores | None]) -> np.ndarray:
-        missing = np.full(3, np.nan)
+        missing = np.full(3, np.nan)  # value, low, high
         each = [missing if s is None else perplexity_estimate(s.cross_entropy) for s in scores]
         return np.stack(each)
 
@@ -442,7 +303,90 @@ def _measures(cell: _Cell, by_loop: list[int], n_samples: int) -> dict[str, np.n
     return measures
 
 
-def _over_cells(values: Sequence[np.ndarray], shape: tuple[int, int]) -> np.ndarray:
-    """``[axis, distribution, length, …]`` from ``[axis, …]`` of each cell."""
-    stacked = np.stack(values).reshape(*shape, *values[0].shape)
-    return np.moveaxis(stacked, 2, 0) if stacked.ndim > 2 else stacked
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class OperandGrid(Result, kind="operand-grid"):
+    """How often a model is right, by the lengths of both operands and the number of loops.
+
+    Arrays:
+        exact_match: Share of answers that are wholly right, with its 95% Wilson interval.
+
+    Attributes:
+        n_samples: Examples in each cell.
+        trained_up_to: Greatest length seen in training, if that is known.
+    """
+
+    VARIABLES: ClassVar[Mapping[str, str]] = {"exact_match": f"loop n_a n_b {ESTIMATE}"}
+
+    task: str
+    n_samples: int
+    trained_up_to: int | None = None
+
+
+@torch.no_grad()
+@checked
+def operand_grid(
+    model: LoopedModel | Any,
+    task: Task | Any,
+    to: PositiveInt,
+    *,
+    loops: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    n_samples: PositiveInt = 100,
+    trained_up_to: PositiveInt | None = None,
+    unfinished: str | Path | None = None,
+    seed: Seed = 0,
+) -> OperandGrid:
+    """Exact match for all pairs of operand lengths from 1 to N, after several numbers of loops.
+
+    An answer that is written token by token counts as right if greedy generation gives it.
+
+    Args:
+        model: Any looped model that does not see an answer that stands in its input.
+        task: One with ``sample_operands(n_a, n_b, batch_size=, generator=)``.
+        to: N.
+        loops: Numbers of loops, increasing.
+        n_samples: Examples in each cell.
+        trained_up_to: Greatest length seen in training, to be said in the figure.
+        unfinished: A file of the cells that are done, complete or absent; a grid that was stopped
+            goes on from it with the same numbers. Remove it once the result is saved.
+        seed: Seed of the examples; those of a cell do not depend on the other cells.
+
+    Raises:
+        InputError: If the task cannot draw operands of given lengths, the model is of another
+            task or sees the answers, or a number is out of range.
+    """
+    need_task(task)
+    draw: Any = getattr(task, "sample_operands", None)
+    if not callable(draw):
+        expected = "one that draws operands of given lengths (sample_operands)"
+        fix = "Take a task of two operands, or evaluate it by length."
+        raise InputError("task", expected=expected, given=f"{task.name!r}", fix=fix)
+    askable_distributions(model, task, [1, to], n_samples)
+    loops = check_increasing(loops)
+    described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}
+    options = {"to": to, "loops": loops, "n_samples": n_samples, "seed": seed}
+    digest = json.dumps(config_hash(described | options))
+    file = None if unfinished is None else Path(unfinished)
+    exact = np.full((len(loops), to, to), np.nan)  # [loop, n_a, n_b]
+    if file is not None and file.exists():
+        arrays, texts = read_arrays(file)
+        if texts.get("made") == digest and arrays["exact"].shape == exact.shape:
+            exact = arrays["exact"].copy()
+    with study(seed, **described, n_samples=n_samples) as watch:
+        for n_a, n_b in track(list(product(range(1, to + 1), repeat=2)), "grid"):
+            at = (slice(None), n_a - 1, n_b - 1)  # a cell, at all numbers of loops
+            if not np.isnan(exact[at]).any():
+                continue
+            generator = stream(seed, f"operands {n_a} {n_b}")
+            batch: Any = draw(n_a, n_b, batch_size=n_samples, generator=generator)
+            scores = scores_at(model, batch.to(device_of(model)), loops)
+            exact[at] = [float(scores[loop].exact.double().mean()) for loop in loops]
+            if file is not None:  # after each cell, as one may take minutes
+                write_arrays(file, {"exact": exact}, {"made": digest})
+        return OperandGrid.of(
+            watch,
+            coords={"loop": loops, "n_a": range(1, to + 1), "n_b": range(1, to + 1)},
+            exact_match=wilson_estimate(exact * n_samples, n_samples),
+            task=task.name,
+            n_samples=n_samples,
+            trained_up_to=trained_up_to,
+        )

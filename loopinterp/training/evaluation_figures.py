@@ -8,7 +8,14 @@ from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
 from loopinterp.figures import LinePanel, Reference, Series, heatmap_panels, line_panels
-from loopinterp.training.evaluation import ANY, BEST, ORACLE, EvaluationResult, OperandGrid
+from loopinterp.training.evaluation import (
+    ANY,
+    BEST,
+    ORACLE,
+    EvaluationResult,
+    OperandGrid,
+    nearest_extra_loop,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,9 +24,6 @@ if TYPE_CHECKING:
 
     from loopinterp.training.answer_scores import Lowest
 
-
-_NEAR = 0.02
-"""How much below the best loop in hindsight a rule may be to count as good."""
 
 _GREATEST = 1e6
 """Perplexities above are drawn there: a model that is sure of a wrong answer has any."""
@@ -44,19 +48,42 @@ def readable(distribution: str) -> str:
     return _NAMES.get(distribution, distribution)
 
 
+def cutoff_mark(trained_up_to: int | None) -> list[Reference]:
+    """The mark of the greatest length in training on an axis of lengths."""
+    if trained_up_to is None:
+        return []
+    return [Reference(trained_up_to, "longest in training", "x")]
+
+
 def _loops(result: EvaluationResult) -> str:
-    """The loops after which the answer is asked for."""
+    """The loops after which the answer is read."""
     return result.answered_after if result.depth is None else str(result.depth)
 
 
-def _whose(result: EvaluationResult) -> str:
-    loops = _loops(result)
-    return f"the {'task' if loops == 'T(n)' else 'model'}'s own {loops}"
+def _own_loops(result: EvaluationResult) -> str:
+    return f"the {'task' if _loops(result) == 'T(n)' else 'model'}'s own {_loops(result)}"
 
 
 def _constant_name(distribution: str) -> str:
     short = {"uniform": "random", "chain": "chains"}.get(distribution, distribution)
     return f"{short}: constant"
+
+
+def _accuracy_panel(
+    lines: list[Series], title: str, marks: Sequence[Reference] = (), y_title: str = "exact match"
+) -> LinePanel:
+    return LinePanel(lines, y_title, title=title, y_range=(0, 1.04), references=marks)
+
+
+def _perplexity_panel(
+    perplexity: xr.DataArray, axis: str, title: str, marks: Sequence[Reference] = ()
+) -> LinePanel:
+    shown = perplexity.clip(max=_GREATEST)
+    names = readable if axis == "distribution" else "n = {}".format
+    # A decade at least: on an axis of its own a perplexity of 1.0001 would fill the panel.
+    limits = 0.9, max(10.0, 1.1 * float(shown.max()))
+    lines = Series.each(shown, axis, names)
+    return LinePanel(lines, "perplexity", title=title, y_log=True, y_range=limits, references=marks)
 
 
 @findings_of.register
@@ -67,11 +94,16 @@ def _(result: EvaluationResult) -> list[Finding]:
     if len(distributions) > 1 or result.not_judged:
         lowest = {n: result.lowest(n) for n in result.data["length"].values.tolist()}
         findings.insert(0, lowest_finding(lowest, distributions, result.not_judged))
-    return [*findings, *([_stopping(result)] if "rule" in result.data.dims else [])]
+    if "rule" in result.data.dims:
+        findings.append(_stopping(result))
+    return findings
 
 
 def lowest_finding(
-    lowest: Mapping[int, Lowest], names: Sequence[str], not_judged: Sequence[str], over: str = ""
+    lowest: Mapping[int, Lowest],
+    names: Sequence[str],
+    not_judged: Sequence[str],
+    n_seeds: int | None = None,
 ) -> Finding:
     """The score of the whole task: its lowest distribution, and those that were not measured.
 
@@ -79,20 +111,25 @@ def lowest_finding(
         lowest: By length.
         names: The distributions that were measured.
         not_judged: The task's other ones.
-        over: A further phrase on the means, such as the number of seeds.
+        n_seeds: The number of seeds, where the scores are means over seeds.
     """
     each = " and ".join(
         f"{percent(lowest[n].share)} at length {n} ({where_lowest(lowest[n], names)})"
         for n in sorted({min(lowest), max(lowest)})
     )
     among = f"{len(names)} input distribution{'s' * (len(names) > 1)}"
-    text = f"The lowest exact match over {among}{over} is {each}."
-    if not_judged:
-        left = ", ".join(map(readable, not_judged))
-        text += f" The task has others, on which nothing was measured: {left}."
+    over = "" if n_seeds is None else f", mean over {n_seeds} seeds,"
+    text = f"The lowest exact match over {among}{over} is {each}.{unmeasured(not_judged)}"
     least = min(low.share for low in lowest.values())
+    # Of a part of the task alone nothing good is said of the whole.
     good = None if not_judged and least >= 0.99 else bool(least >= 0.99)
     return Finding(text, value=f"{least:.2f} exact match", good=good)
+
+
+def unmeasured(not_judged: Sequence[str]) -> str:
+    """The distributions of a task that were not measured, as a further sentence."""
+    left = ", ".join(map(readable, not_judged))
+    return left and f" The task has others, on which nothing was measured: {left}."
 
 
 def where_lowest(lowest: Lowest, names: Sequence[str]) -> str:
@@ -112,23 +149,19 @@ def where_lowest(lowest: Lowest, names: Sequence[str]) -> str:
 
 def _reach(result: EvaluationResult, distribution: str) -> Finding:
     """The greatest length up to which every length tried is at 0.99 or more."""
-    scores = (
-        result.data["exact_match"]
-        .sel({"extra_loop": result.nearest_extra_loop, ESTIMATE: "value"})
-        .sel(distribution=distribution)
-        .to_series()
-    )
+    at = {"extra_loop": nearest_extra_loop(result), ESTIMATE: "value", "distribution": distribution}
+    scores = result.data["exact_match"].sel(at).to_series()
+    # Up to the first length that fails, whatever comes after it.
     failing = scores.index[scores < 0.99]
     passed = scores.index[scores.index < failing.min()] if len(failing) else scores.index
-    name = readable(distribution)
+    name, text = readable(distribution), ""
+    if len(passed) and result.trained_up_to:
+        text = f", {passed[-1] / result.trained_up_to:.3g} times the longest in training"
     if len(passed):
         text = (
             f"On {name} at least 99% of {result.n_samples} problems of each length are answered "
-            f"wholly right, up to length {passed[-1]}"
+            f"wholly right, up to length {passed[-1]}{text}."
         )
-        if result.trained_up_to:
-            text += f", {passed[-1] / result.trained_up_to:.3g} times the longest in training"
-        text += "."
     else:
         text = (
             f"On {name} the model answers fewer than 99% of {result.n_samples} problems wholly "
@@ -143,36 +176,31 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
 
 def _stopping(result: EvaluationResult) -> Finding:
     """Exact match under rules that do not know T(n), in the worst cell of each."""
-    worst = result.data["stopped_exact_match"].sel({ESTIMATE: "value"})
-    worst = worst.min(["distribution", "length"]).to_series()
-    baselines = [name for name in (ORACLE, BEST, ANY) if name in worst.index]
-    rules = worst.drop(baselines)
+    exact = result.data["stopped_exact_match"].sel({ESTIMATE: "value"}, drop=True)
+    worst = exact.min(["distribution", "length"]).to_series()  # by rule
+    rules = worst.drop([name for name in (ORACLE, BEST, ANY) if name in worst.index])
     shares = "; ".join(f"{rule}: {percent(share)}" for rule, share in rules.items())
     text = (
         f"Stopped by a rule that is not told {_loops(result)}, it answers at the worst length and "
         f"distribution this share wholly right: {shares}; read at {_loops(result)}: "
         f"{percent(worst[ORACLE])}."
     )
-    if BEST in baselines:
-        text += f" {_gaps(result, rules.index.tolist())}"
+    if BEST in worst.index:
+        # How much below the best loop in hindsight each rule is, at worst.
+        gap = exact.sel(rule=BEST) - exact.sel(rule=rules.index.tolist())
+        gap = gap.max(["distribution", "length"]).to_series()
+        near = [rule for rule, lost in gap.items() if lost <= 0.02]
+        if near:
+            verb = "stays" if len(near) == 1 else "stay"
+            text += (
+                f" {', '.join(near)} {verb} within 0.02 of the best loop in hindsight everywhere."
+            )
+        else:
+            text += (
+                " None stays within 0.02 of the best loop in hindsight everywhere: "
+                f"{gap.idxmin()}, the nearest, falls {gap.min():.2f} short of it."
+            )
     return Finding(text, value=f"{rules.max():.2f}")
-
-
-def _gaps(result: EvaluationResult, rules: list[str]) -> str:
-    """How near the rules come to the best loop in hindsight, at worst."""
-    exact = result.data["stopped_exact_match"].sel({ESTIMATE: "value"}, drop=True)
-    gap = (exact.sel(rule=BEST) - exact.sel(rule=rules)).max(["distribution", "length"]).to_series()
-    near = [rule for rule, lost in gap.items() if lost <= _NEAR]
-    if near:
-        verb = "stays" if len(near) == 1 else "stay"
-        return (
-            f"{', '.join(near)} {verb} within {_NEAR:g} of the best loop in hindsight everywhere."
-        )
-    best = gap.idxmin()
-    return (
-        f"None stays within {_NEAR:g} of the best loop in hindsight everywhere: {best}, the "
-        f"nearest, falls {gap[best]:.2f} short of it."
-    )
 
 
 @figures_of.register
@@ -191,111 +219,82 @@ def _(result: EvaluationResult) -> list[Figure]:
 
 
 def _by_length(result: EvaluationResult) -> Figure:
-    data = result.data.sel(extra_loop=result.nearest_extra_loop)
-    marks = []
-    if result.trained_up_to is not None:
-        marks = [Reference(result.trained_up_to, "longest in training", "x")]
+    data = result.data.sel(extra_loop=nearest_extra_loop(result))
+    marks = cutoff_mark(result.trained_up_to)
     panels = []
     for title, measure in (("Exact match", "exact_match"), ("Bit accuracy", "bit_accuracy")):
+        lines = Series.each(data[measure], "distribution", readable)
         constant = data[f"constant_{measure}"]
-        lines = [
-            *Series.each(data[measure], "distribution", readable),
-            *Series.each(constant, "distribution", _constant_name, control=True),
-        ]
-        panels.append(LinePanel(lines, title, title=title, y_range=(0, 1.04), references=marks))
+        lines += Series.each(constant, "distribution", _constant_name, control=True)
+        panels.append(_accuracy_panel(lines, title, marks, title))
+    perplexity_note = ""
     if "perplexity" in data:
-        lines = Series.each(_shown(data["perplexity"]), "distribution", readable)
         title = "Perplexity of the right answer"
-        limits = _limits(data["perplexity"])
-        panels.append(
-            LinePanel(
-                lines, "perplexity", title=title, y_log=True, y_range=limits, references=marks
-            )
-        )
-    extra = result.nearest_extra_loop
+        panels.append(_perplexity_panel(data["perplexity"], "distribution", title, marks))
+        perplexity_note = "; last, the perplexity of the right answer, 1 where it is sure"
+        if float(result.data["perplexity"].max()) > _GREATEST:
+            perplexity_note += f" (drawn up to {_GREATEST:.0e})"
+    extra, constant = nearest_extra_loop(result), result.data["constant_exact_match"]
     loops = f"{_loops(result)} {extra:+d} loops" if extra else f"{_loops(result)} loops"
     loops = "1 loop" if loops == "1 loops" else loops
+    # Where a constant answer scores high, this distribution alone proves little.
+    least = constant.min("length").to_series()
+    easy = [readable(name) for name in least.index[least > 0.5]]
+    constant_note = f"It is wholly right on at most {percent(constant.max())} of the problems."
+    if easy:
+        constant_note = f"On {' and '.join(easy)} answers are alike, so that it scores high."
     return Figure(
         title="Accuracy against length",
         plot=line_panels(panels, x_title="problem length n"),
         caption=f"Each point: {result.n_samples} fresh problems, answered after {loops}; bands: "
         "95% intervals. Above, the share of problems right at every position; below, that of "
-        f"positions, high at times where every problem is wrong{_perplexity_note(result)}.",
-        control="Dashed: the best answer that is the same for every problem. "
-        + _constant_note(result),
+        f"positions, high at times where every problem is wrong{perplexity_note}.",
+        control="Dashed: the best answer that is the same for every problem. " + constant_note,
         data=result.to_dataframe("exact_match", "bit_accuracy"),
     )
 
 
-def _shown(perplexity: xr.DataArray) -> xr.DataArray:
-    return perplexity.clip(max=_GREATEST)
-
-
-def _limits(perplexity: xr.DataArray) -> tuple[float, float]:
-    """A decade at least: on an axis of its own a perplexity of 1.0001 would fill the panel."""
-    return 0.9, max(10.0, 1.1 * float(_shown(perplexity).max()))
-
-
-def _perplexity_note(result: EvaluationResult) -> str:
-    if "perplexity" not in result.data:
-        return ""
-    cut = float(result.data["perplexity"].max()) > _GREATEST
-    note = "; last, the perplexity of the right answer, 1 where it is sure"
-    return note + (f" (drawn up to {_GREATEST:.0e})" if cut else "")
-
-
-def _constant_note(result: EvaluationResult) -> str:
-    """Where a constant answer scores high, say that this distribution alone proves little."""
-    constant = result.data["constant_exact_match"]
-    least = constant.min("length").to_series()
-    easy = [readable(name) for name in least.index[least > 0.5]]
-    if not easy:
-        return f"It is wholly right on at most {percent(constant.max())} of the problems."
-    return f"On {' and '.join(easy)} answers are alike, so that it scores high."
-
-
 def _by_loops(result: EvaluationResult) -> Figure:
     exact = result.data["exact_match"]
+    mark = [Reference(0, _loops(result), "x")]
     panels = [
-        LinePanel(
+        _accuracy_panel(
             Series.each(exact.sel(distribution=name), "length", "n = {}".format),
-            "exact match",
-            title=readable(name),
-            y_range=(0, 1.04),
-            references=[Reference(0, _loops(result), "x")],
+            readable(name),
+            marks=mark,
         )
         for name in exact["distribution"].values.tolist()
     ]
     return Figure(
         title="Accuracy against loops",
         plot=line_panels(panels, x_title=f"loops beyond {_loops(result)}"),
-        caption=f"The same problems, answered after fewer or more loops than {_whose(result)} "
-        "(dotted line). Left of it the answer is cut short; right of it a model that holds what "
-        "it has found stays right.",
+        caption="The same problems, answered after fewer or more loops than "
+        f"{_own_loops(result)} (dotted line). Left of it the answer is cut short; right of it a "
+        "model that holds what it has found stays right.",
         data=result.to_dataframe("exact_match", "bit_accuracy"),
     )
 
 
 def _by_rule(result: EvaluationResult) -> Figure:
     exact, loops = result.data["stopped_exact_match"], result.data["stopped_at"]
-    rules = exact["rule"].values.tolist()
     panels = []
     for name in exact["distribution"].values.tolist():
-        title = readable(name)
-        for array, y_title, y_range in ((exact, "exact match", (0, 1.04)), (loops, "loops", None)):
-            cell = array.sel(distribution=name)
-            lines = [
+        exact_lines, loop_lines = (
+            [
                 Series.of(rule, cell.sel(rule=rule), control=rule in (ORACLE, BEST, ANY))
-                for rule in rules
+                for rule in cell["rule"].values.tolist()
             ]
-            panels.append(LinePanel(lines, y_title, title=title, y_range=y_range))
+            for cell in (exact.sel(distribution=name), loops.sel(distribution=name))
+        )
+        panels.append(_accuracy_panel(exact_lines, readable(name)))
+        panels.append(LinePanel(loop_lines, "loops", title=readable(name)))
     return Figure(
         title="When to stop",
         plot=line_panels(panels, x_title="problem length n"),
         caption="Exact match, and the mean number of loops, where each rule stops. A rule may look "
         "at the states and answers of the run, or as a calibrated one at the length of its input, "
         f"but is not told {_loops(result)}; one that stops early cuts answers short.",
-        control=f"Dashed: the answer read at {_whose(result)}, which has to be known, and what "
+        control=f"Dashed: the answer read at {_own_loops(result)}, which has to be known, and what "
         "hindsight would choose: the one loop that is best for all, and any loop that is right.",
         data=tidy({"exact_match": exact, "loops": loops}),
     )
@@ -305,13 +304,10 @@ def _by_number_of_loops(result: EvaluationResult) -> Figure:
     """Exact match and perplexity against numbers of loops that do not depend on the length."""
     panels = []
     for name in result.data["distribution"].values.tolist():
-        cell = result.data.sel(distribution=name)
+        cell, title = result.data.sel(distribution=name), readable(name)
         exact = Series.each(cell["loop_exact_match"], "length", "n = {}".format)
-        doubt = Series.each(_shown(cell["loop_perplexity"]), "length", "n = {}".format)
-        title = readable(name)
-        panels.append(LinePanel(exact, "exact match", title=title, y_range=(0, 1.04)))
-        limits = _limits(cell["loop_perplexity"])
-        panels.append(LinePanel(doubt, "perplexity", title=title, y_log=True, y_range=limits))
+        panels.append(_accuracy_panel(exact, title))
+        panels.append(_perplexity_panel(cell["loop_perplexity"], "length", title))
     return Figure(
         title="Accuracy against the number of loops",
         plot=line_panels(panels, x_title="loops"),
@@ -328,19 +324,13 @@ def _rules_on_the_curve(result: EvaluationResult) -> Figure:
     panels = []
     for name in cells["distribution"].values.tolist():
         cell = cells.sel(distribution=name)
-        curve = Series.of(
-            "after every loop",
-            cell["loop_exact_match"].dropna("loop"),
-            markers=False,
-            colour="grey",
-        )
+        exact = cell["loop_exact_match"].dropna("loop")
+        curve = Series.of("after every loop", exact, markers=False, colour="grey")
+        stops = zip(*(cell[k].values.tolist() for k in ("stopped_at", "stopped_exact_match")))
         points = [
-            Series(rule, [float(at["stopped_at"])], [float(at["stopped_exact_match"])])
-            for rule in cell["rule"].values.tolist()
-            for at in [cell.sel(rule=rule)]
+            Series(rule, [x], [y]) for rule, (x, y) in zip(cell["rule"].values.tolist(), stops)
         ]
-        title = f"{readable(name)}, n = {longest}"
-        panels.append(LinePanel([*points, curve], "exact match", title=title, y_range=(0, 1.04)))
+        panels.append(_accuracy_panel([*points, curve], f"{readable(name)}, n = {longest}"))
     return Figure(
         title="Where the rules stop, and what hindsight would choose",
         plot=line_panels(panels, x_title="loops"),
@@ -358,7 +348,7 @@ def _rules_on_the_curve(result: EvaluationResult) -> Figure:
 def _(result: OperandGrid) -> list[Finding]:
     """The mean over the grid at the best number of loops, and its worst cell."""
     exact = result.data["exact_match"].sel({ESTIMATE: "value"})
-    means = exact.mean(["n_a", "n_b"]).to_series()
+    means = exact.mean(["n_a", "n_b"]).to_series()  # by number of loops
     to, tied = int(exact["n_a"].max()), means.index[means == means.max()].tolist()
     if means.max() == 0:
         text = f"No answer up to {to} x {to} is wholly right after any of the numbers of loops."

@@ -7,15 +7,16 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from loopinterp.core.errors import CheckpointError, ConfigError, InputError
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.core.progress import bar
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import LinesDigest, Seal
-from loopinterp.core.settings import Settings, flatten
+from loopinterp.core.settings import Seed, Settings, flatten
 from loopinterp.core.storage import (
     only_writer,
     read_json,
@@ -43,9 +44,10 @@ from loopinterp.training.run import (
     MODEL,
     WEIGHTS,
     Run,
+    RunError,
+    RunFault,
     complete_lines,
     need_free_folder,
-    need_own_lines,
     need_training_state,
     parse_metrics,
     reading_counters,
@@ -68,16 +70,12 @@ def train(
         config: The run. ``device="auto"`` is decided here and written down.
         out: The run's folder.
         progress: Whether to show a progress bar.
-        resume: Whether a run that is in the folder already is gone on with. It is never
-            overwritten.
+        resume: Whether a run that is in the folder is gone on with; it is never overwritten.
 
     Raises:
-        InputError: If the folder cannot be written, holds something else, or is being trained in
-            already; the device is not there; or the loss or a weight stops being finite.
-        ConfigError: If the folder's run has another configuration, where it names the setting; or
-            if no model can be made from this one, where nothing is written; or if there are more
-            processes than examples in a batch.
-        CheckpointError: If the folder's checkpoint is damaged or of another run.
+        InputError: If the folder cannot be written, holds something else or another run
+            (ConfigError, CheckpointError) or is being trained in; the model cannot be made, the
+            device is not there, or the loss or a weight stops being finite.
     """
     with ExitStack() as stack:
         stack.enter_context(recording_gradients())  # or refused before anything is written
@@ -87,9 +85,10 @@ def train(
     return part.run
 
 
+@checked
 def train_seeds(
     config: TrainingConfig,
-    seeds: Sequence[int],
+    seeds: Sequence[Seed],
     out: str | Path,
     *,
     progress: bool = True,
@@ -98,8 +97,7 @@ def train_seeds(
     """Train several seeds of one configuration, their loops in one batch.
 
     Each seed has a folder ``out/seed-{seed}``, an ordinary run with the numbers of one that was
-    trained alone, to rounding. It can be gone on with alone, and together with others: those that
-    are behind catch up first.
+    trained alone, to rounding. Those that are behind, or were gone on with alone, catch up first.
 
     Args:
         config: The run; its own seed is not asked for.
@@ -109,22 +107,24 @@ def train_seeds(
         resume: Whether runs that are there already are gone on with.
 
     Raises:
-        InputError: As :func:`train`; it names the seed that stops being finite, and the others go
-            on without it when they are asked to. Or if there is no seed, or one twice.
-        ConfigError: As :func:`train`; or if the attention is not causal, or the loop compiled.
-        CheckpointError: As :func:`train`.
+        InputError: As :func:`train`, where it names the seed that stops being finite; or if seeds
+            are not some and different, the attention not causal, or the loop compiled.
     """
     if not seeds or len(set(seeds)) < len(seeds):
         expected, fix = "some seeds, each once", "Pass e.g. seeds=[0, 1, 2, 3, 4]."
         raise InputError("seeds", expected=expected, given=repr(list(seeds)), fix=fix)
-    check_together(config)
+    fix = "Train the seeds one by one."
     if (count := n_processes()) > 1:
-        raise InputError(
-            "processes",
-            expected="one, where seeds are trained together",
-            given=str(count),
-            fix="Train the seeds one by one, or start one process.",
-        )
+        raise InputError("processes", expected="one", given=str(count), fix=fix)
+    for setting, value, needed in (
+        # Examples are padded to the longest of all seeds, which only a causal model ignores.
+        ("model.causal", config.model.causal, True),
+        ("model.state_code", config.model.state_code, None),
+        ("compile", config.compile, False),
+    ):
+        if value != needed:
+            expected = f"{needed}, where seeds are trained together"
+            raise ConfigError(setting, expected=expected, given=repr(value), fix=fix)
     configs = [config.replace(seed=seed) for seed in seeds]  # all are checked before one begins
     with ExitStack() as stack:
         stack.enter_context(recording_gradients())
@@ -136,61 +136,47 @@ def train_seeds(
     return [part.run for part in parts]
 
 
-def check_together(config: TrainingConfig) -> None:
-    """Raise unless models of a configuration can be run together.
-
-    Shorter examples are padded to the longest of all seeds, which only a causal model ignores.
-    """
-    fix = "Train the seeds one by one."
-    if not config.model.causal:
-        what, wanted = "model.causal", "true where seeds are trained together, as they are padded"
-        raise ConfigError(what, expected=wanted, given="false", fix=fix)
-    if config.model.state_code is not None:
-        what, wanted = "model.state_code", "none where seeds are trained together"
-        raise ConfigError(what, expected=wanted, given=str(config.model.state_code), fix=fix)
-    if config.compile:
-        raise ConfigError(
-            "compile", expected="false where seeds are trained together", given="true", fix=fix
-        )
-
-
 @dataclass
 class _Part:
-    """A run that is being trained, and the seconds that it has taken."""
+    """A run that is being trained, its seconds, and its open metrics (None in other processes)."""
 
     run: Run
     trainer: Trainer
     seconds: float
-    metrics: _MetricsFile | None  # None where another process writes
+    file: TextIO | None = None
+    lines: LinesDigest = field(default_factory=LinesDigest)
 
     def record(self, metrics: Sequence[dict[str, float | int]]) -> None:
         """Write what is due of some steps; metrics reach the disk before the checkpoint does."""
-        config, step = self.trainer.config, self.trainer.steps_done
-        if self.metrics is None:
+        trainer, config = self.trainer, self.trainer.config
+        if self.file is None:
             return
-        for one in metrics:
-            if one["step"] % config.log_every == 0:
-                self.metrics.write(json.dumps(one))
-        if step % config.checkpoint_every == 0 or step == config.steps:
-            _save(self.run, self.trainer, self.seconds, self.metrics.seal(_hash_of(self.run)))
+        for row in metrics:
+            if row["step"] % config.log_every == 0:
+                line = json.dumps(row)
+                self.file.write(f"{line}\n")
+                self.lines.add(line)
+        if trainer.steps_done % config.checkpoint_every and trainer.steps_done < config.steps:
+            return
+        # The checkpoint first: the model beside it can be made from it, but not the reverse.
+        seal = self.seal()
+        tensors, metadata = trainer.state()
+        metadata |= {
+            "format": "loopinterp training state 1",
+            "config": seal.run,
+            "seconds": repr(self.seconds),
+            **seal.texts(),
+        }
+        write_tensors(self.run.folder / CHECKPOINT, tensors, metadata)
+        write_model(trainer.averaged_model(), self.run.folder / MODEL, seal.texts())
 
-
-@dataclass
-class _MetricsFile:
-    """The open ``metrics.jsonl`` of a run, and the digest of its lines."""
-
-    file: TextIO
-    digest: LinesDigest
-
-    def write(self, line: str) -> None:
-        self.file.write(f"{line}\n")
-        self.digest.add(line)
-
-    def seal(self, run: str) -> Seal:
+    def seal(self) -> Seal:
         """The seal of the lines so far, which are on the disk then."""
+        assert self.file is not None
         self.file.flush()
         os.fsync(self.file.fileno())
-        return self.digest.seal(run)
+        # Of the configuration as it was written, perhaps before some settings existed.
+        return self.lines.seal(config_hash(read_json(self.run.folder / CONFIG)))
 
 
 @contextmanager
@@ -204,16 +190,13 @@ def _claimed(
         processes.wait()  # until the first has looked at the folder, and written what is missing
         trainer = _build(config, processes)
         with cpu_threads(config.threads):
-            yield _Part(run, trainer, _restore(run, trainer), None)
+            yield _Part(run, trainer, _restore(run, trainer))
         return processes.wait()  # until the run is whole
     _check_claim(folder, config, resume)
     trainer = _build(config, processes)
+    fix = "Wait for the other training to end, stop it, or train into another folder."
     with (
-        only_writer(
-            folder / LOCK,
-            f"training in {folder}",
-            fix="Wait for the other training to end, stop it, or train into another folder.",
-        ),
+        only_writer(folder / LOCK, f"training in {folder}", fix=fix),
         cpu_threads(config.threads),
     ):
         _check_claim(folder, config, resume)  # again: another may have begun, and ended, meanwhile
@@ -222,12 +205,12 @@ def _claimed(
         seconds = _restore(run, trainer)  # refuses a checkpoint of another configuration
         # Known from the start, so that the weights that follow can be read from their first moment.
         write_json(folder / MODEL / "config.json", config.model.to_dict())
-        digest = _truncate_metrics(run, trainer.steps_done, config.log_every)
+        lines = _truncate_metrics(run, trainer.steps_done, config.log_every)
         processes.wait()
         with open(folder / METRICS, "a", encoding="utf-8") as file:
-            metrics = _MetricsFile(file, digest)
-            yield _Part(run, trainer, seconds, metrics)
-            seal = metrics.seal(_hash_of(run))
+            part = _Part(run, trainer, seconds, file, lines)
+            yield part
+            seal = part.seal()
         # A kill between the last checkpoint and its model would leave the older model.
         write_model(trainer.averaged_model(), folder / MODEL, seal.texts())
         processes.wait()
@@ -238,17 +221,18 @@ def _fit(parts: Sequence[_Part], progress: bool) -> None:
     """Make the steps that are left; those furthest behind go first, and then all together."""
     config = parts[0].trainer.config
     done = min(part.trainer.steps_done for part in parts)
-    several = len(parts) > 1
-    name = f"train {config.task}" + (f", {len(parts)} seeds" if several else "")
+    several = f", {len(parts)} seeds" if len(parts) > 1 else ""
     read_metrics = read if several else Trainer.read
-    with bar(name, total=config.steps, initial=done, disable=not progress) as shown:
+    with bar(
+        f"train {config.task}{several}", total=config.steps, initial=done, disable=not progress
+    ) as shown:
         while done < config.steps:
-            # Seeds that are behind catch up before all go on together.
             behind = [part for part in parts if part.trainer.steps_done == done]
             started = time.perf_counter()
             advance_together([part.trainer for part in behind])
             due = [part for part in behind if part.trainer.due]
             metrics = [read_metrics(part.trainer) for part in due]
+            # Seeds share the time of a step.
             took = (time.perf_counter() - started) / len(behind)
             for part in behind:
                 part.seconds += took
@@ -279,75 +263,36 @@ def _build(config: TrainingConfig, processes: Processes) -> Trainer:
 
 
 def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
-    """Check that the folder is this run's, or can be made so."""
+    """Raise unless the folder is this run's, or can be made so."""
     if not resume:
         need_free_folder(folder)
-    if (folder / CONFIG).exists():
-        saved = Run.load(folder).config
-        saved.need_same_data()  # which says more than that another digest is asked for
-        check_same(saved if saved.data_sha256 else saved.with_data(), config, folder)
-        _need_own_model(folder)
-        if (folder / WEIGHTS).exists() and not (folder / CHECKPOINT).exists():
-            raise InputError(  # a copy from the zoo, whose model would be trained anew, and lost
-                f"output folder {folder}",
-                expected="a run that can be gone on with",
-                given=f"one that has its model, but no {CHECKPOINT}",
-                fix="Train into a new folder.",
-            )
+    present = [name for name in (METRICS, WEIGHTS, CHECKPOINT) if (folder / name).exists()]
+    if not (folder / CONFIG).exists():
+        if present:
+            raise RunError(RunFault.NO_CONFIG, f"output folder {folder}", file=present[0])
         return
-    for name in (METRICS, WEIGHTS, CHECKPOINT):
-        if (folder / name).exists():
-            raise InputError(
-                f"output folder {folder}",
-                expected="a new folder, or a run that can be resumed",
-                given=f"{name} without {CONFIG}",
-                fix=f"Choose another folder, or restore its {CONFIG}.",
-            )
-
-
-def _need_own_model(folder: Path) -> None:
-    """Raise if the weights in a folder are another run's, which training would write over."""
-    if not (folder / WEIGHTS).exists():
+    saved = Run.load(folder).config
+    saved.need_same_data()  # which says more than that another digest is asked for
+    check_same(saved if saved.data_sha256 else saved.with_data(), config, folder)
+    if WEIGHTS not in present:
         return
     seal = Seal.of_file(folder / WEIGHTS)
     if seal is not None and seal.run != config_hash(read_json(folder / CONFIG)):
-        raise CheckpointError(
-            f"model {folder / MODEL}",
-            expected="the model of the run that its config.json describes",
-            given="that of another configuration",
-            fix="Restore the run's own files, or train into a new folder.",
-        )
+        # Weights of another run, which training would write over.
+        raise RunError(RunFault.OTHER_WEIGHTS, f"model {folder / MODEL}")
+    if CHECKPOINT not in present:
+        # A copy from the zoo, whose model would be trained anew, and lost.
+        raise RunError(RunFault.NOT_RESUMABLE, f"output folder {folder}")
 
 
 def check_same(saved: Settings, config: TrainingConfig, folder: Path) -> None:
     """Resuming with another configuration would give numbers that no configuration gives."""
-    old, new = flatten(saved.to_dict()), flatten(config.to_dict())
+    old, new = flatten(saved.to_dict()), flatten(config.to_dict())  # by dotted name
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
-            raise ConfigError(
-                key,
-                expected=f"{old.get(key)!r}, as the run in {folder} has it",
-                given=repr(new.get(key)),
-                fix=f"Leave {key} as it was, or train into a new folder.",
-            )
-
-
-def _save(run: Run, trainer: Trainer, seconds: float, seal: Seal) -> None:
-    """The checkpoint first: the model beside it can be made from it, but not the reverse."""
-    tensors, metadata = trainer.state()
-    metadata |= {
-        "format": "loopinterp training state 1",
-        "config": seal.run,
-        "seconds": repr(seconds),
-        **seal.texts(),
-    }
-    write_tensors(run.folder / CHECKPOINT, tensors, metadata)
-    write_model(trainer.averaged_model(), run.folder / MODEL, seal.texts())
-
-
-def _hash_of(run: Run) -> str:
-    """Of the configuration as it was written, perhaps before some settings existed."""
-    return config_hash(read_json(run.folder / CONFIG))
+            expected = f"{old.get(key)!r}, as the run in {folder} has it"
+            fix = f"Leave {key} as it was, or train into a new folder."
+            raise ConfigError(key, expected=expected, given=repr(new.get(key)), fix=fix)
 
 
 def _restore(run: Run, trainer: Trainer) -> float:
@@ -368,13 +313,8 @@ def _truncate_metrics(run: Run, steps_done: int, log_every: int) -> LinesDigest:
     n_lines = steps_done // log_every
     lines = complete_lines(path)[:n_lines]
     if len(lines) < n_lines:
-        raise CheckpointError(
-            f"file {path}",
-            expected=f"{n_lines} lines, one for every {log_every} of {steps_done} steps",
-            given=f"{len(lines)}",
-            fix="Restore it from a copy, or train into a new folder.",
-        )
-    parse_metrics(path, lines)
-    need_own_lines(path, lines, Seal.of_file(checkpoint) if checkpoint.exists() else None)
+        counts = {"n_lines": n_lines, "log_every": log_every, "steps_done": steps_done}
+        raise RunError(RunFault.LINES_MISSING, f"file {path}", **counts, n_given=len(lines))
+    parse_metrics(path, lines, Seal.of_file(checkpoint) if checkpoint.exists() else None)
     write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
     return LinesDigest(lines)

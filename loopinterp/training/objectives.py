@@ -7,7 +7,7 @@ for any looped model, compiled or not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Supervised:
-    """What an objective gives.
-
-    Attributes:
-        loss: Scalar to descend.
-        logits: The model's answer to each example, at the loop where it counts.
-    """
+    """The loss of an objective, and the logits of each example at the loop where they count."""
 
     loss: Float[Tensor, ""]
     logits: Float[Tensor, "batch pos d_vocab_out"]
@@ -64,6 +59,7 @@ class Questions:
     def share_of(self, rows: slice) -> Questions:
         """The questions to some of the examples; the losses of all shares add up to the whole."""
         targets = self.targets[:, rows]
+        # The mean over these targets, weighted by their share of all.
         share = int((targets != IGNORE).sum()) / max(int((self.targets != IGNORE).sum()), 1)
         return replace(self, loops=self.loops[:, rows], targets=targets, share=share)
 
@@ -82,132 +78,110 @@ def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Qu
     """The loops at which each example of a batch is asked for its answer, and how that counts.
 
     T(n) of the objectives is ``ceil(loop_scale T(n)) + extra_loops``, at least 1, where these are
-    set.
+    set. T is ``n_loops``, or the largest T(n) of the batch. By ``kind``:
 
-    Args:
-        config: The objective.
-        batch: The examples.
-        generator: On the CPU, for objectives that draw a loop.
+    - ``last``: ``CE(y_T)``, the same T for all examples of a batch.
+    - ``step_dependent``: see :func:`_step_dependent`.
+    - ``progressive``: ``(1 - alpha) CE(y_T) + alpha CE(y_r)`` with r uniform in 1..T, drawn once
+      per batch (arXiv 2405.17399).
+    - ``every``: ``sum_t w_t CE(y_t) / sum_t w_t``, t = 1..T.
+    - ``drawn``: ``CE(y_r)`` with r uniform in least_loops..T, drawn once per batch: T(n) unknown.
 
     Raises:
         InputError: If no number of loops is given and T(n) is 0 throughout.
     """
-    shifted = shifted_loops(batch.n_loops.cpu(), scale=config.loop_scale, extra=config.extra_loops)
-    return _OBJECTIVES[config.kind](config, replace(batch, n_loops=shifted), generator)
+    n_loops = shifted_loops(batch.n_loops.cpu(), scale=config.loop_scale, extra=config.extra_loops)
+    if config.kind == "step_dependent":
+        return _step_dependent(config, n_loops, batch.targets, generator)
+    last = int(n_loops.max()) if config.n_loops is None else config.n_loops
+    if last < 1:
+        expected, given = "at least one loop", f"T(n) = {last} for every example of the batch"
+        fix = "Set objective.n_loops."
+        raise InputError("n_loops", expected=expected, given=given, fix=fix)
+    loops = [last]  # of all examples alike
+    if config.kind == "every":
+        loops = list(range(1, last + 1))
+    elif config.kind == "drawn":
+        loops = [int(torch.randint(config.least_loops, last + 1, (), generator=generator))]
+    elif config.kind == "progressive":
+        loops.append(int(torch.randint(1, last + 1, (), generator=generator)))
+        if loops == [last, last]:
+            loops = [last]
 
-
-def _once(n_loops: Int[Tensor, " batch"], batch: Batch) -> Questions:
-    """Every answer once, all counting the same."""
-    return Questions(n_loops[None], batch.targets[None])
-
-
-def _last(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
-    """Loss after the last loop: ``CE(y_T)``, the same T for all examples of a batch."""
-    return _once(torch.full_like(batch.n_loops, _n_loops(config, batch)), batch)
-
-
-def _step_dependent(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
-    """Loss of each example at its own loop T(n), and nowhere else: ``CE(y_{T(n)})``.
-
-    Examples leave the batch as they finish, so that a short one costs no more than its own
-    loops. The result equals running each example alone.
-
-    With ``hold_loops``, a drawn share of the examples is asked a second time, k loops after T(n)
-    with k uniform in 1..hold_loops, so that what was found in time also has to be held. With
-    ``due_share``, others are asked before T(n), for what is due by then. Every answer counts the
-    same.
-
-    Source: arXiv 2409.15647, step-dependent supervision (``hold_loops = due_share = 0``).
-    """
-    shape, device = batch.n_loops.shape, batch.targets.device
-    loops, targets = [batch.n_loops], [batch.targets]
-    if config.hold_loops:
-        # A second question to a share of the examples, 1..hold_loops after T(n).
-        later = torch.randint(1, config.hold_loops + 1, shape, generator=generator)
-        again = torch.rand(shape, generator=generator, dtype=torch.float32) < config.hold_share
-        loops.append(batch.n_loops + later * again)
-        targets.append(batch.targets.masked_fill(~send(again, device)[:, None], IGNORE))
-    if config.due_share:
-        again = torch.rand(shape, generator=generator, dtype=torch.float32) < config.due_share
-        # A second question before T(n), to the targets that are due by then.
-        drawn = torch.rand(shape, generator=generator, dtype=torch.float32)
-        early = (drawn * batch.n_loops).long() + 1  # uniform in 1..T(n)
-        loops.append(early.where(again, batch.n_loops))
-        left = send((batch.n_loops - early).where(again, -1), device)[:, None]
-        has_target = batch.targets != IGNORE
-        after = has_target.flip(-1).cumsum(-1).flip(-1) - has_target.long()  # answers after each
-        targets.append(batch.targets.masked_fill((after < left) | (left < 0), IGNORE))
-    return Questions(torch.stack(loops), torch.stack(targets))
-
-
-def _progressive(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
-    """``(1 - alpha) CE(y_T) + alpha CE(y_r)`` with r uniform in 1..T, drawn once per batch.
-
-    Source: arXiv 2405.17399, progressive loss.
-    """
-    last = _n_loops(config, batch)
-    drawn = int(torch.randint(1, last + 1, (), generator=generator))
-    n_loops = torch.full_like(batch.n_loops, last)
-    if drawn == last:
-        return _once(n_loops, batch)
-
-    def combine(losses: Tensor) -> Tensor:
-        return (1 - config.alpha) * losses[0] + config.alpha * losses[1]
-
-    loops = torch.stack([n_loops, torch.full_like(n_loops, drawn)])
-    return Questions(loops, batch.targets.expand(2, -1, -1), combine)
-
-
-def _every(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
-    """Weighted mean of the loss over loops: ``sum_t w_t CE(y_t) / sum_t w_t``, t = 1..T."""
-    loops = torch.arange(1, _n_loops(config, batch) + 1)
-
-    def combine(losses: Tensor) -> Tensor:
+    def mean(losses: Float[Tensor, " ask"]) -> Float[Tensor, ""]:
+        if config.kind == "progressive":
+            return (1 - config.alpha) * losses[0] + config.alpha * losses[1]
         if config.weights is None:
             return losses.mean()
         weights = send(torch.tensor(config.weights, dtype=losses.dtype), losses.device)
         return (weights * losses).sum() / weights.sum()
 
-    targets = batch.targets.expand(len(loops), -1, -1)
-    return Questions(loops[:, None].expand(-1, len(batch)), targets, combine, answer=-1)
+    weighted = config.kind == "every" or len(loops) > 1
+    return Questions(
+        torch.tensor(loops)[:, None].expand(-1, len(batch)),
+        batch.targets.expand(len(loops), -1, -1),
+        mean if weighted else None,
+        answer=-1 if config.kind == "every" else 0,
+    )
 
 
-def _drawn(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
-    """``CE(y_r)`` with r uniform in least_loops..n_loops, drawn once per batch: T(n) unknown."""
-    most = _n_loops(config, batch)
-    drawn = int(torch.randint(config.least_loops, most + 1, (), generator=generator))
-    return _once(torch.full_like(batch.n_loops, drawn), batch)
+def _step_dependent(
+    config: ObjectiveConfig,
+    n_loops: Int[Tensor, " batch"],
+    right: Int[Tensor, "batch pos"],
+    generator: torch.Generator,
+) -> Questions:
+    """Loss of each example at its own loop T(n), and nowhere else: ``CE(y_{T(n)})``.
 
+    Examples leave the batch as they finish, so that a short one costs no more than its own
+    loops. The result equals running each example alone. With ``hold_loops`` or ``due_share``, a
+    drawn share of the examples is asked a second time, and every answer counts the same.
 
-_OBJECTIVES = {
-    "last": _last,
-    "step_dependent": _step_dependent,
-    "progressive": _progressive,
-    "every": _every,
-    "drawn": _drawn,
-}
+    Source: arXiv 2409.15647, step-dependent supervision (``hold_loops = due_share = 0``).
+    """
+    shape, device = n_loops.shape, right.device
+    loops, targets = [n_loops], [right]
+    if config.hold_loops:
+        # 1..hold_loops after T(n), so that what was found in time also has to be held.
+        later = torch.randint(1, config.hold_loops + 1, shape, generator=generator)
+        again = torch.rand(shape, generator=generator, dtype=torch.float32) < config.hold_share
+        loops.append(n_loops + later * again)
+        targets.append(right.masked_fill(~send(again, device)[:, None], IGNORE))
+    if config.due_share:
+        # Before T(n), to the targets that are due by then.
+        again = torch.rand(shape, generator=generator, dtype=torch.float32) < config.due_share
+        drawn = torch.rand(shape, generator=generator, dtype=torch.float32)
+        early = (drawn * n_loops).long() + 1  # uniform in 1..T(n)
+        loops.append(early.where(again, n_loops))
+        left = send((n_loops - early).where(again, -1), device)[:, None]
+        has_target = right != IGNORE
+        after = has_target.flip(-1).cumsum(-1).flip(-1) - has_target.long()  # answers after each
+        targets.append(right.masked_fill((after < left) | (left < 0), IGNORE))
+    return Questions(torch.stack(loops), torch.stack(targets))
 
 
 def answers_at(
     iteration: Iteration, loops: Int[Tensor, "ask batch"]
 ) -> Float[Tensor, "ask batch pos d_vocab_out"]:
-    """Logits of each example after its own numbers of loops.
+    """Logits of each example after its own numbers of loops, which are on the CPU.
 
     An example is run no further than the last loop it is asked at.
-
-    Args:
-        iteration: The model bound to the examples.
-        loops: Loops after which each example is asked, any number of times; on the CPU.
     """
     order = loops.amax(0).argsort(descending=True, stable=True)  # those that run longest first
     loops, rows = loops[:, order], iteration.select(send(order, iteration.e.device))
+    ends = loops.amax(0)  # [batch]: the last loop of each example
     # Logits are collected loop by loop, and put back in the order [question, example] at the end.
     answers, places = [], []
-    for loop, state in _running(rows, loops.amax(0)):
+    state, running = rows.h0, rows  # [running, pos, d_model] of the examples that go on
+    for loop in range(int(ends[0]) + 1):
+        state = running.step(state) if loop else state
         due = (loops[:, : len(state)] == loop).nonzero()  # [place, (ask, row)]
         if len(due):
-            answers.append(iteration.readout(state[send(due[:, 1], state.device)]))
+            answers.append(rows.readout(state[send(due[:, 1], state.device)]))
             places.append(due)
+        still = int((ends > loop).sum())
+        if still < len(state):
+            running, state = rows.select(slice(0, still)), state[:still]
     question, row = torch.cat(places).unbind(1)
     back = torch.empty_like(loops)
     back[question, order[row]] = torch.arange(len(question))
@@ -215,39 +189,11 @@ def answers_at(
     return read_in_turn[send(back, read_in_turn.device)]
 
 
-def _running(
-    iteration: Iteration, ends: Int[Tensor, " batch"]
-) -> Iterator[tuple[int, Float[Tensor, "running pos d_model"]]]:
-    """States after 0, 1, … loops of the examples that go on so long, which are the first ones."""
-    state, running = iteration.h0, iteration
-    for loop in range(int(ends[0]) + 1):
-        state = running.step(state) if loop else state
-        yield loop, state
-        still = int((ends > loop).sum())
-        if still < len(state):
-            running, state = iteration.select(slice(0, still)), state[:still]
-
-
 def cross_entropy(
     logits: Float[Tensor, "batch pos d_vocab_out"], targets: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy over all positions of the batch that are asked for."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
-
-
-def _n_loops(config: ObjectiveConfig, batch: Batch) -> int:
-    """T: what is configured, or the largest T(n) of the batch."""
-    if config.n_loops is not None:
-        return config.n_loops
-    longest = int(batch.n_loops.max())
-    if longest < 1:
-        raise InputError(
-            "n_loops",
-            expected="at least one loop",
-            given=f"T(n) = {longest} for every example of the batch",
-            fix="Set objective.n_loops.",
-        )
-    return longest
 
 
 _MOMENTUM = 0.9
@@ -283,7 +229,7 @@ class Curriculum:
         """Take in the share of examples that the last step got wholly right."""
         self.running_accuracy += (1 - _MOMENTUM) * (exact_match - self.running_accuracy)
         self.n_steps += 1
-        if self.done_at is None and self._ready():
+        if self._may_grow(self.n_steps, self.running_accuracy):
             self.longest += 1
             self.grown_at = self.n_steps
             if self.longest == self.config.max_n:
@@ -295,21 +241,18 @@ class Curriculum:
         If it cannot, the next lengths can be drawn before the accuracy of these steps is known.
         For ``accuracy`` the running accuracy reaches ``1 - (1 - a) momentum^n`` at most.
         """
-        config, steps_at_this_length = self.config, self.n_steps + n_steps - self.grown_at
+        # The running accuracy if every answer of these steps were right.
+        highest = 1 - (1 - self.running_accuracy) * _MOMENTUM**n_steps
+        # Within the rounding of that many additions.
+        return self._may_grow(self.n_steps + n_steps, highest + 1e-9)
+
+    def _may_grow(self, n_steps: int, accuracy: float) -> bool:
+        config, steps_at_this_length = self.config, n_steps - self.grown_at
         if self.done_at is not None:
             return False
         if config.kind == "interval":
             return steps_at_this_length >= config.interval
-        highest = 1 - (1 - self.running_accuracy) * _MOMENTUM**n_steps
-        # Within the rounding of that many additions.
-        return steps_at_this_length >= config.min_steps and highest > config.threshold - 1e-9
-
-    def _ready(self) -> bool:
-        config, steps_at_this_length = self.config, self.n_steps - self.grown_at
-        if config.kind == "interval":
-            return steps_at_this_length >= config.interval
-        accurate = self.running_accuracy > config.threshold
-        return accurate and steps_at_this_length >= config.min_steps
+        return steps_at_this_length >= config.min_steps and accuracy > config.threshold
 
     def state(self) -> dict[str, float | int | None]:
         """JSON-ready; :meth:`load` takes it back."""
@@ -329,18 +272,13 @@ def learning_rate_factor(
     ``decay`` share of the steps. ``cosine``: up, constant while the curriculum grows, and from
     there down to 0 along half a cosine (arXiv 2409.15647). ``constant``: up, then constant.
 
-    Args:
-        optimiser: The schedule's settings.
-        step: Index of the step, from 0.
-        n_steps: Steps of the whole run.
-        curriculum_done_at: Step at which the curriculum reached its end, or None.
-
     Example:
         >>> settings = OptimiserConfig(warmup_steps=10, decay=0.5)
         >>> [learning_rate_factor(settings, step=s, n_steps=100, curriculum_done_at=None)
         ...  for s in (0, 9, 50, 75, 99)]
         [0.1, 1.0, 1.0, 0.5, 0.02]
     """
+    # From 0 up to 1 over the first steps, whatever the schedule.
     warm = min(1.0, (step + 1) / optimiser.warmup_steps) if optimiser.warmup_steps else 1.0
     if optimiser.schedule == "linear" and optimiser.decay > 0:
         return warm * min(1.0, (n_steps - step) / (optimiser.decay * n_steps))

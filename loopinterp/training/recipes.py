@@ -1,8 +1,7 @@
 """Configurations to start from, with measurements: a JSON file each in ``recipes/``; and how to
 change one (``--set key=value``).
 
-A file has the four parts of a :class:`Recipe`; its name is the recipe's. To add a recipe is to add
-a file.
+A file has the four parts of a :class:`Recipe`; its name is the recipe's.
 """
 
 from __future__ import annotations
@@ -17,33 +16,30 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import ConfigError, check_choice, unknown_name
-from loopinterp.core.settings import Seed, Settings, flatten, settings
+from loopinterp.core.errors import ConfigError, InputError, check_choice, unknown_name
+from loopinterp.core.settings import Seed, flatten, settings
 from loopinterp.core.storage import read_json_object
 from loopinterp.core.text import say
 from loopinterp.training.answer_scores import Lowest, lowest_of
-from loopinterp.training.config import Share, TrainingConfig
+from loopinterp.training.config import Conflict, Share, TrainingConfig, WithConflicts
 
 _FOLDER = Path(__file__).with_suffix("")
-_FAR, _WELL = 1.5, 0.9
+_WELL = 0.9
 
 Line = Annotated[str, Field(min_length=1, pattern=r"^\S[^\n]*$")]
 
 
 @settings
-class Measurement(Settings):
+class Measurement(WithConflicts):
     """The measured accuracy of models of a recipe.
 
     Attributes:
-        seeds: Seeds of training.
         samples: Examples behind each share, at least.
         exact_match: Share of examples that are wholly right after T(n) loops, by input
             distribution and length, one for each seed; None where a seed was not measured.
         minutes: Time to train one seed.
         on: The machine that took that time.
 
-    Raises:
-        ConfigError: If there is no seed, no share, or not one entry for each seed.
     """
 
     seeds: tuple[Seed, ...]
@@ -52,24 +48,19 @@ class Measurement(Settings):
     minutes: PositiveFloat
     on: Line
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _conflicts(self) -> Iterator[Conflict]:
         if not (self.seeds and self.exact_match and all(self.exact_match.values())):
-            raise ConfigError(
-                "exact_match",
-                expected="shares of one seed at least, at one length at least",
-                given="none",
-                fix="Measure the recipe first.",
-            )
+            expected, fix = "shares of one seed at least", "Measure the recipe first."
+            yield Conflict("exact_match", expected, fix, given="none")
         for distribution, by_length in self.exact_match.items():
             for length, shares in by_length.items():
-                known = [share for share in shares if share is not None]
-                if len(shares) != len(self.seeds) or not known:
-                    raise ConfigError(
+                measured = sum(share is not None for share in shares)
+                if len(shares) != len(self.seeds) or not measured:
+                    yield Conflict(
                         f"exact_match.{distribution}.{length}",
                         expected=f"one share for each of {len(self.seeds)} seeds",
-                        given=f"{len(shares)}, {len(known)} of them measured",
                         fix="Measure the seeds that are missing.",
+                        given=f"{len(shares)}, {measured} of them measured",
                     )
 
     @property
@@ -77,11 +68,11 @@ class Measurement(Settings):
         """The lengths at which all distributions were measured."""
         return tuple(sorted(set.intersection(*map(set, self.exact_match.values()))))
 
-    def mean(self, distribution: str, n: int) -> SeedMean:
+    def mean(self, distribution: str, n: int) -> _SeedMean:
         """Mean and standard error over the seeds that were measured there."""
         known = [share for share in self.exact_match[distribution][n] if share is not None]
         error = stdev(known) / len(known) ** 0.5 if len(known) > 1 else float("nan")
-        return SeedMean(fmean(known), error, len(known))
+        return _SeedMean(fmean(known), error, len(known))
 
     def lowest(self, n: int) -> Lowest:
         """The lowest mean over the seeds at one of :attr:`lengths`, and on which distributions."""
@@ -92,18 +83,17 @@ class Measurement(Settings):
         return {n: self.lowest(n).share for n in self.lengths}
 
     def reach(self) -> tuple[int, int | None]:
-        """The length up to which :meth:`worst` is .9 or more, and the first one where it is not.
+        """The measured length up to which :meth:`worst` is .9 or more, and the first below.
 
-        Both are measured lengths: the first is 0 if it is under .9 at all of them, the second None
-        if it is so at none. One distribution under .9 is enough, whether or not the others were
-        measured at that length.
+        0 if there is none of the first kind, None if there is none of the second. One distribution
+        under .9 is enough, whether or not the others were measured at that length.
 
         Example:
             >>> shares = {"uniform": {12: (1.0,), 24: (0.95,), 30: (0.7,), 48: (0.9,)}}
             >>> Measurement(seeds=(0,), samples=9, exact_match=shares, minutes=1, on="x").reach()
             (24, 30)
         """
-        well = 0
+        well = 0  # the greatest length so far that all distributions pass
         for n in sorted(set().union(*self.exact_match.values())):
             measured = [name for name, shares in self.exact_match.items() if n in shares]
             if min(self.mean(name, n).value for name in measured) < _WELL:
@@ -113,7 +103,7 @@ class Measurement(Settings):
         return well, None
 
 
-class SeedMean(NamedTuple):
+class _SeedMean(NamedTuple):
     """A mean over seeds, its standard error (NaN of one seed), and how many seeds they are."""
 
     value: float
@@ -122,18 +112,12 @@ class SeedMean(NamedTuple):
 
 
 @settings
-class Recipe(Settings):
+class Recipe(WithConflicts):
     """A configuration to start from, with its measurements.
 
     Attributes:
         about: Its purpose, in a line.
-        config: The configuration.
-        measured: The accuracy of its models.
         tried: Changes that were tried and were worse, in a line each.
-
-    Raises:
-        ConfigError: If a setting is wrong, nothing was measured at the training cutoff, or a
-            distribution of the task was left out.
     """
 
     about: Line
@@ -141,31 +125,24 @@ class Recipe(Settings):
     measured: Measurement
     tried: tuple[Line, ...] = ()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        known = self.config.make_task().distributions
-        for distribution in self.measured.exact_match:
+    def _conflicts(self) -> Iterator[Conflict]:
+        name, fix = "measured.exact_match", "Measure there as well."
+        known, measured = self.config.make_task().distributions, self.measured.exact_match
+        for distribution in measured:
             check_choice("distribution", distribution, known, error=ConfigError)
-        if left := [name for name in known if name not in self.measured.exact_match]:
-            raise ConfigError(
-                "measured.exact_match",
-                expected=f"all distributions of the task: {', '.join(known)}",
-                given=f"none of {', '.join(left)}",
-                fix="Measure there as well: the lowest of them is what the recipe is worth.",
-            )
-        cutoff, lengths = self.config.curriculum.max_n, self.measured.worst()
+        if left := [name for name in known if name not in measured]:
+            # The lowest of them is what the recipe is worth.
+            expected = f"all distributions of the task: {', '.join(known)}"
+            yield Conflict(name, expected, fix, given=f"none of {', '.join(left)}")
+        cutoff, lengths = self.config.curriculum.max_n, self.measured.lengths
         if cutoff not in lengths:
-            raise ConfigError(
-                "measured.exact_match",
-                expected=f"the training cutoff, {cutoff}, among the lengths",
-                given=", ".join(map(str, lengths)) or "no length that all distributions have",
-                fix="Measure there as well.",
-            )
+            given = ", ".join(map(str, lengths)) or "no length that all distributions have"
+            yield Conflict(name, f"the training cutoff, {cutoff}, among the lengths", fix, given)
 
     @property
     def generalises(self) -> bool:
         """Whether the mean is .9 or more on all distributions at 1.5 times the cutoff or beyond."""
-        far = self.config.curriculum.max_n * _FAR
+        far = self.config.curriculum.max_n * 1.5
         return any(share >= _WELL for n, share in self.measured.worst().items() if n >= far)
 
 
@@ -191,15 +168,12 @@ def get_recipe(name: str) -> Recipe:
         >>> get_recipe("parity").config.curriculum.max_n
         12
     """
-    known = check_choice("recipe", name, list_recipes())
-    file = _FOLDER / f"{known}.json"
+    file = _FOLDER / f"{check_choice('recipe', name, list_recipes())}.json"
     try:
         return Recipe.from_dict(read_json_object(file))
     except ConfigError as error:
-        what = f"{error.what} of {file.name}"
-        raise type(error)(
-            what, expected=error.expected, given=error.given, fix=error.fix
-        ) from error
+        texts = {"expected": error.expected, "given": error.given, "fix": error.fix}
+        raise ConfigError(f"{error.what} of {file.name}", **texts) from error
 
 
 class _Configurations(Mapping[str, TrainingConfig]):
@@ -224,19 +198,13 @@ RECIPES: Mapping[str, TrainingConfig] = _Configurations()
 """Configurations by the name of their recipe; :func:`get_recipe` has the measurements too."""
 
 
-_OPEN = "task_settings"
-"""The one part of a configuration whose names the task decides."""
-
-
 def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingConfig:
-    """A configuration with some settings changed, by dotted name.
-
-    Values are read by :func:`parse_value`; the type each setting wants is checked. All changes are
-    made together, so that the order does not matter.
+    """A configuration with some settings changed, all together so that the order does not matter.
 
     Args:
         config: What to start from.
-        settings: ``key=value`` each, with dots in the key for nested settings.
+        settings: ``key=value`` each, with dots in the key for nested settings; values are read by
+            :func:`parse_value`.
 
     Raises:
         ConfigError: If a key is unknown, or a value is of the wrong type or out of range.
@@ -248,19 +216,16 @@ def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingC
         (0.0003, 7)
     """
     values = config.to_dict()
-    known = sorted(flatten(values))
+    known = sorted(flatten(values))  # dotted names
     for setting in settings:
         key, equals, text = setting.partition("=")
-        key = key.strip()
-        if not equals or not key:
-            raise ConfigError(
-                f"setting {setting!r}",
-                expected="key=value",
-                given=repr(setting),
-                fix="Write for instance optimiser.lr=3e-4.",
-            )
-        _check_key(key, known)
-        *parents, last = path = key.split(".")
+        *parents, last = path = key.strip().split(".")
+        if not equals or not last:
+            what, fix = f"setting {setting!r}", "Write for instance optimiser.lr=3e-4."
+            raise ConfigError(what, expected="key=value", given=repr(setting), fix=fix)
+        # The names of a task's own settings are checked by the task.
+        if ".".join(path) not in known and parents != ["task_settings"]:
+            raise _unknown_key(".".join(path), known)
         place = values
         for parent in parents:
             place = place[parent]
@@ -290,17 +255,11 @@ def parse_value(text: str, choices: Sequence[str] = ()) -> Any:
         return {"True": True, "False": False}.get(text, text)
 
 
-def _check_key(key: str, known: list[str]) -> None:
-    if key in known or (key.startswith(f"{_OPEN}.") and key.count(".") == 1):
-        return
+def _unknown_key(key: str, known: list[str]) -> InputError:
     # "lr" alone is far from "optimiser.lr" as text, and yet it is what was meant.
     endings = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
     if not endings:
-        raise unknown_name("setting", key, known, ConfigError)
-    nearest = difflib.get_close_matches(key, endings, n=1, cutoff=0.0)
-    raise ConfigError(
-        "setting",
-        expected="the full name of a setting",
-        given=repr(key),
-        fix=f"Did you mean {' or '.join(nearest[:1] + [e for e in endings if e not in nearest])}?",
-    )
+        return unknown_name("setting", key, known, ConfigError)
+    meant = difflib.get_close_matches(key, endings, n=len(endings), cutoff=0.0)
+    fix = f"Did you mean {' or '.join(meant)}?"
+    return ConfigError("setting", expected="the full name of a setting", given=repr(key), fix=fix)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,51 @@ class OlderWeightsWarning(UserWarning):
     put back."""
 
 
+_RESTORE = "Restore it from a copy, or train into a new folder."
+_RESTORE_ALL = "The files do not belong together: restore them, or train into a new folder."
+
+
+class RunFault(Enum):
+    """What is wrong with the folder of a run: expected, given, fix; values stand in braces."""
+
+    OTHER_JSON = (
+        "the configuration of a run",
+        "other JSON",
+        "Point to the run's own folder.",
+    )
+    MODEL_IN_MEMORY = (
+        "a run with its model",
+        "the results of a {model}, which stayed in memory",
+        "Call loopinterp.analyze_model with that model again; reports need no model.",
+    )
+    NO_MODEL = (f"a model in {MODEL}/", "none before the first checkpoint", "Resume the training.")
+    OTHER_ARCHITECTURE = ("the architecture in the run's config.json", "another one", _RESTORE_ALL)
+    OTHER_WEIGHTS = ("the weights of the run's config.json", "those of another run", _RESTORE_ALL)
+    OTHER_LINES = ("the lines that training wrote", "a file that {mismatch}", _RESTORE)
+    DAMAGED_LINE = ("a JSON object with the metrics of a step", "{line!r}", _RESTORE)
+    LINES_MISSING = ("{n_lines} lines, one for every {log_every} steps", "{n_given}", _RESTORE)
+    NO_STATE = ("the state of a training run", "a safetensors file of another kind", _RESTORE)
+    OTHER_STATE = ("the state of the run beside it", "that of another configuration", _RESTORE_ALL)
+    NO_COUNTERS = ("the counters of a training run", "none that can be read ({error!r})", _RESTORE)
+    TAKEN = (
+        "a folder without a run",
+        "one that holds a run",
+        "Choose another folder, or resume the run if it is one of training.",
+    )
+    NOT_RESUMABLE = ("a run to go on with", f"no {CHECKPOINT}", "Train into a new folder.")
+    NO_CONFIG = ("a new folder, or a run", f"{{file}} without {CONFIG}", "Choose another folder.")
+    OTHER_START = ("the one that the run began with", "another one", _RESTORE)
+
+
+class RunError(CheckpointError):
+    """A folder of a run cannot be used; ``values`` are those that the texts of the fault name."""
+
+    def __init__(self, fault: RunFault, what: str, **values: object) -> None:
+        self.fault = fault
+        expected, given, fix = (text.format(**values) for text in fault.value)
+        super().__init__(what, expected=expected, given=given, fix=fix)
+
+
 @dataclass(frozen=True, repr=False)
 class Run(ShortRepr):
     """A run on disk.
@@ -69,9 +115,8 @@ class Run(ShortRepr):
         state/lock                     held by the process that trains here, if one does
 
     A model that was not trained here (:meth:`from_model`) has the first two only. Every file is
-    replaced in one step, and the checkpoint is one file, so a kill at any moment leaves a whole
-    run that :func:`train` goes on with. Each says which run it is of, so that a file of another
-    run among them is found (:mod:`loopinterp.core.run_files`). Nothing is pickled.
+    replaced in one step, so a kill at any moment leaves a whole run that :func:`train` goes on
+    with. Each says which run it is of (:mod:`loopinterp.core.run_files`). Nothing is pickled.
     """
 
     folder: Path
@@ -87,19 +132,9 @@ class Run(ShortRepr):
         folder = Path(folder)
         values = read_run_config(folder)
         if "task" not in values:
-            raise CheckpointError(
-                f"file {folder / CONFIG}",
-                expected="the configuration of a run",
-                given="other JSON",
-                fix="Point to the folder that training wrote, not to a folder inside it.",
-            )
+            raise RunError(RunFault.OTHER_JSON, f"file {folder / CONFIG}")
         if IN_MEMORY in values:
-            raise CheckpointError(
-                f"run {folder}",
-                expected="a run with its model",
-                given=f"the results of a {values[IN_MEMORY]}, which stayed in memory",
-                fix="Call loopinterp.analyze_model with that model again; reports need no model.",
-            )
+            raise RunError(RunFault.MODEL_IN_MEMORY, f"run {folder}", model=values[IN_MEMORY])
         kind = GivenModelConfig if "origin" in values else TrainingConfig
         return cls(folder, kind.from_dict(values))
 
@@ -117,19 +152,17 @@ class Run(ShortRepr):
         """Make a run of a model that was not trained here, so that all studies can be run on it.
 
         Args:
-            model: The model. Where its ``loop_rule`` names one number of loops, as
-                ``LoopRule(1)`` for an ordinary transformer, it is run for as many, not for T(n);
-                where the rule shifts T(n), for what the rule makes of it.
+            model: Run for T(n) loops, or for what its ``loop_rule`` says, which may be one number
+                of loops, as ``LoopRule(1)`` for an ordinary transformer.
             task: What it is asked.
             folder: A folder without a run.
-            max_n: Greatest problem length that it was made for; studies take it where they take
-                the training cutoff of a trained model.
+            max_n: Greatest problem length that it was made for, in place of a training cutoff.
             origin: Where it comes from, in words that go on after "The model was".
             distribution: Input distribution that studies draw from; the task's first if None.
 
         Raises:
-            InputError: If the folder holds a run, the model does not fit the task, or a run would
-                not be the model: as of a subclass, or under a rule of loops that is not T(n).
+            InputError: If the folder holds a run, or the model does not fit the task or is more
+                than its configuration, its weights, and T(n).
         """
         need_free_folder(Path(folder))
         config = given_model_config(
@@ -164,12 +197,9 @@ class Run(ShortRepr):
     def model(self, device: torch.device | str = "cpu") -> LoopedTransformer:
         """The model with its averaged weights, which knows how many loops an input takes.
 
-        ``model(inputs)`` runs T(n), n being the length of the inputs, or what training made of
-        it (``objective.loop_scale``, ``objective.extra_loops``); or, where training ran the
-        same number of loops whatever the length (``objective.n_loops``; 1 for an ordinary
-        transformer), as many. Names of hooks,
-        layers and blocks are those of T(n) at the training cutoff; ``model.unroll(n_loops)`` has
-        those of another number.
+        ``model(inputs)`` runs T(n), or what training made of it (``objective.loop_scale``,
+        ``extra_loops``, ``n_loops``). Names of hooks, layers and blocks are those of T(n) at the
+        training cutoff; ``model.unroll(n_loops)`` has those of another number.
 
         Raises:
             CheckpointError: If there is no checkpoint yet, or it is damaged or of another run.
@@ -177,28 +207,34 @@ class Run(ShortRepr):
         from loopinterp.models import LoopedTransformer
         from loopinterp.models.protocol import own_weights
 
-        if not (self.folder / WEIGHTS).exists():
-            raise CheckpointError(
-                f"run {self.folder}",
-                expected=f"a model in {MODEL}/",
-                given="none: the run was stopped before its first checkpoint",
-                fix="Resume the training.",
-            )
-        model = LoopedTransformer.from_pretrained(self.folder / MODEL, device=device)
+        path = self.folder / WEIGHTS
+        if not path.exists():
+            raise RunError(RunFault.NO_MODEL, f"run {self.folder}")
+        model = LoopedTransformer.from_pretrained(path.parent, device=device)
         if model.config != self.config.model:
-            raise CheckpointError(
-                f"model {self.folder / MODEL}",
-                expected="the architecture in the run's config.json",
-                given="another one",
-                fix="The files do not belong together: restore them, or train anew.",
+            raise RunError(RunFault.OTHER_ARCHITECTURE, f"model {path.parent}")
+        seal, weights = Seal.of_file(path), digest_tensors(own_weights(model))
+        owner = Owner(config=config_hash(read_run_config(self.folder)), weights=weights, seal=seal)
+        # Runs of earlier versions have no digest and no seal, and are read with a warning.
+        known = self.config.weights_sha256 if isinstance(self.config, GivenModelConfig) else None
+        if known not in (None, weights) or owner.mismatch is Mismatch.OTHER_RUN:
+            raise RunError(RunFault.OTHER_WEIGHTS, f"model {path.parent}")
+        checkpoint = _seal_of(self.folder / CHECKPOINT)  # written before the model beside it
+        if seal is None:
+            warnings.warn(
+                f"{path} {spell_mismatch(Mismatch.UNSEALED)}: these may be the weights of another "
+                "run. To seal the run, call the training into its folder once more.",
+                UnsealedRunWarning,
+                stacklevel=2,
             )
-        owner = Owner(
-            config=config_hash(read_run_config(self.folder)),
-            weights=digest_tensors(own_weights(model)),
-            seal=Seal.of_file(self.folder / WEIGHTS),
-        )
-        _need_own_weights(owner, self.config, self.folder)
-        _warn_of_older(owner.seal, self.folder)
+        elif checkpoint not in (None, seal):
+            warnings.warn(
+                f"{path} was written after {seal.n_lines} lines of {METRICS}, and the checkpoint "
+                f"after {checkpoint.n_lines}: the model is not that of the last step. To write it "
+                "anew, call the training into its folder once more.",
+                OlderWeightsWarning,
+                stacklevel=2,
+            )
         model.loop_rule = self._loop_rule()
         return model
 
@@ -207,15 +243,15 @@ class Run(ShortRepr):
 
         from loopinterp.models import LoopRule
 
-        config = self.config
-        given = isinstance(config, GivenModelConfig)
-        depth, loops = (
-            (config.depth, config) if given else (config.objective.n_loops, config.objective)
-        )
+        if isinstance(self.config, GivenModelConfig):
+            depth, shift = self.config.depth, self.config
+        else:
+            depth, shift = self.config.objective.n_loops, self.config.objective
         if depth is not None:
             return LoopRule(depth)
+        # T(n) of an input's length, shifted as in training
         of_length = LoopsByLength(self.task())
-        rule = LoopRule(1, of_length, scale=loops.loop_scale, extra=loops.extra_loops)
+        rule = LoopRule(1, of_length, scale=shift.loop_scale, extra=shift.extra_loops)
         return replace(rule, shown=int(rule.loops_for(torch.tensor(of_length.of(self.cutoff)))))
 
     def task(self) -> Task:
@@ -231,17 +267,17 @@ class Run(ShortRepr):
         """Metrics by step: loss, exact match, greatest length, learning rate, gradient norm.
 
         Raises:
-            CheckpointError: If a line is damaged; it names the line. Or if the lines are not those
-                that were there when the weights were saved.
+            CheckpointError: If a line is damaged, or the lines are not those that were there when
+                the weights were saved.
         """
         import pandas as pd
 
-        path, weights = self.folder / METRICS, self.folder / WEIGHTS
-        lines = complete_lines(path)
-        rows = parse_metrics(path, lines)
-        seal = Seal.of_file(weights) if weights.exists() else None
-        need_own_lines(path, lines, seal, last=getattr(self.config, "steps", 0))
-        return pd.DataFrame(rows)
+        path = self.folder / METRICS
+        # Lines after the last checkpoint may be there, but none of a step that the run has not.
+        last = getattr(self.config, "steps", 0)
+        return pd.DataFrame(
+            parse_metrics(path, complete_lines(path), _seal_of(self.folder / WEIGHTS), last=last)
+        )
 
     @property
     def steps_done(self) -> int:
@@ -255,10 +291,7 @@ class Run(ShortRepr):
 
     @property
     def finished(self) -> bool:
-        """Whether all of ``config.steps`` were made, on the files that are there now.
-
-        A model that is not trained needs no step.
-        """
+        """Whether all steps were made (a given model needs none), on the files of the task now."""
         steps = self.config.steps if isinstance(self.config, TrainingConfig) else 0
         return self.steps_done >= steps and self.config.has_same_data
 
@@ -285,40 +318,13 @@ class LoopsByLength:
     task: Task
 
     def __call__(self, n_pos: int) -> int:
+        # Positions grow with n, so that n is found by trying.
         fits = (n for n in range(1, n_pos) if self.task.n_positions(n) >= n_pos)
         return self.of(next(fits, n_pos))
 
     def of(self, n: int) -> int:
         """T(n), and one loop where the task asks for none."""
         return max(self.task.n_loops(n), 1)
-
-
-def _need_keepable(model: Any, task: Task) -> None:
-    """Raise unless a model is its configuration and weights, looped T(n) times or a number."""
-    from loopinterp.models import LoopedTransformer, WithVocabulary
-    from loopinterp.models.protocol import need_model
-    from loopinterp.models.study_examples import need_model_of
-
-    need_model(model)
-    if type(model) is not LoopedTransformer:
-        fix = "Give it to loopinterp.analyze_model, which leaves it in memory."
-        if isinstance(model, WithVocabulary):
-            fix = "Put the task's tokens into its weights with loopinterp.models.fold_vocabulary."
-        raise InputError(
-            "model",
-            expected="a LoopedTransformer itself, as nothing else is rebuilt from its weights",
-            given=f"a {type(model).__name__}",
-            fix=fix,
-        )
-    need_model_of(task, model)
-    by_length = None if model.loop_rule is None else model.loop_rule.of_length
-    if by_length is not None and by_length != LoopsByLength(task):
-        raise InputError(
-            "loop_rule of the model",
-            expected=f"T(n) of task {task.name!r}, or one number of loops, as a run keeps no other",
-            given=repr(model.loop_rule),
-            fix="Set model.loop_rule = None for T(n), or LoopRule(n_loops).",
-        )
 
 
 def given_model_config(
@@ -330,13 +336,28 @@ def given_model_config(
     distribution: str | None = None,
 ) -> GivenModelConfig:
     """The configuration of a run of this model; see :meth:`Run.from_model`."""
-    from loopinterp.models.protocol import own_depth, own_weights
-    from loopinterp.models.run_inputs import LoopRule
+    from loopinterp.models import LoopedTransformer, LoopRule, WithVocabulary
+    from loopinterp.models.protocol import need_model, own_depth, own_weights
+    from loopinterp.models.study_examples import need_model_of
     from loopinterp.tasks.sampling import need_task
 
     need_task(task)
-    _need_keepable(model, task)
-    rule = model.loop_rule or LoopRule(1)
+    need_model(model)
+    if type(model) is not LoopedTransformer:
+        fix = "Give it to loopinterp.analyze_model, which leaves it in memory."
+        if isinstance(model, WithVocabulary):
+            fix = "Put the task's tokens into its weights with loopinterp.models.fold_vocabulary."
+        expected = "a LoopedTransformer itself, as nothing else is rebuilt from its weights"
+        raise InputError("model", expected=expected, given=f"a {type(model).__name__}", fix=fix)
+    need_model_of(task, model)
+    rule = model.loop_rule or LoopRule(1)  # whose scale and extra are the defaults
+    if rule.of_length is not None and rule.of_length != LoopsByLength(task):
+        raise InputError(
+            "loop_rule of the model",
+            expected=f"T(n) of task {task.name!r}, or one number of loops, as a run keeps no other",
+            given=repr(rule),
+            fix="Set model.loop_rule = None for T(n), or LoopRule(n_loops).",
+        )
     return GivenModelConfig(
         task=task.name,
         model=model.config,
@@ -354,12 +375,7 @@ def given_model_config(
 def need_free_folder(folder: Path) -> None:
     """Raise if a folder holds a run already: runs are never overwritten."""
     if (folder / CONFIG).exists():
-        raise InputError(
-            f"output folder {folder}",
-            expected="a folder without a run",
-            given="one that holds a run",
-            fix="Choose another folder, or resume the run if it is one of training.",
-        )
+        raise RunError(RunFault.TAKEN, f"output folder {folder}")
 
 
 @contextmanager
@@ -368,103 +384,42 @@ def reading_counters(path: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise CheckpointError(
-            f"checkpoint {path}",
-            expected="the counters of a training run",
-            given=f"none that can be read ({error!r})",
-            fix="Restore it from a copy, or train anew in another folder.",
-        ) from error
-
-
-def _need_own_weights(
-    owner: Owner, config: TrainingConfig | GivenModelConfig, folder: Path
-) -> None:
-    """Raise if the weights of a run are another's; warn if nothing says whose they are."""
-    digest = config.weights_sha256 if isinstance(config, GivenModelConfig) else None
-    if digest not in (None, owner.weights) or owner.mismatch is Mismatch.OTHER_RUN:
-        raise CheckpointError(
-            f"model {folder / MODEL}",
-            expected="the weights of the run that its config.json describes",
-            given="those of another run",
-            fix="The files do not belong together: restore them, or train anew.",
-        )
-    if owner.mismatch is Mismatch.UNSEALED:
-        warnings.warn(
-            f"{folder / WEIGHTS} {spell_mismatch(owner.mismatch)}: these may be the weights of "
-            "another run. To seal the run, call the training into its folder once more.",
-            UnsealedRunWarning,
-            stacklevel=3,
-        )
-
-
-def _warn_of_older(seal: Seal | None, folder: Path) -> None:
-    """Warn if the weights are of fewer steps than the checkpoint, or of more."""
-    checkpoint = Seal.of_file(folder / CHECKPOINT) if (folder / CHECKPOINT).exists() else None
-    if seal is None or checkpoint is None or seal == checkpoint:
-        return
-    warnings.warn(
-        f"{folder / WEIGHTS} was written after {seal.n_lines} lines of {METRICS}, and the "
-        f"checkpoint after {checkpoint.n_lines}: the model is not that of the last step. To write "
-        "it anew, call the training into its folder once more.",
-        OlderWeightsWarning,
-        stacklevel=3,
-    )
-
-
-def need_own_lines(
-    path: Path, lines: list[str], seal: Seal | None, *, last: int | None = None
-) -> None:
-    """Raise if lines are not those of the ``metrics.jsonl`` that was sealed."""
-    if mismatch := check_lines(lines, seal, last=last):
-        raise CheckpointError(
-            f"file {path}",
-            expected="the lines that training wrote",
-            given=f"a file that {spell_mismatch(mismatch)}",
-            fix="Restore it from a copy, or train into a new folder.",
-        )
+        raise RunError(RunFault.NO_COUNTERS, f"checkpoint {path}", error=error) from error
 
 
 def need_training_state(path: Path, metadata: Mapping[str, str], config: Mapping[str, Any]) -> None:
     """Raise if the texts of a file are not those of a checkpoint of a run."""
     if not {"scalars", "config", "seconds"} <= metadata.keys():
-        raise CheckpointError(
-            f"checkpoint {path}",
-            expected="the state of a training run",
-            given="a safetensors file of another kind",
-            fix="Restore the run's own file, or train in another folder.",
-        )
+        raise RunError(RunFault.NO_STATE, f"checkpoint {path}")
     if metadata["config"] != config_hash(config):
-        raise CheckpointError(
-            f"checkpoint {path}",
-            expected="the state of the run configured beside it",
-            given="that of another configuration",
-            fix="The files do not belong together: restore them, or train in another folder.",
-        )
+        raise RunError(RunFault.OTHER_STATE, f"checkpoint {path}")
 
 
 def complete_lines(path: Path) -> list[str]:
-    """Lines of a file that may end in the middle of one."""
-    if not path.exists():
-        return []
-    lines = read_bytes(path).decode(errors="replace").split("\n")
-    return lines[:-1]
+    """Lines of a file that may end in the middle of one; none of a file that is not there."""
+    # What stands after the last line's end was cut by a kill.
+    return read_bytes(path).decode(errors="replace").split("\n")[:-1] if path.exists() else []
 
 
-def parse_metrics(path: Path, lines: list[str]) -> list[dict[str, Any]]:
-    """The metrics in the lines of a file.
+def parse_metrics(
+    path: Path, lines: list[str], seal: Seal | None, *, last: int | None = None
+) -> list[dict[str, Any]]:
+    """The metrics in the lines of ``metrics.jsonl``, which go up to the step ``last`` at most.
 
     Raises:
-        CheckpointError: If a line is not a JSON object; it names the line.
+        CheckpointError: If a line is not a JSON object, or they are not the lines of the seal.
     """
     rows = []
     for number, line in enumerate(lines, start=1):
         row = parse_json_object(line)
         if row is None:
-            raise CheckpointError(
-                f"file {path}, line {number}",
-                expected="a JSON object with the metrics of a step",
-                given=repr(line[:40]),
-                fix="Restore the file from a copy, or train into a new folder.",
-            )
+            raise RunError(RunFault.DAMAGED_LINE, f"file {path}, line {number}", line=line[:40])
         rows.append(row)
+    if mismatch := check_lines(lines, seal, last=last):
+        raise RunError(RunFault.OTHER_LINES, f"file {path}", mismatch=spell_mismatch(mismatch))
     return rows
+
+
+def _seal_of(path: Path) -> Seal | None:
+    """The seal of a file, if it is there."""
+    return Seal.of_file(path) if path.exists() else None

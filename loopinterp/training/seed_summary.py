@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import xarray as xr
 
 from loopinterp.core.errors import InputError
 from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.results import Result, study
-from loopinterp.training.answer_scores import Lowest, lowest_of
-from loopinterp.training.evaluation import EvaluationResult
+from loopinterp.training.answer_scores import Lowest
+from loopinterp.training.evaluation import EvaluationResult, lowest_at, nearest_extra_loop
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,11 +21,9 @@ if TYPE_CHECKING:
     from loopinterp.training.sweep_file import Sweep
 
 _MEASURES = {
-    **dict.fromkeys(
-        ("exact_match", "bit_accuracy", "perplexity"), "extra_loop distribution length"
-    ),
-    **dict.fromkeys(("loop_exact_match", "loop_perplexity"), "loop distribution length"),
-    **dict.fromkeys(("stopped_exact_match", "stopped_at"), "rule distribution length"),
+    name: axes.removesuffix(f" {ESTIMATE}")
+    for name, axes in EvaluationResult.VARIABLES.items()
+    if not name.startswith("constant_")
 }
 """The measures of an evaluation that are summarised, and their axes."""
 
@@ -42,10 +39,8 @@ class SeedSummary(Result, kind="seed-summary"):
             the seeds (n - 1 in its denominator). Of a perplexity it is that of its logarithm.
 
     Attributes:
-        task: Name of the task.
-        n_seeds: How many evaluations there are.
-        n_samples: Examples in each cell of each.
-        trained_up_to: Greatest length seen in training, or None if not known.
+        n_samples: Examples in each cell of each evaluation.
+        trained_up_to: Greatest length seen in training, if that is known.
         not_judged: Distributions of the task that were left out.
     """
 
@@ -62,9 +57,7 @@ class SeedSummary(Result, kind="seed-summary"):
 
     def lowest(self, length: int) -> Lowest:
         """The lowest mean exact match over the distributions at a length, and where it is."""
-        nearest = min(self.data["extra_loop"].values.tolist(), key=abs)
-        at = self.data["exact_match"].sel(length=length, extra_loop=nearest, drop=True)
-        return lowest_of(at.to_series().to_dict())
+        return lowest_at(self, length=length)
 
 
 def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
@@ -74,8 +67,7 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
     examples of one model, it includes the variation between seeds.
 
     Args:
-        results: One evaluation for each seed: of the same task with the same settings, lengths,
-            distributions, loops, rules and number of examples, and answered after the same loops.
+        results: One evaluation for each seed, with the same task and options.
 
     Raises:
         InputError: If there are fewer than two, one is given twice, or they are of other cells.
@@ -86,14 +78,12 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
     first = results[0]
     for at, result in enumerate(results[1:], 1):
         if name := _difference(first, result):
-            raise InputError(
-                f"results[{at}]",
-                expected="an evaluation of the same cells as results[0]",
-                given=f"one of another {name}",
-                fix="Evaluate all seeds with the same options.",
-            )
-    weights = [tuple(result.provenance.weights) for result in results]
-    if len({digests for digests in weights if digests}) < sum(map(bool, weights)):
+            expected, given = "an evaluation of the same cells as results[0]", f"another {name}"
+            fix = "Evaluate all seeds with the same options."
+            raise InputError(f"results[{at}]", expected=expected, given=given, fix=fix)
+    # A seed that is given twice would count as two models.
+    weights = [digests for r in results if (digests := tuple(r.provenance.weights))]
+    if len({*weights}) < len(weights):
         fix = "Give each seed once."
         raise InputError("results", expected="different models", given="one twice", fix=fix)
     arrays = _over_seeds(results)
@@ -116,8 +106,14 @@ def _over_seeds(results: Sequence[EvaluationResult]) -> dict[str, np.ndarray]:
     """Mean and standard error (``NAME_se``) of each measure; NaN is the error of one seed alone."""
     arrays = {}
     for name in (name for name in _MEASURES if name in results[0].data):
-        values = np.stack([_values(result.data[name]) for result in results])  # [seed, …]
-        arrays |= dict(zip((name, f"{name}_se"), _mean_and_error(values, "perplexity" in name)))
+        each = [result.data[name] for result in results]
+        values = np.stack([x.sel({ESTIMATE: "value"}) if ESTIMATE in x.dims else x for x in each])
+        geometric = "perplexity" in name
+        with np.errstate(invalid="ignore"):  # a perplexity beyond all numbers has no error
+            values = np.log(values) if geometric else values  # [seed, …]
+            spread = values.std(0, ddof=1) if len(each) > 1 else np.full(values.shape[1:], np.nan)
+            arrays[name] = np.exp(values.mean(0)) if geometric else values.mean(0)
+            arrays[f"{name}_se"] = spread / np.sqrt(len(each))
     return arrays
 
 
@@ -133,19 +129,6 @@ def _difference(one: EvaluationResult, other: EvaluationResult) -> str | None:
         if (a is None) != (b is None) or (a is not None and not a.equals(b)):
             return axis.replace("_", " ")
     return "set of measures" if {*one.data.data_vars} != {*other.data.data_vars} else None
-
-
-def _values(array: xr.DataArray) -> np.ndarray:
-    return (array.sel({ESTIMATE: "value"}) if ESTIMATE in array.dims else array).values
-
-
-def _mean_and_error(values: np.ndarray, geometric: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over the first axis, and its standard error."""
-    with np.errstate(invalid="ignore"):  # of a perplexity beyond all numbers there is no error
-        values = np.log(values) if geometric else values
-        spread = values.std(0, ddof=1) if len(values) > 1 else np.full(values.shape[1:], np.nan)
-        error = spread / np.sqrt(len(values))
-        return (np.exp(values.mean(0)) if geometric else values.mean(0)), error
 
 
 _SUMMARISED = {name: axes for name, axes in _MEASURES.items() if "rule" not in axes}
@@ -169,7 +152,6 @@ class SweepResult(Result, kind="sweep"):
         about: What the sweep asks.
         task: Name of the base's task.
         n_samples: Examples behind each seed's share.
-        seeds: The seeds of the sweep.
         figure_axes: The figures: each measure, and the axis that it is drawn along.
         failed: Error messages, by setting and seed.
         missing: Settings and seeds that were not run yet (``only``).
@@ -199,25 +181,21 @@ class SweepResult(Result, kind="sweep"):
 
     def lowest(self, setting: str, length: int) -> Lowest:
         """The lowest mean exact match of a setting over the distributions, and where it is."""
-        at = {"setting": setting, "length": length, "extra_loop": self.nearest_extra_loop}
-        return lowest_of(self.data["exact_match"].sel(at, drop=True).to_series().to_dict())
+        return lowest_at(self, setting=setting, length=length)
 
     def table(self) -> pd.DataFrame:
-        """The table of ``sweep.csv``: :meth:`to_dataframe` with ``n_seeds`` and ``failed``.
-
-        ``failed`` has the errors of the seeds of each setting.
-        """
+        """The table of ``sweep.csv``, with ``n_seeds`` and the errors of the seeds (``failed``)."""
         names = [n for n in self._widest() if n.removesuffix("_se") in _SUMMARISED]
         rows = self.to_dataframe(*names)
         settings = self.data["setting"].values.tolist()
         counts = dict(zip(settings, self.data["n_seeds"].values))
-        errors = {name: "; ".join(self._errors_of(name)) for name in settings}
-        rows.insert(len(_ROW), "n_seeds", rows["setting"].map(counts))
+        errors = dict.fromkeys(settings, "")
+        for setting, seed in itertools.product(settings, self.seeds):
+            if error := self.failed.get(cell_name(setting, seed)):
+                errors[setting] += f"{errors[setting] and '; '}seed {seed}: {error}"
+        # After the axes: setting, extra_loop, distribution, length.
+        rows.insert(4, "n_seeds", rows["setting"].map(counts))
         return rows.assign(failed=rows["setting"].map(errors))
-
-    def _errors_of(self, setting: str) -> list[str]:
-        errors = {seed: self.failed.get(cell_name(setting, seed)) for seed in self.seeds}
-        return [f"seed {seed}: {error}" for seed, error in errors.items() if error]
 
     def in_short(self, measure: str = "exact_match") -> pd.DataFrame:
         """Mean ± standard error as text: a row for each setting and distribution, by length.
@@ -226,9 +204,10 @@ class SweepResult(Result, kind="sweep"):
         """
         import pandas as pd
 
-        cells = self.data.sel(extra_loop=self.nearest_extra_loop)
-        rows = {}
-        for setting, distribution in itertools.product(*(cells[k].values for k in _ROW[::2])):
+        # [setting, distribution, length]
+        cells = self.data.sel(extra_loop=nearest_extra_loop(self))
+        axes, rows = ("setting", "distribution"), {}
+        for setting, distribution in itertools.product(*(cells[k].values for k in axes)):
             at = cells.sel(setting=setting, distribution=distribution)
             pairs = zip(at["length"].values, at[measure].values, at[f"{measure}_se"].values)
             rows[setting, distribution, int(at["n_seeds"])] = {
@@ -236,14 +215,6 @@ class SweepResult(Result, kind="sweep"):
             }
         table = pd.DataFrame.from_dict(rows, orient="index")
         return table.rename_axis(index=["setting", "distribution", "seeds"], columns="length")
-
-    @property
-    def nearest_extra_loop(self) -> int:
-        """The number of extra loops that is nearest to none."""
-        return min(self.data["extra_loop"].values.tolist(), key=abs)
-
-
-_ROW = ("setting", "extra_loop", "distribution", "length")
 
 
 def mean_and_error(mean: float, error: float) -> str:
@@ -278,22 +249,26 @@ class FinishedCell:
 
 
 def gather(
-    sweep: Sweep,
-    coords: Mapping[str, list],
-    finished: Sequence[FinishedCell],
-    failed: Mapping[str, str],
+    sweep: Sweep, finished: Sequence[FinishedCell], failed: Mapping[str, str]
 ) -> SweepResult:
-    """The result of a sweep from those of its cells.
-
-    Args:
-        sweep: The sweep, at its scale.
-        coords: Axes of each cell's result, with their coordinates.
-        finished: The finished cells.
-        failed: Errors of others, by :func:`cell_name`.
-    """
-    settings = [*sweep.changes]
+    """The result of a sweep at one scale; ``failed`` are errors, by :func:`cell_name`."""
+    task, settings = sweep.base.make_task(), [*sweep.changes]
+    coords = sweep.evaluation.coords(task)
     by_setting = [[cell for cell in finished if cell.setting == name] for name in settings]
+    done = [_over_seeds([cell.result for cell in cells]) if cells else {} for cells in by_setting]
+    # Arrays with the setting first, NaN where no seed came to its end.
+    arrays = {}
+    for name, axes in _SUMMARISED.items():
+        if all(axis in coords for axis in axes.split()):
+            missing = np.full([len(coords[axis]) for axis in axes.split()], np.nan)
+            for full in (name, f"{name}_se"):
+                arrays[full] = np.stack([measured.get(full, missing) for measured in done])
+
+    def mean(values: Sequence[float]) -> float:
+        return float(np.mean(values)) if values else float("nan")
+
     known = {cell_name(cell.setting, cell.seed) for cell in finished} | set(failed)
+    names = (cell_name(name, seed) for name in settings for seed in sweep.seeds)
     weights = [
         {"setting": cell.setting, "seed": cell.seed, "weights_sha256": digest}
         for cell in finished
@@ -303,46 +278,16 @@ def gather(
         return SweepResult.of(
             watch,
             coords={"setting": settings, **coords},
-            **_means(by_setting, {axis: len(values) for axis, values in coords.items()}),
+            **arrays,
             n_seeds=[len(cells) for cells in by_setting],
-            trained_up_to=[_mean([cell.trained_up_to for cell in cells]) for cells in by_setting],
-            seconds=[_mean([cell.seconds for cell in cells]) for cells in by_setting],
+            trained_up_to=[mean([cell.trained_up_to for cell in cells]) for cells in by_setting],
+            seconds=[mean([cell.seconds for cell in cells]) for cells in by_setting],
             about=sweep.about,
             task=sweep.base.task,
             n_samples=sweep.evaluation.samples,
             seeds=list(sweep.seeds),
             figure_axes={**sweep.show},
             failed=dict(failed),
-            missing=[
-                name
-                for name in (cell_name(name, seed) for name in settings for seed in sweep.seeds)
-                if name not in known
-            ],
-            not_judged=[
-                name
-                for name in sweep.base.make_task().distributions
-                if name not in coords["distribution"]
-            ],
+            missing=[name for name in names if name not in known],
+            not_judged=[name for name in task.distributions if name not in coords["distribution"]],
         )
-
-
-def _means(
-    by_setting: Sequence[Sequence[FinishedCell]], sizes: Mapping[str, int]
-) -> dict[str, np.ndarray]:
-    """Arrays with the setting first, NaN where no seed came to its end."""
-    arrays = {}
-    done = {
-        k: _over_seeds([c.result for c in cells]) for k, cells in enumerate(by_setting) if cells
-    }
-    for name, axes in _SUMMARISED.items():
-        if all(axis in sizes for axis in axes.split()):
-            for full in (name, f"{name}_se"):
-                shape = (len(by_setting), *(sizes[axis] for axis in axes.split()))
-                arrays[full] = np.full(shape, np.nan)
-                for place, measured in done.items():
-                    arrays[full][place] = measured[full]
-    return arrays
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else float("nan")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
-from loopinterp.core.errors import CheckpointError, ConfigError
+from loopinterp.core.errors import ConfigError
 from loopinterp.core.storage import digest_tensors
 from loopinterp.models import LoopedTransformer
 from loopinterp.training.device import stream
 from loopinterp.training.objectives import answers_at, ask, cross_entropy
-from loopinterp.training.run import Run
+from loopinterp.training.run import Run, RunError, RunFault
 
 if TYPE_CHECKING:
-    from loopinterp.tasks.task import Batch
     from loopinterp.training.config import TrainingConfig
-
-_EXAMPLES = 256
-"""Examples that decide which bit is dropped."""
 
 
 def starting_model(config: TrainingConfig) -> LoopedTransformer:
@@ -31,27 +28,36 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
     if config.start_from is None:
         return LoopedTransformer(config.model, seed=config.seed)
     model = Run.load(config.start_from).model()
-    if config.start_sha256 not in (None, digest_of_model(model)):
-        raise CheckpointError(
-            f"model of {config.start_from}",
-            expected="the one that the run began with",
-            given="another one",
-            fix="Restore it, or train into a new folder.",
-        )
+    if config.start_sha256 not in (None, digest_tensors(model.state_dict())):
+        raise RunError(RunFault.OTHER_START, f"model of {config.start_from}")
     wanted, given = config.model, model.config
-    bits = (given.state_code or 0, wanted.state_code or 0)
-    if given.replace(
-        state_code=wanted.state_code, initial_state=wanted.initial_state
-    ) != wanted or (bits[0] < bits[1] or (bits[0] > 0) != (bits[1] > 0)):
+    n_bits, n_wanted = given.state_code or 0, wanted.state_code or 0
+    changes = {"state_code": wanted.state_code, "initial_state": wanted.initial_state}
+    if given.replace(**changes) != wanted or n_bits < n_wanted or (n_bits > 0) != (n_wanted > 0):
         raise ConfigError(
             "start_from",
             expected="a run of the same architecture, with as many bits in its state code or more",
-            given=f"one with {bits[0]} bits" if bits[0] < bits[1] else "another architecture",
+            given=f"one with {n_bits} bits" if n_bits < n_wanted else "another architecture",
             fix="Leave model as that run has it, but for fewer bits in model.state_code.",
         )
-    batch = _batch(config)
-    for _ in range(bits[0] - bits[1]):
-        model = min(_with_a_bit_less(model), key=lambda one: _loss(one, config, batch))
+    if n_bits == n_wanted:
+        return model
+    generator = stream(config.seed, "dropped bits")
+    ends = config.curriculum.min_n, config.curriculum.max_n + 1
+    lengths = torch.randint(*ends, (256,), generator=generator)
+    task, distribution = config.make_task(), config.distribution
+    batch = task.sample(lengths, generator=generator, distribution=distribution)
+    asked = ask(config.objective, batch, stream(config.seed, "dropped bits"))
+
+    @torch.no_grad()
+    def loss(model: LoopedTransformer) -> float:
+        """Cross-entropy of the answers where the objective first asks for them."""
+        logits = answers_at(model.bind(batch.inputs), asked.loops[:1])
+        return float(cross_entropy(logits[0], asked.targets[0]))
+
+    # One bit at a time: the one without which the loss is lowest.
+    for _ in range(n_bits - n_wanted):
+        model = min(_without_each_bit(model), key=loss)
     return model
 
 
@@ -63,45 +69,25 @@ def with_start(config: TrainingConfig) -> TrainingConfig:
     """
     if config.start_from is None:
         return config
-    return config.replace(start_sha256=digest_of_model(Run.load(config.start_from).model()))
+    model = Run.load(config.start_from).model()
+    return config.replace(start_sha256=digest_tensors(model.state_dict()))
 
 
-def digest_of_model(model: LoopedTransformer) -> str:
-    """SHA-256 of a model's weights."""
-    return digest_tensors(model.state_dict())
-
-
-def _with_a_bit_less(model: LoopedTransformer) -> list[LoopedTransformer]:
+def _without_each_bit(model: LoopedTransformer) -> Iterator[LoopedTransformer]:
     """The model without each of its bits in turn, which is -1 from then on."""
     assert model.code is not None
     n_bits = model.code.n_bits
-    found = []
     for bit in range(n_bits):
-        kept = [k for k in range(n_bits) if k != bit]
+        # Without a bit its column of the write matrix is a constant, -1 times the column.
+        left = [k for k in range(n_bits) if k != bit]
         smaller = LoopedTransformer(model.config.replace(state_code=n_bits - 1))
         weights = model.state_dict()
         write = weights["code.write.weight"]
         weights |= {
-            "code.read.weight": weights["code.read.weight"][kept],
-            "code.read.bias": weights["code.read.bias"][kept],
-            "code.write.weight": write[:, kept],
+            "code.read.weight": weights["code.read.weight"][left],
+            "code.read.bias": weights["code.read.bias"][left],
+            "code.write.weight": write[:, left],
             "code.write.bias": weights["code.write.bias"] - write[:, bit],
         }
         smaller.load_state_dict(weights)
-        found.append(smaller)
-    return found
-
-
-def _batch(config: TrainingConfig) -> Batch:
-    generator = stream(config.seed, "dropped bits")
-    longest = config.curriculum.max_n
-    lengths = torch.randint(config.curriculum.min_n, longest + 1, (_EXAMPLES,), generator=generator)
-    return config.make_task().sample(lengths, generator=generator, distribution=config.distribution)
-
-
-@torch.no_grad()
-def _loss(model: LoopedTransformer, config: TrainingConfig, batch: Batch) -> float:
-    """Cross-entropy of the answers where the objective first asks for them."""
-    asked = ask(config.objective, batch, stream(config.seed, "dropped bits"))
-    logits = answers_at(model.bind(batch.inputs), asked.loops[:1])
-    return float(cross_entropy(logits[0], asked.targets[0]))
+        yield smaller

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from loopinterp.core.errors import CheckpointError, InputError, check_integer
+from pydantic import Field
+
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.core.progress import showing, track
 from loopinterp.core.results import SUFFIX
 from loopinterp.core.run_files import Owner, record_training
@@ -26,20 +29,18 @@ T = TypeVar("T")
 _Work = Callable[[T], str | None]
 """From a cell to the message of its error, or None; it raises nothing."""
 
-_CELLS, _PLAN, _TABLE, _LOGS = "cells", "sweep.json", "sweep.csv", "jobs"
 RESULT = f"results/generalisation{SUFFIX}"
 """Where ``loopinterp evaluate`` and the report have it too."""
 
-_AXES = ("extra_loop", "distribution", "length", "loop")
 
-
+@checked
 def run_sweep(
     sweep: Sweep,
     out: str | Path,
     *,
     scale: str | None = None,
     only: Sequence[str] = (),
-    jobs: int | None = None,
+    jobs: Annotated[int, Field(ge=1, le=1024)] | None = None,
     cluster: str | None = None,
     options: Mapping[str, Any] | None = None,
     progress: bool = True,
@@ -66,7 +67,6 @@ def run_sweep(
             number if None.
         cluster: ``slurm``, to run each cell as a job there.
         options: Parameters of submitit, as ``timeout_min`` and ``slurm_partition``.
-        progress: Whether to show a bar over the cells.
 
     Raises:
         InputError: If a name is unknown, the folder cannot be written or holds another sweep's
@@ -75,72 +75,56 @@ def run_sweep(
     out, chosen = Path(out), sweep.at(scale)
     need_writable(out)
     picked = chosen.pick(only)
-    if jobs is not None:
-        check_integer("jobs", jobs, least=1, most=1024)
     if options and cluster is None:
         fix = "Leave them out, or name a cluster."
         raise InputError("options", expected="none on this machine", given=repr(options), fix=fix)
-    plan = _plan(chosen, out)
-    write_json(out / _PLAN, chosen.to_dict())
-    picked_cells = [cell for cell in plan.cells if cell.setting in picked]
-    left = [cell for cell in picked_cells if _finished(cell) is None]
+    cells, invalid = _plan(chosen, out)
+    write_json(out / "sweep.json", chosen.to_dict())
+    left = [cell for cell in cells if cell.setting in picked and _finished(cell) is None]
     if cluster is None:
-        ends = in_processes(run_cell, left, jobs=jobs or 1)
+        ends = _in_processes(run_cell, left, jobs=jobs or 1)
     else:
-        more = {"cluster": cluster, "folder": out / _LOGS, "jobs": jobs, "options": options or {}}
-        ends = on_cluster(run_cell, left, **more)
-    failed = {name: why for name, why in plan.failed.items() if name[0] in picked}
+        more = {"cluster": cluster, "folder": out / "jobs", "jobs": jobs, "options": options or {}}
+        ends = _on_cluster(run_cell, left, **more)
+    # An invalid setting fails without being run; it stops no other.
+    failed = {name: why for name, why in invalid.items() if name[0] in picked}
     with showing(progress):
         for place, error in track(ends, "sweep", total=len(left)):
             if error:
                 failed[left[place].setting, left[place].seed] = error
-    cells = (cell for cell in plan.cells if (cell.setting, cell.seed) not in failed)
+    done = [_finished(cell) for cell in cells if (cell.setting, cell.seed) not in failed]
+    order = [(setting, seed) for setting in chosen.changes for seed in chosen.seeds]
     result = gather(
         chosen,
-        plan.coords,
-        [finished for cell in cells if (finished := _finished(cell)) is not None],
-        {cell_name(*name): failed[name] for name in plan.order if name in failed},
+        [finished for finished in done if finished is not None],
+        {cell_name(*name): failed[name] for name in order if name in failed},
     )
     result.save(out)
-    write_bytes(out / _TABLE, result.table().to_csv(index=False).encode())
+    write_bytes(out / "sweep.csv", result.table().to_csv(index=False).encode())
     return result
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """The cells whose configuration is valid, and the errors of the others."""
+def _plan(sweep: Sweep, out: Path) -> tuple[list[SweepCell], dict[tuple[str, int], str]]:
+    """The cells whose configuration is valid, and the errors of the others.
 
-    coords: dict[str, list[Any]]
-    order: list[tuple[str, int]]
-    cells: list[SweepCell] = field(default_factory=list)
-    failed: dict[tuple[str, int], str] = field(default_factory=dict)
-
-
-def _plan(sweep: Sweep, out: Path) -> _Plan:
-    """All cells of a sweep; raise if a folder holds the run of another sweep."""
-    plan = _Plan(
-        sweep.evaluation.coords(sweep.base.make_task()),
-        [(name, seed) for name in sweep.changes for seed in sweep.seeds],
-    )
-    for setting, seed in plan.order:
-        folder = out / _CELLS / setting / f"seed-{seed}"
+    Raises:
+        ConfigError: If a folder holds the run of another sweep.
+    """
+    coords = sweep.evaluation.coords(sweep.base.make_task())
+    cells, invalid = [], {}
+    for setting, seed in ((name, seed) for name in sweep.changes for seed in sweep.seeds):
+        folder = out / "cells" / setting / f"seed-{seed}"
         try:
             config = sweep.config_of(setting, seed)
         except InputError as error:
-            plan.failed[setting, seed] = str(error)
+            invalid[setting, seed] = str(error)
             continue
-        _need_same(config, folder)
-        plan.cells.append(SweepCell(setting, seed, folder, config, sweep.evaluation, plan.coords))
-    return plan
-
-
-def _need_same(config: TrainingConfig, folder: Path) -> None:
-    """Raise if a run is there that is configured otherwise; where it is trained is left to it."""
-    with suppress(CheckpointError):  # a damaged run is a cell that fails
-        if (folder / CONFIG).exists() and isinstance(
-            saved := Run.load(folder).config, type(config)
-        ):
-            check_same(saved, config.replace(device=saved.device), folder)
+        with suppress(CheckpointError):  # a damaged run is a cell that fails
+            saved = Run.load(folder).config if (folder / CONFIG).exists() else None
+            if isinstance(saved, TrainingConfig):  # where it was trained makes no difference
+                check_same(saved, config.replace(device=saved.device), folder)
+        cells.append(SweepCell(setting, seed, folder, config, sweep.evaluation, coords))
+    return cells, invalid
 
 
 def _finished(cell: SweepCell) -> FinishedCell | None:
@@ -151,48 +135,38 @@ def _finished(cell: SweepCell) -> FinishedCell | None:
     return None
 
 
-_KILLED = "its process was killed; the machine may be out of memory"
-
-
-def in_processes(
+def _in_processes(
     work: _Work[T], cells: Sequence[T], *, jobs: int
 ) -> Iterator[tuple[int, str | None]]:
     """Work on cells in processes of this machine, with joblib; in this process for one job.
 
     A process that dies (as for want of memory) ends those beside it too. The cells that are left
     then run one by one, each in a process of its own, so that the right one is blamed.
-
-    Args:
-        work: The work on a cell.
-        cells: The cells.
-        jobs: Processes.
-
-    Yields:
-        Place of a cell, and the message of its error or None, as they end.
+    Yields the place of a cell, and the message of its error or None, as they end.
     """
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+    @delayed
+    def numbered(place: int, cell: T) -> tuple[int, str | None]:
+        return place, work(cell)
+
     left = dict(enumerate(cells))
     try:
         pool: Any = Parallel(n_jobs=jobs, return_as="generator_unordered")
-        for place, error in pool(delayed(_numbered)(work, *each) for each in enumerate(cells)):
+        for place, error in pool(numbered(*each) for each in enumerate(cells)):
             del left[place]
             yield place, error
     except TerminatedWorkerError:
         for place, cell in left.items():
             try:
-                single: Any = Parallel(n_jobs=2)([delayed(_numbered)(work, place, cell)])
+                single: Any = Parallel(n_jobs=2)([numbered(place, cell)])
                 yield from single
             except TerminatedWorkerError:
-                yield place, _KILLED
+                yield place, "its process was killed; the machine may be out of memory"
 
 
-def _numbered(work: _Work[T], place: int, cell: T) -> tuple[int, str | None]:
-    return place, work(cell)
-
-
-def on_cluster(
+def _on_cluster(
     work: _Work[T],
     cells: Sequence[T],
     *,
@@ -204,37 +178,31 @@ def on_cluster(
     """Work on cells in jobs of a cluster, with submitit: one array of jobs, a cell each.
 
     A job that is preempted or runs out of time is queued again, and goes on where it was. The
-    folders of the cells have to be on a file system that the nodes share.
-
-    Args:
-        work: The work on a cell.
-        cells: The cells.
-        cluster: ``slurm``, or another name that submitit knows (``local``).
-        folder: Where submitit keeps scripts and logs.
-        jobs: Most jobs that run at the same time; None for no bound.
-        options: Parameters of submitit, as ``timeout_min`` and ``slurm_partition``.
-
-    Yields:
-        Place of a cell, and the message of its error or None, as they end.
+    folders of the cells have to be on a file system that the nodes share. Yields as
+    :func:`_in_processes`; ``folder`` is for submitit's scripts and logs.
 
     Raises:
         InputError: If submitit is not installed, or refuses the cluster or an option.
     """
-    submitit = _submitit()
+    try:
+        submitit: Any = import_module("submitit")
+        helpers: Any = import_module("submitit.helpers")
+    except ImportError as error:
+        fix = "Install it where the jobs will run too: pip install 'loopinterp[cluster]'."
+        given = "a Python without it"
+        raise InputError("cluster", expected="submitit", given=given, fix=fix) from error
     bound = {} if jobs is None else {"slurm_array_parallelism": jobs}
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         executor.update_parameters(name="loopinterp-sweep", **bound, **options)
     except (ValueError, NameError, TypeError, RuntimeError) as error:
-        raise InputError(
-            f"cluster {cluster!r}",
-            expected="one that submitit has here, with options that it takes",
-            given=f"another ({error})",
-            fix="See submitit.AutoExecutor for the names.",
-        ) from error
+        what, given = f"cluster {cluster!r}", f"another ({error})"
+        expected = "one that submitit has here, with options that it takes"
+        fix = "See submitit.AutoExecutor for the names."
+        raise InputError(what, expected=expected, given=given, fix=fix) from error
     submitted = executor.map_array(_Requeued(work), cells)
     places = {id(job): place for place, job in enumerate(submitted)}
-    for job in submitit.helpers.as_completed(submitted):
+    for job in helpers.as_completed(submitted):
         try:
             error = job.result()
         except Exception as failed:  # submitit's own kinds: killed, timed out too often, lost
@@ -242,31 +210,18 @@ def on_cluster(
         yield places[id(job)], error
 
 
+@dataclass(frozen=True)
 class _Requeued:
     """Work that goes on in a new job when its own is taken away."""
 
-    def __init__(self, work: _Work[Any]) -> None:
-        self._work = work
+    work: _Work[Any]
 
     def __call__(self, cell: Any) -> str | None:
-        return self._work(cell)
+        return self.work(cell)
 
     def checkpoint(self, cell: Any) -> Any:
         """The job that submitit runs next; the cell's own checkpoint is on disk."""
-        return _submitit().helpers.DelayedSubmission(self, cell)
-
-
-def _submitit() -> Any:
-    try:
-        import_module("submitit.helpers")
-        return import_module("submitit")
-    except ImportError as error:
-        raise InputError(
-            "cluster",
-            expected="submitit, which talks to it",
-            given="a Python without it",
-            fix="Install it where the jobs will run too: pip install 'loopinterp[cluster]'.",
-        ) from error
+        return import_module("submitit.helpers").DelayedSubmission(self, cell)
 
 
 @dataclass(frozen=True)
@@ -274,11 +229,7 @@ class SweepCell:
     """One setting and seed of a sweep: an ordinary run, trained and then evaluated.
 
     Attributes:
-        setting: Name of the setting.
-        seed: Seed of training.
         folder: The run.
-        config: Its configuration.
-        evaluation: Its evaluation.
         coords: The axes of the result, each with its coordinates.
     """
 
@@ -291,15 +242,17 @@ class SweepCell:
 
     def result(self) -> EvaluationResult | None:
         """The result of the run as it is now; None if it is not trained or not evaluated so."""
+        # Of another run, or made with other options, a result is made anew.
         if not (self.folder / RESULT).exists() or not Run.load(self.folder).finished:
             return None
         try:
             result = EvaluationResult.load(self.folder / RESULT)
         except CheckpointError:  # damaged, or of another kind: it is made anew
             return None
-        axes = {name: c.values.tolist() for name, c in result.data.coords.items() if name in _AXES}
-        options = (self.evaluation.samples, self.evaluation.seed)
-        same = axes == dict(self.coords) and options == (result.n_samples, result.provenance.seed)
+        axes = ("extra_loop", "distribution", "length", "loop")
+        coords = {k: c.values.tolist() for k, c in result.data.coords.items() if k in axes}
+        options = (result.n_samples, result.provenance.seed)
+        same = coords == self.coords and options == (self.evaluation.samples, self.evaluation.seed)
         return result if same and not Owner.of_run(self.folder).disowns(result.provenance) else None
 
 
@@ -308,35 +261,31 @@ def run_cell(cell: SweepCell) -> str | None:
 
     A cell that another process works on, as one that outlived a killed sweep, is waited for.
     """
+    state, config, evaluation = (cell.folder / CHECKPOINT).parent, cell.config, cell.evaluation
     try:
-        with showing(False):
-            _train_and_evaluate(cell)
+        state.mkdir(parents=True, exist_ok=True)
+        with showing(False), in_turn(state), cpu_threads(config.threads):
+            if cell.result() is not None:
+                return None
+            run = train(config, cell.folder, progress=False)
+            record_training(run.folder, run.seconds)
+            result = evaluate(
+                run.model(resolve_device(config.device)).eval(),
+                run.task(),
+                cell.coords["length"],
+                distributions=cell.coords["distribution"],
+                extra_loops=cell.coords["extra_loop"],
+                loops=evaluation.loops,
+                n_samples=evaluation.samples,
+                trained_up_to=run.cutoff,
+                seed=evaluation.seed,
+            )
+            provenance = replace(result.provenance, run=Owner.of_run(run.folder).config)
+            path = run.folder / RESULT
+            result = replace(result, provenance=provenance)
+            result.save(path.parent, path.name.removesuffix(SUFFIX))
     except InputError as error:
         return str(error)
     except Exception as error:  # whatever it is, the other cells can do without this one
         return f"{type(error).__name__}: {str(error) or 'no more is said'}"
     return None
-
-
-def _train_and_evaluate(cell: SweepCell) -> None:
-    state = (cell.folder / CHECKPOINT).parent
-    state.mkdir(parents=True, exist_ok=True)
-    with in_turn(state), cpu_threads(cell.config.threads):
-        if cell.result() is not None:
-            return
-        run = train(cell.config, cell.folder, progress=False)
-        record_training(run.folder, run.seconds)
-        result = evaluate(
-            run.model(resolve_device(cell.config.device)).eval(),
-            run.task(),
-            cell.coords["length"],
-            distributions=cell.coords["distribution"],
-            extra_loops=cell.coords["extra_loop"],
-            loops=cell.evaluation.loops,
-            n_samples=cell.evaluation.samples,
-            trained_up_to=run.cutoff,
-            seed=cell.evaluation.seed,
-        )
-        provenance = replace(result.provenance, run=Owner.of_run(run.folder).config)
-        path = run.folder / RESULT
-        replace(result, provenance=provenance).save(path.parent, path.name.removesuffix(SUFFIX))

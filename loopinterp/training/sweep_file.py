@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,17 +15,12 @@ from loopinterp.core.errors import ConfigError, InputError, check_choice
 from loopinterp.core.settings import Seed, Settings, settings
 from loopinterp.core.storage import check_file_name, read_json_object
 from loopinterp.tasks.sampling import check_size, pick_distribution
-from loopinterp.training.config import TrainingConfig
+from loopinterp.training.config import Conflict, TrainingConfig, WithConflicts
 from loopinterp.training.recipes import Line, apply_settings, get_recipe
 
 if TYPE_CHECKING:
     from loopinterp.tasks.task import Task
 
-_LAPTOP = "laptop"
-_BASE = "base"
-"""The setting of a sweep that changes nothing but the seed."""
-
-Scale = Literal["laptop", "paper"]
 Measure = Literal["exact_match", "bit_accuracy", "perplexity"]
 Along = Literal["length", "extra_loop", "loop"]
 Changes = tuple[str, ...]
@@ -33,16 +28,7 @@ Changes = tuple[str, ...]
 
 @settings
 class SweepEvaluation(Settings):
-    """The evaluation of each model: the arguments of :func:`~loopinterp.training.evaluate`.
-
-    Attributes:
-        lengths: Problem lengths.
-        distributions: Input distributions; all of the task if None.
-        extra_loops: Loops more than the model makes of T(n).
-        loops: Numbers of loops that do not depend on the length.
-        samples: Examples for each length and distribution.
-        seed: Seed of the examples.
-    """
+    """The evaluation of each model: arguments of :func:`~loopinterp.training.evaluate`."""
 
     lengths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     distributions: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
@@ -52,31 +38,22 @@ class SweepEvaluation(Settings):
     seed: Seed = 0
 
     def coords(self, task: Task) -> dict[str, list[Any]]:
-        """The axes of the result on a task, each with its coordinates.
-
-        Raises:
-            InputError: If a distribution is not the task's, or the examples are too many.
-        """
+        """The axes of the result on a task, each with its coordinates."""
         names = task.distributions if self.distributions is None else self.distributions
         check_size(task, max(self.lengths), self.samples, "evaluation.lengths, evaluation.samples")
-        by_loop = {"loop": sorted(set(self.loops))} if self.loops else {}
         return {
             "extra_loop": sorted(set(self.extra_loops)),
             "distribution": [pick_distribution(task, name) for name in dict.fromkeys(names)],
             "length": sorted(set(self.lengths)),
-            **by_loop,
+            **({"loop": sorted(set(self.loops))} if self.loops else {}),
         }
 
 
 @settings
 class SweepScale(Settings):
-    """The changes of a sweep for one size of machine.
+    """The changes of a sweep for one size of machine, of which ``about`` tells in a line.
 
-    Attributes:
-        about: The time and machine it takes, in a line.
-        set: ``KEY=VALUE`` each: more changes of the base.
-        seeds: Seeds in place of the file's.
-        evaluation: Names and values in place of those of the file's ``evaluation``.
+    ``set`` has more changes of the base; the rest stands in place of the file's own.
     """
 
     about: Line
@@ -86,15 +63,13 @@ class SweepScale(Settings):
 
 
 @settings
-class Sweep(Settings):
+class Sweep(WithConflicts):
     """Seeds times settings, their evaluation, and the figures.
 
     All changes are ``KEY=VALUE``, as ``loopinterp train --set`` takes them.
 
     Attributes:
         about: Its question, in a line.
-        seeds: Seeds of training.
-        evaluation: The evaluation of each model.
         recipe: Name of the recipe that is the base.
         config: The base, where it is no recipe's.
         set: Changes of the base, for all settings.
@@ -130,48 +105,37 @@ class Sweep(Settings):
     settings: dict[str, Changes] = field(default_factory=dict)
     grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = field(default_factory=dict)
     show: dict[Measure, Along] = field(default_factory=lambda: {"exact_match": "length"})
-    scales: dict[Scale, SweepScale] = field(default_factory=dict)
+    scales: dict[Literal["laptop", "paper"], SweepScale] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _conflicts(self) -> Iterator[Conflict]:
         for one, other in (("recipe", "config"), ("settings", "grid")):
             if getattr(self, one) and getattr(self, other):
-                fix = f"Leave {one} or {other} out."
-                raise ConfigError(one, expected=f"it or {other}", given="both", fix=fix)
+                yield Conflict(one, f"it or {other}", f"Leave {one} or {other} out.", "both")
         if len({*self.seeds}) < len(self.seeds):
-            seeds, fix = repr(list(self.seeds)), "Name each seed once."
-            raise ConfigError("seeds", expected="each seed once", given=seeds, fix=fix)
+            yield Conflict("seeds", "each seed once", "Name each seed once.")
         for name, changes in {"set": self.set, **self.changes}.items():
             check_file_name(name, "name of a setting", ConfigError)  # each has a folder
             for change in changes:
                 if change.partition("=")[0].strip() == "seed":
-                    fix = "Name the seeds in seeds."
-                    raise ConfigError(name, expected="no seed", given=change, fix=fix)
-        self._check_what_is_shown()
-        task = self.base.make_task()
-        self.evaluation.coords(task)
-        for scale in self.scales:
-            self.at(scale)
-
-    def _check_what_is_shown(self) -> None:
+                    yield Conflict(name, "no seed", "Name the seeds in seeds.", change)
+        # What is shown along an axis has to be measured along it.
         loops = {"loop": self.evaluation.loops, "extra_loop": self.evaluation.extra_loops[1:]}
         for measure, along in self.show.items():
             option = "extra_loops" if along == "extra_loop" else "loops"
             if not loops.get(along, True) or (measure, along) == ("bit_accuracy", "loop"):
-                raise ConfigError(
-                    f"show.{measure}",
-                    expected="an axis that it is measured along",
-                    given=repr(along),
-                    fix=f"Set evaluation.{option}, or show exact_match along it, or use length.",
-                )
+                fix = f"Set evaluation.{option}, or show exact_match along it, or use length."
+                expected = "an axis that it is measured along"
+                yield Conflict(f"show.{measure}", expected, fix, repr(along))
+        self.evaluation.coords(self.base.make_task())
+        for scale in self.scales:  # each is a valid sweep of its own
+            self.at(scale)
 
     @classmethod
     def read(cls, path: str | Path) -> Sweep:
-        """A sweep from its file, JSON as recipes and configurations are.
+        """A sweep from its JSON file.
 
         Raises:
-            CheckpointError: If the file is missing or no JSON object.
-            ConfigError: If what it says cannot be; see :class:`Sweep`.
+            InputError: If the file is missing or damaged, or what it says cannot be.
         """
         return cls.from_dict(read_json_object(path))
 
@@ -183,8 +147,8 @@ class Sweep(Settings):
         """
         if scale is None and not self.scales:
             return self
-        chosen = self.scales[check_choice("scale", scale or _LAPTOP, self.scales)]  # type: ignore[index]
-        evaluation = self.evaluation.to_dict() | chosen.evaluation
+        chosen = self.scales[check_choice("scale", scale or "laptop", self.scales)]  # type: ignore[index]
+        evaluation = self.evaluation.to_dict() | chosen.evaluation  # by name
         return self.replace(
             set=(*self.set, *chosen.set),
             seeds=chosen.seeds or self.seeds,
@@ -207,15 +171,16 @@ class Sweep(Settings):
     def changes(self) -> Mapping[str, Changes]:
         """What each setting changes, by its name."""
         if not self.grid:
-            return self.settings or {_BASE: ()}
-        named = [
-            [(_short(key, self.grid), key, _text(v)) for v in self.grid[key]] for key in self.grid
-        ]
+            return self.settings or {"base": ()}  # which changes nothing but the seed
+        last = {key: key.split(".")[-1] for key in self.grid}
+        # The last part of a key is enough, where no other ends so.
+        short = {k: k if [*last.values()].count(last[k]) > 1 else last[k] for k in self.grid}
+        texts = [[_text(value) for value in values] for values in self.grid.values()]
         return {
-            ", ".join(f"{short}={text}" for short, _, text in values): tuple(
-                f"{key}={text}" for _, key, text in values
+            ", ".join(f"{short[key]}={text}" for key, text in zip(self.grid, values)): tuple(
+                f"{key}={text}" for key, text in zip(self.grid, values)
             )
-            for values in itertools.product(*named)
+            for values in itertools.product(*texts)
         }
 
     def config_of(self, setting: str, seed: int) -> TrainingConfig:
@@ -228,18 +193,8 @@ class Sweep(Settings):
         return apply_settings(self.base, [*changes, f"seed={seed}"])
 
     def pick(self, only: Sequence[str]) -> list[str]:
-        """Names of settings: those asked for, or all.
-
-        Raises:
-            InputError: If one is unknown.
-        """
+        """Names of settings: those asked for, or all."""
         return [check_choice("setting", name, self.changes) for name in only] or [*self.changes]
-
-
-def _short(key: str, keys: Mapping[str, Any]) -> str:
-    """The last part of a key, where no other ends so."""
-    last = key.split(".")[-1]
-    return key if sum(other.split(".")[-1] == last for other in keys) > 1 else last
 
 
 def _text(value: Any) -> str:

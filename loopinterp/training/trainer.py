@@ -42,25 +42,20 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from loopinterp.models.iteration import Iteration
-    from loopinterp.tasks.task import Batch
     from loopinterp.training.config import TrainingConfig
     from loopinterp.training.objectives import Questions, Supervised
 
 
-class Ema:
+class _Ema:
     """Running average of a model's parameters.
 
     ``shadow <- decay_t * shadow + (1 - decay_t) * weights`` after each optimiser step, with
     ``decay_t = min(decay, (1 + t) / (10 + t))``, so that the random initial weights are
     forgotten at once.
 
-    Args:
-        model: The model whose parameters are averaged.
-        decay: The decay that ``decay_t`` rises to, in [0, 1); 0 keeps the weights themselves.
-
     Example:
         >>> layer = torch.nn.Linear(1, 1, bias=False)
-        >>> ema = Ema(layer, decay=0.0)
+        >>> ema = _Ema(layer, decay=0.0)
         >>> _ = torch.nn.init.constant_(layer.weight, 5.0)
         >>> ema.update()
         >>> ema.shadow["weight"].item()
@@ -81,12 +76,10 @@ class Ema:
         shadow: list[Tensor] = list(self.shadow.values())
         live: list[Tensor] = list(self._live.values())
         if unless is not None:
+            # A choice on the device, as nobody waits to learn whether the step was finite.
             live = [torch.where(unless, old, new) for old, new in zip(shadow, live)]
         average(shadow, live, torch.tensor(0))
         self.n_updates += 1
-
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -112,10 +105,6 @@ class Trainer(ShortRepr):
     :meth:`step` returns its metrics, which waits for the device. :meth:`advance` does not wait;
     :meth:`read` then returns the metrics of several steps at once, when they are :attr:`due`.
 
-    Args:
-        config: The run. Its device is resolved here.
-        processes: The processes that train together; this one alone by default.
-
     Example:
         >>> from loopinterp.training import RECIPES
         >>> trainer = Trainer(RECIPES["addition-quick"])
@@ -125,37 +114,28 @@ class Trainer(ShortRepr):
     """
 
     def __init__(self, config: TrainingConfig, processes: Processes = ONE_PROCESS) -> None:
-        if processes.count > 1 and config.model.state_code is not None:
-            raise ConfigError(
-                "model.state_code",
-                expected="none where several processes train, as signs are drawn for a whole batch",
-                given=str(config.model.state_code),
-                fix="Train with one process.",
-            )
+        if processes.count > 1 and (n_bits := config.model.state_code) is not None:
+            expected = "none where several processes train, as signs are drawn for a whole batch"
+            fix = "Train with one process."
+            raise ConfigError("model.state_code", expected=expected, given=str(n_bits), fix=fix)
         self.config, self.processes = config, processes
         self.device = resolve_device(config.device)
         self.task = config.make_task()
         self.model = starting_model(config).to(self.device)
-        self.ema = Ema(self.model, config.ema)
+        self.ema = _Ema(self.model, config.ema)
         self.curriculum = Curriculum(config.curriculum)
         settings = config.optimiser
+        options = {"betas": settings.betas, "eps": settings.eps, "fused": True}
         self.optimiser = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
+            self.model.parameters(), settings.lr, weight_decay=settings.weight_decay, **options
         )
-        self.generators = {
-            "data": stream(config.seed, "data"),
-            "objective": stream(config.seed, "objective"),
-            "noise": stream(config.seed, "noise", self.device),
-        }
-        if config.model.state_code is not None:
-            self.generators["code"] = stream(config.seed, "code", self.device)
+        devices = {"data": "cpu", "objective": "cpu", "noise": self.device, "code": self.device}
+        if config.model.state_code is None:
+            del devices["code"]
+        self.generators = {name: stream(config.seed, name, at) for name, at in devices.items()}
         self._bind = make_bind(self.model, compiled=config.compile)
         self.steps_done = 0
+        # Whether some step was not finite, known on the device before it is read.
         self._spoiled = torch.zeros((), dtype=torch.bool, device=self.device)
         self._unread: list[tuple[Tensor, dict[str, Any]]] = []
 
@@ -176,24 +156,27 @@ class Trainer(ShortRepr):
         :meth:`read` raises on it, and has to be called before a checkpoint is written.
         """
         with recording_gradients():
-            drawn = self.begin()
+            self.optimiser.zero_grad(set_to_none=True)
+            drawn = self.draw()
             supervised = self._supervise(drawn)
             supervised.loss.backward()
             self.finish(drawn, supervised)
 
-    def begin(self) -> Drawn:
-        """The part of a step before the forward pass: a batch is drawn, gradients are cleared."""
-        self.optimiser.zero_grad(set_to_none=True)
-        return self.draw()
-
     def draw(self) -> Drawn:
         """A batch, looked at before it is sent to the device."""
-        batch, offset = self._batch(), self._position_offset()
+        config, generator = self.config, self.generators["data"]
+        lengths = self.curriculum.lengths(config.batch_size, generator)
+        batch = self.task.sample(lengths, generator=generator, distribution=config.distribution)
+        offset = self._position_offset()
         self.model.check_inputs(batch.inputs, position_offset=offset)
-        questions = ask(self.config.objective, batch, self.generators["objective"])
+        questions = ask(config.objective, batch, self.generators["objective"])
         ends, rows = questions.loops.amax(0), self.processes.rows
         if self.processes.count > 1:
-            _need_a_loop(ends)
+            if (least := int(ends.min())) < 1:
+                # Gradients are added up where all processes have them: every example runs a loop.
+                expected = "a loop at least of every example, where several processes train"
+                fix = "Set objective.n_loops, or train with one process."
+                raise InputError("n_loops", expected=expected, given=str(least), fix=fix)
             questions = questions.share_of(rows)
         inputs = send(batch.inputs[rows], self.device)
         if isinstance(offset, torch.Tensor):
@@ -203,16 +186,20 @@ class Trainer(ShortRepr):
     def finish(self, drawn: Drawn, supervised: Supervised) -> None:
         """The part of a step after the backward pass: the weights move, and are averaged."""
         config, settings = self.config, self.config.optimiser
-        factor = learning_rate_factor(
+        lr = settings.lr * learning_rate_factor(
             settings,
             step=self.steps_done,
             n_steps=config.steps,
             curriculum_done_at=self.curriculum.done_at,
         )
         for group in self.optimiser.param_groups:
-            group["lr"] = settings.lr * factor
-        exact = _exact_matches(supervised.logits, send(drawn.questions.targets[0], self.device))
-        shares = torch.stack([supervised.loss.detach().float(), exact / len(drawn.ends)])
+            group["lr"] = lr
+        targets = send(drawn.questions.targets[0], self.device)
+        with torch.no_grad():
+            right = (supervised.logits.argmax(-1) == targets) | (targets == IGNORE)  # [batch, pos]
+            exact = right.all(-1).float().sum() / len(drawn.ends)
+        shares = torch.stack([supervised.loss.detach().float(), exact])
+        # Of several processes each has its share of the batch: gradient, loss and score are sums.
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         self.processes.add_up([*gradients, shares])
         # Without clipping the norm is measured all the same.
@@ -228,16 +215,12 @@ class Trainer(ShortRepr):
         self._spoiled |= ~largest.isfinite()
         self.ema.update(unless=self._spoiled)
         self.steps_done += 1
-        known: dict[str, Any] = {"step": self.steps_done, "longest_n": self.curriculum.longest}
-        known["lr"] = settings.lr * factor
+        known = {"step": self.steps_done, "longest_n": self.curriculum.longest, "lr": lr}
         self._unread.append((torch.cat([metrics, largest.float()[None]]), known))
 
     @property
     def due(self) -> bool:
-        """Whether it is time to :meth:`read`.
-
-        A line of metrics or a checkpoint is due, or the next lengths may depend on what is read.
-        """
+        """Whether metrics or a checkpoint are due, or the next lengths may depend on them."""
         config, step = self.config, self.steps_done
         written = (config.log_every, config.checkpoint_every, config.steps)
         return any(step % every == 0 for every in written) or self.curriculum.may_grow(
@@ -252,22 +235,14 @@ class Trainer(ShortRepr):
                 those of the step before.
         """
         unread, self._unread = self._unread, []
-        if not unread:
-            return []
         metrics = []
-        values = torch.stack([row for row, _ in unread]).tolist()
+        values = torch.stack([row for row, _ in unread]).tolist() if unread else []
         for (loss, norm, exact, largest), (_, known) in zip(values, unread):
             self._check_finite(loss, norm, largest, known["step"])
             self.curriculum.update(exact)
+            step = {"step": known["step"], "loss": loss, "exact_match": exact}
             metrics.append(
-                {
-                    "step": known["step"],
-                    "loss": loss,
-                    "exact_match": exact,
-                    "longest_n": known["longest_n"],
-                    "lr": known["lr"],
-                    "grad_norm": norm,
-                }
+                step | {"longest_n": known["longest_n"], "lr": known["lr"], "grad_norm": norm}
             )
         return metrics
 
@@ -282,23 +257,17 @@ class Trainer(ShortRepr):
     def state(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Everything that the next step depends on: tensors, and JSON as safetensors metadata.
 
-        Raises:
-            InputError: If steps have been made that nobody has :meth:`read`.
+        All steps have to be :meth:`read` before.
         """
-        if self._unread:
-            raise InputError(
-                "training state",
-                expected="steps of which it is known that they were finite",
-                given=f"{len(self._unread)} that have not been read",
-                fix="Call trainer.read() first.",
-            )
+        assert not self._unread  # or it would not be known whether they were finite
         # Names as in the checkpoint's file: weights/, ema/, exp_avg/, exp_avg_sq/, random/.
         tensors = {f"weights/{k}": v for k, v in self.model.named_parameters()}
         tensors |= {f"ema/{k}": v for k, v in self.ema.shadow.items()}
         for name, parameter in self.model.named_parameters():
             moments = self.optimiser.state[parameter]
-            for moment in _MOMENTS:
+            for moment in ("exp_avg", "exp_avg_sq"):
                 tensors[f"{moment}/{name}"] = moments[moment]
+        # Random streams go on where they were.
         tensors |= {f"random/{k}": g.get_state() for k, g in self.generators.items()}
         scalars = {
             "steps_done": self.steps_done,
@@ -314,12 +283,14 @@ class Trainer(ShortRepr):
         Raises:
             CheckpointError: If it is of another model or of another version.
         """
+        # AdamW makes its moments at the first step; they are there before it for what is loaded.
         for parameter in self.model.parameters():
             self.optimiser.state[parameter] = {
                 "step": torch.tensor(0.0, device=parameter.device),
-                **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
             }
-        current, _ = self.state()
+        current, _ = self.state()  # the tensors themselves, which are written over below
         fix = "Restore them, or train in another folder."
         check_tensors(tensors, current, f"checkpoint {path}", fix=fix)
         with reading_counters(path):
@@ -335,11 +306,6 @@ class Trainer(ShortRepr):
             generator.set_state(tensors[f"random/{name}"])
         self._unread.clear()
         self._spoiled.fill_(False)
-
-    def _batch(self) -> Batch:
-        generator = self.generators["data"]
-        lengths = self.curriculum.lengths(self.config.batch_size, generator)
-        return self.task.sample(lengths, generator=generator, distribution=self.config.distribution)
 
     def autocast(self) -> torch.autocast:
         """The context of a forward pass: the configured precision."""
@@ -420,45 +386,22 @@ class Trainer(ShortRepr):
     def _check_finite(self, loss: float, grad_norm: float, largest: float, step: int) -> None:
         """Raise if a step was not finite, or spoiled a weight; it and later ones do not count."""
         numbers = {"loss": loss, "gradient norm": grad_norm, "largest weight": largest}
-        for what, value in numbers.items():
-            if math.isfinite(value):
-                continue
-            self.steps_done = self.ema.n_updates = step - 1
-            self._spoiled.fill_(False)
-            if what != "largest weight":
-                raise self._unstable(f"{what} at step {step}", "a finite number", value)
-            for name, x in self.model.named_parameters():
-                if spoiled := int((~torch.isfinite(x)).sum()):
-                    raise self._unstable(
-                        f"weights {name} after step {step}",
-                        "finite numbers",
-                        f"{spoiled} of {x.numel()} that are not",
-                    )
-
-    def _unstable(self, what: str, expected: str, given: object) -> InputError:
-        return InputError(
+        wrong = [what for what, value in numbers.items() if not math.isfinite(value)]
+        if not wrong:
+            return
+        # On the device nothing has changed since that step, see advance.
+        self.steps_done = self.ema.n_updates = step - 1
+        self._spoiled.fill_(False)
+        what, given = f"{wrong[0]} at step {step}", str(numbers[wrong[0]])
+        if wrong == ["largest weight"]:
+            counts = {k: int((~x.isfinite()).sum()) for k, x in self.model.named_parameters()}
+            name = next(name for name, count in counts.items() if count)
+            what, given = f"weights {name} after step {step}", f"{counts[name]} that are not"
+        raise InputError(
             what,
-            expected=expected,
-            given=str(given),
+            expected="finite numbers",
+            given=given,
             fix=f"Lower optimiser.lr (now {self.config.optimiser.lr:g}), set optimiser.clip=1, or "
             "train longer warm-up (optimiser.warmup_steps), in a new folder; what was saved "
             "before this step is kept.",
-        )
-
-
-@torch.no_grad()
-def _exact_matches(logits: Tensor, targets: Tensor) -> Tensor:
-    """Number of examples that are right at every position that is asked for."""
-    right = (logits.argmax(-1) == targets) | (targets == IGNORE)
-    return right.all(-1).float().sum()
-
-
-def _need_a_loop(ends: Tensor) -> None:
-    """Gradients are added up where all processes have them: every example runs the block."""
-    if (least := int(ends.min())) < 1:
-        raise InputError(
-            "n_loops",
-            expected="a loop at least of every example, where several processes train",
-            given=str(least),
-            fix="Set objective.n_loops, or train with one process.",
         )

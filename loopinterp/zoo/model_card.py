@@ -6,12 +6,13 @@ import platform
 import shutil
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
 from loopinterp import __version__
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import CONFIG
@@ -36,11 +37,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CARD = "card.json"
-_EXTRA_LOOPS = (-2, -1, 0, 6, 12, 24, 48)
-"""Loops beyond T(n) after which a model of the zoo is asked as well."""
-
 TIMES_THE_CUTOFF = (1, 2, 4, 8)
 _WELL = 0.9
+
+
+class Failure(NamedTuple):
+    """A place where exact match is low; its text says so in words."""
+
+    distribution: str
+    length: int
+    extra_loop: int
+    exact_match: float
+
+    def __str__(self) -> str:
+        later = f", {self.extra_loop} loops after T(n)" if self.extra_loop else ""
+        where = f"exact match {self.exact_match:.2f} at length {self.length}"
+        return f"{self.distribution}: {where}{later}"
 
 
 @settings
@@ -55,7 +67,6 @@ class Card(Settings):
         minutes: Time its training took, if that is known.
         made_with: Versions and machine.
         samples: Examples behind each share, at least.
-        seed: Seed of those examples.
         exact_match: Share of examples that are wholly right, by input distribution, length (of
             those for which the model has positions), and loops beyond T(n); fewer where negative.
         weights_sha256: Digest of its weights, as results have it.
@@ -84,10 +95,7 @@ class Card(Settings):
         return {n: self.lowest(n, extra_loop).share for n in lengths}
 
     def table(self) -> pd.DataFrame:
-        """Exact match: a row for each input distribution and length, a column for each extra loop.
-
-        Columns are loops beyond T(n).
-        """
+        """Exact match: a row for each distribution and length, a column for each extra loop."""
         import pandas as pd
 
         rows = {
@@ -102,21 +110,20 @@ class Card(Settings):
         """The lowest exact match after T(n) loops, and on which distributions: a row a length."""
         import pandas as pd
 
-        rows = {n: self.lowest(n) for n in next(iter(self.exact_match.values()))}
-        table = pd.DataFrame(
-            {n: [low.share, ", ".join(low.distributions)] for n, low in rows.items()},
-            index=["exact_match", "on"],
-        ).T
+        rows = {n: self.lowest(n) for n in self.worst()}
+        rows = {n: [low.share, ", ".join(low.distributions)] for n, low in rows.items()}
+        table = pd.DataFrame(rows, index=["exact_match", "on"]).T
         return table.rename_axis(index="length")
 
-    def fails_at(self) -> list[str]:
-        """Where exact match falls under .9 first, and how long an answer lasts, in words."""
+    def fails_at(self) -> list[Failure]:
+        """Where exact match falls under .9 first, and where a right answer is lost first."""
         failures = []
         for distribution, by_length in self.exact_match.items():
             wrong = [n for n, shares in by_length.items() if shares[0] < _WELL]
             if wrong:
-                share = by_length[wrong[0]][0]
-                failures.append(f"{distribution}: exact match {share:.2f} at length {wrong[0]}")
+                n = wrong[0]
+                failures.append(Failure(distribution, n, 0, by_length[n][0]))
+            # By loops after T(n): a length at which the answer was right and no longer is.
             lost = {
                 k: n
                 for n, shares in by_length.items()
@@ -125,21 +132,19 @@ class Card(Settings):
             }
             if lost:
                 k, n = min(lost.items())
-                share = by_length[n][k]
-                failures.append(
-                    f"{distribution}: exact match {share:.2f} at length {n}, {k} loops after T(n)"
-                )
+                failures.append(Failure(distribution, n, k, by_length[n][k]))
         return failures
 
 
+@checked
 def make_entry(
     run: Run,
     folder: str | Path,
     *,
     recipe: str | None,
     note: str,
-    samples: int = 200,
-    seed: int = 0,
+    samples: PositiveInt = 200,
+    seed: Seed = 0,
 ) -> Card:
     """Make a zoo entry of a finished run: configuration, weights, metrics, and a card.
 
@@ -149,7 +154,6 @@ def make_entry(
         recipe: Name of the recipe that it was trained by; None if it was trained elsewhere.
         note: What it is an example of, in a line.
         samples: Examples for each length and distribution.
-        seed: Seed of the examples.
 
     Raises:
         InputError: If the folder is taken, the recipe unknown, or the run not finished.
@@ -161,16 +165,17 @@ def make_entry(
         fix = "Name its recipe."
         raise InputError("recipe", expected="that of the run", given="none", fix=fix)
     if recipe is not None and not (run.is_trained and run.finished):
-        raise InputError(
-            f"run {run.folder}",
-            expected="one that was trained to its end",
-            given=f"one of {run.steps_done} steps",
-            fix="Go on with its training; or pass recipe=None, if it was trained elsewhere.",
-        )
+        what, given = f"run {run.folder}", f"one of {run.steps_done} steps"
+        fix = "Go on with its training; or pass recipe=None, if it was trained elsewhere."
+        raise InputError(what, expected="one that was trained to its end", given=given, fix=fix)
+    changes: dict[str, Any] = {}
+    if recipe is not None:  # where it was trained changes nothing that is asked
+        usual, changed = (flatten(c.to_dict()) for c in (get_recipe(recipe).config, run.config))
+        changes = {k: v for k, v in changed.items() if k != "device" and usual.get(k, ...) != v}
     card = Card(
         note=note,
         recipe=recipe,
-        changes={} if recipe is None else _changes(run, recipe),
+        changes=changes,
         weights=sum(p.numel() for p in run.model().parameters()),
         minutes=None if recipe is None else round(run.seconds / 60, 1),
         made_with=f"loopinterp {__version__}, torch {version('torch')}, {platform.machine()}",
@@ -180,6 +185,7 @@ def make_entry(
         weights_sha256=digest_tensors(read_tensors(run.folder / WEIGHTS)),
         config_sha256=config_hash(read_json(run.folder / CONFIG)),
     )
+    # The configuration makes the folder a run, and so comes last.
     shutil.copytree(run.folder / MODEL, folder / MODEL)
     if run.is_trained:
         shutil.copyfile(run.folder / METRICS, folder / METRICS)
@@ -191,14 +197,7 @@ def make_entry(
 def measure_card(
     run: Run, *, samples: int, seed: int, distributions: Sequence[str] | None = None
 ) -> dict[str, dict[int, dict[int, float]]]:
-    """A card's :attr:`Card.exact_match`.
-
-    Args:
-        run: A run with weights.
-        samples: Examples for each length and distribution.
-        seed: Seed of the examples.
-        distributions: All of the run's task if None.
-    """
+    """A card's :attr:`Card.exact_match`, on all distributions of the run's task if None."""
     model, task = run.model(), run.task()
 
     def fits(n: int) -> bool:
@@ -210,13 +209,14 @@ def measure_card(
             return False
         return True
 
+    # No model is asked after fewer than no loops.
     least = own_depth(model) or task.n_loops(run.cutoff)
     result = evaluate(
         model,
         task,
         [n for k in TIMES_THE_CUTOFF if fits(n := run.cutoff * k)],
         distributions=distributions,
-        extra_loops=[k for k in _EXTRA_LOOPS if k >= -least],
+        extra_loops=[k for k in (-2, -1, 0, 6, 12, 24, 48) if k >= -least],
         n_samples=samples,
         trained_up_to=run.cutoff,
         seed=seed,
@@ -232,11 +232,3 @@ def measure_card(
         }
         for d in exact["distribution"].values
     }
-
-
-def _changes(run: Run, recipe: str) -> dict[str, Any]:
-    """Settings that are not the recipe's; where it was trained changes nothing that is asked."""
-    usual, changed = (
-        flatten(config.to_dict()) for config in (get_recipe(recipe).config, run.config)
-    )
-    return {k: v for k, v in changed.items() if k != "device" and usual.get(k, ...) != v}

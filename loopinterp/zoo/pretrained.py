@@ -25,12 +25,10 @@ def _names() -> list[str]:
 def load_pretrained(name: str, folder: str | Path | None = None) -> Run:
     """A run of the zoo: a trained model with its task, without training and offline.
 
-    Nothing is ever written into the package, so studies that save results need a copy of their own.
-
     Args:
         name: One of :func:`list_pretrained`.
-        folder: Where to copy it, as a run like any other; a copy that is there already is taken
-            as it is, with its results. None opens the zoo's own, to be read only.
+        folder: Where to copy it, for studies that save results; a copy that is there already is
+            taken with its results. None opens the zoo's own, to be read only.
 
     Raises:
         InputError: If there is no model of that name, or the folder holds another run.
@@ -52,29 +50,26 @@ def load_pretrained(name: str, folder: str | Path | None = None) -> Run:
         if Owner.of_run(folder) != Owner.of_run(entry):
             need_free_folder(folder)
         return Run.load(folder)
-    for file in _files(entry):
-        target = folder / file.relative_to(entry)
+    for file in sorted(entry.rglob("*")):
+        name_there = file.relative_to(entry)
+        target = folder / name_there
+        if file == entry / CONFIG or not file.is_file():
+            continue
         if target.exists() and read_bytes(target) != read_bytes(file):
-            raise InputError(
-                f"output folder {folder}",
-                expected="a new folder, or a copy of this model",
-                given=f"one with another {file.relative_to(entry)}",
-                fix="Choose another folder.",
-            )
+            what, given = f"output folder {folder}", f"one with another {name_there}"
+            expected, fix = "a new folder, or a copy of this model", "Choose another folder."
+            raise InputError(what, expected=expected, given=given, fix=fix)
         write_bytes(target, read_bytes(file))
     minutes = get_card(name).minutes
-    seconds = {} if minutes is None else {"train": minutes * 60}
-    command = f"loopinterp zoo {name} --out NEW"
-    owner = Owner.of_run(entry)
-    record_how_it_was_made(folder, command=command, seconds=seconds, owner=owner)
+    record_how_it_was_made(
+        folder,
+        command=f"loopinterp zoo {name} --out NEW",
+        seconds={} if minutes is None else {"train": minutes * 60},
+        owner=Owner.of_run(entry),
+    )
     # What makes the folder a run comes last: a kill before leaves it free.
     write_bytes(folder / CONFIG, read_bytes(entry / CONFIG))
     return Run.load(folder)
-
-
-def _files(entry: Path) -> list[Path]:
-    """What is copied before the configuration."""
-    return [path for path in sorted(entry.rglob("*")) if path.is_file() and path != entry / CONFIG]
 
 
 def get_card(name: str) -> Card:
@@ -94,10 +89,9 @@ def get_card(name: str) -> Card:
 def list_pretrained() -> pd.DataFrame:
     """The models of the zoo, one a row, by name.
 
-    Columns: its task; the number of its weights; the greatest length in its training; exact match
-    at 1, 2, 4 and 8 times that, on the distribution where it is lowest, NaN where it has no
-    positions for them; which distribution is lowest at the first of these lengths that is not
-    wholly right, "" where several are or there is none; and what it is an example of.
+    Columns: task; number of weights; greatest length in training; exact match at 1, 2, 4 and 8
+    times that, on the distribution where it is lowest (NaN without positions for them); the one
+    distribution that is lowest at the first of these lengths below 1, or ""; and a note.
 
     Example:
         >>> list_pretrained()["task"]["parity"]
@@ -109,14 +103,11 @@ def list_pretrained() -> pd.DataFrame:
     for name in _names():
         run, card = load_pretrained(name), get_card(name)
         worst = card.worst()
+        # The one distribution that is lowest at the first length below 1, if it is one.
+        imperfect = next((n for n, share in worst.items() if share < 1), None)
+        lowest = () if imperfect is None else card.lowest(imperfect).distributions
         exact = {f"exact_{k}x": worst.get(k * run.cutoff) for k in TIMES_THE_CUTOFF}
         rows[name] = {"task": run.config.task, "weights": card.weights, "trained_to": run.cutoff}
-        rows[name] |= exact | {"lowest_on": _where_lowest(card), "note": card.note}
+        rows[name] |= exact | {"lowest_on": lowest[0] if len(lowest) == 1 else ""}
+        rows[name]["note"] = card.note
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("name")
-
-
-def _where_lowest(card: Card) -> str:
-    """The one distribution on which the first length below 1 is lowest; "" where there is none."""
-    below = (card.lowest(n) for n, share in card.worst().items() if share < 1)
-    where = next((lowest.distributions for lowest in below), ())
-    return where[0] if len(where) == 1 else ""

@@ -183,7 +183,8 @@ def test_each_part_is_the_gradient_of_its_direct_path(name: str, loop: int, from
     torch.testing.assert_close(
         torch.from_numpy(written.values).float(), expected, atol=2e-6, rtol=2e-5
     )
-    assert (expected.abs().amax((1, 2)) > 1e-6).all(), "every part says something"
+    # Every part says something.
+    assert (expected.abs().amax((1, 2)) > 1e-6).all()
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -238,8 +239,9 @@ def test_what_is_no_longer_the_run_is_refused(name: str, tmp_path: Path) -> None
 
     with model.hooks([("loops.0.blocks.0.hook_resid_mid", louder)], n_loops=2):
         _, cache = model.run_with_cache(tokens, n_loops=2)
-    assert len(cache.logit_attribution(1)), "the last loop is as it was"
-    with pytest.raises(InputError, match="no hook has changed"):
+    # The last loop is as it was.
+    assert len(cache.logit_attribution(1))
+    with pytest.raises(InputError, match="hook has"):
         cache.logit_attribution(1, from_loop=0)
     _, states = model.run_with_cache(tokens, n_loops=2, return_type="states")
     with pytest.raises(InputError, match="return_type='logits'"):
@@ -254,7 +256,7 @@ def test_what_is_no_longer_the_run_is_refused(name: str, tmp_path: Path) -> None
     with torch.no_grad():
         head = [x for key, x in model.published.named_parameters() if "head" in key or "wte" in key]
         head[0].mul_(1.5)
-    with pytest.raises(InputError, match="with the weights of that run"):
+    with pytest.raises(InputError, match="that run"):
         cache.logit_attribution(1)
 
 
@@ -275,5 +277,5 @@ def test_an_adapter_that_does_not_say_its_way_back_is_refused_with_what_to_write
 
     model, tokens = Silent(KINDS["ouro"].build()), tokens_of("ouro")
     _, cache = model.run_with_cache(tokens, n_loops=1)
-    with pytest.raises(InputError, match=r"Write attribute_loop and attribute_readout"):
+    with pytest.raises(InputError, match="attribute_loop"):
         cache.logit_attribution(1)

@@ -32,5 +32,5 @@ def test_layers_with_a_sliding_window_are_refused() -> None:
 def test_angles_that_were_lost_in_loading_are_refused() -> None:
     published = ouro.tiny()
     published.model.rotary_emb.inv_freq.zero_()
-    with pytest.raises(InputError, match=r"rotary_emb\.inv_freq = \[0\.0, 0\.0, 0\.0, 0\.0\] …"):
+    with pytest.raises(InputError, match="inv_freq"):
         adapt(published)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loopinterp.core.errors import ConfigError
+from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.training import (
     RECIPES,
     CurriculumConfig,
@@ -15,6 +15,7 @@ from loopinterp.training import (
     OptimiserConfig,
     TrainingConfig,
 )
+from tests.refusals import naming
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
@@ -36,86 +37,79 @@ def test_whole_numbers_stand_for_floats(tiny: TrainingConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "what"),
     [
-        ({"step": 5}, r"setting of TrainingConfig: .*Did you mean 'steps'\?"),
-        ({"optimiser": {"learning_rate": 1e-3}}, "setting of optimiser: .*'learning_rate'"),
-        ({"steps": 0}, "steps: expected an integer >= 1, got 0"),
-        ({"steps": "many"}, "steps: expected an integer >= 1, got 'many'"),
-        ({"steps": True}, "steps: expected an integer >= 1, got True"),
-        ({"steps": 2.5}, "steps: expected an integer >= 1, got 2.5"),
-        ({"ema": 1.0}, r"ema: expected a number >= 0 and < 1, got 1.0"),
-        ({"task": "additon"}, "Did you mean 'addition'"),
-        ({"task": 3}, "task: expected text, got 3"),
-        ({"task_settings": {"fromat": "pairs"}}, "Did you mean 'format'"),
-        ({"distribution": "unifrom"}, "Did you mean 'uniform'"),
-        ({"device": "gpu"}, "device: expected one of auto, cpu, cuda"),
-        ({"precision": "fp16"}, "precision: expected one of bf16, fp32"),
-        ({"offset_per_example": True}, "offset_per_example: expected false with model.positions"),
-        ({"compile": "yes"}, "compile: expected true or false"),
-        ({"threads": 0}, "threads: expected an integer in 1..256"),
-        ({"state_noise": -0.1}, "state_noise: expected a number >= 0, got -0.1"),
-        ({"optimiser": 3}, "optimiser: expected an object with named settings"),
-        ({"optimiser": {"betas": [0.9]}}, "optimiser.betas: expected a list of 2"),
-        ({"optimiser": {"lr": 0.0}}, "optimiser.lr: expected a number > 0"),
-        ({"optimiser": {"lr": float("nan")}}, "optimiser.lr: expected a number > 0, got nan"),
-        ({"optimiser": {"clip": 0.0}}, "optimiser.clip: expected a number > 0 or none"),
-        ({"optimiser": {"schedule": "cosin"}}, "Did you mean 'cosine'"),
+        ({"step": 5}, "setting of TrainingConfig"),
+        ({"optimiser": {"learning_rate": 1e-3}}, "setting of optimiser"),
+        ({"steps": 0}, "steps"),
+        ({"steps": "many"}, "steps"),
+        ({"steps": True}, "steps"),
+        ({"steps": 2.5}, "steps"),
+        ({"ema": 1.0}, "ema"),
+        ({"task": "additon"}, "task"),
+        ({"task": 3}, "task"),
+        ({"task_settings": {"fromat": "pairs"}}, "setting of task addition"),
+        ({"distribution": "unifrom"}, "distribution"),
+        ({"device": "gpu"}, "device"),
+        ({"precision": "fp16"}, "precision"),
+        ({"offset_per_example": True}, "offset_per_example"),
+        ({"compile": "yes"}, "compile"),
+        ({"threads": 0}, "threads"),
+        ({"state_noise": -0.1}, "state_noise"),
+        ({"optimiser": 3}, "optimiser"),
+        ({"optimiser": {"betas": [0.9]}}, "optimiser.betas"),
+        ({"optimiser": {"lr": 0.0}}, "optimiser.lr"),
+        ({"optimiser": {"lr": float("nan")}}, "optimiser.lr"),
+        ({"optimiser": {"clip": 0.0}}, "optimiser.clip"),
+        ({"optimiser": {"schedule": "cosin"}}, "optimiser.schedule"),
         ({"optimiser": {"schedule": "cosine", "decay": 0.5}}, "optimiser.decay"),
-        ({"curriculum": {"max_n": 3, "start_n": 4}}, "min_n <= start_n <= max_n"),
-        ({"curriculum": {"max_n": 3, "interval": 4}}, "no interval with kind=accuracy"),
-        (
-            {"curriculum": {"kind": "none", "max_n": 3, "min_n": 4}},
-            "min_n: expected at most max_n=3",
-        ),
+        ({"curriculum": {"max_n": 3, "start_n": 4}}, "curriculum.start_n"),
+        ({"curriculum": {"max_n": 3, "interval": 4}}, "curriculum.interval"),
+        ({"curriculum": {"kind": "none", "max_n": 3, "min_n": 4}}, "curriculum.min_n"),
         ({"curriculum": {"threshold": 1.0}}, "curriculum.threshold"),
         ({"objective": {"kind": "first"}}, "objective.kind"),
-        ({"objective": {"kind": "last", "alpha": 0.2}}, "no alpha with kind=last"),
+        ({"objective": {"kind": "last", "alpha": 0.2}}, "objective.alpha"),
         ({"objective": {"kind": "step_dependent", "n_loops": 9}}, "objective.n_loops"),
-        ({"objective": {"kind": "last", "hold_loops": 2}}, "no hold_loops with kind=last"),
-        ({"objective": {"hold_share": 0.5}}, "no hold_share with hold_loops=0"),
-        ({"objective": {"kind": "last", "n_loops": 4, "extra_loops": 1}}, "no extra_loops with"),
-        ({"objective": {"kind": "last", "n_loops": 4, "loop_scale": 2.0}}, "no loop_scale with"),
-        ({"objective": {"extra_loops": 11}}, r"extra_loops: expected an integer in -10..10"),
+        ({"objective": {"kind": "last", "hold_loops": 2}}, "objective.hold_loops"),
+        ({"objective": {"hold_share": 0.5}}, "objective.hold_share"),
+        ({"objective": {"kind": "last", "n_loops": 4, "extra_loops": 1}}, "objective.extra_loops"),
+        ({"objective": {"kind": "last", "n_loops": 4, "loop_scale": 2.0}}, "objective.loop_scale"),
+        ({"objective": {"extra_loops": 11}}, "objective.extra_loops"),
         ({"objective": {"loop_scale": 0.0}}, "objective.loop_scale"),
-        ({"objective": {"least_loops": 2}}, "no least_loops with kind=step_dependent"),
-        ({"objective": {"kind": "drawn"}}, "n_loops: expected at least least_loops=1"),
-        ({"objective": {"kind": "drawn", "n_loops": 3, "least_loops": 4}}, "least_loops=4"),
-        ({"objective": {"kind": "every", "weights": [1.0]}}, "give one weight for each loop"),
-        ({"objective": {"kind": "every", "n_loops": 2, "weights": [0.0, 0.0]}}, "not all 0"),
+        ({"objective": {"least_loops": 2}}, "objective.least_loops"),
+        ({"objective": {"kind": "drawn"}}, "objective.n_loops"),
+        ({"objective": {"kind": "drawn", "n_loops": 3, "least_loops": 4}}, "objective.n_loops"),
+        ({"objective": {"kind": "every", "weights": [1.0]}}, "objective.weights"),
+        (
+            {"objective": {"kind": "every", "n_loops": 2, "weights": [0.0, 0.0]}},
+            "objective.weights",
+        ),
     ],
 )
-def test_wrong_values_are_named(
-    tiny: TrainingConfig, changes: dict[str, Any], message: str
-) -> None:
-    with (
-        pytest.raises(ConfigError, match=message)
-        if "task" not in changes
-        else pytest.raises(ValueError, match=message)
-    ):
+def test_wrong_values_are_named(tiny: TrainingConfig, changes: dict[str, Any], what: str) -> None:
+    with naming(what, InputError if "task" in changes else ConfigError):
         changed(tiny, **changes)
 
 
 def test_model_has_to_fit_the_task(tiny: TrainingConfig) -> None:
-    with pytest.raises(ConfigError, match=r"model\.d_vocab_out: expected 2, as task 'addition'"):
+    with naming("model.d_vocab_out", ConfigError):
         changed(tiny, model={**tiny.model.to_dict(), "d_vocab_out": 3})
-    with pytest.raises(ConfigError, match=r"model\.d_vocab: expected None"):
+    with naming("model.d_vocab", ConfigError):
         changed(tiny, task_settings={"format": "features"})
 
 
 def test_wrong_model_settings_are_named_from_the_root(tiny: TrainingConfig) -> None:
-    with pytest.raises(ConfigError, match=r"model\.n_heads: expected a divisor of d_model=8"):
+    with naming("model.n_heads", ConfigError):
         changed(tiny, model={**tiny.model.to_dict(), "n_heads": 3})
 
 
 def test_missing_settings_are_named() -> None:
-    message = "model: expected an object with named settings, got nothing"
-    with pytest.raises(ConfigError, match=message):
+    with naming("model", ConfigError):
         TrainingConfig.from_dict({"task": "addition"})
 
 
 def test_a_list_is_no_configuration() -> None:
-    with pytest.raises(ConfigError, match="expected an object with named settings"):
+    with naming("TrainingConfig", ConfigError):
         TrainingConfig.from_dict([])  # type: ignore[arg-type]
 
 
@@ -138,5 +132,5 @@ def test_compile_refuses_positions_that_the_step_alone_cannot_see(tiny: Training
         "n_ctx": 120,
     }
     assert changed(tiny, model=abacus).model.positions == "abacus"
-    with pytest.raises(ConfigError, match="compile: expected false"):
+    with naming("compile", ConfigError):
         changed(tiny, model=abacus, compile=True)

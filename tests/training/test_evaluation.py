@@ -43,9 +43,10 @@ from loopinterp.training import (
     evaluate,
     operand_grid,
 )
-from loopinterp.training.answer_scores import Lowest, lowest_of, scores_at, shares_right
+from loopinterp.training.answer_scores import Lowest, _shares_right, lowest_of, scores_at
 from loopinterp.training.device import stream
 from loopinterp.training.evaluation import ANY, BEST, ORACLE
+from tests.refusals import naming
 from tests.training.tiny_run import TINY
 
 
@@ -180,7 +181,7 @@ def test_every_example_is_read_after_its_own_loops() -> None:
         result = evaluate(Blink(), Mixed(), [4], seed=seed, **options)  # type: ignore[arg-type]
         exact = result.data["exact_match"].sel(estimate="value", length=4, distribution="uniform")
         assert exact.values.tolist() == [0, 1, 0]
-    with pytest.raises(InputError, match="at least -2, as length 4"):
+    with naming("extra_loops"):
         evaluate(Blink(), Mixed(), [4], **options | {"extra_loops": [-3]})  # type: ignore[arg-type]
 
 
@@ -217,14 +218,14 @@ def test_a_model_of_its_own_depth_is_asked_after_that(tmp_path: Path) -> None:
     caption = result.figures()[0].caption
     assert "after 1 loop;" in caption and "T(n)" not in caption
     assert EvaluationResult.load(result.save(tmp_path)).depth == 1
-    with pytest.raises(InputError, match="at least -1, as length 3"):
+    with naming("extra_loops"):
         evaluate(Once(), Addition(), [3], n_samples=2, extra_loops=[-2])
 
 
 def test_ignored_positions_are_not_scored() -> None:
     targets = torch.tensor([[IGNORE, 1, 0], [IGNORE, 1, IGNORE]])
     answer = torch.tensor([[0, 1, 1], [0, 1, 1]])
-    assert shares_right(answer, targets) == (0.5, 0.75)
+    assert _shares_right(answer, targets) == (0.5, 0.75)
 
 
 class WrongOnOneBit:
@@ -257,7 +258,8 @@ def test_a_task_is_worth_what_its_lowest_distribution_is() -> None:
     assert first.good is False and first.value == f"{min(exact.values.ravel()):.2f} exact match"
     some = evaluate(WrongOnOneBit(), Multiplication(), [3], distributions=["uniform"], n_samples=9)
     assert some.not_judged == ["biased", "mixed"]
-    assert some.findings()[0].good is None, "nothing is said of a part of the task alone"
+    # Nothing is said of a part of the task alone.
+    assert some.findings()[0].good is None
 
 
 def test_where_distributions_tie_all_are_named() -> None:
@@ -324,12 +326,10 @@ def test_stopping_rules_stand_beside_the_oracle() -> None:
     for name in (BEST, ANY):
         assert exact.sel(rule=name).values.tolist() == [1.0, 1.0]
         assert cells["stopped_at"].sel(rule=name).values.tolist() == [3, 7]
-    told = result.findings()[-1]
-    assert "one loop: 0%; settled: 100%; read at T(n): 100%" in told.text
-    assert "settled stays within 0.02 of the best loop in hindsight everywhere" in told.text
+    assert result.findings()[-1].value == "1.00"
     by_rule, on_curve = result.figures()[-2:]
-    assert by_rule.title == "When to stop" and by_rule.data is not None and len(by_rule.data) == 10
-    assert on_curve.title.startswith("Where the rules stop")
+    assert by_rule.data is not None and len(by_rule.data) == 10
+    assert on_curve.data is not None and len(on_curve.data) == 10
 
 
 def test_hindsight_is_the_best_row_of_the_curve() -> None:
@@ -337,7 +337,8 @@ def test_hindsight_is_the_best_row_of_the_curve() -> None:
     result = evaluate(Ripple(), Addition(), [3, 9], n_samples=40, stopping=rules, stopping_margin=2)
     curve = result.data["loop_exact_match"].sel(estimate="value")
     assert curve["loop"].values.tolist() == list(range(13))
-    assert curve.sel(length=3, loop=range(7, 13)).isnull().all(), "3 bits are run for T(3) + 2"
+    # 3 bits are run for T(3) + 2.
+    assert curve.sel(length=3, loop=range(7, 13)).isnull().all()
     stopped = result.data.sel(estimate="value")
     best = stopped["stopped_exact_match"].sel(rule=BEST)
     assert (best == curve.max("loop")).all()
@@ -354,8 +355,9 @@ def test_numbers_of_loops_need_not_depend_on_the_length() -> None:
     assert chain["loop"].values.tolist() == [0, 2, 8]
     assert chain.sel(length=4).values.tolist() == [0.0, 0.0, 1.0]
     assert chain.sel(length=8).values.tolist() == [0.0, 0.0, 1.0]
-    assert result.figures()[-1].title == "Accuracy against the number of loops"
-    with pytest.raises(InputError, match="loops: expected an integer >= 0"):
+    assert result.figures()[-1].data is not None
+    assert "loop_perplexity" in result.figures()[-1].data
+    with naming("loops"):
         evaluate(Ripple(), Addition(), [4], n_samples=2, loops=[-1])
 
 
@@ -389,7 +391,8 @@ def test_exact_match_is_that_of_greedy_generation(n_pause: int, n_loops: int | N
         )  # fmt: skip
         right = task.is_right(batch, written).double().mean()
         assert float(shares.sel(length=n)) == float(right)
-    assert 0 < float(shares.mean()) < 1, "both kinds of answers"
+    # Both kinds of answers.
+    assert 0 < float(shares.mean()) < 1
 
 
 def test_perplexity_is_that_of_pytorchs_cross_entropy(tiny: TrainingConfig) -> None:
@@ -422,14 +425,7 @@ def test_results_of_before_there_was_a_perplexity_are_read(tmp_path: Path) -> No
 
 def test_the_rules_of_the_papers_are_at_hand() -> None:
     rules = stopping_rules([*STOPPING])
-    assert list(rules) == [
-        "max confidence",
-        "max confidence per batch",
-        "residual < 0.03",
-        "readout KL < 0.0005",
-        "acceleration < 0.03",
-        "answer held 3 loops",
-    ]
+    assert len(rules) == len(STOPPING) == 6
     options = {"distributions": ["uniform"], "n_samples": 8, "stopping": rules}
     result = evaluate(Ripple(), Addition(), [6], **options)
     exact = result.data["stopped_exact_match"].sel(estimate="value")
@@ -449,7 +445,7 @@ def test_every_distribution_of_a_task_is_judged(name: str) -> None:
 
 @pytest.mark.parametrize(("length", "n_samples"), [(10**8, 2), (4, 10**11), (10**6, 1)])
 def test_what_no_machine_could_run_is_refused_at_once(length: int, n_samples: int) -> None:
-    with pytest.raises(InputError, match="Take shorter ones, or fewer"):
+    with naming("lengths, n_samples"):
         evaluate(Ripple(), get_task("addition"), [length], n_samples=n_samples)
 
 
@@ -512,7 +508,8 @@ def test_one_pass_scores_what_greedy_generation_writes() -> None:
     batch = task.sample_operands(1, 1, batch_size=40, generator=generator)
     found = scores_at(model, batch, [2])[2].exact.tolist()
     assert found == generated(model, batch, 2)
-    assert 0 < sum(found) < 40, "both kinds of answers"
+    # Both kinds of answers.
+    assert 0 < sum(found) < 40
 
 
 def test_a_grid_that_was_stopped_goes_on_with_the_same_numbers(tmp_path: Path) -> None:

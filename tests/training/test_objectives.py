@@ -183,7 +183,8 @@ def test_what_is_due_is_asked_before_the_end() -> None:
         assert got == sorted(due)
         assert torch.equal(asked.targets[1, row, got], batch.targets[row, got])
         seen.add((total, k))
-    assert len(seen) > 15, "every number of loops is drawn"
+    # Every number of loops is drawn.
+    assert len(seen) > 15
 
 
 @pytest.mark.parametrize(("n_loops", "ran"), [(None, 6), (3, 3)])

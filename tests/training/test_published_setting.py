@@ -76,6 +76,7 @@ def test_the_table_says_where_the_losses_part() -> None:
     curves = Curves(ours=rows, plain=[[1.0, 2.0, 3.0]] * 4, longest_n=[1, 1, 2, 2])
     last = stretches(curves).iloc[-1]
     assert (last["from_step"], last["to_step"], last["longest_n"]) == (2, 4, 2)
-    assert (last["ours"], last["plain"]) == (1, 1), "the losses of the last step"
+    # The losses of the last step.
+    assert (last["ours"], last["plain"]) == (1, 1)
     assert last["loss_most_off"] == pytest.approx(0.01) and last["grad_norm_most_off"] == 0
     assert last["steps_over"] == 1

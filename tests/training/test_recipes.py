@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopinterp.core.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.tasks import Addition, list_tasks
 from loopinterp.training import (
@@ -30,6 +30,7 @@ from loopinterp.training import (
     recipes,
 )
 from loopinterp.training.recipes import parse_value
+from tests.refusals import naming
 
 FOLDER = Path(recipes.__file__).with_suffix("")
 FILES = sorted(FOLDER.glob("*.json"))
@@ -101,10 +102,12 @@ def test_a_file_holds_a_whole_recipe_and_says_nothing_twice(file: Path) -> None:
     assert recipe.measured.to_dict() == document["measured"] | {
         "minutes": float(document["measured"]["minutes"])
     }
-    assert recipe.config.device == "auto", "a recipe is for any machine"
+    # A recipe is for any machine.
+    assert recipe.config.device == "auto"
     if file.stem in list_tasks():
         assert file.stem == recipe.config.task
-        assert recipe.generalises, "name it otherwise, so that `train --task` does not take it"
+        # Name it otherwise, so that `train --task` does not take it.
+        assert recipe.generalises
 
 
 @pytest.mark.parametrize("name", list_recipes())
@@ -128,7 +131,7 @@ def test_the_mapping_of_configurations_is_that_of_the_files() -> None:
     assert RECIPES.get("nothing") is None
     with pytest.raises(KeyError):
         RECIPES["nothing"]
-    with pytest.raises(InputError, match="Did you mean 'addition'"):
+    with naming("recipe"):
         get_recipe("additon")
 
 
@@ -186,13 +189,15 @@ def test_a_recipe_is_worth_its_lowest_distribution_and_a_seed_may_be_unmeasured_
     measured = Measurement.from_dict(MEASURED)
     assert measured.worst() == {12: 0.9, 24: pytest.approx(0.6)}
     assert measured.lowest(12).distributions == ("uniform",)
-    assert measured.mean("chain", 24)[::2] == (0.9, 1), "one seed, so no error"
+    # One seed, so no error.
+    assert measured.mean("chain", 24)[::2] == (0.9, 1)
     only = measured.replace(exact_match={**measured.exact_match, "chain": {12: (None, 0.25)}})
     assert only.worst() == {12: 0.25} and only.lowest(12).distributions == ("chain",)
     assert only.reach() == (0, 12)
     held = {"uniform": {12: (1.0,), 24: (1.0,), 96: (0.5,)}, "chain": {12: (1.0,), 24: (1.0,)}}
     part = measured.replace(seeds=(0,), exact_match=held)
-    assert part.reach() == (24, 96), "that others were not measured there hides no failure"
+    # That others were not measured there hides no failure.
+    assert part.reach() == (24, 96)
     assert not get_recipe("multiplication-two-bits").generalises
     assert get_recipe("multiplication-two-bits").measured.lowest(12).distributions == ("mixed",)
 
@@ -323,5 +328,5 @@ def test_values_are_read_as_json_first(text: str, value: Any) -> None:
 def test_what_python_cannot_parse_is_text_and_refused_as_such(
     tiny: TrainingConfig, value: str
 ) -> None:
-    with pytest.raises(ConfigError, match="seed: expected an integer"):
+    with naming("seed", ConfigError):
         apply_settings(tiny, [f"seed={value}"])

@@ -91,7 +91,8 @@ def test_many_settings_are_small_multiples_a_panel_each() -> None:
     result = made_up({"exact_match": "length"}, settings=MANY)
     (figure,) = result.figures()
     panels = panels_of(figure)
-    assert list(panels) == [f"<b>{name}</b>" for name in MANY[:-1]], "the last has no seed"
+    # The last has no seed.
+    assert list(panels) == [f"<b>{name}</b>" for name in MANY[:-1]]
     for name, lines in zip(MANY, panels.values()):
         at = result.data["exact_match"].sel(setting=name, extra_loop=0)
         assert [line.name for line in lines] == ["random inputs", "full carry chains"]
@@ -100,7 +101,8 @@ def test_many_settings_are_small_multiples_a_panel_each() -> None:
     layout = figure.plot.to_dict()["layout"]
     assert layout["meta"]["loopinterp"]["columns"] == 4
     titled = [k for k in layout if k.startswith("xaxis") and layout[k].get("title")]
-    assert titled == ["xaxis8", "xaxis9", "xaxis10", "xaxis11"], "the lowest of each column"
+    # The lowest of each column.
+    assert titled == ["xaxis8", "xaxis9", "xaxis10", "xaxis11"]
     assert {layout[f"yaxis{k}"]["range"][1] for k in ("", 2, 11)} == {1.04}
     assert {shape["x0"] for shape in layout["shapes"]} == {4} and len(layout["shapes"]) == 11
     assert "dotted line the longest in training" in figure.caption

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from loopinterp.core.errors import CheckpointError, ConfigError, InputError
 from loopinterp.core.settings import flatten
 from loopinterp.training import Sweep, SweepEvaluation, SweepScale, Trainer, apply_settings
+from tests.refusals import naming
 from tests.training.small_sweep import SMALL
 
 SHIPPED = sorted((Path(__file__).parents[2] / "analyses" / "sweeps").glob("*.json"))
@@ -63,7 +64,7 @@ def test_it_goes_to_its_file_and_back(tmp_path: Path) -> None:
     file = tmp_path / "sweep.json"
     file.write_text(json.dumps(SMALL.to_dict()))
     assert Sweep.read(file) == SMALL
-    with pytest.raises(CheckpointError, match="No such file"):
+    with naming(".*none.json", CheckpointError):
         Sweep.read(tmp_path / "none.json")
 
 
@@ -91,16 +92,16 @@ def test_what_cannot_be_is_refused_at_once(changes: dict, words: str) -> None:
 
 
 def test_a_scale_or_setting_that_is_not_there_is_refused() -> None:
-    with pytest.raises(InputError, match="scale: expected one of"):
+    with naming("scale"):
         SMALL.at("paper")
-    with pytest.raises(InputError, match="Did you mean 'no noise'"):
+    with naming("setting"):
         SMALL.pick(["no_noise"])
     assert SMALL.pick([]) == ["base", "no noise"]
 
 
 def test_a_setting_that_cannot_be_is_found_out_when_it_is_asked_for() -> None:
     sweep = SMALL.replace(settings={"wrong": ("model.n_heads=3",)})
-    with pytest.raises(ConfigError, match="n_heads: expected a divisor"):
+    with naming("model.n_heads", ConfigError):
         sweep.config_of("wrong", 0)
 
 
@@ -116,4 +117,5 @@ def test_every_setting_of_a_shipped_sweep_makes_a_step(file: Path) -> None:
     for scale in whole.scales:
         sweep = whole.at(scale)
         configs = {repr(sweep.config_of(name, 0).to_dict()) for name in sweep.changes}
-        assert len(configs) == len(sweep.changes), "no two settings are the same"
+        # No two settings are the same.
+        assert len(configs) == len(sweep.changes)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loopinterp.core.errors import CheckpointError, InputError
+from loopinterp.core.errors import CheckpointError
 from loopinterp.training import (
     CurriculumConfig,
     ObjectiveConfig,
@@ -19,7 +19,8 @@ from loopinterp.training import (
     Trainer,
     TrainingConfig,
 )
-from loopinterp.training.trainer import Ema
+from loopinterp.training.trainer import _Ema
+from tests.refusals import naming
 
 HERE = Path("run/state/checkpoint.safetensors")
 
@@ -32,9 +33,10 @@ def test_first_step_is_adamw_on_the_objective(tiny: TrainingConfig) -> None:
     )
     trainer, oracle = Trainer(config), Trainer(config)
     metrics = trainer.step()
-    batch = oracle._batch()
-    logits = oracle.model(batch.inputs, n_loops=int(batch.n_loops.max()))
-    loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-100)
+    drawn = oracle.draw()
+    logits = oracle.model(drawn.inputs, n_loops=int(drawn.ends.max()))
+    targets = drawn.questions.targets[0].flatten()
+    loss = F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-100)
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
     loss.backward()
     norms = [p.grad.norm() for p in oracle.model.parameters() if p.grad is not None]
@@ -101,7 +103,7 @@ def test_states_of_other_models_are_refused(tiny: TrainingConfig, kind: str) -> 
         tensors[name] = torch.ones(3, 3)
     else:
         tensors[name] = tensors[name].double()
-    with pytest.raises(CheckpointError, match="do not belong together"):
+    with naming("checkpoint .*", CheckpointError):
         Trainer(tiny).load(tensors, metadata, HERE)
 
 
@@ -151,7 +153,7 @@ def test_a_step_that_is_not_finite_says_what_to_change(
         nan = torch.tensor(math.nan)
         monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: nan)
     before = [p.detach().clone() for p in trainer.model.parameters()]
-    with pytest.raises(InputError, match=rf"{what} at step 2: .*nan.*Lower optimiser\.lr"):
+    with naming(f"{what} at step 2"):
         trainer.step()
     for old, new in zip(before, trainer.model.parameters(), strict=True):
         assert torch.equal(old.nan_to_num(), new.nan_to_num())
@@ -240,7 +242,7 @@ def scalar_model(value: float) -> nn.Linear:
 
 def test_average_follows_the_recurrence() -> None:
     model = scalar_model(0.0)
-    ema, expected = Ema(model, decay=0.5), 0.0
+    ema, expected = _Ema(model, decay=0.5), 0.0
     for t, value in enumerate([4.0, -2.0, 8.0, 1.0, 1.0, 3.0, 7.0, 2.0, 5.0, 6.0]):
         nn.init.constant_(model.weight, value)
         ema.update()
@@ -251,7 +253,7 @@ def test_average_follows_the_recurrence() -> None:
 
 def test_average_of_constant_weights_is_those_weights() -> None:
     model = scalar_model(3.0)
-    ema = Ema(model, decay=0.999)
+    ema = _Ema(model, decay=0.999)
     for _ in range(5):
         ema.update()
     assert ema.shadow["weight"].item() == pytest.approx(3.0)
@@ -259,7 +261,7 @@ def test_average_of_constant_weights_is_those_weights() -> None:
 
 def test_average_is_no_view_of_the_weights() -> None:
     model = scalar_model(3.0)
-    ema = Ema(model, decay=0.9)
+    ema = _Ema(model, decay=0.9)
     nn.init.constant_(model.weight, 9.0)
     assert ema.shadow["weight"].item() == 3.0
     assert not ema.shadow["weight"].requires_grad
@@ -268,7 +270,7 @@ def test_average_is_no_view_of_the_weights() -> None:
 def test_tied_weights_are_averaged_once() -> None:
     first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     second.weight = first.weight
-    ema = Ema(nn.Sequential(first, second), decay=0.0)
+    ema = _Ema(nn.Sequential(first, second), decay=0.0)
     nn.init.constant_(first.weight, 2.0)
     ema.update()
     assert list(ema.shadow) == ["0.weight"]
@@ -277,12 +279,12 @@ def test_tied_weights_are_averaged_once() -> None:
 
 def test_weights_that_are_not_to_be_averaged_leave_no_trace() -> None:
     model = scalar_model(3.0)
-    ema = Ema(model, decay=0.9)
+    ema = _Ema(model, decay=0.9)
     nn.init.constant_(model.weight, torch.nan)
     ema.update(unless=torch.tensor(True))
     assert ema.shadow["weight"].item() == 3.0
     nn.init.constant_(model.weight, 5.0)
-    plain = Ema(model, decay=0.9)
+    plain = _Ema(model, decay=0.9)
     for one in (ema, plain):
         one.shadow["weight"].fill_(3.0)
         one.n_updates = 7

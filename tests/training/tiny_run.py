@@ -1,9 +1,12 @@
-"""A run small enough to be trained in a second."""
+"""A run small enough to be trained in a second, and how a folder is refused."""
 
 from __future__ import annotations
 
+import pytest
+
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.training import CurriculumConfig, OptimiserConfig, TrainingConfig
+from loopinterp.training.run import RunError, RunFault
 
 TINY = TrainingConfig(
     task="addition",
@@ -29,3 +32,8 @@ TINY = TrainingConfig(
     device="cpu",
 )
 """Addition of up to three bits, 24 steps, everything random in use."""
+
+
+def refused(fault: RunFault) -> pytest.RaisesExc[RunError]:
+    """The context in which a folder is refused for a reason."""
+    return pytest.raises(RunError, check=lambda error: error.fault is fault)

@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 import loopinterp
-from loopinterp.core.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError
 from loopinterp.models import LoopedTransformer
 from loopinterp.training import Run, evaluate
+from loopinterp.training.run import RunFault
 from loopinterp.zoo import Card, get_card, make_entry
+from loopinterp.zoo.model_card import Failure
+from tests.refusals import naming
+from tests.training.tiny_run import refused
 
 FAILING = {
     "uniform": {12: {0: 1.0, 6: 1.0, 12: 0.8}, 24: {0: 0.95, 6: 0.5, 12: 0.2}},
@@ -49,21 +53,21 @@ def test_only_a_finished_run_of_training_becomes_an_entry(
 ) -> None:
     make: dict[str, Any] = {"recipe": "addition", "note": "Small.", "samples": 4}
     run = Run.load(barely_trained)
-    with pytest.raises(InputError, match="holds a run"):
+    with refused(RunFault.TAKEN):
         make_entry(run, barely_trained, **make)
-    with pytest.raises(InputError, match="outside the package"):
+    with naming("output .*"):
         make_entry(run, Path(loopinterp.__file__).parent / "zoo" / "new", **make)
-    with pytest.raises(InputError, match="recipe: expected one of "):
+    with naming("recipe"):
         make_entry(run, tmp_path / "new", recipe="additon", note="Small.")
     unfinished = Path(shutil.copytree(barely_trained, tmp_path / "unfinished"))
     shutil.rmtree(unfinished / "state")
-    with pytest.raises(InputError, match="one that was trained to its end, got one of 0 steps"):
+    with naming("run .*"):
         make_entry(Run.load(unfinished), tmp_path / "new", **make)
     model = LoopedTransformer(run.config.model)
     given = Run.from_model(model, run.task(), tmp_path / "given", max_n=3, origin="given")
-    with pytest.raises(InputError, match="trained to its end"):
+    with naming("run .*"):
         make_entry(given, tmp_path / "new", **make)
-    with pytest.raises(InputError, match="Name its recipe"):
+    with naming("recipe"):
         make_entry(run, tmp_path / "new", **{**make, "recipe": None})
     assert not (tmp_path / "new").exists()
     card = make_entry(given, tmp_path / "new", **{**make, "recipe": None})
@@ -74,7 +78,8 @@ def test_only_a_finished_run_of_training_becomes_an_entry(
 def test_a_card_says_where_it_fails_and_how_long_an_answer_lasts() -> None:
     values = get_card("addition").to_dict()
     card = Card.from_dict(values | {"exact_match": FAILING})
-    assert card.fails_at() == [
+    assert card.fails_at() == [Failure("uniform", 24, 6, 0.5), Failure("chain", 24, 0, 0.3)]
+    assert list(map(str, card.fails_at())) == [
         "uniform: exact match 0.50 at length 24, 6 loops after T(n)",
         "chain: exact match 0.30 at length 24",
     ]
