@@ -127,7 +127,7 @@ def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
     if not isinstance(annotation, str):
         return None if annotation is inspect.Parameter.empty else annotation
     try:
-        return eval(annotation, getattr(function, "__globals__", {}))
+        return eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
     except (NameError, TypeError, SyntaxError):  # SyntaxError: jaxtyping's shapes
         return None
 
