@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.core.text import ShortRepr
-from loopinterp.decompiler.transition_table import EDGE
 from loopinterp.interventions.drawn_pairs import drawn_pairs
 from loopinterp.interventions.engine import answer, decided
 from loopinterp.models import bind, device_of, iterate
@@ -26,19 +25,9 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch
 
 
-_PLACES = 256
-"""Places where all but two neighbours is changed."""
-
-
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """A model's clean runs, in which everything is tried.
-
-    Attributes:
-        model: Any looped model.
-        batch: Inputs of one length, on the CPU.
-        n_loops: Loops of each run.
-    """
+    """A model's clean runs on inputs of one length, which are on the CPU."""
 
     model: LoopedModel | Any
     batch: Batch
@@ -59,11 +48,6 @@ class Runs:
     def tokens(self) -> list[int]:
         """Those that occur."""
         return self.batch.inputs.unique().tolist()
-
-    @property
-    def side_by_side(self) -> list[list[tuple[int, int]]]:
-        """The token to the left (-1 of the first) and the token, [input, pos]."""
-        return [list(zip([EDGE[0], *row], row)) for row in self.batch.inputs.tolist()]
 
     @torch.no_grad()
     def answers(
@@ -87,19 +71,22 @@ def n_loops_of(model: Any, n_positions: int, otherwise: int) -> int:
 
 @torch.no_grad()
 def depends_elsewhere(
-    runs: Runs, sort: Callable[[int, Tensor], Tensor], generator: torch.Generator
+    runs: Runs,
+    sort: Callable[[int, Tensor], Tensor],
+    generator: torch.Generator,
+    n_places: int = 256,
 ) -> float:
     """Share of places whose next value changes with what is neither there nor to the left of it."""
     size, n_pos = runs.batch.inputs.shape
-    rows, others = torch.randint(size, (2, _PLACES), generator=generator)
-    at = torch.randint(n_pos, (_PLACES,), generator=generator)
-    loops = torch.randint(max(runs.n_loops, 1), (_PLACES,), generator=generator)
+    rows, others = torch.randint(size, (2, n_places), generator=generator)
+    at = torch.randint(n_pos, (n_places,), generator=generator)
+    loops = torch.randint(max(runs.n_loops, 1), (n_places,), generator=generator)
     positions = torch.arange(n_pos)
     near = (positions == at[:, None]) | (positions == at[:, None] - 1)  # [place, pos]
     tokens = runs.inputs[rows].where(near.to(runs.inputs.device), runs.inputs[others])
     h = runs.states[loops, rows].clone()  # [place, pos, d_model]
     mixed = h.where(near[..., None].to(h.device), runs.states[loops, others])
-    each = torch.arange(_PLACES)
+    each = torch.arange(n_places)
     before = bind(runs.model, runs.inputs[rows]).step(h)[each, at]
     after = bind(runs.model, tokens).step(mixed)[each, at]
     changed, token_of = 0, runs.batch.inputs[rows, at]
@@ -109,7 +96,7 @@ def depends_elsewhere(
             # Sorted in one call, so that both see the same values.
             first, second = sort(token, torch.cat([before[chosen], after[chosen]])).chunk(2)
             changed += int((first != second).sum())
-    return changed / _PLACES
+    return changed / n_places
 
 
 def to_cut(states: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
@@ -119,14 +106,7 @@ def to_cut(states: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_m
 
 @dataclass(frozen=True, eq=False)
 class Trajectories(ShortRepr):
-    """States and answers of some runs; time counts the loops from where each begins.
-
-    Attributes:
-        tokens: The token of each position.
-        states: The states.
-        answers: The answers read from them.
-        within: Whether a run is not over yet.
-    """
+    """Some runs; time counts the loops of each, and ``within`` says whether it still goes on."""
 
     tokens: Int[Tensor, "run pos"]
     states: Float[Tensor, "time run pos d_model"] = field(repr=False)
@@ -146,7 +126,6 @@ class InterchangeTrajectories(ShortRepr):
     Attributes:
         clean: The runs of all inputs.
         changed: Those that went on from a state that was put in, from there on.
-        pairs: Base, source, position and loop of each.
         asked: Where an answer is asked for.
     """
 
@@ -158,12 +137,7 @@ class InterchangeTrajectories(ShortRepr):
     @classmethod
     @torch.no_grad()
     def drawn(
-        cls,
-        runs: Runs,
-        number: int,
-        generator: torch.Generator,
-        *,
-        across_loops: bool = False,
+        cls, runs: Runs, number: int, generator: torch.Generator, *, across_loops: bool = False
     ) -> InterchangeTrajectories:
         """Draw interchanges; of ineffective ones, as many as of effective ones."""
         pairs = drawn_pairs(runs.batch, runs.n_loops, number, generator, across_loops=across_loops)

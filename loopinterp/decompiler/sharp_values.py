@@ -22,23 +22,12 @@ from loopinterp.decompiler.transition_table import EDGE, Cell, TransitionTable
 from loopinterp.interventions.engine import InterchangeRun
 from loopinterp.interventions.pairs import InterchangePairs
 from loopinterp.models import bind
-from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
     from loopinterp.decompiler.interchange_runs import Runs
-
-_NOT_ASKED = -3
-"""In place of an answer that is not asked for, or comes after the end of the run."""
-
-_STATES = 4
-"""States of each value, to try each step with several."""
-
-_AT_A_TIME = 1024
-_MOST_PAIRS = 2500
-"""Pairs of cells that are tried, at most."""
 
 Place = tuple[int, int]
 """An input and a position of it."""
@@ -49,12 +38,7 @@ Starts = dict[tuple[int, int], "Counter[int]"]
 
 @dataclass(frozen=True, eq=False)
 class Behaviour:
-    """The contexts of one token.
-
-    Attributes:
-        runs: The runs that they are part of.
-        pairs: Input, position and loop of each; nothing is taken from a source.
-    """
+    """The contexts of one token: interchanges in its runs, of which the sources mean nothing."""
 
     runs: Runs
     pairs: InterchangePairs = field(repr=False)
@@ -66,15 +50,13 @@ class Behaviour:
         drawn = places[torch.randint(len(places), (n,), generator=generator)]
         loop = torch.randint(runs.n_loops // 2 + 1, (n,), generator=generator)
         base, position = drawn.unbind(1)
-        pairs = InterchangePairs(
-            inputs=runs.batch.inputs,
-            asked=runs.batch.targets != IGNORE,
-            n_loops=runs.n_loops,
+        pairs = InterchangePairs.of(
+            runs.batch,
             base=base,
             source=base,
             positions=position[:, None],
             loop=loop,
-            source_loop=loop,
+            n_loops=runs.n_loops,
         )
         return cls(runs, pairs)
 
@@ -89,7 +71,7 @@ class Behaviour:
         put_in = states.repeat_interleave(n_contexts, 0)[:, None]  # [state * context, 1, d_model]
         answers = run.after(put_in).cpu()
         counted = self.pairs.scored[rows][:, None] & run.within.cpu()[..., None]
-        answers = answers.masked_fill(~counted, _NOT_ASKED).flatten(1)
+        answers = answers.masked_fill(~counted, -3).flatten(1)  # no answer is -3
         in_context = answers.unflatten(0, (len(states), n_contexts))
         read = self.read(states).to(in_context)[:, None, None]
         # The answer read from the state itself counts in every context.
@@ -113,10 +95,9 @@ class TokenValues:
     """Values of one token, as far as they are known.
 
     Attributes:
-        behaviour: The token's contexts.
         tolerance: Two states are one value if they behave differently in no larger a share of the
             contexts.
-        behaviours: That of the first state of each value, [value, context, answer].
+        behaviours: That of the first state of each value.
         states: Some states of each value.
     """
 
@@ -133,18 +114,21 @@ class TokenValues:
     ) -> Int[Tensor, " state"]:
         """The value of each state; one that behaves like none so far becomes a value of its own.
 
-        Args:
-            states: The states.
-            most: With so many values, a new one is the nearest of these.
+        With ``most`` values, it becomes the nearest of these.
         """
         values = []
         for state, behaviour in zip(states, self.behaviour(states)):
-            value, distance = self._nearest(behaviour)
+            value, distance = -1, 2.0
+            if self.behaviours:
+                # Share of contexts in which each value's behaviour differs, [value].
+                differ = (torch.stack(self.behaviours) != behaviour).any(-1).double().mean(-1)
+                value = int(differ.argmin())
+                distance = float(differ[value])
             if distance > self.tolerance and (most is None or len(self) < most):
                 value = len(self)
                 self.behaviours.append(behaviour)
                 self.states.append([])
-            if len(self.states[value]) < _STATES:
+            if len(self.states[value]) < 4:  # a step is tried with several of them
                 self.states[value].append(state)
             values.append(value)
         return torch.tensor(values, dtype=torch.long)
@@ -152,14 +136,6 @@ class TokenValues:
     def state(self, value: int, turn: int) -> Float[Tensor, " d_model"]:
         """One of the states of a value, another each turn."""
         return self.states[value][turn % len(self.states[value])]
-
-    def _nearest(self, behaviour: Int[Tensor, "context answer"]) -> tuple[int, float]:
-        """The value of the nearest behaviour, and the share of contexts that differ."""
-        if not self.behaviours:
-            return -1, 2.0
-        differ = (torch.stack(self.behaviours) != behaviour).any(-1).double().mean(-1)  # [value]
-        value = int(differ.argmin())
-        return value, float(differ[value])
 
 
 def spread_out(states: Float[Tensor, "state d_model"], most: int) -> Float[Tensor, "few d_model"]:
@@ -180,8 +156,8 @@ def spread_out(states: Float[Tensor, "state d_model"], most: int) -> Float[Tenso
 def places_of_pairs(runs: Runs) -> dict[tuple[int, int], list[Place]]:
     """Where each two tokens stand side by side; -1 stands to the left of the first position."""
     places = defaultdict(list)
-    for row, pairs in enumerate(runs.side_by_side):
-        for position, pair in enumerate(pairs):
+    for row, tokens in enumerate(runs.batch.inputs.tolist()):
+        for position, pair in enumerate(zip([EDGE[0], *tokens], tokens)):
             places[pair].append((row, position))
     return dict(sorted(places.items()))
 
@@ -199,8 +175,7 @@ def start_values(
     starts = {}
     for (left, token), known in places.items():
         drawn = [known[k] for k in torch.randint(len(known), (tries,), generator=generator)]
-        # inputs and positions
-        rows, columns = torch.tensor(drawn).unbind(1)
+        rows, columns = torch.tensor(drawn).unbind(1)  # inputs and positions
         first = values[token].sort(runs.states[0, rows, columns], most=most)
         starts[left, token] = Counter(first.tolist())
     return starts
@@ -215,24 +190,26 @@ def tabulate(
     tries: int,
     most: int,
     generator: torch.Generator,
+    most_pairs: int = 2500,
 ) -> TransitionTable | None:
     """Try every pair of cells that can stand side by side, and those that come of it.
 
-    Returns:
-        The table by the majority of each kind of experiment; None if there are too many pairs.
+    Gives the table by the majority of each kind of experiment; None if there are too many pairs.
     """
     steps: dict[tuple[Cell, Cell], Counter[int]] = {}
     while True:
         untried = [
             (left, (token, v))
             for before, token in places
-            for left in ([EDGE] if before == EDGE[0] else _cells(before, values))
+            for left in (
+                [EDGE] if before == EDGE[0] else [(before, k) for k in range(len(values[before]))]
+            )
             for v in range(len(values[token]))
             if (left, (token, v)) not in steps
         ]
         if not untried:
             break
-        if len(steps) + len(untried) > _MOST_PAIRS:
+        if len(steps) + len(untried) > most_pairs:
             return None
         after = _stepped(runs, values, untried, places, tries, generator)
         for token in values:
@@ -248,21 +225,18 @@ def tabulate(
     }
     counts = [*steps.values(), *starts.values(), *answers.values()]
     most_common = sum(max(count.values()) for count in counts)
+    by_majority: list[dict] = [
+        {key: count.most_common(1)[0][0] for key, count in each.items()}
+        for each in (starts, steps, answers)
+    ]
+    start, step, answer = by_majority
     return TransitionTable.from_entries(
         {token: len(each) for token, each in values.items()},
-        start=_majority(starts),
-        step=_majority(steps),
-        answers=_majority(answers),
+        start=start,
+        step=step,
+        answers=answer,
         consistency=most_common / sum(count.total() for count in counts),
     )
-
-
-def _cells(token: int, values: Mapping[int, TokenValues]) -> list[Cell]:
-    return [(token, v) for v in range(len(values[token]))]
-
-
-def _majority(counts: Mapping) -> dict:
-    return {key: count.most_common(1)[0][0] for key, count in counts.items()}
 
 
 @torch.no_grad()
@@ -273,12 +247,13 @@ def _stepped(
     places: Mapping[tuple[int, int], list[Place]],
     tries: int,
     generator: torch.Generator,
+    at_a_time: int = 1024,
 ) -> Float[Tensor, "pair try d_model"]:
     """State of a position after one loop from two states put in, all else as in a clean run."""
     after = []
     each = [(pair, turn) for pair in pairs for turn in range(tries)]
-    for start in range(0, len(each), _AT_A_TIME):
-        some = each[start : start + _AT_A_TIME]
+    for start in range(0, len(each), at_a_time):
+        some = each[start : start + at_a_time]
         drawn = []
         for (left, cell), _ in some:
             known = places[left[0], cell[0]]

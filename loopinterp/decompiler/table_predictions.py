@@ -30,25 +30,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-BEST_SCORE = 3.0
-"""The greatest :attr:`TablePrediction.score`: a sum of three shares."""
-
-KIND = ("left", "left_value", "token", "value")
-
 ROUNDS = 6
 """Draws of new inputs to repair a table on, at most."""
-
-HOPELESS = 0.25
-"""Share of wrong runs above which no entry is repaired."""
-
-_ENTRIES, _CHANGES = 16, 40
-"""Entries of which each other value is tried before a change; changes, at most."""
-
-_RIGHT = 500
-"""Runs that were right of each draw, in a first look at a change."""
-
-_PROMISING = 4
-"""Changes that help in a first look, and are tried on all runs."""
 
 DrawRuns = Callable[[int], "Sequence[Runs]"]
 """Clean runs of new inputs, of each length, by a number."""
@@ -62,8 +45,8 @@ def count_table(
     """Count what most cells of each kind become in some runs.
 
     Args:
-        runs: The runs, of each length.
-        values: Of the states of clean and changed runs [time, run, pos], of each length.
+        runs: Of each length.
+        values: Of each length, those of clean and changed runs, [time, run, pos].
         sizes: Token -> how many values it has.
     """
     n_tokens, n_values = max(sizes) + 1, max(sizes.values())
@@ -113,9 +96,8 @@ class TablePrediction(ShortRepr):
 
     Attributes:
         values: Those of clean and of changed runs, by the table.
-        clean: Whether the whole answer of an input is right at a loop.
-        changed: Whether that of an interchange is, at each time; true once the run is over. Where
-            the interchange changes no answer of the table, it should change none of the model.
+        clean: Whether the whole answer is right.
+        changed: The same after an interchange; true once the run is over.
         effective: Whether an interchange changes an answer of the model or of the table.
     """
 
@@ -166,9 +148,6 @@ def n_wrong(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) -> 
     return sum(TablePrediction.of(table, each).n_wrong for each in runs)
 
 
-# Where runs leave a table
-
-
 def exits_of(
     table: TransitionTable,
     runs: InterchangeTrajectories,
@@ -211,20 +190,19 @@ def unexplained_steps(
     runs: Sequence[InterchangeTrajectories],
     names: Mapping[Cell, int],
 ) -> pd.DataFrame:
-    """Cell by cell, the transitions of runs that a table does not explain.
+    """Cell by cell, the transitions of held-out runs that a table does not explain.
 
     Args:
         table: The table.
         values_of: The value of each state, by tokens, states and answers.
-        runs: Runs that the table was not made from, of each length.
+        runs: Of each length.
         names: Cell -> number of its value as it is shown; cells of one number are one.
 
     Returns:
         A row for each kind of transition at which runs leave the table, the most frequent first.
-        Columns ``left`` (token, -1 for none), ``left_value``, ``token``, ``value``; ``exits``: how
-        often runs whose answers the table does not predict leave it there; ``steps``: how many
-        transitions of that kind all runs have; ``otherwise``: the share of them after which the
-        value is another than the table says.
+        Columns ``left`` (token, -1 for none), ``left_value``, ``token``, ``value``; ``exits``
+        (of runs with wrong answers), ``steps`` (transitions of that kind in all runs),
+        ``otherwise`` (share of these after which the value is not the table's).
     """
     exits, steps, otherwise = torch.zeros(3, table.step.numel(), dtype=torch.long)
     shown = torch.arange(table.answers.shape[1]).repeat(len(table.answers), 1)  # [token, value]
@@ -249,13 +227,11 @@ def unexplained_steps(
         left, cell = table.entry(place)
         kind = (left[0], 0 if left == EDGE else names[left], cell[0], names[cell])
         rows.append((*kind, number, int(steps[place]), int(otherwise[place])))
-    columns = [*KIND, "exits", "steps", "off"]
-    merged: Any = pd.DataFrame(rows, columns=columns).groupby([*KIND], as_index=False).sum()
+    kind_columns = ["left", "left_value", "token", "value"]
+    frame = pd.DataFrame(rows, columns=[*kind_columns, "exits", "steps", "off"])
+    merged: Any = frame.groupby(kind_columns, as_index=False).sum()
     merged["otherwise"] = merged.pop("off") / merged["steps"]
     return merged.sort_values("exits", ascending=False, kind="stable", ignore_index=True)
-
-
-# Repair
 
 
 def repaired_on_draws(
@@ -264,12 +240,12 @@ def repaired_on_draws(
     *,
     number: int,
     generator: torch.Generator,
-    most_wrong: float = HOPELESS,
+    most_wrong: float = 0.25,
 ) -> tuple[TransitionTable, int]:
     """Repair a table until no injected state of new inputs leaves it, or it helps no more.
 
-    Returns:
-        The table, and how many runs of the last draw left it.
+    Above ``most_wrong``, a share of runs, no entry is repaired. Gives the number of runs of the
+    last draw that left the table too.
     """
     gathered: list[InterchangeTrajectories] = []
     wrong = 0
@@ -295,62 +271,52 @@ def repaired(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) ->
     Those are tried that wrong runs use most, compared with all runs. Every entry that the table
     comes to in these runs counts as known afterwards.
     """
-    for _ in range(_CHANGES):
+    n_changes, n_entries, n_right, n_promising = 40, 16, 500, 4
+    for _ in range(n_changes):
         predictions = [TablePrediction.of(table, each) for each in runs]
         wrong = sum(prediction.n_wrong for prediction in predictions)
         if not wrong:
             break
-        few = [_wrong_and_some_right(*both) for both in zip(runs, predictions)]
+        few = []  # in a first look: all wrong runs, and some that are right
+        for each, prediction in zip(runs, predictions):
+            right = prediction.changed.all(0)
+            rows = (~right).nonzero().squeeze(1), right.nonzero().squeeze(1)[:n_right]
+            few.append(each[torch.cat(rows)])
         before = n_wrong(table, few)
+        by_wrong = _uses(table, runs, predictions, until_wrong=True)
+        # Often used by wrong runs, and mostly by them.
+        score = by_wrong.double() ** 1.5 / (_uses(table, runs, predictions) + 1)
+        suspects = score.argsort(descending=True, stable=True)[:n_entries]
         tried = [
             (n_wrong(changed, few), changed)
-            for entry in _suspects(table, runs, predictions)
-            for changed in _other_values(table, entry)
+            for place in suspects
+            if score[place]
+            for changed in _other_values(table, int(place))
         ]
         better = sorted((each for each in tried if each[0] < before), key=lambda each: each[0])
-        changes = (each for _, each in better[:_PROMISING] if n_wrong(each, runs) < wrong)
+        changes = (each for _, each in better[:n_promising] if n_wrong(each, runs) < wrong)
         change = next(changes, None)
         if change is None:
             break
         table = change
-    used = _used(table, runs, [None] * len(runs)) > 0
+    used = _uses(table, runs, [TablePrediction.of(table, each) for each in runs]) > 0
     return replace(table, known=table.known | used.view_as(table.known))
 
 
-def _wrong_and_some_right(
-    runs: InterchangeTrajectories, prediction: TablePrediction
-) -> InterchangeTrajectories:
-    right = prediction.changed.all(0)
-    return runs[torch.cat([(~right).nonzero().squeeze(1), right.nonzero().squeeze(1)[:_RIGHT]])]
-
-
-def _suspects(
+def _uses(
     table: TransitionTable,
     runs: Sequence[InterchangeTrajectories],
     predictions: Sequence[TablePrediction],
-) -> list[int]:
-    """Places of entries, those first that wrong runs use most for their number of uses."""
-    # After the first wrong answer nothing can be the cause.
-    until = [(_until_wrong(each.clean), _until_wrong(each.changed)) for each in predictions]
-    by_wrong, by_all = _used(table, runs, until), _used(table, runs, [None] * len(runs))
-    # Often used by wrong runs, and mostly by them.
-    score = by_wrong.double() ** 1.5 / (by_all + 1)
-    best = score.argsort(descending=True, stable=True)[:_ENTRIES]
-    return [int(place) for place in best if score[place]]
-
-
-def _used(
-    table: TransitionTable,
-    runs: Sequence[InterchangeTrajectories],
-    when: Sequence[tuple[Tensor, Tensor] | None],
+    *,
+    until_wrong: bool = False,
 ) -> Int[Tensor, " place"]:
-    """How often the table comes to each entry, in clean and changed runs, at some times."""
+    """How often the table comes to each entry; or only until runs are wrong, as causes do."""
     counts = torch.zeros(table.step.numel(), dtype=torch.long)
-    for each, times in zip(runs, when):
-        prediction = TablePrediction.of(table, each)
-        for k, (part, values) in enumerate(zip(each.both, prediction.values)):
-            mask = part.within if times is None else part.within & times[k]
-            places = table.places(part.tokens, values[:-1])
+    for each, prediction in zip(runs, predictions):
+        right = prediction.clean, prediction.changed
+        for part, values, is_right in zip(each.both, prediction.values, right):
+            mask = part.within & _until_wrong(is_right) if until_wrong else part.within
+            places = table.places(part.tokens, values[:-1])  # [time, run, pos]
             counts += places[mask[1:]].flatten().bincount(minlength=len(counts))
     return counts
 

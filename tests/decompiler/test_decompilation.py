@@ -127,10 +127,10 @@ def test_a_model_that_is_no_automaton_is_given_no_program(barely_trained: Path) 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
     _, task, made = compiled("prefix_xor")
-    with pytest.raises(InputError, match="tries"):
-        decompile(made.model, task, tries=1)
-    with pytest.raises(InputError, match="shares from 0"):
-        decompile(made.model, task, tolerances=(1.0,))
+    for wrong in ({"tries": 1}, {"tolerances": (1.0,)}, {"tolerances": ()}, {"n": 1}, {"n": []}):
+        with pytest.raises(InputError) as caught:
+            decompile(made.model, task, **wrong)
+        assert [caught.value.what] == [*wrong]
 
 
 def test_the_program_of_a_trained_model_is_read_from_exchanges_across_loops() -> None:
