@@ -37,15 +37,9 @@ Metric = Callable[["Tensor"], "Tensor"]
 class Comparison:
     """The answers and metrics of a base's and a source's run, to score a patched run against.
 
-    Args:
-        base: Logits of the base's run.
-        source: Logits of the source's run.
-        scored: Positions that may count; all if None.
-        metric: From logits to a number; the logit difference if None.
-
     Attributes:
-        differ: Positions that count: scored, and answered differently.
-        at_base: The metric of the base's run.
+        differ: Positions that count: ``scored`` (all if None), and answered differently.
+        at_base: The metric of the base's run; by default the logit difference.
         at_source: The metric of the source's run.
 
     Raises:
@@ -66,7 +60,7 @@ class Comparison:
                 raise InputError(
                     "scored",
                     expected=f"booleans of shape {list(self.differ.shape)}",
-                    given=f"{scored.dtype} of shape {list(scored.shape)}",
+                    given=describe_tensor(scored),
                     fix="Pass one boolean for each example and position.",
                 )
             self.differ = self.differ & scored.to(self.differ.device)
@@ -127,11 +121,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Patched:
-    """A component that can be patched.
+    """A component that can be patched, by its short name and its ``full`` one in a layer or loop.
 
     Attributes:
-        name: Its short name.
-        full: Its name inside a layer or a loop.
         kind: Kind of tensor, as :class:`~loopinterp.models.addresses.Address` has it.
         per_loop: Whether it happens once per loop, and not in a layer.
         n_heads: Heads that are patched one by one; None for a component without heads.
@@ -145,11 +137,7 @@ class Patched:
 
 
 def patched_component(model: HookedRun, component: str) -> Patched:
-    """The component of that name, in a layer or once per loop.
-
-    Raises:
-        InputError: If there is none.
-    """
+    """The component of that name, in a layer or once per loop; an InputError if there is none."""
     if component == STATE:
         return Patched(STATE, STATE, "residual", per_loop=True)
     book = model.addresses()
@@ -173,8 +161,7 @@ def given_pairs(
     """Inputs of base and source, loops of their runs, and the positions that may count.
 
     Raises:
-        InputError: batches whose examples end after several numbers of loops, without ``n_loops``;
-            or as :func:`~loopinterp.models.study_examples.inputs_and_loops`.
+        InputError: If examples end after several numbers of loops and ``n_loops`` is not given.
     """
     if not isinstance(base, torch.Tensor):
         base = examples_for(model, base)
@@ -228,11 +215,7 @@ def check_run(
 
 
 def chosen_loops(loops: Index, n_loops: int) -> list[int]:
-    """The loops to patch, counted from the start.
-
-    Raises:
-        InputError: one of them is out of range, or there is none.
-    """
+    """The loops to patch, counted from the start; an InputError if there is none."""
     wanted = resolve_index(loops, n_loops, "loop")[0]
     if not wanted:
         raise InputError(
@@ -255,34 +238,27 @@ def chosen_positions(
     batch, n_pos = base.shape[:2]
     if positions is None:
         return torch.ones(1, batch, n_pos, dtype=torch.bool, device=base.device), ["all"]
+    each = torch.arange(n_pos, device=base.device)
     if isinstance(positions, str):
         if positions != EACH:
             raise unknown_name("positions", positions, [EACH])
-        eye = torch.eye(n_pos, dtype=torch.bool, device=base.device)
-        return eye[:, None].expand(n_pos, batch, n_pos), list(range(n_pos))
-    given = describe_tensor(positions)
+        return (each[:, None] == each)[:, None].expand(-1, batch, -1), each.tolist()
     fits = isinstance(positions, torch.Tensor) and positions.dtype == torch.int64
-    if (
-        not fits
-        or positions.shape != (batch,)
-        or not bool(((positions >= 0) & (positions < n_pos)).all())
-    ):
-        raise InputError(
-            "positions",
-            expected=f"None, {EACH!r}, or {batch} integers from 0 to {n_pos - 1} (int64)",
-            given=given,
-            fix="Pass one position for each example, as a tensor.",
-        )
     # One position of each example, [batch, pos].
-    place = torch.arange(n_pos, device=base.device) == positions.to(base.device)[:, None]
-    return place[None], ["chosen"]
+    if fits and positions.shape == (batch,):
+        place = each == positions.to(base.device)[:, None]
+        if place.any(1).all():
+            return place[None], ["chosen"]
+    raise InputError(
+        "positions",
+        expected=f"None, {EACH!r}, or {batch} integers from 0 to {n_pos - 1} (int64)",
+        given=describe_tensor(positions),
+        fix="Pass one position for each example, as a tensor.",
+    )
 
 
 def unrelated(source: Tensor) -> Tensor:
     """A third input for each pair: the sources, moved on until none meets itself.
-
-    Raises:
-        InputError: there is no such move.
 
     Example:
         >>> unrelated(torch.tensor([[1, 2], [1, 2], [3, 4], [5, 6]])).tolist()
