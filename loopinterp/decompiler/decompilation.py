@@ -41,14 +41,7 @@ from loopinterp.decompiler.interchange_runs import (
 )
 from loopinterp.decompiler.program_writing import program_of
 from loopinterp.decompiler.region_refinement import against_counterexamples, refine
-from loopinterp.decompiler.sharp_values import (
-    Behaviour,
-    TokenValues,
-    places_of_pairs,
-    spread_out,
-    start_values,
-    tabulate,
-)
+from loopinterp.decompiler.sharp_values import Experiments, TokenValues, spread_out
 from loopinterp.decompiler.table_predictions import unexplained_steps
 from loopinterp.decompiler.transition_table import EDGE
 from loopinterp.models import device_of
@@ -79,22 +72,20 @@ class Decompiled(ShortRepr):
     """The result of :func:`decompile`.
 
     Attributes:
-        program: None if the model is not one of the kind that can be read.
-        refusal: Why there is none; None if there is one.
-        closest: The closest program, the same as ``program`` where that is given; None where not
-            even a table could be made.
+        program: None if there is a refusal.
+        closest: The closest program; None where not even a table could be made.
         automaton: Its transition table, without values that behave alike.
         tolerance: Share of contexts in which states of one value may behave differently.
         consistency: Share of the experiments that went as most of their kind.
         evidence: Of ``closest``, on held-out inputs and interchanges: columns ``n``, ``what``,
             ``agree``, ``of``, ``inputs`` (on how many of them these were), ``value``, ``low``,
             ``high`` (95%, over inputs).
-        unexplained: Of regions, cell by cell, the transitions at which runs leave ``automaton``
+        unexplained: Of regions, the transitions at which runs leave ``automaton``
             (:func:`~loopinterp.decompiler.table_predictions.unexplained_steps`).
         read_at: Lengths that it was read off.
         table: Of a model whose state is a code: all of its transitions, before any were merged.
-        same_as: The registered program that ``automaton`` is, up to where it starts; decided
-            exactly. None where it is none of them, or not all transitions are known.
+        same_as: The registered program that ``automaton`` is, up to where it starts, if all of its
+            transitions are known.
     """
 
     program: LoopProgram | None
@@ -171,36 +162,27 @@ def decompile(
 
     1. States of a token that are followed by the same answers wherever they are put in are one
        value, states of every pair of neighbours are put side by side, one loop is run, and the
-       states after it are sorted in the same way; new values are tried in their turn, until there
-       are none (:mod:`~loopinterp.decompiler.sharp_values`).
+       states after it are sorted in the same way (:mod:`~loopinterp.decompiler.sharp_values`).
     2. The transition table is made as small as it can be, and written as a program
        (:mod:`~loopinterp.decompiler.program_writing`).
-    3. Held-out inputs and interchanges decide the claim: exact, if every run goes as the program
-       says, or nearly right (:mod:`~loopinterp.decompiler.evidence`).
+    3. Held-out inputs and interchanges decide the claim (:mod:`~loopinterp.decompiler.evidence`).
 
     The program is read off at each length by itself, and given only if each reading holds at all
     lengths. States that no interchange of natural states makes are met in step 1 only.
 
-    The states of a trained model have no sharp values. With ``sharp=False`` step 1 is another:
-    values are regions of the space of states, cut finer wherever a run after an interchange leaves
-    the table (:mod:`~loopinterp.decompiler.region_refinement`), and the table counts what such runs
-    do. Its program is the coarsest one of that kind that predicts the model, to the shares in
-    ``evidence``, and not what is computed to the last state.
+    The states of a trained model have no sharp values. With ``sharp=False`` values are regions of
+    the space of states, cut finer wherever a run after an interchange leaves the table
+    (:mod:`~loopinterp.decompiler.region_refinement`), and the table counts what such runs do. Its
+    program is the coarsest one of that kind that predicts the model, to the shares in ``evidence``.
 
-    A model whose state between loops is a code of bits (``state_code``) is not learnt by
-    experiment. All of its transitions are tried, and the smallest table of them is compared with
-    the registered programs exactly (:mod:`~loopinterp.decompiler.exact_reading`). Where it is one
-    of them, up to its first guess, it is written as that one.
+    If the state between loops is a code of bits (``state_code``), all transitions are tried, and
+    the smallest table of them is compared with the registered programs exactly
+    (:mod:`~loopinterp.decompiler.exact_reading`).
 
-    A model is not decompiled where it has more than :data:`MOST_TOKENS` tokens, where a step reads
-    more than the left neighbour, where there are more values, where positions of one token start
-    with different values beside the same neighbour, where the same experiment gives different
-    values, or where the low end of clean answers or of whole trajectories is below
-    :data:`~loopinterp.decompiler.evidence.ENOUGH` at some length.
+    :class:`~loopinterp.decompiler.evidence.Refusal` has the reasons for which no program is given.
 
     Args:
-        model: Any looped model.
-        task: Its task.
+        model: Any looped model, of at most :data:`MOST_TOKENS` tokens.
         n: Lengths of the inputs that the program is read off.
         lengths: Of those that the evidence is of. If omitted each n and n - 1, and a longer one:
             3n / 2 for the greatest n, or the longest below it that the model takes, if it takes any
@@ -218,7 +200,6 @@ def decompile(
             than the one at which they are put in, and the table is then repaired on states that it
             gets wrong (:func:`~loopinterp.decompiler.region_refinement.against_counterexamples`).
             The program must then predict such interchanges too.
-        seed: Of all draws.
 
     Raises:
         InputError: An object that is no model, or a task whose T(n) is not linear.
@@ -309,12 +290,11 @@ class _Reader:
         runs, most = self.runs, self.most_values
         generator = torch.Generator().manual_seed(self.seed)  # each tolerance sees the same
         values = {
-            token: TokenValues(Behaviour.of(runs, token, self.contexts, generator), tolerance)
+            token: TokenValues.of(runs, token, self.contexts, generator, tolerance)
             for token in runs.tokens
         }
-        drawing: dict[str, Any] = {"tries": self.tries, "most": most, "generator": generator}
-        places = places_of_pairs(runs)
-        starts = start_values(runs, places, values, **drawing)
+        experiments = Experiments(runs, values, self.tries, most, generator)
+        starts = experiments.starts()
 
         def refused(*reason: Any) -> Decompiled:
             return Decompiled(None, Refusal(*reason), tolerance=tolerance)
@@ -333,7 +313,7 @@ class _Reader:
         elsewhere = depends_elsewhere(runs, lambda t, h: values[t].sort(h, most=most), generator)
         if elsewhere > tolerance / 2:
             return refused("reads-farther", elsewhere)
-        table = tabulate(runs, values, places, starts, **drawing)
+        table = experiments.tabulate(starts)
         n_values = max(map(len, values.values()))
         if table is None:
             return refused("many-cells", sum(map(len, values.values())))
@@ -357,7 +337,7 @@ class _Reader:
     def read_regions(self) -> Decompiled:
         """Read with regions of states as values."""
         generator, again = (torch.Generator().manual_seed(self.seed) for _ in range(2))
-        contexts = {token: Behaviour.of(self.runs, token, 1, again) for token in self.runs.tokens}
+        contexts = {t: TokenValues.of(self.runs, t, 1, again) for t in self.runs.tokens}
         elsewhere = depends_elsewhere(self.runs, lambda t, h: contexts[t].read(h), generator)
         # Of regions some answers may depend on more. The closest program is worth seeing anyway.
         refusal = Refusal("reads-farther", elsewhere) if elsewhere > 0.02 else None
@@ -413,8 +393,7 @@ class _Reader:
             # Intervals count inputs: there are four times as many as the program is read off.
             runs = self._runs(n, self.seed + 1, times=4)
             number = 3000 if regions else 1000  # regions are never all right
-            part = held_out(self.model, program, runs.batch, runs.n_loops, number, generator)
-            parts.append(part.assign(n=n))
+            parts.append(held_out(runs, program, number, generator).assign(n=n))
         evidence = pd.concat(parts, ignore_index=True)
         decisive: Sequence[str] = INTERCHANGED
         if regions:  # those that they are learnt from

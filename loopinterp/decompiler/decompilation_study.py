@@ -118,8 +118,6 @@ def decompilation_study(
     states as values (:func:`decompile`).
 
     Args:
-        model: Any looped model.
-        task: Its task.
         n: Length of the inputs that are looked at, one or more.
         lengths: Of those that the evidence is of; by default as :func:`decompile` has them.
         n_exchanges: Interchanges from which regions are learnt.

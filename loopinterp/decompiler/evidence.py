@@ -19,10 +19,11 @@ from loopinterp.interventions.engine import InterchangeRun
 from loopinterp.models import bind, device_of
 
 if TYPE_CHECKING:
+    from loopinterp.decompiler.interchange_runs import Runs
     from loopinterp.interventions.pairs import InterchangePairs
     from loopinterp.models import LoopedModel
     from loopinterp.programs.program import LoopProgram
-    from loopinterp.tasks.task import Batch, Task
+    from loopinterp.tasks.task import Task
 
 CLEAN, END, TRAJECTORY = "undisturbed", "at the end", "whole trajectory"
 PLANTED = "whole trajectory, planted"
@@ -43,12 +44,7 @@ trajectories, at each length, 95% intervals over inputs."""
 
 
 def held_out(
-    model: LoopedModel | Any,
-    program: LoopProgram,
-    batch: Batch,
-    n_loops: int,
-    number: int,
-    generator: torch.Generator,
+    runs: Runs, program: LoopProgram, number: int, generator: torch.Generator
 ) -> pd.DataFrame:
     """Evidence at one length: :func:`agreement` on three kinds of interchanges.
 
@@ -56,6 +52,7 @@ def held_out(
     rare to the program (*planted*); and as many runs with two interchanges
     (:mod:`~loopinterp.interventions.drawn_pairs`).
     """
+    model, batch, n_loops = runs.model, runs.batch, runs.n_loops
     # The other kinds draw as if they were the first, so that each depends on the seed alone.
     again = torch.Generator()
     again.set_state(generator.get_state())

@@ -1,20 +1,16 @@
 """Exact reading: the whole transition table of a model or program, and which program a table is.
 
-Where one loop reads a position and its left neighbour alone, wherever they stand, what a position
-becomes is a function of two tokens and two states. If these are codes of bits, or values of a
-program's variables, there are finitely many, and each transition is tried once, in two positions:
-the table says what every loop does, of every input, whatever states interchanges put in. No sample
-is drawn, and no length is left out.
+Where one loop reads a position and its left neighbour alone, what a position becomes is a function
+of two tokens and two states. If these are codes of bits, or values of a program's variables, there
+are finitely many. Each transition is tried once, in two positions, so that no sample is drawn.
 
-The bits of a code are signs of rounded numbers. How far the least of them is from its threshold,
-beside what rounding changes (:attr:`CodeTable.sure`), says whether another order of the same sums,
-as in longer inputs or on another machine, could give another table.
+The bits of a code are signs of rounded numbers. :attr:`CodeTable.sure` says whether another order
+of the same sums, as in longer inputs or on another machine, could give another table.
 
 Two tables are compared by refining the cells of both together (Moore 1956): cells of one class
-answer alike and become cells of one class beside every neighbour, in whichever of the two they are.
-Where a position starts is left open: training on answers alone says nothing of the first guess, so
-a table is a program *up to its first guess* if it becomes, after the first loop, what the program
-could be.
+answer alike and become cells of one class beside every neighbour. Training on answers alone says
+nothing of the first guess, so a table is a program *up to its first guess* if it becomes, after the
+first loop, what the program could be.
 """
 
 from __future__ import annotations
@@ -220,15 +216,10 @@ def is_local(program: LoopProgram) -> bool:
 def tabulate_program(
     program: LoopProgram, pairs: Sequence[tuple[int, int]], *, most_cells: int = 4096
 ) -> tuple[TransitionTable, dict[Cell, tuple[int, ...]]] | None:
-    """The table of a local program, of all that a run or an interchange can make.
+    """The table of a local program with the value of each variable in each cell.
 
-    Args:
-        program: The program.
-        pairs: Tokens that stand side by side in inputs; -1 stands to the left of the first.
-        most_cells: With more there is no table.
-
-    Returns:
-        The table, and the value of each variable in each cell.
+    It has all cells that a run or an interchange can make; with more than ``most_cells`` there is
+    none. ``pairs`` are tokens that stand side by side in inputs, -1 to the left of the first.
     """
     names = program.variables
 

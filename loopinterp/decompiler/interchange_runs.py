@@ -49,6 +49,12 @@ class Runs:
         """Those that occur."""
         return self.batch.inputs.unique().tolist()
 
+    def trajectories(self) -> Trajectories:
+        """With their answers, on the CPU."""
+        answers = self.answers(self.inputs, self.states).cpu()
+        always = torch.ones(answers.shape[:2], dtype=torch.bool)
+        return Trajectories(self.batch.inputs, to_cut(self.states), answers, always)
+
     @torch.no_grad()
     def answers(
         self, inputs: Int[Tensor, "run pos"], states: Float[Tensor, "time run pos d_model"]
@@ -126,13 +132,11 @@ class InterchangeTrajectories(ShortRepr):
     Attributes:
         clean: The runs of all inputs.
         changed: Those that went on from a state that was put in, from there on.
-        asked: Where an answer is asked for.
     """
 
     clean: Trajectories
     changed: Trajectories
     pairs: InterchangePairs = field(repr=False)
-    asked: Bool[Tensor, "input pos"] = field(repr=False)
 
     @classmethod
     @torch.no_grad()
@@ -150,10 +154,6 @@ class InterchangeTrajectories(ShortRepr):
     @torch.no_grad()
     def after(cls, runs: Runs, pairs: InterchangePairs) -> InterchangeTrajectories:
         """Run on after given interchanges."""
-        loops = torch.arange(runs.n_loops + 1)
-        always = torch.ones(len(loops), len(runs.batch.inputs), dtype=torch.bool)
-        answers = runs.answers(runs.inputs, runs.states).cpu()
-        clean = Trajectories(runs.batch.inputs, to_cut(runs.states), answers, always)
         rows, position = torch.arange(len(pairs)), pairs.positions[:, 0]
         # States of the bases at their loops [pair, pos, d_model], with the source's put in.
         changed = runs.states[pairs.loop, pairs.base].clone()
@@ -161,10 +161,10 @@ class InterchangeTrajectories(ShortRepr):
         inputs = runs.inputs[pairs.base]
         run = iterate(runs.model, inputs, int(pairs.longest), state=changed)
         states = torch.stack([h for _, h in run])
-        within = pairs.loop + loops[: len(states), None] <= runs.n_loops  # [time, pair]
+        within = pairs.loop + torch.arange(len(states))[:, None] <= runs.n_loops  # [time, pair]
         answers = runs.answers(inputs, states).cpu()
         after = Trajectories(runs.batch.inputs[pairs.base], to_cut(states), answers, within)
-        return cls(clean, after, pairs, pairs.asked)
+        return cls(runs.trajectories(), after, pairs)
 
     def __getitem__(self, rows: Tensor) -> InterchangeTrajectories:
         """All clean runs, and some of the changed ones."""
@@ -188,7 +188,7 @@ class InterchangeTrajectories(ShortRepr):
     @cached_property
     def counted(self) -> Bool[Tensor, "time pair pos"]:
         """Where an answer is asked for, before a run is over."""
-        return self.changed.within[..., None] & self.asked[self.pairs.base]
+        return self.changed.within[..., None] & self.pairs.scored
 
     @cached_property
     def differ(self) -> Bool[Tensor, "time pair pos"]:

@@ -5,11 +5,9 @@ of every cell send the same *message*, and a loop is
 
     values  <-  becomes(token, values, message from the left)      message = sends(token, values)
 
-A program needs names for values, as one number or as several variables. Some are tried: in the
-order in which the messages lead to them from the start; by the answer that they give; by answer
-and message. Each table is written as the shortest expression of the task's own words (the tables of
-tokens that its programs name) where there is a short one, and as a table where not; the shortest of
-the programs is given.
+A program needs names for values, as one number or as several variables. Some are tried, each table
+is written as the shortest expression of the task's own words (the tables of tokens that its
+programs name) where there is a short one, and the shortest of the programs is given.
 """
 
 from __future__ import annotations
@@ -48,13 +46,10 @@ def program_of(
     name: str = "decompiled",
     readable: bool = True,
 ) -> LoopProgram:
-    """The table as a program.
+    """The table as a program that reads the tokens of a task.
 
     Args:
-        table: The transition table.
-        task: The task whose tokens it reads.
         n_loops: T(n); that of the task by default, which must be linear.
-        name: The program's name.
         readable: Look for the shortest way to write a small table; else tables throughout.
     """
     readable = readable and len(table.cells) <= 14
@@ -384,14 +379,10 @@ class _Writer:
         beside: tuple[Seq, Sequence[int], int] | None = None,
         atoms: Sequence[Atom] = (),
     ) -> Seq:
-        """An expression with one value in each case: a cell, and its left neighbourhood.
+        """An expression with one of ``values`` in each case: a cell, and its left neighbourhood.
 
-        Args:
-            name: Of the table, where it is one.
-            cells: Of each case; value -1 stands for all of a token.
-            values: Of the expression in each case.
-            beside: A sequence to the left, its value in each case and the number of its values.
-            atoms: Others to build with.
+        The value -1 of a cell stands for all of its token. ``beside`` is a sequence to the left,
+        its value in each case and the number of its values; ``atoms`` are others to build with.
         """
         token = torch.tensor([token for token, _ in cells])
         keys = [(tokens, token, max(self.table.sizes) + 1)]

@@ -1,16 +1,13 @@
 """Values of a trained model as regions of states, cut finer where a run leaves the table.
 
-A trained model's states are not alike, and no two need do the same for ever. Refinement seeks the
-coarsest cut of them into values with which a table predicts the model. It begins with the answers
-as values. Where a run leaves the table, there is a pair of neighbours whose states become different
-values though they have the same; a plane through either's states that tells the two cases apart is
-a candidate. Of all candidates the one is taken that makes the table right about most of the model's
-runs, until none makes it better.
+Refinement seeks the coarsest cut of a trained model's states into values with which a table
+predicts the model. It begins with the answers as values. Where a run leaves the table, there is a
+pair of neighbours whose states become different values though they have the same; a plane through
+either's states that tells the two cases apart is a candidate. The candidate is taken that makes the
+table right about most runs, until none makes it better.
 
-Inputs mostly give what is common, so a table that is right about nearly all of it may be wrong
-wherever a rare state comes beside another. :func:`against_counterexamples` puts in states of any
-loop, each kind as often as any other, repairs entries of the table that such runs leave, and cuts
-regions anew where that is not enough.
+A table that is right about nearly all inputs may be wrong wherever a rare state comes beside
+another. :func:`against_counterexamples` puts in states of any loop, all kinds equally often.
 
 Source: abstraction refinement guided by counterexamples (Clarke et al., CAV 2000), on interchange
 interventions (arXiv 2106.02997); counterexamples as equivalence queries (Angluin 1987).
@@ -27,13 +24,12 @@ import torch
 
 from loopinterp.core.progress import track
 from loopinterp.core.text import ShortRepr
-from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, to_cut
+from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Trajectories
 from loopinterp.decompiler.table_predictions import (
     ROUNDS,
     DrawRuns,
     TablePrediction,
     count_table,
-    exits_of,
     most_common,
     repaired_on_draws,
 )
@@ -58,15 +54,12 @@ class Cut(ShortRepr):
     offset: float = field(repr=False)
 
     def __call__(
-        self,
-        values: Int[Tensor, "*place"],
-        tokens: Int[Tensor, "*place"],
-        states: Float[Tensor, "*place d_model"],
-    ) -> Int[Tensor, "*place"]:
+        self, values: Int[Tensor, "time run pos"], runs: Trajectories
+    ) -> Int[Tensor, "time run pos"]:
         """The values after one more cut."""
-        cut = ((tokens == self.token) & (values == self.value)).flatten().nonzero().squeeze(1)
+        cut = ((runs.tokens == self.token) & (values == self.value)).flatten().nonzero().squeeze(1)
         # Rows of a matrix are taken many times faster than places along several axes.
-        rows = states.reshape(-1, states.shape[-1]).index_select(0, cut)
+        rows = runs.states.reshape(-1, runs.states.shape[-1]).index_select(0, cut)
         beyond = cut[rows @ self.normal + self.offset > 0]
         return values.flatten().index_fill(0, beyond, self.new).view(values.shape)
 
@@ -92,19 +85,14 @@ class StateRegions(ShortRepr):
             sizes[cut.token] += 1
         return sizes
 
-    def values(
-        self,
-        tokens: Int[Tensor, "*place"],
-        states: Float[Tensor, "*place d_model"],
-        answers: Int[Tensor, "*place"],
-    ) -> Int[Tensor, "*place"]:
+    def values(self, runs: Trajectories) -> Int[Tensor, "time run pos"]:
         """The value of each state; 0 for an answer that the token never gave."""
-        values = torch.zeros_like(tokens)
+        values = torch.zeros_like(runs.answers)
         for token, each in self.answers.items():
             for value, answer in enumerate(each):
-                values[(tokens == token) & (answers == answer)] = value
+                values[(runs.tokens == token) & (runs.answers == answer)] = value
         for cut in self.cuts:
-            values = cut(values, tokens, states)
+            values = cut(values, runs)
         return values
 
 
@@ -135,11 +123,7 @@ def refine(
             given = clean.answers[:, clean.tokens == token].unique().tolist()
             seen.setdefault(token, set()).update(given)
     regions = StateRegions({token: tuple(sorted(seen[token])) for token in sorted(seen)})
-    values = [
-        [regions.values(p.tokens.expand_as(p.answers), p.states, p.answers) for p in each.both]
-        for each in runs
-    ]
-    stages = [_Stage.of(runs, regions, values)]
+    stages = [_Stage.of(runs, regions, [list(map(regions.values, each.both)) for each in runs])]
     for _ in track(range(len(seen) * most_values), "cut"):
         further = _further(stages[-1], most_values)
         if not further:
@@ -167,18 +151,8 @@ def against_counterexamples(
 ) -> tuple[Refinement, list[InterchangeTrajectories], list[InterchangeTrajectories]]:
     """Repair a refinement's table; where that is not enough, refine again and repair that.
 
-    Args:
-        refinement: A first refinement.
-        runs: Runs that it was made from.
-        others: Runs that were held back from it.
-        draw: Gives inputs to put states in.
-        number: States put in at each length, each time.
-        most_values: Of a token.
-        generator: Of the interchanges.
-
-    Returns:
-        The refinement whose table leaves fewer runs of a fresh draw wrong, with the runs that it
-        was made from and those held back.
+    Gives the refinement whose table leaves fewer runs of a fresh draw wrong, the runs that it was
+    made from and those held back (``others``). At each length ``number`` states are put in.
     """
     # With a larger share of wrong runs, regions are cut anew and no entry is repaired.
     table, wrong = repaired_on_draws(
@@ -189,9 +163,7 @@ def against_counterexamples(
         return first
 
     def injected(clean: Runs, size: int) -> InterchangeTrajectories:
-        tokens = clean.batch.inputs
-        answers = clean.answers(clean.inputs, clean.states).cpu()
-        values = refinement.regions.values(tokens.expand_as(answers), to_cut(clean.states), answers)
+        values = refinement.regions.values(clean.trajectories())
         pairs = balanced_pairs(clean.batch, values, size, generator)
         return InterchangeTrajectories.after(clean, pairs)
 
@@ -230,7 +202,7 @@ class _Stage:
 
     def after(self, cut: Cut) -> _Stage:
         values = [
-            [cut(v, p.tokens.expand_as(v), p.states) for p, v in zip(each.both, both)]
+            [cut(v, part) for part, v in zip(each.both, both)]
             for each, both in zip(self.runs, self.values)
         ]
         regions = StateRegions(self.regions.answers, (*self.regions.cuts, cut))
@@ -271,9 +243,9 @@ def _further(stage: _Stage, most_values: int, *, least_gain: float = 0.003) -> l
 def _cuts(stage: _Stage, most: int, most_values: int) -> Iterator[tuple[int, Cut]]:
     """Cuts at the ``most`` kinds of pairs that runs leave most, with the number of the kind."""
     sizes = stage.regions.sizes
-    each = zip(stage.runs, stage.values, stage.predictions)
     # Over all lengths, by place in the flattened table.
-    exits = torch.stack([exits_of(stage.table, *parts) for parts in each]).sum(0)
+    each = zip(stage.predictions, stage.values)
+    exits = torch.stack([prediction.exits(values) for prediction, values in each]).sum(0)
     for number, (place, _) in enumerate(most_common(exits, most)):
         left_states, states, differs = _examples(stage, place)
         if int(differs.sum()) < 3:

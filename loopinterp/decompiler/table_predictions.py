@@ -1,14 +1,12 @@
 """Predictions of a transition table: counted from runs, held against runs, and repaired.
 
-Once each state of some runs has a value, a table is counted from what most cells of each kind
-become. Its *prediction* follows it from the start, or from an interchange, on its own. A run leaves
-the table at a transition after which a position has another value than the table says, though it
-and its left neighbour had the values that the table said until then.
+A table is counted from what most cells of each kind become. Its *prediction* follows it from the
+start, or from an interchange, on its own. A run leaves the table at a transition after which a
+position has another value than the table says, though it and its left neighbour had the values
+that the table said until then.
 
-A counted table follows what most states of a region do. Where a region has states of its neighbour
-too, or a pair of neighbours is rare, most may say the wrong thing, and no finer cut is needed: the
-table has the right values, and one wrong entry. What a table says of answers depends on its entries
-alone and on no region, so an entry is tried by following the table.
+Where a region has states of its neighbour too, or a pair of neighbours is rare, most cells may say
+the wrong thing. Then one entry is wrong, and is repaired by following the table with each other.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import torch
 from torch.nn.functional import pad
 
 from loopinterp.core.text import ShortRepr
-from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs
+from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs, Trajectories
 from loopinterp.decompiler.transition_table import EDGE, Cell, TransitionTable
 from loopinterp.interventions.drawn_pairs import balanced_pairs
 
@@ -101,6 +99,8 @@ class TablePrediction(ShortRepr):
         effective: Whether an interchange changes an answer of the model or of the table.
     """
 
+    table: TransitionTable = field(repr=False)
+    runs: InterchangeTrajectories = field(repr=False)
     values: tuple[Int[Tensor, "time input pos"], Int[Tensor, "time pair pos"]] = field(repr=False)
     clean: Bool[Tensor, "time input"]
     changed: Bool[Tensor, "time pair"]
@@ -123,8 +123,10 @@ class TablePrediction(ShortRepr):
         predicted = torch.where(changes, answers_after, runs.natural)
         effective = (changes | runs.differ) & runs.counted
         return cls(
+            table,
+            runs,
             values=(values, values_after),
-            clean=((answers == clean.answers) | ~runs.asked).all(-1),
+            clean=((answers == clean.answers) | ~pairs.asked).all(-1),
             changed=((predicted == after.answers) | ~runs.counted).all(-1),
             effective=effective.any(-1).any(0),
         )
@@ -142,34 +144,38 @@ class TablePrediction(ShortRepr):
         """Runs, clean and changed, with some answer that the table does not predict."""
         return int((~self.clean).any(0).sum() + (~self.changed).any(0).sum())
 
+    def exits(self, values: Sequence[Tensor]) -> Int[Tensor, " place"]:
+        """How often runs of some values leave the table, by place in the flattened table.
+
+        Only runs about whose answers the table is wrong, and times before it is.
+        """
+        table = self.table
+        in_time = _until_wrong(self.changed) & self.effective & self.runs.changed.within
+        wrong_clean = (~self.clean).any(0).expand(len(self.clean), -1)
+        exits = torch.zeros(table.step.numel(), dtype=torch.long)
+        for part, true, predicted, counted in zip(
+            self.runs.both, values, self.values, (wrong_clean, in_time)
+        ):
+            off = true != predicted
+            # Position and left neighbour as predicted, and the position no longer after the loop.
+            on = ~off[:-1] & ~pad(off[:-1, :, :-1], (1, 0))
+            leaving = on & off[1:] & counted[1:, :, None]
+            exits += table.places(part.tokens, true[:-1])[leaving].bincount(minlength=len(exits))
+        return exits
+
+    def uses(self, *, until_wrong: bool = False) -> Int[Tensor, " place"]:
+        """How often the table comes to each entry; or only until runs are wrong, as causes do."""
+        counts = torch.zeros(self.table.step.numel(), dtype=torch.long)
+        for part, values, right in zip(self.runs.both, self.values, (self.clean, self.changed)):
+            mask = part.within & _until_wrong(right) if until_wrong else part.within
+            places = self.table.places(part.tokens, values[:-1])  # [time, run, pos]
+            counts += places[mask[1:]].flatten().bincount(minlength=len(counts))
+        return counts
+
 
 def n_wrong(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) -> int:
     """Runs, clean and changed, with some answer that a table does not predict."""
     return sum(TablePrediction.of(table, each).n_wrong for each in runs)
-
-
-def exits_of(
-    table: TransitionTable,
-    runs: InterchangeTrajectories,
-    values: Sequence[Tensor],
-    prediction: TablePrediction,
-) -> Int[Tensor, " place"]:
-    """How often runs leave a table at each transition, by its place in the flattened table.
-
-    Only runs about whose answers the table is wrong, and times before it is.
-    """
-    in_time = _until_wrong(prediction.changed) & prediction.effective & runs.changed.within
-    wrong_clean = (~prediction.clean).any(0).expand(len(prediction.clean), -1)
-    exits = torch.zeros(table.step.numel(), dtype=torch.long)
-    for part, true, predicted, counted in zip(
-        runs.both, values, prediction.values, (wrong_clean, in_time)
-    ):
-        off = true != predicted
-        # Position and left neighbour still as predicted, and the position no longer after the loop.
-        on = ~off[:-1] & ~pad(off[:-1, :, :-1], (1, 0))
-        leaving = on & off[1:] & counted[1:, :, None]
-        exits += table.places(part.tokens, true[:-1])[leaving].bincount(minlength=len(exits))
-    return exits
 
 
 def _until_wrong(right: Bool[Tensor, "time run"]) -> Bool[Tensor, "time run"]:
@@ -186,7 +192,7 @@ def most_common(counts: Int[Tensor, " place"], most: int) -> list[tuple[int, int
 
 def unexplained_steps(
     table: TransitionTable,
-    values_of: Callable[..., Tensor],
+    values_of: Callable[[Trajectories], Tensor],
     runs: Sequence[InterchangeTrajectories],
     names: Mapping[Cell, int],
 ) -> pd.DataFrame:
@@ -194,7 +200,7 @@ def unexplained_steps(
 
     Args:
         table: The table.
-        values_of: The value of each state, by tokens, states and answers.
+        values_of: The value of each state.
         runs: Of each length.
         names: Cell -> number of its value as it is shown; cells of one number are one.
 
@@ -209,11 +215,8 @@ def unexplained_steps(
     for cell, name in names.items():
         shown[cell] = name
     for each in runs:
-        values = [
-            values_of(part.tokens.expand_as(part.answers), part.states, part.answers)
-            for part in each.both
-        ]
-        exits += exits_of(table, each, values, TablePrediction.of(table, each))
+        values = list(map(values_of, each.both))
+        exits += TablePrediction.of(table, each).exits(values)
         for part, v in zip(each.both, values):
             places = table.places(part.tokens, v[:-1])
             tokens, predicted = part.tokens.expand_as(places), table.step.flatten()[places]
@@ -283,9 +286,10 @@ def repaired(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) ->
             rows = (~right).nonzero().squeeze(1), right.nonzero().squeeze(1)[:n_right]
             few.append(each[torch.cat(rows)])
         before = n_wrong(table, few)
-        by_wrong = _uses(table, runs, predictions, until_wrong=True)
+        by_wrong = torch.stack([each.uses(until_wrong=True) for each in predictions]).sum(0)
+        by_all = torch.stack([each.uses() for each in predictions]).sum(0)
         # Often used by wrong runs, and mostly by them.
-        score = by_wrong.double() ** 1.5 / (_uses(table, runs, predictions) + 1)
+        score = by_wrong.double() ** 1.5 / (by_all + 1)
         suspects = score.argsort(descending=True, stable=True)[:n_entries]
         tried = [
             (n_wrong(changed, few), changed)
@@ -299,26 +303,8 @@ def repaired(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) ->
         if change is None:
             break
         table = change
-    used = _uses(table, runs, [TablePrediction.of(table, each) for each in runs]) > 0
+    used = torch.stack([TablePrediction.of(table, each).uses() for each in runs]).any(0)
     return replace(table, known=table.known | used.view_as(table.known))
-
-
-def _uses(
-    table: TransitionTable,
-    runs: Sequence[InterchangeTrajectories],
-    predictions: Sequence[TablePrediction],
-    *,
-    until_wrong: bool = False,
-) -> Int[Tensor, " place"]:
-    """How often the table comes to each entry; or only until runs are wrong, as causes do."""
-    counts = torch.zeros(table.step.numel(), dtype=torch.long)
-    for each, prediction in zip(runs, predictions):
-        right = prediction.clean, prediction.changed
-        for part, values, is_right in zip(each.both, prediction.values, right):
-            mask = part.within & _until_wrong(is_right) if until_wrong else part.within
-            places = table.places(part.tokens, values[:-1])  # [time, run, pos]
-            counts += places[mask[1:]].flatten().bincount(minlength=len(counts))
-    return counts
 
 
 def _other_values(table: TransitionTable, place: int) -> list[TransitionTable]:

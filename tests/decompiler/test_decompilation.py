@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -127,7 +128,10 @@ def test_a_model_that_is_no_automaton_is_given_no_program(barely_trained: Path) 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
     _, task, made = compiled("prefix_xor")
-    for wrong in ({"tries": 1}, {"tolerances": (1.0,)}, {"tolerances": ()}, {"n": 1}, {"n": []}):
+    cases: list[dict[str, Any]] = [
+        {"tries": 1}, {"tolerances": (1.0,)}, {"tolerances": ()}, {"n": 1}, {"n": []},
+    ]  # fmt: skip
+    for wrong in cases:
         with pytest.raises(InputError) as caught:
             decompile(made.model, task, **wrong)
         assert [caught.value.what] == [*wrong]
@@ -200,7 +204,7 @@ def test_starts_that_differ_are_refused_before_any_step_is_tried(monkeypatch) ->
     def never(*args: object, **options: object) -> None:
         raise AssertionError("a step was tried")
 
-    monkeypatch.setattr("loopinterp.decompiler.decompilation.tabulate", never)
+    monkeypatch.setattr("loopinterp.decompiler.sharp_values.Experiments.tabulate", never)
     count = var("count")
     program = dataclasses.replace(
         get_program("ripple"),
