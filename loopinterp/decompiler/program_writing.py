@@ -134,11 +134,7 @@ def value_by_token(values: Mapping[int, int], name: str, words: Mapping[str, Tok
 
 
 def response_times(
-    table: TransitionTable,
-    tokens: Int[Tensor, "batch pos"],
-    *,
-    n_loops: int,
-    most_loops: int = 40,
+    table: TransitionTable, tokens: Int[Tensor, "batch pos"], *, n_loops: int, most_loops: int = 40
 ) -> pd.DataFrame:
     """Loops until a position's answer follows its left neighbour.
 
@@ -148,8 +144,7 @@ def response_times(
 
     Args:
         table: The transition table.
-        tokens: Inputs whose runs show which messages there are at rest.
-        n_loops: Loops after which they rest.
+        tokens: Inputs whose runs show which messages there are after ``n_loops``, at rest.
         most_loops: Loops within which a position follows.
 
     Returns:
@@ -158,7 +153,6 @@ def response_times(
         ``ways``.
 
     Example:
-        >>> import torch
         >>> from loopinterp.decompiler import decompile
         >>> from loopinterp.compiler import compile_program
         >>> from loopinterp.tasks import get_task
@@ -181,22 +175,21 @@ def response_times(
     at_rest = sorted({messages.sends[cell] for cell in resting if cell in messages.sends})
     delays: dict[tuple[int, int, int], list[int]] = {}
     for cell in sorted(resting):
-        for message in at_rest:
-            if messages.becomes.get((cell, message)) != cell[1]:
-                continue  # it does not rest under that one
-            for new in at_rest:
-                value, answers = cell[1], [table.answer_of[cell]]  # after 0, 1, … loops
-                for _ in range(most_loops):
-                    value = messages.becomes.get(((cell[0], value), new))
-                    if value is None:
-                        break
-                    answers.append(table.answer_of[cell[0], value])
-                if value is None or messages.becomes.get(((cell[0], value), new)) != value:
-                    continue  # it does not come to rest under the new one
-                last = answers[-1]
-                if last != answers[0]:
-                    delay = max(k for k, y in enumerate(answers) if y != last) + 1
-                    delays.setdefault((cell[0], answers[0], last), []).append(delay)
+        # So many messages let it rest here.
+        ways = sum(messages.becomes.get((cell, m)) == cell[1] for m in at_rest)
+        for new in at_rest if ways else ():
+            value, answers = cell[1], [table.answer_of[cell]]  # after 0, 1, … loops
+            for _ in range(most_loops):
+                value = messages.becomes.get(((cell[0], value), new))
+                if value is None:
+                    break
+                answers.append(table.answer_of[cell[0], value])
+            if value is None or messages.becomes.get(((cell[0], value), new)) != value:
+                continue  # it does not come to rest under the new one
+            last = answers[-1]
+            if last != answers[0]:
+                delay = max(k for k, y in enumerate(answers) if y != last) + 1
+                delays.setdefault((cell[0], answers[0], last), []).extend([delay] * ways)
     rows = [(*key, min(each), max(each), len(each)) for key, each in sorted(delays.items())]
     return pd.DataFrame(rows, columns=["token", "before", "after", "least", "most", "ways"])
 

@@ -416,7 +416,7 @@ class _Runs:
         states = [self._iteration.h0]
         for _ in range(int(batch.n_loops.max())):
             states.append(self._loop(states[-1], {site: record(x) for site, x in lists.items()}))
-        self._states = torch.stack(states)
+        self._states = torch.stack(states)  # h_0 .. h_T, [loop, batch, pos, d_model]
         self.activations = {site: torch.stack(values) for site, values in lists.items()}
         self._asked, self._right = batch.targets != IGNORE, batch.targets.clamp(min=0).long()
         self._clean_answers = self._logits(range(len(states), 0)).argmax(-1)
@@ -425,7 +425,7 @@ class _Runs:
         self, span: range = range(0), changes: Callable[[int], _Changes] | None = None
     ) -> dict[str, Float[np.ndarray, " batch"]]:
         """Measures of each example, of a run with changes at the loops of a span."""
-        logits = self._logits(span if span else range(len(self._states), 0), changes)
+        logits = self._logits(span if span else range(len(self._states), 0), changes)  # [b, pos, c]
         answers, right = logits.argmax(-1), self._right[..., None]
         # Margin of each answer [batch, pos]: the right logit less the largest other one.
         others = logits.scatter(-1, right, float("-inf")).amax(-1)

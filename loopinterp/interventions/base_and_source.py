@@ -90,7 +90,7 @@ class Comparison:
     def scores(self, logits: Float[Tensor, "patch batch pos d_vocab_out"]) -> np.ndarray:
         """Recovered share and scaled metric of each patched run, ``[patch, 2]``."""
         source = self._source[self.differ]
-        recovered = (logits[:, self.differ].argmax(-1) == source).double().mean(1)
+        recovered = (logits[:, self.differ].argmax(-1) == source).double().mean(1)  # [patch]
         effect = (self._metrics(logits) - self.at_base) / (self.at_source - self.at_base)
         return torch.stack([recovered, effect.to(recovered)], -1).cpu().numpy()
 
@@ -104,7 +104,7 @@ class Comparison:
         # Classes of both answers [batch, pos, 2], and their logits.
         both = torch.stack([self._source, self._base], -1)
         pair = logits.double().gather(-1, both)
-        difference = (pair[..., 0] - pair[..., 1]) * self.differ
+        difference = (pair[..., 0] - pair[..., 1]) * self.differ  # [batch, pos]
         return difference.sum(-1) * (len(logits) / int(self.differ.sum()))
 
     def _metrics(self, logits: Float[Tensor, "run batch pos d_vocab_out"]) -> Float[Tensor, " run"]:
@@ -158,11 +158,7 @@ def given_pairs(
     n_loops: int | None,
     scored: Bool[Tensor, "batch pos"] | None,
 ) -> tuple[Tensor, Tensor, int, Bool[Tensor, "batch pos"] | None]:
-    """Inputs of base and source, loops of their runs, and the positions that may count.
-
-    Raises:
-        InputError: If examples end after several numbers of loops and ``n_loops`` is not given.
-    """
+    """Inputs of base and source, loops of their runs, and the positions that may count."""
     if not isinstance(base, torch.Tensor):
         base = examples_for(model, base)
     if isinstance(source, Batch):
@@ -230,11 +226,7 @@ def chosen_loops(loops: Index, n_loops: int) -> list[int]:
 def chosen_positions(
     positions: str | Tensor | None, base: Tensor
 ) -> tuple[Bool[Tensor, "place batch pos"], list[int | str]]:
-    """Where each patch is made, and what the places are called.
-
-    Raises:
-        InputError: another word than "each", or positions of a wrong shape or out of range.
-    """
+    """Where each patch is made, and what the places are called."""
     batch, n_pos = base.shape[:2]
     if positions is None:
         return torch.ones(1, batch, n_pos, dtype=torch.bool, device=base.device), ["all"]

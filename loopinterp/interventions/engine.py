@@ -143,7 +143,7 @@ class InterchangeRun(ShortRepr):
         """
         change = self.difference
         if subspace is not None:
-            check_orthonormal(subspace)
+            _check_orthonormal(subspace)
             inside = project(change, subspace)
             change = change - inside if complement else inside
         elif complement:
@@ -322,11 +322,7 @@ def _check_ranges(pairs: InterchangePairs) -> None:
 def principal_subspace(
     difference: Float[Tensor, "pair d_model"], rank: int
 ) -> Float[Tensor, "rank d_model"]:
-    """The directions that hold the most of the squared length of the differences (uncentred).
-
-    Raises:
-        InputError: a rank outside 1..d_model, or more than there are pairs.
-    """
+    """The directions that hold the most of the squared length of the differences (uncentred)."""
     most = min(difference.shape)
     check_integer("rank", rank, least=1, most=most, fix=f"Pass a rank from 1 to {most}.")
     return torch.linalg.svd(difference.double(), full_matrices=False).Vh[:rank].to(difference)
@@ -374,14 +370,8 @@ def random_change(
     return noise * (length / noise.norm(dim=-1, keepdim=True).clamp(min=least))
 
 
-def check_orthonormal(rows: Float[Tensor, "... rank d_model"], what: str = "subspace") -> None:
-    """Check the rows of a subspace.
-
-    Raises:
-        InputError: they are not orthonormal.
-    """
-    # Scalar products of the rows, [..., rank, rank].
-    gram = rows.double() @ rows.double().mT
+def _check_orthonormal(rows: Float[Tensor, "... rank d_model"], what: str = "subspace") -> None:
+    gram = rows.double() @ rows.double().mT  # scalar products of the rows, [..., rank, rank]
     if not torch.allclose(gram, torch.eye(rows.shape[-2]).to(gram), atol=1e-4):
         raise InputError(
             what,
@@ -392,11 +382,7 @@ def check_orthonormal(rows: Float[Tensor, "... rank d_model"], what: str = "subs
 
 
 def check_subspace(rows: Any, d_model: int, what: str) -> None:
-    """Check a subspace of a model's state that a user gives.
-
-    Raises:
-        InputError: it is no tensor of orthonormal rows [rank, d_model], rank 1 .. d_model.
-    """
+    """Raise unless a user gives orthonormal rows [rank, d_model], rank 1 .. d_model."""
     shape = list(rows.shape) if isinstance(rows, torch.Tensor) else None
     if shape is None or len(shape) != 2 or not 1 <= shape[0] <= d_model or shape[1] != d_model:
         raise InputError(
@@ -405,4 +391,4 @@ def check_subspace(rows: Any, d_model: int, what: str) -> None:
             given=type(rows).__name__ if shape is None else f"shape {shape}",
             fix="Give one row for each direction.",
         )
-    check_orthonormal(rows, what)
+    _check_orthonormal(rows, what)

@@ -59,11 +59,11 @@ def learn_subspace(
     answers = run.interchange() if target is None else target
     crop = _Crop(run, delays)
     # An interchange that changes nothing teaches nothing.
-    moved = answers != run.base
+    moved = answers != run.base  # [pair, delay, pos]
     useful = (moved & (answers >= 0)).any(-1)[:, :delays].any(-1)
     if run.pairs.second is not None:  # whose answers are not those of the first interchange alone
         useful &= ~run.pairs.second.made
-    rows = useful.nonzero().squeeze(1)
+    rows = useful.nonzero().squeeze(1)  # [pair]
     n_sites = run.pairs.positions.shape[1]  # the state of a second interchange comes after these
     base, source = run.base_state[:, :n_sites], run.source_state[:, :n_sites]
     start = principal_subspace((source - base).flatten(0, 1), min(rank, len(run.pairs)))
@@ -77,7 +77,7 @@ def learn_subspace(
             # Orthonormal columns [d_model, rank]; the part of the change inside them.
             basis = torch.linalg.qr(weight).Q.to(base.dtype)
             change = source[batch] - base[batch]
-            inside = (change @ basis) @ basis.mT
+            inside = (change @ basis) @ basis.mT  # [pair, site, d_model]
             if target is None:
                 states = torch.cat([base[batch] + inside, base[batch] + change - inside])
                 references = torch.cat([source[batch], base[batch]])

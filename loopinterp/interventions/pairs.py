@@ -37,9 +37,6 @@ class Stratum(ShortRepr):
     labels: tuple[str, ...]
     codes: Int[Tensor, " pair"]
 
-    def __getitem__(self, rows: Any) -> Stratum:
-        return Stratum(self.labels, self.codes[rows])
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SecondInterchange(ShortRepr):
