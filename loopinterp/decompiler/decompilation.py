@@ -306,11 +306,13 @@ class _Reader:
         for token, each in values.items():
             # Far-apart states of all positions with the token, after every loop, in order.
             states = runs.states[:, runs.inputs == token].flatten(0, 1)
-            each.sort(spread_out(states, 64))
+            each.classify(spread_out(states, 64))
         n_values = max(map(len, values.values()))
         if n_values > most:
             return refused("many-values", n_values, most)
-        elsewhere = depends_elsewhere(runs, lambda t, h: values[t].sort(h, most=most), generator)
+        elsewhere = depends_elsewhere(
+            runs, lambda t, h: values[t].classify(h, most=most), generator
+        )
         if elsewhere > tolerance / 2:
             return refused("reads-farther", elsewhere)
         table = experiments.tabulate(starts)

@@ -78,7 +78,7 @@ def n_loops_of(model: Any, n_positions: int, otherwise: int) -> int:
 @torch.no_grad()
 def depends_elsewhere(
     runs: Runs,
-    sort: Callable[[int, Tensor], Tensor],
+    classify: Callable[[int, Tensor], Tensor],
     generator: torch.Generator,
     n_places: int = 256,
 ) -> float:
@@ -99,8 +99,8 @@ def depends_elsewhere(
     for token in runs.tokens:
         chosen = token_of == token
         if chosen.any():
-            # Sorted in one call, so that both see the same values.
-            first, second = sort(token, torch.cat([before[chosen], after[chosen]])).chunk(2)
+            # Classified in one call, so that both see the same values.
+            first, second = classify(token, torch.cat([before[chosen], after[chosen]])).chunk(2)
             changed += int((first != second).sum())
     return changed / n_places
 

@@ -189,7 +189,8 @@ def response_times(
             last = answers[-1]
             if last != answers[0]:
                 delay = max(k for k, y in enumerate(answers) if y != last) + 1
-                delays.setdefault((cell[0], answers[0], last), []).extend([delay] * ways)
+                key = cell[0], answers[0], last
+                delays[key] = [*delays.get(key, []), *[delay] * ways]
     rows = [(*key, min(each), max(each), len(each)) for key, each in sorted(delays.items())]
     return pd.DataFrame(rows, columns=["token", "before", "after", "least", "most", "ways"])
 

@@ -102,7 +102,7 @@ class TokenValues:
     def __len__(self) -> int:
         return len(self.states)
 
-    def sort(
+    def classify(
         self, states: Float[Tensor, "state d_model"], *, most: int | None = None
     ) -> Int[Tensor, " state"]:
         """The value of each state; one that behaves like none so far becomes a value of its own.
@@ -177,7 +177,7 @@ class Experiments:
         for (left, token), known in self.places.items():
             drawn = torch.randint(len(known), (self.tries,), generator=self.generator)
             rows, columns = torch.tensor([known[k] for k in drawn]).unbind(1)
-            first = self.values[token].sort(self.runs.states[0, rows, columns], most=self.most)
+            first = self.values[token].classify(self.runs.states[0, rows, columns], most=self.most)
             starts[left, token] = Counter(first.tolist())
         return starts
 
@@ -206,7 +206,7 @@ class Experiments:
             for token in values:
                 rows = [k for k, (_, cell) in enumerate(untried) if cell[0] == token]
                 if rows:
-                    after_values = values[token].sort(after[rows].flatten(0, 1), most=self.most)
+                    after_values = values[token].classify(after[rows].flatten(0, 1), most=self.most)
                     each = after_values.unflatten(0, (len(rows), self.tries)).tolist()
                     steps |= {untried[k]: Counter(row) for k, row in zip(rows, each)}
         answers = {

@@ -186,26 +186,13 @@ def check_run(
 ) -> None:
     """Raise unless there are pairs to patch between, in a model that shows what is patched."""
     need_model(model) if component == STATE else need_hooks(model)
-    if base.ndim < 2 or not len(base):
-        raise InputError(
-            "base",
-            expected="at least one example, [batch, pos]",
-            given=f"shape {list(base.shape)}",
-            fix="Add a batch axis with base[None].",
-        )
     for name, inputs in (("source", source), ("other", source if other is None else other)):
-        if not isinstance(inputs, torch.Tensor):
-            raise InputError(
-                name,
-                expected="inputs like those of base, or a batch of them",
-                given=f"a {type(inputs).__name__}",
-                fix="Pass the inputs of a batch.",
-            )
-        if inputs.shape != base.shape or inputs.dtype != base.dtype:
+        like_base = isinstance(inputs, torch.Tensor) and inputs.dtype == base.dtype
+        if not like_base or inputs.shape != base.shape:
             raise InputError(
                 name,
                 expected=f"{base.dtype} of shape {list(base.shape)}, as base has",
-                given=f"{inputs.dtype} of shape {list(inputs.shape)}",
+                given=describe_tensor(inputs),
                 fix="Pass pairs of inputs of equal length.",
             )
 

@@ -18,6 +18,7 @@ from loopinterp.core.text import ShortRepr
 from loopinterp.interventions.light_cone import Change, Front, LightCone, cone_growth
 from loopinterp.interventions.pairs import Sites
 from loopinterp.models import bind, device_of
+from loopinterp.tasks.task import describe_tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -370,6 +371,19 @@ def random_change(
     return noise * (length / noise.norm(dim=-1, keepdim=True).clamp(min=least))
 
 
+def check_subspace(rows: Any, d_model: int, what: str) -> None:
+    """Raise unless a user gives orthonormal rows [rank, d_model], rank 1 .. d_model."""
+    shape = list(rows.shape) if isinstance(rows, torch.Tensor) else None
+    if shape is None or len(shape) != 2 or not 1 <= shape[0] <= d_model or shape[1] != d_model:
+        raise InputError(
+            what,
+            expected=f"rows [rank, d_model] of the model's width {d_model}, rank 1..{d_model}",
+            given=describe_tensor(rows),
+            fix="Give one row for each direction.",
+        )
+    _check_orthonormal(rows, what)
+
+
 def _check_orthonormal(rows: Float[Tensor, "... rank d_model"], what: str = "subspace") -> None:
     gram = rows.double() @ rows.double().mT  # scalar products of the rows, [..., rank, rank]
     if not torch.allclose(gram, torch.eye(rows.shape[-2]).to(gram), atol=1e-4):
@@ -379,16 +393,3 @@ def _check_orthonormal(rows: Float[Tensor, "... rank d_model"], what: str = "sub
             given="rows that are not",
             fix="Orthonormalise them: torch.linalg.qr(rows.mT).Q.mT.",
         )
-
-
-def check_subspace(rows: Any, d_model: int, what: str) -> None:
-    """Raise unless a user gives orthonormal rows [rank, d_model], rank 1 .. d_model."""
-    shape = list(rows.shape) if isinstance(rows, torch.Tensor) else None
-    if shape is None or len(shape) != 2 or not 1 <= shape[0] <= d_model or shape[1] != d_model:
-        raise InputError(
-            what,
-            expected=f"rows [rank, d_model] of the model's width {d_model}, rank 1..{d_model}",
-            given=type(rows).__name__ if shape is None else f"shape {shape}",
-            fix="Give one row for each direction.",
-        )
-    _check_orthonormal(rows, what)

@@ -26,7 +26,12 @@ from loopinterp.lenses.fitted_lens import (
 from loopinterp.lenses.lens_fits import check_lens, fitted_lens, loops_of_lens, of_other_weights
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import describe_model, device_of, need_hooks, need_model
-from loopinterp.models.study_examples import examples_for, inputs_and_loops, need_loops
+from loopinterp.models.study_examples import (
+    examples_for,
+    inputs_and_loops,
+    need_classes,
+    need_loops,
+)
 from loopinterp.tasks.task import IGNORE, Batch
 
 if TYPE_CHECKING:
@@ -262,6 +267,7 @@ def _lens_inputs(
     if isinstance(data, torch.Tensor):
         return *inputs_and_loops(model, data, n_loops), None
     batch = examples_for(model, data, **drawn)
+    need_classes(model, batch)
     if n_loops is None:
         need_loops(model)
         if len(loops := batch.n_loops.unique().tolist()) != 1:
@@ -352,14 +358,6 @@ class _LensReader:
         else:
             targets = targets[:, self.positions]
             target_class = targets.where(targets != IGNORE, -1)
-            n_classes = log_p.shape[-1]
-            if int(target_class.max()) >= n_classes:
-                raise InputError(
-                    "data",
-                    expected=f"right answers among the model's {n_classes} classes",
-                    given=f"class {int(target_class.max())}",
-                    fix="Pass the model's own task, or inputs alone.",
-                )
         has_target = target_class >= 0
         share = has_target / has_target.sum(1, keepdim=True).clamp(min=1)  # [batch, pos]
         generator = torch.Generator().manual_seed(self.seed)

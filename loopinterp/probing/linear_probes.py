@@ -212,10 +212,11 @@ PROBES: dict[str, type[LinearProbe]] = {"ridge": RidgeProbe, "logistic": Logisti
 
 def _check_features(x: Any, *, n_features: int | None = None) -> None:
     tensor = isinstance(x, torch.Tensor)
-    if not tensor or x.ndim < 2 or not x.is_floating_point() or 0 in x.shape:
+    fits = tensor and x.ndim >= 2 and n_features in (None, x.shape[-1])
+    if not fits or not x.is_floating_point() or 0 in x.shape:
         raise InputError(
             "X",
-            expected="a floating-point tensor [..., n, d], with at least one sample",
+            expected=f"a floating-point tensor [..., n, {n_features or 'd'}], n 1 or more",
             given=describe_tensor(x),
             fix="Give samples on the second last axis and features on the last.",
         )
@@ -223,13 +224,6 @@ def _check_features(x: Any, *, n_features: int | None = None) -> None:
     if not torch.isfinite(x.sum()) and not torch.isfinite(x).all():
         raise InputError(
             "X", expected="finite values", given="NaN or infinity", fix="Check the activations."
-        )
-    if n_features is not None and x.shape[-1] != n_features:
-        raise InputError(
-            "X",
-            expected=f"{n_features} features, as in fit",
-            given=f"{x.shape[-1]} features",
-            fix="Use activations of the site the probe was fitted on.",
         )
 
 

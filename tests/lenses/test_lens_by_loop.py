@@ -232,7 +232,7 @@ def test_right_answers_are_classes_of_the_model() -> None:
     batch = Batch(inputs=model.inputs, targets=targets, n=counts, n_loops=counts)
     with pytest.raises(InputError) as caught:
         lens_study(model, batch)
-    assert caught.value.what == "data"
+    assert caught.value.what == "targets of the batch"
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -235,8 +235,9 @@ def test_bad_input_is_named(given: tuple[Any, ...], what: str) -> None:
 def test_bad_settings_and_foreign_features_are_named() -> None:
     with pytest.raises(InputError, match="alpha"):
         RidgeProbe(alpha=-1.0).fit(X, Y)
-    with pytest.raises(InputError, match="3 features"):
+    with pytest.raises(InputError) as caught:
         RidgeProbe().fit(X, Y).predict(torch.zeros(2, 10, 4))
+    assert caught.value.what == "X"
 
 
 @pytest.mark.gpu
