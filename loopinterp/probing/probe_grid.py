@@ -157,6 +157,7 @@ def probe_study(
         scores = np.stack(
             [_scores(probe, x, with_control, halves) for x in track(trained, "probes")], 2
         )
+        majority = [majority_accuracy(labels[..., fit], labels[..., test]) for fit, test in halves]
         coded = [_code_lengths(x, labels, halves) for x in trained] if code_lengths else None
         return ProbeResult.of(
             watch,
@@ -172,7 +173,7 @@ def probe_study(
                 [_scores(probe, x, labels[None], halves)[0] for x in track(random, "probes")], 1
             ),
             embedding=_scores(probe, e.expand(n_loops, *e.shape), labels[None], halves)[0],
-            majority=_majority(labels, halves),
+            majority=torch.stack(majority).permute(2, 0, 1).cpu(),  # from [group, target, loop]
             code_length=None if coded is None else np.stack(coded, 1),
             n_train=[int(fit.sum()) for fit, _ in halves],
             n_test=[int(test.sum()) for _, test in halves],
@@ -232,14 +233,6 @@ def _scores(
             predicted = probe.fresh().fit(x[fit], y[:, fit]).predict(x[test])
         scores[:, loop, group, target] = (predicted == y[:, test]).double().mean(-1).cpu()
     return scores
-
-
-def _majority(
-    labels: Int[Tensor, "target loop batch pos"], halves: list[tuple[Tensor, Tensor]]
-) -> np.ndarray:
-    """[loop, group, target]."""
-    scores = [majority_accuracy(labels[..., fit], labels[..., test]) for fit, test in halves]
-    return torch.stack(scores).permute(2, 0, 1).cpu().numpy()  # from [group, target, loop]
 
 
 def _code_lengths(
