@@ -126,9 +126,9 @@ def _circuit(result: Decompilation) -> Figure:
         title=f"{_title(result)}, as a circuit",
         plot=CircuitGraph.from_dict(result.graph),
         caption=(
-            "The program above, compiled into a looped transformer: what its heads select, what "
-            "its neurons compute, and which variables go around to the next loop. It is a circuit "
-            "that does what the table says, not the model's own wiring."
+            "The program above, compiled into a looped transformer: what heads select, what "
+            "neurons compute, and which variables go on to the next loop. This is a circuit of the "
+            "table, not the model's own wiring."
         ),
         control=(
             f"How far the program is right is in the figure of its evidence: {_agreement(result)}"
@@ -153,12 +153,11 @@ def _evidence(result: Decompilation) -> Figure:
             references=[Reference(ENOUGH, "needed of whole trajectories")],
         ),
         caption=(
-            f"The program was {learnt}. Here it is asked about inputs and interchanges of whole "
-            "states that it was not made from: in the clean run, one and two loops after an "
-            "interchange, at the end, at every loop (whole trajectory), where states of any loop "
-            "were put in, rare ones as often as common ones (planted), and after two interchanges "
-            "in one run. Only interchanges count that change an answer of the model or of the "
-            "program."
+            f"The program was {learnt}. It is asked about other inputs and interchanges of whole "
+            "states: in the clean run, one and two loops after an interchange, at the end, at all "
+            "loops (whole trajectory), with states of any loop, rare ones as often as common ones "
+            "(planted), and with two interchanges in one run. Only interchanges count that change "
+            "an answer of the model or of the program."
         ),
         control=(
             "Interchanges that change nothing are left out, so that a program that says “as "
@@ -198,10 +197,9 @@ def _table(result: Decompilation) -> Figure:
         title="What each cell becomes, by the message from the left",
         plot=_coloured(becomes.copy(data=after)),
         caption=(
-            "One loop of the program as a table. A cell is a position with a token and one of that "
-            "token's values; a left neighbour matters only by its message, whose number means "
-            "nothing by itself. Colour: what the position answers after the loop. Empty: never "
-            "side by side. The data has the values themselves."
+            "One loop of the program as a table. A cell is a token with one of its values; a left "
+            "neighbour matters only by its message, whose number means nothing. Colour: the answer "
+            "after the loop. Empty: never side by side. The data has the values."
         ),
         data=result.to_dataframe("becomes"),
     )

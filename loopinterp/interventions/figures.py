@@ -277,11 +277,10 @@ def _(result: AblationStudy) -> list[Figure]:
                 f"are answered as in the clean run.{how}"
             ),
             control=(
-                "Noise of equal norm: the activation is moved as far as the ablation moves it, in "
-                "a random direction. It says whether the model bears a change of that size there. "
-                "Where it does not, zero ablation and mean ablation say nothing of what the part "
-                "carries; another example's activation is one that the part has in some run, so "
-                "that what it changes is due to what it says of the input."
+                "Noise of equal norm moves the activation as far as the ablation does, in a random "
+                "direction. Where the model does not bear that, zero and mean ablation say nothing "
+                "about what the part carries. Another example's activation occurs in some run: its "
+                "effect is due to what the part says of the input."
             ),
             data=result.to_dataframe(*names),
         )

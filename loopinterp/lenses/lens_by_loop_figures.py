@@ -165,10 +165,10 @@ def _by_loop(result: LensResult) -> Figure:
         title=f"{_opening(result)} by loop",
         plot=line_panels(panels, x_title="loop"),
         caption=(
-            f"Above, the share of positions asked at which the {_wanted(result)} is the most "
-            "probable one if the state is read after that many loops; below, how far what is read "
-            f"lies from what the last loop says. Means over {result.data.sizes['batch']} examples "
-            "with 95% intervals; loop 0 is the initial state."
+            f"Above, the share of positions asked at which the {_wanted(result)} is on top if the "
+            "state is read after that many loops; below, how far the reading is from the last "
+            f"loop's. Means over {result.data.sizes['batch']} examples with 95% intervals; loop 0 "
+            "is the initial state."
         ),
         control=(
             "Grey and dashed: "
@@ -216,8 +216,8 @@ def _transfer(result: LensResult) -> Figure:
         title="Maps of other loops",
         plot=plot,
         caption=(
-            "How far from the last loop a state is read with the map of another loop. Along the "
-            f"diagonal, its own. The map of loop {result.n_loops} is the identity."
+            "How far from the last loop a state is read with each loop's map; its own is on the "
+            f"diagonal. The map of loop {result.n_loops} is the identity."
         ),
         control="Columns of one colour are states that any of the maps reads as well as their own.",
         data=tidy({"kl": kl}).round(4),

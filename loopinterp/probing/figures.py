@@ -95,9 +95,9 @@ def _wavefront(result: CarryStudyResult) -> Figure:
         title="The carry travels through the model",
         plot=plot,
         caption=(
-            "Each cell: how often a linear probe of its own tells the carry into a position (0 or "
-            "1) from the state there, by the loops run and by how many positions the carry has to "
-            f"travel. Bright is always right, dark a coin toss. {line}"
+            "Each cell: how often a linear probe of its own reads the carry into a position from "
+            "the state there, by loops run and by positions that the carry has to travel. Bright "
+            f"is always right, dark a coin toss. {line}"
         ),
         control=(
             f"Random weights: the same probes on shuffled weights{beyond}. The majority "
@@ -152,9 +152,8 @@ def _front_profile(result: CarryStudyResult) -> Figure:
             "The same accuracies by distance from the front (the red line above): at 0 and left of "
             f"it the carry can have arrived, {beyond} Lines are means over all loops, bands run "
             "from the worst to the best cell. Trained model: a probe for each cell. Shared probe: "
-            "one for all chain lengths. Last loop's probe: a shared one trained once the model has "
-            "settled, so it shows whether a fresh carry is written in the direction in which it "
-            "is kept."
+            "one for all chain lengths. Last loop's probe: a shared one of the settled model; it "
+            "shows whether a fresh carry is written in the direction in which it is kept."
         ),
         control=(
             "Grey lines: the same probe on the model with shuffled weights, on random labels, on "
@@ -214,9 +213,9 @@ def _variables(result: CarryStudyResult) -> Figure:
         title="What else can be read at each loop",
         plot=line_panels(panels, x_title="loops run"),
         caption=(
-            "Balanced accuracy (the mean over the two classes, so that chance is 0.5) for each "
-            "variable of the addition, averaged over chain lengths. Generate and propagate concern "
-            "the position's own two bits; carry in, carry out and sum need the positions before."
+            "Balanced accuracy (chance is 0.5) for each variable of the addition, mean over chain "
+            "lengths. Generate and propagate concern the position's own two bits; carry in, carry "
+            "out and sum need the positions before."
         ),
         control=(
             "The two lower panels: what is in the inputs and the wiring alone. A variable that is "
@@ -312,9 +311,8 @@ def _probes_by_loop(result: ProbeResult, site: str) -> Figure:
             "over places."
         ),
         control=(
-            "Lower panels, on the same axes: the same probe on random labels fixed by the local "
-            "input, on the model with shuffled weights, on the embedding alone, and the majority "
-            "class."
+            "Lower panels: the same probe on random labels fixed by the local input, on the model "
+            "with shuffled weights, on the embedding alone, and the majority class."
         ),
         data=result.to_dataframe().query("site == @site"),
     )
