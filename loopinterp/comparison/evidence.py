@@ -17,9 +17,8 @@ from loopinterp.comparison.pair_strategies import strata_of
 from loopinterp.comparison.program_runs import Prediction, separations
 from loopinterp.core.progress import track
 from loopinterp.core.text import ShortRepr
-from loopinterp.interventions.engine import InterchangeRun
+from loopinterp.interventions.engine import InterchangeRun, random_change
 from loopinterp.interventions.pairs import Stratum
-from loopinterp.interventions.subspaces import random_change
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.program_offset import ProgramOffset, alignments, with_output_lag
 from loopinterp.tasks.task import IGNORE

@@ -26,9 +26,14 @@ from loopinterp.core.errors import InputError, check_choice, check_integer
 from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
-from loopinterp.interventions.engine import InterchangeRun, state_width
+from loopinterp.interventions.engine import (
+    InterchangeRun,
+    check_subspace,
+    principal_subspace,
+    project,
+    state_width,
+)
 from loopinterp.interventions.learned_subspace import learn_subspace
-from loopinterp.interventions.subspaces import check_subspace, principal_subspace, project
 from loopinterp.models import describe_model
 from loopinterp.programs.registry import get_program
 

@@ -19,9 +19,14 @@ from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
-from loopinterp.interventions.engine import InterchangeRun, state_width
+from loopinterp.interventions.engine import (
+    InterchangeRun,
+    check_subspace,
+    project,
+    random_change,
+    state_width,
+)
 from loopinterp.interventions.pairs import InterchangePairs, draw_pairs, evenly_by_class, join
-from loopinterp.interventions.subspaces import check_subspace, project, random_change
 from loopinterp.models import describe_model
 from loopinterp.models.iteration import check_increasing
 from loopinterp.programs.language import UNKNOWN

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
 import torch
+from pydantic import Field
+from torch.nn.functional import pad
 
-from loopinterp.core.errors import InputError, check_integer, check_seed
+from loopinterp.core.boundary import checked
+from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.decompiler.evidence import (
     CLEAN,
@@ -38,15 +41,9 @@ from loopinterp.decompiler.interchange_runs import (
 )
 from loopinterp.decompiler.program_writing import program_of
 from loopinterp.decompiler.region_refinement import against_counterexamples, refine
-from loopinterp.decompiler.sharp_values import (
-    Behaviour,
-    TokenValues,
-    places_of_pairs,
-    spread_out,
-    start_values,
-    tabulate,
-)
+from loopinterp.decompiler.sharp_values import Experiments, TokenValues, spread_out
 from loopinterp.decompiler.table_predictions import unexplained_steps
+from loopinterp.decompiler.transition_table import EDGE
 from loopinterp.models import device_of
 from loopinterp.models.iteration import need_repeatable
 from loopinterp.models.protocol import need_model, need_one_map
@@ -59,24 +56,15 @@ if TYPE_CHECKING:
     from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Task
 
-TOLERANCES = (0.0, 0.05, 0.2)
+Length = Annotated[int, Field(ge=2)]
+Lengths = Annotated[Sequence[Length], Field(min_length=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
 READ_AT = (5, 6)
 """Lengths that a program is read off by default."""
 
 MOST_TOKENS = 12
 """With more, pairs of cells are too many to be tried."""
-
-_SPREAD = 64
-"""States of each token that are sorted first."""
-
-_HELD_OUT, _HELD_OUT_REGIONS = 1000, 3000
-"""Interchanges of each length that are evidence; the same of regions, never all right."""
-
-_INPUTS = 4
-"""Inputs of the evidence for each that the program is read off: intervals count them."""
-
-_ANSWERS_ELSEWHERE = 0.02
-"""Share of places whose next answer may change with states elsewhere, where values are regions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,22 +72,20 @@ class Decompiled(ShortRepr):
     """The result of :func:`decompile`.
 
     Attributes:
-        program: The program, if the model is one of the kind that can be read.
-        refusal: Why there is none; None if there is one.
-        closest: The closest program, the same as ``program`` where that is given; None where not
-            even a table could be made.
+        program: None if there is a refusal.
+        closest: The closest program; None where not even a table could be made.
         automaton: Its transition table, without values that behave alike.
         tolerance: Share of contexts in which states of one value may behave differently.
         consistency: Share of the experiments that went as most of their kind.
         evidence: Of ``closest``, on held-out inputs and interchanges: columns ``n``, ``what``,
             ``agree``, ``of``, ``inputs`` (on how many of them these were), ``value``, ``low``,
             ``high`` (95%, over inputs).
-        unexplained: Of regions, cell by cell, the transitions at which runs leave ``automaton``
+        unexplained: Of regions, the transitions at which runs leave ``automaton``
             (:func:`~loopinterp.decompiler.table_predictions.unexplained_steps`).
         read_at: Lengths that it was read off.
         table: Of a model whose state is a code: all of its transitions, before any were merged.
-        same_as: The registered program that ``automaton`` is, up to where it starts; decided
-            exactly. None where it is none of them, or not all transitions are known.
+        same_as: The registered program that ``automaton`` is, up to where it starts, if all of its
+            transitions are known.
     """
 
     program: LoopProgram | None
@@ -150,22 +136,23 @@ class Decompiled(ShortRepr):
         return "\n".join(lines)
 
 
+@checked
 def decompile(
     model: LoopedModel | Any,
     task: Task,
     *,
-    n: int | Sequence[int] = READ_AT,
-    lengths: Sequence[int] | None = None,
-    farther: Sequence[int] = (),
-    tolerances: Sequence[float] = TOLERANCES,
-    contexts: int = 24,
-    tries: int = 4,
-    most_values: int = 12,
-    examples: int = 48,
+    n: Length | Lengths = READ_AT,
+    lengths: Lengths | None = None,
+    farther: Sequence[Length] = (),
+    tolerances: Annotated[Sequence[Share], Field(min_length=1)] = (0.0, 0.05, 0.2),
+    contexts: Annotated[int, Field(ge=4)] = 24,
+    tries: Annotated[int, Field(ge=2)] = 4,
+    most_values: Annotated[int, Field(ge=2)] = 12,
+    examples: Annotated[int, Field(ge=8)] = 48,
     sharp: bool = True,
-    n_exchanges: int = 6000,
+    n_exchanges: Annotated[int, Field(ge=100)] = 6000,
     across_loops: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Decompiled:
     """Read a model's program off its states.
 
@@ -175,36 +162,27 @@ def decompile(
 
     1. States of a token that are followed by the same answers wherever they are put in are one
        value, states of every pair of neighbours are put side by side, one loop is run, and the
-       states after it are sorted in the same way; new values are tried in their turn, until there
-       are none (:mod:`~loopinterp.decompiler.sharp_values`).
+       states after it are sorted in the same way (:mod:`~loopinterp.decompiler.sharp_values`).
     2. The transition table is made as small as it can be, and written as a program
        (:mod:`~loopinterp.decompiler.program_writing`).
-    3. Held-out inputs and interchanges decide the claim: exact, if every run goes as the program
-       says, or nearly right (:mod:`~loopinterp.decompiler.evidence`).
+    3. Held-out inputs and interchanges decide the claim (:mod:`~loopinterp.decompiler.evidence`).
 
     The program is read off at each length by itself, and given only if each reading holds at all
     lengths. States that no interchange of natural states makes are met in step 1 only.
 
-    The states of a trained model have no sharp values. With ``sharp=False`` step 1 is another:
-    values are regions of the space of states, cut finer wherever a run after an interchange leaves
-    the table (:mod:`~loopinterp.decompiler.region_refinement`), and the table counts what such runs
-    do. Its program is the coarsest one of that kind that predicts the model, to the shares in
-    ``evidence``, and not what is computed to the last state.
+    The states of a trained model have no sharp values. With ``sharp=False`` values are regions of
+    the space of states, cut finer wherever a run after an interchange leaves the table
+    (:mod:`~loopinterp.decompiler.region_refinement`), and the table counts what such runs do. Its
+    program is the coarsest one of that kind that predicts the model, to the shares in ``evidence``.
 
-    A model whose state between loops is a code of bits (``state_code``) is not learnt by
-    experiment. All of its transitions are tried, and the smallest table of them is compared with
-    the registered programs exactly (:mod:`~loopinterp.decompiler.exact_reading`). Where it is one
-    of them, up to its first guess, it is written as that one.
+    If the state between loops is a code of bits (``state_code``), all transitions are tried, and
+    the smallest table of them is compared with the registered programs exactly
+    (:mod:`~loopinterp.decompiler.exact_reading`).
 
-    A model is not decompiled where it has more than :data:`MOST_TOKENS` tokens, where a step reads
-    more than the left neighbour, where there are more values, where positions of one token start
-    with different values beside the same neighbour, where the same experiment gives different
-    values, or where the low end of clean answers or of whole trajectories is below
-    :data:`~loopinterp.decompiler.evidence.ENOUGH` at some length.
+    :class:`~loopinterp.decompiler.evidence.Refusal` has the reasons for which no program is given.
 
     Args:
-        model: Any looped model.
-        task: Its task.
+        model: Any looped model, of at most :data:`MOST_TOKENS` tokens.
         n: Lengths of the inputs that the program is read off.
         lengths: Of those that the evidence is of. If omitted each n and n - 1, and a longer one:
             3n / 2 for the greatest n, or the longest below it that the model takes, if it takes any
@@ -221,13 +199,10 @@ def decompile(
         across_loops: Whether half of the states that regions are learnt from come from another loop
             than the one at which they are put in, and the table is then repaired on states that it
             gets wrong (:func:`~loopinterp.decompiler.region_refinement.against_counterexamples`).
-            This asks for more than interchanges at one loop can show, and decides as well whether
-            there is a program.
-        seed: Of all draws.
+            The program must then predict such interchanges too.
 
     Raises:
-        InputError: An object that is no model, numbers out of range, or a task whose T(n) is not
-            linear.
+        InputError: An object that is no model, or a task whose T(n) is not linear.
 
     Source: automaton learning by queries (Angluin 1987) with interchange interventions (arXiv
         2106.02997) as queries.
@@ -242,72 +217,45 @@ def decompile(
     """
     need_model(model)
     need_one_map(model)
-    read_at = _checked_lengths("n", n)
-    for name, value, least in (
-        ("contexts", contexts, 4),
-        ("tries", tries, 2),
-        ("most_values", most_values, 2),
-        ("examples", examples, 8),
-        ("n_exchanges", n_exchanges, 100),
-    ):
-        check_integer(name, value, least=least)
+    read_at = sorted({n} if isinstance(n, int) else {*n})
     one = as_batch(task, n=read_at[0], batch_size=1, device=device_of(model))
     need_repeatable(model, one.inputs)
-    if not tolerances or any(not 0 <= t < 1 for t in tolerances):
-        given = repr(tuple(tolerances))
-        fix = "Pass (0,) for models without noise."
-        raise InputError("tolerances", expected="shares from 0 to below 1", given=given, fix=fix)
-    if lengths is None:
-        judged_at = judged_lengths(model, task, read_at)
-    else:
-        judged_at = _checked_lengths("lengths", lengths)
-    finite = sharp and is_finite(model)
-    readers = [
-        _Reader(
-            model,
-            task,
-            some,
-            examples=examples,
-            contexts=contexts,
-            tries=tries,
-            most_values=most_values,
-            n_exchanges=n_exchanges,
-            seed=check_seed(seed),
-            judged_at=judged_at,
-            farther=_checked_lengths("farther", farther) if farther else [],
-            across_loops=across_loops,
-        )
-        for some in ([read_at] if finite or not sharp else [[k] for k in read_at])
-    ]
-    if finite:
-        return readers[0].read_exactly()
-    n_tokens = len(readers[-1].runs.tokens)
+    reader = _Reader(
+        model,
+        task,
+        read_at,
+        examples=examples,
+        contexts=contexts,
+        tries=tries,
+        most_values=most_values,
+        n_exchanges=n_exchanges,
+        seed=seed,
+        judged_at=sorted({*(lengths or judged_lengths(model, task, read_at))}),
+        farther=sorted({*farther}),
+        across_loops=across_loops,
+    )
+    if sharp and is_finite(model):
+        return reader.read_exactly()
+    n_tokens = len(reader.runs.tokens)
     if n_tokens > MOST_TOKENS:
         refusal = Refusal("many-tokens", n_tokens, MOST_TOKENS)
         return Decompiled(None, refusal, tolerance=min(tolerances))
     if not sharp:
-        return readers[0].read_regions()
+        return reader.read_regions()
+    readers = [replace(reader, lengths=[length]) for length in read_at]
     attempts = []
     for tolerance in sorted(tolerances):
         # The reading at the last length, or at the first one that gives no program.
-        for reader in readers:
-            attempt = reader.read_values(tolerance)
-            if attempt.result.program is None:
+        for one_length in readers:
+            attempt = one_length.read_values(tolerance)
+            if attempt.program is None:
                 break
         attempts.append(attempt)
-        if attempt.result.program is not None or attempt.final:
+        # No other tolerance makes a step read less.
+        if attempt.refusal is None or attempt.refusal.code == "reads-farther":
             break
-    best = max(attempts, key=lambda attempt: attempt.score).result
-    return replace(best, read_at=tuple(read_at)) if best.program is not None else best
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """A reading, how good it is, and whether no other tolerance can help."""
-
-    result: Decompiled
-    score: float = -1.0
-    final: bool = False
+    best = max(attempts, key=reader.score)
+    return best if best.program is None else replace(best, read_at=tuple(read_at))
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,40 +280,45 @@ class _Reader:
         """Clean runs of the greatest length."""
         return self._runs(max(self.lengths), self.seed)
 
-    def _runs(self, n: int, seed: int) -> Runs:
-        batch = inputs_of(self.task, (n,), self.examples, seed=seed)
+    def _runs(self, n: int, seed: int, *, times: int = 1) -> Runs:
+        batch = inputs_of(self.task, (n,), times * self.examples, seed=seed)
         n_loops = n_loops_of(self.model, batch.inputs.shape[1], self.task.n_loops(n))
         return Runs(self.model, batch, n_loops)
 
-    def read_values(self, tolerance: float) -> _Attempt:
+    def read_values(self, tolerance: float) -> Decompiled:
         """Read with states that behave alike as values."""
         runs, most = self.runs, self.most_values
         generator = torch.Generator().manual_seed(self.seed)  # each tolerance sees the same
         values = {
-            token: TokenValues(Behaviour.of(runs, token, self.contexts, generator), tolerance)
+            token: TokenValues.of(runs, token, self.contexts, generator, tolerance)
             for token in runs.tokens
         }
-        drawing: dict[str, Any] = {"tries": self.tries, "most": most, "generator": generator}
-        places = places_of_pairs(runs)
-        starts = start_values(runs, places, values, **drawing)
+        experiments = Experiments(runs, values, self.tries, most, generator)
+        starts = experiments.starts()
+
+        def refused(*reason: Any) -> Decompiled:
+            return Decompiled(None, Refusal(*reason), tolerance=tolerance)
+
         # Refused before later states are sorted and steps are tried, which may take minutes.
         several = {token for (_, token), counts in starts.items() if len(counts) > 1}
         if several:
-            return _refused(Refusal("starts-differ", len(several)), tolerance)
+            return refused("starts-differ", len(several))
         for token, each in values.items():
-            # States of all positions with the token, after every loop, in order.
+            # Far-apart states of all positions with the token, after every loop, in order.
             states = runs.states[:, runs.inputs == token].flatten(0, 1)
-            each.sort(spread_out(states, _SPREAD))
+            each.classify(spread_out(states, 64))
         n_values = max(map(len, values.values()))
         if n_values > most:
-            return _refused(Refusal("many-values", n_values, most), tolerance)
-        elsewhere = depends_elsewhere(runs, lambda t, h: values[t].sort(h, most=most), generator)
+            return refused("many-values", n_values, most)
+        elsewhere = depends_elsewhere(
+            runs, lambda t, h: values[t].classify(h, most=most), generator
+        )
         if elsewhere > tolerance / 2:
-            return _refused(Refusal("reads-farther", elsewhere), tolerance, final=True)
-        table = tabulate(runs, values, places, starts, **drawing)
+            return refused("reads-farther", elsewhere)
+        table = experiments.tabulate(starts)
         n_values = max(map(len, values.values()))
         if table is None:
-            return _refused(Refusal("many-cells", sum(map(len, values.values()))), tolerance)
+            return refused("many-cells", sum(map(len, values.values())))
         refusal = None
         if tolerance == 0 and table.consistency < 1:
             refusal = Refusal("inconsistent", 1 - table.consistency)
@@ -377,9 +330,8 @@ class _Reader:
         """Read all transitions of a model with a state code."""
         code_table, table, same = read_code(self.model, self.task, self.lengths)
         judged = self._judged(table, program=same and with_first_guess(same))
-        result = replace(judged.result, table=code_table, same_as=same)
-        evidence = result.evidence
-        if code_table.sure and (evidence["agree"] == evidence["of"]).all():
+        result = replace(judged, table=code_table, same_as=same)
+        if code_table.sure and (result.evidence["agree"] == result.evidence["of"]).all():
             # Nothing is left to chance, however few of the interchanges changed an answer.
             return replace(result, program=result.closest, refusal=None)
         return result
@@ -387,10 +339,10 @@ class _Reader:
     def read_regions(self) -> Decompiled:
         """Read with regions of states as values."""
         generator, again = (torch.Generator().manual_seed(self.seed) for _ in range(2))
-        contexts = {token: Behaviour.of(self.runs, token, 1, again) for token in self.runs.tokens}
+        contexts = {t: TokenValues.of(self.runs, t, 1, again) for t in self.runs.tokens}
         elsewhere = depends_elsewhere(self.runs, lambda t, h: contexts[t].read(h), generator)
-        # The closest program is worth seeing all the same.
-        refusal = Refusal("reads-farther", elsewhere) if elsewhere > _ANSWERS_ELSEWHERE else None
+        # Of regions some answers may depend on more. The closest program is worth seeing anyway.
+        refusal = Refusal("reads-farther", elsewhere) if elsewhere > 0.02 else None
 
         def drawn(number: int, seed: int) -> list[InterchangeTrajectories]:
             return [
@@ -413,15 +365,18 @@ class _Reader:
                 most_values=self.most_values,
                 generator=generator,
             )
-        tokens = [row for each in runs for row in each.clean.tokens.tolist()]
-        pairs = {pair for row in tokens for pair in zip([-1, *row], row)}
-        table = refinement.table.starting_at(pairs)
+        # Starts of the tokens alone that stand side by side.
+        table, tokens = refinement.table, [each.clean.tokens for each in runs]
+        start = torch.full_like(table.start, -1)
+        for each in tokens:
+            at = pad(each[:, :-1], (1, 0), value=EDGE[0]), each
+            start[at] = table.start[at]
+        table = replace(table, start=start)
         names = table.merged_names()
-        unexplained = unexplained_steps(
-            refinement.table, refinement.regions.values, held_back, names
-        )
+        values = refinement.regions.values
+        unexplained = unexplained_steps(refinement.table, values, held_back, names)
         judged = self._judged(table.renamed(names), refusal=refusal, regions=True)
-        return replace(judged.result, unexplained=unexplained)
+        return replace(judged, unexplained=unexplained)
 
     def _judged(
         self,
@@ -431,18 +386,24 @@ class _Reader:
         refusal: Refusal | None = None,
         regions: bool = False,
         program: LoopProgram | None = None,
-    ) -> _Attempt:
+    ) -> Decompiled:
         """The program of a table, and whether it predicts enough of what the model does."""
         program = program or program_of(table, self.task, readable=not regions)
-        evidence = self._evidence(program, _HELD_OUT_REGIONS if regions else _HELD_OUT)
-        counted: Any = evidence[evidence["n"].isin(self.judged_at)]
+        parts = []
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        for n in dict.fromkeys([*self.judged_at, *self.farther]):
+            # Intervals count inputs: there are four times as many as the program is read off.
+            runs = self._runs(n, self.seed + 1, times=4)
+            number = 3000 if regions else 1000  # regions are never all right
+            parts.append(held_out(runs, program, number, generator).assign(n=n))
+        evidence = pd.concat(parts, ignore_index=True)
         decisive: Sequence[str] = INTERCHANGED
         if regions:  # those that they are learnt from
             decisive = [TRAJECTORY, PLANTED] if self.across_loops else [TRAJECTORY]
-        clean = counted[counted["what"] == CLEAN]
-        trajectories = counted[counted["what"].isin(decisive)]
+        counted: Any = evidence[evidence["n"].isin(self.judged_at)]
+        trajectories, clean = (counted[counted["what"].isin(k)] for k in (decisive, [CLEAN]))
         refusal = refusal or below_line(pd.concat([trajectories, clean]))
-        result = Decompiled(
+        return Decompiled(
             program=None if refusal else program,
             refusal=refusal,
             closest=program,
@@ -452,28 +413,12 @@ class _Reader:
             evidence=evidence,
             read_at=tuple(self.lengths),
         )
-        worst = trajectories["low"].min()
-        score = float(worst if worst == worst else 0) + 1e-3 * float(clean["value"].min())
-        return _Attempt(result, score, final=refusal is None)
 
-    def _evidence(self, program: LoopProgram, number: int) -> pd.DataFrame:
-        parts = []
-        generator = torch.Generator().manual_seed(self.seed + 1)
-        for n in dict.fromkeys([*self.judged_at, *self.farther]):
-            batch = inputs_of(self.task, (n,), _INPUTS * self.examples, seed=self.seed + 1)
-            n_loops = n_loops_of(self.model, batch.inputs.shape[1], self.task.n_loops(n))
-            part = held_out(self.model, program, batch, n_loops, number, generator)
-            parts.append(part.assign(n=n))
-        return pd.concat(parts, ignore_index=True)
-
-
-def _refused(refusal: Refusal, tolerance: float, *, final: bool = False) -> _Attempt:
-    return _Attempt(Decompiled(None, refusal, tolerance=tolerance), final=final)
-
-
-def _checked_lengths(what: str, lengths: int | Sequence[int]) -> list[int]:
-    """Lengths in order, each once."""
-    every = [lengths] if isinstance(lengths, int) else list(lengths)
-    if not every:
-        raise InputError(what, expected="at least one length", given="none", fix="Pass 6, say.")
-    return sorted({check_integer(what, n, least=2) for n in every})
+    def score(self, result: Decompiled) -> float:
+        """Orders readings: the least low end of trajectories, then the least clean agreement."""
+        if not len(result.evidence):
+            return -1.0
+        counted: Any = result.evidence[result.evidence["n"].isin(self.judged_at)]
+        worst = counted.loc[counted["what"].isin(INTERCHANGED), "low"].min()
+        clean = counted.loc[counted["what"] == CLEAN, "value"].min()
+        return float(worst if worst == worst else 0) + 1e-3 * float(clean)

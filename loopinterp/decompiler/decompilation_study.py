@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from loopinterp.compiler.figures import draw_program
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.core.results import Result, study
-from loopinterp.decompiler.decompilation import READ_AT, Decompiled, decompile
+from loopinterp.core.settings import Seed
+from loopinterp.decompiler.decompilation import READ_AT, Decompiled, Length, Lengths, decompile
 from loopinterp.decompiler.evidence import NONE, Claim, Refusal, judged_lengths
 from loopinterp.decompiler.interchange_runs import n_loops_of
 from loopinterp.decompiler.program_writing import Messages, response_times
+from loopinterp.decompiler.transition_table import EDGE
 from loopinterp.models.protocol import describe_model, need_model, need_one_map
 from loopinterp.models.study_examples import need_loops, need_model_of
 from loopinterp.tasks.sampling import need_task
@@ -24,10 +29,8 @@ from loopinterp.tasks.sampling import need_task
 if TYPE_CHECKING:
     import xarray as xr
 
+    from loopinterp.decompiler.transition_table import TransitionTable
     from loopinterp.tasks.task import Task
-
-_EXAMPLES = 128
-_TO_REST = 8
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -46,15 +49,12 @@ class Decompilation(Result, kind="decompilation"):
 
     Attributes:
         given: Whether a program was given, or only the closest one.
-        refused: Why not, as the fields of a
-            :class:`~loopinterp.decompiler.evidence.Refusal`; empty if it was.
-        claimed: The claim about it, as the fields of a
-            :class:`~loopinterp.decompiler.evidence.Claim`.
+        refused: Why not, as the fields of a :class:`~loopinterp.decompiler.evidence.Refusal`.
+        claimed: The fields of a :class:`~loopinterp.decompiler.evidence.Claim`.
         identified: The registered program that it is, decided exactly, with its first guess where
             that is its own; "" where it is none of them or was not read whole.
         code: The program, or the closest one, as code; "" where no table could be made.
         sharp: Whether values are states that behave alike, or regions of states.
-        read_at: Lengths of the inputs that it was read off.
         consistency: Share of the experiments that went as most of their kind.
         responses: How long a cell takes to follow its neighbour, as
             :func:`~loopinterp.decompiler.response_times` has it, with words for tokens.
@@ -102,14 +102,15 @@ class Decompilation(Result, kind="decompilation"):
         return agreement.isel(n=int(low.values.argmin()))
 
 
+@checked
 def decompilation_study(
     model: Any,
     task: Task,
     *,
-    n: int | Sequence[int] = READ_AT,
-    lengths: Sequence[int] | None = None,
-    n_exchanges: int = 6000,
-    seed: int = 0,
+    n: Length | Lengths = READ_AT,
+    lengths: Lengths | None = None,
+    n_exchanges: Annotated[int, Field(ge=100)] = 6000,
+    seed: Seed = 0,
 ) -> Decompilation:
     """Read a model's program off its states, and keep it with its evidence.
 
@@ -117,24 +118,20 @@ def decompilation_study(
     states as values (:func:`decompile`).
 
     Args:
-        model: Any looped model.
-        task: Its task.
         n: Length of the inputs that are looked at, one or more.
         lengths: Of those that the evidence is of; by default as :func:`decompile` has them.
-        n_exchanges: From which regions are learnt.
+        n_exchanges: Interchanges from which regions are learnt.
         seed: Of all that is drawn.
 
     Raises:
-        InputError: what is no model that loops, a model of other tokens, numbers out of range, or
-            a task whose T(n) is not linear.
+        InputError: If the model does not loop or speaks other tokens, or T(n) is not linear.
     """
     need_model(model)
     need_one_map(model)
     need_task(task)
     need_model_of(task, model)
     need_loops(model)
-    read_at = sorted({*([n] if isinstance(n, int) else n)})
-    longest = max(check_integer("n", k, least=2) for k in read_at)
+    read_at = sorted({n} if isinstance(n, int) else {*n})
     judged_at = lengths or judged_lengths(model, task, read_at)
     about = {"study": "decompilation", "n": read_at, "n_exchanges": n_exchanges}
     with study(seed, **about, model=describe_model(model)) as watch:
@@ -151,7 +148,17 @@ def decompilation_study(
             # The sharp reading is shown only where it alone has a table.
             sharp = regions.automaton is None and result.automaton is not None
             result = result if sharp else regions
-        words = _words(result, task)
+        closest, automaton, graph = result.closest, result.automaton, {}
+        # The meaning of each token, and the edge; its number where a task has no words.
+        words = dict(enumerate(closest.inputs)) if closest is not None else {}
+        words = {t: str(t) for t in (automaton.sizes if automaton else ())} | words
+        words[EDGE[0]] = "the edge"
+        responses = []
+        if automaton is not None:
+            responses = _responses(model, automaton, task, max(read_at), words)
+        if closest is not None:
+            with contextlib.suppress(InputError):  # too large to be looked at
+                graph = draw_program(closest).to_dict()
         return Decompilation.of(
             watch,
             **_arrays(result, words),
@@ -159,30 +166,14 @@ def decompilation_study(
             refused=dataclasses.asdict(result.refusal) if result.refusal else {},
             claimed=dataclasses.asdict(result.claim),
             identified=result.program.name if result.program and result.same_as else "",
-            code="" if result.closest is None else str(result.closest),
+            code="" if closest is None else str(closest),
             sharp=sharp,
             read_at=read_at,
             consistency=result.consistency,
-            responses=_responses(model, result, task, longest, words),
+            responses=responses,
             unexplained=_unexplained(result, words),
-            graph=_graph(result),
+            graph=graph,
         )
-
-
-def _graph(result: Decompiled) -> dict[str, Any]:
-    if result.closest is None:
-        return {}
-    try:
-        return draw_program(result.closest).to_dict()
-    except InputError:  # too large to be looked at
-        return {}
-
-
-def _words(result: Decompiled, task: Task) -> dict[int, str]:
-    """The meaning of each token, and the edge; its number where a task has no words."""
-    words = dict(enumerate(result.closest.inputs)) if result.closest is not None else {}
-    known = {} if result.automaton is None else result.automaton.sizes
-    return {token: str(token) for token in known} | words | {-1: "the edge"}
 
 
 def _arrays(result: Decompiled, words: dict[int, str]) -> dict[str, Any]:
@@ -212,14 +203,12 @@ def _arrays(result: Decompiled, words: dict[int, str]) -> dict[str, Any]:
 
 
 def _responses(
-    model: Any, result: Decompiled, task: Task, n: int, words: dict[int, str]
+    model: Any, automaton: TransitionTable, task: Task, n: int, words: dict[int, str]
 ) -> list[list[Any]]:
-    if result.automaton is None:
-        return []
-    generator = torch.Generator().manual_seed(0)
-    inputs = task.sample(torch.full((_EXAMPLES,), n), generator=generator).inputs  # [input, pos]
-    n_loops = n_loops_of(model, inputs.shape[1], task.n_loops(n)) + _TO_REST
-    table = response_times(result.automaton, inputs, n_loops=n_loops)
+    inputs = task.sample(torch.full((128,), n), generator=torch.Generator().manual_seed(0)).inputs
+    # Eight loops more than the model makes, so that runs rest.
+    n_loops = n_loops_of(model, inputs.shape[1], task.n_loops(n)) + 8
+    table = response_times(automaton, inputs, n_loops=n_loops)
     return [[words[token], *map(int, rest)] for token, *rest in table.itertuples(index=False)]
 
 

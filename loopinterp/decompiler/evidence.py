@@ -19,10 +19,11 @@ from loopinterp.interventions.engine import InterchangeRun
 from loopinterp.models import bind, device_of
 
 if TYPE_CHECKING:
+    from loopinterp.decompiler.interchange_runs import Runs
     from loopinterp.interventions.pairs import InterchangePairs
     from loopinterp.models import LoopedModel
     from loopinterp.programs.program import LoopProgram
-    from loopinterp.tasks.task import Batch, Task
+    from loopinterp.tasks.task import Task
 
 CLEAN, END, TRAJECTORY = "undisturbed", "at the end", "whole trajectory"
 PLANTED = "whole trajectory, planted"
@@ -30,20 +31,20 @@ REPEATED = "whole trajectory, two interchanges"
 INTERCHANGED = (TRAJECTORY, PLANTED, REPEATED)
 """The evidence of whole runs after interchanges."""
 
+_KINDS = {
+    CLEAN: "clean answers",
+    TRAJECTORY: "whole trajectories",
+    PLANTED: "whole trajectories after planted states",
+    REPEATED: "whole trajectories after two interchanges",
+}
+
 ENOUGH = 0.9
 """A program is given if no low end of its evidence falls below this: of clean answers and of whole
 trajectories, at each length, 95% intervals over inputs."""
 
-_DELAYS = 2
-
 
 def held_out(
-    model: LoopedModel | Any,
-    program: LoopProgram,
-    batch: Batch,
-    n_loops: int,
-    number: int,
-    generator: torch.Generator,
+    runs: Runs, program: LoopProgram, number: int, generator: torch.Generator
 ) -> pd.DataFrame:
     """Evidence at one length: :func:`agreement` on three kinds of interchanges.
 
@@ -51,6 +52,7 @@ def held_out(
     rare to the program (*planted*); and as many runs with two interchanges
     (:mod:`~loopinterp.interventions.drawn_pairs`).
     """
+    model, batch, n_loops = runs.model, runs.batch, runs.n_loops
     # The other kinds draw as if they were the first, so that each depends on the seed alone.
     again = torch.Generator()
     again.set_state(generator.get_state())
@@ -95,10 +97,10 @@ def agreement(
     # [pair]: a counted answer of the model or of the program changes at some delay.
     effective = ((after != clean) & counted).any(-1).any(-1) | (claims.changes & within).any(-1)
     agree = claims.agree(after) | ~within  # [pair, delay]
-    for delay in range(1, min(_DELAYS + 1, within.shape[1])):
-        what = f"{delay} loop{'s' * (delay > 1)} later"
-        chosen = effective & within[:, delay]
-        rows.append((what, agree[chosen, delay], pairs.base[chosen]))
+    for delay, what in ((1, "1 loop later"), (2, "2 loops later")):
+        if delay < within.shape[1]:
+            chosen = effective & within[:, delay]
+            rows.append((what, agree[chosen, delay], pairs.base[chosen]))
     last, base = agree[torch.arange(len(pairs)), pairs.horizon], pairs.base[effective]
     rows += [(END, last[effective], base), (TRAJECTORY, agree[effective].all(-1), base)]
     counts = pd.DataFrame(
@@ -120,21 +122,16 @@ def judged_lengths(model: LoopedModel | Any, task: Task, read_at: Sequence[int])
     """
     longest = max(read_at)
     near = {m for n in read_at for m in (max(n - 1, 2), n)}
-    beyond = (n for n in range(longest * 3 // 2, longest, -1) if _takes(model, task, n))
-    return sorted({*near, next(beyond, longest)})
+    for n in range(longest * 3 // 2, longest, -1):
+        inputs = task.sample(n, batch_size=1, generator=torch.Generator().manual_seed(0)).inputs
+        try:
+            bind(model, inputs.to(device_of(model)))
+        except (InputError, IndexError):  # a table of positions ends before, ours or another's
+            continue
+        return sorted({*near, n})
+    return sorted(near)
 
 
-def _takes(model: LoopedModel | Any, task: Task, n: int) -> bool:
-    """Whether a model embeds inputs of a length."""
-    inputs = task.sample(n, batch_size=1, generator=torch.Generator().manual_seed(0)).inputs
-    try:
-        bind(model, inputs.to(device_of(model)))
-    except (InputError, IndexError):  # a table of positions that ends before, ours or another's
-        return False
-    return True
-
-
-Grade = Literal["exact", "nearly", "none"]
 EXACT, NEARLY, NONE = "exact", "nearly", "none"
 
 
@@ -153,12 +150,12 @@ class Claim(ShortRepr):
             of the kind and length of which this is most; 1 where none was tried.
         lengths: Of the inputs that it was checked on.
         read_at: Of those that it was read off.
-        transitions: Where the state between loops is a code: all transitions that a run can make,
-            from the start or from any states that are put in. Each was tried, so that an exact
-            program is the model's at any length. 0 where they were not all tried.
+        transitions: Where the state between loops is a code, and all transitions that a run or an
+            interchange can make were tried, their number: an exact program is then the model's at
+            any length.
     """
 
-    grade: Grade
+    grade: Literal["exact", "nearly", "none"]
     tried: int = 0
     otherwise: int = 0
     at_most: float = 1.0
@@ -175,14 +172,7 @@ class Claim(ShortRepr):
         read_at: tuple[int, ...] = (),
         transitions: int = 0,
     ) -> Claim:
-        """The strongest claim that all of the evidence supports.
-
-        Args:
-            evidence: Of a program, with the columns of
-                :attr:`~loopinterp.decompiler.decompilation.Decompiled.evidence`.
-            given: Whether a program is given at all.
-            read_at: Lengths that it was read off.
-            transitions: All that a run can make, if each was tried.
+        """The strongest claim that all of the evidence supports, about a program if one is given.
 
         Example:
             >>> import pandas as pd
@@ -223,24 +213,28 @@ class Claim(ShortRepr):
         return max(self.lengths, default=0)
 
     def __str__(self) -> str:
-        return claim_in_words(self)
-
-
-RefusalCode = Literal[
-    "many-tokens",
-    "many-values",
-    "many-cells",
-    "reads-farther",
-    "starts-differ",
-    "inconsistent",
-    "below-line",
-    "nothing-to-check",
-]
+        """The claim, its lengths and its bound."""
+        if self.grade == NONE:
+            return "none"
+        right, lengths = self.tried - self.otherwise, ", ".join(map(str, self.lengths))
+        bound = f"at least {1 - self.at_most:.2%} do, at 95%" if self.tried else "none was tried"
+        read = f"read at n = {', '.join(map(str, self.read_at))}; " if self.read_at else ""
+        counts = (
+            f"{right} of {self.tried} interchanges go as it says "
+            f"({bound}; {read}checked at n = {lengths})"
+        )
+        if self.grade == NEARLY:
+            return f"nearly: {counts}"
+        if self.transitions:
+            return f"exact at any length: all {self.transitions:,} transitions were tried; {counts}"
+        longer = self.read_at and self.checked_to > max(self.read_at)
+        no_longer = "" if longer or not self.read_at else "; no longer inputs than it was read at"
+        return f"exact at length{'s' * (len(self.lengths) > 1)} {lengths}{no_longer}: {counts}"
 
 
 @dataclass(frozen=True)
 class Refusal(ShortRepr):
-    """Why no program is given.
+    """Why no program is given, by a code and the number that decided.
 
     Attributes:
         code: ``many-tokens`` (the model reads ``value`` of them, more than are tried),
@@ -248,22 +242,43 @@ class Refusal(ShortRepr):
             them), ``reads-farther`` (share of places whose step reads more than the left
             neighbour), ``starts-differ`` (tokens whose positions start with different values beside
             the same left neighbour), ``inconsistent`` (share of experiments that differ from most
-            of their kind), ``below-line`` (low end of ``kind`` at length ``n``),
+            of their kind), ``below-line`` (low end of ``kind`` of evidence at length ``n``),
             ``nothing-to-check`` (no interchange changes an answer).
-        value: The number that decided.
         line: The threshold, if any.
-        kind: Of ``below-line``, which kind of evidence.
-        n: Of ``below-line``, the length.
     """
 
-    code: RefusalCode
+    code: Literal[
+        "many-tokens", "many-values", "many-cells", "reads-farther", "starts-differ",
+        "inconsistent", "below-line", "nothing-to-check",
+    ]  # fmt: skip
     value: float = 0.0
     line: float = 0.0
     kind: str = ""
     n: int = 0
 
     def __str__(self) -> str:
-        return refusal_in_words(self)
+        """The refusal as a clause."""
+        value, line = self.value, self.line
+        match self.code:
+            case "many-tokens":
+                return f"{value:.0f} tokens, more than {line:.0f}"
+            case "many-values":
+                return f"a token has {value:.0f} values, more than {line:.0f}"
+            case "many-cells":
+                return f"{value:.0f} values, too many to try them side by side"
+            case "reads-farther":
+                return f"a step reads more than the left neighbour (in {value:.1%} of places)"
+            case "starts-differ":
+                return (
+                    "positions of one token start with different values beside the same neighbour"
+                )
+            case "inconsistent":
+                return f"the same experiment gives different values ({value:.1%})"
+            case "below-line":
+                low = f"the low end of {_KINDS[self.kind]} is {value:.1%}"
+                return f"{low} at length {self.n}, below {line:.0%}"
+            case "nothing-to-check":
+                return "no interchange changes an answer"
 
 
 def below_line(evidence: pd.DataFrame) -> Refusal | None:
@@ -275,54 +290,3 @@ def below_line(evidence: pd.DataFrame) -> Refusal | None:
         return None
     row = evidence.loc[low.idxmin()]
     return Refusal("below-line", float(row["low"]), ENOUGH, kind=row["what"], n=int(row["n"]))
-
-
-_KINDS = {
-    CLEAN: "clean answers",
-    TRAJECTORY: "whole trajectories",
-    PLANTED: "whole trajectories after planted states",
-    REPEATED: "whole trajectories after two interchanges",
-}
-
-
-def claim_in_words(claim: Claim) -> str:
-    """The claim, its lengths and its bound."""
-    if claim.grade == NONE:
-        return "none"
-    right, lengths = claim.tried - claim.otherwise, ", ".join(map(str, claim.lengths))
-    bound = f"at least {1 - claim.at_most:.2%} do, at 95%" if claim.tried else "none was tried"
-    read = f"read at n = {', '.join(map(str, claim.read_at))}; " if claim.read_at else ""
-    counts = (
-        f"{right} of {claim.tried} interchanges go as it says "
-        f"({bound}; {read}checked at n = {lengths})"
-    )
-    if claim.grade == NEARLY:
-        return f"nearly: {counts}"
-    if claim.transitions:
-        return f"exact at any length: all {claim.transitions:,} transitions were tried; {counts}"
-    longer = claim.read_at and claim.checked_to > max(claim.read_at)
-    no_longer = "" if longer or not claim.read_at else "; no longer inputs than it was read at"
-    return f"exact at length{'s' * (len(claim.lengths) > 1)} {lengths}{no_longer}: {counts}"
-
-
-def refusal_in_words(refusal: Refusal) -> str:
-    """Why no program is given, as a clause."""
-    value, line = refusal.value, refusal.line
-    match refusal.code:
-        case "many-tokens":
-            return f"{value:.0f} tokens, more than {line:.0f}"
-        case "many-values":
-            return f"a token has {value:.0f} values, more than {line:.0f}"
-        case "many-cells":
-            return f"{value:.0f} values, too many to try them side by side"
-        case "reads-farther":
-            return f"a step reads more than the left neighbour (in {value:.1%} of places)"
-        case "starts-differ":
-            return "positions of one token start with different values beside the same neighbour"
-        case "inconsistent":
-            return f"the same experiment gives different values ({value:.1%})"
-        case "below-line":
-            kind = _KINDS[refusal.kind]
-            return f"the low end of {kind} is {value:.1%} at length {refusal.n}, below {line:.0%}"
-        case "nothing-to-check":
-            return "no interchange changes an answer"

@@ -1,20 +1,16 @@
 """Exact reading: the whole transition table of a model or program, and which program a table is.
 
-Where one loop reads a position and its left neighbour alone, wherever they stand, what a position
-becomes is a function of two tokens and two states. If these are codes of bits, or values of a
-program's variables, there are finitely many, and each transition is tried once, in two positions:
-the table says what every loop does, of every input, whatever states interchanges put in. No sample
-is drawn, and no length is left out.
+Where one loop reads a position and its left neighbour alone, what a position becomes is a function
+of two tokens and two states. If these are codes of bits, or values of a program's variables, there
+are finitely many. Each transition is tried once, in two positions, so that no sample is drawn.
 
-The bits of a code are signs of rounded numbers. How far the least of them is from its threshold,
-beside what rounding changes (:attr:`CodeTable.sure`), says whether another order of the same sums,
-as in longer inputs or on another machine, could give another table.
+The bits of a code are signs of rounded numbers. :attr:`CodeTable.sure` says whether another order
+of the same sums, as in longer inputs or on another machine, could give another table.
 
 Two tables are compared by refining the cells of both together (Moore 1956): cells of one class
-answer alike and become cells of one class beside every neighbour, in whichever of the two they are.
-Where a position starts is left open: training on answers alone says nothing of the first guess, so
-a table is a program *up to its first guess* if it becomes, after the first loop, what the program
-could be.
+answer alike and become cells of one class beside every neighbour. Training on answers alone says
+nothing of the first guess, so a table is a program *up to its first guess* if it becomes, after the
+first loop, what the program could be.
 """
 
 from __future__ import annotations
@@ -58,24 +54,10 @@ if TYPE_CHECKING:
     from loopinterp.models import LoopedModel
     from loopinterp.tasks.task import Task
 
-_EVERYWHERE = ("none", "relative", "rotary")
-"""Positions that say how far two tokens are apart, and nothing of where they are."""
-
-_TIMES_ROUNDING = 10
-"""So many times as far as rounding moves a bit it has to be from its threshold."""
-
-_MOST_CELLS = 4096
-"""Of a program's table."""
-
 
 @dataclass(frozen=True)
 class Surroundings(ShortRepr):
-    """Tokens that the inputs of a task have side by side, and where they ask for an answer.
-
-    Attributes:
-        pairs: Tokens that stand side by side; -1 stands to the left of the first.
-        asked: Tokens at which an answer is asked for.
-    """
+    """Tokens that inputs have side by side (-1 left of the first), and those that are asked at."""
 
     pairs: list[tuple[int, int]]
     asked: frozenset[int]
@@ -88,9 +70,6 @@ class Surroundings(ShortRepr):
         pairs = {pair for row in rows for pair in zip([EDGE[0], *row], row)}
         asked = {x for batch in batches for x in batch.inputs[batch.targets != IGNORE].tolist()}
         return cls(sorted(pairs), frozenset(asked))
-
-
-# Models with a state code
 
 
 @dataclass(frozen=True)
@@ -116,8 +95,8 @@ class CodeTable(ShortRepr):
 
     @property
     def sure(self) -> bool:
-        """Whether every bit is farther from its threshold than rounding moves it, by far."""
-        return self.margin > _TIMES_ROUNDING * self.rounding
+        """Whether every bit is ten times as far from its threshold as rounding moves it."""
+        return self.margin > 10 * self.rounding
 
 
 def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
@@ -128,8 +107,9 @@ def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
     """
     if not isinstance(model, LoopedTransformer) or model.code is None:
         return False
-    everywhere = model.config.positions in _EVERYWHERE and model.reach_before == 0
-    return model.reach == 1 and everywhere
+    # Such positions say how far two tokens are apart, and nothing of where they are.
+    everywhere = model.config.positions in ("none", "relative", "rotary")
+    return model.reach == 1 and everywhere and model.reach_before == 0
 
 
 @torch.no_grad()
@@ -153,7 +133,7 @@ def tabulate_code(model: LoopedTransformer, pairs: Sequence[tuple[int, int]]) ->
         return read_answers(model.readout(states[None]))[0].tolist()
 
     reached = TransitionTable.reached(dict.fromkeys(pairs, start), step, answer)
-    assert reached is not None  # there is no bound
+    assert reached is not None  # as there is no bound
     return CodeTable(*reached, min(margins), max(roundings))
 
 
@@ -219,82 +199,59 @@ def finite_program(model: LoopedModel | Any, task: Task) -> LoopProgram | None:
     return (same and with_first_guess(same)) or program_of(table, task, name="read off")
 
 
-# Programs
-
-
 def is_local(program: LoopProgram) -> bool:
     """Whether a loop reads no more than the left neighbour, and nothing of where it is."""
+
+    def reach(node: Expr) -> int:  # positions to the left that an expression reads
+        shift = node.n if isinstance(node, ShiftRight) else 0
+        return shift + max(map(reach, node.children), default=0)
+
     every = postorder(program.expressions)
     if any(isinstance(node, (Aggregate, Indices, Select, SelWidth)) for node in every):
         return False
     near = [*program.prepare.values(), *program.step.values()]
-    return max(map(_reach, near)) <= 1 and _reach(program.finish) == 0
-
-
-def _reach(node: Expr) -> int:
-    """Positions to the left that an expression reads."""
-    shift = node.n if isinstance(node, ShiftRight) else 0
-    return shift + max(map(_reach, node.children), default=0)
+    return max(map(reach, near)) <= 1 and reach(program.finish) == 0
 
 
 def tabulate_program(
-    program: LoopProgram, pairs: Sequence[tuple[int, int]]
+    program: LoopProgram, pairs: Sequence[tuple[int, int]], *, most_cells: int = 4096
 ) -> tuple[TransitionTable, dict[Cell, tuple[int, ...]]] | None:
-    """The table of a program that is local, of all that a run or an interchange can make.
+    """The table of a local program with the value of each variable in each cell.
 
-    Args:
-        program: The program.
-        pairs: Tokens that stand side by side in inputs; -1 stands to the left of the first.
-
-    Returns:
-        The table, and the value of each variable in each cell; None if it has too many cells.
+    It has all cells that a run or an interchange can make; with more than ``most_cells`` there is
+    none. ``pairs`` are tokens that stand side by side in inputs, -1 to the left of the first.
     """
     names = program.variables
 
+    def first(pair: tuple[int, int]) -> tuple[int, ...]:
+        inputs = torch.tensor([[token for token in pair if token != EDGE[0]]])
+        trace = program.trace(inputs, n_loops=0).variables
+        return tuple(int(trace[name][0, 0, -1]) for name in names)
+
+    def step(transitions: Sequence[Step[tuple[int, ...]]]) -> list[tuple[int, ...]]:
+        stepped: list[tuple[int, ...]] = [()] * len(transitions)
+        for at_edge in (True, False):
+            rows = [k for k, (left, *_) in enumerate(transitions) if (left == EDGE[0]) == at_edge]
+            if not rows:
+                continue
+            each = [transitions[k][2:] if at_edge else transitions[k] for k in rows]
+            inputs = torch.tensor([row[::2] for row in each])  # [row, pos]: left and own token
+            values = torch.tensor([row[1::2] for row in each])  # [row, pos, variable]
+            variables = {name: values[..., k] for k, name in enumerate(names)}
+            trace = program.run(inputs, n_loops=1, variables=variables).variables
+            after = torch.stack([trace[name][1, :, -1] for name in names], -1)
+            for k, row in zip(rows, after.tolist()):
+                stepped[k] = tuple(row)
+        return stepped
+
     def answer(cells: list[tuple[int, tuple[int, ...]]]) -> list[int]:
         tokens = torch.tensor([[token] for token, _ in cells])
-        variables = {
-            name: torch.tensor([[values[k]] for _, values in cells]) for k, name in enumerate(names)
-        }
+        values = torch.tensor([values for _, values in cells])[:, None]  # [cell, pos, variable]
+        variables = {name: values[..., k] for k, name in enumerate(names)}
         outputs = program.run(tokens, n_loops=0, variables=variables).outputs[0, :, 0]
         return outputs.clamp(min=UNKNOWN).tolist()
 
-    return TransitionTable.reached(
-        {pair: _first_values(program, pair) for pair in pairs},
-        lambda transitions: _stepped_values(program, transitions),
-        answer,
-        most=_MOST_CELLS,
-    )
-
-
-def _first_values(program: LoopProgram, pair: tuple[int, int]) -> tuple[int, ...]:
-    """The values of a position before the first loop."""
-    inputs = torch.tensor([[token for token in pair if token != EDGE[0]]])
-    trace = program.trace(inputs, n_loops=0).variables
-    return tuple(int(trace[name][0, 0, -1]) for name in program.variables)
-
-
-def _stepped_values(
-    program: LoopProgram, transitions: Sequence[Step[tuple[int, ...]]]
-) -> list[tuple[int, ...]]:
-    """The values of each position after one loop."""
-    stepped: list[tuple[int, ...]] = [()] * len(transitions)
-    for at_edge in (True, False):
-        rows = [k for k, (left, *_) in enumerate(transitions) if (left == EDGE[0]) == at_edge]
-        if not rows:
-            continue
-        each = [transitions[k][2:] if at_edge else transitions[k] for k in rows]
-        inputs = torch.tensor([row[::2] for row in each])  # [row, pos]: left and own token
-        values = torch.tensor([row[1::2] for row in each])  # [row, pos, variable]
-        variables = {name: values[..., k] for k, name in enumerate(program.variables)}
-        trace = program.run(inputs, n_loops=1, variables=variables).variables
-        after = torch.stack([trace[name][1, :, -1] for name in program.variables], -1)
-        for k, row in zip(rows, after.tolist()):
-            stepped[k] = tuple(row)
-    return stepped
-
-
-# Which program a table is
+    return TransitionTable.reached({p: first(p) for p in pairs}, step, answer, most=most_cells)
 
 
 @dataclass(frozen=True)
@@ -302,7 +259,6 @@ class SameProgram(ShortRepr):
     """A program that a table is, up to its first guess.
 
     Attributes:
-        program: The program.
         first_guess: (token to the left, token) -> the value of each of its variables before the
             first loop, as the table has them; None where it starts as the program never is.
         starts_alike: Whether that is the program's own first guess, everywhere.
@@ -319,38 +275,27 @@ class SameProgram(ShortRepr):
 def same_program(
     table: TransitionTable, program: LoopProgram, inputs: Surroundings
 ) -> SameProgram | None:
-    """The program that a table is up to its first guess; None if it is another one.
-
-    Args:
-        table: All of whose transitions are known, as those of a model with a state code.
-        program: The candidate.
-        inputs: Tokens side by side, and where an answer is asked for.
-    """
+    """The program that a table, all of it known, is up to its first guess; None if another one."""
     if not is_local(program) or set(table.sizes) - set(range(len(program.inputs))):
         return None
     tabulated = tabulate_program(program, inputs.pairs)
     if tabulated is None:
         return None
     of_program, variables = tabulated
-    classes = _classes(table, of_program, inputs.asked, recurring=True)
-    if classes is None:
+    recurring = _classes(table, of_program, inputs.asked, recurring=True)
+    if recurring is None or not {*recurring[0].values()} <= {*recurring[1].values()}:
         return None
-    mine, its = classes
-    if not set(mine.values()) <= set(its.values()):
-        return None
-    # The first cell of the program in each class stands for it.
-    of_class = {c: variables[cell] for cell, c in reversed(its.items())}
-    values = {cell: of_class[c] for cell, c in mine.items()}
-    alike = False
-    if (whole := _classes(table, of_program, inputs.asked)) is not None:
-        # Cells of the start that never recur may be those of the program all the same.
-        mine, its = whole
+    # Cells of the start that never recur may be those of the program all the same.
+    whole = _classes(table, of_program, inputs.asked)
+    values: dict[Cell, tuple[int, ...]] = {}
+    for mine, its in (recurring,) if whole is None else (recurring, whole):
+        # The first cell of the program in each class stands for it.
         of_class = {c: variables[cell] for cell, c in reversed(its.items())}
         values = {cell: of_class[c] for cell, c in mine.items() if c in of_class} | values
-        alike = all(
-            mine[pair[1], value] == its[pair[1], of_program.starts[pair]]
-            for pair, value in table.starts.items()
-        )
+    alike = whole is not None and all(
+        whole[0][pair[1], value] == whole[1][pair[1], of_program.starts[pair]]
+        for pair, value in table.starts.items()
+    )
     guess = {pair: values.get((pair[1], value)) for pair, value in table.starts.items()}
     return SameProgram(program, guess, alike, values)
 
@@ -378,7 +323,8 @@ def _classes(
     edge = (-1, EDGE)
     views, transitions = {}, []
     for k, table in enumerate((one.asked_at(asked), other.asked_at(asked))):
-        cells = table.recurring if recurring else table.answer_of.keys()
+        cells = {(cell[0], value) for (_, cell), value in table.steps.items()}
+        cells = cells if recurring else table.answer_of.keys()
         views |= {(k, cell): (cell[0], y) for cell, y in table.answer_of.items() if cell in cells}
         transitions += [
             (edge if left == EDGE else (k, left), (k, cell), (k, (cell[0], value)))
@@ -408,13 +354,10 @@ def with_first_guess(same: SameProgram) -> LoopProgram | None:
     program = same.program
     if same.starts_alike:
         return program
-    words = words_of([program])
-    prepare = {
-        name: value_by_token(
-            {t: values[k] for t, values in guess.items()}, f"{name}_at_first", words
-        )
-        for k, name in enumerate(program.variables)
-    }
+    words, prepare = words_of([program]), {}
+    for k, name in enumerate(program.variables):
+        by_token = {token: values[k] for token, values in guess.items()}
+        prepare[name] = value_by_token(by_token, f"{name}_at_first", words)
     text = ", ".join(f"{name} = {code(x, short=True)}" for name, x in prepare.items())
     return replace(
         program,

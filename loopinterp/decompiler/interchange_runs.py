@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.core.text import ShortRepr
-from loopinterp.decompiler.transition_table import EDGE
 from loopinterp.interventions.drawn_pairs import drawn_pairs
 from loopinterp.interventions.engine import answer, decided
 from loopinterp.models import bind, device_of, iterate
@@ -26,19 +25,9 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch
 
 
-_PLACES = 256
-"""Places where all but two neighbours is changed."""
-
-
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """A model's clean runs, in which everything is tried.
-
-    Attributes:
-        model: Any looped model.
-        batch: Inputs of one length, on the CPU.
-        n_loops: Loops of each run.
-    """
+    """A model's clean runs on inputs of one length, which are on the CPU."""
 
     model: LoopedModel | Any
     batch: Batch
@@ -60,10 +49,11 @@ class Runs:
         """Those that occur."""
         return self.batch.inputs.unique().tolist()
 
-    @property
-    def side_by_side(self) -> list[list[tuple[int, int]]]:
-        """The token to the left (-1 of the first) and the token, [input, pos]."""
-        return [list(zip([EDGE[0], *row], row)) for row in self.batch.inputs.tolist()]
+    def trajectories(self) -> Trajectories:
+        """With their answers, on the CPU."""
+        answers = self.answers(self.inputs, self.states).cpu()
+        always = torch.ones(answers.shape[:2], dtype=torch.bool)
+        return Trajectories(self.batch.inputs, to_cut(self.states), answers, always)
 
     @torch.no_grad()
     def answers(
@@ -87,29 +77,32 @@ def n_loops_of(model: Any, n_positions: int, otherwise: int) -> int:
 
 @torch.no_grad()
 def depends_elsewhere(
-    runs: Runs, sort: Callable[[int, Tensor], Tensor], generator: torch.Generator
+    runs: Runs,
+    classify: Callable[[int, Tensor], Tensor],
+    generator: torch.Generator,
+    n_places: int = 256,
 ) -> float:
     """Share of places whose next value changes with what is neither there nor to the left of it."""
     size, n_pos = runs.batch.inputs.shape
-    rows, others = torch.randint(size, (2, _PLACES), generator=generator)
-    at = torch.randint(n_pos, (_PLACES,), generator=generator)
-    loops = torch.randint(max(runs.n_loops, 1), (_PLACES,), generator=generator)
+    rows, others = torch.randint(size, (2, n_places), generator=generator)
+    at = torch.randint(n_pos, (n_places,), generator=generator)
+    loops = torch.randint(max(runs.n_loops, 1), (n_places,), generator=generator)
     positions = torch.arange(n_pos)
     near = (positions == at[:, None]) | (positions == at[:, None] - 1)  # [place, pos]
     tokens = runs.inputs[rows].where(near.to(runs.inputs.device), runs.inputs[others])
     h = runs.states[loops, rows].clone()  # [place, pos, d_model]
     mixed = h.where(near[..., None].to(h.device), runs.states[loops, others])
-    each = torch.arange(_PLACES)
+    each = torch.arange(n_places)
     before = bind(runs.model, runs.inputs[rows]).step(h)[each, at]
     after = bind(runs.model, tokens).step(mixed)[each, at]
     changed, token_of = 0, runs.batch.inputs[rows, at]
     for token in runs.tokens:
         chosen = token_of == token
         if chosen.any():
-            # Sorted in one call, so that both see the same values.
-            first, second = sort(token, torch.cat([before[chosen], after[chosen]])).chunk(2)
+            # Classified in one call, so that both see the same values.
+            first, second = classify(token, torch.cat([before[chosen], after[chosen]])).chunk(2)
             changed += int((first != second).sum())
-    return changed / _PLACES
+    return changed / n_places
 
 
 def to_cut(states: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
@@ -119,14 +112,7 @@ def to_cut(states: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_m
 
 @dataclass(frozen=True, eq=False)
 class Trajectories(ShortRepr):
-    """States and answers of some runs; time counts the loops from where each begins.
-
-    Attributes:
-        tokens: The token of each position.
-        states: The states.
-        answers: The answers read from them.
-        within: Whether a run is not over yet.
-    """
+    """Some runs; time counts the loops of each, and ``within`` says whether it still goes on."""
 
     tokens: Int[Tensor, "run pos"]
     states: Float[Tensor, "time run pos d_model"] = field(repr=False)
@@ -146,24 +132,16 @@ class InterchangeTrajectories(ShortRepr):
     Attributes:
         clean: The runs of all inputs.
         changed: Those that went on from a state that was put in, from there on.
-        pairs: Base, source, position and loop of each.
-        asked: Where an answer is asked for.
     """
 
     clean: Trajectories
     changed: Trajectories
     pairs: InterchangePairs = field(repr=False)
-    asked: Bool[Tensor, "input pos"] = field(repr=False)
 
     @classmethod
     @torch.no_grad()
     def drawn(
-        cls,
-        runs: Runs,
-        number: int,
-        generator: torch.Generator,
-        *,
-        across_loops: bool = False,
+        cls, runs: Runs, number: int, generator: torch.Generator, *, across_loops: bool = False
     ) -> InterchangeTrajectories:
         """Draw interchanges; of ineffective ones, as many as of effective ones."""
         pairs = drawn_pairs(runs.batch, runs.n_loops, number, generator, across_loops=across_loops)
@@ -176,10 +154,6 @@ class InterchangeTrajectories(ShortRepr):
     @torch.no_grad()
     def after(cls, runs: Runs, pairs: InterchangePairs) -> InterchangeTrajectories:
         """Run on after given interchanges."""
-        loops = torch.arange(runs.n_loops + 1)
-        always = torch.ones(len(loops), len(runs.batch.inputs), dtype=torch.bool)
-        answers = runs.answers(runs.inputs, runs.states).cpu()
-        clean = Trajectories(runs.batch.inputs, to_cut(runs.states), answers, always)
         rows, position = torch.arange(len(pairs)), pairs.positions[:, 0]
         # States of the bases at their loops [pair, pos, d_model], with the source's put in.
         changed = runs.states[pairs.loop, pairs.base].clone()
@@ -187,10 +161,10 @@ class InterchangeTrajectories(ShortRepr):
         inputs = runs.inputs[pairs.base]
         run = iterate(runs.model, inputs, int(pairs.longest), state=changed)
         states = torch.stack([h for _, h in run])
-        within = pairs.loop + loops[: len(states), None] <= runs.n_loops  # [time, pair]
+        within = pairs.loop + torch.arange(len(states))[:, None] <= runs.n_loops  # [time, pair]
         answers = runs.answers(inputs, states).cpu()
         after = Trajectories(runs.batch.inputs[pairs.base], to_cut(states), answers, within)
-        return cls(clean, after, pairs, pairs.asked)
+        return cls(runs.trajectories(), after, pairs)
 
     def __getitem__(self, rows: Tensor) -> InterchangeTrajectories:
         """All clean runs, and some of the changed ones."""
@@ -214,7 +188,7 @@ class InterchangeTrajectories(ShortRepr):
     @cached_property
     def counted(self) -> Bool[Tensor, "time pair pos"]:
         """Where an answer is asked for, before a run is over."""
-        return self.changed.within[..., None] & self.asked[self.pairs.base]
+        return self.changed.within[..., None] & self.pairs.scored
 
     @cached_property
     def differ(self) -> Bool[Tensor, "time pair pos"]:

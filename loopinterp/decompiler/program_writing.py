@@ -5,11 +5,9 @@ of every cell send the same *message*, and a loop is
 
     values  <-  becomes(token, values, message from the left)      message = sends(token, values)
 
-A program needs names for values, as one number or as several variables. Some are tried: in the
-order in which the messages lead to them from the start; by the answer that they give; by answer
-and message. Each table is written as the shortest expression of the task's own words (the tables of
-tokens that its programs name) where there is a short one, and as a table where not; the shortest of
-the programs is given.
+A program needs names for values, as one number or as several variables. Some are tried, each table
+is written as the shortest expression of the task's own words (the tables of tokens that its
+programs name) where there is a short one, and the shortest of the programs is given.
 """
 
 from __future__ import annotations
@@ -39,15 +37,6 @@ if TYPE_CHECKING:
     from loopinterp.programs.program import RequiredLoops
     from loopinterp.tasks.task import Task
 
-_BRUTE = 5
-"""So many messages at most are tried in every order."""
-
-_READABLE = 14
-"""Cells of a table for which the shortest way to write it is looked for."""
-
-_MOST_LOOPS = 40
-_COLUMNS = ["token", "before", "after", "least", "most", "ways"]
-
 
 def program_of(
     table: TransitionTable,
@@ -57,45 +46,49 @@ def program_of(
     name: str = "decompiled",
     readable: bool = True,
 ) -> LoopProgram:
-    """The table as a program.
+    """The table as a program that reads the tokens of a task.
 
     Args:
-        table: The transition table.
-        task: The task whose tokens it reads.
         n_loops: T(n); that of the task by default, which must be linear.
-        name: The program's name.
         readable: Look for the shortest way to write a small table; else tables throughout.
     """
-    readable = readable and len(table.cells) <= _READABLE
+    readable = readable and len(table.cells) <= 14
     known = programs_of(task)
     words = words_of(known) if readable else None
-    messages = _ordered(table, Messages.of(table))
-    namings = [naming for naming in _namings(table, messages) if naming.is_unique]
-    writers = [
-        _Writer(table, numbered, naming, words)
-        for naming in (namings if readable else namings[:1])
-        for numbered in (_renumberings(messages, naming) if readable else [messages])
+    messages, starts = Messages.of(table), {(own, v) for (_, own), v in table.starts.items()}
+    # Message 0 leaves most starts as they are, the last one fewest.
+    n_changed = [
+        sum(messages.becomes.get((cell, m), cell[1]) != cell[1] for cell in starts)
+        for m in range(messages.n)
     ]
-    parts = min((writer.parts() for writer in writers), key=_length)
+    messages = messages.renumbered(sorted(range(messages.n), key=lambda m: n_changed[m]))
+    # No two cells of a token may have the same values.
+    namings = [
+        (names, values)
+        for names, values in _namings(table, messages)
+        if len({(cell[0], v) for cell, v in values.items()}) == len(values)
+    ]
+    written = [
+        _Writer(table, numbered, names, values, words).expressions()
+        for names, values in (namings if readable else namings[:1])
+        for numbered in (_renumberings(messages, values) if readable else [messages])
+    ]
+    prepare, step, finish = min(written, key=_length)
     return LoopProgram(
         name=name,
         task=task.name,
         inputs=known[0].inputs if known else tuple(map(str, range(task.d_vocab or 0))),
-        prepare=parts.prepare,
-        step=parts.step,
-        finish=parts.finish,
-        n_loops=loop_count(task) if n_loops is None else n_loops,
+        prepare=prepare,
+        step=step,
+        finish=finish,
+        n_loops=_loop_count(task) if n_loops is None else n_loops,
         doc="Read off a model.",
         task_settings=known[0].task_settings if known else {},
     )
 
 
-def loop_count(task: Task) -> RequiredLoops:
-    """T(n) of a task as data.
-
-    Raises:
-        InputError: it is not linear in n.
-    """
+def _loop_count(task: Task) -> RequiredLoops:
+    """T(n) of a task as data; an InputError if it is not linear in n."""
     counts = {n: task.n_loops(n) for n in (2, 3, 5, 8, 13)}
     slope = counts[3] - counts[2]
     linear = Linear(slope=slope, offset=counts[2] - 2 * slope)
@@ -133,37 +126,33 @@ def words_of(programs: Sequence[LoopProgram]) -> dict[str, TokMap]:
 
 def value_by_token(values: Mapping[int, int], name: str, words: Mapping[str, TokMap]) -> Seq:
     """A value for each token: a constant, a table of tokens that has a name, or another one."""
-    if len(set(values.values())) == 1:
-        return full(next(iter(values.values())))
-    token = torch.tensor([*values])
-    equal = (
-        word for word in words.values() if _applied(word, token).tolist() == [*values.values()]
-    )
+    entries, token = [*values.values()], torch.tensor([*values])
+    if len(set(entries)) == 1:
+        return full(entries[0])
+    equal = (word for word in words.values() if _applied(word, token).tolist() == entries)
     return next(equal, tok_map(tokens, values, default=0, name=name))
 
 
 def response_times(
-    table: TransitionTable, tokens: Int[Tensor, "batch pos"], *, n_loops: int
+    table: TransitionTable, tokens: Int[Tensor, "batch pos"], *, n_loops: int, most_loops: int = 40
 ) -> pd.DataFrame:
     """Loops until a position's answer follows its left neighbour.
 
-    Clean runs go on until they rest. Cells at rest send the messages of rest. A position that rests
-    under one of them, and then gets another one for good, changes its answer after some loops, if
-    at all: 1 in a program that holds nothing, k more in one that holds a carry for k loops after
-    its reason is gone.
+    Clean runs go on until they rest. A position that rests under one message, and then gets
+    another one for good, changes its answer after some loops, if at all: 1 in a program that holds
+    nothing, k more in one that holds a carry for k loops after its reason is gone.
 
     Args:
         table: The transition table.
-        tokens: Inputs whose runs show which messages there are at rest.
-        n_loops: Loops after which they rest.
+        tokens: Inputs whose runs show which messages there are after ``n_loops``, at rest.
+        most_loops: Loops within which a position follows.
 
     Returns:
-        A row for each token and change of its answer: ``before`` and ``after``, the ``least`` and
-        ``most`` loops it takes over all pairs of messages that make it, and how many ``ways`` there
-        are.
+        A row for each ``token`` and change of its answer from ``before`` to ``after``: the
+        ``least`` and ``most`` loops it takes over all pairs of messages, and the number of
+        ``ways``.
 
     Example:
-        >>> import torch
         >>> from loopinterp.decompiler import decompile
         >>> from loopinterp.compiler import compile_program
         >>> from loopinterp.tasks import get_task
@@ -186,32 +175,24 @@ def response_times(
     at_rest = sorted({messages.sends[cell] for cell in resting if cell in messages.sends})
     delays: dict[tuple[int, int, int], list[int]] = {}
     for cell in sorted(resting):
-        for message in at_rest:
-            if messages.becomes.get((cell, message)) != cell[1]:
-                continue  # it does not rest under that one
-            for new in at_rest:
-                response = _response(table, messages, cell, new)
-                if response is not None:
-                    key = (cell[0], table.answer_of[cell], response[0])
-                    delays.setdefault(key, []).append(response[1])
+        # So many messages let it rest here.
+        ways = sum(messages.becomes.get((cell, m)) == cell[1] for m in at_rest)
+        for new in at_rest if ways else ():
+            value, answers = cell[1], [table.answer_of[cell]]  # after 0, 1, … loops
+            for _ in range(most_loops):
+                value = messages.becomes.get(((cell[0], value), new))
+                if value is None:
+                    break
+                answers.append(table.answer_of[cell[0], value])
+            if value is None or messages.becomes.get(((cell[0], value), new)) != value:
+                continue  # it does not come to rest under the new one
+            last = answers[-1]
+            if last != answers[0]:
+                delay = max(k for k, y in enumerate(answers) if y != last) + 1
+                key = cell[0], answers[0], last
+                delays[key] = [*delays.get(key, []), *[delay] * ways]
     rows = [(*key, min(each), max(each), len(each)) for key, each in sorted(delays.items())]
-    return pd.DataFrame(rows, columns=_COLUMNS)
-
-
-def _response(
-    table: TransitionTable, messages: Messages, cell: Cell, message: int
-) -> tuple[int, int] | None:
-    """The answer at rest under a message, and after how many loops it is given for good."""
-    answers = [table.answer_of[cell]]  # after 0, 1, … loops
-    for _ in range(_MOST_LOOPS):
-        value = messages.becomes.get((cell, message))
-        if value is None:
-            return None
-        cell = (cell[0], value)
-        answers.append(table.answer_of[cell])
-    if messages.becomes.get((cell, message)) != cell[1] or answers[-1] == answers[0]:
-        return None
-    return answers[-1], max(k for k, y in enumerate(answers) if y != answers[-1]) + 1
+    return pd.DataFrame(rows, columns=["token", "before", "after", "least", "most", "ways"])
 
 
 @dataclass(frozen=True)
@@ -219,7 +200,6 @@ class Messages:
     """A transition table in two: the message of each left cell, and what it makes of a cell.
 
     Attributes:
-        sends: Left cell -> its message.
         becomes: (cell, message) -> value after one loop.
     """
 
@@ -265,22 +245,8 @@ class Messages:
         )
 
 
-@dataclass(frozen=True)
-class _Naming:
-    """Names for the values of a table.
-
-    Attributes:
-        variables: Names of the program's variables.
-        values: Cell -> the value of each variable.
-    """
-
-    variables: tuple[str, ...]
-    values: Mapping[Cell, tuple[int, ...]] = field(repr=False)
-
-    @property
-    def is_unique(self) -> bool:
-        """Whether no two cells of a token have the same values."""
-        return len({(cell[0], v) for cell, v in self.values.items()}) == len(self.values)
+_Naming = tuple[tuple[str, ...], Mapping[Cell, tuple[int, ...]]]
+"""The program's variables; cell -> the value of each."""
 
 
 def _namings(table: TransitionTable, messages: Messages) -> Iterator[_Naming]:
@@ -288,15 +254,15 @@ def _namings(table: TransitionTable, messages: Messages) -> Iterator[_Naming]:
     undecided = min(table.answer_of.values()) < 0  # 0 stands for it, as programs count from 0
     by_answer = {cell: (answer + undecided,) for cell, answer in table.answer_of.items()}
     from_start = _from_start(table, messages)
-    yield _Naming(("value",), {cell: (k,) for cell, k in from_start.items()})
-    yield _Naming(("answer",), by_answer)
+    yield ("value",), {cell: (k,) for cell, k in from_start.items()}
+    yield ("answer",), by_answer
     both = {cell: (*values, messages.sends[cell]) for cell, values in by_answer.items()}
-    yield _Naming(("answer", "message"), both)
+    yield ("answer", "message"), both
     rank: dict[Cell, tuple[int, ...]] = {}
     for cell in sorted(from_start, key=lambda cell: (cell[0], from_start[cell])):
         before = [c for c in rank if c[0] == cell[0] and by_answer[c] == by_answer[cell]]
         rank[cell] = (*by_answer[cell], len(before))
-    yield _Naming(("answer", "rest"), rank)
+    yield ("answer", "rest"), rank
 
 
 def _from_start(table: TransitionTable, messages: Messages) -> dict[Cell, int]:
@@ -304,12 +270,9 @@ def _from_start(table: TransitionTable, messages: Messages) -> dict[Cell, int]:
 
     Tokens that work alike get the same numbers.
     """
-    starts: dict[int, list[int]] = {}
-    for (_, token), value in table.starts.items():
-        starts.setdefault(token, []).append(value)
     numbers: dict[Cell, int] = {}
     for token, size in table.sizes.items():
-        first = starts.get(token, [0])
+        first = [value for (_, own), value in table.starts.items() if own == token] or [0]
         queue, order = [max(first, key=first.count), *range(size)], []
         while queue:
             value = queue.pop(0)
@@ -322,23 +285,15 @@ def _from_start(table: TransitionTable, messages: Messages) -> dict[Cell, int]:
     return numbers
 
 
-def _ordered(table: TransitionTable, messages: Messages) -> Messages:
-    """Message 0 leaves most starts as they are, then by how many they leave."""
-    starts = {(token, value) for (_, token), value in table.starts.items()}
-
-    def n_changed(message: int) -> int:
-        return sum(messages.becomes.get((cell, message), cell[1]) != cell[1] for cell in starts)
-
-    return messages.renumbered(sorted(range(messages.n), key=n_changed))
-
-
-def _renumberings(messages: Messages, naming: _Naming) -> Iterator[Messages]:
+def _renumberings(
+    messages: Messages, values: Mapping[Cell, tuple[int, ...]], *, most_tried: int = 5
+) -> Iterator[Messages]:
     """Messages with the numbers of what they make of cells, and of what sends them, if possible."""
-    if messages.n > _BRUTE:
+    if messages.n > most_tried:  # in every order
         yield messages
         return
-    becoming = [(m, naming.values[cell[0], v][0]) for (cell, m), v in messages.becomes.items()]
-    sent = [(m, naming.values[cell][-1]) for cell, m in messages.sends.items() if cell != EDGE]
+    becoming = [(m, values[cell[0], v][0]) for (cell, m), v in messages.becomes.items()]
+    sent = [(m, values[cell][-1]) for cell, m in messages.sends.items() if cell != EDGE]
     orders = []
     for pairs in (becoming, sent):
 
@@ -351,58 +306,50 @@ def _renumberings(messages: Messages, naming: _Naming) -> Iterator[Messages]:
             yield messages.renumbered(order)
 
 
-@dataclass(frozen=True)
-class _Parts:
-    prepare: dict[str, Seq]
-    step: dict[str, Seq]
-    finish: Seq
+_Expressions = tuple[dict[str, "Seq"], dict[str, "Seq"], "Seq"]
+"""A program's prepare, step and finish."""
 
 
-def _length(parts: _Parts) -> int:
+def _length(expressions: _Expressions) -> int:
     """Nodes of all expressions, and two for each entry of a table that is no word of the task."""
-    every = [*parts.prepare.values(), *parts.step.values(), parts.finish]
+    prepare, step, finish = expressions
+    every = [*prepare.values(), *step.values(), finish]
     tables = [n for n in postorder(every) if isinstance(n, TokMap) and not isinstance(n.x, Tokens)]
     entries = sum(len(table.table) for table in tables)
     return sum(len(postorder([x])) for x in every) + 2 * entries
 
 
+@dataclass
 class _Writer:
     """Writes one table with one naming of its values."""
 
-    def __init__(
-        self,
-        table: TransitionTable,
-        messages: Messages,
-        naming: _Naming,
-        words: Mapping[str, TokMap] | None,
-    ) -> None:
-        self.table, self.messages, self.naming, self.words = table, messages, naming, words
-        self.sizes = [max(values) + 1 for values in zip(*naming.values.values())]
+    table: TransitionTable
+    messages: Messages
+    names: tuple[str, ...]
+    values: Mapping[Cell, tuple[int, ...]]
+    words: Mapping[str, TokMap] | None
 
-    def parts(self) -> _Parts:
-        """The program's expressions."""
-        names, sends = self.naming.variables, self.messages.sends
-        starts = [self._start(f"{v}_at_first", k) for k, v in enumerate(names)]
+    def expressions(self) -> _Expressions:
+        sends, becomes = self.messages.sends, self.messages.becomes
+        starts = [self._start(f"{v}_at_first", k) for k, v in enumerate(self.names)]
         cells = [cell for cell in sends if cell != EDGE]
         sent = self._written("sends", cells, [sends[cell] for cell in cells])
         arrives = shift_right(sent, 1, default=sends.get(EDGE, 0))
-        cells, message = zip(*self.messages.becomes)
+        cells, message = zip(*becomes)
         beside = (arrives, message, self.messages.n)
-        after = [
-            self.naming.values[cell[0], v] for cell, v in zip(cells, self.messages.becomes.values())
-        ]
+        after = [self.values[cell[0], v] for (cell, _), v in becomes.items()]
         steps = [
             self._written(f"{v}_next", cells, [values[k] for values in after], beside)
-            for k, v in enumerate(names)
+            for k, v in enumerate(self.names)
         ]
         answers = self.table.answer_of
         finish = self._written("answers", [*answers], [*answers.values()])
-        return _Parts(dict(zip(names, starts)), dict(zip(names, steps)), finish)
+        return dict(zip(self.names, starts)), dict(zip(self.names, steps)), finish
 
     def _start(self, name: str, k: int) -> Seq:
         """One variable at first: by token, and by the token to the left where that matters."""
         starts = {
-            (left, token): self.naming.values[token, value][k]
+            (left, token): self.values[token, value][k]
             for (left, token), value in self.table.starts.items()
         }
         by_token = {token: value for (_, token), value in starts.items()}
@@ -426,20 +373,17 @@ class _Writer:
         beside: tuple[Seq, Sequence[int], int] | None = None,
         atoms: Sequence[Atom] = (),
     ) -> Seq:
-        """An expression with one value in each case: a cell, and its left neighbourhood.
+        """An expression with one of ``values`` in each case: a cell, and its left neighbourhood.
 
-        Args:
-            name: Of the table, where it is one.
-            cells: Of each case; value -1 stands for all of a token.
-            values: Of the expression in each case.
-            beside: A sequence to the left, its value in each case and the number of its values.
-            atoms: Others to build with.
+        The value -1 of a cell stands for all of its token. ``beside`` is a sequence to the left,
+        its value in each case and the number of its values; ``atoms`` are others to build with.
         """
         token = torch.tensor([token for token, _ in cells])
         keys = [(tokens, token, max(self.table.sizes) + 1)]
         if cells[0][1] >= 0:
-            variables = torch.tensor([self.naming.values[cell] for cell in cells])
-            keys += zip(map(var, self.naming.variables), variables.unbind(1), self.sizes)
+            sizes = [max(each) + 1 for each in zip(*self.values.values())]
+            variables = torch.tensor([self.values[cell] for cell in cells])
+            keys += zip(map(var, self.names), variables.unbind(1), sizes)
         if beside is not None:
             keys.append((beside[0], torch.tensor(beside[1]), beside[2]))
         if self.words is not None:

@@ -1,16 +1,13 @@
 """Values of a trained model as regions of states, cut finer where a run leaves the table.
 
-A trained model's states are not alike, and no two need do the same for ever. Refinement seeks the
-coarsest cut of them into values with which a table predicts the model. It begins with the answers
-as values. Where a run leaves the table, there is a pair of neighbours whose states become different
-values though they have the same; a plane through either's states that tells the two cases apart is
-a candidate. Of all candidates the one is taken that makes the table right about most of the model's
-runs, until none makes it better.
+Refinement seeks the coarsest cut of a trained model's states into values with which a table
+predicts the model. It begins with the answers as values. Where a run leaves the table, there is a
+pair of neighbours whose states become different values though they have the same; a plane through
+either's states that tells the two cases apart is a candidate. The candidate is taken that makes the
+table right about most runs, until none makes it better.
 
-Inputs mostly give what is common, so a table that is right about nearly all of it may be wrong
-wherever a rare state comes beside another. :func:`against_counterexamples` puts in states of any
-loop, each kind as often as any other, repairs entries of the table that such runs leave, and cuts
-regions anew where that is not enough.
+A table that is right about nearly all inputs may be wrong wherever a rare state comes beside
+another. :func:`against_counterexamples` puts in states of any loop, all kinds equally often.
 
 Source: abstraction refinement guided by counterexamples (Clarke et al., CAV 2000), on interchange
 interventions (arXiv 2106.02997); counterexamples as equivalence queries (Angluin 1987).
@@ -27,14 +24,12 @@ import torch
 
 from loopinterp.core.progress import track
 from loopinterp.core.text import ShortRepr
-from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, to_cut
+from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Trajectories
 from loopinterp.decompiler.table_predictions import (
-    BEST_SCORE,
     ROUNDS,
     DrawRuns,
     TablePrediction,
     count_table,
-    exits_of,
     most_common,
     repaired_on_draws,
 )
@@ -47,33 +42,10 @@ if TYPE_CHECKING:
 
     from loopinterp.decompiler.interchange_runs import Runs
 
-GAIN = 0.003
-"""A cut must add as much to the score (:attr:`TablePrediction.score`), and so must each of two."""
-
-FEW = 0.02
-"""Share of wrong runs above which regions are cut anew, and no entry is repaired."""
-
-_KINDS, _KINDS_AHEAD, _AHEAD = 6, 4, 5
-"""Kinds of pairs whose cuts are tried; of those after a first cut; first cuts that are tried."""
-
-_FITTED = 3000
-"""Examples that a plane is fitted to."""
-
-_QUANTILES = (0.15, 0.5, 0.85)
-_WITHIN_NOISE = 0.005
-
 
 @dataclass(frozen=True, eq=False)
 class Cut(ShortRepr):
-    """One value becomes two: states beyond a plane get a new one.
-
-    Attributes:
-        token: Its token.
-        value: Which value is cut.
-        new: Number of the new one.
-        normal: Direction of the plane's normal.
-        offset: ``state @ normal + offset > 0`` is beyond it.
-    """
+    """A value of a token becomes two: states with ``state @ normal + offset > 0`` get a new one."""
 
     token: int
     value: int
@@ -82,15 +54,12 @@ class Cut(ShortRepr):
     offset: float = field(repr=False)
 
     def __call__(
-        self,
-        values: Int[Tensor, "*place"],
-        tokens: Int[Tensor, "*place"],
-        states: Float[Tensor, "*place d_model"],
-    ) -> Int[Tensor, "*place"]:
+        self, values: Int[Tensor, "time run pos"], runs: Trajectories
+    ) -> Int[Tensor, "time run pos"]:
         """The values after one more cut."""
-        cut = ((tokens == self.token) & (values == self.value)).flatten().nonzero().squeeze(1)
+        cut = ((runs.tokens == self.token) & (values == self.value)).flatten().nonzero().squeeze(1)
         # Rows of a matrix are taken many times faster than places along several axes.
-        rows = states.reshape(-1, states.shape[-1]).index_select(0, cut)
+        rows = runs.states.reshape(-1, runs.states.shape[-1]).index_select(0, cut)
         beyond = cut[rows @ self.normal + self.offset > 0]
         return values.flatten().index_fill(0, beyond, self.new).view(values.shape)
 
@@ -103,7 +72,6 @@ class StateRegions(ShortRepr):
 
     Attributes:
         answers: Token -> the answers that its states give; their places are the first values.
-        cuts: In the order in which they are made.
     """
 
     answers: Mapping[int, tuple[int, ...]]
@@ -117,31 +85,20 @@ class StateRegions(ShortRepr):
             sizes[cut.token] += 1
         return sizes
 
-    def values(
-        self,
-        tokens: Int[Tensor, "*place"],
-        states: Float[Tensor, "*place d_model"],
-        answers: Int[Tensor, "*place"],
-    ) -> Int[Tensor, "*place"]:
+    def values(self, runs: Trajectories) -> Int[Tensor, "time run pos"]:
         """The value of each state; 0 for an answer that the token never gave."""
-        values = torch.zeros_like(tokens)
+        values = torch.zeros_like(runs.answers)
         for token, each in self.answers.items():
             for value, answer in enumerate(each):
-                values[(tokens == token) & (answers == answer)] = value
+                values[(runs.tokens == token) & (runs.answers == answer)] = value
         for cut in self.cuts:
-            values = cut(values, tokens, states)
+            values = cut(values, runs)
         return values
 
 
 @dataclass(frozen=True)
 class Refinement(ShortRepr):
-    """The result of :func:`refine`.
-
-    Attributes:
-        regions: Where the states of each value lie.
-        table: What cells become.
-        scores: Of the table after 0, 1, … cuts, on the runs that it was not made from.
-    """
+    """The result of :func:`refine`; ``scores`` are held out, after 0, 1, … cuts."""
 
     regions: StateRegions
     table: TransitionTable
@@ -160,9 +117,14 @@ def refine(
     as with any number, to :math:`0.005` of the score, which is the mean over lengths, or to a tenth
     of the distance to the best score there could be, where that is less.
     """
-    answers = _answers_by_token(runs)
-    stages = [_Stage.first(tuple(runs), StateRegions(answers))]
-    for _ in track(range(len(answers) * most_values), "cut"):
+    seen: dict[int, set[int]] = {}
+    for clean in (each.clean for each in runs):
+        for token in clean.tokens.unique().tolist():
+            given = clean.answers[:, clean.tokens == token].unique().tolist()
+            seen.setdefault(token, set()).update(given)
+    regions = StateRegions({token: tuple(sorted(seen[token])) for token in sorted(seen)})
+    stages = [_Stage.of(runs, regions, [list(map(regions.values, each.both)) for each in runs])]
+    for _ in track(range(len(seen) * most_values), "cut"):
         further = _further(stages[-1], most_values)
         if not further:
             break
@@ -170,8 +132,9 @@ def refine(
     scores = tuple(
         _mean_score([TablePrediction.of(stage.table, each) for each in others]) for stage in stages
     )
-    # Where hardly anything is left to explain, the gain of one cut is no noise.
-    enough = max(scores) - min(_WITHIN_NOISE, max(BEST_SCORE - max(scores), 0) / 10)
+    # The greatest score is 3. Where hardly anything is left to explain, the gain of one cut is no
+    # noise.
+    enough = max(scores) - min(0.005, max(3.0 - max(scores), 0) / 10)
     chosen = next(stage for stage, score in zip(stages, scores) if score >= enough)
     return Refinement(chosen.regions, chosen.table, scores)
 
@@ -188,30 +151,19 @@ def against_counterexamples(
 ) -> tuple[Refinement, list[InterchangeTrajectories], list[InterchangeTrajectories]]:
     """Repair a refinement's table; where that is not enough, refine again and repair that.
 
-    Args:
-        refinement: A first refinement.
-        runs: Runs that it was made from.
-        others: Runs that were held back from it.
-        draw: Gives inputs to put states in.
-        number: States put in at each length, each time.
-        most_values: Of a token.
-        generator: Of the interchanges.
-
-    Returns:
-        The refinement whose table leaves fewer runs of a fresh draw wrong, with the runs that it
-        was made from and those held back.
+    Gives the refinement whose table leaves fewer runs of a fresh draw wrong, the runs that it was
+    made from and those held back (``others``). At each length ``number`` states are put in.
     """
+    # With a larger share of wrong runs, regions are cut anew and no entry is repaired.
     table, wrong = repaired_on_draws(
-        refinement.table, draw, number=number, generator=generator, most_wrong=FEW
+        refinement.table, draw, number=number, generator=generator, most_wrong=0.02
     )
     first = replace(refinement, table=table), [*runs], [*others]
     if not wrong:
         return first
 
     def injected(clean: Runs, size: int) -> InterchangeTrajectories:
-        tokens = clean.batch.inputs
-        answers = clean.answers(clean.inputs, clean.states).cpu()
-        values = refinement.regions.values(tokens.expand_as(answers), to_cut(clean.states), answers)
+        values = refinement.regions.values(clean.trajectories())
         pairs = balanced_pairs(clean.batch, values, size, generator)
         return InterchangeTrajectories.after(clean, pairs)
 
@@ -224,76 +176,53 @@ def against_counterexamples(
     return replace(again, table=table), [*runs, *more], [*others, *held_back]
 
 
-def _answers_by_token(runs: Sequence[InterchangeTrajectories]) -> dict[int, tuple[int, ...]]:
-    answers: dict[int, set[int]] = {}
-    for clean in (each.clean for each in runs):
-        for token in clean.tokens.unique().tolist():
-            seen = clean.answers[:, clean.tokens == token].unique().tolist()
-            answers.setdefault(token, set()).update(seen)
-    return {token: tuple(sorted(answers[token])) for token in sorted(answers)}
-
-
 def _mean_score(predictions: Sequence[TablePrediction]) -> float:
     return sum(float(each.score) for each in predictions) / len(predictions)
 
 
-_Values = tuple[torch.Tensor, ...]
-"""Of clean and of changed runs, [time, run, pos]."""
-
-
 @dataclass(frozen=True)
 class _Stage:
-    """Some cuts, and what comes of them; values and predictions are of each length."""
+    """Some cuts, and what comes of them: predictions of the runs of each length."""
 
-    runs: tuple[InterchangeTrajectories, ...]
+    runs: Sequence[InterchangeTrajectories]
     regions: StateRegions
-    values: tuple[_Values, ...]
+    values: Sequence[Sequence[Tensor]]  # of clean and of changed runs, [time, run, pos]
     table: TransitionTable
-    predictions: tuple[TablePrediction, ...]
+    predictions: Sequence[TablePrediction]
 
     @classmethod
-    def first(cls, runs: tuple[InterchangeTrajectories, ...], regions: StateRegions) -> _Stage:
-        values = tuple(
-            tuple(
-                regions.values(part.tokens.expand_as(part.answers), part.states, part.answers)
-                for part in each.both
-            )
-            for each in runs
-        )
-        return cls._counted(runs, regions, values)
-
-    @classmethod
-    def _counted(
+    def of(
         cls,
-        runs: tuple[InterchangeTrajectories, ...],
+        runs: Sequence[InterchangeTrajectories],
         regions: StateRegions,
-        values: tuple[_Values, ...],
+        values: Sequence[Sequence[Tensor]],
     ) -> _Stage:
         table = count_table(runs, values, regions.sizes)
-        predictions = tuple(TablePrediction.of(table, each) for each in runs)
-        return cls(runs, regions, values, table, predictions)
+        return cls(runs, regions, values, table, [TablePrediction.of(table, x) for x in runs])
 
     def after(self, cut: Cut) -> _Stage:
-        """The same with one more cut."""
-        values = tuple(
-            tuple(cut(v, p.tokens.expand_as(v), p.states) for p, v in zip(each.both, both))
+        values = [
+            [cut(v, part) for part, v in zip(each.both, both)]
             for each, both in zip(self.runs, self.values)
-        )
+        ]
         regions = StateRegions(self.regions.answers, (*self.regions.cuts, cut))
-        return self._counted(self.runs, regions, values)
+        return self.of(self.runs, regions, values)
 
     @property
     def score(self) -> float:
         return _mean_score(self.predictions)
 
 
-def _further(stage: _Stage, most_values: int) -> list[_Stage]:
-    """The best next stage, or the next two where no single cut is any good; none if neither is."""
-    tried = [(kind, stage.after(cut)) for kind, cut in _cuts(stage, _KINDS, most_values)]
+def _further(stage: _Stage, most_values: int, *, least_gain: float = 0.003) -> list[_Stage]:
+    """The best next stage, or the next two where no single cut is any good; none if neither is.
+
+    Each cut must add ``least_gain`` to the score.
+    """
+    tried = [(kind, stage.after(cut)) for kind, cut in _cuts(stage, 6, most_values)]
     tried.sort(key=lambda each: -each[1].score)
     if not tried:
         return []
-    if tried[0][1].score >= stage.score + GAIN:
+    if tried[0][1].score >= stage.score + least_gain:
         return [tried[0][1]]
     # A carry that is held for two more loops needs two more values, of which one is no use.
     firsts: dict[tuple[int, int, int], _Stage] = {}
@@ -302,21 +231,21 @@ def _further(stage: _Stage, most_values: int) -> list[_Stage]:
         firsts.setdefault((kind, cut.token, cut.value), after)
     pairs = [
         (first, first.after(cut))
-        for first in list(firsts.values())[:_AHEAD]
-        for _, cut in _cuts(first, _KINDS_AHEAD, most_values)
+        for first in list(firsts.values())[:5]
+        for _, cut in _cuts(first, 4, most_values)
     ]
     if not pairs:
         return []
     first, second = max(pairs, key=lambda pair: pair[1].score)
-    return [first, second] if second.score >= stage.score + 2 * GAIN else []
+    return [first, second] if second.score >= stage.score + 2 * least_gain else []
 
 
 def _cuts(stage: _Stage, most: int, most_values: int) -> Iterator[tuple[int, Cut]]:
-    """Candidates: the number of the kind of pair that each comes from, and the cut."""
+    """Cuts at the ``most`` kinds of pairs that runs leave most, with the number of the kind."""
     sizes = stage.regions.sizes
-    each = zip(stage.runs, stage.values, stage.predictions)
     # Over all lengths, by place in the flattened table.
-    exits = torch.stack([exits_of(stage.table, *parts) for parts in each]).sum(0)
+    each = zip(stage.predictions, stage.values)
+    exits = torch.stack([prediction.exits(values) for prediction, values in each]).sum(0)
     for number, (place, _) in enumerate(most_common(exits, most)):
         left_states, states, differs = _examples(stage, place)
         if int(differs.sum()) < 3:
@@ -331,7 +260,7 @@ def _cuts(stage: _Stage, most: int, most_values: int) -> Iterator[tuple[int, Cut
             normal, _ = _plane(torch.cat([states, left_states], dim=1), differs)
             for (side, x), part in zip(sides, normal.chunk(2)):
                 along = (x @ part)[differs]  # where examples with a rarer value lie
-                candidates += [(side, part, -float(along.quantile(q))) for q in _QUANTILES]
+                candidates += [(side, part, -float(along.quantile(q))) for q in (0.15, 0.5, 0.85)]
         for (token, value), normal, offset in candidates:
             if sizes[token] < most_values:
                 yield number, Cut(token, value, sizes[token], normal, offset)
@@ -340,10 +269,7 @@ def _cuts(stage: _Stage, most: int, most_values: int) -> Iterator[tuple[int, Cut
 def _examples(
     stage: _Stage, place: int
 ) -> tuple[Float[Tensor, "example d_model"], Float[Tensor, "example d_model"], Bool[Tensor, " _"]]:
-    """States of the left and the own position of a kind of pair; whether a rarer value follows.
-
-    Rarer than the most frequent one.
-    """
+    """States of the left and the own position; whether another value than mostly follows."""
     lefts, states, nexts = [], [], []
     for each, both in zip(stage.runs, stage.values):
         for part, values in zip(each.both, both):
@@ -354,7 +280,8 @@ def _examples(
             lefts.append(part.states[time, run, (position - 1).clamp(min=0)])
             nexts.append(values[time + 1, run, position])
     after = torch.cat(nexts)
-    some = torch.randperm(len(after), generator=torch.Generator().manual_seed(0))[:_FITTED]
+    # As many as a plane is fitted to.
+    some = torch.randperm(len(after), generator=torch.Generator().manual_seed(0))[:3000]
     after = after[some]
     return torch.cat(lefts)[some], torch.cat(states)[some], after != after.mode().values
 

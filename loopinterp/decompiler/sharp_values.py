@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +23,6 @@ from loopinterp.decompiler.transition_table import EDGE, Cell, TransitionTable
 from loopinterp.interventions.engine import InterchangeRun
 from loopinterp.interventions.pairs import InterchangePairs
 from loopinterp.models import bind
-from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -30,66 +30,57 @@ if TYPE_CHECKING:
 
     from loopinterp.decompiler.interchange_runs import Runs
 
-_NOT_ASKED = -3
-"""In place of an answer that is not asked for, or comes after the end of the run."""
 
-_STATES = 4
-"""States of each value, to try each step with several."""
-
-_AT_A_TIME = 1024
-_MOST_PAIRS = 2500
-"""Pairs of cells that are tried, at most."""
-
-Place = tuple[int, int]
-"""An input and a position of it."""
-
-Starts = dict[tuple[int, int], "Counter[int]"]
-"""(token to the left, token) -> value before the first loop -> in how many places."""
-
-
-@dataclass(frozen=True, eq=False)
-class Behaviour:
-    """The contexts of one token.
+@dataclass(eq=False)
+class TokenValues:
+    """Values of one token, as far as they are known.
 
     Attributes:
-        runs: The runs that they are part of.
-        pairs: Input, position and loop of each; nothing is taken from a source.
+        contexts: Interchanges in runs at positions with the token; their sources mean nothing.
+        tolerance: Two states are one value if they behave differently in no larger a share of the
+            contexts.
+        behaviours: That of the first state of each value.
+        states: Some states of each value.
     """
 
     runs: Runs
-    pairs: InterchangePairs = field(repr=False)
+    contexts: InterchangePairs
+    tolerance: float = 0.0
+    behaviours: list[Int[Tensor, "context answer"]] = field(default_factory=list)
+    states: list[list[Float[Tensor, " d_model"]]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, runs: Runs, token: int, n: int, generator: torch.Generator) -> Behaviour:
+    def of(
+        cls, runs: Runs, token: int, n: int, generator: torch.Generator, tolerance: float = 0.0
+    ) -> TokenValues:
         """Contexts of a token, drawn in the first half of the runs, so that much comes after."""
         places = (runs.batch.inputs == token).nonzero()
         drawn = places[torch.randint(len(places), (n,), generator=generator)]
         loop = torch.randint(runs.n_loops // 2 + 1, (n,), generator=generator)
         base, position = drawn.unbind(1)
-        pairs = InterchangePairs(
-            inputs=runs.batch.inputs,
-            asked=runs.batch.targets != IGNORE,
-            n_loops=runs.n_loops,
+        contexts = InterchangePairs.of(
+            runs.batch,
             base=base,
             source=base,
             positions=position[:, None],
             loop=loop,
-            source_loop=loop,
+            n_loops=runs.n_loops,
         )
-        return cls(runs, pairs)
+        return cls(runs, contexts, tolerance)
 
     @torch.no_grad()
-    def __call__(
+    def behaviour(
         self, states: Float[Tensor, "state d_model"]
     ) -> Int[Tensor, "state context answer"]:
         """All answers that are asked for in every context, after every loop to the end."""
-        n_contexts = len(self.pairs)
+        n_contexts = len(self.contexts)
         rows = torch.arange(n_contexts).repeat(len(states))  # [state * context]
-        run = InterchangeRun(self.runs.model, self.pairs[rows])
+        pairs = self.contexts[rows]
+        run = InterchangeRun(self.runs.model, pairs)
         put_in = states.repeat_interleave(n_contexts, 0)[:, None]  # [state * context, 1, d_model]
         answers = run.after(put_in).cpu()
-        counted = self.pairs.scored[rows][:, None] & run.within.cpu()[..., None]
-        answers = answers.masked_fill(~counted, _NOT_ASKED).flatten(1)
+        counted = pairs.scored[:, None] & run.within.cpu()[..., None]
+        answers = answers.masked_fill(~counted, -3).flatten(1)  # no answer is -3
         in_context = answers.unflatten(0, (len(states), n_contexts))
         read = self.read(states).to(in_context)[:, None, None]
         # The answer read from the state itself counts in every context.
@@ -101,50 +92,36 @@ class Behaviour:
 
         A readout may look at other positions too, so a state by itself gives no answer.
         """
-        pairs, rows = self.pairs, torch.arange(len(states))
-        h = self.runs.states[pairs.loop[0], pairs.base[0]].expand(len(states), -1, -1).clone()
-        h[:, pairs.positions[0, 0]] = states
-        inputs = self.runs.inputs[pairs.base[0]].expand(len(states), -1)
-        return self.runs.answers(inputs, h[None])[0, rows, pairs.positions[0, 0]].cpu()
-
-
-@dataclass(eq=False)
-class TokenValues:
-    """Values of one token, as far as they are known.
-
-    Attributes:
-        behaviour: The token's contexts.
-        tolerance: Two states are one value if they behave differently in no larger a share of the
-            contexts.
-        behaviours: That of the first state of each value, [value, context, answer].
-        states: Some states of each value.
-    """
-
-    behaviour: Behaviour
-    tolerance: float
-    behaviours: list[Int[Tensor, "context answer"]] = field(default_factory=list)
-    states: list[list[Float[Tensor, " d_model"]]] = field(default_factory=list)
+        base, loop = self.contexts.base[0], self.contexts.loop[0]
+        position = self.contexts.positions[0, 0]
+        h = self.runs.states[loop, base].expand(len(states), -1, -1).clone()
+        h[:, position] = states
+        inputs = self.runs.inputs[base].expand(len(states), -1)
+        return self.runs.answers(inputs, h[None])[0, :, position].cpu()
 
     def __len__(self) -> int:
         return len(self.states)
 
-    def sort(
+    def classify(
         self, states: Float[Tensor, "state d_model"], *, most: int | None = None
     ) -> Int[Tensor, " state"]:
         """The value of each state; one that behaves like none so far becomes a value of its own.
 
-        Args:
-            states: The states.
-            most: With so many values, a new one is the nearest of these.
+        With ``most`` values, it becomes the nearest of these.
         """
         values = []
         for state, behaviour in zip(states, self.behaviour(states)):
-            value, distance = self._nearest(behaviour)
+            value, distance = -1, 2.0
+            if self.behaviours:
+                # Share of contexts in which each value's behaviour differs, [value].
+                differ = (torch.stack(self.behaviours) != behaviour).any(-1).double().mean(-1)
+                value = int(differ.argmin())
+                distance = float(differ[value])
             if distance > self.tolerance and (most is None or len(self) < most):
                 value = len(self)
                 self.behaviours.append(behaviour)
                 self.states.append([])
-            if len(self.states[value]) < _STATES:
+            if len(self.states[value]) < 4:  # a step is tried with several of them
                 self.states[value].append(state)
             values.append(value)
         return torch.tensor(values, dtype=torch.long)
@@ -152,14 +129,6 @@ class TokenValues:
     def state(self, value: int, turn: int) -> Float[Tensor, " d_model"]:
         """One of the states of a value, another each turn."""
         return self.states[value][turn % len(self.states[value])]
-
-    def _nearest(self, behaviour: Int[Tensor, "context answer"]) -> tuple[int, float]:
-        """The value of the nearest behaviour, and the share of contexts that differ."""
-        if not self.behaviours:
-            return -1, 2.0
-        differ = (torch.stack(self.behaviours) != behaviour).any(-1).double().mean(-1)  # [value]
-        value = int(differ.argmin())
-        return value, float(differ[value])
 
 
 def spread_out(states: Float[Tensor, "state d_model"], most: int) -> Float[Tensor, "few d_model"]:
@@ -177,121 +146,111 @@ def spread_out(states: Float[Tensor, "state d_model"], most: int) -> Float[Tenso
     return states[chosen]
 
 
-def places_of_pairs(runs: Runs) -> dict[tuple[int, int], list[Place]]:
-    """Where each two tokens stand side by side; -1 stands to the left of the first position."""
-    places = defaultdict(list)
-    for row, pairs in enumerate(runs.side_by_side):
-        for position, pair in enumerate(pairs):
-            places[pair].append((row, position))
-    return dict(sorted(places.items()))
+@dataclass(eq=False)
+class Experiments:
+    """States of all values, put in at places where their tokens stand.
 
-
-def start_values(
-    runs: Runs,
-    places: Mapping[tuple[int, int], list[Place]],
-    values: Mapping[int, TokenValues],
-    *,
-    tries: int,
-    most: int,
-    generator: torch.Generator,
-) -> Starts:
-    """Values of positions before the first loop, by token and left token, in some places each."""
-    starts = {}
-    for (left, token), known in places.items():
-        drawn = [known[k] for k in torch.randint(len(known), (tries,), generator=generator)]
-        # inputs and positions
-        rows, columns = torch.tensor(drawn).unbind(1)
-        first = values[token].sort(runs.states[0, rows, columns], most=most)
-        starts[left, token] = Counter(first.tolist())
-    return starts
-
-
-def tabulate(
-    runs: Runs,
-    values: Mapping[int, TokenValues],
-    places: Mapping[tuple[int, int], list[Place]],
-    starts: Starts,
-    *,
-    tries: int,
-    most: int,
-    generator: torch.Generator,
-) -> TransitionTable | None:
-    """Try every pair of cells that can stand side by side, and those that come of it.
-
-    Returns:
-        The table by the majority of each kind of experiment; None if there are too many pairs.
+    Attributes:
+        values: Of each token.
+        tries: Experiments of each kind.
+        most: With so many values of a token, a new one becomes the nearest of these.
     """
-    steps: dict[tuple[Cell, Cell], Counter[int]] = {}
-    while True:
-        untried = [
-            (left, (token, v))
-            for before, token in places
-            for left in ([EDGE] if before == EDGE[0] else _cells(before, values))
-            for v in range(len(values[token]))
-            if (left, (token, v)) not in steps
+
+    runs: Runs
+    values: Mapping[int, TokenValues]
+    tries: int
+    most: int
+    generator: torch.Generator
+
+    @cached_property
+    def places(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """Input and position where each two tokens stand side by side; -1 left of the first."""
+        places = defaultdict(list)
+        for row, tokens in enumerate(self.runs.batch.inputs.tolist()):
+            for position, pair in enumerate(zip([EDGE[0], *tokens], tokens)):
+                places[pair].append((row, position))
+        return dict(sorted(places.items()))
+
+    def starts(self) -> dict[tuple[int, int], Counter[int]]:
+        """How often each value is met before the first loop, by left token and token."""
+        starts = {}
+        for (left, token), known in self.places.items():
+            drawn = torch.randint(len(known), (self.tries,), generator=self.generator)
+            rows, columns = torch.tensor([known[k] for k in drawn]).unbind(1)
+            first = self.values[token].classify(self.runs.states[0, rows, columns], most=self.most)
+            starts[left, token] = Counter(first.tolist())
+        return starts
+
+    def tabulate(
+        self, starts: Mapping[tuple[int, int], Counter[int]], *, most_pairs: int = 2500
+    ) -> TransitionTable | None:
+        """Try every pair of cells that can stand side by side, and those that come of it.
+
+        Gives the table by the majority of each kind of experiment; None if there are too many.
+        """
+        values, steps = self.values, {}
+        while True:
+            cells = {token: [(token, v) for v in range(len(values[token]))] for token in values}
+            untried = [
+                (left, cell)
+                for before, token in self.places
+                for left in ([EDGE] if before == EDGE[0] else cells[before])
+                for cell in cells[token]
+                if (left, cell) not in steps
+            ]
+            if not untried:
+                break
+            if len(steps) + len(untried) > most_pairs:
+                return None
+            after = self._stepped(untried)
+            for token in values:
+                rows = [k for k, (_, cell) in enumerate(untried) if cell[0] == token]
+                if rows:
+                    after_values = values[token].classify(after[rows].flatten(0, 1), most=self.most)
+                    each = after_values.unflatten(0, (len(rows), self.tries)).tolist()
+                    steps |= {untried[k]: Counter(row) for k, row in zip(rows, each)}
+        answers = {
+            (token, v): Counter(each.read(torch.stack(states)).tolist())
+            for token, each in values.items()
+            for v, states in enumerate(each.states)
+        }
+        counts = [*steps.values(), *starts.values(), *answers.values()]
+        most_common = sum(max(count.values()) for count in counts)
+        by_majority: list[dict] = [
+            {key: count.most_common(1)[0][0] for key, count in each.items()}
+            for each in (starts, steps, answers)
         ]
-        if not untried:
-            break
-        if len(steps) + len(untried) > _MOST_PAIRS:
-            return None
-        after = _stepped(runs, values, untried, places, tries, generator)
-        for token in values:
-            rows = [k for k, (_, cell) in enumerate(untried) if cell[0] == token]
-            if rows:
-                sorted_ = values[token].sort(after[rows].flatten(0, 1), most=most)
-                for k, row in zip(rows, sorted_.unflatten(0, (len(rows), tries)).tolist()):
-                    steps[untried[k]] = Counter(row)
-    answers = {
-        (token, v): Counter(each.behaviour.read(torch.stack(states)).tolist())
-        for token, each in values.items()
-        for v, states in enumerate(each.states)
-    }
-    counts = [*steps.values(), *starts.values(), *answers.values()]
-    most_common = sum(max(count.values()) for count in counts)
-    return TransitionTable.from_entries(
-        {token: len(each) for token, each in values.items()},
-        start=_majority(starts),
-        step=_majority(steps),
-        answers=_majority(answers),
-        consistency=most_common / sum(count.total() for count in counts),
-    )
+        start, step, answer = by_majority
+        return TransitionTable.from_entries(
+            {token: len(each) for token, each in values.items()},
+            start=start,
+            step=step,
+            answers=answer,
+            consistency=most_common / sum(count.total() for count in counts),
+        )
 
-
-def _cells(token: int, values: Mapping[int, TokenValues]) -> list[Cell]:
-    return [(token, v) for v in range(len(values[token]))]
-
-
-def _majority(counts: Mapping) -> dict:
-    return {key: count.most_common(1)[0][0] for key, count in counts.items()}
-
-
-@torch.no_grad()
-def _stepped(
-    runs: Runs,
-    values: Mapping[int, TokenValues],
-    pairs: Sequence[tuple[Cell, Cell]],
-    places: Mapping[tuple[int, int], list[Place]],
-    tries: int,
-    generator: torch.Generator,
-) -> Float[Tensor, "pair try d_model"]:
-    """State of a position after one loop from two states put in, all else as in a clean run."""
-    after = []
-    each = [(pair, turn) for pair in pairs for turn in range(tries)]
-    for start in range(0, len(each), _AT_A_TIME):
-        some = each[start : start + _AT_A_TIME]
-        drawn = []
-        for (left, cell), _ in some:
-            known = places[left[0], cell[0]]
-            drawn.append(known[int(torch.randint(len(known), (), generator=generator))])
-        rows, columns = torch.tensor(drawn).unbind(1)
-        loops = torch.randint(max(runs.n_loops, 1), (len(some),), generator=generator)
-        h = runs.states[loops, rows].clone()
-        for k, ((left, cell), turn) in enumerate(some):
-            position = int(columns[k])
-            h[k, position] = values[cell[0]].state(cell[1], turn)
-            if left != EDGE:
-                # Another rhythm, so that different states of the two meet.
-                h[k, position - 1] = values[left[0]].state(left[1], turn // 2)
-        stepped = bind(runs.model, runs.inputs[rows]).step(h)
-        after.append(stepped[torch.arange(len(some)), columns])  # [experiment, d_model]
-    return torch.cat(after).unflatten(0, (len(pairs), tries))
+    @torch.no_grad()
+    def _stepped(
+        self, pairs: Sequence[tuple[Cell, Cell]], *, at_a_time: int = 1024
+    ) -> Float[Tensor, "pair try d_model"]:
+        """State of a position after one loop from two states put in, all else as in a clean run."""
+        runs, after = self.runs, []
+        each = [(pair, turn) for pair in pairs for turn in range(self.tries)]
+        for start in range(0, len(each), at_a_time):
+            some = each[start : start + at_a_time]
+            drawn = []
+            for (left, cell), _ in some:
+                known = self.places[left[0], cell[0]]
+                drawn.append(known[int(torch.randint(len(known), (), generator=self.generator))])
+            rows, columns = torch.tensor(drawn).unbind(1)
+            loops = torch.randint(max(runs.n_loops, 1), (len(some),), generator=self.generator)
+            h = runs.states[loops, rows].clone()
+            for k, ((left, cell), turn) in enumerate(some):
+                position = int(columns[k])
+                h[k, position] = self.values[cell[0]].state(cell[1], turn)
+                if left != EDGE:
+                    # Another rhythm, so that different states of the two meet.
+                    h[k, position - 1] = self.values[left[0]].state(left[1], turn // 2)
+            stepped = bind(runs.model, runs.inputs[rows]).step(h)
+            after.append(stepped[torch.arange(len(some)), columns])  # [experiment, d_model]
+        return torch.cat(after).unflatten(0, (len(pairs), self.tries))

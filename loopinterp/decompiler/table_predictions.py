@@ -1,14 +1,12 @@
 """Predictions of a transition table: counted from runs, held against runs, and repaired.
 
-Once each state of some runs has a value, a table is counted from what most cells of each kind
-become. Its *prediction* follows it from the start, or from an interchange, on its own. A run leaves
-the table at a transition after which a position has another value than the table says, though it
-and its left neighbour had the values that the table said until then.
+A table is counted from what most cells of each kind become. Its *prediction* follows it from the
+start, or from an interchange, on its own. A run leaves the table at a transition after which a
+position has another value than the table says, though it and its left neighbour had the values
+that the table said until then.
 
-A counted table follows what most states of a region do. Where a region has states of its neighbour
-too, or a pair of neighbours is rare, most may say the wrong thing, and no finer cut is needed: the
-table has the right values, and one wrong entry. What a table says of answers depends on its entries
-alone and on no region, so an entry is tried by following the table.
+Where a region has states of its neighbour too, or a pair of neighbours is rare, most cells may say
+the wrong thing. Then one entry is wrong, and is repaired by following the table with each other.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import torch
 from torch.nn.functional import pad
 
 from loopinterp.core.text import ShortRepr
-from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs
+from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs, Trajectories
 from loopinterp.decompiler.transition_table import EDGE, Cell, TransitionTable
 from loopinterp.interventions.drawn_pairs import balanced_pairs
 
@@ -30,25 +28,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-BEST_SCORE = 3.0
-"""The greatest :attr:`TablePrediction.score`: a sum of three shares."""
-
-KIND = ("left", "left_value", "token", "value")
-
 ROUNDS = 6
 """Draws of new inputs to repair a table on, at most."""
-
-HOPELESS = 0.25
-"""Share of wrong runs above which no entry is repaired."""
-
-_ENTRIES, _CHANGES = 16, 40
-"""Entries of which each other value is tried before a change; changes, at most."""
-
-_RIGHT = 500
-"""Runs that were right of each draw, in a first look at a change."""
-
-_PROMISING = 4
-"""Changes that help in a first look, and are tried on all runs."""
 
 DrawRuns = Callable[[int], "Sequence[Runs]"]
 """Clean runs of new inputs, of each length, by a number."""
@@ -62,8 +43,8 @@ def count_table(
     """Count what most cells of each kind become in some runs.
 
     Args:
-        runs: The runs, of each length.
-        values: Of the states of clean and changed runs [time, run, pos], of each length.
+        runs: Of each length.
+        values: Of each length, those of clean and changed runs, [time, run, pos].
         sizes: Token -> how many values it has.
     """
     n_tokens, n_values = max(sizes) + 1, max(sizes.values())
@@ -113,12 +94,13 @@ class TablePrediction(ShortRepr):
 
     Attributes:
         values: Those of clean and of changed runs, by the table.
-        clean: Whether the whole answer of an input is right at a loop.
-        changed: Whether that of an interchange is, at each time; true once the run is over. Where
-            the interchange changes no answer of the table, it should change none of the model.
+        clean: Whether the whole answer is right.
+        changed: The same after an interchange; true once the run is over.
         effective: Whether an interchange changes an answer of the model or of the table.
     """
 
+    table: TransitionTable = field(repr=False)
+    runs: InterchangeTrajectories = field(repr=False)
     values: tuple[Int[Tensor, "time input pos"], Int[Tensor, "time pair pos"]] = field(repr=False)
     clean: Bool[Tensor, "time input"]
     changed: Bool[Tensor, "time pair"]
@@ -141,8 +123,10 @@ class TablePrediction(ShortRepr):
         predicted = torch.where(changes, answers_after, runs.natural)
         effective = (changes | runs.differ) & runs.counted
         return cls(
+            table,
+            runs,
             values=(values, values_after),
-            clean=((answers == clean.answers) | ~runs.asked).all(-1),
+            clean=((answers == clean.answers) | ~pairs.asked).all(-1),
             changed=((predicted == after.answers) | ~runs.counted).all(-1),
             effective=effective.any(-1).any(0),
         )
@@ -160,37 +144,38 @@ class TablePrediction(ShortRepr):
         """Runs, clean and changed, with some answer that the table does not predict."""
         return int((~self.clean).any(0).sum() + (~self.changed).any(0).sum())
 
+    def exits(self, values: Sequence[Tensor]) -> Int[Tensor, " place"]:
+        """How often runs of some values leave the table, by place in the flattened table.
+
+        Only runs about whose answers the table is wrong, and times before it is.
+        """
+        table = self.table
+        in_time = _until_wrong(self.changed) & self.effective & self.runs.changed.within
+        wrong_clean = (~self.clean).any(0).expand(len(self.clean), -1)
+        exits = torch.zeros(table.step.numel(), dtype=torch.long)
+        for part, true, predicted, counted in zip(
+            self.runs.both, values, self.values, (wrong_clean, in_time)
+        ):
+            off = true != predicted
+            # Position and left neighbour as predicted, and the position no longer after the loop.
+            on = ~off[:-1] & ~pad(off[:-1, :, :-1], (1, 0))
+            leaving = on & off[1:] & counted[1:, :, None]
+            exits += table.places(part.tokens, true[:-1])[leaving].bincount(minlength=len(exits))
+        return exits
+
+    def uses(self, *, until_wrong: bool = False) -> Int[Tensor, " place"]:
+        """How often the table comes to each entry; or only until runs are wrong, as causes do."""
+        counts = torch.zeros(self.table.step.numel(), dtype=torch.long)
+        for part, values, right in zip(self.runs.both, self.values, (self.clean, self.changed)):
+            mask = part.within & _until_wrong(right) if until_wrong else part.within
+            places = self.table.places(part.tokens, values[:-1])  # [time, run, pos]
+            counts += places[mask[1:]].flatten().bincount(minlength=len(counts))
+        return counts
+
 
 def n_wrong(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) -> int:
     """Runs, clean and changed, with some answer that a table does not predict."""
     return sum(TablePrediction.of(table, each).n_wrong for each in runs)
-
-
-# Where runs leave a table
-
-
-def exits_of(
-    table: TransitionTable,
-    runs: InterchangeTrajectories,
-    values: Sequence[Tensor],
-    prediction: TablePrediction,
-) -> Int[Tensor, " place"]:
-    """How often runs leave a table at each transition, by its place in the flattened table.
-
-    Only runs about whose answers the table is wrong, and times before it is.
-    """
-    in_time = _until_wrong(prediction.changed) & prediction.effective & runs.changed.within
-    wrong_clean = (~prediction.clean).any(0).expand(len(prediction.clean), -1)
-    exits = torch.zeros(table.step.numel(), dtype=torch.long)
-    for part, true, predicted, counted in zip(
-        runs.both, values, prediction.values, (wrong_clean, in_time)
-    ):
-        off = true != predicted
-        # Position and left neighbour still as predicted, and the position no longer after the loop.
-        on = ~off[:-1] & ~pad(off[:-1, :, :-1], (1, 0))
-        leaving = on & off[1:] & counted[1:, :, None]
-        exits += table.places(part.tokens, true[:-1])[leaving].bincount(minlength=len(exits))
-    return exits
 
 
 def _until_wrong(right: Bool[Tensor, "time run"]) -> Bool[Tensor, "time run"]:
@@ -207,35 +192,31 @@ def most_common(counts: Int[Tensor, " place"], most: int) -> list[tuple[int, int
 
 def unexplained_steps(
     table: TransitionTable,
-    values_of: Callable[..., Tensor],
+    values_of: Callable[[Trajectories], Tensor],
     runs: Sequence[InterchangeTrajectories],
     names: Mapping[Cell, int],
 ) -> pd.DataFrame:
-    """Cell by cell, the transitions of runs that a table does not explain.
+    """Cell by cell, the transitions of held-out runs that a table does not explain.
 
     Args:
         table: The table.
-        values_of: The value of each state, by tokens, states and answers.
-        runs: Runs that the table was not made from, of each length.
+        values_of: The value of each state.
+        runs: Of each length.
         names: Cell -> number of its value as it is shown; cells of one number are one.
 
     Returns:
         A row for each kind of transition at which runs leave the table, the most frequent first.
-        Columns ``left`` (token, -1 for none), ``left_value``, ``token``, ``value``; ``exits``: how
-        often runs whose answers the table does not predict leave it there; ``steps``: how many
-        transitions of that kind all runs have; ``otherwise``: the share of them after which the
-        value is another than the table says.
+        Columns ``left`` (token, -1 for none), ``left_value``, ``token``, ``value``; ``exits``
+        (of runs with wrong answers), ``steps`` (transitions of that kind in all runs),
+        ``otherwise`` (share of these after which the value is not the table's).
     """
     exits, steps, otherwise = torch.zeros(3, table.step.numel(), dtype=torch.long)
     shown = torch.arange(table.answers.shape[1]).repeat(len(table.answers), 1)  # [token, value]
     for cell, name in names.items():
         shown[cell] = name
     for each in runs:
-        values = [
-            values_of(part.tokens.expand_as(part.answers), part.states, part.answers)
-            for part in each.both
-        ]
-        exits += exits_of(table, each, values, TablePrediction.of(table, each))
+        values = list(map(values_of, each.both))
+        exits += TablePrediction.of(table, each).exits(values)
         for part, v in zip(each.both, values):
             places = table.places(part.tokens, v[:-1])
             tokens, predicted = part.tokens.expand_as(places), table.step.flatten()[places]
@@ -249,13 +230,11 @@ def unexplained_steps(
         left, cell = table.entry(place)
         kind = (left[0], 0 if left == EDGE else names[left], cell[0], names[cell])
         rows.append((*kind, number, int(steps[place]), int(otherwise[place])))
-    columns = [*KIND, "exits", "steps", "off"]
-    merged: Any = pd.DataFrame(rows, columns=columns).groupby([*KIND], as_index=False).sum()
+    kind_columns = ["left", "left_value", "token", "value"]
+    frame = pd.DataFrame(rows, columns=[*kind_columns, "exits", "steps", "off"])
+    merged: Any = frame.groupby(kind_columns, as_index=False).sum()
     merged["otherwise"] = merged.pop("off") / merged["steps"]
     return merged.sort_values("exits", ascending=False, kind="stable", ignore_index=True)
-
-
-# Repair
 
 
 def repaired_on_draws(
@@ -264,12 +243,12 @@ def repaired_on_draws(
     *,
     number: int,
     generator: torch.Generator,
-    most_wrong: float = HOPELESS,
+    most_wrong: float = 0.25,
 ) -> tuple[TransitionTable, int]:
     """Repair a table until no injected state of new inputs leaves it, or it helps no more.
 
-    Returns:
-        The table, and how many runs of the last draw left it.
+    Above ``most_wrong``, a share of runs, no entry is repaired. Gives the number of runs of the
+    last draw that left the table too.
     """
     gathered: list[InterchangeTrajectories] = []
     wrong = 0
@@ -295,64 +274,37 @@ def repaired(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) ->
     Those are tried that wrong runs use most, compared with all runs. Every entry that the table
     comes to in these runs counts as known afterwards.
     """
-    for _ in range(_CHANGES):
+    n_changes, n_entries, n_right, n_promising = 40, 16, 500, 4
+    for _ in range(n_changes):
         predictions = [TablePrediction.of(table, each) for each in runs]
         wrong = sum(prediction.n_wrong for prediction in predictions)
         if not wrong:
             break
-        few = [_wrong_and_some_right(*both) for both in zip(runs, predictions)]
+        few = []  # in a first look: all wrong runs, and some that are right
+        for each, prediction in zip(runs, predictions):
+            right = prediction.changed.all(0)
+            rows = (~right).nonzero().squeeze(1), right.nonzero().squeeze(1)[:n_right]
+            few.append(each[torch.cat(rows)])
         before = n_wrong(table, few)
+        by_wrong = torch.stack([each.uses(until_wrong=True) for each in predictions]).sum(0)
+        by_all = torch.stack([each.uses() for each in predictions]).sum(0)
+        # Often used by wrong runs, and mostly by them.
+        score = by_wrong.double() ** 1.5 / (by_all + 1)
+        suspects = score.argsort(descending=True, stable=True)[:n_entries]
         tried = [
             (n_wrong(changed, few), changed)
-            for entry in _suspects(table, runs, predictions)
-            for changed in _other_values(table, entry)
+            for place in suspects
+            if score[place]
+            for changed in _other_values(table, int(place))
         ]
         better = sorted((each for each in tried if each[0] < before), key=lambda each: each[0])
-        changes = (each for _, each in better[:_PROMISING] if n_wrong(each, runs) < wrong)
+        changes = (each for _, each in better[:n_promising] if n_wrong(each, runs) < wrong)
         change = next(changes, None)
         if change is None:
             break
         table = change
-    used = _used(table, runs, [None] * len(runs)) > 0
+    used = torch.stack([TablePrediction.of(table, each).uses() for each in runs]).any(0)
     return replace(table, known=table.known | used.view_as(table.known))
-
-
-def _wrong_and_some_right(
-    runs: InterchangeTrajectories, prediction: TablePrediction
-) -> InterchangeTrajectories:
-    right = prediction.changed.all(0)
-    return runs[torch.cat([(~right).nonzero().squeeze(1), right.nonzero().squeeze(1)[:_RIGHT]])]
-
-
-def _suspects(
-    table: TransitionTable,
-    runs: Sequence[InterchangeTrajectories],
-    predictions: Sequence[TablePrediction],
-) -> list[int]:
-    """Places of entries, those first that wrong runs use most for their number of uses."""
-    # After the first wrong answer nothing can be the cause.
-    until = [(_until_wrong(each.clean), _until_wrong(each.changed)) for each in predictions]
-    by_wrong, by_all = _used(table, runs, until), _used(table, runs, [None] * len(runs))
-    # Often used by wrong runs, and mostly by them.
-    score = by_wrong.double() ** 1.5 / (by_all + 1)
-    best = score.argsort(descending=True, stable=True)[:_ENTRIES]
-    return [int(place) for place in best if score[place]]
-
-
-def _used(
-    table: TransitionTable,
-    runs: Sequence[InterchangeTrajectories],
-    when: Sequence[tuple[Tensor, Tensor] | None],
-) -> Int[Tensor, " place"]:
-    """How often the table comes to each entry, in clean and changed runs, at some times."""
-    counts = torch.zeros(table.step.numel(), dtype=torch.long)
-    for each, times in zip(runs, when):
-        prediction = TablePrediction.of(table, each)
-        for k, (part, values) in enumerate(zip(each.both, prediction.values)):
-            mask = part.within if times is None else part.within & times[k]
-            places = table.places(part.tokens, values[:-1])
-            counts += places[mask[1:]].flatten().bincount(minlength=len(counts))
-    return counts
 
 
 def _other_values(table: TransitionTable, place: int) -> list[TransitionTable]:

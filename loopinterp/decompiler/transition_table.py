@@ -43,9 +43,8 @@ class TransitionTable(ShortRepr):
     Attributes:
         sizes: Token -> how many values a position with it can have: 0 .. size - 1.
         start: Value before the first loop; -1 of tokens that never stand side by side.
-        step: Value after one loop; the value itself where the table has no transition.
-        known: Where it has one.
-        answers: The answer read there; ``UNKNOWN`` where it is undecided.
+        step: Value after one loop; the value itself where the transition is not ``known``.
+        answers: ``UNKNOWN`` where undecided.
         consistency: Share of the experiments it was made from that went as most of their kind.
 
     Example:
@@ -76,15 +75,7 @@ class TransitionTable(ShortRepr):
         answers: Mapping[Cell, int],
         consistency: float = 1.0,
     ) -> TransitionTable:
-        """The table of single entries.
-
-        Args:
-            sizes: Token -> how many values it has.
-            start: (token to the left, -1 for none; token) -> value before the first loop.
-            step: (left cell, cell) -> value after one loop.
-            answers: Cell -> the answer read there.
-            consistency: Share of the experiments that went as most of their kind.
-        """
+        """The table with entries (left token or -1, token), (left cell, cell) and cell."""
         n_tokens, n_values = max(sizes) + 1, max(sizes.values())
         table = cls(
             sizes,
@@ -114,14 +105,14 @@ class TransitionTable(ShortRepr):
         *,
         most: int | None = None,
     ) -> tuple[TransitionTable, dict[Cell, V]] | None:
-        """The table of all that a run can make, from the start or from whatever is put in.
+        """The table of all that a run can make, from the start or from any state that is put in.
 
         Args:
-            start: (token to the left, -1 for none; token) -> value before the first loop, of any
-                kind; of all tokens that stand side by side.
+            start: (left token or -1, token) -> value before the first loop, of all tokens that
+                stand side by side.
             step: The value after one loop of each transition.
             answer: The answer of each token and value.
-            most: Cells at most; None for no bound.
+            most: Cells at most.
 
         Returns:
             The table, and the value of each of its cells; None if there are more cells.
@@ -148,7 +139,6 @@ class TransitionTable(ShortRepr):
                     values[transition[2]].append(after)
         number = {(token, v): k for token, each in values.items() for k, v in enumerate(each)}
         cells = {(token, k): v for (token, v), k in number.items()}
-        answers = answer([(token, v) for (token, _), v in cells.items()])
         # The edge has one cell, whose value is None here and 0 in the table.
         number_of_left = {**number, (EDGE[0], None): EDGE[1]}
         table = cls.from_entries(
@@ -159,11 +149,9 @@ class TransitionTable(ShortRepr):
                     number[token, after]
                 for (left, left_value, token, value), after in steps.items()
             },
-            answers=dict(zip(cells, answers)),
+            answers=dict(zip(cells, answer(list(number)))),
         )  # fmt: skip
         return table, cells
-
-    # Entries
 
     @property
     def cells(self) -> list[Cell]:
@@ -172,10 +160,9 @@ class TransitionTable(ShortRepr):
 
     @cached_property
     def starts(self) -> dict[tuple[int, int], int]:
-        """(token to the left, -1 for none; token) -> value before the first loop, in order."""
-        pairs = [(left, token) for left in (EDGE[0], *self.sizes) for token in self.sizes]
-        values = {pair: int(self.start[pair]) for pair in sorted(pairs)}
-        return {pair: value for pair, value in values.items() if value >= 0}
+        """(left token or -1, token) -> value before the first loop, in order."""
+        pairs = sorted(product((EDGE[0], *self.sizes), self.sizes))
+        return {pair: int(self.start[pair]) for pair in pairs if self.start[pair] >= 0}
 
     @cached_property
     def steps(self) -> dict[tuple[Cell, Cell], int]:
@@ -193,13 +180,6 @@ class TransitionTable(ShortRepr):
     def answer_of(self) -> dict[Cell, int]:
         """Cell -> the answer read there."""
         return {cell: int(self.answers[cell]) for cell in self.cells}
-
-    @property
-    def recurring(self) -> frozenset[Cell]:
-        """The cells that some step leads to; others are met before the first loop only."""
-        return frozenset((cell[0], value) for (_, cell), value in self.steps.items())
-
-    # Runs
 
     def run(
         self,
@@ -261,39 +241,22 @@ class TransitionTable(ShortRepr):
     def _starts_of(self, tokens: Int[Tensor, "run pos"]) -> Int[Tensor, "run pos"]:
         return self.start[pad(tokens[:, :-1], (1, 0), value=-1), tokens]  # -1 is the edge's row
 
-    # Other tables
-
     def asked_at(self, tokens: Collection[int], *, otherwise: int = UNKNOWN) -> TransitionTable:
         """The same where an answer is asked for at some tokens only, and at others is one."""
         others = torch.tensor([t for t in range(len(self.answers)) if t not in tokens])
         return replace(self, answers=self.answers.index_fill(0, others.long(), otherwise))
 
-    def starting_at(self, pairs: Collection[tuple[int, int]]) -> TransitionTable:
-        """The same where only some tokens stand side by side, -1 to the left of the first."""
-        start = torch.full_like(self.start, -1)
-        at = torch.tensor([*pairs]).unbind(1)
-        start[at] = self.start[at]
-        return replace(self, start=start)
-
     def renamed(self, names: Mapping[Cell, int]) -> TransitionTable:
-        """The same with other numbers for values; cells that get one number become one.
-
-        Args:
-            names: Cell -> its number, 0 .. for each token. Cells that are left out are taken away.
-        """
+        """The same with other numbers for values; cells that get one number become one."""
         moved = {EDGE: EDGE, **{cell: (cell[0], name) for cell, name in names.items()}}
-        values = {
-            token: {n for cell, n in names.items() if cell[0] == token} for token in self.sizes
-        }
         return TransitionTable.from_entries(
-            {token: len(each) for token, each in values.items()},
+            {t: len({n for cell, n in names.items() if cell[0] == t}) for t in self.sizes},
             start={pair: names[pair[1], value] for pair, value in self.starts.items()},
             step={
                 (moved[left], moved[cell]): names[cell[0], value]
                 for (left, cell), value in self.steps.items()
-                if left in moved and cell in moved
             },
-            answers={moved[cell]: y for cell, y in self.answer_of.items() if cell in moved},
+            answers={moved[cell]: y for cell, y in self.answer_of.items()},
             consistency=self.consistency,
         )
 
@@ -329,24 +292,23 @@ def moore_classes(
 
     Args:
         views: Cell -> how it looks at first.
-        transitions: Left cell, cell, and the cell that it becomes.
-        edge: In place of no left cell.
+        transitions: Left cell (``edge`` for none), cell, and the cell that it becomes.
         by_class: Whether neighbours of one class count as one neighbour; else each is itself.
     """
-    classes = _numbered(views)
+
+    def numbered(views: Mapping[C, object]) -> dict[C, int]:
+        # Equal views get one number, in the order in which they come.
+        numbers = {view: k for k, view in enumerate(dict.fromkeys(views.values()))}
+        return {cell: numbers[view] for cell, view in views.items()}
+
+    classes = numbered(views)
     while True:
         seen: dict[C, set] = {cell: set() for cell in classes}
         for left, cell, after in transitions:
             seen[cell].add(("beside", classes.get(left, -1) if by_class else left, classes[after]))
             if left != edge:
                 seen[left].add(("makes", classes[cell] if by_class else cell, classes[after]))
-        finer = _numbered({cell: (classes[cell], frozenset(seen[cell])) for cell in classes})
+        finer = numbered({cell: (classes[cell], frozenset(seen[cell])) for cell in classes})
         if max(finer.values()) == max(classes.values()):  # no class was split
             return classes
         classes = finer
-
-
-def _numbered(views: Mapping[C, object]) -> dict[C, int]:
-    """Equal views get one number, in the order in which they come."""
-    numbers = {view: k for k, view in enumerate(dict.fromkeys(views.values()))}
-    return {cell: numbers[view] for cell, view in views.items()}

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
+from pydantic import Field
 
-from loopinterp.core.errors import InputError, check_choice, check_integer, unknown_name
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.intervals import mean_estimate, wilson_estimate
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.interventions.base_and_source import (
-    EACH,
     chosen_loops,
     chosen_positions,
     patched_component,
 )
-from loopinterp.interventions.subspaces import random_change
+from loopinterp.interventions.engine import random_change
 from loopinterp.models.protocol import describe_model, need_hooks
 from loopinterp.models.study_examples import examples_for, need_classes
 from loopinterp.models.taps import Taps
@@ -42,17 +44,16 @@ MEASURES = ("exact_match", "agreement", "margin")
 
 CONTROL, _REFERENCE = "control_", "reference_"
 
-NEEDED, IDLE, _UNCLEAR = "needed", "idle", "unclear"
+NEEDED, IDLE = "needed", "idle"
 Role = Literal["information", "constant", "needed", "idle", "unclear"]
 
 LINE = 0.01
 """A part is needed if its ablation surely changes the answers of this share of the examples."""
 
-KINDS = ("zero", "mean", "resample")
-WHEN = ("all", "one", "from", "upto")
+Kind = Literal["zero", "mean", "resample"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+When = Literal["all", "one", "from", "upto"]
 MeanOver = Literal["position", "token", "all"]
-
-_AXES = "part ablation when pos estimate"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -74,12 +75,14 @@ class AblationStudy(Result, kind="ablation"):
     Attributes:
         spans: First and last loop of each entry of ``when``.
         mean_over: What means are over: "position", "token" or "all".
-        n_examples: Examples.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(MEASURES, _AXES),
-        **{CONTROL + name: _AXES for name in MEASURES},
+        **{
+            control + name: "part ablation when pos estimate"
+            for control in ("", CONTROL)
+            for name in MEASURES
+        },
         **{_REFERENCE + name: "estimate" for name in MEASURES},
     }
 
@@ -121,7 +124,7 @@ class AblationStudy(Result, kind="ablation"):
             cell = cell.isel(pos=int(cell["agreement"].sel(estimate="value").values.argmin()))
             agreement, low, high = cell["agreement"].values
             noise, noise_low, _ = cell[CONTROL + "agreement"].values
-            need = IDLE if agreement == 1 else NEEDED if 1 - high >= LINE else _UNCLEAR
+            need = IDLE if agreement == 1 else NEEDED if 1 - high >= LINE else "unclear"
             rows.append({
                 "part": str(part), "ablation": str(kind),
                 "changed": 1 - agreement, "low": 1 - high, "high": 1 - low, "noise": 1 - noise,
@@ -164,6 +167,7 @@ class AblationStudy(Result, kind="ablation"):
 
 
 @torch.no_grad()
+@checked
 def ablation_study(
     model: Any,
     data: Batch | Task,
@@ -171,14 +175,14 @@ def ablation_study(
     components: Sequence[str] = ("z", "mlp_out"),
     neurons: Mapping[str, Sequence[int]] | None = None,
     together: bool = False,
-    kinds: Sequence[str] = KINDS,
-    when: Sequence[str] = ("all", "one"),
+    kinds: Annotated[Sequence[Kind], Field(min_length=1)] = KINDS,
+    when: Annotated[Sequence[When], Field(min_length=1)] = ("all", "one"),
     loops: Index = None,
     positions: Literal["each"] | None = None,
     mean_over: MeanOver = "position",
     n: int | None = None,
     batch_size: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> AblationStudy:
     r"""Run a model without one part of it, at some loops, and see what is still right.
 
@@ -229,11 +233,22 @@ def ablation_study(
     need_classes(model, batch)
     last = int(batch.n_loops.max())
     check_integer("data, n_loops", last, least=1, fix="Ask after a loop.")
-    _check_kinds(kinds, mean_over, batch)
+    if len(batch) < 2 and {*kinds} != {"zero"}:
+        raise InputError(
+            "data",
+            expected="two examples or more, as means and other examples are taken among them",
+            given="one example",
+            fix="Pass a larger batch, or kinds=('zero',).",
+        )
+    if mean_over == "token" and batch.inputs.is_floating_point():
+        raise InputError(
+            "mean_over",
+            expected="position or all, as the model reads no tokens",
+            given="'token'",
+            fix="Leave it out.",
+        )
     parts = _chosen_parts(model, components, neurons or {}, together=together)
     spans = _chosen_spans(when, loops, last)
-    if positions not in (None, EACH):
-        raise unknown_name("positions", positions, [EACH])
     places, place_names = chosen_positions(positions, batch.inputs)
     about = {"study": "ablation", "components": list(components), "mean_over": mean_over}
     with study(seed, **about, model=describe_model(model), n_examples=len(batch)) as watch:
@@ -280,28 +295,6 @@ class _Part(NamedTuple):
     indices: Mapping[_Site, list[tuple[Any, ...]]]
 
 
-def _check_kinds(kinds: Sequence[str], mean_over: str, batch: Batch) -> None:
-    if not kinds:
-        raise unknown_name("kinds", "", KINDS)
-    for kind in kinds:
-        check_choice("kinds", kind, KINDS)
-    if len(batch) < 2 and kinds != ("zero",):
-        raise InputError(
-            "data",
-            expected="two examples or more, as means and other examples are taken among them",
-            given="one example",
-            fix="Pass a larger batch, or kinds=('zero',).",
-        )
-    check_choice("mean_over", mean_over, get_args(MeanOver))
-    if mean_over == "token" and batch.inputs.is_floating_point():
-        raise InputError(
-            "mean_over",
-            expected="position or all, as the model reads no tokens",
-            given="'token'",
-            fix="Leave it out.",
-        )
-
-
 def _chosen_parts(
     model: HookedRun,
     components: Sequence[str],
@@ -322,13 +315,15 @@ def _chosen_parts(
             )
         names = {"z": "head", "mlp_out": "MLP", "attn_out": "attention"}
         name = names.get(target.name, target.name)
-        for layer in range(sizes.n_layers):
-            site = target.full, layer
-            if target.kind == "head":
-                for head in range(sizes.n_heads):
-                    parts.append(_Part(f"{name} {layer}.{head}", {site: [(head,)]}))
-            else:
-                parts.append(_Part(f"{name} {layer}", {site: [()]}))
+        # Indices after the position: of one head, or of the whole layer.
+        indices = (
+            {f".{h}": (h,) for h in range(sizes.n_heads)} if target.kind == "head" else {"": ()}
+        )
+        parts += [
+            _Part(f"{name} {layer}{suffix}", {(target.full, layer): [index]})
+            for layer in range(sizes.n_layers)
+            for suffix, index in indices.items()
+        ]
     for name, group in neurons.items():
         for neuron in group:
             check_integer(f"neurons[{name!r}]", neuron, least=0, most=sizes.d_mlp - 1)
@@ -352,10 +347,6 @@ def _chosen_parts(
 
 def _chosen_spans(when: Sequence[str], loops: Index, n_loops: int) -> list[tuple[str, range]]:
     """The loops at which a part is ablated, with the name of each span."""
-    if not when:
-        raise unknown_name("when", "", WHEN)
-    for choice in when:
-        check_choice("when", choice, WHEN)
     if loops is not None and set(when) == {"all"}:
         raise InputError(
             "loops",
@@ -363,19 +354,16 @@ def _chosen_spans(when: Sequence[str], loops: Index, n_loops: int) -> list[tuple
             given=repr(loops),
             fix="Leave loops out, or add 'one', 'from' or 'upto'.",
         )
-    spans: list[tuple[str, range]] = []
-    for choice in dict.fromkeys(when):
-        if choice == "all":
-            spans.append(("all loops", range(n_loops)))
-            continue
-        for t in chosen_loops(loops, n_loops):
-            by_choice = {
-                "one": (f"loop {t}", range(t, t + 1)),
-                "from": (f"from loop {t}", range(t, n_loops)),
-                "upto": (f"up to loop {t}", range(t + 1)),
-            }
-            spans.append(by_choice[choice])
-    return spans
+    spans: dict[str, range] = {}
+    for choice in when:
+        for t in [0] if choice == "all" else chosen_loops(loops, n_loops):
+            spans |= {
+                "all": {"all loops": range(n_loops)},
+                "one": {f"loop {t}": range(t, t + 1)},
+                "from": {f"from loop {t}": range(t, n_loops)},
+                "upto": {f"up to loop {t}": range(t + 1)},
+            }[choice]
+    return list(spans.items())
 
 
 def _reference_values(
@@ -428,7 +416,7 @@ class _Runs:
         states = [self._iteration.h0]
         for _ in range(int(batch.n_loops.max())):
             states.append(self._loop(states[-1], {site: record(x) for site, x in lists.items()}))
-        self._states = torch.stack(states)
+        self._states = torch.stack(states)  # h_0 .. h_T, [loop, batch, pos, d_model]
         self.activations = {site: torch.stack(values) for site, values in lists.items()}
         self._asked, self._right = batch.targets != IGNORE, batch.targets.clamp(min=0).long()
         self._clean_answers = self._logits(range(len(states), 0)).argmax(-1)
@@ -437,7 +425,7 @@ class _Runs:
         self, span: range = range(0), changes: Callable[[int], _Changes] | None = None
     ) -> dict[str, Float[np.ndarray, " batch"]]:
         """Measures of each example, of a run with changes at the loops of a span."""
-        logits = self._logits(span if span else range(len(self._states), 0), changes)
+        logits = self._logits(span if span else range(len(self._states), 0), changes)  # [b, pos, c]
         answers, right = logits.argmax(-1), self._right[..., None]
         # Margin of each answer [batch, pos]: the right logit less the largest other one.
         others = logits.scatter(-1, right, float("-inf")).amax(-1)

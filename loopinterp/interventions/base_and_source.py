@@ -37,15 +37,9 @@ Metric = Callable[["Tensor"], "Tensor"]
 class Comparison:
     """The answers and metrics of a base's and a source's run, to score a patched run against.
 
-    Args:
-        base: Logits of the base's run.
-        source: Logits of the source's run.
-        scored: Positions that may count; all if None.
-        metric: From logits to a number; the logit difference if None.
-
     Attributes:
-        differ: Positions that count: scored, and answered differently.
-        at_base: The metric of the base's run.
+        differ: Positions that count: ``scored`` (all if None), and answered differently.
+        at_base: The metric of the base's run; by default the logit difference.
         at_source: The metric of the source's run.
 
     Raises:
@@ -66,7 +60,7 @@ class Comparison:
                 raise InputError(
                     "scored",
                     expected=f"booleans of shape {list(self.differ.shape)}",
-                    given=f"{scored.dtype} of shape {list(scored.shape)}",
+                    given=describe_tensor(scored),
                     fix="Pass one boolean for each example and position.",
                 )
             self.differ = self.differ & scored.to(self.differ.device)
@@ -96,7 +90,7 @@ class Comparison:
     def scores(self, logits: Float[Tensor, "patch batch pos d_vocab_out"]) -> np.ndarray:
         """Recovered share and scaled metric of each patched run, ``[patch, 2]``."""
         source = self._source[self.differ]
-        recovered = (logits[:, self.differ].argmax(-1) == source).double().mean(1)
+        recovered = (logits[:, self.differ].argmax(-1) == source).double().mean(1)  # [patch]
         effect = (self._metrics(logits) - self.at_base) / (self.at_source - self.at_base)
         return torch.stack([recovered, effect.to(recovered)], -1).cpu().numpy()
 
@@ -110,7 +104,7 @@ class Comparison:
         # Classes of both answers [batch, pos, 2], and their logits.
         both = torch.stack([self._source, self._base], -1)
         pair = logits.double().gather(-1, both)
-        difference = (pair[..., 0] - pair[..., 1]) * self.differ
+        difference = (pair[..., 0] - pair[..., 1]) * self.differ  # [batch, pos]
         return difference.sum(-1) * (len(logits) / int(self.differ.sum()))
 
     def _metrics(self, logits: Float[Tensor, "run batch pos d_vocab_out"]) -> Float[Tensor, " run"]:
@@ -127,11 +121,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Patched:
-    """A component that can be patched.
+    """A component that can be patched, by its short name and its ``full`` one in a layer or loop.
 
     Attributes:
-        name: Its short name.
-        full: Its name inside a layer or a loop.
         kind: Kind of tensor, as :class:`~loopinterp.models.addresses.Address` has it.
         per_loop: Whether it happens once per loop, and not in a layer.
         n_heads: Heads that are patched one by one; None for a component without heads.
@@ -145,11 +137,7 @@ class Patched:
 
 
 def patched_component(model: HookedRun, component: str) -> Patched:
-    """The component of that name, in a layer or once per loop.
-
-    Raises:
-        InputError: If there is none.
-    """
+    """The component of that name, in a layer or once per loop; an InputError if there is none."""
     if component == STATE:
         return Patched(STATE, STATE, "residual", per_loop=True)
     book = model.addresses()
@@ -170,12 +158,7 @@ def given_pairs(
     n_loops: int | None,
     scored: Bool[Tensor, "batch pos"] | None,
 ) -> tuple[Tensor, Tensor, int, Bool[Tensor, "batch pos"] | None]:
-    """Inputs of base and source, loops of their runs, and the positions that may count.
-
-    Raises:
-        InputError: batches whose examples end after several numbers of loops, without ``n_loops``;
-            or as :func:`~loopinterp.models.study_examples.inputs_and_loops`.
-    """
+    """Inputs of base and source, loops of their runs, and the positions that may count."""
     if not isinstance(base, torch.Tensor):
         base = examples_for(model, base)
     if isinstance(source, Batch):
@@ -203,36 +186,19 @@ def check_run(
 ) -> None:
     """Raise unless there are pairs to patch between, in a model that shows what is patched."""
     need_model(model) if component == STATE else need_hooks(model)
-    if base.ndim < 2 or not len(base):
-        raise InputError(
-            "base",
-            expected="at least one example, [batch, pos]",
-            given=f"shape {list(base.shape)}",
-            fix="Add a batch axis with base[None].",
-        )
     for name, inputs in (("source", source), ("other", source if other is None else other)):
-        if not isinstance(inputs, torch.Tensor):
-            raise InputError(
-                name,
-                expected="inputs like those of base, or a batch of them",
-                given=f"a {type(inputs).__name__}",
-                fix="Pass the inputs of a batch.",
-            )
-        if inputs.shape != base.shape or inputs.dtype != base.dtype:
+        like_base = isinstance(inputs, torch.Tensor) and inputs.dtype == base.dtype
+        if not like_base or inputs.shape != base.shape:
             raise InputError(
                 name,
                 expected=f"{base.dtype} of shape {list(base.shape)}, as base has",
-                given=f"{inputs.dtype} of shape {list(inputs.shape)}",
+                given=describe_tensor(inputs),
                 fix="Pass pairs of inputs of equal length.",
             )
 
 
 def chosen_loops(loops: Index, n_loops: int) -> list[int]:
-    """The loops to patch, counted from the start.
-
-    Raises:
-        InputError: one of them is out of range, or there is none.
-    """
+    """The loops to patch, counted from the start; an InputError if there is none."""
     wanted = resolve_index(loops, n_loops, "loop")[0]
     if not wanted:
         raise InputError(
@@ -247,42 +213,31 @@ def chosen_loops(loops: Index, n_loops: int) -> list[int]:
 def chosen_positions(
     positions: str | Tensor | None, base: Tensor
 ) -> tuple[Bool[Tensor, "place batch pos"], list[int | str]]:
-    """Where each patch is made, and what the places are called.
-
-    Raises:
-        InputError: another word than "each", or positions of a wrong shape or out of range.
-    """
+    """Where each patch is made, and what the places are called."""
     batch, n_pos = base.shape[:2]
     if positions is None:
         return torch.ones(1, batch, n_pos, dtype=torch.bool, device=base.device), ["all"]
+    each = torch.arange(n_pos, device=base.device)
     if isinstance(positions, str):
         if positions != EACH:
             raise unknown_name("positions", positions, [EACH])
-        eye = torch.eye(n_pos, dtype=torch.bool, device=base.device)
-        return eye[:, None].expand(n_pos, batch, n_pos), list(range(n_pos))
-    given = describe_tensor(positions)
+        return (each[:, None] == each)[:, None].expand(-1, batch, -1), each.tolist()
     fits = isinstance(positions, torch.Tensor) and positions.dtype == torch.int64
-    if (
-        not fits
-        or positions.shape != (batch,)
-        or not bool(((positions >= 0) & (positions < n_pos)).all())
-    ):
-        raise InputError(
-            "positions",
-            expected=f"None, {EACH!r}, or {batch} integers from 0 to {n_pos - 1} (int64)",
-            given=given,
-            fix="Pass one position for each example, as a tensor.",
-        )
     # One position of each example, [batch, pos].
-    place = torch.arange(n_pos, device=base.device) == positions.to(base.device)[:, None]
-    return place[None], ["chosen"]
+    if fits and positions.shape == (batch,):
+        place = each == positions.to(base.device)[:, None]
+        if place.any(1).all():
+            return place[None], ["chosen"]
+    raise InputError(
+        "positions",
+        expected=f"None, {EACH!r}, or {batch} integers from 0 to {n_pos - 1} (int64)",
+        given=describe_tensor(positions),
+        fix="Pass one position for each example, as a tensor.",
+    )
 
 
 def unrelated(source: Tensor) -> Tensor:
     """A third input for each pair: the sources, moved on until none meets itself.
-
-    Raises:
-        InputError: there is no such move.
 
     Example:
         >>> unrelated(torch.tensor([[1, 2], [1, 2], [3, 4], [5, 6]])).tolist()

@@ -1,4 +1,4 @@
-"""Interchanges of the whole state of one position, between inputs with the same token there."""
+"""Interchanges of the state of one position, drawn between inputs with the same token there."""
 
 from __future__ import annotations
 
@@ -27,14 +27,9 @@ def drawn_pairs(
     *,
     across_loops: bool = False,
 ) -> InterchangePairs:
-    """Interchanges at one loop; fewer than asked for if too few inputs share tokens.
+    """Interchanges at one loop; fewer than ``number`` if too few inputs share tokens.
 
-    Args:
-        batch: Inputs of one length.
-        n_loops: Loops of the runs.
-        number: Of interchanges.
-        generator: Of all draws.
-        across_loops: Whether half of the states come from any loop; else all from the same loop.
+    With ``across_loops`` half of the states come from any loop.
     """
     tries, (size, n_pos) = _TRIES * number, batch.inputs.shape
     base, source = torch.randint(size, (2, tries), generator=generator)
@@ -66,13 +61,7 @@ def balanced_pairs(
     """Interchanges across loops in which rare kinds come as often as common ones.
 
     A *kind* is the value that is put in, the one that it replaces, and the one to the left of it,
-    each with its token.
-
-    Args:
-        batch: Inputs of one length.
-        values: Some value of every state of its clean runs, h_0 to h_T.
-        number: Of interchanges; fewer if not so many are drawn.
-        generator: Of all draws.
+    each with its token. ``values`` are of every state of the clean runs, h_0 to h_T.
     """
     n_loops = len(values) - 1
     pairs = drawn_pairs(batch, n_loops, _TRIES * number, generator)
@@ -98,12 +87,6 @@ def repeated_pairs(
     """Two interchanges in one run, with states of any loop.
 
     The second is made at that loop or later, at the same position in half of them.
-
-    Args:
-        batch: Inputs of one length.
-        n_loops: Loops of the runs.
-        number: Of pairs; fewer if not so many are drawn.
-        generator: Of all draws.
     """
     pairs = drawn_pairs(batch, n_loops, _TRIES * number, generator)
     count, (size, n_pos) = len(pairs), batch.inputs.shape

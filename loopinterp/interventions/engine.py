@@ -1,4 +1,4 @@
-"""Interchanges of a state between runs, and the answers after them, loop by loop.
+"""Interchanges of a state, or of its part in a subspace, between runs, and the answers after them.
 
 They need only the four methods of the protocol. Only what an interchange can reach is run again
 (:mod:`loopinterp.interventions.light_cone`).
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.text import ShortRepr
 from loopinterp.interventions.light_cone import Change, Front, LightCone, cone_growth
 from loopinterp.interventions.pairs import Sites
-from loopinterp.interventions.subspaces import check_orthonormal, project
 from loopinterp.models import bind, device_of
+from loopinterp.tasks.task import describe_tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     from loopinterp.interventions.pairs import InterchangePairs
     from loopinterp.models import LoopedModel
-
-_TIE = 1e-4
-"""Logits that differ by no more are equal."""
 
 _AT_A_TIME = 128
 """Pairs that go on together."""
@@ -58,7 +55,7 @@ def decided(logits: Float[Tensor, "*shape d_vocab_out"]) -> Bool[Tensor, "*shape
 
 
 def _largest(logits: Float[Tensor, "*shape d_vocab_out"]) -> Bool[Tensor, "*shape d_vocab_out"]:
-    return logits >= logits.amax(-1, keepdim=True) - _TIE
+    return logits >= logits.amax(-1, keepdim=True) - 1e-4  # those that differ by less are equal
 
 
 def state_width(model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"]) -> int:
@@ -76,16 +73,8 @@ def answers_by_loop(
     return torch.stack(read).long()  # classes as torch's indexing wants them
 
 
-_Runs = tuple[int, LightCone]
-"""The first of some inputs, and their clean runs h_0 .. h_T."""
-
-
 class InterchangeRun(ShortRepr):
     """Pairs of runs of a model, ready for any number of interventions.
-
-    Args:
-        model: Any looped model.
-        pairs: What is exchanged.
 
     Raises:
         InputError: an input, a position or a loop of the pairs that there is not.
@@ -107,7 +96,7 @@ class InterchangeRun(ShortRepr):
         _check_ranges(pairs)
         self.model, self.pairs = model, pairs.to(device_of(model))
         self.reach = cone_growth(model)
-        self._cached: _Runs | None = None
+        self._cached: tuple[int, LightCone] | None = None
         pairs, natural, sites = self.pairs, [], self.pairs.sites
         # The run that is changed, for every site: [pair, site].
         bases = pairs.base[:, None].expand_as(sites.loop)
@@ -155,7 +144,7 @@ class InterchangeRun(ShortRepr):
         """
         change = self.difference
         if subspace is not None:
-            check_orthonormal(subspace)
+            _check_orthonormal(subspace)
             inside = project(change, subspace)
             change = change - inside if complement else inside
         elif complement:
@@ -179,12 +168,17 @@ class InterchangeRun(ShortRepr):
         kinds = state[None] if state.ndim == self.base_state.ndim else state.flatten(0, -4)
         read = self.base.repeat(len(kinds), 1, 1, 1)
         for runs, base, here in self._runs_of_bases():
-            for rows in track(self._in_order(here), "exchange"):
+            for rows in track(self._in_order(here), "interchange"):
                 for put_in, answers in zip(kinds, read):
                     # The base's own state, as at equal embeddings, changes nothing.
                     new = rows[(put_in[rows] != self.base_state[rows]).flatten(1).any(1)]
-                    if len(new):
-                        self._go_on(runs, new, base[new], put_in[new], answers)
+                    if not len(new):
+                        continue
+                    loop = self.pairs.loop[new]
+                    for front, pair, column in self._fronts(runs, new, base[new], put_in[new]):
+                        # [pair, delay, pos]: the answers inside the light cone.
+                        place = new[pair], front.loop - loop[pair], front.place[pair, column]
+                        answers[place] = answer(runs.iteration.readout(front.h))[pair, column]
         return read.reshape(*state.shape[:-3], *self.base.shape)
 
     @torch.no_grad()
@@ -220,8 +214,8 @@ class InterchangeRun(ShortRepr):
         delays = torch.arange(self.pairs.longest + 1, device=self.pairs.loop.device)
         return (self.pairs.loop[:, None] + delays).clamp(max=self.pairs.n_loops)
 
-    def _runs(self) -> Iterator[_Runs]:
-        """The clean runs of all inputs, some at a time; held if they are few."""
+    def _runs(self) -> Iterator[tuple[int, LightCone]]:
+        """The first of some inputs, and their clean runs h_0 .. h_T; held if they are all."""
         if self._cached is not None:
             yield self._cached
             return
@@ -255,22 +249,10 @@ class InterchangeRun(ShortRepr):
         both = in_order[~made].split(_AT_A_TIME), in_order[made].split(_AT_A_TIME)
         return [rows for parts in both for rows in parts if len(rows)]
 
-    def _go_on(
-        self, runs: LightCone, rows: Tensor, base: Tensor, state: Tensor, read: Tensor
-    ) -> None:
-        """Read the answers inside the light cone of the interchange; pairs in loop order."""
-        loop = self.pairs.loop[rows]
-        for front, pair, column in self._fronts(runs, rows, base, state):
-            answers = answer(runs.iteration.readout(front.h))[pair, column]
-            read[rows[pair], front.loop - loop[pair], front.place[pair, column]] = answers
-
     def _fronts(
         self, runs: LightCone, rows: Tensor, base: Tensor, state: Tensor
     ) -> Iterator[tuple[Front, Tensor, Tensor]]:
-        """The light cone of the interchange after each loop; pairs in loop order.
-
-        Each front comes with its rows and columns inside the cone.
-        """
+        """The front of pairs in loop order after each loop, and its places inside the cone."""
         loop, positions = self.pairs.loop[rows], self.pairs.positions[rows]
         n_sites, sites = positions.shape[1], Sites(*(x[rows] for x in self.pairs.sites))
         each = torch.arange(len(rows), device=rows.device)[:, None]
@@ -312,23 +294,102 @@ def _fill(
 
 def _check_ranges(pairs: InterchangePairs) -> None:
     n_inputs, n_pos = pairs.inputs.shape
-    most = {"base": n_inputs - 1, "source": n_inputs - 1, "positions": n_pos - 1}
-    most |= {"loop": pairs.n_loops, "source_loop": pairs.n_loops}
-    ranges = [(name, getattr(pairs, name), 0, last) for name, last in most.items()]
+    ranges = [
+        ("base", pairs.base, n_inputs - 1),
+        ("source", pairs.source, n_inputs - 1),
+        ("positions", pairs.positions, n_pos - 1),
+        ("loop", pairs.loop, pairs.n_loops),
+        ("source_loop", pairs.source_loop, pairs.n_loops),
+    ]
     if pairs.second is not None and bool((made := pairs.second.made).any()):
-        second, least = pairs.second, int(pairs.loop[made].min())
+        second = pairs.second.map(lambda column: column[made])
         ranges += [
-            ("second.source", second.source[made], 0, n_inputs - 1),
-            ("second.position", second.position[made], 0, n_pos - 1),
-            ("second.loop", second.loop[made], least, pairs.n_loops),
-            ("second.source_loop", second.source_loop[made], 0, pairs.n_loops),
-            ("second.loop, after the first", (second.loop - pairs.loop)[made], 0, pairs.n_loops),
+            ("second.source", second.source, n_inputs - 1),
+            ("second.position", second.position, n_pos - 1),
+            ("second.loop", second.loop, pairs.n_loops),
+            ("second.source_loop", second.source_loop, pairs.n_loops),
+            ("second.loop, after the first", second.loop - pairs.loop[made], pairs.n_loops),
         ]
-    for name, values, least, last in ranges:
-        if not bool(((values >= least) & (values <= last)).all()):
+    for name, values, last in ranges:
+        if not bool(((values >= 0) & (values <= last)).all()):
             raise InputError(
                 f"pairs.{name}",
-                expected=f"integers from {least} to {last}",
+                expected=f"integers from 0 to {last}",
                 given=f"{int(values.min())} to {int(values.max())}",
-                fix="Mend the strategy that chose them.",
+                fix="Take pairs of these inputs and loops.",
             )
+
+
+def principal_subspace(
+    difference: Float[Tensor, "pair d_model"], rank: int
+) -> Float[Tensor, "rank d_model"]:
+    """The directions that hold the most of the squared length of the differences (uncentred)."""
+    most = min(difference.shape)
+    check_integer("rank", rank, least=1, most=most, fix=f"Pass a rank from 1 to {most}.")
+    return torch.linalg.svd(difference.double(), full_matrices=False).Vh[:rank].to(difference)
+
+
+def project(
+    change: Float[Tensor, "... site d_model"], subspace: Float[Tensor, "... rank d_model"]
+) -> Float[Tensor, "... site d_model"]:
+    """The part of each change that lies in a subspace.
+
+    Args:
+        change: What an interchange of the whole state adds.
+        subspace: Orthonormal rows, or rows of 0: one subspace for all pairs, or one each.
+
+    Example:
+        >>> project(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]])).tolist()
+        [[0.0, 4.0]]
+    """
+    # Coordinates in the subspace, [..., site, rank], and back.
+    basis = subspace.to(change)
+    return change @ basis.mT @ basis
+
+
+def random_change(
+    change: Float[Tensor, "... d_model"],
+    generator: torch.Generator,
+    *,
+    within: Bool[Tensor, "... d_model"] | None = None,
+) -> Float[Tensor, "... d_model"]:
+    """A change of the same norm at each place, in a random direction.
+
+    A random subspace of equal rank is a weaker control: where one direction holds nearly all of a
+    change, the part along random directions is next to nothing.
+
+    Args:
+        change: What is added.
+        generator: Draws the directions.
+        within: Features that may change, those of ``change`` among them; all if None.
+    """
+    noise = torch.randn(change.shape, generator=generator, dtype=torch.float32).to(change)
+    length = change.norm(dim=-1, keepdim=True)
+    if within is not None:
+        noise, length = noise * within, torch.where(within.any(-1, keepdim=True), length, 0)
+    least = torch.finfo(noise.dtype).tiny  # where nothing may change
+    return noise * (length / noise.norm(dim=-1, keepdim=True).clamp(min=least))
+
+
+def check_subspace(rows: Any, d_model: int, what: str) -> None:
+    """Raise unless a user gives orthonormal rows [rank, d_model], rank 1 .. d_model."""
+    shape = list(rows.shape) if isinstance(rows, torch.Tensor) else None
+    if shape is None or len(shape) != 2 or not 1 <= shape[0] <= d_model or shape[1] != d_model:
+        raise InputError(
+            what,
+            expected=f"rows [rank, d_model] of the model's width {d_model}, rank 1..{d_model}",
+            given=describe_tensor(rows),
+            fix="Give one row for each direction.",
+        )
+    _check_orthonormal(rows, what)
+
+
+def _check_orthonormal(rows: Float[Tensor, "... rank d_model"], what: str = "subspace") -> None:
+    gram = rows.double() @ rows.double().mT  # scalar products of the rows, [..., rank, rank]
+    if not torch.allclose(gram, torch.eye(rows.shape[-2]).to(gram), atol=1e-4):
+        raise InputError(
+            what,
+            expected="orthonormal rows [..., rank, d_model]",
+            given="rows that are not",
+            fix="Orthonormalise them: torch.linalg.qr(rows.mT).Q.mT.",
+        )

@@ -17,14 +17,9 @@ from loopinterp.interventions.ablation import MEASURES as ABLATION_MEASURES
 from loopinterp.interventions.base_and_source import STATE
 from loopinterp.interventions.patching import BLOCK, MEASURES, PatchingSweep
 
-_MAX_PANELS = 3
 _RECOVERED, _CONTROL, _PATCHED = "answers recovered", "unrelated input", "position patched"
 _UNPATCHED = "0: unpatched, 1: the other input's"
 _DATA = "Colours go up to the largest share. The data has the metric as well."
-_PATCHING_CONTROL = (
-    "An unrelated input: the same patch out of the run of a third input. What it does to the "
-    "answers, any disturbance at that place does."
-)
 
 
 @findings_of.register
@@ -81,35 +76,67 @@ def _place(result: PatchingSweep, row: dict[Any, Any]) -> str:
 @figures_of.register
 def _(result: PatchingSweep) -> list[Figure]:
     """The sweep over the loops, and the layers around them where there are any."""
-    figures = [_loops(result)]
+    scale = f"The {result.metric} is scaled to be 0 without a patch and 1 in the other input's run."
+    sections = {"loop by loop": _loops(result, scale)}
     if result.around():
-        figures.append(_around(result))
-    return figures
+        plot, how = _around(result, scale)
+        how = f"These layers run once, before the loop or after it. {how}"
+        sections["around the loop"] = plot, how
+    one_by_one = ", position by position" if result.data.sizes["pos"] > 1 else ""
+    return [
+        Figure(
+            title=f"Patching {_component(result)}, {where}{one_by_one}",
+            plot=plot,
+            caption=(
+                f"The run of one input goes on with {_component(result)} of another input's run "
+                f"at one place. Answers recovered: the share of the {result.n_scored} answers that "
+                f"differ between the two which become the other input's. {how}"
+            ),
+            control=(
+                "An unrelated input: the same patch out of the run of a third input. What it does "
+                "to the answers, any disturbance at that place does."
+            ),
+            data=result.to_dataframe(),
+        )
+        for where, (plot, how) in sections.items()
+    ]
 
 
-def _loops(result: PatchingSweep) -> Figure:
+def _loops(result: PatchingSweep, scale: str) -> tuple[go.Figure, str]:
     """Loops against positions at the best sites, against the sites, or alone."""
+    sites = [_component(result)]  # or each layer, or each head of it
+    if result.by_layer:
+        layers, heads = result.data["layer"].values, result.data["head"].values
+        sites = [f"layer {layer}" for layer in layers]
+        if result.by_head:
+            sites = [f"head {layer}.{head}" for layer in layers for head in heads]
     # Layers and heads are one axis: [loop, pos, site].
     data = result.data[list(MEASURES)].stack(site=("layer", "head"), create_index=False)
-    data = data.assign_coords(site=_sites(result))
+    data = data.assign_coords(site=sites)
     loops = "loops done" if result.component == STATE else "loop"
     if data.sizes["pos"] > 1:
-        plot, how = _position_maps(data, y_title=loops)
-    elif data.sizes["site"] > 1:
-        plot, how = _maps(_named(result, data.isel(pos=0)), x_title=""), _scale_text(result)
-    else:
-        lines = _lines(result, data.isel(pos=0, site=0))
-        plot = line_figure(lines, x_title=loops, y_title=_UNPATCHED)
-        how = _scale_text(result)
-    return _patching_figure(result, plot, "loop by loop", how)
+        # Loops against positions, at the sites where patches do most.
+        gain = (data["recovered"] - data["control_recovered"]).max(["loop", "pos"])
+        best = np.argsort(-gain.values, kind="stable")[:3]
+        panels = {sites[k]: data["recovered"].isel(site=k) for k in best}
+        panels[_CONTROL] = data["control_recovered"].isel(site=best[0])
+        shown = (
+            f"Shown: the {len(best)} of {len(sites)} sites where a patch does most, and the "
+            "control of the first; the data has all of them. "
+        )
+        how = (shown if len(sites) > 1 else "") + _DATA
+        return _maps(panels, x_title=_PATCHED, y_title=loops), how
+    if data.sizes["site"] > 1:
+        return _maps(_named(result, data.isel(pos=0)), x_title=""), scale
+    lines = _lines(result, data.isel(pos=0, site=0))
+    return line_figure(lines, x_title=loops, y_title=_UNPATCHED), scale
 
 
-def _around(result: PatchingSweep) -> Figure:
+def _around(result: PatchingSweep, scale: str) -> tuple[go.Figure, str]:
     """Layers around the loop: bars, or maps where there are heads or positions."""
     around = result.around()
     layers = [f"{section} {k}" for section, x in around.items() for k in x["layer"].values]
     data = xr.concat(list(around.values()), dim="layer").assign_coords(layer=layers)
-    plot: go.Figure
     if data.sizes["pos"] > 1:
         row, names = "layer", layers
         if result.by_head:
@@ -117,17 +144,13 @@ def _around(result: PatchingSweep) -> Figure:
         rows = data.stack(row=("layer", "head"), create_index=False)
         rows = rows.transpose("row", "pos").assign_coords(row=names)
         panels = {_RECOVERED: rows["recovered"], _CONTROL: rows["control_recovered"]}
-        plot, how = _maps(panels, x_title=_PATCHED, y_title=row), _DATA
-    elif data.sizes["head"] > 1:
+        return _maps(panels, x_title=_PATCHED, y_title=row), _DATA
+    if data.sizes["head"] > 1:
         heads = [f"head {h}" for h in data["head"].values]
-        plot = _maps(_named(result, data.isel(pos=0).assign_coords(head=heads)), x_title="")
-        how = _scale_text(result)
-    else:
-        bars = _lines(result, data.isel(head=0, pos=0))
-        plot = bars_with_intervals(bars, value_title=_UNPATCHED)
-        how = _scale_text(result)
-    how = f"These layers run once, before the loop or after it. {how}"
-    return _patching_figure(result, plot, "around the loop", how)
+        named = _named(result, data.isel(pos=0).assign_coords(head=heads))
+        return _maps(named, x_title=""), scale
+    bars = _lines(result, data.isel(head=0, pos=0))
+    return bars_with_intervals(bars, value_title=_UNPATCHED), scale
 
 
 def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
@@ -142,36 +165,17 @@ def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
     }
 
 
-def _position_maps(data: xr.Dataset, *, y_title: str) -> tuple[go.Figure, str]:
-    """Loops against positions, at the sites where patches do most."""
-    names = data["site"].values.tolist()
-    gain = (data["recovered"] - data["control_recovered"]).max(["loop", "pos"])
-    best = np.argsort(-gain.values, kind="stable")[:_MAX_PANELS]
-    panels = {names[k]: data["recovered"].isel(site=k) for k in best}
-    panels[_CONTROL] = data["control_recovered"].isel(site=best[0])
-    plot = _maps(panels, x_title=_PATCHED, y_title=y_title)
-    if len(names) == 1:
-        return plot, _DATA
-    return plot, (
-        f"Shown: the {len(best)} of {len(names)} sites where a patch does most, and the control "
-        f"of the first; the data has all of them. {_DATA}"
-    )
-
-
 def _lines(result: PatchingSweep, data: xr.Dataset) -> list[Series]:
     named = _named(result, data).items()
     return [Series.of(name, x, control=k % 2 == 1) for k, (name, x) in enumerate(named)]
 
 
-def _maps(
-    panels: Mapping[Any, xr.DataArray], *, x_title: str | None = None, y_title: str | None = None
-) -> go.Figure:
+def _maps(panels: Mapping[Any, xr.DataArray], **titles: Any) -> go.Figure:
     """Heat maps from 0 to the most that is in them: one position of many carries only a part."""
     top = max(float(values.max()) for values in panels.values())
     return heatmap_panels(
         panels,
-        x_title=x_title,
-        y_title=y_title,
+        **titles,
         value_title="share",
         value_range=(0, min(top, 1) if top > 0 else 1),
         scale="mass",
@@ -179,46 +183,7 @@ def _maps(
     )
 
 
-def _patching_figure(result: PatchingSweep, plot: go.Figure, where: str, how: str) -> Figure:
-    one_by_one = ", position by position" if result.data.sizes["pos"] > 1 else ""
-    return Figure(
-        title=f"Patching {_component(result)}, {where}{one_by_one}",
-        plot=plot,
-        caption=(
-            f"The run of one input goes on with {_component(result)} of another input's run "
-            f"at one place. Answers recovered: the share of the {result.n_scored} answers that "
-            f"differ between the two which become the other input's. {how}"
-        ),
-        control=_PATCHING_CONTROL,
-        data=result.to_dataframe(),
-    )
-
-
-def _scale_text(result: PatchingSweep) -> str:
-    return (
-        f"The {result.metric} is scaled to be 0 without a patch and 1 in the other input's own run."
-    )
-
-
-def _sites(result: PatchingSweep) -> list[str]:
-    """Each layer, or each head of it, in words."""
-    if not result.by_layer:
-        return [_component(result)]
-    layers, heads = result.data["layer"].values, result.data["head"].values
-    if result.by_head:
-        return [f"head {layer}.{head}" for layer in layers for head in heads]
-    return [f"layer {layer}" for layer in layers]
-
-
-_NAMED = 4
 _NOISE = "noise of equal norm"
-_ABLATION_CONTROL = (
-    "Noise of equal norm: the activation is moved as far as the ablation moves it, in a random "
-    "direction. It says whether the model bears a change of that size there. Where it does not, "
-    "zero ablation and mean ablation say nothing of what the part carries; another example's "
-    "activation is one that the part has in some run, so that what it changes is due to what it "
-    "says of the input."
-)
 _ROLES: dict[Role, tuple[str, str]] = {
     "information": ("needed", "answers change where another example's activation is put in"),
     "needed": ("needed", "answers change where it is set to zero"),
@@ -252,9 +217,9 @@ def _(result: AblationStudy) -> list[Finding]:
     return [Finding(text, value=f"{needed} of {n}")]
 
 
-def _spell(parts: list[str]) -> str:
-    more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
-    return f"{len(parts)} ({', '.join(parts[:_NAMED])}{more})"
+def _spell(parts: list[str], *, most: int = 4) -> str:
+    more = f" and {len(parts) - most} more" if len(parts) > most else ""
+    return f"{len(parts)} ({', '.join(parts[:most])}{more})"
 
 
 def _kinds(result: AblationStudy) -> str:
@@ -272,44 +237,51 @@ def _(result: AblationStudy) -> list[Figure]:
     """Parts against loops, against positions, or alone."""
     # Of the kinds of ablation the one that changes most, [part, when, pos].
     worst = result.data.min("ablation").sel(estimate="value", drop=True)
-    if result.data.sizes["when"] > 1:
-        rest, x_title = worst.min("pos"), "ablated at"
-        how = "at any one position, " if result.data.sizes["pos"] > 1 else ""
-    elif result.data.sizes["pos"] > 1:
-        rest, x_title, how = worst.isel(when=0), "position ablated", ""
+    some_when, some_pos = (result.data.sizes[axis] > 1 for axis in ("when", "pos"))
+    if some_when or some_pos:
+        rest = worst.min("pos") if some_when else worst.isel(when=0)
+        panels = {
+            "answers kept": rest["agreement"],
+            f"answers kept, {_NOISE}": rest[f"{CONTROL}agreement"],
+        }
+        plot = heatmap_panels(
+            panels,
+            x_title="ablated at" if some_when else "position ablated",
+            y_title="part",
+            value_title="share",
+            scale="mass",
+            y_down=True,
+        )
+        where = "at any one position, " if some_when and some_pos else ""
+        how = (
+            f" Of the kinds of ablation, {where}that which changes most is shown, and so of their "
+            "noise."
+        )
     else:
-        return [_ablation_figure(result, _bars(result), "")]
-    panels = {
-        "answers kept": rest["agreement"],
-        f"answers kept, {_NOISE}": rest[f"{CONTROL}agreement"],
-    }
-    plot = heatmap_panels(
-        panels, x_title=x_title, y_title="part", value_title="share", scale="mass", y_down=True
-    )
-    how = f"Of the kinds of ablation, {how}that which changes most is shown, and so of their noise."
-    return [_ablation_figure(result, plot, how)]
-
-
-def _bars(result: AblationStudy) -> go.Figure:
-    data = result.data.isel(when=0, pos=0)
-    bars = []
-    for kind in map(str, data["ablation"].values):
-        cells: xr.Dataset = data.sel(ablation=kind)
-        bars.append(Series.of(kind, cells["agreement"]))
-        bars.append(Series.of(f"{_NOISE}, {kind}", cells[f"{CONTROL}agreement"], control=True))
-    return bars_with_intervals(bars, value_title="examples answered as before", value_range=(0, 1))
-
-
-def _ablation_figure(result: AblationStudy, plot: go.Figure, how: str) -> Figure:
+        data, bars, how = result.data.isel(when=0, pos=0), [], ""
+        for kind in map(str, data["ablation"].values):
+            cells: xr.Dataset = data.sel(ablation=kind)
+            bars.append(Series.of(kind, cells["agreement"]))
+            noise = cells[f"{CONTROL}agreement"]
+            bars.append(Series.of(f"{_NOISE}, {kind}", noise, control=True))
+        title = "examples answered as before"
+        plot = bars_with_intervals(bars, value_title=title, value_range=(0, 1))
     names = [prefix + name for prefix in ("", CONTROL) for name in ABLATION_MEASURES]
-    return Figure(
-        title="Answers without one part",
-        plot=plot,
-        caption=(
-            "The model is run without one head, MLP or other part, which is "
-            f"{_kinds(result)}. Answers kept: the share of {result.n_examples} examples that are "
-            f"answered as by the undisturbed run. {how}".strip()
-        ),
-        control=_ABLATION_CONTROL,
-        data=result.to_dataframe(*names),
-    )
+    return [
+        Figure(
+            title="Answers without one part",
+            plot=plot,
+            caption=(
+                "The model is run without one head, MLP or other part, which is "
+                f"{_kinds(result)}. Answers kept: the share of {result.n_examples} examples that "
+                f"are answered as in the clean run.{how}"
+            ),
+            control=(
+                "Noise of equal norm moves the activation as far as the ablation does, in a random "
+                "direction. Where the model does not bear that, zero and mean ablation say nothing "
+                "about what the part carries. Another example's activation occurs in some run: its "
+                "effect is due to what the part says of the input."
+            ),
+            data=result.to_dataframe(*names),
+        )
+    ]

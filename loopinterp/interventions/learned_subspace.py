@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import NonNegativeInt, PositiveInt
 from torch.nn.functional import cross_entropy
 
-from loopinterp.core.errors import check_seed
+from loopinterp.core.boundary import checked
 from loopinterp.core.progress import track
-from loopinterp.interventions.subspaces import principal_subspace
+from loopinterp.core.settings import Seed
+from loopinterp.interventions.engine import principal_subspace
 from loopinterp.models.iteration import bind
 from loopinterp.models.taps import recording_gradients
 
@@ -25,17 +27,15 @@ if TYPE_CHECKING:
 DELAYS = 10
 """Learning looks at the answers at delays 0 .. 9."""
 
-_BATCH = 48
-_RATE = 0.003
 
-
+@checked
 def learn_subspace(
     run: InterchangeRun,
-    rank: int,
+    rank: PositiveInt,
     *,
     target: Int[Tensor, "pair delay pos"] | None = None,
-    steps: int = 80,
-    seed: int = 0,
+    steps: NonNegativeInt = 80,
+    seed: Seed = 0,
 ) -> Float[Tensor, "rank d_model"]:
     r"""Orthonormal rows R found by gradient on the pairs of a run.
 
@@ -54,30 +54,30 @@ def learn_subspace(
 
     Source: distributed alignment search, Geiger et al., arXiv 2303.02536.
     """
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
     delays = min(DELAYS, run.pairs.longest + 1)
     answers = run.interchange() if target is None else target
     crop = _Crop(run, delays)
     # An interchange that changes nothing teaches nothing.
-    moved = answers != run.base
+    moved = answers != run.base  # [pair, delay, pos]
     useful = (moved & (answers >= 0)).any(-1)[:, :delays].any(-1)
     if run.pairs.second is not None:  # whose answers are not those of the first interchange alone
         useful &= ~run.pairs.second.made
-    rows = useful.nonzero().squeeze(1)
+    rows = useful.nonzero().squeeze(1)  # [pair]
     n_sites = run.pairs.positions.shape[1]  # the state of a second interchange comes after these
     base, source = run.base_state[:, :n_sites], run.source_state[:, :n_sites]
     start = principal_subspace((source - base).flatten(0, 1), min(rank, len(run.pairs)))
     # In half precision the directions are learned in single: torch has no QR in half.
     exact = torch.promote_types(base.dtype, torch.float32)
     weight = start.mT.to(exact, copy=True).requires_grad_()
-    optimiser = torch.optim.Adam([weight], lr=_RATE)
+    optimiser = torch.optim.Adam([weight], lr=0.003)
     with recording_gradients():
         for _ in track(range(steps if len(rows) else 0), f"learn {rank} directions"):
-            batch = rows[torch.randint(len(rows), (_BATCH,), generator=generator).to(rows.device)]
+            batch = rows[torch.randint(len(rows), (48,), generator=generator).to(rows.device)]
             # Orthonormal columns [d_model, rank]; the part of the change inside them.
             basis = torch.linalg.qr(weight).Q.to(base.dtype)
             change = source[batch] - base[batch]
-            inside = (change @ basis) @ basis.mT
+            inside = (change @ basis) @ basis.mT  # [pair, site, d_model]
             if target is None:
                 states = torch.cat([base[batch] + inside, base[batch] + change - inside])
                 references = torch.cat([source[batch], base[batch]])

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from loopinterp.models.iteration import Iteration
     from loopinterp.models.taps import Taps
 
-_MOST_KEYS = 2**26
-"""Most numbers of clean keys and values that are held: 256 MiB."""
-
 
 class Front(NamedTuple):
     """The light cones after some loop, of the rows that have begun by then.
@@ -58,13 +55,11 @@ class Change:
     """Functions that change a row when it begins, and later.
 
     Attributes:
-        state: From the rows that begin, their positions held and their states to the states that
-            they go on from.
-        within: From the rows that begin and their positions held to the taps of the loop that they
-            begin with; their rows are its last ones.
-        later: From the loops done, the positions held and the states of all rows that have begun
-            to their states, of which some are changed again, between the first and the last
-            position of a row.
+        state: (rows that begin, positions held, their states) -> the states they go on from.
+        within: (rows that begin, positions held) -> taps of the loop that they begin with, of which
+            they are the last rows.
+        later: (loops done, positions held, states of all rows that have begun) -> the states, of
+            which some are changed again, between the first and the last position of a row.
     """
 
     state: Callable[[slice, Tensor, Tensor], Tensor] | None = None
@@ -74,19 +69,14 @@ class Change:
 
 def cone_growth(model: Any) -> int | None:
     """Positions by which a cone grows in a loop; None where a part cannot be stepped alone."""
-    return reach(model) if getattr(model, "local_step", True) else None
+    return reach(model) if declared(model, "local_step") else None
 
 
 class LightCone:
     """Clean runs of a model, and runs that go on from changes in them.
 
-    Args:
-        model: Any looped model.
-        iteration: The model, bound to the inputs of the runs.
-        states: The states of the runs after 0 .. T loops.
-        keep_keys: Run the clean states once more and hold keys and values, where that saves the
-            positions before a change. Then no change may be one of scores or patterns within a
-            window.
+    With ``keep_keys`` the clean states are run once more and keys and values held, where that saves
+    the positions before a change. Then no change may be one of scores or patterns within a window.
     """
 
     def __init__(
@@ -117,8 +107,7 @@ class LightCone:
             row: The run that each row goes on from.
             loop: Loops done when its change is made, in order; a change within a loop is made in
                 the one that comes next.
-            first: The first position that is changed.
-            last: The last one.
+            first: The first position that is changed; ``last`` the last one.
             change: What is changed.
         """
         n_loops, n_pos, earliest = len(self.states) - 1, self.states.shape[2], int(loop[0])
@@ -263,35 +252,27 @@ class LightCone:
         """Keys and values of each layer, ``[loop, input, pos, head, d_head]``."""
         return [[torch.stack(x) for x in zip(*loops)] for loops in zip(*self._keys or [])]
 
-    def _keys_of(self, h: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values ``[input, pos, head, d_head]`` of each layer in the loop after states."""
-        layers: list[tuple[Tensor, Tensor]] = []
+    def _clean_keys(self, *, most: int = 2**26) -> list[list[tuple[Tensor, Tensor]]] | None:
+        """Keys and values ``[input, pos, head, d_head]`` of each loop and layer.
 
-        def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            layers.append((k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()))
-            return k, v
-
-        run = self.iteration
-        run.advance(h, run.e, replace(run.context, remember=remember))
-        return layers
-
-    def _clean_keys(self) -> list[list[tuple[Tensor, Tensor]]] | None:
-        """Keys and values of each loop; None where attention is foreign, not causal, or too large.
-
-        Attention that goes block by block within a window has no mask of all pairs to cut.
+        None where attention is foreign or not causal, or they are more than ``most`` numbers (256
+        MiB). Attention that goes block by block within a window has no mask of all pairs to cut.
         """
-        context = self.iteration.context
-        if not isinstance(context, AttentionContext) or context.window is not None:
-            return None
-        if not declared(self.model, "causal"):
-            return None
-        width = declared(self.model, "attention_window")
-        if self.reach is not None and not 0 < (width or 0) <= min(NEAR, self.states.shape[2] - 1):
+        run, width = self.iteration, declared(self.model, "attention_window") or 0
+        own = isinstance(run.context, AttentionContext) and run.context.window is None
+        near = self.reach is None or 0 < width <= min(NEAR, self.states.shape[2] - 1)
+        if not (own and near and declared(self.model, "causal")):
             return None
         keys: list[list[tuple[Tensor, Tensor]]] = []
+
+        def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            keys[-1].append((k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()))
+            return k, v
+
         for h in self.states[:-1]:
-            keys.append(self._keys_of(h))
-            if len(self.states) * sum(x.numel() for both in keys[0] for x in both) > _MOST_KEYS:
+            keys.append([])
+            run.advance(h, run.e, replace(run.context, remember=remember))
+            if len(self.states) * sum(x.numel() for both in keys[0] for x in both) > most:
                 return None
         return keys
 

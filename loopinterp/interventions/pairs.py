@@ -32,30 +32,17 @@ NO_LOOP = -1
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stratum(ShortRepr):
-    """A partition of pairs into classes that are counted by themselves.
-
-    Attributes:
-        labels: Names of the classes.
-        codes: Class of each pair; -1 where it has none.
-    """
+    """A partition of pairs into classes with labels; the code of a pair without one is -1."""
 
     labels: tuple[str, ...]
     codes: Int[Tensor, " pair"]
 
-    def __getitem__(self, rows: Any) -> Stratum:
-        return Stratum(self.labels, self.codes[rows])
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SecondInterchange(ShortRepr):
-    """A second interchange in the run of the base, of some of the pairs.
+    """A second interchange of some of the pairs, at the loop of the first one or later.
 
-    Attributes:
-        source: Input that the state is taken from.
-        position: Where it is put in.
-        loop: Loops done before it, no fewer than at the first interchange; :data:`NO_LOOP` of a
-            pair that has no second one.
-        source_loop: Loops of the source's run before its state is taken.
+    Its ``loop`` is :data:`NO_LOOP` where a pair has none.
     """
 
     source: Int[Tensor, " pair"]
@@ -97,16 +84,15 @@ class InterchangePairs(ShortRepr):
     """Pairs of runs (base, source), with the positions and loops of their interchanges.
 
     Attributes:
-        inputs: The inputs of all runs.
+        inputs: Those of all runs.
         asked: Positions at which an answer is asked for.
         n_loops: T(n): the run ends there.
-        base: Input of the run that is changed.
-        source: Input that the state is taken from.
+        base: Number of the input whose run is changed.
+        source: Number of the input that the state is taken from.
         positions: Where the state is put in, at all of them at once; a position may occur twice.
         loop: Loops done before the interchange.
         source_loop: Loops of the source's run before its state is taken.
         strata: Partitions of the pairs, by name.
-        second: A second interchange of some of them.
     """
 
     inputs: Int[Tensor, "input pos"]
@@ -151,17 +137,20 @@ class InterchangePairs(ShortRepr):
 
     def __getitem__(self, rows: Any) -> Self:
         """Some of the pairs, by index or mask."""
-        chosen = {name: getattr(self, name)[rows] for name in _PER_PAIR}
-        strata = {name: stratum[rows] for name, stratum in self.strata.items()}
-        second = self.second and self.second.map(lambda column: column[rows])
-        return dataclasses.replace(self, **chosen, strata=strata, second=second)
+        return self._map(lambda column: column[rows])
 
     def to(self, device: torch.device | str) -> Self:
         """The same pairs on another device."""
-        moved = {name: getattr(self, name).to(device) for name in ("inputs", "asked", *_PER_PAIR)}
-        strata = {k: Stratum(one.labels, one.codes.to(device)) for k, one in self.strata.items()}
-        second = self.second and self.second.map(lambda column: column.to(device))
-        return dataclasses.replace(self, **moved, strata=strata, second=second)
+        moved = self._map(lambda column: column.to(device))
+        inputs, asked = self.inputs.to(device), self.asked.to(device)
+        return dataclasses.replace(moved, inputs=inputs, asked=asked)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """With each column of the pairs changed."""
+        columns = {name: change(getattr(self, name)) for name in _PER_PAIR}
+        strata = {k: Stratum(one.labels, change(one.codes)) for k, one in self.strata.items()}
+        second = self.second and self.second.map(change)
+        return dataclasses.replace(self, **columns, strata=strata, second=second)
 
     @property
     def sites(self) -> Sites:

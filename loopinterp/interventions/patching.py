@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from einops import rearrange
 
+from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study, tidy
+from loopinterp.core.settings import Seed
 from loopinterp.interventions.base_and_source import (
     LOOP,
     STATE,
@@ -48,13 +49,8 @@ _PRELUDE, BLOCK, _CODA = "prelude", "block", "coda"
 MEASURES = ("recovered", "effect", "control_recovered", "control_effect")
 """What is measured of every patch."""
 
-_PLACE = "head pos"
-
 _AT_A_TIME = 128
 """Examples run side by side; more of them at once do not fit into a cache."""
-
-_HELD_NUMBERS = 2**26
-"""Numbers of source activations held at a time: 256 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -75,17 +71,14 @@ class PatchingSweep(Result, kind="activation-patching"):
             no loop axis. So for the other measures, and for the coda.
 
     Attributes:
-        component: What was patched.
-        metric: Name of the metric.
-        metric_base: The metric of the base's run.
-        metric_source: The metric of the source's run.
+        metric: Name of the metric; ``metric_base`` and ``metric_source`` are of the clean runs.
         n_examples: Pairs of inputs.
         n_scored: Answers that count: scored, and different in the base's and the source's run.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(MEASURES, f"loop layer {_PLACE}"),
-        **{f"{s}_{m}": f"{s}_layer {_PLACE}" for s in (_PRELUDE, _CODA) for m in MEASURES},
+        **dict.fromkeys(MEASURES, "loop layer head pos"),
+        **{f"{s}_{m}": f"{s}_layer head pos" for s in (_PRELUDE, _CODA) for m in MEASURES},
     }
     OPTIONAL: ClassVar[frozenset[str]] = frozenset(VARIABLES) - frozenset(MEASURES)
 
@@ -107,11 +100,7 @@ class PatchingSweep(Result, kind="activation-patching"):
         return self.data["layer"].values.tolist() not in ([LOOP], [STATE])
 
     def to_dataframe(self, *names: str) -> pd.DataFrame:
-        """A row for each patch, with its section; no loop in the prelude and the coda.
-
-        Args:
-            names: Arrays wanted, as of any other result; by default all, with their sections.
-        """
+        """Some arrays, as of any result; by default a row for each patch, with its section."""
         import pandas as pd
 
         if names:
@@ -139,19 +128,20 @@ class PatchingSweep(Result, kind="activation-patching"):
 
 
 @torch.no_grad()
+@checked
 def patching_sweep(
     model: Any,
     base: Batch | Tensor,
     source: Batch | Tensor,
     *,
-    n_loops: int | None = None,
+    n_loops: Loops | None = None,
     component: str = "resid_pre",
     positions: str | Int[Tensor, " _"] | None = None,
     scored: Bool[Tensor, "_ _"] | None = None,
     metric: Metric | None = None,
     other: Tensor | None = None,
     loops: Index = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> PatchingSweep:
     r"""Put one activation of the source's run into the base's run, place by place.
 
@@ -263,14 +253,16 @@ class _Sweep:
     comparison: Comparison
     target: Patched
 
-    def block(self, loops: list[int]) -> Float[np.ndarray, "measure loop layer head place"]:
-        """Patches of the state, or inside the loop."""
+    def block(
+        self, loops: list[int], *, most_held: int = 2**26
+    ) -> Float[np.ndarray, "measure loop layer head place"]:
+        """Patches of the state, or inside the loop; 256 MiB of activations are held at a time."""
         layers = [None] if self.target.per_loop else range(self.model.site_map.n_layers)
         size = 1  # states are there in any case
         if self.target.name != STATE:
             key = BLOCK, 0, None if self.target.per_loop else 0, self.target.full
             size = 3 * math.prod(self.model.addresses(1).at[key].shape(*self.places.shape[1:]))
-        at_a_time = max(1, _HELD_NUMBERS // size)
+        at_a_time = max(1, most_held // size)
         parts = [loops[k : k + at_a_time] for k in range(0, len(loops), at_a_time)]
         return np.concatenate(
             [np.stack([self._site(part, k) for k in layers], axis=2) for part in parts], axis=1
@@ -319,32 +311,22 @@ class _Sweep:
     ) -> Float[np.ndarray, "measure loop head place"]:
         """Patches of one site at some loops."""
         if self.target.name == STATE:
-            site, values = None, self.states[:, loops].transpose(0, 1)
-        else:
-            site = self.target.full, (BLOCK, 0, layer)
-            names = [self._name(BLOCK, t, layer) for t in loops]
-            values = self._activations(names, min(loops), max(loops) + 1)
-        patches = _ParallelPatches(
-            cone=self.cone,
-            clean=values[:, 0],
-            sources=values[:, 1:],
-            loops=loops,
-            places=self.places,
-            n_heads=self.target.n_heads,
-            site=site,
-            is_attention=self.target.kind == "pattern",
-        )
-        scores = np.empty((math.prod(patches.shape), 2))
-        for numbers, logits in track(patches.logits(self.logits, _AT_A_TIME), "patch"):
-            scores[numbers.numpy()] = self.comparison.scores(logits)
-        axes = "loop source head place measure -> (source measure) loop head place"
-        return rearrange(scores.reshape(*patches.shape, 2), axes)
+            return _ParallelPatches(self, loops, self.states[:, loops].transpose(0, 1)).scores()
+        names = [self._name(BLOCK, t, layer) for t in loops]
+        values = self._activations(names, min(loops), max(loops) + 1)
+        return _ParallelPatches(self, loops, values, (BLOCK, 0, layer)).scores()
 
     def _with_hook(
         self, name: str, sources: Float[Tensor, "source batch ..."], start: int
     ) -> Float[np.ndarray, "measure head place"]:
         """Patches of a layer before the loop or after it, run in full."""
-        masks, n_loops = self._masks(), self.states.shape[1] - 1
+        n_loops, masks = self.states.shape[1] - 1, self.places[..., None]  # [place, batch, pos, 1]
+        if self.target.n_heads is not None:
+            head = torch.eye(self.target.n_heads, dtype=torch.bool, device=self.places.device)
+            # [head patched, place, batch, pos, head]; of patterns [..., head, query].
+            masks = masks & head[:, None, None, None]
+            masks = masks.mT if self.target.kind == "pattern" else masks
+            masks = masks.flatten(0, 1)[..., None]  # heads in order, and the places of each
         scores = []
         parts = torch.arange(2 * len(masks)).split(max(1, _AT_A_TIME // len(self.inputs[0])))
         for part in track(parts, "patch"):
@@ -365,81 +347,52 @@ class _Sweep:
         axes = "(source head place) measure -> (source measure) head place"
         return rearrange(np.concatenate(scores), axes, source=2, place=len(self.places))
 
-    def _masks(self) -> Bool[Tensor, "patch batch pos ..."]:
-        """What each patch replaces; heads in order, and the places of each head."""
-        if self.target.n_heads is None:
-            return self.places[..., None]
-        head = torch.eye(self.target.n_heads, dtype=torch.bool, device=self.places.device)
-        # [head patched, place, batch, pos, head]; of patterns [..., head, query].
-        masks = self.places[..., None] & head[:, None, None, None]
-        masks = masks.mT if self.target.kind == "pattern" else masks
-        return masks.flatten(0, 1)[..., None]
 
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _ParallelPatches:
     """Patches of one site that differ in loop, source, head and place, made in all runs of a batch.
 
     A patch whose source equals the clean activation is not run.
     """
 
-    cone: LightCone
-    clean: Float[Tensor, "loop batch ..."]
-    sources: Float[Tensor, "loop source batch ..."]
+    sweep: _Sweep
     loops: list[int]  # loops done before each patch
-    places: Bool[Tensor, "place batch pos"]
-    n_heads: int | None  # heads that are patched one by one; None where all are at once
-    site: tuple[str, LayerKey] | None  # component, and its place in the loop; None for the state
-    is_attention: bool  # whether it is [batch, head, query, key]
+    values: Float[Tensor, "loop input batch ..."]  # of the base, the source and the third run
+    layer_key: LayerKey | None = None  # place in the loop; None for the state
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Loops, sources, heads and places."""
-        n_loops, n_sources, *_ = self.sources.shape
-        return n_loops, n_sources, self.n_heads or 1, len(self.places)
-
-    def logits(
-        self, clean_logits: Float[Tensor, "batch pos d_vocab_out"], at_a_time: int
-    ) -> Iterator[tuple[Tensor, Float[Tensor, "patch batch pos d_vocab_out"]]]:
-        """Numbers of some patches, counted in C order of :attr:`shape`, and logits of their runs.
-
-        Patches of nearly equal positions go on together, whatever their loops. ``at_a_time`` rows
-        are run together, at least one patch of all runs.
-        """
-        patches = torch.cartesian_prod(*map(torch.arange, self.shape))
-        loop, place = patches[:, 0], patches[:, 3]
-        order = (place * len(self.loops) + loop).argsort(stable=True)
+    def scores(self) -> Float[np.ndarray, "measure loop head place"]:
+        """Scores of all patches; those of nearly equal positions go on together."""
+        sweep, places = self.sweep, self.sweep.places
+        # Where a source differs from the clean activation, [loop, source, batch, pos, head].
+        differs = (self.values[:, 1:] != self.values[:, :1]).any(-1)
+        if sweep.target.kind == "pattern":
+            differs = differs.mT  # by query
+        elif sweep.target.n_heads is None:
+            differs = differs[..., None]
+        shape = len(self.loops), 2, sweep.target.n_heads or 1, len(places)
+        patches = torch.cartesian_prod(*map(torch.arange, shape))
+        order = (patches[:, 3] * len(self.loops) + patches[:, 0]).argsort(stable=True)
         # A cone holds about a third of the positions that are held without one.
-        rows = at_a_time if self.cone.reach is None else 3 * at_a_time
-        for part in order.split(max(1, rows // self.places.shape[1])):
-            part = part[loop[part].argsort(stable=True)]
-            yield part, self._run(patches[part], clean_logits)
-
-    def _run(
-        self, patches: Int[Tensor, "patch 4"], clean_logits: Tensor
-    ) -> Float[Tensor, "patch batch pos d_vocab_out"]:
-        """Logits of some patches, in the order of their loops."""
-        n_patches, batch, device = len(patches), self.places.shape[1], self.places.device
-        # One row per patch and run of the batch.
-        row = torch.arange(batch).repeat(n_patches).to(device)
-        loop, source, head, place = (
-            x.repeat_interleave(batch).to(device) for x in patches.unbind(1)
-        )
-        positions = self.places[place, row]
-        active = (self._differs[loop, source, row, :, head] & positions).any(1)
-        logits = clean_logits.repeat(n_patches, 1, 1)
-        if bool(active.any()):
-            loop, source, head, row = (x[active] for x in (loop, source, head, row))
-            logits[active] = self._patched(loop, source, head, row, positions[active], clean_logits)
-        return logits.unflatten(0, (n_patches, batch))
-
-    @cached_property
-    def _differs(self) -> Bool[Tensor, "loop source batch pos head"]:
-        """Where a source differs from the clean activation; of attention, by query."""
-        differs = (self.sources != self.clean[:, None]).any(-1)
-        if self.is_attention:
-            return differs.mT
-        return differs if self.n_heads is not None else differs[..., None]
+        n_rows = _AT_A_TIME if sweep.cone.reach is None else 3 * _AT_A_TIME
+        batch, device = places.shape[1], places.device
+        scores = np.empty((len(patches), 2))
+        for part in track(order.split(max(1, n_rows // batch)), "patch"):
+            part = part[patches[part, 0].argsort(stable=True)]  # in the order of their loops
+            # One row per patch and run of the batch.
+            row = torch.arange(batch).repeat(len(part)).to(device)
+            loop, source, head, place = (
+                x.repeat_interleave(batch).to(device) for x in patches[part].unbind(1)
+            )
+            positions = places[place, row]
+            active = (differs[loop, source, row, :, head] & positions).any(1)
+            logits = sweep.logits.repeat(len(part), 1, 1)
+            if bool(active.any()):
+                chosen = (x[active] for x in (loop, source, head, row, positions))
+                logits[active] = self._patched(*chosen)
+            logits = logits.unflatten(0, (len(part), batch))
+            scores[part.numpy()] = sweep.comparison.scores(logits)
+        axes = "loop source head place measure -> (source measure) loop head place"
+        return rearrange(scores.reshape(*shape, 2), axes)
 
     def _patched(
         self,
@@ -448,10 +401,11 @@ class _ParallelPatches:
         head: Int[Tensor, " row"],
         row: Int[Tensor, " row"],
         positions: Bool[Tensor, "row pos"],
-        clean_logits: Float[Tensor, "batch pos d_vocab_out"],
     ) -> Float[Tensor, "row pos d_vocab_out"]:
         """Logits of patched rows, in the order of their loops."""
-        device, n_pos = positions.device, positions.shape[1]
+        sweep, device, n_pos = self.sweep, positions.device, positions.shape[1]
+        n_heads, is_attention = sweep.target.n_heads, sweep.target.kind == "pattern"
+        sources = self.values[:, 1:]  # [loop, source, batch, ...]
         first, back = positions.int().argmax(1), positions.flip(1).int().argmax(1)
 
         def put(new: slice, held: Int[Tensor, "row held"], x: Tensor) -> Tensor:
@@ -459,22 +413,19 @@ class _ParallelPatches:
             inside = held.clamp(max=n_pos - 1)
             here = positions[new].gather(1, inside) & (held < n_pos)
             index = loop[new, None], source[new, None], row[new, None]
-            if self.is_attention:  # x is [row, head, query, key]
+            one = torch.arange(n_heads or 1, device=device) == head[new, None]
+            if is_attention:  # x is [row, head, query, key]
                 square = x.shape[-1] == x.shape[-2]
                 keys = inside if square else torch.arange(n_pos, device=device)[None]
-                index = tuple(one[:, :, None] for one in index)
-                values = self.sources[(*index, slice(None), inside[:, :, None], keys[:, None])]
+                index = tuple(each[:, :, None] for each in index)
+                values = sources[(*index, slice(None), inside[:, :, None], keys[:, None])]
                 values, here = values.movedim(-1, 1), here[:, None, :, None]
                 if square:  # keys past the end are none
                     here = here & (held < n_pos)[:, None, None]
+                here = here & one[:, :, None, None]
             else:  # x is [row, pos, feature] or [row, pos, head, feature]
-                values, here = self.sources[(*index, inside)], here[:, :, None]
-                here = here if self.n_heads is None else here[..., None]
-            if self.n_heads is not None:
-                one = torch.arange(self.n_heads, device=device) == head[new, None]
-                here = here & (
-                    one[:, :, None, None] if self.is_attention else one[:, None, :, None]
-                )
+                values, here = sources[(*index, inside)], here[:, :, None]
+                here = here if n_heads is None else here[..., None] & one[:, None, :, None]
             return torch.where(here, values, x)
 
         def within(new: slice, held: Tensor) -> Taps:
@@ -482,10 +433,10 @@ class _ParallelPatches:
                 patched = put(new, held, x[new])
                 return torch.cat([x[: new.start], patched]) if new.start else patched
 
-            component, at = self.site or ("", ("", None, None))
-            return Taps.changing({at: {component: change}})
+            assert self.layer_key is not None
+            return Taps.changing({self.layer_key: {sweep.target.full: change}})
 
-        change = Change(state=put) if self.site is None else Change(within=within)
+        change = Change(state=put) if self.layer_key is None else Change(within=within)
         done = torch.tensor(self.loops, device=device)[loop]
-        front = self.cone.finish(row, done, first, n_pos - 1 - back, change)
-        return self.cone.read(front, row, clean_logits)
+        front = sweep.cone.finish(row, done, first, n_pos - 1 - back, change)
+        return sweep.cone.read(front, row, sweep.logits)

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from pydantic import NonNegativeInt
 
+from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.models.protocol import describe_model, need_hooks
 from loopinterp.models.study_examples import inputs_and_loops
 
@@ -45,7 +48,6 @@ class AttentionResult(Result, kind="attention"):
         labels: One for each position of the example.
         fixed: Whether all examples have the same input there, by position.
         example: Which example of the batch is shown.
-        n_examples: Examples behind the means.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -69,7 +71,8 @@ class AttentionResult(Result, kind="attention"):
 
     def strongest_sink(self) -> dict[str, int] | None:
         """Layer, head and key that gets most beyond the even control; None if none is a place."""
-        return self._furthest("received") if self.data["received_even"].notnull().any() else None
+        is_place = self.data["received_even"].notnull().any()
+        return self._furthest("received") if is_place else None
 
     def _furthest(self, name: str) -> dict[str, int]:
         above = self.data[name].sel({ESTIMATE: "value"}).mean("loop") - self.data[f"{name}_even"]
@@ -78,17 +81,18 @@ class AttentionResult(Result, kind="attention"):
 
 
 @torch.no_grad()
+@checked
 def attention_study(
     model: HookedRun,
     data: Batch | Task | Tensor,
     *,
-    n_loops: int | None = None,
+    n_loops: Loops | None = None,
     labels: Sequence[str] | None = None,
-    example: int = 0,
-    max_distance: int = 8,
+    example: NonNegativeInt = 0,
+    max_distance: NonNegativeInt = 8,
     n: int | None = None,
     batch_size: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> AttentionResult:
     r"""Attention of every head at every loop, by position, by distance and by key.
 
@@ -97,7 +101,6 @@ def attention_study(
     :math:`A_{q, k}` over all other queries that may reach it, which is large for a sink.
 
     Args:
-        model: The model.
         data: A batch, its inputs alone (tokens ``[batch, pos]`` or features ``[batch, pos,
             d_features]``), or a task to draw a batch from; all of one length (padding would count
             as positions).
@@ -105,12 +108,7 @@ def attention_study(
         labels: A word for each position of the example shown; position numbers by default.
         example: The example whose patterns are kept.
         max_distance: Largest distance counted by itself.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of what is drawn.
-
-    Raises:
-        InputError: If ``example`` or ``max_distance`` is out of range, or ``labels`` do not fit.
+        n, batch_size, seed: Of what is drawn from a task; see :func:`~loopinterp.tasks.as_batch`.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -125,7 +123,6 @@ def attention_study(
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     inputs, n_loops = inputs_and_loops(model, data, n_loops, **drawn)
     n_examples, n_pos = inputs.shape[:2]
-    check_integer("max_distance", max_distance, least=0)
     check_integer("example", example, least=0, most=n_examples - 1)
     if labels is not None and len(labels) != n_pos:
         raise InputError(
@@ -150,7 +147,7 @@ def attention_study(
             mass_even=even,
             received=_over_examples(received),
             received_even=received_even,
-            entropy=torch.special.entr(patterns).sum(-1).mean((1, -1)) / math.log(2),
+            entropy=torch.special.entr(patterns).sum(-1).mean((1, -1)) / math.log(2),  # bits
             entropy_even=visible.sum(-1).double().log2().mean(-1),
             labels=[str(k) for k in labels or range(n_pos)],
             fixed=(inputs == inputs[:1]).reshape(n_examples, n_pos, -1).all(-1).all(0).tolist(),
@@ -170,7 +167,7 @@ def _over_examples(mass: Tensor) -> Tensor:
     """Mean [loop, layer, head, place, estimate] of examples on the second axis, with its ends."""
     n_examples = mass.shape[1]
     half = 1.96 * mass.std(1, correction=1 if n_examples > 1 else 0) / n_examples**0.5
-    mean = mass.mean(1)
+    mean = mass.mean(1)  # [loop, layer, head, place]
     return torch.stack([mean, (mean - half).clamp(min=0), (mean + half).clamp(max=1)], -1)
 
 
@@ -181,7 +178,7 @@ def _by_key(
     n_pos = visible.shape[-1]
     # Queries that may see a key, the key itself left out: [head, query, key].
     others = visible & ~torch.eye(n_pos, dtype=torch.bool, device=visible.device)
-    seen_by = others.sum(-2)
+    seen_by = others.sum(-2)  # [head, key]
     even = visible / visible.sum(-1, keepdim=True)
     count = torch.where(seen_by >= max(3, n_pos / 4), seen_by, float("nan")).double()
     return (patterns * others).sum(-2) / count, (even * others).sum(-2) / count
@@ -196,11 +193,11 @@ def _by_distance(
     furthest = min(max_distance, visible.shape[-1] - 1)
     for distance in range(-furthest, furthest + 1):
         # A head sees so far or it does not, whatever the query.
-        seen = visible.diagonal(-distance, dim1=-2, dim2=-1).all(-1)
+        seen = visible.diagonal(-distance, dim1=-2, dim2=-1).all(-1)  # [head]
         if not seen.any():
             continue
         for shares, weights in ((mass, patterns), (control, even)):
-            share = weights.diagonal(-distance, dim1=-2, dim2=-1).mean(-1)
+            share = weights.diagonal(-distance, dim1=-2, dim2=-1).mean(-1)  # [..., head]
             shares.append(torch.where(seen, share, float("nan")))
         distances.append(distance)
     return torch.stack(mass, -1), torch.stack(control, -1), distances

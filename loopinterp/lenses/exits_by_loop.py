@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
+from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import correctness, exact_match
 from loopinterp.dynamics.runs import chunks, gather, stream_measures
 from loopinterp.models.iteration import bind
@@ -29,14 +31,14 @@ from loopinterp.models.stopping import (
 )
 from loopinterp.models.study_examples import examples_for, inputs_and_loops, need_loops
 from loopinterp.tasks.sampling import need_asked
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models import LoopedModel
     from loopinterp.models.stopped_run import StoppingRule
-    from loopinterp.tasks.task import Batch, Task
+    from loopinterp.tasks.task import Task
 
 RULES: dict[str, StoppingRule] = {
     "residual": ResidualBelow(0.03),
@@ -46,9 +48,6 @@ RULES: dict[str, StoppingRule] = {
     "confidence": ConfidenceAbove(0.95),
 }
 """The rules that are compared; each is asked with all tolerances, its own being marked."""
-
-_SWEPT = 33
-_EXAMPLES = 256
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -102,9 +101,9 @@ class ExitResult(Result, kind="exits"):
     def oracle(self) -> tuple[float, float]:
         """Share of examples that are right after some loop, and the mean of the first such loops.
 
-        What is never right is read after the last loop.
+        An example that is never right is read after the last loop.
         """
-        exact = self.data["exact"].values[1:]
+        exact = self.data["exact"].values[1:]  # [loop, batch]
         first = np.where(exact.any(0), exact.argmax(0) + 1, self.n_loops)
         return float(exact.any(0).mean()), float(first.mean())
 
@@ -114,11 +113,7 @@ class ExitResult(Result, kind="exits"):
         return float(exact.max()), int(exact.argmax()) + 1
 
     def gain(self, rule: str) -> tuple[float, float, float]:
-        """Where a rule is furthest above the same stops dealt at random.
-
-        Returns:
-            Share that is right there, that of the control, and the mean number of loops.
-        """
+        """Share right, the same of the control, and mean loops, where they differ most."""
         at = self.data.sel(rule=rule)
         best = int(np.argmax((at["swept_exact"] - at["swept_dealt"]).values))
         exact, dealt, loops = (
@@ -127,9 +122,9 @@ class ExitResult(Result, kind="exits"):
         return exact, dealt, loops
 
     def cheapest(self, rule: str) -> float | None:
-        """The least mean number of loops with which a rule is as often right as the best one loop.
+        """Least mean number of loops with which a rule is as often right as the best one loop.
 
-        Of the tolerances tried; None if none of them is, or that one loop is never right.
+        None if it never is at the tolerances tried, or that one loop is never right.
         """
         at, best = self.data.sel(rule=rule), self.best_loop()[0]
         good = at["swept_loops"].where((at["swept_exact"] >= best) & (best > 0))
@@ -137,16 +132,17 @@ class ExitResult(Result, kind="exits"):
 
 
 @torch.no_grad()
+@checked
 def exit_study(
     model: LoopedModel | Any,
     data: Batch | Task | Tensor,
     *,
     rules: Mapping[str, StoppingRule] | None = None,
     gate: Callable[[Tensor], Tensor] | None = None,
-    n_loops: int | None = None,
+    n_loops: Loops | None = None,
     n: int | None = None,
     batch_size: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> ExitResult:
     """Accuracy against loops, where everybody stops at one loop, and where rules choose.
 
@@ -155,16 +151,14 @@ def exit_study(
     oracle that stops each example at its first right loop, and their controls.
 
     Args:
-        model: Any looped model.
         data: Examples with what is right, or a task to draw them from; or inputs alone, where
             right is what is read after the last loop.
         rules: Online rules by name; :data:`RULES` by default.
         gate: A gate of the model's own, from a state to a probability of stopping there for each
             position or example: two rules more, "gate" and "gate, cumulated".
         n_loops: Loops to run; the longest T(n) by default.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given; 256 by default.
-        seed: Seed of what is drawn.
+        n, batch_size, seed: Of what is drawn from a task (256 examples by default); see
+            :func:`~loopinterp.tasks.as_batch`.
 
     Raises:
         InputError: If a rule is offline, or an example asks nothing.
@@ -185,61 +179,62 @@ def exit_study(
     if gate is not None:
         asked_rules["gate"] = GateAbove(gate)
         asked_rules["gate, cumulated"] = GateAbove(gate, cumulated=True)
-    _need_online(asked_rules)
-    inputs, targets, n_loops, ends = _examples(model, data, n_loops, n, batch_size, seed)
-    config = {"n_loops": n_loops, "n_examples": len(inputs), "rules": list(asked_rules)}
-    with study(seed, study="exits", model=describe_model(model), **config) as watch:
-        bound = bind(model, inputs[:1])
-        size = 4 * (4 * bound.h0.numel() + 8 * bound.readout(bound.h0).numel())
-        parts = [
-            _follow(model, inputs[rows], None if targets is None else targets[rows], n_loops)
-            for rows in track(list(chunks(len(inputs), size)), "exits")
-        ]
-        arrays = gather(ExitResult, [{k: v for k, v in p.items() if k[0] != "_"} for p in parts])
-        answers, right_answers = (
-            torch.cat([p[k].cpu() for p in parts], -2) for k in ("_answer", "_want")
-        )
-        scores = [
-            torch.cat([s.cpu() for s in each], 1)
-            for each in zip(*(_scores(model, p, asked_rules, n_loops) for p in parts))
-        ]
-        return ExitResult.of(
-            watch,
-            coords={"loop": range(n_loops + 1), "rule": list(asked_rules)},
-            **arrays,
-            score=torch.stack(scores),
-            **_sweep(arrays["exact"], scores, list(asked_rules.values())),
-            another=_of_another(answers, right_answers),
-            answer_loops=ends,
-            targets=targets is not None,
-            rules={name: repr(rule) for name, rule in asked_rules.items()},
-        )
-
-
-def _need_online(rules: Mapping[str, StoppingRule]) -> None:
-    offline = [name for name, rule in rules.items() if rule.tolerance is None]
-    if offline or not rules:
+    offline = [name for name, rule in asked_rules.items() if rule.tolerance is None]
+    if offline or not asked_rules:
         raise InputError(
             "rules",
             expected="online rules, whose tolerance can be swept",
             given=f"{', '.join(offline)}, which see all loops first" if offline else "none",
             fix="Leave rules out, or measure offline rules with training.evaluate(stopping=...).",
         )
+    inputs, targets, n_loops, ends = _examples(model, data, n_loops, n, batch_size, seed)
+    config = {"n_loops": n_loops, "n_examples": len(inputs), "rules": list(asked_rules)}
+    with study(seed, study="exits", model=describe_model(model), **config) as watch:
+        bound = bind(model, inputs[:1])
+        size = 4 * (4 * bound.h0.numel() + 8 * bound.readout(bound.h0).numel())
+        parts, score_parts = [], []
+        for rows in track(list(chunks(len(inputs), size)), "exits"):
+            part = _follow(
+                model, inputs[rows], targets if targets is None else targets[rows], n_loops
+            )
+            mask, listed = part["_want"] != IGNORE, list(asked_rules.values())
+            parts.append(part)
+            score_parts.append(
+                score_loops(model, inputs[rows], listed, max_loops=n_loops, mask=mask)
+            )
+        scores = [torch.cat([s.cpu() for s in each], 1) for each in zip(*score_parts)]
+        arrays = gather(ExitResult, [{k: v for k, v in p.items() if k[0] != "_"} for p in parts])
+        answers, right = (torch.cat([p[k].cpu() for p in parts], -2) for k in ("_answer", "_want"))
+        # The right answer of the next example. The same one twice is no other one, and being
+        # found says nothing then.
+        other = right.roll(1, 0)
+        at_some = ((answers[1:] == other) | (other == IGNORE)).all(-1).any(0)
+        another = torch.where((other == right).all(1), math.nan, at_some.double())
+        return ExitResult.of(
+            watch,
+            coords={"loop": range(n_loops + 1), "rule": list(asked_rules)},
+            **arrays,
+            score=torch.stack(scores),
+            **_sweep(arrays["exact"], scores, list(asked_rules.values())),
+            another=another,
+            answer_loops=ends,
+            targets=targets is not None,
+            rules={name: repr(rule) for name, rule in asked_rules.items()},
+        )
 
 
 def _examples(
     model: Any, data: Any, n_loops: int | None, n: int | None, batch_size: int | None, seed: int
 ) -> tuple[Tensor, Tensor | None, int, Tensor]:
+    """Inputs, what is right if that is known, loops, and T(n) of each example."""
     if isinstance(data, torch.Tensor):
         inputs, n_loops = inputs_and_loops(model, data, n_loops)
-        check_integer("n_loops", n_loops, least=1)
         return inputs, None, n_loops, torch.full((len(inputs),), n_loops)
     if n_loops is None:
         need_loops(model)
-    size = batch_size
-    if size is None and not hasattr(data, "inputs"):
-        size = _EXAMPLES
-    batch = examples_for(model, data, n=n, batch_size=size, seed=seed)
+    if batch_size is None and not isinstance(data, Batch):
+        batch_size = 256
+    batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
     n_loops = int(batch.n_loops.max()) if n_loops is None else n_loops
     check_integer("n_loops", n_loops, least=1)
     need_asked(batch)
@@ -251,13 +246,13 @@ def _follow(model: Any, inputs: Tensor, targets: Tensor | None, n_loops: int) ->
     series: dict[str, list[Tensor]] = defaultdict(list)
     counted = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     counted = counted if targets is None else targets != IGNORE
-    share = counted / counted.sum(1, keepdim=True)
+    share = counted / counted.sum(1, keepdim=True)  # of each position in its example, [batch, pos]
     before: Tensor | None = None
     iteration = bind(model, inputs)
     for loop, h, moved in stream_measures(iteration, n_loops):
         logits = iteration.read(h, loop)
         log_p = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        p = log_p.exp()
+        p = log_p.exp()  # [batch, pos, class]
         series["_answer"].append(log_p.argmax(-1))
         gap = torch.full_like(share, math.nan) if before is None else (p * (log_p - before)).sum(-1)
         per_position = {"confidence": p.amax(-1), "readout_kl": gap.clamp(min=0)}
@@ -265,57 +260,43 @@ def _follow(model: Any, inputs: Tensor, targets: Tensor | None, n_loops: int) ->
         per_position |= {name: getattr(moved, name) for name in ("norm", "residual")}
         for name, values in per_position.items():
             series[name].append(torch.where(counted, values * share, 0).sum(1).float())
-        cosine = moved.cosine.masked_fill(~counted, math.nan)
+        cosine = moved.cosine.masked_fill(~counted, math.nan)  # [batch, pos]
         series["cosine"].append(cosine.nanmedian(dim=1).values.float())
         before = log_p
-    arrays = {name: torch.stack(values) for name, values in series.items()}
+    arrays = {name: torch.stack(values) for name, values in series.items()}  # [loop, batch, ...]
     answers = arrays["_answer"]
     right_answers = answers[-1] if targets is None else targets
     arrays["exact"] = exact_match(correctness(answers, right_answers)).bool()
     arrays["agreement"] = ((answers == answers[-1]) * share).sum(-1).float()
-    arrays["_want"], arrays["_inputs"] = right_answers, inputs
+    arrays["_want"] = right_answers
     return arrays
 
 
-def _scores(
-    model: Any, part: dict[str, Tensor], rules: Mapping[str, StoppingRule], n_loops: int
-) -> list[Tensor]:
-    mask = part["_want"] != IGNORE
-    return score_loops(model, part["_inputs"], list(rules.values()), max_loops=n_loops, mask=mask)
-
-
-def _sweep(exact: Tensor, scores: list[Tensor], rules: list[StoppingRule]) -> dict[str, np.ndarray]:
+def _sweep(
+    exact: Tensor, scores: list[Tensor], rules: list[StoppingRule], *, n_steps: int = 33
+) -> dict[str, np.ndarray]:
     """Every rule with tolerances from one at which none fires to one at which all do."""
-    by_loop = exact.double().mean(1)
+    by_loop = exact.double().mean(1)  # share that is right if all stop there
     swept: dict[str, list[Any]] = defaultdict(list)
 
     def stopped(score: Tensor, tolerance: float) -> tuple[float, float, float]:
-        loops = first_ready(score, tolerance)
+        loops = first_ready(score, tolerance)  # where each example stops
         right = exact.gather(0, loops[None])[0].double().mean()
         return float(right), float(loops.double().mean()), float(by_loop[loops].mean())
 
     for rule, by_example in zip(rules, scores):
-        score = by_example.clone()
+        score = by_example.clone()  # [loop, batch]
         score[0] = math.inf  # no loop was made
         finite = score[score.isfinite()].double()
-        steps = torch.linspace(0, 1, _SWEPT, dtype=torch.float64)
-        tolerances = finite.quantile(steps).float().tolist() if len(finite) else [0.0] * _SWEPT
+        steps = torch.linspace(0, 1, n_steps, dtype=torch.float64)
+        tolerances = finite.quantile(steps).float().tolist() if len(finite) else [0.0] * n_steps
         tolerances = [-math.inf, *tolerances]
         rows = [stopped(score, tolerance) for tolerance in tolerances]
         swept["tolerance"].append(tolerances)
         for name, values in zip(("swept_exact", "swept_loops", "swept_dealt"), zip(*rows)):
             swept[name].append(values)
-        assert rule.tolerance is not None  # checked on entry
+        assert rule.tolerance is not None  # as of every online rule
         right, loops, _ = stopped(score, rule.tolerance)
         swept["own_exact"].append(right)
         swept["own_loops"].append(loops)
     return {name: np.asarray(values, dtype=float) for name, values in swept.items()}
-
-
-def _of_another(answers: Tensor, right_answers: Tensor) -> Tensor:
-    """Whether the right answer of the next example, where it differs, is read at some loop."""
-    other = right_answers.roll(1, 0)
-    mine = (other == right_answers).all(1)
-    at_some = ((answers[1:] == other) | (other == IGNORE)).all(-1).any(0)
-    # The same right answer twice is no other one; then its own being found says nothing.
-    return torch.where(mine, math.nan, at_some.double())

@@ -24,44 +24,47 @@ from loopinterp.lenses.exits_by_loop import ExitResult
 _ATTENTION = "attention"
 
 
+def over_examples(values: xr.DataArray) -> xr.DataArray:
+    """The mean over the axis ``batch``, as an estimate with its 95% interval."""
+    estimate = xr.apply_ufunc(
+        mean_estimate, values, input_core_dims=[["batch"]], output_core_dims=[[ESTIMATE]]
+    )
+    return estimate.assign_coords({ESTIMATE: ["value", "low", "high"]})
+
+
 @findings_of.register
 def _(result: AttentionResult) -> list[Finding]:
     """The heads that prefer a distance and a place most, the clearer preference first."""
     preferences = {"mass": result.strongest(), "received": result.strongest_sink()}
-    preferred = [_preference(result, name, best) for name, best in preferences.items() if best]
-    clear = sorted(filter(None, preferred), key=lambda one: one[0], reverse=True)
+    heads = by_head(result.data["entropy"])["head"].values
+    clear: list[tuple[float, Finding]] = []
+    for name, best in preferences.items():
+        if best is None:
+            continue
+        *_, (axis, at) = best.items()
+        share = result.data[name].sel(best).mean("loop")
+        value, low = (float(share.sel({ESTIMATE: end})) for end in ("value", "low"))
+        even = float(result.data[f"{name}_even"].sel({"head": best["head"], axis: at}))
+        if low <= even:  # even attention lies within the interval
+            continue
+        where = place(at) if axis == "distance" else _key(result, at)
+        means = ["loops"] if result.data.sizes["loop"] > 1 else []
+        means += ["positions, whatever their distance"] if axis != "distance" else []
+        over = f" (mean over {' and '.join(means)})" if means else ""
+        head = str(heads[best["layer"] * result.data.sizes["head"] + best["head"]])
+        text = (
+            f"{head.capitalize()} gives {percent(value)} of its attention to {where}{over}, "
+            f"against {percent(even)} if it were spread evenly over what a position may see."
+        )
+        finding = Finding(text, kind=_ATTENTION, value=f"{percent(value)} on {where}")
+        clear.append((value - even, finding))
     if clear:
-        return [finding for _, finding in clear]
+        return [finding for _, finding in sorted(clear, key=lambda one: one[0], reverse=True)]
     text = (
         "No head clearly prefers a distance or a place: none gives any of them more attention "
         "than if it were spread evenly, by more than the interval over examples."
     )
     return [Finding(text, kind=_ATTENTION, value="no preference")]
-
-
-def _preference(
-    result: AttentionResult, name: str, best: dict[str, int]
-) -> tuple[float, Finding] | None:
-    """By how much a share over all loops exceeds even attention, and so in words.
-
-    None where even attention lies within the interval of the share.
-    """
-    *_, (axis, at) = best.items()
-    share = result.data[name].sel(best).mean("loop")
-    value, low = (float(share.sel({ESTIMATE: end})) for end in ("value", "low"))
-    even = float(result.data[f"{name}_even"].sel({"head": best["head"], axis: at}))
-    if low <= even:
-        return None
-    where = place(at) if axis == "distance" else _key(result, at)
-    means = ["loops"] if result.data.sizes["loop"] > 1 else []
-    means += ["positions, whatever their distance"] if axis != "distance" else []
-    over = f" (mean over {' and '.join(means)})" if means else ""
-    text = (
-        f"{_head_name(result, best).capitalize()} gives {percent(value)} of its attention to "
-        f"{where}{over}, against "
-        f"{percent(even)} if it were spread evenly over what a position may see."
-    )
-    return value - even, Finding(text, kind=_ATTENTION, value=f"{percent(value)} on {where}")
 
 
 def _key(result: AttentionResult, key: int) -> str:
@@ -74,11 +77,6 @@ def _key(result: AttentionResult, key: int) -> str:
 def _(result: AttentionResult) -> list[Figure]:
     """The patterns with their slider, and where heads look by loop."""
     return [_patterns(result), _attention_by_loop(result)]
-
-
-def _head_name(result: AttentionResult, at: dict[str, int]) -> str:
-    names = by_head(result.data["entropy"])["head"].values
-    return str(names[at["layer"] * result.data.sizes["head"] + at["head"]])
 
 
 def _patterns(result: AttentionResult) -> Figure:
@@ -176,20 +174,13 @@ def place(distance: int) -> str:
     return f"{abs(distance)} positions to the {side}"
 
 
-_FOR_ALL = "one loop for all"
-
-
 @findings_of.register
 def _(result: ExitResult) -> list[Finding]:
     """What an oracle could save, and which rule saves how much of it."""
-    if result.best_loop()[0] == 0:
+    best, at = result.best_loop()
+    if best == 0:
         text = f"No example is right after any one number of loops up to {result.n_loops}."
         return [Finding(f"{text} There is nothing to be saved by reading it early.")]
-    return [_oracle(result), _rules(result)]
-
-
-def _oracle(result: ExitResult) -> Finding:
-    best, at = result.best_loop()
     share, mean = result.oracle()
     another = result.data["another"]
     right = "right" if result.targets else "as the last loop does"
@@ -201,13 +192,12 @@ def _oracle(result: ExitResult) -> Finding:
     if another.notnull().any():
         chance = float(another.mean())
         text += f". Another example's answer turns up at some loop in {percent(chance)}"
-        if chance > 0.5:
-            return Finding(f"{text}, so that this oracle says little.")
-    return Finding(f"{text}.")
+        text += ", so that this oracle says little" if chance > 0.5 else ""
+    return [Finding(f"{text}."), _rules(result, at)]
 
 
-def _rules(result: ExitResult) -> Finding:
-    _, at = result.best_loop()
+def _rules(result: ExitResult, at: int) -> Finding:
+    """Whether a rule is as often right as with ``at`` loops for all, with fewer on average."""
     costs = {str(rule): result.cheapest(rule) for rule in result.data["rule"].values}
     cheaper = {rule: cost for rule, cost in costs.items() if cost is not None and cost < at}
     if not cheaper:
@@ -236,28 +226,27 @@ def _(result: ExitResult) -> list[Figure]:
 
 
 def _spent(result: ExitResult) -> Figure:
-    exact = share_of(result.data["exact"].isel(loop=slice(1, None)), "batch")
-    lines = [Series.of(_FOR_ALL, exact)]
-    for rule in result.data["rule"].values:
-        at = result.data.sel(rule=rule).isel(step=slice(1, None))
+    def swept(
+        name: str, rule: str, values: str, *, first: int = 0, control: bool = False
+    ) -> Series:
+        at = result.data.sel(rule=rule).isel(step=slice(first, None))
         order = np.argsort(at["swept_loops"].values, kind="stable")
-        x, y = (at[name].values[order] for name in ("swept_loops", "swept_exact"))
-        lines.append(Series(str(rule), x, y, markers=False))
+        x, y = (at[each].values[order] for each in ("swept_loops", values))
+        return Series(name, x, y, control=control, markers=False)
+
+    rules = [str(rule) for rule in result.data["rule"].values]
+    exact = share_of(result.data["exact"].isel(loop=slice(1, None)), "batch")
     share, mean = result.oracle()
-    lines.append(Series("oracle", [mean], [share], markers=True))
-    gains = {str(r): result.gain(r) for r in result.data["rule"].values}
-    rule = max(gains, key=lambda name: gains[name][0] - gains[name][1])
-    at = result.data.sel(rule=rule)
-    order = np.argsort(at["swept_loops"].values, kind="stable")
-    dealt = Series(
-        f"stops of {rule!r}, dealt at random",
-        at["swept_loops"].values[order],
-        at["swept_dealt"].values[order],
-        control=True,
-        markers=False,
-    )
+    gains = {rule: result.gain(rule) for rule in rules}
+    best = max(gains, key=lambda name: gains[name][0] - gains[name][1])
+    lines = [
+        Series.of("one loop for all", exact),
+        *(swept(rule, rule, "swept_exact", first=1) for rule in rules),
+        Series("oracle", [mean], [share], markers=True),
+        swept(f"stops of {best!r}, dealt at random", best, "swept_dealt", control=True),
+    ]
     plot = line_figure(
-        [*lines, dealt],
+        lines,
         x_title="loops, mean over examples",
         y_title="exact match" if result.targets else "as after the last loop",
         y_range=(0, 1.03),
@@ -282,40 +271,27 @@ def _spent(result: ExitResult) -> Figure:
 
 
 def _exits_by_loop(result: ExitResult) -> Figure:
-    def mean(name: str) -> xr.DataArray:
-        values = result.data[name].astype(float).isel(loop=slice(1, None))
-        estimate = xr.apply_ufunc(
-            mean_estimate, values, input_core_dims=[["batch"]], output_core_dims=[[ESTIMATE]]
-        )
-        return estimate.assign_coords({ESTIMATE: ["value", "low", "high"]})
-
+    names = ("exact", "agreement", "confidence", "entropy", "readout_kl", "norm", "residual")
+    data = result.data.isel(loop=slice(1, None))
+    means = {name: over_examples(data[name].astype(float)) for name in names}
     ends = np.unique(result.data["answer_loops"]).tolist()
     marks = [Reference(ends[0], "T(n)", "x")] if result.targets and len(ends) == 1 else []
-    answers = {"exact": "exact match", "agreement": "positions as after the last loop"}
-    sure = {"confidence": "probability of the class on top"}
+    shares = {
+        "exact match": means["exact"],
+        "positions as after the last loop": means["agreement"],
+        "probability of the class on top": means["confidence"],
+    }
+    nats = {"entropy": means["entropy"], "KL to the loop before": means["readout_kl"]}
+    # Of the cosines, those of the examples whose updates are above rounding.
+    moves = {
+        "relative residual": means["residual"], "cosine of updates": data["cosine"].mean("batch"),
+    }  # fmt: skip
+    above, middle, below = ([Series.of(*line) for line in x.items()] for x in (shares, nats, moves))
     panels = [
-        LinePanel(
-            [Series.of(words, mean(name)) for name, words in (answers | sure).items()],
-            "share",
-            y_range=(0, 1.03),
-            references=marks,
-        ),
-        LinePanel(
-            [
-                Series.of("entropy", mean("entropy")),
-                Series.of("KL to the loop before", mean("readout_kl")),
-            ],
-            "nats",
-        ),
-        LinePanel(
-            [
-                Series.of("relative residual", mean("residual")),
-                Series.of("cosine of updates", _cosine(result)),
-            ],
-            "of the state",
-        ),
+        LinePanel(above, "share", y_range=(0, 1.03), references=marks),
+        LinePanel(middle, "nats"),
+        LinePanel(below, "of the state"),
     ]
-    names = ("exact", "agreement", "confidence", "entropy", "readout_kl", "norm", "residual")
     return Figure(
         title="Readings and updates",
         plot=line_panels(panels, x_title="loop"),
@@ -324,10 +300,5 @@ def _exits_by_loop(result: ExitResult) -> Figure:
             "readout is; the other lines, how much it and the state still change."
         ),
         control="Exact match: a rule is worth what its signal does where that one rises.",
-        data=tidy({name: mean(name) for name in names}).round(4),
+        data=tidy(means).round(4),
     )
-
-
-def _cosine(result: ExitResult) -> xr.DataArray:
-    """Mean over the examples whose updates are above rounding."""
-    return result.data["cosine"].isel(loop=slice(1, None)).mean("batch")

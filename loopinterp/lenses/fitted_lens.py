@@ -14,7 +14,7 @@ from loopinterp.core.errors import CheckpointError, InputError, check_choice
 from loopinterp.core.storage import parse_json_object, read_tensors_and_metadata, write_tensors
 from loopinterp.core.text import ShortRepr
 from loopinterp.models.iteration import bind, iterate
-from loopinterp.models.protocol import need_hooks
+from loopinterp.models.protocol import declared, need_hooks
 from loopinterp.models.taps import recording_gradients
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ class FittedLens(ShortRepr):
         Raises:
             InputError: If it was not fitted there, or for states of another width.
         """
-        if self._is_the_end(loop, layer):
+        last = self.kind == "tuned" and self.n_layers > 0 and layer == self.n_layers - 1
+        if loop == self.n_loops and (layer is None or last):
             return h
         at = EVERYWHERE if self.shared else (loop, layer)
         narrow = layer is not None and h.shape[-1] < self.d_model
@@ -119,11 +120,7 @@ class FittedLens(ShortRepr):
         return (as_wide(h, self.d_model).to(matrix.dtype) @ matrix.T + offset).to(h.dtype)
 
     def save(self, path: str | Path) -> Path:
-        """Write one safetensors file, complete or not at all, which describes itself.
-
-        Raises:
-            InputError: If the folder cannot be written.
-        """
+        """Write one safetensors file, complete or not at all, which describes itself."""
         header = {
             name: getattr(self, name)
             for name in ("kind", "places", "n_loops", "n_layers", "n_before", "n_examples", "made")
@@ -172,16 +169,18 @@ class FittedLens(ShortRepr):
                 given="one map for all places" if self.shared else "offsets that are not 0",
                 fix="Fit a Jacobian lens with centred=False, or save it with lens.save(path).",
             )
-        last = self.n_before + self.n_loops * max(self.n_layers, 1) - 1
+        first, per_loop = self.n_before, max(self.n_layers, 1)
+        last = first + self.n_loops * per_loop - 1
         # With layers inside, the state that a loop leaves is the output of no block of its own,
         # and what the last block puts out is the target.
         inside = self.n_layers > 0
-        matrices = {
-            flat: matrix
+        first, per_loop = self.n_before, max(self.n_layers, 1)
+        numbered = {
+            first + (loop - 1) * per_loop + (layer or 0): matrix
             for (loop, layer), matrix in zip(self.places, self.matrix)
             if loop > 0 and (layer is not None) == inside
-            if (flat := self._flat(loop, layer)) < last
         }
+        matrices = {flat: matrix for flat, matrix in numbered.items() if flat < last}
         if not matrices:
             raise InputError(
                 "lens",
@@ -189,10 +188,12 @@ class FittedLens(ShortRepr):
                 given=f"places {self.places}",
                 fix="Fit it for two loops or more.",
             )
-        layout = {"n_loops": self.n_loops, "n_layers": self.n_layers, "n_before": self.n_before}
-        metadata = {"estimator": "jacobian_lens", "target_layer": last}
-        metadata |= {
-            "loopinterp": layout,
+        metadata = {
+            "estimator": "jacobian_lens",
+            "target_layer": last,
+            "loopinterp": {
+                name: getattr(self, name) for name in ("n_loops", "n_layers", "n_before")
+            },
             "source": "block outputs" if inside else "states of loops",
         }
         return JacobianLens(
@@ -206,13 +207,10 @@ class FittedLens(ShortRepr):
         """The maps of a TransformerLens ``JacobianLens``, at the loops of a model.
 
         Args:
-            lens: What ``JacobianLens.load`` or :meth:`to_transformer_lens` gives.
+            lens: As ``JacobianLens.load`` or :meth:`to_transformer_lens` gives it.
             n_loops: Loops of the run.
             n_layers: Layers of the tied block; 0 where each layer of the lens is a loop.
             n_before: Layers before the first loop.
-
-        Raises:
-            InputError: If a layer of the lens lies in no loop of such a run.
         """
         per_loop = max(n_layers, 1)
         fitted_at: list[tuple[int, Layer]] = []
@@ -239,15 +237,6 @@ class FittedLens(ShortRepr):
             n_examples=lens.n_prompts,
             made=dict(lens.metadata),
         )
-
-    def _is_the_end(self, loop: int, layer: Layer) -> bool:
-        last = self.kind == "tuned" and self.n_layers > 0 and layer == self.n_layers - 1
-        return loop == self.n_loops and (layer is None or last)
-
-    def _flat(self, loop: int, layer: Layer) -> int:
-        if self.n_layers and layer is not None:
-            return self.n_before + (loop - 1) * self.n_layers + layer
-        return self.n_before + loop - 1
 
 
 STATE = "state"
@@ -285,23 +274,19 @@ def places(
     """The residuals of a run, one loop at a time, in the order in which they are made.
 
     Args:
-        model: Any looped model.
-        inputs: Its inputs.
         n_loops: Loops to run.
         inside: Whether to read after each layer too, which takes a model with hooks.
         ended: Whether to make :attr:`LoopResidual.ended` of layers; else it is the residual again.
             A model without ``end_loop(h, e)`` takes a loop more for each.
-
-    Raises:
-        InputError: As :func:`~loopinterp.models.iterate`; if ``inside`` and there are no hooks.
     """
     if not inside:
         for loop, h in iterate(model, inputs, n_loops):
             yield LoopResidual(loop, None, h, h)
         return
-    hooked = _hooked(model)
+    need_hooks(model)
+    hooked: Any = model
     iteration = bind(model, inputs)  # refuses hooks that are on
-    h, end_loop = iteration.h0, getattr(model, "end_loop", None)
+    h, end_loop = iteration.h0, declared(model, "end_loop")
     yield LoopResidual(0, None, h, h)
     for loop in range(n_loops):
         layers = layer_hooks(model, loop, n_loops)
@@ -310,7 +295,7 @@ def places(
             inputs, names_filter=layers, return_type="state", **span
         )
         for layer, name in enumerate(layers):
-            x = end = cache[name]
+            x = end = cache[name]  # [batch, pos, d_layer]
             if name == layers[-1]:
                 end = after
             elif ended and end_loop is not None:
@@ -322,24 +307,17 @@ def places(
         h = after
 
 
-def _hooked(model: Any) -> Any:
-    need_hooks(model)
-    return model
-
-
 def layer_hooks(model: Any, loop: int, n_loops: int) -> list[str]:
     """The hooks after each layer of one loop."""
-    return _listed(model.site("resid_post", loop=loop, n_loops=n_loops))
+    names = model.site("resid_post", loop=loop, n_loops=n_loops)
+    return [names] if isinstance(names, str) else names
 
 
 def layers_around(model: Any, section: str) -> list[str]:
     """The hooks after each layer of prelude or coda in a run of 1 loop; none without hooks."""
     if not hasattr(model, "site"):
         return []
-    return _listed(model.site("resid_post", section=section, n_loops=1))
-
-
-def _listed(names: str | list[str]) -> list[str]:
+    names = model.site("resid_post", section=section, n_loops=1)
     return [names] if isinstance(names, str) else names
 
 
@@ -354,15 +332,8 @@ def live_places(
 ) -> tuple[Tensor, dict[tuple[int, Layer], Tensor]]:
     """The last state of a run, and the residuals before it, all in one graph of derivatives.
 
-    Args:
-        model: As for :func:`places`.
-        inputs: Its inputs.
-        n_loops: Loops to run.
-        inside: As for :func:`places`.
-
-    Returns:
-        The state after ``n_loops``; and at each earlier place the tensor itself that the run went
-        on from, so that the former can be differentiated by it.
+    At each place stands the tensor itself that the run went on from, so that the last state can be
+    differentiated by it. The arguments are those of :func:`places`.
     """
     recorded: dict[tuple[int, Layer], Tensor] = {}
     with recording_gradients():
@@ -372,7 +343,8 @@ def live_places(
             for loop, h in iteration.run(n_loops, state=start, start_at_loop=0):
                 recorded[loop, None] = h
             return recorded.pop((n_loops, None)), recorded
-        hooked = _hooked(model)
+        need_hooks(model)
+        hooked: Any = model
 
         def keep(place: tuple[int, Layer]) -> Callable[..., None]:
             def hook(x: Tensor, hook: Any) -> None:

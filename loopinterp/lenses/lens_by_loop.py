@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.dynamics.measures import stable_from
 from loopinterp.dynamics.runs import chunks, gather
 from loopinterp.lenses.fitted_lens import (
@@ -24,7 +26,12 @@ from loopinterp.lenses.fitted_lens import (
 from loopinterp.lenses.lens_fits import check_lens, fitted_lens, loops_of_lens, of_other_weights
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import describe_model, device_of, need_hooks, need_model
-from loopinterp.models.study_examples import examples_for, inputs_and_loops, need_loops
+from loopinterp.models.study_examples import (
+    examples_for,
+    inputs_and_loops,
+    need_classes,
+    need_loops,
+)
 from loopinterp.tasks.task import IGNORE, Batch
 
 if TYPE_CHECKING:
@@ -36,9 +43,6 @@ if TYPE_CHECKING:
     from loopinterp.lenses.lens_fits import LensName
     from loopinterp.models import LoopedModel
     from loopinterp.tasks.task import Task
-
-
-_CELL = "loop layer batch pos"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -86,7 +90,7 @@ class LensResult(Result, kind="lens"):
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("answer", "rank", "probability", "entropy", "kl"), _CELL),
+        **dict.fromkeys(("answer", "rank", "probability", "entropy", "kl"), "loop layer batch pos"),
         **dict.fromkeys(("wanted", "settled", "flips"), "batch pos"),
         **dict.fromkeys(("reading_kl", "reading_top"), "reading loop layer batch"),
         **dict.fromkeys(("unigram_kl", "majority_top"), "batch"),
@@ -124,19 +128,20 @@ class LensResult(Result, kind="lens"):
 
 
 @torch.no_grad()
+@checked
 def lens_study(
     model: LoopedModel | Any,
     data: Batch | Task | Tensor,
     *,
     lens: LensName | FittedLens = "logit",
-    n_loops: int | None = None,
+    n_loops: Loops | None = None,
     inside: bool = False,
     positions: Sequence[int] | None = None,
     fit_on: Batch | Task | Tensor | None = None,
     expected: Int[Tensor, "loop batch pos"] | None = None,
     n: int | None = None,
     batch_size: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> LensResult:
     r"""Read every state of a run through a lens, with its controls.
 
@@ -153,7 +158,6 @@ def lens_study(
     own readout. A lens that has to be fitted is fitted on other examples than it reads.
 
     Args:
-        model: Any looped model.
         data: A batch, its inputs alone, or a task to draw a batch from; all asked for after one
             number of loops.
         lens: Its name, or one that is fitted already.
@@ -164,9 +168,7 @@ def lens_study(
         expected: Classes that the model is known to hold after each loop, from loop 0 on, as
             ``program.trace(batch.inputs, n_loops=T).outputs`` of the one that it was compiled from;
             -1 where there is none.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of what is drawn.
+        n, batch_size, seed: Of what is drawn from a task; see :func:`~loopinterp.tasks.as_batch`.
 
     Raises:
         InputError: If examples are asked for after several numbers of loops, the lens does not fit
@@ -183,7 +185,7 @@ def lens_study(
     need_model(model)
     name = check_lens(lens)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
-    inputs, targets, n_loops = _lens_inputs(model, data, n_loops, lens, drawn)
+    inputs, n_loops, targets = _lens_inputs(model, data, n_loops, lens, drawn)
     if inside:
         need_hooks(model)
     n_pos = inputs.shape[1]
@@ -203,7 +205,7 @@ def lens_study(
     with study(seed, study="lens", model=described, lens=name, **options) as watch:
         how = {"n_loops": n_loops, "inside": inside, "seed": seed}
         fitted = fitted_lens(lens, model, data, fit_on=fit_on, n=n, **how)
-        reader = LensReader(model, name, fitted, n_loops, inside, chosen, seed)
+        reader = _LensReader(model, name, fitted, n_loops, inside, chosen, seed)
         run = reader.parts(inputs, targets)
         target_class = torch.cat([part["wanted"] for part in run])
         if not bool((target_class >= 0).any(1).all()):
@@ -213,7 +215,7 @@ def lens_study(
                 given=f"none in {int((target_class < 0).all(1).sum())} of {len(inputs)} examples",
                 fix="Leave positions= out, or pass inputs alone to read what the model ends with.",
             )
-        controls = baselines(run)
+        controls = _baselines(run)
         if expected is not None:
             controls["expected_top"] = _expected_top(run, target_class, expected, chosen)
         coords: dict[str, Any] = {
@@ -251,7 +253,7 @@ def _expected_top(
             given=str([*expected.shape]),
             fix="Trace the program on the same inputs, over as many loops.",
         )
-    wish = expected.to(answer.device)[:, :, chosen]
+    wish = expected.to(answer.device)[:, :, chosen]  # [loop, batch, pos]
     decided = (wish >= 0) & (target_class >= 0)
     # Of no decided position the share is 0 / 0: NaN, nothing is known of that loop.
     return ((answer == wish) & decided).sum((1, 2)) / decided.sum((1, 2))
@@ -259,14 +261,13 @@ def _expected_top(
 
 def _lens_inputs(
     model: Any, data: Any, n_loops: int | None, lens: LensName | FittedLens, drawn: dict[str, Any]
-) -> tuple[Tensor, Tensor | None, int]:
-    """Inputs, what is right if that is known, and loops."""
+) -> tuple[Tensor, int, Tensor | None]:
+    """Inputs, loops, and what is right if that is known."""
     n_loops = loops_of_lens(lens, n_loops)
     if isinstance(data, torch.Tensor):
-        inputs, n_loops = inputs_and_loops(model, data, n_loops)
-        check_integer("n_loops", n_loops, least=1)
-        return inputs, None, n_loops
+        return *inputs_and_loops(model, data, n_loops), None
     batch = examples_for(model, data, **drawn)
+    need_classes(model, batch)
     if n_loops is None:
         need_loops(model)
         if len(loops := batch.n_loops.unique().tolist()) != 1:
@@ -277,25 +278,11 @@ def _lens_inputs(
                 fix="Sample them with one n, or pass n_loops.",
             )
         n_loops = loops[0]
-    return batch.inputs, batch.targets, check_integer("n_loops", n_loops, least=1)
-
-
-_TRANSFERRED = 8
-"""Loops of which each reads with the map of each other."""
-
-_SHUFFLES = 4
-"""One may by chance read what another does not."""
+    return batch.inputs, check_integer("n_loops", n_loops, least=1), batch.targets
 
 
 class PlaceReader:
-    """What a lens reads at the places of a run over one input: logits ``[batch, pos, class]``.
-
-    Args:
-        model: The model.
-        inputs: What it runs on.
-        name: "logit", "coda", "tuned" or "jacobian".
-        fitted: The lens, where it is one of the last two.
-    """
+    """What a lens, by its name and its maps, reads at the places of a run: logits."""
 
     def __init__(
         self, model: Any, inputs: Tensor, name: str, fitted: FittedLens | None = None
@@ -311,11 +298,7 @@ class PlaceReader:
         return lens is None or lens.shared or lens.n_layers > 0
 
     def read(self, h: Tensor, loop: int) -> Tensor:
-        """The reading of the state after some loop.
-
-        Raises:
-            InputError: If the logits of a finite state are not finite.
-        """
+        """The reading of the state after some loop."""
         if self._name == "coda":
             return self.iteration.read(h, loop)
         return self.at(LoopResidual(loop, None, h, h))
@@ -328,40 +311,29 @@ class PlaceReader:
         return self.own(self._fitted.transport(h, place.loop, place.layer))
 
 
-class LensReader:
-    """Reads the places of a run through a lens and its controls.
+@dataclass
+class _LensReader:
+    """Reads the places of a run through a lens and its controls."""
 
-    Args:
-        model: The model.
-        name: "logit", "coda", "tuned" or "jacobian".
-        fitted: The lens, where it is one of the last two.
-        n_loops: Loops of the run.
-        inside: Whether layers are read too.
-        positions: Positions that are read.
-        seed: Seed of the shuffles.
-    """
+    model: Any
+    name: str
+    fitted: FittedLens | None
+    n_loops: int
+    inside: bool
+    positions: list[int]
+    seed: int
 
-    def __init__(
-        self,
-        model: Any,
-        name: str,
-        fitted: FittedLens | None,
-        n_loops: int,
-        inside: bool,
-        positions: list[int],
-        seed: int,
-    ) -> None:
-        self.model, self.name, self.fitted, self.seed = model, name, fitted, seed
-        self.n_loops, self.inside, self.positions = n_loops, inside, positions
-        self.has_coda = bool(layers_around(model, "coda"))
-        controls = ["plain"] if fitted is not None or self.has_coda else []
-        if name == "logit" and self.has_coda:
+    def __post_init__(self) -> None:
+        self.has_coda = bool(layers_around(self.model, "coda"))
+        controls = ["plain"] if self.fitted is not None or self.has_coda else []
+        if self.name == "logit" and self.has_coda:
             controls = ["coda"]
         self.readings = ["lens", *controls, "shuffled"]
         self.layers = [layer_label(None)]
         self.transferred: list[int] = []
-        if fitted is not None and not fitted.shared:
-            some = torch.linspace(0, n_loops, min(_TRANSFERRED, n_loops + 1)).round().int()
+        if self.fitted is not None and not self.fitted.shared:
+            # At most eight loops, of which each reads with the map of each other.
+            some = torch.linspace(0, self.n_loops, min(8, self.n_loops + 1)).round().int()
             self.transferred = some.tolist()
 
     def parts(self, inputs: Tensor, targets: Tensor | None) -> list[dict[str, Tensor]]:
@@ -371,44 +343,46 @@ class LensReader:
         size = first_loop[0].residual
         logits = bind(self.model, inputs[:1]).readout(size)
         each = (size.numel() * len(self.layers) * (self.n_loops + 1) + 8 * logits.numel()) * 4
-        rows = list(chunks(len(inputs), each))
-        device = device_of(self.model)
-        part_targets = [None if targets is None else targets[part].to(device) for part in rows]
-        return [self._part(inputs[part], t) for part, t in zip(track(rows, "lens"), part_targets)]
+        targets = targets if targets is None else targets.to(device_of(self.model))
+        return [
+            self._part(inputs[rows], None if targets is None else targets[rows])
+            for rows in track(list(chunks(len(inputs), each)), "lens")
+        ]
 
     def _part(self, inputs: Tensor, targets: Tensor | None) -> dict[str, Tensor]:
         run = list(places(self.model, inputs, self.n_loops, inside=self.inside))
         lens = PlaceReader(self.model, inputs, self.name, self.fitted)
-        log_p = self._chosen(_log(lens.iteration.read(run[-1].residual, self.n_loops)))
+        log_p = self._log(lens.iteration.read(run[-1].residual, self.n_loops))
         if targets is None:
             target_class = log_p.argmax(-1)
         else:
-            targets = self._chosen(targets[..., None])[..., 0]
+            targets = targets[:, self.positions]
             target_class = targets.where(targets != IGNORE, -1)
-            n_classes = log_p.shape[-1]
-            if int(target_class.max()) >= n_classes:
-                raise InputError(
-                    "data",
-                    expected=f"right answers among the model's {n_classes} classes",
-                    given=f"class {int(target_class.max())}",
-                    fix="Pass the model's own task, or inputs alone.",
-                )
         has_target = target_class >= 0
-        share = has_target / has_target.sum(1, keepdim=True).clamp(min=1)
-        orders = self._shuffles(run[0].residual)
+        share = has_target / has_target.sum(1, keepdim=True).clamp(min=1)  # [batch, pos]
+        generator = torch.Generator().manual_seed(self.seed)
+        first = run[0].residual
+        # Four orders of the components: one may by chance read what another does not.
+        orders = [torch.randperm(first.shape[-1], generator=generator) for _ in range(4)]
         measured: dict[str, list[Tensor]] = defaultdict(list)
         readings: dict[str, list[Tensor]] = defaultdict(list)
         for place in run:
-            log_q = self._chosen(_log(lens.at(place)))
-            for name, values in measures(log_p, log_q, target_class).items():
+            log_q = self._log(lens.at(place))  # [batch, pos, class]
+            for name, values in _measures(log_p, log_q, target_class).items():
                 measured[name].append(values)
-            others = (lens.own(place.ended), lens.plain(place.ended))
-            full_readout, plain = (self._chosen(_log(logits)) for logits in others)
-            turned = (_shuffled(place, order) for order in orders)
-            shuffled = [self._chosen(_log(lens.at(one))) for one in turned]
-            read = {"lens": [log_q], "plain": [plain], "coda": [full_readout], "shuffled": shuffled}
+            read = {"lens": [log_q], "shuffled": []}
+            read["plain"], read["coda"] = (
+                [self._log(readout(place.ended))] for readout in (lens.plain, lens.own)
+            )
+            for order in orders:
+                order = order.to(first.device)
+                # A layer may be narrower than the state: then in the order of its own components.
+                within = order[order < place.residual.shape[-1]]
+                residual, ended = place.residual[..., within], place.ended[..., order]
+                shuffled = place._replace(residual=residual, ended=ended)
+                read["shuffled"].append(self._log(lens.at(shuffled)))
             for reading in self.readings:
-                gaps = [(divergence(log_p, one) * share).sum(1) for one in read[reading]]
+                gaps = [(_divergence(log_p, one) * share).sum(1) for one in read[reading]]
                 tops = [((one.argmax(-1) == target_class) * share).sum(1) for one in read[reading]]
                 readings["reading_kl"].append(torch.stack(gaps).mean(0))
                 readings["reading_top"].append(torch.stack(tops).mean(0))
@@ -416,21 +390,16 @@ class LensReader:
         for name, values in readings.items():
             by_reading = torch.stack(values).unflatten(0, (len(run), len(self.readings)))
             arrays[name] = torch.stack([self._laid_out(x) for x in by_reading.unbind(1)])
-        answers = arrays["answer"][:, -1]
+        answers = arrays["answer"][:, -1]  # of the states, [loop, batch, pos]
         arrays |= {"wanted": target_class, "flips": (answers[2:] != answers[1:-1]).sum(0)}
         arrays["settled"] = (
             1 + stable_from(answers[1:]) if self.n_loops > 1 else torch.ones_like(target_class)
         )
         if self.transferred:
             arrays["transfer_kl"] = self._transfer(run, lens.own, log_p, share)
-        p = log_p.exp() * share[..., None]
+        p = log_p.exp() * share[..., None]  # [batch, pos, class]
         arrays["_mean"], arrays["_negentropy"] = p.sum(1), (p * log_p).nan_to_num().sum((1, 2))
         return arrays
-
-    def _shuffles(self, like: Tensor) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(self.seed)
-        orders = (torch.randperm(like.shape[-1], generator=generator) for _ in range(_SHUFFLES))
-        return [order.to(like.device) for order in orders]
 
     def _transfer(
         self,
@@ -445,8 +414,8 @@ class LensReader:
         for translator in self.transferred:
             for applied in self.transferred:
                 moved = self.fitted.transport(states[applied], translator)
-                gap = divergence(log_p, self._chosen(_log(readout(moved))))
-                rows.append((gap * share).sum(1))
+                gap = _divergence(log_p, self._log(readout(moved)))
+                rows.append((gap * share).sum(1))  # [batch]
         return torch.stack(rows).unflatten(0, (len(self.transferred),) * 2)
 
     def _laid_out(self, values: Tensor) -> Tensor:
@@ -456,21 +425,13 @@ class LensReader:
         before = torch.full_like(values[:1].expand(n - 1, *values.shape[1:]), empty)
         return torch.cat([before, values]).unflatten(0, (self.n_loops + 1, n))
 
-    def _chosen(self, x: Tensor) -> Tensor:
+    def _log(self, logits: Tensor) -> Tensor:
+        """Log-probabilities at the positions that are read."""
+        x = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         return x if self.positions == [*range(x.shape[1])] else x[:, self.positions]
 
 
-def _shuffled(place: LoopResidual, order: Tensor) -> LoopResidual:
-    # A layer may be narrower than the state, and then has the order of its own components.
-    within = order[order < place.residual.shape[-1]]
-    return place._replace(residual=place.residual[..., within], ended=place.ended[..., order])
-
-
-def _log(logits: Tensor) -> Tensor:
-    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-
-
-def divergence(
+def _divergence(
     log_p: Float[Tensor, "*at d_vocab_out"], log_q: Float[Tensor, "*at d_vocab_out"]
 ) -> Float[Tensor, "*at"]:
     r""":math:`\mathrm{KL}(p \| q)` in nats, of log-probabilities."""
@@ -478,36 +439,29 @@ def divergence(
     return torch.where(log_p == -torch.inf, 0, terms).sum(-1).clamp(min=0)
 
 
-def measures(
+def _measures(
     log_p: Float[Tensor, "batch pos d_vocab_out"],
     log_q: Float[Tensor, "batch pos d_vocab_out"],
     target_class: Int[Tensor, "batch pos"],
 ) -> dict[str, Tensor]:
-    """What a reading q says of the wanted class, and how far it is from p, at each position.
-
-    Example:
-        >>> log_q = torch.tensor([[[0.5, 0.25, 0.25]]]).log()
-        >>> found = measures(log_q, log_q, torch.tensor([[1]]))
-        >>> found["rank"].item(), found["probability"].item(), found["kl"].item()
-        (2, 0.25, 0.0)
-    """
-    target_log_q = log_q.gather(-1, target_class.clamp(min=0)[..., None])
+    """What a reading q says of the wanted class, and how far it is from p, at each position."""
+    target_log_q = log_q.gather(-1, target_class.clamp(min=0)[..., None])  # [batch, pos, 1]
     has_target: Bool[Tensor, "batch pos"] = target_class >= 0
     return {
         "answer": log_q.argmax(-1).int(),
         "rank": (1 + (log_q > target_log_q).sum(-1)).where(has_target, -1).int(),
         "probability": target_log_q[..., 0].exp().float().masked_fill(~has_target, torch.nan),
         "entropy": torch.special.entr(log_q.exp()).sum(-1).float(),
-        "kl": divergence(log_p, log_q).float(),
+        "kl": _divergence(log_p, log_q).float(),
     }
 
 
-def baselines(run: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def _baselines(run: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """What one distribution for all, and one class for all, come to in each example."""
     mean_p, negentropy, target_class = (
         torch.cat([part[name] for part in run]) for name in ("_mean", "_negentropy", "wanted")
     )
-    mean = mean_p.mean(0)
+    mean = mean_p.mean(0)  # one distribution for all, [class]
     common = mean.log().clamp(min=-1e4)
     counts = torch.bincount(target_class[target_class >= 0], minlength=2)
     n_targets = (target_class >= 0).sum(1).clamp(min=1)

@@ -6,16 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
+from pydantic import PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import (
-    GREATEST_SEED,
-    InputError,
-    check_choice,
-    check_integer,
-    check_number,
-    check_seed,
-)
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import GREATEST_SEED, InputError, check_choice, check_integer
 from loopinterp.core.progress import track
+from loopinterp.core.settings import Seed
 from loopinterp.dynamics.jacobian import position_mask
 from loopinterp.dynamics.runs import chunks
 from loopinterp.lenses.fitted_lens import (
@@ -48,18 +44,19 @@ if TYPE_CHECKING:
 _LOGITS_AT_ONCE = 2**24
 
 
+@checked
 def fit_tuned_lens(
     model: LoopedModel | Any,
     data: Batch | Task | Tensor,
     *,
-    n_loops: int | None = None,
+    n_loops: Loops | None = None,
     inside: bool = False,
     shared: bool = False,
-    steps: int = 200,
-    learning_rate: float = 3e-3,
+    steps: PositiveInt = 200,
+    learning_rate: PositiveFloat = 3e-3,
     n: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
+    batch_size: PositiveInt | None = None,
+    seed: Seed = 0,
 ) -> FittedLens:
     """Train a translator for each place, or one for all, on what the run says at its end.
 
@@ -69,7 +66,6 @@ def fit_tuned_lens(
     they are, and no run is differentiated. Positions where the data asks nothing do not count.
 
     Args:
-        model: Any looped model.
         data: A task, of which every step draws new examples; or a batch or inputs, of which every
             step takes some, in a new order each time round.
         n_loops: Loops of the run; the longest T(n) by default.
@@ -82,7 +78,7 @@ def fit_tuned_lens(
         seed: Seed of what is drawn.
 
     Raises:
-        InputError: If a number is out of range, or the readout cannot be differentiated.
+        InputError: If the readout cannot be differentiated.
 
     Source: Belrose et al., arXiv 2303.08112, section 3; there for layers, with SGD.
 
@@ -97,12 +93,11 @@ def fit_tuned_lens(
         2.0
     """
     need_model(model)
-    check_integer("steps", steps, least=1)
-    check_number("learning_rate", learning_rate, above=0)
-    size = 32 if batch_size is None else check_integer("batch_size", batch_size, least=1)
-    batches = _stream(model, data, size, n, check_seed(seed))
+    size = batch_size or 32
+    batches = _stream(model, data, size, n, seed)
     inputs, counted = next(batches)
-    n_loops = inputs_and_loops(model, _sample(data, inputs), n_loops, n=n, seed=seed)[1]
+    sample = inputs if isinstance(data, torch.Tensor) else data
+    n_loops = inputs_and_loops(model, sample, n_loops, n=n, seed=seed)[1]
     check_integer("n_loops", n_loops, least=1)
     with torch.no_grad():
         first = _to_train(places(model, inputs[:1], n_loops, inside=inside))[:-1]
@@ -111,7 +106,7 @@ def fit_tuned_lens(
     wide = torch.promote_types(kind, torch.float32)
     maps: list[tuple[int, Layer]] = [EVERYWHERE] if shared else fitted_at
     eye = torch.eye(width, dtype=wide, device=inputs.device)
-    matrix = eye.repeat(len(maps), 1, 1).requires_grad_()
+    matrix = eye.repeat(len(maps), 1, 1).requires_grad_()  # [place, to, from]
     offset = eye.new_zeros(len(maps), width).requires_grad_()
     optimiser = torch.optim.Adam([matrix, offset], lr=learning_rate)
     decay = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 1 / steps, steps)
@@ -124,6 +119,9 @@ def fit_tuned_lens(
         optimiser.step()
         decay.step()
     options = {"steps": steps, "learning_rate": learning_rate, "shared": shared, "inside": inside}
+    # Of a batch each example is counted once.
+    known = data if isinstance(data, torch.Tensor) else getattr(data, "inputs", None)
+    n_drawn = steps * size
     return FittedLens(
         kind="tuned",
         matrix=matrix.detach().cpu(),
@@ -132,7 +130,7 @@ def fit_tuned_lens(
         n_loops=n_loops,
         n_layers=len(layer_hooks(model, 0, n_loops)) if inside else 0,
         n_before=len(layers_around(model, "prelude")) if inside else 0,
-        n_examples=_n_seen(data, steps * size),
+        n_examples=n_drawn if known is None else min(n_drawn, len(known)),
         made={"model": describe_model(model), **options, "batch_size": size, "seed": seed},
     )
 
@@ -151,7 +149,7 @@ def _gradients(
         readout = bind(model, inputs).readout
         run = _to_train(places(model, inputs, n_loops, inside=inside))
         *read, last = (place.ended for place in run)
-        log_p = readout(last).to(matrix.dtype).log_softmax(-1)
+        log_p = readout(last).to(matrix.dtype).log_softmax(-1)  # [batch, pos, class]
     each = max(1, _LOGITS_AT_ONCE // log_p.numel())
     grad_matrix, grad_offset = torch.zeros_like(matrix), torch.zeros_like(offset)
     for start in range(0, len(read), each):
@@ -162,7 +160,7 @@ def _gradients(
             moved = torch.einsum("sbpi,soi->sbpo", h, matrix[maps].expand(len(h), -1, -1))
             moved = moved + offset[maps].expand(len(h), -1)[:, None, None]
             log_q = readout(moved.flatten(0, 1).to(last.dtype)).to(matrix.dtype).log_softmax(-1)
-            gap = (log_p.exp() * (log_p - log_q.unflatten(0, h.shape[:2]))).sum(-1)
+            gap = (log_p.exp() * (log_p - log_q.unflatten(0, h.shape[:2]))).sum(-1)  # [s, b, p]
             loss = (gap * counted).sum() / counted.sum().clamp(min=1)
             if not loss.requires_grad:
                 raise InputError(
@@ -183,28 +181,16 @@ def _to_train(run: Iterable[LoopResidual]) -> list[LoopResidual]:
     return [*(before[:-1] if before[-1].loop == end.loop else before), end]
 
 
-def _n_seen(data: Any, drawn: int) -> int:
-    """Examples that are seen, where so many are drawn: of a batch each is counted once."""
-    inputs = data if isinstance(data, torch.Tensor) else getattr(data, "inputs", None)
-    return drawn if inputs is None else min(drawn, len(inputs))
-
-
-def _sample(data: Any, inputs: Tensor) -> Any:
-    return inputs if isinstance(data, torch.Tensor) else data
-
-
 def _stream(
     model: Any, data: Batch | Task | Tensor, size: int, n: int | None, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and what is asked of them, step by step, without end."""
     device = device_of(model)
-    if not isinstance(data, (torch.Tensor, Batch)):
-        while True:
-            batch = fit_to_model(
-                model, as_batch(data, n=n, batch_size=size, seed=seed, device=device)
-            )
-            yield batch.inputs, batch.targets != IGNORE
-            seed += 1
+    while not isinstance(data, (torch.Tensor, Batch)):
+        batch = as_batch(data, n=n, batch_size=size, seed=seed, device=device)
+        batch = fit_to_model(model, batch)
+        yield batch.inputs, batch.targets != IGNORE
+        seed += 1
     if isinstance(data, torch.Tensor):
         inputs, _ = inputs_and_loops(model, data, 1)
         counted = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
@@ -217,22 +203,20 @@ def _stream(
             yield inputs[rows], counted[rows]
 
 
-Targets = Literal["all", "own"]
-
-
+@checked
 def fit_jacobian_lens(
     model: LoopedModel | Any,
     data: Batch | Task | Tensor,
     *,
-    n_loops: int | None = None,
+    n_loops: Loops | None = None,
     inside: bool = False,
-    targets: Targets = "all",
+    targets: Literal["all", "own"] = "all",
     positions: Sequence[int] | None = None,
     centred: bool = False,
-    draws: int = 4,
+    draws: PositiveInt = 4,
     n: int | None = None,
     batch_size: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> FittedLens:
     r"""Average the transport :math:`\partial h_T / \partial h_t` from every place to the end.
 
@@ -252,12 +236,10 @@ def fit_jacobian_lens(
         centred: Whether to read :math:`\bar h_T + J_t (h_t - \bar h_t)`, the first two terms of a
             Taylor series, instead of :math:`J_t h_t`, with means over the same places.
         draws: Draws of signs, for ``own``.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of what is drawn.
+        n, batch_size, seed: Of what is drawn from a task; see :func:`~loopinterp.tasks.as_batch`.
 
     Raises:
-        InputError: If a loop cannot be differentiated, or a number or position is out of range.
+        InputError: If a loop cannot be differentiated, or a position is out of range.
 
     Source: Gurnee et al. (2026), Verbalizable representations form a global workspace in language
         models, transformer-circuits.pub; the estimator is that of TransformerLens 4.3.
@@ -270,17 +252,18 @@ def fit_jacobian_lens(
         >>> lens.matrix[0].tolist() == (torch.eye(2) / 9).tolist(), lens.places
         (True, [(0, None), (1, None)])
     """
-    check_choice("targets", targets, get_args(Targets))
-    check_integer("draws", draws, least=1)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     inputs, n_loops = inputs_and_loops(model, data, n_loops, **drawn)
     check_integer("n_loops", n_loops, least=1)
     described = describe_model(model)
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    end, _ = live_places(model, inputs[:1], 1)
+    # Examples whose graphs of derivatives are held at a time: some 30 states for each loop.
+    parts = list(chunks(len(inputs), 30 * n_loops * end.numel() * end.element_size()))
     sums: dict[tuple[int, Layer], Tensor] = {}
     means: dict[tuple[int, Layer], Tensor] = {}
     weight = 0.0
-    for rows in track(list(_parts(model, inputs, n_loops)), "Jacobian lens"):
+    for rows in track(parts, "Jacobian lens"):
         end, live = live_places(model, inputs[rows], n_loops, inside=inside)
         mask = position_mask(end, positions)
         counted = torch.ones_like(end) if mask is None else mask.to(end)
@@ -291,12 +274,12 @@ def fit_jacobian_lens(
             means[place] = means.get(place, 0) + total
         weight += float(counted[..., 0].sum())
     fitted_at = list(sums)
-    matrix = torch.stack([sums[place] for place in fitted_at]) / weight
+    matrix = torch.stack([sums[place] for place in fitted_at]) / weight  # [place, to, from]
     offset = matrix.new_zeros(matrix.shape[:2])
     if centred:
         last = means[n_loops, None] / weight
         here = torch.stack([means[place] for place in fitted_at]) / weight
-        offset = last - (matrix @ here[..., None])[..., 0]
+        offset = last - (matrix @ here[..., None])[..., 0]  # [place, d_model]
     options = {"targets": targets, "centred": centred, "inside": inside}
     options |= {"positions": None if positions is None else list(positions), "seed": seed}
     return FittedLens(
@@ -310,13 +293,6 @@ def fit_jacobian_lens(
         n_examples=len(inputs),
         made={"model": described, **options},
     )
-
-
-def _parts(model: LoopedModel | Any, inputs: Tensor, n_loops: int) -> list[slice]:
-    """Examples whose graphs of derivatives are held at a time: some 30 states for each loop."""
-    end, _ = live_places(model, inputs[:1], 1)
-    size = 30 * n_loops * end.numel() * end.element_size()
-    return list(chunks(len(inputs), size))
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -339,10 +315,10 @@ def _transports(
         signs = torch.ones(end.shape[:2])
         if targets == "own":
             signs = torch.randint(2, end.shape[:2], generator=generator) * 2.0 - 1
-        weights = counted * signs.to(end)[..., None]
+        weights = counted * signs.to(end)[..., None]  # [batch, pos, d_model]
         for i in range(width):
             cotangent = torch.zeros_like(end)
-            cotangent[..., i] = weights[..., i]
+            cotangent[..., i] = weights[..., i]  # row i of every transport
             try:
                 gradients = torch.autograd.grad(
                     end, list(live.values()), cotangent, retain_graph=True, allow_unused=True
@@ -376,11 +352,7 @@ def check_lens(lens: LensName | FittedLens | Any) -> str:
 
 
 def loops_of_lens(lens: LensName | FittedLens, n_loops: int | None) -> int | None:
-    """Loops of a run that is read through a lens: those of its fit, where it is fitted already.
-
-    Raises:
-        InputError: If others are asked for.
-    """
+    """Loops of a run that is read through a lens: those of its fit, where it is fitted already."""
     if not isinstance(lens, FittedLens):
         return n_loops
     if n_loops not in (None, lens.n_loops):
@@ -406,46 +378,28 @@ def fitted_lens(
 ) -> FittedLens | None:
     """The maps of a lens, fitted now if need be; None for the logit and the coda lens.
 
-    Args:
-        lens: Its name, or one that is fitted already.
-        model: The model that it reads.
-        data: What it will read.
-        n_loops: Loops of the run.
-        inside: Whether it reads layers too.
-        fit_on: What to fit on; by default the task that the data is of, with another seed.
-        n: Problem length, where a task is given.
-        seed: Seed of what is read.
-
-    Raises:
-        InputError: If there is nothing to fit it on.
+    It is fitted on ``fit_on``, by default the task that the data is of, with another seed.
     """
     if isinstance(lens, FittedLens):
         return lens
     if lens not in FITTED:
         return None
     fit: Callable[..., FittedLens] = fit_tuned_lens if lens == "tuned" else fit_jacobian_lens
-    on = _to_fit_on(data, fit_on)
+    if fit_on is None:
+        fit_on = data.task if isinstance(data, Batch) else data
+        if fit_on is None or isinstance(fit_on, torch.Tensor):
+            raise InputError(
+                "fit_on",
+                expected="examples to fit the lens on, other than those it reads",
+                given="None, and data of no task that more could be drawn from",
+                fix="Pass fit_on=other_inputs, or a lens that is fitted already.",
+            )
     other = (seed + 1_000_003) % GREATEST_SEED
     options: dict[str, Any] = {"n_loops": n_loops, "inside": inside, "seed": other}
-    if not isinstance(on, (torch.Tensor, Batch)):
+    if not isinstance(fit_on, (torch.Tensor, Batch)):
         length = int(data.n[0]) if isinstance(data, Batch) and n is None else n
         options |= {"n": length, "batch_size": 32}
-    return fit(model, on, **options)
-
-
-def _to_fit_on(data: Any, fit_on: Any) -> Any:
-    """Examples to fit on that are not those to be read."""
-    if fit_on is not None:
-        return fit_on
-    task = data.task if isinstance(data, Batch) else data
-    if task is None or isinstance(task, torch.Tensor):
-        raise InputError(
-            "fit_on",
-            expected="examples to fit the lens on, other than those it reads",
-            given="None, and data of no task that more could be drawn from",
-            fix="Pass fit_on=other_inputs, or a lens that is fitted already.",
-        )
-    return task
+    return fit(model, fit_on, **options)
 
 
 def of_other_weights(lens: FittedLens, described: dict[str, Any] | str) -> bool:

@@ -10,17 +10,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field, PositiveInt
 
-from loopinterp.core.errors import InputError, check_integer, check_number, check_seed
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.models.iteration import check_increasing, need_repeatable, states_at
-from loopinterp.models.protocol import describe_model, device_of, need_model, own_depth, reach
+from loopinterp.models.protocol import (
+    declared,
+    describe_model,
+    device_of,
+    need_model,
+    own_depth,
+    reach,
+)
 from loopinterp.models.study_examples import need_loops, need_model_of
 from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe, online_code_length
 from loopinterp.probing.probe_grid import (
@@ -52,9 +62,6 @@ VARIABLES = tuple(_READ)
 
 _CARRY = VARIABLES.index("carry in")
 _GRID = "loop chain_length"
-_CODED_PAIRS = 1024
-_LONG_SHARE = 0.6
-"""Share of the additions that have a chain of the greatest length."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -87,8 +94,7 @@ class CarryStudyResult(Result, kind="carry"):
         code_length_random_model: The same for the model with random weights (control).
 
     Attributes:
-        n: Bits of the additions.
-        n_short: Bits of the additions of the short-to-long control.
+        n: Bits of the additions; ``n_short`` those of the short-to-long control.
         n_train_pairs: Matched pairs for each chain length that the probes were trained on.
         n_test_pairs: Other pairs for each chain length that they were scored on.
         threshold: Accuracy from which a chain length counts as decodable.
@@ -166,20 +172,21 @@ def first_decodable(accuracy: xr.DataArray, threshold: float) -> xr.DataArray:
     return loops.where(accuracy >= threshold).min("loop")
 
 
+@checked
 def carry_study(
     model: LoopedModel,
     task: Addition,
     *,
-    n: int = 48,
-    max_chain: int | None = None,
+    n: Annotated[int, Field(ge=3)] = 48,
+    max_chain: PositiveInt | None = None,
     loops: Sequence[int] | None = None,
-    n_short: int = 12,
-    n_train: int = 192,
-    n_test: int = 96,
+    n_short: Annotated[int, Field(ge=4)] = 12,
+    n_train: PositiveInt = 192,
+    n_test: PositiveInt = 96,
     probe: LinearProbe | None = None,
     random_model: Any = None,
-    threshold: float = 0.95,
-    seed: int = 0,
+    threshold: Annotated[float, Field(gt=0, le=1)] = 0.95,
+    seed: Seed = 0,
 ) -> CarryStudyResult:
     """Probe for the carry INTO each position, by loops run and by chain length, with controls.
 
@@ -209,25 +216,22 @@ def carry_study(
     need_model(model)
     need_task(task)
     need_model_of(task, model)
-    check_integer("n", n, least=3)
     need_repeatable(model, as_batch(task, n=3, batch_size=1, device=device_of(model)).inputs)
-    max_chain = n // 2 if max_chain is None else check_integer("max_chain", max_chain, least=1)
+    max_chain = max_chain or n // 2
     if loops is None:
         need_loops(model)
         depth = own_depth(model)
         loops = range(max_chain + 5 if depth is None else min(max_chain + 4, depth) + 1)
     steps = check_increasing(loops)
-    check_integer("n_short", n_short, least=4)
-    check_number("threshold", threshold, above=0, most=1)
-    probe = RidgeProbe() if probe is None else probe
+    probe = probe or RidgeProbe()
     options = {"n": n, "max_chain": max_chain, "loops": steps, "n_short": n_short}
     options |= {"n_train": n_train, "n_test": n_test, "probe": repr(probe), "threshold": threshold}
     with study(seed, study="carry", model=describe_model(model), **options) as watch:
-        generator, device = torch.Generator().manual_seed(check_seed(seed)), device_of(model)
+        generator = torch.Generator().manual_seed(seed)
 
         def draw(bits: int, chains: int, pairs: int) -> ChainSample:
             drawn = sample_chains(task, bits, max_chain=chains, n_pairs=pairs, generator=generator)
-            return drawn.to(device)
+            return drawn.to(device_of(model))
 
         sample = draw(n, max_chain, n_train).joined(draw(n, max_chain, n_test))
         short = draw(n_short, min(n_short - 2, max_chain), n_train)
@@ -238,11 +242,11 @@ def carry_study(
         short_states, _ = states_at(model, short.inputs, short.row, short.pos, loops=steps)
         split = 2 * n_train  # samples before it are trained on, the others scored
         # Random labels are fixed by the local input, and the same in training and test.
-        types = context_types(sample.inputs)[sample.row, sample.pos]
+        types = context_types(sample.inputs)[sample.row, sample.pos]  # [chain, sample]
         control = control_labels(sample.carry[:, :split].flatten(), types, generator=generator)
-        labels = torch.cat([sample.variables, control])
+        labels = torch.cat([sample.variables, control])  # [label, chain, sample]
         chains = range(1, max_chain + 1)
-        per_loop, before = reach(model), getattr(model, "reach_before", 0)
+        per_loop, before = reach(model), declared(model, "reach_before")
         if before is None:
             per_loop, before = None, 0
         edges = [math.inf if per_loop is None else per_loop * loop + before for loop in steps]
@@ -251,7 +255,7 @@ def carry_study(
             coords={"loop": steps, "chain_length": chains, "variable": VARIABLES},
             in_reach=[[chain <= edge for chain in chains] for edge in edges],
             majority=majority_accuracy(sample.carry[:, :split], sample.carry[:, split:]),
-            **_cell_scores(probe, trained, random, e[None], labels, split),
+            **_cell_scores(probe, (trained, random, e[None]), labels, split),
             **_shared_scores(probe, trained, sample.carry, split, short_states, short.carry),
             **_code_lengths(trained, random, labels, split, generator),
             n=n,
@@ -276,14 +280,10 @@ def _cell_probes(
 
 
 def _cell_scores(
-    probe: LinearProbe,
-    trained: Tensor,
-    random: Tensor,
-    embedding: Tensor,
-    labels: Tensor,
-    split: int,
+    probe: LinearProbe, states: Sequence[Tensor], labels: Tensor, split: int
 ) -> dict[str, Tensor]:
-    """Probes that each have one loop and one chain length, and the same on the controls."""
+    """A probe for each loop and chain length: on the model, on random weights, on the embedding."""
+    trained, random, embedding = states
     n_variables = len(VARIABLES)
     accuracy, balanced = _cell_probes(probe, trained, labels, split)
     random_accuracy, random_balanced = _cell_probes(probe, random, labels[:n_variables], split)
@@ -328,7 +328,7 @@ def _code_lengths(
 ) -> dict[str, Tensor]:
     """Online code lengths of the carries on a shuffled part of the pairs trained on."""
     carry, control = (labels[which, :, :split].flatten() for which in (_CARRY, len(VARIABLES)))
-    pairs = torch.randperm(len(carry) // 2, generator=generator)[:_CODED_PAIRS]
+    pairs = torch.randperm(len(carry) // 2, generator=generator)[:1024]
     order = torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten().to(carry.device)
 
     def bits(states: Tensor, y: Tensor) -> Tensor:
@@ -365,7 +365,7 @@ class ChainSample(ShortRepr):
     @property
     def carry(self) -> Int[Tensor, "chain sample"]:
         """The carry into each position."""
-        return self.variables[VARIABLES.index("carry in")]
+        return self.variables[_CARRY]
 
     def joined(self, other: ChainSample) -> ChainSample:
         """Both, the samples of the other after those of this one."""
@@ -377,12 +377,13 @@ class ChainSample(ShortRepr):
         )
 
     def to(self, device: torch.device | str) -> ChainSample:
-        names = ("inputs", "row", "pos", "variables")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        """The same on another device."""
+        return ChainSample(**{name: x.to(device) for name, x in vars(self).items()})
 
 
+@checked
 def sample_chains(
-    task: Addition, n: int, *, max_chain: int, n_pairs: int, generator: torch.Generator
+    task: Addition, n: int, *, max_chain: int, n_pairs: PositiveInt, generator: torch.Generator
 ) -> ChainSample:
     """Draw additions until each chain length from 1 to ``max_chain`` has ``n_pairs`` pairs.
 
@@ -397,10 +398,6 @@ def sample_chains(
         n: Bits of each operand.
         max_chain: Longest chain, at most ``n - 2``.
         n_pairs: Pairs for each chain length.
-        generator: Source of randomness.
-
-    Raises:
-        InputError: If a chain of that length does not fit, or the task is no addition.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -408,7 +405,15 @@ def sample_chains(
         >>> sample.carry.float().mean(1).tolist()
         [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
     """
-    _check_chains(task, n, max_chain, n_pairs)
+    if not isinstance(task, Addition):
+        raise InputError(
+            "task of the carry study",
+            expected="the addition task",
+            given=getattr(task, "name", type(task).__name__),
+            fix="Only additions have carries; use probe_study for other tasks.",
+        )
+    fix = f"It must fit in n = {n} bits: pass a shorter max_chain or a larger n."
+    check_integer("max_chain", max_chain, least=1, most=n - 2, fix=fix)
     drawn = [_draw_pairs(task, n, max_chain, n_pairs, generator)]
     while True:  # ends: in each round every chain length has a fair chance to occur
         drawn.append(_draw_pairs(task, n, max_chain, n_pairs, generator))
@@ -417,11 +422,11 @@ def sample_chains(
         length = length.masked_fill(task.chain_in_reaches_start(inputs[::2]), 0)
         if min(int((length == d).any(1).sum()) for d in range(1, max_chain + 1)) >= n_pairs:
             break
-    ends = ~task.propagate(inputs[::2])
+    ends = ~task.propagate(inputs[::2])  # [pair, pos]
     score = torch.rand(length.shape, generator=generator, dtype=torch.float32)
     picked = [_pick(length == d, ends, score, n_pairs) for d in range(1, max_chain + 1)]
     base, pos = (torch.stack(part) for part in zip(*picked))  # [chain, pair]
-    row = torch.stack([2 * base, 2 * base + 1], dim=2).flatten(1)
+    row = torch.stack([2 * base, 2 * base + 1], dim=2).flatten(1)  # [chain, sample]
     pos = pos.repeat_interleave(2, dim=1)
     used, row = torch.unique(row, return_inverse=True)
     inputs = inputs[used]
@@ -439,7 +444,7 @@ def _pick(
 
     Long chains seldom end there: without a preference nearly all positions would propagate.
     """
-    best = (score + (here & ends)).masked_fill(~here, -1.0)
+    best = (score + (here & ends)).masked_fill(~here, -1.0)  # ends score above 1
     value, pos = best.max(dim=1)
     rows = here.any(1).nonzero()[:, 0]
     rows = rows[score[rows, 0].argsort()]
@@ -458,7 +463,7 @@ def _draw_pairs(
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float32)
 
-    index = torch.arange(n)
+    index = torch.arange(n)  # bits of an addition
     which = (uniform(n_pairs, 1) * len(PROPAGATE_PROBABILITIES)).long()
     enriched = uniform(n_pairs, n) < torch.tensor(PROPAGATE_PROBABILITIES)[which]
     step = 1 + (uniform(n_pairs, n) * (max_chain + 1)).long()
@@ -466,29 +471,16 @@ def _draw_pairs(
     even = torch.ones(n_pairs, n + 1, dtype=torch.bool).scatter(1, deciders, False)[:, :n]
     propagates = torch.where(uniform(n_pairs, 1) < 0.5, enriched, even)
 
-    is_long = uniform(n_pairs, 1) < _LONG_SHARE
+    is_long = uniform(n_pairs, 1) < 0.6  # these have a chain of the greatest length
     stops = ~is_long | (uniform(n_pairs, 1) < 0.5)
     shorter = (uniform(n_pairs, 1) * max_chain).long()
     length = torch.where(is_long, max_chain - stops.long(), shorter)
     start = (uniform(n_pairs, 1) * (n - 1 - length)).long()
     inside = (index > start) & (index <= start + length)
     decides = (index == start) | (stops & (index == start + length + 1))
-    propagates = (propagates | inside) & ~decides
+    propagates = (propagates | inside) & ~decides  # [pair, bit]
 
     a = (uniform(n_pairs, n) < 0.5).long()
-    b = torch.where(propagates, 1 - a, a)
+    b = torch.where(propagates, 1 - a, a)  # bits differ where they propagate
     a, b = (torch.stack([x, x ^ ~propagates], dim=1).flatten(0, 1) for x in (a, b))
     return task.from_bits(a, b, torch.full((2 * n_pairs,), n)).inputs
-
-
-def _check_chains(task: Addition, n: int, max_chain: int, n_pairs: int) -> None:
-    if not isinstance(task, Addition):
-        raise InputError(
-            "task of the carry study",
-            expected="the addition task",
-            given=getattr(task, "name", type(task).__name__),
-            fix="Only additions have carries; use probe_study for other tasks.",
-        )
-    fix = f"It must fit in n = {n} bits: pass a shorter max_chain or a larger n."
-    check_integer("max_chain", max_chain, least=1, most=n - 2, fix=fix)
-    check_integer("n_pairs", n_pairs, least=1)

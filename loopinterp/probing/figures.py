@@ -20,17 +20,7 @@ from loopinterp.probing.carry_wavefront import CarryStudyResult, first_decodable
 from loopinterp.probing.probe_grid import ProbeResult
 
 _PROGRAM = "program"
-
-READS = 0.98
-"""Accuracy from which a carry counts as read in every cell that it can have reached."""
-
-CHANCE_AT_MOST = 0.60
-"""Accuracy up to which a carry counts as unread in every cell that it cannot have reached."""
-
 _ACCURACY = (0.4, 1.02)
-_NEAR_FRONT = 8
-_CELLS = ("accuracy", "in_reach", "random_model", "control_task")
-_CELLS += ("shared_probe", "last_loop_probe", "short_to_long")
 
 
 @findings_of.register
@@ -39,70 +29,52 @@ def _(result: CarryStudyResult) -> list[Finding]:
     n_chains = result.data.sizes["chain_length"]
     n_known = int(result.first_loop.notnull().sum())
     if not np.isfinite(result.speed):
-        few, at_once = (
-            "too few to say how fast a carry travels",
-            "long ones no later than short ones",
-        )
+        why = "long ones no later than short ones"
+        if np.isnan(result.speed):
+            why = "too few to say how fast a carry travels"
         text = (
             f"No wavefront of the carry: a linear probe reads {n_known} of {n_chains} chain "
-            f"lengths (best accuracy {float(result.data['accuracy'].max()):.2f}), "
-            f"{few if np.isnan(result.speed) else at_once}."
+            f"lengths (best accuracy {float(result.data['accuracy'].max()):.2f}), {why}."
         )
         return [Finding(text, value="no wavefront", good=False)]
-    value = f"{result.speed:.2f} positions / loop"
+    # Read in every cell that the carry can have reached.
+    good = result.resolved >= 0.98
+    travels = f"The carry travels {result.speed:.2f} positions in a loop"
+    reads = f"a linear probe reads it with an accuracy of {result.resolved:.2f} at worst"
     if result.reach is None:
+        good = good and result.unresolved <= 0.60  # and unread in the others
         text = (
-            f"The carry travels {result.speed:.2f} positions in a loop: a linear probe reads it "
-            f"with an accuracy of {result.resolved:.2f} at worst once as many loops have run as it "
-            f"has positions to travel, and of {result.unresolved:.2f} at best (chance is 0.50) "
-            "where it has three positions or more still to go."
+            f"{travels}: {reads} once as many loops have run as it has positions to travel, and of "
+            f"{result.unresolved:.2f} at best (chance is 0.50) where it has three positions or "
+            "more still to go."
         )
-        good = result.resolved >= READS and result.unresolved <= CHANCE_AT_MOST
-        return [Finding(text, value=value, good=good)]
-    good = result.resolved >= READS
-    per_loop = f"{result.reach} position{'s' if result.reach != 1 else ''} a loop"
-    opening = (
-        "The carry can be read as soon as it can arrive"
-        if good
-        else f"The carry travels {result.speed:.2f} positions in a loop"
-    )
-    text = (
-        f"{opening}: a linear probe reads it with an accuracy of {result.resolved:.2f} at worst "
-        f"from the loop on at which the bit that decides it comes within reach ({per_loop}), "
-        f"for {n_known} of {n_chains} chain lengths. Before, nothing could be read, whatever the "
-        "model has learned (the window is a light cone)."
-    )
-    return [Finding(text, value=value, good=good)]
+    else:
+        per_loop = f"{result.reach} position{'s' if result.reach != 1 else ''} a loop"
+        text = (
+            f"{'The carry can be read as soon as it can arrive' if good else travels}: {reads} "
+            f"from the loop on at which the bit that decides it comes within reach ({per_loop}), "
+            f"for {n_known} of {n_chains} chain lengths. Before, nothing could be read, whatever "
+            "the model has learned (the window is a light cone)."
+        )
+    return [Finding(text, value=f"{result.speed:.2f} positions / loop", good=good)]
 
 
 @figures_of.register
 def _(result: CarryStudyResult) -> list[Figure]:
-    """The wavefront, the cut through it with all controls, and what was read besides.
-
-    Where there is no wavefront, its picture alone: it shows that there is none.
-    """
-    if not np.isfinite(result.speed):
-        return [_wavefront(result)]
-    return [
-        _wavefront(result),
-        _front_profile(result),
-        _first_loops(result),
-        _variables(result),
-        _code_lengths(result),
-    ]
+    """The wavefront, and where there is one, the cut through it and what was read besides."""
+    others = (_front_profile, _first_loops, _variables, _code_lengths)
+    shown = others if np.isfinite(result.speed) else ()
+    return [_wavefront(result), *(figure(result) for figure in shown)]
 
 
 def _wavefront(result: CarryStudyResult) -> Figure:
     data = result.data
     loops, chains = data["loop"].values, data["chain_length"].values
-    at = result.speed_limit * loops + result.reach_before
+    at = result.speed_limit * loops + result.reach_before  # edge of the front after each loop
     inside = (at >= chains[0]) & (at <= chains[-1])
     name = "chain length = loops" if result.reach is None else "edge of the light cone"
     front = Series(name, loops[inside], at[inside], colour="red", markers=False)
-    panels = {
-        "trained model": data["accuracy"].T,
-        "random weights": data["random_model"].T,
-    }
+    panels = {"trained model": data["accuracy"].T, "random weights": data["random_model"].T}
     plot = heatmap_panels(
         panels,
         x_title="loops run",
@@ -123,17 +95,20 @@ def _wavefront(result: CarryStudyResult) -> Figure:
         title="The carry travels through the model",
         plot=plot,
         caption=(
-            "Each cell: how often a linear probe of its own tells the carry into a position (0 or "
-            "1) from the state there, by the loops run and by how many positions the carry has to "
-            f"travel. Bright is always right, dark a coin toss. {line}"
+            "Each cell: how often a linear probe of its own reads the carry into a position from "
+            "the state there, by loops run and by positions that the carry has to travel. Bright "
+            f"is always right, dark a coin toss. {line}"
         ),
         control=(
             f"Random weights: the same probes on shuffled weights{beyond}. The majority "
             f"class scores {float(data['majority'].mean()):.2f} in every row; asked for random "
             f"labels, the probes reach {float(data['control_task'].mean()):.2f} on average."
         ),
-        data=result.to_dataframe(*_CELLS),
-    )
+        data=result.to_dataframe(
+            "accuracy", "in_reach", "random_model", "control_task", "shared_probe",
+            "last_loop_probe", "short_to_long",
+        ),
+    )  # fmt: skip
 
 
 def _front_profile(result: CarryStudyResult) -> Figure:
@@ -149,12 +124,16 @@ def _front_profile(result: CarryStudyResult) -> Figure:
     }
     series, tables = [], []
     for name, (variable, control) in lines.items():
-        table = _around_front(result, variable)
+        # Mean, least and greatest over the cells at each distance from the front.
+        ahead, values = xr.broadcast(result.ahead, result.data[variable])
+        cells = tidy({"ahead": ahead, "value": values})
+        near = cells[cells["ahead"].abs() <= 8].groupby("ahead")["value"]
+        table = near.agg(mean="mean", least="min", greatest="max").reset_index()
         low, high = (None, None) if control else (table["least"], table["greatest"])
         mean = table["mean"]
         series.append(Series(name, table["ahead"], mean, low=low, high=high, control=control))
         tables.append(table.assign(line=name))
-    ahead = (
+    beyond = (
         "right of it the deciding bit has further to go than one position a loop."
         if result.reach is None
         else "right of it the deciding bit is out of the window's reach, so that no probe could "
@@ -171,11 +150,10 @@ def _front_profile(result: CarryStudyResult) -> Figure:
         ),
         caption=(
             "The same accuracies by distance from the front (the red line above): at 0 and left of "
-            f"it the carry can have arrived, {ahead} Lines are means over all loops, bands run "
+            f"it the carry can have arrived, {beyond} Lines are means over all loops, bands run "
             "from the worst to the best cell. Trained model: a probe for each cell. Shared probe: "
-            "one for all chain lengths. Last loop's probe: a shared one trained once the model has "
-            "settled, so it shows whether a fresh carry is written in the direction in which it "
-            "is kept."
+            "one for all chain lengths. Last loop's probe: a shared one of the settled model; it "
+            "shows whether a fresh carry is written in the direction in which it is kept."
         ),
         control=(
             "Grey lines: the same probe on the model with shuffled weights, on random labels, on "
@@ -185,25 +163,22 @@ def _front_profile(result: CarryStudyResult) -> Figure:
     )
 
 
-def _around_front(result: CarryStudyResult, name: str) -> pd.DataFrame:
-    """Mean, least and greatest over the cells at each distance from the front."""
-    table = tidy(dict(zip(("ahead", "value"), xr.broadcast(result.ahead, result.data[name]))))
-    near = table[table["ahead"].abs() <= _NEAR_FRONT].groupby("ahead")["value"]
-    return near.agg(mean="mean", least="min", greatest="max").reset_index()
-
-
 def _first_loops(result: CarryStudyResult) -> Figure:
     data = result.data
     lines = {
-        "carry in": (data["accuracy"], False),
-        "sum bit": (data["variable_accuracy"].sel(variable="sum", drop=True), False),
-        "carry in, last probe": (data["last_loop_probe"], False),
-        "random weights": (data["random_model"], True),
+        "carry in": data["accuracy"],
+        "sum bit": data["variable_accuracy"].sel(variable="sum", drop=True),
+        "carry in, last probe": data["last_loop_probe"],
+        "random weights": data["random_model"],
     }
-    first = {name: first_decodable(a, result.threshold) for name, (a, _) in lines.items()}
-    series = [Series.of(name, first[name], control=control) for name, (_, control) in lines.items()]
+    first = {name: first_decodable(values, result.threshold) for name, values in lines.items()}
+    series = [Series.of(name, x, control=name == "random weights") for name, x in first.items()]
     soonest = np.ceil((data["chain_length"] - result.reach_before).clip(0) / result.speed_limit)
-    bound = "one position a loop" if result.reach is None else "soonest possible"
+    bound = "soonest possible"
+    dashed = "the soonest that the window allows, below which no line can lie"
+    if result.reach is None:
+        bound = "one position a loop"
+        dashed = f"{bound}, the fastest that attention to one neighbour allows"
     series.append(Series.of(bound, soonest, control=True, markers=False))
     return Figure(
         title="First loop at which a carry can be read",
@@ -214,12 +189,8 @@ def _first_loops(result: CarryStudyResult) -> Figure:
             f"{1 / result.speed:.2f} loops per position. A gap: never reached."
         ),
         control=(
-            (
-                "Dashed: one position a loop, the fastest that attention to one neighbour allows"
-                if result.reach is None
-                else "Dashed: the soonest that the window allows, below which no line can lie"
-            )
-            + "; and the model with shuffled weights, which passes on a few positions at most."
+            f"Dashed: {dashed}; and the model with shuffled weights, which passes on a few "
+            "positions at most."
         ),
         data=tidy(first),
     )
@@ -242,9 +213,9 @@ def _variables(result: CarryStudyResult) -> Figure:
         title="What else can be read at each loop",
         plot=line_panels(panels, x_title="loops run"),
         caption=(
-            "Balanced accuracy (the mean over the two classes, so that chance is 0.5) for each "
-            "variable of the addition, averaged over chain lengths. Generate and propagate concern "
-            "the position's own two bits; carry in, carry out and sum need the positions before."
+            "Balanced accuracy (chance is 0.5) for each variable of the addition, mean over chain "
+            "lengths. Generate and propagate concern the position's own two bits; carry in, carry "
+            "out and sum need the positions before."
         ),
         control=(
             "The two lower panels: what is in the inputs and the wiring alone. A variable that is "
@@ -256,7 +227,9 @@ def _variables(result: CarryStudyResult) -> Figure:
 
 def _code_lengths(result: CarryStudyResult) -> Figure:
     data = result.data
-    front = "one position a loop" if result.reach is None else "light cone"
+    front, moved = "light cone", "all that the window lets in"
+    if result.reach is None:
+        front = moved = "one position a loop"
     lines = {
         "trained model": data["code_length"],
         front: (result.ahead > 0).mean("chain_length"),
@@ -281,10 +254,8 @@ def _code_lengths(result: CarryStudyResult) -> Figure:
             "how hard the probe is to learn, as accuracy does not."
         ),
         control=(
-            "Dashed: a front of "
-            + ("one position a loop" if result.reach is None else "all that the window lets in")
-            + ", read without any cost of learning; the model with shuffled weights; and random "
-            "labels."
+            f"Dashed: a front of {moved}, read without any cost of learning; the model with "
+            "shuffled weights; and random labels."
         ),
         data=tidy(lines),
     )
@@ -293,7 +264,7 @@ def _code_lengths(result: CarryStudyResult) -> Figure:
 @findings_of.register
 def _(result: ProbeResult) -> list[Finding]:
     """The target that gains most over its controls."""
-    gain = (result.data["accuracy"] - result.chance).max(["loop", "site", "group"])
+    gain = (result.data["accuracy"] - result.chance).max(["loop", "site", "group"])  # [target]
     best = gain.isel(target=int(gain.argmax("target")))
     name = str(best["target"].item())
     if float(best) <= 0:
@@ -340,9 +311,8 @@ def _probes_by_loop(result: ProbeResult, site: str) -> Figure:
             "over places."
         ),
         control=(
-            "Lower panels, on the same axes: the same probe on random labels fixed by the local "
-            "input, on the model with shuffled weights, on the embedding alone, and the majority "
-            "class."
+            "Lower panels: the same probe on random labels fixed by the local input, on the model "
+            "with shuffled weights, on the embedding alone, and the majority class."
         ),
         data=result.to_dataframe().query("site == @site"),
     )

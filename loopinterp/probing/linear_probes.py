@@ -21,15 +21,12 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.utils.validation import check_is_fitted
 
 from loopinterp.core.errors import InputError, check_number
+from loopinterp.tasks.task import describe_tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
     from typing_extensions import Self
-
-
-_TOLERANCE = 1e-6
-"""Largest entry of the mean gradient at which a logistic probe has converged."""
 
 
 class LinearProbe(BaseEstimator):
@@ -58,17 +55,20 @@ class LinearProbe(BaseEstimator):
     def fit(self, X: Float[Tensor, "*#grid n d"], y: Int[Tensor, "*#grid n"]) -> Self:
         """Fit one probe for each cell of the grid.
 
-        Args:
-            X: Features.
-            y: Classes.
-
         Raises:
             InputError: If shapes or dtypes do not fit, a value is not finite, or there is only
                 one class.
         """
         check_number("alpha", self.alpha, least=0)
         _check_features(X)
-        _check_classes(y, X)
+        classes = isinstance(y, torch.Tensor) and not y.is_floating_point()
+        if not classes or not _broadcasts(y, X):
+            raise InputError(
+                "y",
+                expected=f"integer classes [..., {X.shape[-2]}], broadcastable with X",
+                given=f"{describe_tensor(y)} for X of shape {list(X.shape)}",
+                fix="Give one value for each sample of each cell, torch.as_tensor(y).long().",
+            )
         self.n_features_in_ = X.shape[-1]
         self.classes_, labels = torch.unique(y, return_inverse=True)
         n_classes = len(self.classes_)
@@ -80,7 +80,7 @@ class LinearProbe(BaseEstimator):
                 fix="A target that never varies has nothing to probe: choose other samples.",
             )
         grid = torch.broadcast_shapes(X.shape[:-2], y.shape[:-1])
-        x = X.detach()[(None,) * (len(grid) + 2 - X.ndim)]
+        x = X.detach()[(None,) * (len(grid) + 2 - X.ndim)]  # [*grid, n, d]
         labels = labels.expand(*grid, -1).cpu().numpy()
         self.coef_ = X.new_empty(*grid, 1 if n_classes == 2 else n_classes, X.shape[-1])
         self.intercept_ = X.new_empty(self.coef_.shape[:-1])
@@ -107,7 +107,7 @@ class LinearProbe(BaseEstimator):
         """Scores ``X coef^T + intercept``: [*grid, n] for two classes, else [*grid, n, class]."""
         check_is_fitted(self)
         _check_features(X, n_features=self.n_features_in_)
-        coef, intercept = self.coef_.to(X.device), self.intercept_.to(X.device)
+        coef, intercept = self.coef_.to(X.device), self.intercept_.to(X.device)  # [*grid, rows, d]
         scores = torch.einsum("...nd,...kd->...nk", X.to(coef.dtype), coef)
         scores = scores + intercept[..., None, :]
         return scores.squeeze(-1) if len(self.classes_) == 2 else scores
@@ -115,7 +115,7 @@ class LinearProbe(BaseEstimator):
     def predict(self, X: Float[Tensor, "*#grid n d"]) -> Int[Tensor, "*cell n"]:
         """Classes."""
         scores = self.decision_function(X)
-        index = (scores > 0).long() if len(self.classes_) == 2 else scores.argmax(-1)
+        index = (scores > 0).long() if len(self.classes_) == 2 else scores.argmax(-1)  # [*cell, n]
         return self.classes_.to(X.device)[index]
 
     def score(
@@ -153,7 +153,7 @@ class RidgeProbe(LinearProbe):
     def _solve(self, x: np.ndarray, y: np.ndarray, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
         classes = np.arange(n_classes)[1 if n_classes == 2 else 0 :]
         columns = rearrange(y[..., None] == classes, "target n row -> n (target row)")
-        targets = 2.0 * columns - 1.0
+        targets = 2.0 * columns - 1.0  # -1 or 1, [n, target * row]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", LinAlgWarning)
@@ -176,8 +176,9 @@ class LogisticProbe(LinearProbe):
     """
 
     def _solve(self, x: np.ndarray, y: np.ndarray, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
+        # It has converged where no entry of the mean gradient is greater than the tolerance.
         solver = LogisticRegression(
-            C=1 / self.alpha if self.alpha else np.inf, solver="newton-cholesky", tol=_TOLERANCE
+            C=1 / self.alpha if self.alpha else np.inf, solver="newton-cholesky", tol=1e-6
         )
         # A sample of each class without weight, for cells in which some class does not occur.
         every = np.arange(n_classes)
@@ -211,11 +212,12 @@ PROBES: dict[str, type[LinearProbe]] = {"ridge": RidgeProbe, "logistic": Logisti
 
 def _check_features(x: Any, *, n_features: int | None = None) -> None:
     tensor = isinstance(x, torch.Tensor)
-    if not tensor or x.ndim < 2 or not x.is_floating_point() or 0 in x.shape:
+    fits = tensor and x.ndim >= 2 and n_features in (None, x.shape[-1])
+    if not fits or not x.is_floating_point() or 0 in x.shape:
         raise InputError(
             "X",
-            expected="a floating-point tensor [..., n, d], with at least one sample",
-            given=f"{x.dtype} of shape {tuple(x.shape)}" if tensor else type(x).__name__,
+            expected=f"a floating-point tensor [..., n, {n_features or 'd'}], n 1 or more",
+            given=describe_tensor(x),
             fix="Give samples on the second last axis and features on the last.",
         )
     # The sum is finite if all values are, at a fraction of the cost, save for an overflow.
@@ -223,40 +225,15 @@ def _check_features(x: Any, *, n_features: int | None = None) -> None:
         raise InputError(
             "X", expected="finite values", given="NaN or infinity", fix="Check the activations."
         )
-    if n_features is not None and x.shape[-1] != n_features:
-        raise InputError(
-            "X",
-            expected=f"{n_features} features, as in fit",
-            given=f"{x.shape[-1]} features",
-            fix="Use activations of the site the probe was fitted on.",
-        )
 
 
-def _check_classes(y: Any, x: Tensor) -> None:
-    tensor = isinstance(y, torch.Tensor)
-    if not tensor or y.is_floating_point():
-        raise InputError(
-            "y",
-            expected="a tensor of integer classes",
-            given=str(y.dtype) if tensor else type(y).__name__,
-            fix="Use torch.as_tensor(y).long().",
-        )
+def _broadcasts(y: Tensor, x: Tensor) -> bool:
+    """Whether there is a class for each sample of each cell."""
     try:
-        fits = y.ndim >= 1 and y.shape[-1] == x.shape[-2]
         torch.broadcast_shapes(y.shape[:-1], x.shape[:-2])
     except RuntimeError:
-        fits = False
-    if not fits:
-        raise InputError(
-            "y",
-            expected=f"[..., {x.shape[-2]}], broadcastable with the leading axes of X",
-            given=f"shape {tuple(y.shape)} for X of shape {tuple(x.shape)}",
-            fix="Give one value for each sample of each cell.",
-        )
-
-
-_DOUBLINGS = 6
-_LEAST_BLOCK = 8
+        return False
+    return y.ndim >= 1 and y.shape[-1] == x.shape[-2]
 
 
 def online_code_length(
@@ -276,17 +253,14 @@ def online_code_length(
         x: Activations, in the order in which their labels are sent: shuffle them first.
         y: Classes.
         alpha: L2 penalty of the probes.
-
-    Raises:
-        InputError: there are no samples.
     """
     n = x.shape[-2]
     if not n:
         raise InputError(
             "y", expected="at least one label to send", given="none", fix="Give samples."
         )
-    doubling = [n >> k for k in range(_DOUBLINGS, -1, -1)]
-    ends = [end for end in doubling if end >= _LEAST_BLOCK or end == n]
+    doubling = [n >> k for k in range(6, -1, -1)]
+    ends = [end for end in doubling if end >= 8 or end == n]
     n_classes = len(torch.unique(y))
     grid = torch.broadcast_shapes(x.shape[:-2], y.shape[:-1])
     # The first block costs the uniform code; [*cell] bits in all.
@@ -296,7 +270,7 @@ def online_code_length(
             bits = bits + (end - start) * math.log2(n_classes)
             continue
         probe = LogisticProbe(alpha=alpha).fit(x[..., :start, :], y[..., :start])
-        logs = probe.predict_log_proba(x[..., start:end, :]).double()
+        logs = probe.predict_log_proba(x[..., start:end, :]).double()  # [*cell, n, class]
         index = torch.searchsorted(probe.classes_, y[..., start:end].contiguous())
         coded = logs.gather(-1, index.expand(logs.shape[:-1])[..., None])
         bits = bits - coded.sum((-2, -1)) / math.log(2)

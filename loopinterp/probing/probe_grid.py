@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 import torch
 
-from loopinterp.core.errors import InputError, check_integer, check_seed
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
+from loopinterp.core.settings import Seed
 from loopinterp.models.protocol import describe_model, need_hooks
 from loopinterp.models.study_examples import inputs_and_loops
 from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe, online_code_length
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     Model = TypeVar("Model", bound=torch.nn.Module)
 
 
-_CODED_SAMPLES = 2048
 _GRID = "loop site group target"
 
 
@@ -70,12 +71,13 @@ class ProbeResult(Result, kind="probes"):
         return best.transpose(*_GRID.split())
 
 
+@checked
 def probe_study(
     model: Any,
     data: Batch | Task | Tensor,
     targets: Mapping[str, Int[Tensor, "*loop batch pos"] | Callable[[Tensor], Tensor]],
     *,
-    n_loops: int | None = None,
+    n_loops: Loops | None = None,
     sites: Sequence[str] = ("hook_state_post",),
     groups: Mapping[str, Bool[Tensor, "batch pos"]] | None = None,
     train: Bool[Tensor, " batch"] | None = None,
@@ -84,7 +86,7 @@ def probe_study(
     code_lengths: bool = False,
     n: int | None = None,
     batch_size: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> ProbeResult:
     """Probe every target at every loop, site and position group of a hooked looped model.
 
@@ -119,8 +121,8 @@ def probe_study(
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     inputs, n_loops = inputs_and_loops(model, data, n_loops, **drawn)
     targets = {name: x(inputs) if callable(x) else x for name, x in targets.items()}
-    probe = RidgeProbe() if probe is None else probe
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    probe = probe or RidgeProbe()
+    generator = torch.Generator().manual_seed(seed)
     labels = _stack_targets(targets, n_loops, inputs)
     if train is None:
         place = torch.randperm(len(inputs), generator=generator).argsort()
@@ -128,22 +130,34 @@ def probe_study(
     if groups is None:
         groups = {"all": torch.ones_like(labels[0, 0], dtype=torch.bool)}
     halves = _halves(groups, train, labels)
-    if code_lengths:
-        _check_coded(groups, list(targets), labels, halves)
+    always = (labels != IGNORE).all(1) if code_lengths else []  # the same places code every loop
+    for (name, (fit, _)), (target, known) in product(zip(groups, halves), zip(targets, always)):
+        if not bool((fit & known).any()):
+            raise InputError(
+                f"code length of target {target!r} in group {name!r}",
+                expected="places to train on that have a class at every loop",
+                given="none",
+                fix="Label some place at every loop, or leave code_lengths out.",
+            )
     with study(
         seed, study="probe", model=describe_model(model), n_loops=n_loops, probe=repr(probe)
     ) as watch:
         if random_model is None:
             random_model = with_random_weights(model, seed=seed)
-        control = _control_task(labels, context_types(inputs), generator)
+        # Random labels of each target [draw, target, batch, pos], where it has a class.
+        types = context_types(inputs)
+        known = [y[y != IGNORE] for y in labels]
+        control = torch.stack([control_labels(y, types, generator=generator) for y in known], 1)
+        control = torch.where(labels == IGNORE, IGNORE, control[:, :, None])
         with torch.no_grad():
             e = model.embed(inputs)
         trained = _activations(model, inputs, sites, n_loops)
         random = _activations(random_model, inputs, sites, n_loops)
-        with_control = torch.cat([labels[None], control])
+        with_control = torch.cat([labels[None], control])  # [draw, target, loop, batch, pos]
         scores = np.stack(
             [_scores(probe, x, with_control, halves) for x in track(trained, "probes")], 2
         )
+        majority = [majority_accuracy(labels[..., fit], labels[..., test]) for fit, test in halves]
         coded = [_code_lengths(x, labels, halves) for x in trained] if code_lengths else None
         return ProbeResult.of(
             watch,
@@ -159,7 +173,7 @@ def probe_study(
                 [_scores(probe, x, labels[None], halves)[0] for x in track(random, "probes")], 1
             ),
             embedding=_scores(probe, e.expand(n_loops, *e.shape), labels[None], halves)[0],
-            majority=_majority(labels, halves),
+            majority=torch.stack(majority).permute(2, 0, 1).cpu(),  # from [group, target, loop]
             code_length=None if coded is None else np.stack(coded, 1),
             n_train=[int(fit.sum()) for fit, _ in halves],
             n_test=[int(test.sum()) for _, test in halves],
@@ -198,24 +212,6 @@ def _check_mask(what: str, mask: Any, shape: tuple[int, ...]) -> None:
         raise InputError(what, expected=expected, given=describe_tensor(mask), fix=fix)
 
 
-def _check_coded(
-    groups: Mapping[str, Bool[Tensor, "batch pos"]],
-    targets: Sequence[str],
-    labels: Int[Tensor, "target loop batch pos"],
-    halves: list[tuple[Tensor, Tensor]],
-) -> None:
-    """Check that each group and target has a label to send: the same places code every loop."""
-    always = (labels != IGNORE).all(1)
-    for (name, (fit, _)), (target, known) in product(zip(groups, halves), zip(targets, always)):
-        if not bool((fit & known).any()):
-            raise InputError(
-                f"code length of target {target!r} in group {name!r}",
-                expected="places to train on that have a class at every loop",
-                given="none",
-                fix="Label some place at every loop, or leave code_lengths out.",
-            )
-
-
 def _scores(
     probe: LinearProbe,
     activations: Float[Tensor, "loop batch pos d"],
@@ -230,21 +226,13 @@ def _scores(
     n_draws, n_targets, n_loops = labels.shape[:3]
     scores = np.empty((n_draws, n_loops, len(halves), n_targets))
     for loop, group, target in np.ndindex(*scores.shape[1:]):
-        x, y = activations[loop], labels[:, target, loop]
+        x, y = activations[loop], labels[:, target, loop]  # [batch, pos, d], [draw, batch, pos]
         fit, test = (places & (y[0] != IGNORE) for places in halves[group])
         predicted = y[:, fit][:, :1]  # where there is one class, there is nothing to fit
         if len(y[:, fit].unique()) > 1:
             predicted = probe.fresh().fit(x[fit], y[:, fit]).predict(x[test])
         scores[:, loop, group, target] = (predicted == y[:, test]).double().mean(-1).cpu()
     return scores
-
-
-def _majority(
-    labels: Int[Tensor, "target loop batch pos"], halves: list[tuple[Tensor, Tensor]]
-) -> np.ndarray:
-    """[loop, group, target]."""
-    scores = [majority_accuracy(labels[..., fit], labels[..., test]) for fit, test in halves]
-    return torch.stack(scores).permute(2, 0, 1).cpu().numpy()
 
 
 def _code_lengths(
@@ -258,7 +246,7 @@ def _code_lengths(
     for group, target in np.ndindex(*lengths.shape[1:]):
         y = labels[target]
         row, pos = (halves[group][0] & (y != IGNORE).all(0)).nonzero(as_tuple=True)
-        some = torch.randperm(len(row), generator=order)[:_CODED_SAMPLES].to(row.device)
+        some = torch.randperm(len(row), generator=order)[:2048].to(row.device)
         row, pos = row[some], pos[some]
         bits = online_code_length(activations[:, row, pos], y[:, row, pos])
         lengths[:, group, target] = bits.cpu()
@@ -285,19 +273,6 @@ def _stack_targets(
     return torch.stack([y.long().expand(n_loops, batch, n_pos) for y in targets.values()])
 
 
-def _control_task(
-    labels: Int[Tensor, "target loop batch pos"],
-    types: Int[Tensor, "batch pos"],
-    generator: torch.Generator,
-) -> Int[Tensor, "draw target loop batch pos"]:
-    """Random labels for each target, fixed by the type of input, where the target has a class."""
-    drawn = torch.stack(
-        [control_labels(y[y != IGNORE], types, generator=generator) for y in labels],
-        dim=1,
-    )
-    return torch.where(labels == IGNORE, IGNORE, drawn[:, :, None])
-
-
 def _activations(
     model: Any, inputs: Tensor, sites: Sequence[str], n_loops: int
 ) -> list[Float[Tensor, "loop batch pos d"]]:
@@ -307,14 +282,12 @@ def _activations(
     return [cache.stack(site).flatten(3) for site in sites]
 
 
-def with_random_weights(model: Model, *, seed: int) -> Model:
+@checked
+def with_random_weights(model: Model, *, seed: Seed) -> Model:
     """A copy of a model with the entries of each weight shuffled.
 
     Every weight keeps its distribution and loses its structure, so that the copy is as large in
-    scale as the trained model. What a probe reads from it was in the input, and in the wiring.
-
-    Raises:
-        InputError: If the model is no ``torch.nn.Module``.
+    scale as the trained model. A probe of it reads what is in the input and in the wiring.
     """
     if not isinstance(model, torch.nn.Module) or next(model.parameters(), None) is None:
         raise InputError(
@@ -323,7 +296,7 @@ def with_random_weights(model: Model, *, seed: int) -> Model:
             given=type(model).__name__,
             fix="Pass random_model=, the same model with random weights.",
         )
-    generator = torch.Generator().manual_seed(check_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
     shuffled = copy.deepcopy(model)
     with torch.no_grad():
         for weight in shuffled.parameters():
@@ -338,10 +311,6 @@ def context_types(
     """A number for each distinct local context: the input at a position and ``width - 1`` before.
 
     Contexts that reach before the first position count as their own kinds.
-
-    Args:
-        inputs: Tokens or feature vectors.
-        width: Positions in a context.
     """
     n_places = inputs.shape[:2].numel()
     codes = torch.unique(inputs.reshape(n_places, -1), dim=0, return_inverse=True)[1]
@@ -370,7 +339,7 @@ def control_labels(
         generator: Source of randomness, on the CPU.
     """
     n_types = int(types.max()) + 1
-    drawn = torch.randint(len(pool), (n_draws, n_types), generator=generator)
+    drawn = torch.randint(len(pool), (n_draws, n_types), generator=generator)  # of each type
     return pool[drawn.to(pool.device)][:, types]
 
 
@@ -382,6 +351,6 @@ def majority_accuracy(
     Places whose class is ``IGNORE`` do not count.
     """
     classes = torch.unique(train[train != IGNORE])
-    count = torch.stack([(train == cls).sum(-1) for cls in classes])
-    right = test == classes[count.argmax(0)][..., None]
+    count = torch.stack([(train == cls).sum(-1) for cls in classes])  # [class, *cell]
+    right = test == classes[count.argmax(0)][..., None]  # [*cell, sample]
     return right.sum(-1).double() / (test != IGNORE).sum(-1)

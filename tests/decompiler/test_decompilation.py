@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -127,10 +128,13 @@ def test_a_model_that_is_no_automaton_is_given_no_program(barely_trained: Path) 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
     _, task, made = compiled("prefix_xor")
-    with pytest.raises(InputError, match="tries"):
-        decompile(made.model, task, tries=1)
-    with pytest.raises(InputError, match="shares from 0"):
-        decompile(made.model, task, tolerances=(1.0,))
+    cases: list[dict[str, Any]] = [
+        {"tries": 1}, {"tolerances": (1.0,)}, {"tolerances": ()}, {"n": 1}, {"n": []},
+    ]  # fmt: skip
+    for wrong in cases:
+        with pytest.raises(InputError) as caught:
+            decompile(made.model, task, **wrong)
+        assert [caught.value.what] == [*wrong]
 
 
 def test_the_program_of_a_trained_model_is_read_from_exchanges_across_loops() -> None:
@@ -200,7 +204,7 @@ def test_starts_that_differ_are_refused_before_any_step_is_tried(monkeypatch) ->
     def never(*args: object, **options: object) -> None:
         raise AssertionError("a step was tried")
 
-    monkeypatch.setattr("loopinterp.decompiler.decompilation.tabulate", never)
+    monkeypatch.setattr("loopinterp.decompiler.sharp_values.Experiments.tabulate", never)
     count = var("count")
     program = dataclasses.replace(
         get_program("ripple"),

@@ -52,7 +52,7 @@ def test_the_regions_say_of_a_state_what_the_table_was_counted_with() -> None:
     found, other = refined("ripple_held_2")
     clean = other.clean
     tokens = clean.tokens.expand_as(clean.answers)
-    values = found.regions.values(tokens, clean.states, clean.answers)
+    values = found.regions.values(clean)
     cells = {*zip(tokens.flatten().tolist(), values.flatten().tolist())}
     assert cells <= {(t, v) for t, n in found.regions.sizes.items() for v in range(n)}
     for token in found.regions.answers:

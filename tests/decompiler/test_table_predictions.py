@@ -12,7 +12,6 @@ from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs
 from loopinterp.decompiler.region_refinement import Refinement, refine
 from loopinterp.decompiler.table_predictions import (
     TablePrediction,
-    exits_of,
     n_wrong,
     repaired,
     repaired_on_draws,
@@ -66,7 +65,7 @@ def test_one_wrong_entry_is_where_runs_leave_and_the_share_is_of_its_steps() -> 
     steps = 0
     for each in others:
         for part in each.both:
-            v = regions.values(part.tokens.expand_as(part.answers), part.states, part.answers)
+            v = regions.values(part)
             for run, row in enumerate(part.tokens.tolist()):
                 for p in range(1, len(row)):
                     if (row[p - 1], row[p]) == (GENERATES, PROPAGATES):
@@ -78,12 +77,8 @@ def test_one_wrong_entry_is_where_runs_leave_and_the_share_is_of_its_steps() -> 
 def test_a_right_table_is_not_left() -> None:
     refinement, others = ripple()
     for each in others:
-        values = tuple(
-            refinement.regions.values(p.tokens.expand_as(p.answers), p.states, p.answers)
-            for p in each.both
-        )
         prediction = TablePrediction.of(refinement.table, each)
-        exits = exits_of(refinement.table, each, values, prediction)
+        exits = prediction.exits([refinement.regions.values(part) for part in each.both])
         right = prediction.changed[:, prediction.effective].all(0).double().mean()
         assert int(exits[refinement.table.known.flatten()].sum()) == 0
         assert right == 1 or int(exits.sum()) > 0

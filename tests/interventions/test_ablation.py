@@ -14,7 +14,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.results import load_result
 from loopinterp.interventions import AblationStudy, ablation_study
-from loopinterp.interventions.subspaces import random_change
+from loopinterp.interventions.engine import random_change
 from loopinterp.models import LoopedTransformer
 from loopinterp.tasks import IGNORE, Addition, Batch, as_batch, get_task
 from tests.interventions.test_patching import LOOPS, untied, without_injection
@@ -268,27 +268,28 @@ def test_an_ablation_is_what_it_is_again_and_is_saved(tmp_path):
 def test_what_cannot_be_ablated_is_said():
     model, batch = without_injection(), asked(tokens())
 
-    def refused(match: str, data: Batch = batch, **changes: Any) -> None:
-        with pytest.raises(InputError, match=match):
+    def refused(what: str, model: Any = model, data: Batch = batch, **changes: Any) -> None:
+        with pytest.raises(InputError) as caught:
             ablation_study(model, data, **changes)
+        assert caught.value.what == what
 
-    refused("Did you mean 'mlp_out'", components=("mlp_ou",))
-    refused("components: expected components inside a layer", components=("pattern",))
-    refused("components: expected components inside a layer", components=("state_post",))
-    refused("components: expected at least one", components=())
-    refused("neurons: expected|components: expected at least one", neurons={"none": []})
-    refused(r"neurons\['far'\]: expected an integer", neurons={"far": [99]})
+    refused("component", components=("mlp_ou",))
+    refused("components", components=("pattern",))
+    refused("components", components=("state_post",))
+    refused("components", components=())
+    refused("components", neurons={"none": []})
+    refused("neurons['far']", neurons={"far": [99]})
     refused("kinds", kinds=("noise",))
     refused("kinds", kinds=())
     refused("when", when=("never",))
-    refused("loops: expected None", when=("all",), loops=[0])
-    refused("loop: expected an index", loops=[LOOPS])
-    refused("positions: expected one of each", positions="all")
+    refused("when", when=())
+    refused("loops", when=("all",), loops=[0])
+    refused("loop", loops=[LOOPS])
+    refused("positions", positions="all")
     refused("mean_over", mean_over="head")
-    refused("data: expected two examples", data=batch[:1])
+    refused("data", data=batch[:1])
     features = build("features")
-    with pytest.raises(InputError, match="mean_over: expected position or all"):
-        ablation_study(features, asked(some_inputs(features)), mean_over="token")
+    refused("mean_over", features, asked(some_inputs(features)), mean_over="token")
 
 
 def test_spans_of_loops() -> None:
@@ -308,6 +309,6 @@ def test_a_model_without_hooks_is_refused() -> None:
         embed, initial_state = model.embed, model.initial_state
         step, readout = model.step, model.readout
 
-    with pytest.raises(InputError, match="heads and layers need hooks"):
+    with pytest.raises(InputError, match="hooks"):
         ablation_study(Foreign(), as_batch(Addition(), n=3, batch_size=4))
     assert isinstance(model, LoopedTransformer)

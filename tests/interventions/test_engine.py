@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 
 from loopinterp.core.errors import InputError
 from loopinterp.interventions import engine, light_cone
-from loopinterp.interventions.engine import InterchangeRun, answer, answers_by_loop
+from loopinterp.interventions.engine import (
+    InterchangeRun,
+    answer,
+    answers_by_loop,
+    principal_subspace,
+    project,
+    random_change,
+)
 from loopinterp.interventions.pairs import InterchangePairs
-from loopinterp.interventions.subspaces import random_change
 from loopinterp.models import (
     LoopedTransformer,
     LoopedTransformerConfig,
@@ -237,13 +243,13 @@ def test_pairs_that_put_in_the_bases_own_state_are_not_run(monkeypatch):
     run = InterchangeRun(random_model(), pairs)
     changed = run.difference.flatten(1).any(1)
     rows_run = []
-    go_on = InterchangeRun._go_on
+    fronts = InterchangeRun._fronts
 
     def counted(self, runs, rows, *rest):
         rows_run.append(rows)
-        go_on(self, runs, rows, *rest)
+        return fronts(self, runs, rows, *rest)
 
-    monkeypatch.setattr(InterchangeRun, "_go_on", counted)
+    monkeypatch.setattr(InterchangeRun, "_fronts", counted)
     run.interchange()
     assert 0 < changed.sum() < 40
     assert torch.equal(torch.cat(rows_run).sort().values, changed.nonzero()[:, 0])
@@ -284,10 +290,13 @@ def test_no_pairs_have_no_answers():
 
 def test_rows_that_are_not_orthonormal_are_refused():
     run = InterchangeRun(random_model(), random_pairs(tokens(), n_loops=2, count=4))
-    with pytest.raises(InputError, match="orthonormal"):
-        run.interchange(2 * torch.eye(D_MODEL)[:1])
-    with pytest.raises(InputError, match="complement: expected a subspace"):
-        run.interchange(complement=True)
+    for what, changes in {
+        "subspace": {"subspace": 2 * torch.eye(D_MODEL)[:2]},
+        "complement": {"complement": True},
+    }.items():
+        with pytest.raises(InputError) as caught:
+            run.interchange(**changes)
+        assert caught.value.what == what
 
 
 @pytest.mark.parametrize(
@@ -305,8 +314,9 @@ def test_pairs_out_of_range_are_refused(name, value):
     pairs = random_pairs(tokens(), n_loops=2, count=4)
     wrong = getattr(pairs, name).clone()
     wrong[1] = value
-    with pytest.raises(InputError, match=f"pairs.{name}: expected integers from 0 to"):
+    with pytest.raises(InputError) as caught:
         InterchangeRun(random_model(), replace(pairs, **{name: wrong}))
+    assert caught.value.what == f"pairs.{name}"
 
 
 def test_answers_by_loop_are_classes_that_index() -> None:
@@ -322,3 +332,45 @@ def test_answers_by_loop_are_classes_that_index() -> None:
 def test_of_logits_that_are_equal_to_rounding_the_first_class_is_the_answer():
     logits = torch.tensor([[1.0, 1.0 + 5e-5, 0.0], [0.0, 1.0, 2.0], [0.0, 1.0, 1.0 - 5e-5]])
     assert answer(logits).tolist() == [0, 2, 1]
+
+
+def orthonormal(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Orthonormal rows [..., rank, d_model]."""
+    gauss = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.linalg.qr(gauss.mT).Q.mT
+
+
+def test_principal_directions_span_what_changes(generator):
+    basis = orthonormal(2, 8)
+    difference = torch.randn(50, 2, generator=generator) @ basis
+    rows = principal_subspace(difference, 2)
+    assert torch.allclose(difference @ rows.mT @ rows, difference, atol=1e-5)
+
+
+def test_a_projection_keeps_the_part_that_lies_in_the_subspace(generator):
+    rows = orthonormal(20, 3, 8)
+    change = torch.randn(20, 4, 8, generator=generator)
+    part = project(change, rows)
+    assert torch.allclose(project(part, rows), part, atol=1e-5)
+    for k in range(20):
+        assert torch.allclose(part[k] @ rows[k].mT, change[k] @ rows[k].mT, atol=1e-5)
+        assert torch.allclose(project(change[k], rows[k]), part[k], atol=1e-5)
+        for site in range(4):
+            parts = [row * float(row @ change[k, site]) for row in rows[k]]
+            assert torch.allclose(part[k, site], torch.stack(parts).sum(0), atol=1e-5)
+
+
+def test_a_random_change_keeps_the_norm_and_favours_no_direction(generator):
+    change = torch.zeros(4000, 1, 6)
+    change[:, 0, 0] = torch.arange(4000) / 100
+    found = random_change(change, generator)
+    assert torch.allclose(found.norm(dim=-1), change.norm(dim=-1), atol=1e-4)
+    directions = found[1:, 0] / found[1:, 0].norm(dim=-1, keepdim=True)
+    assert torch.allclose(directions.square().mean(0), torch.full((6,), 1 / 6), atol=0.02)
+    assert torch.allclose(directions.mean(0), torch.zeros(6), atol=0.03)
+
+
+@pytest.mark.parametrize("rank", [0, 9])
+def test_impossible_ranks_are_refused(rank, generator):
+    with pytest.raises(InputError, match="rank"):
+        principal_subspace(torch.randn(20, 8, generator=generator), rank)

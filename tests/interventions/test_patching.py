@@ -337,10 +337,10 @@ def test_hooks_of_the_model_stay_and_none_is_left():
 def test_no_source_meets_itself_in_the_control():
     source = torch.tensor([[0, 1], [0, 1], [2, 3], [4, 4]])
     assert not (unrelated(source) == source).all(1).any()
-    with pytest.raises(InputError, match="Pass other="):
-        unrelated(source[:2])
-    with pytest.raises(InputError, match="Pass other="):
-        unrelated(source[:1])
+    for few in (source[:2], source[:1]):
+        with pytest.raises(InputError) as caught:
+            unrelated(few)
+        assert caught.value.what == "other"
 
 
 def test_the_table_the_files_and_the_words(tmp_path):
@@ -389,7 +389,7 @@ def test_states_of_a_model_without_hooks_are_patched_like_those_of_one_with():
         Foreign(model), base, source, n_loops=LOOPS, component="state", positions="each"
     )
     xr.testing.assert_allclose(own.data, foreign.data, atol=1e-5)
-    with pytest.raises(InputError, match=r"heads and layers need hooks.*Foreign"):
+    with pytest.raises(InputError, match="hooks"):
         patching_sweep(Foreign(model), base, source, n_loops=LOOPS)
 
 
@@ -398,27 +398,28 @@ def test_what_cannot_be_patched_is_said():
     model = without_injection()
     base, source, _ = tokens()
 
-    def refused(match: str, **changes: Any) -> None:
+    def refused(what: str, **changes: Any) -> None:
         args = {"model": model, "base": base, "source": source, "n_loops": 2, **changes}
-        with pytest.raises(InputError, match=match):
+        with pytest.raises(InputError) as caught:
             patching_sweep(**args)
+        assert caught.value.what == what
 
-    refused("Did you mean 'resid_pre'", component="resid_pr")
-    refused("model: expected a looped model", model=torch.nn.Linear(2, 2))
-    refused("source: expected torch.int64 of shape", source=source[:, 1:])
-    refused("other: expected torch.int64 of shape", other=source[1:])
-    refused("inputs: expected at least one example", base=base[:0], source=source[:0])
-    refused("source: expected inputs like those of base", source=None)
-    refused("n_loops: expected an integer >= 1", n_loops=0)
-    refused("loop: expected an index", loops=[2])
-    refused("loops: expected at least one", loops=[])
-    refused("positions: expected one of each", positions="all")
-    refused("positions: expected None", positions=torch.full((BATCH,), POS))
-    refused("positions: expected None", positions=torch.zeros(2, dtype=torch.long))
-    refused("scored: expected booleans", scored=torch.ones(BATCH, POS))
-    refused("answers differently", source=base, other=source)
-    refused("metric: expected another value", metric=lambda logits: torch.zeros(()))
-    refused("tokens from 0 to 4", source=source + 5)
+    refused("component", component="resid_pr")
+    refused("model", model=torch.nn.Linear(2, 2))
+    refused("source", source=source[:, 1:])
+    refused("other", other=source[1:])
+    refused("inputs", base=base[:0], source=source[:0])
+    refused("source", source=None)
+    refused("n_loops", n_loops=0)
+    refused("loop", loops=[2])
+    refused("loops", loops=[])
+    refused("positions", positions="all")
+    refused("positions", positions=torch.full((BATCH,), POS))
+    refused("positions", positions=torch.zeros(2, dtype=torch.long))
+    refused("scored", scored=torch.ones(BATCH, POS))
+    refused("base and source", source=base, other=source)
+    refused("metric", metric=lambda logits: torch.zeros(()))
+    refused("inputs", source=source + 5)
 
 
 def test_between_batches_only_what_is_asked_is_scored():
@@ -438,10 +439,10 @@ def test_examples_of_several_lengths_want_a_number_of_loops():
     task, model = Addition(), build("plain", d_vocab=6, d_vocab_out=2, init_std=0.8)
     n = torch.tensor([3, 4, 5, 5])
     mixed = [task.sample(n, generator=torch.Generator().manual_seed(k)) for k in (0, 1)]
-    with pytest.raises(InputError, match=r"asked for after 4, and others up to 6\. .*n_loops="):
-        patching_sweep(model, *mixed)
-    with pytest.raises(InputError, match="base and source: expected examples that are all"):
-        patching_sweep(model, mixed[0][-2:], mixed[1][:2])
+    for pair in (mixed, (mixed[0][-2:], mixed[1][:2])):
+        with pytest.raises(InputError) as caught:
+            patching_sweep(model, *pair)
+        assert caught.value.what == "base and source"
     asked = (mixed[0].targets != IGNORE) & (mixed[1].targets != IGNORE)
     found = patching_sweep(model, *mixed, n_loops=4)
     inputs = [batch.inputs for batch in mixed]

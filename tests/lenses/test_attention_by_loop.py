@@ -201,7 +201,9 @@ def test_each_panel_has_its_even_control_as_a_dashed_line() -> None:
 
 
 def test_bad_arguments_are_explained() -> None:
-    with pytest.raises(InputError, match=r"example: expected an integer in 0\.\.2"):
+    with pytest.raises(InputError) as caught:
         attention_study(model(), tokens(), n_loops=2, example=3)
-    with pytest.raises(InputError, match="6 labels"):
+    assert caught.value.what == "example"
+    with pytest.raises(InputError) as caught:
         attention_study(model(), tokens(), n_loops=2, labels=["a"])
+    assert caught.value.what == "labels"

@@ -55,8 +55,9 @@ def test_one_map_may_serve_all_places() -> None:
 def test_a_place_or_width_that_was_not_fitted_is_refused(
     loop: int, layer: int | None, width: int
 ) -> None:
-    with pytest.raises(InputError, match="place: expected one of the 2 places"):
+    with pytest.raises(InputError) as caught:
         lens().transport(torch.zeros(width), loop, layer)
+    assert caught.value.what == "place"
 
 
 def test_a_layer_may_be_narrower_than_the_state() -> None:
@@ -72,8 +73,9 @@ def test_states_keep_their_type() -> None:
 
 
 def test_maps_and_places_fit_each_other() -> None:
-    with pytest.raises(InputError, match="a place for each map"):
+    with pytest.raises(InputError) as caught:
         lens(places=[(0, None)])
+    assert caught.value.what == "FittedLens"
 
 
 @pytest.mark.parametrize("places", [[(0, None), (1, 1)], [(1, 0), (1, None)]])
@@ -93,8 +95,9 @@ def test_another_file_is_no_lens(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         FittedLens.load(path)
     transformer().save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"a lens that FittedLens.save wrote"):
+    with pytest.raises(CheckpointError) as caught:
         FittedLens.load(tmp_path / "model.safetensors")
+    assert caught.value.what == f"file {tmp_path / 'model.safetensors'}"
 
 
 @pytest.mark.parametrize("kind", ["plain", "prelude and coda"])
@@ -138,13 +141,16 @@ def test_states_of_loops_may_stand_for_layers() -> None:
 def test_what_its_format_does_not_have_is_refused() -> None:
     shared = lens(matrix=torch.eye(3)[None], offset=torch.zeros(1, 3), places=[EVERYWHERE])
     for made in (lens(), shared):
-        with pytest.raises(InputError, match="no offset"):
+        with pytest.raises(InputError) as caught:
             made.to_transformer_lens()
-    with pytest.raises(InputError, match="after the first loop"):
+        assert caught.value.what == "lens"
+    with pytest.raises(InputError) as caught:
         fit_jacobian_lens(transformer(), tokens(), n_loops=1).to_transformer_lens()
+    assert caught.value.what == "lens"
     theirs = fit_jacobian_lens(transformer(), tokens(), n_loops=3).to_transformer_lens()
-    with pytest.raises(InputError, match=r"layers 0 to 0, .*got layer 1"):
+    with pytest.raises(InputError) as caught:
         FittedLens.from_transformer_lens(theirs, n_loops=1)
+    assert caught.value.what == "lens"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -213,8 +213,9 @@ def test_a_lens_is_fitted_on_others_than_it_reads(lens: Any) -> None:
     if lens == "jacobian":
         assert result.n_fit == 32
         inputs_alone = data.encode([(1, 2)], n=3).inputs
-        with pytest.raises(InputError, match="fit_on: expected examples to fit the lens on"):
+        with pytest.raises(InputError) as caught:
             lens_study(model, inputs_alone, lens=lens, n_loops=2)
+        assert caught.value.what == "fit_on"
 
 
 def test_positions_keep_the_order_they_are_asked_in() -> None:
@@ -229,35 +230,38 @@ def test_right_answers_are_classes_of_the_model() -> None:
     counts = torch.full((5,), 5)
     targets = torch.full((5, 3), 4)
     batch = Batch(inputs=model.inputs, targets=targets, n=counts, n_loops=counts)
-    with pytest.raises(InputError, match="among the model's 4 classes, got class 4"):
+    with pytest.raises(InputError) as caught:
         lens_study(model, batch)
+    assert caught.value.what == "targets of the batch"
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no position": ({"positions": []}, "positions: expected one at least"),
-    "a position twice": ({"positions": [1, -3]}, "positions: expected one at least, each once"),
-    "a name that is none": ({"lens": "tune"}, "lens: expected"),
-    "a position that is not there": ({"positions": [4]}, "positions: expected"),
-    "no loop": ({"n_loops": 0}, "n_loops: expected"),
-    "inputs alone, without loops": ({"n_loops": None}, "n_loops: expected"),
+REFUSED: dict[str, dict[str, Any]] = {
+    "no position": {"positions": []},
+    "a position twice": {"positions": [1, -3]},
+    "a name that is none": {"lens": "tune"},
+    "a position that is not there": {"positions": [4]},
+    "no loop": {"n_loops": 0},
+    "inputs alone, without loops": {"n_loops": None},
 }
 
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_read_is_refused(name: str) -> None:
-    options, said = REFUSED[name]
-    asked: dict[str, Any] = {"n_loops": 2} | options
-    with pytest.raises(InputError, match=said):
+    asked: dict[str, Any] = {"n_loops": 2} | REFUSED[name]
+    with pytest.raises(InputError) as caught:
         lens_study(transformer(), tokens(), **asked)
+    assert [caught.value.what] == [*REFUSED[name]]
 
 
 def test_a_lens_leads_to_the_end_it_was_fitted_for() -> None:
     lens = fit_jacobian_lens(transformer(), tokens(), n_loops=2)
-    with pytest.raises(InputError, match="n_loops: expected the 2 loops of the lens"):
+    with pytest.raises(InputError) as caught:
         lens_study(transformer(), tokens(), lens=lens, n_loops=3)
-    with pytest.raises(InputError, match="place: expected one of the 2 places"):
+    assert caught.value.what == "n_loops"
+    with pytest.raises(InputError) as caught:
         lens_study(transformer(), tokens(), lens=lens, inside=True)
+    assert caught.value.what == "place"
     with pytest.raises(InputError, match="hooks"):
         lens_study(Affine(), inputs(), n_loops=2, inside=True)
 
@@ -265,12 +269,14 @@ def test_a_lens_leads_to_the_end_it_was_fitted_for() -> None:
 def test_examples_end_together_and_are_asked_something() -> None:
     model = compile_program("ripple", max_length=6).model
     mixed = Addition().sample(torch.tensor([3, 5]), generator=torch.Generator().manual_seed(0))
-    with pytest.raises(InputError, match="after one number of loops"):
+    with pytest.raises(InputError) as caught:
         lens_study(model, mixed)
+    assert caught.value.what == "data"
     batch = Addition().encode([(2, 1)], n=3)
     silent = [k for k, target in enumerate(batch.targets[0].tolist()) if target < 0]
-    with pytest.raises(InputError, match="an answer to be asked for"):
+    with pytest.raises(InputError) as caught:
         lens_study(model, batch, positions=silent)
+    assert caught.value.what == "data"
 
 
 @pytest.fixture(scope="module")

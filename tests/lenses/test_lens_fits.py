@@ -113,8 +113,9 @@ def test_weights_are_left_as_they_are() -> None:
 def test_a_readout_that_cuts_the_graph_is_refused() -> None:
     model = Affine()
     model.readout = lambda h: h.detach() @ model.W
-    with pytest.raises(InputError, match="a readout that can be differentiated"):
+    with pytest.raises(InputError) as caught:
         fit_tuned_lens(model, inputs(), n_loops=1, steps=1)
+    assert caught.value.what == "model"
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"learning_rate": 0.0}, {"batch_size": 0}])
@@ -257,8 +258,9 @@ def test_a_loop_that_cuts_the_graph_is_refused() -> None:
     lens = fit_jacobian_lens(model, inputs(), n_loops=1)
     assert not lens.matrix.any()  # nothing of the state reaches the end, as the graph says
     model.step = lambda h, e: h.detach() * 2
-    with pytest.raises(InputError, match="can be differentiated"):
+    with pytest.raises(InputError) as caught:
         fit_jacobian_lens(model, inputs(), n_loops=1)
+    assert caught.value.what == "model"
 
 
 @pytest.mark.parametrize("wrong", [{"positions": [9]}, {"draws": 0}, {"n_loops": 0}])

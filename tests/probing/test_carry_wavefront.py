@@ -203,23 +203,24 @@ def test_a_result_comes_back_from_disk(ripple: CarryStudyResult, tmp_path) -> No
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "what"),
     [
-        ({"task": Parity()}, "the addition task"),
-        ({"max_chain": 15}, r"1\.\.14"),
-        ({"max_chain": "a"}, "max_chain: expected an integer >= 1, got 'a'"),
-        ({"n_train": 0}, "n_pairs"),
+        ({"task": Parity()}, "task of the carry study"),
+        ({"max_chain": 15}, "max_chain"),
+        ({"max_chain": "a"}, "max_chain"),
+        ({"n_train": 0}, "n_train"),
         ({"loops": []}, "loops"),
-        ({"loops": [3, 2]}, "increasing"),
+        ({"loops": [3, 2]}, "loops"),
         ({"n_short": 3}, "n_short"),
-        ({"n": 2}, "n: expected an integer >= 3"),
+        ({"n": 2}, "n"),
         ({"threshold": 1.5}, "threshold"),
     ],
 )
-def test_bad_arguments_are_named(options: dict, said: str) -> None:
+def test_bad_arguments_are_named(options: dict, what: str) -> None:
     arguments = {"task": Addition(), **SIZES, **options}
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError) as caught:
         carry_study(CarryToy(), **arguments)
+    assert caught.value.what == what
 
 
 def test_a_model_of_a_fixed_depth_is_probed_up_to_it() -> None:
@@ -229,8 +230,9 @@ def test_a_model_of_a_fixed_depth_is_probed_up_to_it() -> None:
     found = carry_study(model, Addition(), **short)
     assert found.data["loop"].values.tolist() == [0, 1, 2, 3]
     model.loop_rule = LoopRule(1)
-    with pytest.raises(InputError, match="expected one that loops"):
+    with pytest.raises(InputError) as caught:
         carry_study(model, Addition(), **short)
+    assert caught.value.what == "model"
     assert carry_study(model, Addition(), loops=[0, 2], **short).data.sizes["loop"] == 2
 
 

@@ -213,29 +213,31 @@ X, Y = features(2, 10, 3), torch.arange(20).reshape(2, 10) % 2
 
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "what"),
     [
-        ((X.long(), Y), "floating-point tensor"),
-        ((X[0, 0], Y), "floating-point tensor"),
-        ((X.numpy(), Y), "got ndarray"),
-        ((X * torch.nan, Y), "finite"),
-        ((X, Y[:, :9]), r"\[..., 10\]"),
-        ((X, Y[:, None].expand(2, 3, 10)), "broadcastable"),
-        ((X, Y.float()), "integer classes"),
-        ((X, Y.numpy()), "got ndarray"),
-        ((X, torch.zeros_like(Y)), "at least two classes"),
+        ((X.long(), Y), "X"),
+        ((X[0, 0], Y), "X"),
+        ((X.numpy(), Y), "X"),
+        ((X * torch.nan, Y), "X"),
+        ((X, Y[:, :9]), "y"),
+        ((X, Y[:, None].expand(2, 3, 10)), "y"),
+        ((X, Y.float()), "y"),
+        ((X, Y.numpy()), "y"),
+        ((X, torch.zeros_like(Y)), "y"),
     ],
 )
-def test_bad_input_is_named(given: tuple[Any, ...], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_bad_input_is_named(given: tuple[Any, ...], what: str) -> None:
+    with pytest.raises(InputError) as caught:
         RidgeProbe().fit(*given)
+    assert caught.value.what == what
 
 
 def test_bad_settings_and_foreign_features_are_named() -> None:
     with pytest.raises(InputError, match="alpha"):
         RidgeProbe(alpha=-1.0).fit(X, Y)
-    with pytest.raises(InputError, match="3 features"):
+    with pytest.raises(InputError) as caught:
         RidgeProbe().fit(X, Y).predict(torch.zeros(2, 10, 4))
+    assert caught.value.what == "X"
 
 
 @pytest.mark.gpu
@@ -293,5 +295,6 @@ def test_blocks_double_from_a_few_samples_on() -> None:
 
 def test_no_labels_have_no_code() -> None:
     x, y = data(5, 0.5)
-    with pytest.raises(InputError, match="at least one label to send, got none"):
+    with pytest.raises(InputError) as caught:
         online_code_length(x[:0], y[:0])
+    assert caught.value.what == "y"
