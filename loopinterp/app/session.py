@@ -64,7 +64,6 @@ class Session(ShortRepr):
 
     Attributes:
         model: Any looped model; its attribute ``n_ctx``, if it has one, is its room for positions.
-        task: What it is asked.
         folder: Where its results are saved, under ``results/``.
         owner: The run as it is now, to which results belong.
         cutoff: Greatest problem length that it was trained on, or made for.
@@ -231,8 +230,7 @@ def load(folder: str | Path, *, device: str = "cpu") -> LoopedTransformer:
         device: ``cpu``, ``cuda``, or ``auto``.
 
     Raises:
-        CheckpointError: If the folder holds no run, or its files are damaged.
-        InputError: If the device is not there.
+        CheckpointError: As :func:`open_run`, or an InputError.
     """
     return _ready(Run.load(folder), device)
 

@@ -47,19 +47,15 @@ STOPPING: Mapping[str, models.StoppingRule] = {
 CALIBRATED = "calibrated"
 """The rule that is learned from right answers of training lengths."""
 
-UNFINISHED_GRID = "grid.unfinished.safetensors"
-"""In a run's folder: the cells of a grid that was stopped."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What :func:`analyze_run` found.
+    """What :func:`analyze_run` found, by study.
 
     Attributes:
-        results: The result of each study.
-        files: Where each was saved.
-        skipped: Studies that do not apply to this model, each with the reason.
-        left_out: Studies that ask nothing of its task, likewise.
+        results: Also in ``files``.
+        skipped: Why a study does not apply to this model.
+        left_out: Likewise of studies that ask nothing of its task.
     """
 
     results: dict[str, Result] = field(default_factory=dict)
@@ -144,7 +140,7 @@ def grid_run(
         seed: As for :func:`evaluate_run`, like ``device`` and ``progress``.
     """
     model = open_run(folder, seed=seed, device=device)
-    unfinished = model.folder / UNFINISHED_GRID
+    unfinished = model.folder / "grid.unfinished.safetensors"
     with Stages(model.folder, show=progress).stage("grid", "is it right at all pairs of lengths?"):
         result = training.operand_grid(
             model.model,
@@ -313,8 +309,7 @@ def _not_applicable(study: Study, skip: Skip) -> InputError:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoPages:
-    """Reports of the model that :func:`demo` trains and of the zoo's finite-state model, and both
-    side by side."""
+    """Reports of the model that ``demo`` trains, of a finite-state model, and of both together."""
 
     report: Path
     finite: Path
@@ -402,18 +397,16 @@ def analyze_model(
     :meth:`loopinterp.training.Run.from_model`, which keeps them.
 
     Args:
-        model: The model, in evaluation mode. An attribute ``n_ctx`` says how many positions it
-            has room for, an attribute ``reach`` how far a loop sees to the left.
+        model: In evaluation mode. An attribute ``n_ctx`` says how many positions it has room for,
+            an attribute ``reach`` how far a loop sees to the left.
         task: What it is asked. A model with a vocabulary of its own is mapped to the task's by
             :class:`~loopinterp.models.WithVocabulary`.
         out: A folder without a run, or the one of the same model before.
         max_n: Greatest problem length that it was trained on, or made for.
         origin: Where it comes from, in words that go on after "The model was".
-        distribution: Input distribution that is drawn from; the task's first if None.
-        studies: As in :func:`~loopinterp.app.workflow.analyze_run`.
-        samples: Examples for each length and distribution of the evaluation.
-        seed: Of the examples.
-        progress: Whether to say what is being done.
+        distribution: Of the inputs; the task's first if None.
+        studies: As for :func:`analyze_run`.
+        samples: As for :func:`evaluate_run`, like ``seed`` and ``progress``.
 
     Raises:
         InputError: As :func:`analyze_run`, or if the folder holds another run.

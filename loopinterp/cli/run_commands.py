@@ -19,6 +19,7 @@ from loopinterp.cli.shared import (
     Run,
     Settings,
     StudySeed,
+    Texts,
     Threads,
     TrainingThreads,
     command,
@@ -27,7 +28,7 @@ from loopinterp.cli.shared import (
     read_numbers,
     read_path,
     spell_findings,
-    use_threads,
+    study_options,
 )
 
 
@@ -35,8 +36,7 @@ from loopinterp.cli.shared import (
 def demo(
     out: Out = Path("runs/demo"),
     seed: Annotated[
-        int | None,
-        Option(**SEED, help="Seed of weights, data and studies.", show_default="0"),
+        int | None, Option(**SEED, help="Seed of weights, data and studies.", show_default="0")
     ] = None,
     settings: Settings = None,
     threads: TrainingThreads = None,
@@ -167,8 +167,7 @@ def compile_(
     out: Out,
     max_length: Annotated[int, Option(min=1, help="Greatest problem length that it has room for.")],
     disguise: Annotated[
-        list[str] | None,
-        Option(help="distract, permute, superpose or rotate; may be repeated."),
+        Texts, Option(help="distract, permute, superpose or rotate; may be repeated.")
     ] = None,
     seed: Annotated[int, Option(**SEED, help="Seed of the disguises.")] = 0,
     as_json: Json = False,
@@ -199,11 +198,10 @@ def evaluate(
         list[int] | None, Option(min=1, help="Problem length; may be repeated.")
     ] = None,
     distribution: Annotated[
-        list[str] | None,
-        Option(help="Input distribution; may be repeated. Default: all of the task."),
+        Texts, Option(help="Input distribution; may be repeated. Default: all of the task.")
     ] = None,
     stop: Annotated[
-        list[str] | None,
+        Texts,
         Option(
             metavar="RULE",
             help="Compare with stopping by max-confidence, max-confidence-batch, "
@@ -215,8 +213,7 @@ def evaluate(
         bool, Option("--stopping", help="Compare with all of these rules.")
     ] = False,
     loops: Annotated[
-        str,
-        Option(metavar="N,N,...", help="Also after these numbers of loops, at any length."),
+        str, Option(metavar="N,N,...", help="Also after these numbers of loops, at any length.")
     ] = "",
     samples: Annotated[int, Option(min=1, help="Examples for each length.")] = 300,
     seed: StudySeed = 0,
@@ -232,21 +229,14 @@ def evaluate(
     """
     from loopinterp.app.workflow import CALIBRATED, STOPPING
 
-    use_threads(threads)
+    options = study_options(seed, device, threads, progress)
     rules, asked = [*(stop or ())], read_numbers("--loops", loops)
     if stopping:
         named = [rule.partition("=")[0] for rule in rules]
         rules += [rule for rule in (*STOPPING, CALIBRATED) if rule not in named]
+    asked_for: Any = {"lengths": length, "distributions": distribution, "samples": samples}
     result = loopinterp.app.workflow.evaluate_run(
-        run,
-        lengths=length,
-        distributions=distribution,
-        loops=asked,
-        stop=rules,
-        samples=samples,
-        seed=seed,
-        device=device,
-        progress=progress,
+        run, loops=asked, stop=rules, **asked_for, **options
     )
     cells = result.to_dataframe("exact_match", "bit_accuracy", "perplexity")
     document: dict[str, Any] = {
@@ -295,8 +285,7 @@ def grid(
     Answers are scored as greedy generation would write them. Killed at any moment, the same
     command goes on. The result is saved in RUN/results.
     """
-    use_threads(threads)
-    options: Any = {"seed": seed, "device": device, "progress": progress}
+    options = study_options(seed, device, threads, progress)
     numbers = read_numbers("--loops", loops)
     result = loopinterp.app.workflow.grid_run(run, to=to, loops=numbers, samples=samples, **options)
     findings, told = spell_findings([result])
@@ -318,19 +307,15 @@ def sweep(
     scale: Annotated[
         str | None, Option(help="laptop or paper.", show_default="laptop, if it has one")
     ] = None,
-    only: Annotated[
-        list[str] | None, Option(metavar="SETTING", help="Run this one; may be repeated.")
-    ] = None,
+    only: Annotated[Texts, Option(metavar="SETTING", help="Run this one; may be repeated.")] = None,
     jobs: Annotated[
-        int | None,
-        Option(min=1, help="Processes, or jobs of a cluster at the same time."),
+        int | None, Option(min=1, help="Processes, or jobs of a cluster at the same time.")
     ] = None,
     cluster: Annotated[
         str | None, Option(help="slurm: run each cell as a job there, with submitit.")
     ] = None,
     cluster_set: Annotated[
-        list[str] | None,
-        Option(metavar="KEY=VALUE", help="Parameter of submitit; may be repeated."),
+        Texts, Option(metavar="KEY=VALUE", help="Parameter of submitit; may be repeated.")
     ] = None,
     settings: Settings = None,
     progress: Progress = True,

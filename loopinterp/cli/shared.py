@@ -72,6 +72,8 @@ def read_path(given: str | Path) -> Path:
     return Path(text)
 
 
+Texts = list[str] | None
+
 SEED: dict[str, Any] = {"min": 0, "max": GREATEST_SEED}
 
 FILE: dict[str, Any] = {"metavar": "FILE", "parser": read_path}
@@ -92,8 +94,7 @@ Json = Annotated[bool, Option("--json", help="Print one JSON document on stdout.
 Progress = Annotated[bool, Option("--progress/--no-progress", help="Show progress bars.")]
 
 Settings = Annotated[
-    list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated."),
+    Texts, Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated.")
 ]
 
 Threads = Annotated[int, Option(**_THREADS)]
@@ -103,10 +104,12 @@ TrainingThreads = Annotated[int | None, Option(**_THREADS, show_default="1")]
 StudySeed = Annotated[int, Option("--seed", **SEED, help="Seed of the examples drawn.")]
 
 
-def use_threads(threads: int) -> None:
+def study_options(seed: int, device: str, threads: int, progress: bool) -> dict[str, Any]:
+    """What every study is given; sets the number of threads."""
     import torch
 
     torch.set_num_threads(threads)
+    return {"seed": seed, "device": device, "progress": progress}
 
 
 def read_numbers(option: str, text: str) -> list[int]:

@@ -19,6 +19,7 @@ from loopinterp.cli.shared import (
     Run,
     Runs,
     StudySeed,
+    Texts,
     Threads,
     command,
     next_step,
@@ -26,7 +27,7 @@ from loopinterp.cli.shared import (
     read_path,
     spell_facts,
     spell_findings,
-    use_threads,
+    study_options,
 )
 from loopinterp.core.errors import InputError
 from loopinterp.core.progress import showing
@@ -35,9 +36,7 @@ from loopinterp.core.progress import showing
 @command("analyze runs/add", "analyze runs/add --study convergence --seed 1 --json")
 def analyze(
     run: Run,
-    study: Annotated[
-        list[str] | None, Option(help="One study; may be repeated. Default: all.")
-    ] = None,
+    study: Annotated[Texts, Option(help="One study; may be repeated. Default: all.")] = None,
     length: Annotated[
         int | None,
         Option(min=1, help="Problem length of the examples.", show_default="each study's"),
@@ -55,10 +54,8 @@ def analyze(
     """
     from loopinterp.app.study import spell_skip
 
-    use_threads(threads)
-    analysis = loopinterp.app.workflow.analyze_run(
-        run, studies=study, length=length, seed=seed, device=device, progress=progress
-    )
+    options = study_options(seed, device, threads, progress)
+    analysis = loopinterp.app.workflow.analyze_run(run, studies=study, length=length, **options)
     results = {
         name: {
             "file": str(analysis.files[name]),
@@ -122,18 +119,9 @@ def lens(
     """
     from loopinterp.app.lens_page import write_lens_page
 
-    use_threads(threads)
-    path, result = write_lens_page(
-        model,
-        prompt,
-        lens=lens,
-        out=out,
-        n_loops=loops,
-        trust_remote_code=trust_remote_code,
-        seed=seed,
-        device=device,
-        progress=progress,
-    )
+    options = study_options(seed, device, threads, progress)
+    shown: Any = {"n_loops": loops, "trust_remote_code": trust_remote_code}
+    path, result = write_lens_page(model, prompt, lens=lens, out=out, **shown, **options)
     findings, told = spell_findings([result])
     document = {"model": str(model), "page": str(path), "lens": result.lens}
     document |= {"tokens": result.tokens[0], "findings": findings}
@@ -274,7 +262,7 @@ def zoo(
 def benchmark(
     folder: Annotated[Path, Argument(**FILE, help="A new folder, or one with a benchmark.")],
     only: Annotated[
-        list[str] | None, Option(help="A program or a model; may be repeated. Default: all.")
+        Texts, Option(help="A program or a model; may be repeated. Default: all.")
     ] = None,
     progress: Progress = True,
     as_json: Json = False,
