@@ -76,9 +76,9 @@ def _by_hand(session: Session, example: Batch) -> str:
         # A task of a user's own need not have words for examples.
         words = getattr(session.task, "decode", None)
         return f"The right answer: {words(example)[0]}." if words else ""
-    asked = example.targets[0] >= 0
+    is_asked = example.targets[0] >= 0
     numbers = (*(x[0].long() for x in session.task.operands(example)), example.targets[0])
-    a, b, total = (sum(int(bit) << k for k, bit in enumerate(x[asked])) for x in numbers)
+    a, b, total = (sum(int(bit) << k for k, bit in enumerate(x[is_asked])) for x in numbers)
     fits = f", of which {int(example.n[0])} bits hold {total}" if a + b != total else ""
     return (
         f"By hand: {a} + {b} = {a + b}{fits}. Bit by bit from the left, of the two bits and the "

@@ -69,16 +69,7 @@ def write_lens_page(
             of its own, or ``out`` is a file that is no such page.
     """
     kind = _kind_of(model)
-    chosen: Any = lens
-    if not isinstance(lens, lenses.FittedLens) and lens not in get_args(LensName):
-        if not os.path.isfile(lens):
-            raise InputError(
-                "lens",
-                expected=f"{', '.join(get_args(LensName))}, or the file of a fitted lens",
-                given=repr(str(lens)),
-                fix="Check the name, or write such a file with FittedLens.save.",
-            )
-        chosen = lenses.FittedLens.load(lens)
+    chosen = _read_lens(lens)
     if kind == "published" and chosen in FITTED:
         raise InputError(
             "lens",
@@ -160,3 +151,17 @@ def _kind_of(model: str | Path) -> Literal["run", "zoo", "published"]:
         given=repr(text),
         fix="Check the path or the name.",
     )
+
+
+def _read_lens(lens: str | Path | FittedLens) -> Any:
+    """A lens by its name, or out of its file."""
+    if isinstance(lens, lenses.FittedLens) or lens in get_args(LensName):
+        return lens
+    if not os.path.isfile(lens):
+        raise InputError(
+            "lens",
+            expected=f"{', '.join(get_args(LensName))}, or the file of a fitted lens",
+            given=repr(str(lens)),
+            fix="Check the name, or write such a file with FittedLens.save.",
+        )
+    return lenses.FittedLens.load(lens)

@@ -58,13 +58,8 @@ def configure(
         config = training.TrainingConfig.from_dict(read_json(file))
     elif recipe is not None:
         config = training.get_recipe(recipe).config
-    elif task is not None and without_recipe:
-        fitted, config = tasks.get_task(task), training.RECIPES[DEMO_RECIPE]
-        sizes = {name: getattr(fitted, name) for name in ("d_vocab", "d_features", "d_vocab_out")}
-        model = dataclasses.replace(config.model, **sizes)
-        config = config.replace(task=task, model=model, distribution=None)
     elif task is not None:
-        config = _recipe_of(task)
+        config = _plain_config(task) if without_recipe else _recipe_of(task)
     else:
         raise InputError(
             "task",
@@ -79,16 +74,16 @@ def configure(
             given=repr(task),
             fix="Leave --task out, or start from something made for that task.",
         )
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    set_by_flag = {name: value for name, value in (flags or {}).items() if value is not None}
     for setting in settings:
-        if (key := setting.partition("=")[0].strip()) in given:
+        if (key := setting.partition("=")[0].strip()) in set_by_flag:
             raise ConfigError(
                 key,
                 expected="it once",
                 given=f"--{key} and --set {setting}",
                 fix="Leave one of them out.",
             )
-    flagged = (f"{name}={json.dumps(value)}" for name, value in given.items())
+    flagged = (f"{name}={json.dumps(value)}" for name, value in set_by_flag.items())
     return training.apply_settings(config, [*settings, *flagged])
 
 
@@ -108,6 +103,14 @@ def _recipe_of(name: str) -> training.TrainingConfig:
         fix=f"{instead or 'To train it all the same,'} add --without-recipe, which starts from the "
         "demo's model, and change it with --set; or give a --config.",
     )
+
+
+def _plain_config(name: str) -> training.TrainingConfig:
+    """The demo's recipe, fitted to the inputs and outputs of a task that has none of its own."""
+    task, start = tasks.get_task(name), training.RECIPES[DEMO_RECIPE]
+    sizes = {size: getattr(task, size) for size in ("d_vocab", "d_features", "d_vocab_out")}
+    model = dataclasses.replace(start.model, **sizes)
+    return start.replace(task=name, model=model, distribution=None)
 
 
 def train_run(

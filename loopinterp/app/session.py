@@ -166,8 +166,8 @@ class Session(ShortRepr):
 
     def n_loops(self, n: int) -> int:
         """Loops after which it answers problems of length n: T(n), or what its rule makes of it."""
-        rule, asked = rule_of(self.model), self.task.n_loops(n)
-        return asked if rule is None else int(rule.loops_for(torch.tensor(asked)))
+        rule, required = rule_of(self.model), self.task.n_loops(n)
+        return required if rule is None else int(rule.loops_for(torch.tensor(required)))
 
     def examples(self, times: int, batch_size: int) -> Batch:
         """Examples of so many times the greatest training length, as far as that stays quick."""
@@ -294,25 +294,26 @@ def keep_in_memory(
 
 def _check_same(folder: Path, described: dict[str, Any]) -> None:
     """Raise unless a folder holds the results of this very model, as far as can be known."""
-    kept = read_json_object(folder / CONFIG)
-    differing = [name for name in described if kept.get(name) != described[name]]
+    saved = read_json_object(folder / CONFIG)
+    differing = [name for name in described if saved.get(name) != described[name]]
     weights = "weights_sha256"
-    model, before = described["model"], kept.get("model")
+    model, model_before = described["model"], saved.get("model")
 
     def says_all(part: dict[str, Any] | str) -> bool:
         """Whether a model, and those inside it, are described by more than a class."""
         return isinstance(part, dict) and all(map(says_all, part.get("inside", {}).values()))
 
     has_weights = isinstance(model, dict) and weights in model and says_all(model)
-    if has_weights and isinstance(before, dict) and before | {weights: model[weights]} == model:
+    known = has_weights and isinstance(model_before, dict)
+    if known and model_before | {weights: model[weights]} == model:
         differing = ["weights" if name == "model" else name for name in differing]
     if not differing and has_weights:
         return
-    given = "one of a model without weights, of which it is not known whether it is this one"
+    unknown = "one of a model without weights, of which it is not known whether it is this one"
     fix = "Choose another folder, or make the model a torch.nn.Module."
     raise InputError(
         f"output folder {folder}",
         expected="a folder without a run, or the one of the same model before",
-        given=f"one of a run that differs in: {', '.join(differing)}" if differing else given,
+        given=f"one of a run that differs in: {', '.join(differing)}" if differing else unknown,
         fix="Choose another folder." if has_weights else fix,
     )

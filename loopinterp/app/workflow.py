@@ -179,7 +179,7 @@ def _calibration_lengths(model: Session) -> list[int]:
     return sorted({model.affordable(max(n, 1)) for n in lengths})
 
 
-def stopping_rules(wanted: Sequence[str]) -> dict[str, models.StoppingRule]:
+def stopping_rules(names: Sequence[str]) -> dict[str, models.StoppingRule]:
     """Stopping rules as a command line names them, by the names that results show.
 
     Example:
@@ -190,22 +190,22 @@ def stopping_rules(wanted: Sequence[str]) -> dict[str, models.StoppingRule]:
         InputError: If a rule is unknown, or its number is out of range.
     """
     rules: dict[str, models.StoppingRule] = {}
-    for text in wanted:
-        name, _, given = text.partition("=")
+    for text in names:
+        name, _, number = text.partition("=")
         rule: Any = STOPPING[check_choice("stopping rule", name, [*STOPPING])]
         try:
-            if given and isinstance(rule, models.AnswerHeld):
-                rule = dataclasses.replace(rule, hold=int(given))
-            elif given:
-                rule = dataclasses.replace(rule, tolerance=float(given))
+            if number and isinstance(rule, models.AnswerHeld):
+                rule = dataclasses.replace(rule, hold=int(number))
+            elif number:
+                rule = dataclasses.replace(rule, tolerance=float(number))
         except InputError:  # by the rule itself, of a number that is none of its
             raise
         except (TypeError, ValueError):
             spelled = (
-                f"{other}={'LOOPS' if isinstance(held, models.AnswerHeld) else 'TOLERANCE'}"
-                if held.tolerance is not None
+                f"{other}={'LOOPS' if isinstance(default, models.AnswerHeld) else 'TOLERANCE'}"
+                if default.tolerance is not None
                 else other
-                for other, held in STOPPING.items()
+                for other, default in STOPPING.items()
             )
             raise InputError(
                 "stopping rule",
@@ -338,10 +338,10 @@ def demo(
     flags = {"seed": seed, "threads": threads}
     config = configure(recipe=DEMO_RECIPE, settings=settings, flags=flags)
     stages = Stages(show=progress)
-    comparison, beside = Path(out) / "comparison.html", Path(out) / "finite-state"
-    for page in (Path(out) / "report.html", beside / "report.html", comparison):
+    comparison, finite_folder = Path(out) / "comparison.html", Path(out) / "finite-state"
+    for page in (Path(out) / "report.html", finite_folder / "report.html", comparison):
         pages.need_page(page)  # refused before minutes are spent
-    finite = zoo.load_pretrained("addition-finite", beside).folder
+    finite = zoo.load_pretrained("addition-finite", finite_folder).folder
     with stages.stage("train", f"{config.steps} steps on {config.task}"):
         run = train_run(config, out, progress=progress)
     options: dict[str, Any] = {"seed": config.seed, "progress": progress}
@@ -355,9 +355,9 @@ def demo(
         evaluate_run(finite, lengths=[cutoff, 2 * cutoff, 4 * cutoff], **samples)
         analyze_run(finite, studies=["explorer", "convergence", "decompilation"], **options)
         analyze_run(finite, studies=["programs"], length=2 * cutoff, **options)
-    given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
-    given += [f" --set {shlex.quote(setting)}" for setting in settings]
-    command = f"loopinterp demo --out {shlex.quote(str(out))}{''.join(given)}"
+    flags_given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
+    flags_given += [f" --set {shlex.quote(setting)}" for setting in settings]
+    command = f"loopinterp demo --out {shlex.quote(str(out))}{''.join(flags_given)}"
     record_how_it_was_made(run.folder, command=command)
     with stages.stage("report", "one HTML file each"):
         return DemoPages(
@@ -372,8 +372,8 @@ def in_reading_order(results: Iterable[Result]) -> list[Finding]:
     from loopinterp.pages.sections import SECTIONS
 
     order = {kind: place for place, kind in enumerate(["verdict", *(s.key for s in SECTIONS)])}
-    found = [finding for result in results for finding in result.findings()]
-    return sorted(found, key=lambda finding: order.get(finding.kind, len(order)))
+    findings = [finding for result in results for finding in result.findings()]
+    return sorted(findings, key=lambda finding: order.get(finding.kind, len(order)))
 
 
 @checked

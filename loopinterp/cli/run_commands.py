@@ -52,7 +52,7 @@ def demo(
     )
     read = loopinterp.pages.read_run
     finite_findings, of_finite = spell_findings(read(pages.finite.parent).results.values())
-    findings, of_own = spell_findings(read(out).results.values())
+    findings, told_own = spell_findings(read(out).results.values())
     document = {
         "run": str(out),
         "report": str(pages.report),
@@ -61,12 +61,12 @@ def demo(
         "finite_findings": finite_findings,
         "comparison": str(pages.comparison),
     }
-    told = (
+    text = (
         f"A model whose state is one bit, trained on sums before:\n{of_finite}\n"
-        f"Report: {pages.finite}\n\nThe model trained now:\n{of_own}\n"
+        f"Report: {pages.finite}\n\nThe model trained now:\n{told_own}\n"
         f"Report: {pages.report}\nSide by side: {pages.comparison}\nNext: open them in a browser."
     )
-    print_document(document, told, as_json)
+    print_document(document, text, as_json)
 
 
 @command(
@@ -147,12 +147,12 @@ def _spell_stages(stages: list[loopinterp.training.FiniteStage]) -> tuple[Any, s
         document.append({"run": str(run), "bits": bits, **learnt, "learnt": stage.learnt})
         shares = ", ".join(f"{share:.3g} right at {n}" for n, share in stage.lowest.items())
         lines.append(f"{run}: {bits} bits, {shares}")
-    found = loopinterp.training.smallest_stage(stages)
-    if found is None:
+    smallest_stage = loopinterp.training.smallest_stage(stages)
+    if smallest_stage is None:
         return {"stages": document, "smallest": None}, "\n".join(
             [*lines, "No stage is right on every example."]
         )
-    smallest = found.run.folder
+    smallest = smallest_stage.run.folder
     lines.append(f"Smallest: {smallest}. {next_step('analyze', smallest)}")
     return {"stages": document, "smallest": str(smallest)}, "\n".join(lines)
 
@@ -230,13 +230,13 @@ def evaluate(
     from loopinterp.app.workflow import CALIBRATED, STOPPING
 
     options = study_options(seed, device, threads, progress)
-    rules, asked = [*(stop or ())], read_numbers("--loops", loops)
+    rules, loop_counts = [*(stop or ())], read_numbers("--loops", loops)
     if stopping:
         named = [rule.partition("=")[0] for rule in rules]
         rules += [rule for rule in (*STOPPING, CALIBRATED) if rule not in named]
     asked_for: Any = {"lengths": length, "distributions": distribution, "samples": samples}
     result = loopinterp.app.workflow.evaluate_run(
-        run, loops=asked, stop=rules, **asked_for, **options
+        run, loops=loop_counts, stop=rules, **asked_for, **options
     )
     cells = result.to_dataframe("exact_match", "bit_accuracy", "perplexity")
     document: dict[str, Any] = {
@@ -253,19 +253,19 @@ def evaluate(
     }
     exact = ["exact_match", "exact_match_low", "exact_match_high"]
     tables = [cells[["distribution", "length", *exact, "perplexity"]]]
-    if asked:
+    if loop_counts:
         names = ("loop_exact_match", "loop_perplexity")
         by_loop = result.to_dataframe(*names)
         document["by_loop"] = by_loop.to_dict("records")
-        by_loop = by_loop[by_loop["loop"].isin(asked)]
+        by_loop = by_loop[by_loop["loop"].isin(loop_counts)]
         tables.append(by_loop[["loop", "distribution", "length", *names]])
     if rules:
         stopped = result.to_dataframe("stopped_exact_match", "stopped_at")
         document["stopped"] = stopped.to_dict("records")
         tables.append(stopped)
     words = [table.round(3).to_string(index=False) for table in tables]
-    document["findings"], told = spell_findings([result])
-    print_document(document, "\n".join([*words, told, next_step("analyze", run)]), as_json)
+    document["findings"], findings_text = spell_findings([result])
+    print_document(document, "\n".join([*words, findings_text, next_step("analyze", run)]), as_json)
 
 
 @command("grid runs/abacus --to 12 --loops 1,2,4,8,16,32 --samples 100")
@@ -288,11 +288,11 @@ def grid(
     options = study_options(seed, device, threads, progress)
     numbers = read_numbers("--loops", loops)
     result = loopinterp.app.workflow.grid_run(run, to=to, loops=numbers, samples=samples, **options)
-    findings, told = spell_findings([result])
+    findings, findings_text = spell_findings([result])
     file = run / "results" / "grid.safetensors"
     document = {"run": str(run), "file": str(file), "samples": samples}
     document |= {"cells": result.to_dataframe("exact_match").to_dict("records")}
-    text = "\n".join([told, next_step("report", run)])
+    text = "\n".join([findings_text, next_step("report", run)])
     print_document(document | {"findings": findings}, text, as_json)
 
 

@@ -64,9 +64,9 @@ def command(*examples: str, name: str | None = None) -> Any:
     return app.command(name, cls=_Command, epilog=f"\b\nExamples:\n{lines}")
 
 
-def read_path(given: str | Path) -> Path:
+def read_path(path: str | Path) -> Path:
     """A path as it was given, or by default; an empty one would be the folder one is in."""
-    text = str(given)
+    text = str(path)
     if not text.strip() or "\0" in text:
         raise typer.BadParameter(f"expected a path, got {text!r}. Name a folder or file.")
     return Path(text)
@@ -132,8 +132,8 @@ def next_step(command: str, run: Path) -> str:
     """The line that names the command to give next."""
     # A script of a user's own registers its tasks before it calls this command line.
     script = Path(sys.argv[0])
-    own = script.suffix == ".py" and script.name != "__main__.py"
-    start = f"python {shlex.quote(str(script))}" if own else "loopinterp"
+    is_script = script.suffix == ".py" and script.name != "__main__.py"
+    start = f"python {shlex.quote(str(script))}" if is_script else "loopinterp"
     return f"Next: {start} {command} {shlex.quote(str(run))}"
 
 

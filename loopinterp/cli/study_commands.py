@@ -122,10 +122,10 @@ def lens(
     options = study_options(seed, device, threads, progress)
     shown: Any = {"n_loops": loops, "trust_remote_code": trust_remote_code}
     path, result = write_lens_page(model, prompt, lens=lens, out=out, **shown, **options)
-    findings, told = spell_findings([result])
+    findings, findings_text = spell_findings([result])
     document = {"model": str(model), "page": str(path), "lens": result.lens}
     document |= {"tokens": result.tokens[0], "findings": findings}
-    print_document(document, f"{told}\n{path}", as_json)
+    print_document(document, f"{findings_text}\n{path}", as_json)
 
 
 @command(
@@ -272,7 +272,7 @@ def benchmark(
     `loopinterp.benchmark.Benchmark(FOLDER)` reads it back, and refuses what was changed since.
     """
     with showing(progress):
-        made = loopinterp.benchmark.make_benchmark(folder, only or None)
-    document = {"folder": str(folder), "digest": made.digest, "models": list(made)}
-    text = f"{folder}: {len(made)} models whose circuit is known, digest {made.digest}"
+        written = loopinterp.benchmark.make_benchmark(folder, only or None)
+    document = {"folder": str(folder), "digest": written.digest, "models": list(written)}
+    text = f"{folder}: {len(written)} models whose circuit is known, digest {written.digest}"
     print_document(document, text, as_json)

@@ -222,7 +222,7 @@ def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend:
     faint = shade  # a colour of CSS has no other
     if shade[0] == "#":
         faint = f"rgba({','.join(map(str, hex_to_rgb(shade)))},0.18)"
-    own = {"name": line.name, "legendgroup": line.name, **axes(panel)}
+    common = {"name": line.name, "legendgroup": line.name, **axes(panel)}
     if line.low is not None and line.high is not None:
         low, high = np.asarray(line.low, float), np.asarray(line.high, float)
         gaps = ~(np.isfinite(low) & np.isfinite(high))
@@ -237,7 +237,7 @@ def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend:
                 fillcolor=faint,
                 hoverinfo="skip",
                 showlegend=False,
-                **own,
+                **common,
             )
     dash = ("dash", "dot", "dashdot", "longdash")[place % 4] if line.control else "solid"
     markers = len(x) <= 40 if line.markers is None else line.markers
@@ -249,7 +249,7 @@ def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend:
         marker={"size": 6, "symbol": SYMBOLS[place % len(SYMBOLS)], "color": shade},
         hovertemplate=f"{line.name}<br>%{{x}}: %{{y:.4g}}<extra></extra>",
         showlegend=legend,
-        **own,
+        **common,
     )
 
 
@@ -278,8 +278,8 @@ def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) ->
             ends = {"x0": 0, "x1": 1, "y0": mark.value, "y1": mark.value}
             text = {"x": 1, "y": at, "xanchor": "right", "yanchor": "bottom"}
         refs = {"xref": across["x"], "yref": across["y"]}
-        look = {"color": "rgba(128,134,144,0.9)", "width": 1.2, "dash": "dot"}
-        figure.add_shape(type="line", line=look, layer="below", **refs, **ends)
+        stroke = {"color": "rgba(128,134,144,0.9)", "width": 1.2, "dash": "dot"}
+        figure.add_shape(type="line", line=stroke, layer="below", **refs, **ends)
         if mark.text:
             about = {"text": mark.text, "showarrow": False, "font": {"size": 12}}
             figure.add_annotation(**about, **refs, **text)

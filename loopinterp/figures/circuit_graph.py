@@ -13,8 +13,9 @@ import tempfile
 import webbrowser
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from markupsafe import Markup
 from pydantic import Field, NonNegativeInt
@@ -75,80 +76,53 @@ def visible_controls(text: str) -> str:
     return text.translate({c: f"⟨{c:04x}⟩" for c in controls})
 
 
-# Every piece is made by Markup.format, which escapes whatever is no Markup itself.
+@cache
+def _macros() -> Any:
+    """The macros of ``circuit.html.j2``, which escape whatever is no Markup itself."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("loopinterp.figures", "circuit_assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["px"] = "{:.1f}".format
+    environment.globals |= {"line": LINE, "row": ROW}
+    return environment.get_template("circuit.html.j2").module
 
 
 def svg_of(graph: GraphParts, layout: Layout, *, alone: bool = False) -> Markup:
-    """The drawing as an SVG element.
-
-    Args:
-        graph: The circuit.
-        layout: Where everything is, of the same graph.
-        alone: Whether it carries its own style, to be a file of its own.
-    """
+    """The drawing of a graph as an SVG element; alone, with its own style, it is a file."""
     nodes = graph.by_id
     largest = max((abs(e.effect) for e in graph.edges if e.effect is not None), default=0.0)
-    parts: list[Markup] = []
-    for band in layout.bands:
-        box = '<rect class="band" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="8"/>'
-        parts.append(Markup(box).format(band.x, band.y, band.width, band.height))
-        x, y, turned = band.x + band.width / 2, band.y + 15, Markup("")
-        if band.upright:
-            x, y = band.x + 13, band.y + band.height / 2
-            turned = Markup(' transform="rotate(-90 {:.1f} {:.1f})"').format(x, y)
-        if band.name:
-            section = Markup('<text class="section" x="{:.1f}" y="{:.1f}"{}>{}</text>')
-            parts.append(section.format(x, y, turned, band.name))
-    rail = Markup('<path class="rail" data-node="{}" d="M{:.1f} {:.1f}H{:.1f}"/>')
-    parts += [rail.format(node, x0, y, x1) for node, y, x0, x1 in layout.rails]
-    parts += [_edge(graph, route, largest) for route in layout.routes]
-    row = Markup(
-        '<g class="row-label" data-node="{}"><rect class="mark {}" x="2" y="{:.1f}" width="7" '
-        'height="7" rx="2"/><text>{}</text></g>'
+    return _macros().svg(
+        graph.title,
+        layout,
+        edges=[(route, *_edge(graph, route, largest)) for route in layout.routes],
+        rows=[(label, _kind(nodes.get(label.node), label.node)) for label in layout.labels],
+        nodes=[(place, *_node(nodes.get(place.node), place)) for place in layout.places],
+        style=asset("circuit.css") if alone else "",
     )
-    for label in layout.labels:
-        kind = _kind(nodes.get(label.node), label.node)
-        text = _lines(label.x, label.y, label.lines)
-        parts.append(row.format(label.node, kind, label.y - 4, text))
-    parts += [_node(nodes.get(place.node), place) for place in layout.places]
-    style = Markup("<style>{}</style>").format(asset("circuit.css")) if alone else ""
-    frame = Markup('xmlns="http://www.w3.org/2000/svg" ') if alone else ""
-    svg = Markup(
-        '<svg {}class="circuit-svg" viewBox="0 0 {:.0f} {:.0f}" width="{:.0f}" height="{:.0f}" '
-        'role="group" aria-label="{}">{}{}</svg>'
-    )
-    size = (layout.width, layout.height)
-    return svg.format(frame, *size, *size, f"Circuit of {graph.title}", style, Markup().join(parts))
 
 
-def _edge(graph: GraphParts, route: Route, largest: float) -> Markup:
+def _edge(graph: GraphParts, route: Route, largest: float) -> tuple[str, float, str]:
+    """Classes, width in pixels, and the path of the tip."""
     edge = graph.edges[route.edge]
-    width, words = 1.4 if route.down else 1.0, ["edge"]
+    width, classes = 1.4 if route.down else 1.0, ["edge"]
     if edge.effect is not None and largest > 0:
         width = 0.8 + 4.2 * abs(edge.effect) / largest  # up to 5 pixels
-        words += ["measured", *(["against"] if edge.effect < 0 else [])]
-    words += ["later"] if edge.lag else []
-    words += [f"as-{edge.role}"] if edge.role else []
+        classes += ["measured", *(["against"] if edge.effect < 0 else [])]
+    classes += ["later"] if edge.lag else []
+    classes += [f"as-{edge.role}"] if edge.role else []
     x, y = route.tip
     half = 3 + width / 3
     if route.down:
-        head = f"M{x - half:.1f} {y - 6:.1f}L{x:.1f} {y:.1f}L{x + half:.1f} {y - 6:.1f}Z"
+        tip = f"M{x - half:.1f} {y - 6:.1f}L{x:.1f} {y:.1f}L{x + half:.1f} {y - 6:.1f}Z"
     else:
-        head = f"M{x - 5:.1f} {y - half + 1:.1f}L{x:.1f} {y:.1f}L{x - 5:.1f} {y + half - 1:.1f}Z"
-    return Markup(
-        '<g class="{}" data-edge="{}" data-source="{}" data-target="{}">'
-        '<path d="{}" style="stroke-width:{:.2f}"/><path class="tip" d="{}"/></g>'
-    ).format(" ".join(words), route.edge, route.source, route.target, route.path, width, head)
-
-
-def _lines(x: float, y: float, lines: tuple[str, ...], *, noted: bool = False) -> Markup:
-    """Lines of text around a height; the last one is a note where there is one."""
-    top = y - LINE * (len(lines) - 1) / 2 + 4
-    line, note = Markup('<tspan{} x="{:.1f}" y="{:.1f}">{}</tspan>'), Markup(' class="note"')
-    return Markup().join(
-        line.format(note if noted and k == len(lines) - 1 else "", x, top + LINE * k, text)
-        for k, text in enumerate(lines)
-    )
+        tip = f"M{x - 5:.1f} {y - half + 1:.1f}L{x:.1f} {y:.1f}L{x - 5:.1f} {y + half - 1:.1f}Z"
+    return " ".join(classes), width, tip
 
 
 def _kind(node: GraphNode | None, name: str) -> str:
@@ -156,43 +130,18 @@ def _kind(node: GraphNode | None, name: str) -> str:
     return node.kind if node else "neurons" if name == "prelude" else "readout"
 
 
-def _node(node: GraphNode | None, place: Place) -> Markup:
+def _node(node: GraphNode | None, place: Place) -> tuple[str, str, bool, float]:
+    """Kind, what a screen reader says, whether the last line is a note, and the box's radius."""
     kind = _kind(node, place.node)
-    name = node.label if node else place.node
     where = "" if place.loop is None else f", loop {place.loop + 1}"
     if place.loop is not None and kind == "variable":
         where = f", after {place.loop} loops" if place.loop else ", before the first loop"
     note = f", {node.note}" if node and node.note else ""
+    name = node.label if node else place.node
+    spoken = f"{'injected input' if kind == 'input' else kind} {name}{note}{where}"
     radius = min(place.height / 2, 6 if place.lines else 4)
     radius = place.height / 2 if kind in ("variable", "input") else radius
-
-    def box(width: float, height: float, look: Markup) -> Markup:
-        left, top = place.x - width / 2, place.y - height / 2
-        rect = Markup('<rect {} x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>')
-        return rect.format(look, left, top, width, height)
-
-    reach, text = Markup(""), Markup("")
-    if place.lines:
-        lines = _lines(place.x, place.y, place.lines, noted=bool(note))
-        text = Markup("<text>{}</text>").format(lines)
-    else:  # a small mark can be hit beside it too
-        reach = box(max(place.width, 22), ROW - 4, Markup('class="reach"'))
-    boxed = Markup('class="box" rx="{:.1f}"').format(min(radius, 13))
-    loop = "" if place.loop is None else Markup(' data-loop="{}"').format(place.loop)
-    spoken = f"{'injected input' if kind == 'input' else kind} {name}{note}{where}"
-    return Markup(
-        '<g class="node {}" data-node="{}" data-key="{}"{} role="button" tabindex="-1" '
-        'aria-pressed="false" aria-label="{}">{}{}{}</g>'
-    ).format(
-        kind,
-        place.node,
-        place.key,
-        loop,
-        spoken,
-        reach,
-        box(place.width, place.height, boxed),
-        text,
-    )
+    return kind, spoken, bool(note), min(radius, 13)
 
 
 WIDE, WHOLE, NARROW = 528.0, 880.0, 336.0
@@ -205,38 +154,14 @@ def fragment(graph: GraphParts, n_loops: int = 8) -> Markup:
         "folded wide": svg_of(graph, folded(graph, WIDE)),
         "folded narrow": svg_of(graph, folded(graph, NARROW)),
     }
-    view = Markup('<button type="button" data-view="{}" aria-pressed="{}">{}</button>')
-    views = view.format("folded", "true", "Folded")
+    views = {"folded": "Folded"}
     if any(node.section == "loop" for node in graph.nodes):
         drawings["unfolded wide"] = svg_of(graph, unfolded(graph, n_loops, WHOLE))
         drawings["unfolded narrow"] = svg_of(graph, unfolded(graph, n_loops, NARROW))
-        views += view.format("unfolded", "false", f"{n_loops} loops")
-    code = Markup(
-        '<pre class="circuit-code" tabindex="0" role="group" aria-label="The program, as code: its '
-        'names choose nodes, the arrow keys go from one to the next"><code>{}</code></pre>'
-    )
-    page = Markup(
-        '<div class="circuit" data-view="folded"><div class="circuit-bar">'
-        '<div class="circuit-views" role="group" aria-label="Loops">{views}</div>'
-        '<ul class="circuit-key" aria-label="Colours">{key}</ul>'
-        '<span class="circuit-files">'
-        '<button type="button" class="circuit-image">Image (SVG)</button>'
-        '<button type="button" class="circuit-data">Data (JSON)</button></span></div>'
-        '<div class="circuit-body"><div class="circuit-drawing">{drawings}</div>'
-        '<div class="circuit-side">'
-        '<div class="circuit-facts" aria-live="polite"><p>{ask}</p></div>{code}</div></div>'
-        '<script type="application/json" class="circuit-json">{data}</script></div>'
-    )
+        views["unfolded"] = f"{n_loops} loops"
     shown = {node.kind for node in graph.nodes}
-    item, drawing = Markup('<li class="{}">{}</li>'), Markup('<div class="{}">{}</div>')
-    return page.format(
-        views=views,
-        key=Markup().join(item.format(kind, kind) for kind in KINDS if kind in shown),
-        drawings=Markup().join(drawing.format(name, svg) for name, svg in drawings.items()),
-        ask="Choose a node: click it, or go from one to the next with the arrow keys.",
-        code=code.format(graph.code) if graph.code else "",
-        data=script_json(graph.to_json()),
-    )
+    kinds = [kind for kind in KINDS if kind in shown]
+    return _macros().fragment(views, kinds, drawings, graph.code, script_json(graph.to_json()))
 
 
 @dataclass(frozen=True, repr=False)
@@ -300,7 +225,7 @@ class CircuitGraph(GraphParts):
             '<!doctype html><meta charset="utf-8">{}<title>{}</title>'
             '<body style="font-family: sans-serif">{}'
         ).format(security_policy([asset("circuit.js")]), self.title, Markup(self._repr_html_()))
-        kept = {"suffix": ".html", "delete": False, "encoding": "utf-8"}
-        with tempfile.NamedTemporaryFile("w", **kept) as file:
+        options = {"suffix": ".html", "delete": False, "encoding": "utf-8"}
+        with tempfile.NamedTemporaryFile("w", **options) as file:
             file.write(page)
         webbrowser.open(Path(file.name).as_uri())

@@ -170,10 +170,10 @@ class _Folded:
     def _split(self) -> bool:
         """Make two ranks of the first one that is too wide; whether there was one."""
         for r, rank in enumerate(self.ranks):
-            held = len(self._passing(r)) * _HOLD
-            needed = sum(self.size[n][0] + _GAP for n in rank) + held
+            passing = len(self._passing(r)) * _HOLD
+            needed = sum(self.size[n][0] + _GAP for n in rank) + passing
             if needed - _GAP > self.room and len(rank) > 1:
-                half, used = 0, held
+                half, used = 0, passing
                 while half < len(rank) - 1 and (
                     half == 0 or used + self.size[rank[half]][0] <= self.room
                 ):
@@ -203,14 +203,14 @@ class _Folded:
         for sweep in range(12):
             down = sweep % 2 == 0
             for r in range(len(rows)) if down else range(len(rows) - 1, -1, -1):
-                wanted = []
+                goals = []
                 for item in rows[r]:
                     seen = neighbours[r, item]
                     near = [n for n in seen if (n[0] < r) == down] or seen
-                    wanted.append(fmean(x[n] for n in near) if near else x[r, item])
-                order = sorted(range(len(rows[r])), key=lambda k: wanted[k])
+                    goals.append(fmean(x[n] for n in near) if near else x[r, item])
+                order = sorted(range(len(rows[r])), key=lambda k: goals[k])
                 rows[r] = [rows[r][k] for k in order]
-                x |= self._packed(r, rows[r], [wanted[k] for k in order])
+                x |= self._packed(r, rows[r], [goals[k] for k in order])
             # The drawing whose edges lead least to the side is kept.
             cost = sum(abs(x[a] - x[b]) for a, near in neighbours.items() for b in near)
             if cost < best - 1e-6:
@@ -218,12 +218,12 @@ class _Folded:
         return best_x
 
     def _packed(
-        self, r: int, row: Sequence[str], wanted: Sequence[float]
+        self, r: int, row: Sequence[str], goals: Sequence[float]
     ) -> dict[tuple[int, str], float]:
         """Places in this order as near to the wanted ones as there is room."""
-        own = set(self.ranks[r])
-        widths = [self.size[item][0] if item in own else _HOLD for item in row]
-        gaps = [_GAP if {a, b} & own else 0.0 for a, b in pairwise(row)]
+        boxes = set(self.ranks[r])
+        widths = [self.size[item][0] if item in boxes else _HOLD for item in row]
+        gaps = [_GAP if {a, b} & boxes else 0.0 for a, b in pairwise(row)]
         spare = self.room - sum(widths) - sum(gaps)
         if spare < 0:  # a last resort: closer than is pretty
             gaps = [max(gap + spare / max(len(gaps), 1), 0.0) for gap in gaps]
@@ -231,7 +231,7 @@ class _Folded:
         for k, gap in enumerate(gaps):
             offsets.append(offsets[-1] + widths[k] / 2 + gap + widths[k + 1] / 2)
         most = max(self.room - (offsets[-1] + widths[-1] / 2 if row else 0), 0.0)
-        free = _increasing([w - o for w, o in zip(wanted, offsets)])
+        free = _increasing([w - o for w, o in zip(goals, offsets)])
         return {(r, item): min(max(f, 0.0), most) + o for item, f, o in zip(row, free, offsets)}
 
     def layout(self) -> Layout:
@@ -257,12 +257,12 @@ class _Folded:
         self.tops: list[float] = []
         self.heights: list[float] = []
         for r, rank in enumerate(self.ranks):
-            own = self.nodes[rank[0]].section
-            if own != section:
+            name = self.nodes[rank[0]].section
+            if name != section:
                 if section:
                     bands.append(Band(section, 1, start, self.width - 2, y - start, upright=True))
                     y += 14
-                start, section = y, own
+                start, section = y, name
                 y += _PAD
             elif r:
                 y += _BETWEEN
@@ -365,12 +365,12 @@ def unfolded(graph: GraphParts, n_loops: int, width: float) -> Layout:
     stages = sorted({n.stage for n in rows if n.section == "loop"})
     y = {n.id: 26.0 + ROW * (k + 0.5) for k, n in enumerate(rows)}
     bottom = 26.0 + ROW * len(rows) + 4
-    beside = {"input": names + side * 0.2, "prelude": names + side * 0.7, "readout": width - 9.0}
+    x_outside = {"input": names + side * 0.2, "prelude": names + side * 0.7, "readout": width - 9.0}
     places: dict[str, Place] = {}
     size = min(_NODE, pitch / 2.6)
     for node in rows:
         if node.section != "loop":
-            places[node.id] = Place(node.id, beside[node.section], y[node.id], size, size)
+            places[node.id] = Place(node.id, x_outside[node.section], y[node.id], size, size)
             continue
         within = pitch * (stages.index(node.stage) + 0.75) / (len(stages) + 0.6)
         columns = [names + side + pitch * loop + within for loop in range(n_loops)]
@@ -414,7 +414,7 @@ def _outside_as_one(graph: GraphParts) -> tuple[GraphParts, list[int]]:
     """
     outside = {"prelude": "neurons", "readout": "readout"}
     name_of = {n.id: n.section if n.section in outside else n.id for n in graph.nodes}
-    kept = [n for n in graph.nodes if name_of[n.id] == n.id and n.id not in outside]
+    nodes = [n for n in graph.nodes if name_of[n.id] == n.id and n.id not in outside]
     for name, kind in outside.items():
         parts = [n for n in graph.nodes if n.section == name]
         if parts:
@@ -422,7 +422,7 @@ def _outside_as_one(graph: GraphParts) -> tuple[GraphParts, list[int]]:
             if len(parts) > 1:
                 label = name
                 facts = (("Parts", f"{len(parts)}; the folded drawing shows them"),)
-            kept.append(GraphNode(name, kind, label, name, facts=facts))
+            nodes.append(GraphNode(name, kind, label, name, facts=facts))
     first: dict[tuple[str, str, int], int] = {}
     # Of those that become one, the edge of the largest effect is kept.
     for number in sorted(range(len(graph.edges)), key=lambda k: -abs(graph.edges[k].effect or 0)):
@@ -434,4 +434,4 @@ def _outside_as_one(graph: GraphParts) -> tuple[GraphParts, list[int]]:
         replace(graph.edges[number], source=source, target=target)
         for (source, target, _), number in first.items()
     ]
-    return GraphParts(graph.title, tuple(kept), tuple(edges)), [*first.values()]
+    return GraphParts(graph.title, tuple(nodes), tuple(edges)), [*first.values()]

@@ -157,8 +157,10 @@ class GraphParts(ShortRepr):
         """
         nodes = []
         for node in self.nodes:
-            own = (node.id, node.label, *node.names[:1])
-            keys = dict.fromkeys([f"{self.title}.{node.label}"] if node.kind == "variable" else own)
+            names = [node.id, node.label, *node.names[:1]]
+            if node.kind == "variable":
+                names = [f"{self.title}.{node.label}"]
+            keys = dict.fromkeys(names)
             more = [tuple(fact) for key in keys for fact in facts.get(key, ())]
             nodes.append(replace(node, facts=(*node.facts, *dict.fromkeys(more))))
         return replace(self, nodes=tuple(nodes))

@@ -97,19 +97,7 @@ def heatmap_panels(
         if overlay and title in overlay:
             add_line(figure, overlay[title], k, 1, legend=k == 0)
         if marks:
-            mark_x, mark_y = zip(*marks.values())
-            figure.add_scatter(
-                x=mark_x,
-                y=mark_y,
-                text=list(marks),
-                mode="markers+text",
-                textposition="top center",
-                marker={"symbol": "cross", "size": 9, "color": "white", "line": {"color": "black"}},
-                marker_line_width=1,
-                hovertemplate="%{text}<extra></extra>",
-                showlegend=False,
-                **axes(k),
-            )
+            _mark(figure, marks, k)
         figure.layout[f"xaxis{suffix(k)}"].update(
             title_text=x_title if k + columns >= len(panels) else None,
             showgrid=False,
@@ -153,11 +141,11 @@ def category_maps(
             fix="Name every category.",
         )
     steps = [((k + end) / count, shade) for k, shade in enumerate(colours) for end in (0, 1)]
-    look = {"colorscale": steps, "zmin": -0.5, "zmax": count - 0.5, "showscale": False}
+    style = {"colorscale": steps, "zmin": -0.5, "zmax": count - 0.5, "showscale": False}
     for trace, values in zip(figure.select_traces({"type": "heatmap"}), panels.values()):
-        said = [["" if np.isnan(v) else names[int(v)] for v in row] for row in values.values]
+        texts = [["" if np.isnan(v) else names[int(v)] for v in row] for row in values.values]
         hover = trace.hovertemplate.replace("category %{z:.3g}", "%{text}")
-        trace.update(coloraxis=None, text=said, hovertemplate=hover, **look)
+        trace.update(coloraxis=None, text=texts, hovertemplate=hover, **style)
     figure.layout.coloraxis = None
     for name, shade in zip(names, colours):
         square = {"symbol": "square", "size": 10, "color": shade}
@@ -209,6 +197,22 @@ def loop_slider_figure(
     steps = [{"label": loop, "method": "animate", "args": [[loop], jump]} for loop in loops]
     return figure.update_layout(
         sliders=[{"steps": steps, "currentvalue": {"prefix": "loop "}, "pad": {"t": 60}}]
+    )
+
+
+def _mark(figure: go.Figure, marks: Mapping[str, tuple[float, float]], panel: int) -> None:
+    x, y = zip(*marks.values())
+    figure.add_scatter(
+        x=x,
+        y=y,
+        text=list(marks),
+        mode="markers+text",
+        textposition="top center",
+        marker={"symbol": "cross", "size": 9, "color": "white", "line": {"color": "black"}},
+        marker_line_width=1,
+        hovertemplate="%{text}<extra></extra>",
+        showlegend=False,
+        **axes(panel),
     )
 
 

@@ -215,14 +215,14 @@ def space_figure(
                 fix="Name heights as the lines are named.",
             )
         shade = PALETTE.get(line.colour or "", line.colour) or colour(place)
-        look: dict[str, Any] = {"mode": "lines", "line": {"color": shade, "width": 3}}
+        style: dict[str, Any] = {"mode": "lines", "line": {"color": shade, "width": 3}}
         if line.control:
-            look["line"] |= {"dash": "dash"}
+            style["line"] |= {"dash": "dash"}
         if line.markers:
-            look = {"mode": "markers", "marker": {"color": shade, "size": 4, "symbol": "x"}}
+            style = {"mode": "markers", "marker": {"color": shade, "size": 4, "symbol": "x"}}
         hover = f"{line.name}<br>%{{x:.3g}}, %{{y:.3g}}, %{{z:.3g}}<extra></extra>"
         figure.add_scatter3d(
-            x=list(line.x), y=list(line.y), z=z, name=line.name, hovertemplate=hover, **look
+            x=list(line.x), y=list(line.y), z=z, name=line.name, hovertemplate=hover, **style
         )
     named: dict[str, Any] = {
         f"{axis}axis": {"title": {"text": t, "font": {"size": 11}}, "tickfont": {"size": 10}}

@@ -75,8 +75,8 @@ def page_scripts(plotly: Iterable[str]) -> list[str]:
     Args:
         plotly: Names that :func:`plotly_scripts` gave.
     """
-    own = [asset("layout.js"), asset("report.js"), graph_asset("circuit.js")]
-    return [*map(str, own), str(explorer_asset("script")), *map(_plotly, plotly)]
+    ours = [asset("layout.js"), asset("report.js"), graph_asset("circuit.js")]
+    return [*map(str, ours), str(explorer_asset("script")), *map(_plotly, plotly)]
 
 
 def graph_assets() -> dict[str, Markup]:

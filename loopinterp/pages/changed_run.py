@@ -130,7 +130,7 @@ def explore_change(
         reader = bind(model, batch[:1].inputs)
         options: Any = {"ranks": ranks, "words": words}
         changed = ExploredRun(batch[:1], [why], reader, enumerate(states), **options)
-        found = assemble(
+        result = assemble(
             watch,
             [changed],
             plane or ShownPlane.of([changed], None),
@@ -138,9 +138,9 @@ def explore_change(
             missing={Missing.CHANGED_RUN.name: {}},
             n_examples=len(batch),
         )
-    told = programs if put_in == "interchange" else ()
-    predicted = {p.name: _explore_prediction(p, run, changed, found.symbols) for p in told}
-    return ChangedRun(found, predicted)
+    predicting = programs if put_in == "interchange" else ()
+    predicted = {p.name: _explore_prediction(p, run, changed, result.symbols) for p in predicting}
+    return ChangedRun(result, predicted)
 
 
 def _explore_prediction(
@@ -165,17 +165,18 @@ def _explore_prediction(
         outputs = torch.cat([before.outputs[:loop, base], after.outputs])
         run = replace(after, start=0, variables=variables, outputs=outputs, selectors={})
         answers = torch.from_numpy(changed.answer[..., 0]).transpose(0, 1).long()
-        asked = torch.from_numpy(changed.asked)
+        is_asked = torch.from_numpy(changed.asked)
         inputs = changed.batch.inputs.cpu()
         values = {
-            name: pair for name, *pair in program_values(program, inputs, answers, asked, run)
+            name: pair for name, *pair in program_values(program, inputs, answers, is_asked, run)
         }
         # What it says that the model answers [loop, pair, pos]; nothing before the exchange.
         expected = prediction.claims(exchange.base.cpu()).expected.transpose(0, 1).long()
         silent = expected.new_full((n_loops + 1 - len(expected), *expected.shape[1:]), SILENT)
         claim = torch.cat([silent, expected])
         claim = claim.masked_fill(claim == SILENT, NOT_SAID)
-        values[f"{program.name}'s claim"] = [claim, answers.where(asked & (claim >= 0), NOT_SAID)]
+        claimed = answers.where(is_asked & (claim >= 0), NOT_SAID)
+        values[f"{program.name}'s claim"] = [claim, claimed]
         variable, implied = (
             torch.stack([pair[which].transpose(0, 1) for pair in values.values()]).to(torch.int16)
             for which in (0, 1)

@@ -28,7 +28,7 @@ def evidence_by_name(results: Mapping[str, Result], problems: list[Problem]) -> 
         results: By name.
         problems: Takes one for each result that cannot be read.
     """
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    facts: dict[str, list[tuple[str, str]]] = defaultdict(list)
     readers = {
         "ablation": _of_ablation,
         "head-match": _of_heads,
@@ -39,29 +39,29 @@ def evidence_by_name(results: Mapping[str, Result], problems: list[Problem]) -> 
         for name, result in results.items():
             if result.kind == kind:
                 try:
-                    read(result, found)
+                    read(result, facts)
                 except Exception as error:  # whatever a damaged value makes of xarray's own code
                     damage = type(error).__name__
                     problems.append(Problem(Trouble.CIRCUIT_VALUES, name, damage))
-    return dict(found)
+    return dict(facts)
 
 
-def _of_ablation(result: Result, found: dict[str, list[tuple[str, str]]]) -> None:
+def _of_ablation(result: Result, facts: dict[str, list[tuple[str, str]]]) -> None:
     data = result.data.isel(pos=0)
     everywhere = str(data["when"].values[0])
     clean = percent(data["reference_exact_match"].sel(estimate="value"))
     for part in map(str, data["part"].values):
         at = data.sel({"part": part, "when": everywhere, "estimate": "value"})
         texts = [
-            f"{of['ablation'].item()}: {percent(of['exact_match'])} right "
-            f"(noise of equal norm: {percent(of['control_exact_match'])})"
-            for of in (at.isel(ablation=k) for k in range(at.sizes["ablation"]))
+            f"{kind['ablation'].item()}: {percent(kind['exact_match'])} right "
+            f"(noise of equal norm: {percent(kind['control_exact_match'])})"
+            for kind in (at.isel(ablation=k) for k in range(at.sizes["ablation"]))
         ]
-        said = f"{part}, {everywhere}. {'; '.join(texts)}. Undisturbed {clean}."
-        found[part].append(("Ablation", said))
+        text = f"{part}, {everywhere}. {'; '.join(texts)}. Undisturbed {clean}."
+        facts[part].append(("Ablation", text))
 
 
-def _of_heads(result: Result, found: dict[str, list[tuple[str, str]]]) -> None:
+def _of_heads(result: Result, facts: dict[str, list[tuple[str, str]]]) -> None:
     means = result.data[["overlap", "overlap_even", "overlap_other_input"]].mean("loop")
     for selector, head in zip(map(str, means["selector"].values), getattr(result, "assigned", [])):
         if not head:
@@ -73,12 +73,12 @@ def _of_heads(result: Result, found: dict[str, list[tuple[str, str]]]) -> None:
             f"in another input: {percent(at['overlap_other_input'])}), mean over loops."
         )
         for name in selector.split(" = "):
-            found[name].append(("In the model studied", text))
+            facts[name].append(("In the model studied", text))
             part = re.sub(r"^head (\d+)$", r"head 0.\1", head)
-            found[name] += [fact for fact in found.get(part, []) if fact[0] == "Ablation"]
+            facts[name] += [fact for fact in facts.get(part, []) if fact[0] == "Ablation"]
 
 
-def _of_decodability(result: Result, found: dict[str, list[tuple[str, str]]]) -> None:
+def _of_decodability(result: Result, facts: dict[str, list[tuple[str, str]]]) -> None:
     loops = result.data["loop"].values
     controls = {"random_weights": "random weights", "shuffled": "shuffled labels"}
     controls["embedding"] = "injected input alone"
@@ -93,19 +93,19 @@ def _of_decodability(result: Result, found: dict[str, list[tuple[str, str]]]) ->
         known = {name: x for name, x in measured.items() if not np.isnan(x).all()}
         if "accuracy" not in known:
             continue
-        beside = [
+        ceilings = [
             f"{words} at most {np.nanmax(known[name]):.2f}"
             for name, words in controls.items()
             if name in known
         ]
         text = (
             "A linear probe reads it from the state, loop for loop, with balanced accuracy of at "
-            f"least {np.nanmin(known['accuracy']):.2f} ({'; '.join(beside)})."
+            f"least {np.nanmin(known['accuracy']):.2f} ({'; '.join(ceilings)})."
         )
-        found[variable].append(("In the model studied", text))
+        facts[variable].append(("In the model studied", text))
 
 
-def _of_interchange(result: Result, found: dict[str, list[tuple[str, str]]]) -> None:
+def _of_interchange(result: Result, facts: dict[str, list[tuple[str, str]]]) -> None:
     program = getattr(result, "program", "")
     for variable in map(str, result.data["variable"].values):
         texts = []
@@ -116,4 +116,4 @@ def _of_interchange(result: Result, found: dict[str, list[tuple[str, str]]]) -> 
                 mean = float(np.nansum(share * n) / n.sum())
                 texts.append(f"{name} {percent(mean)} of {int(n.sum())}")
         text = f"Whole runs that follow the program after an exchange of: {'; '.join(texts)}."
-        found[f"{program}.{variable}"].append(("Exchanged in the model studied", text))
+        facts[f"{program}.{variable}"].append(("Exchanged in the model studied", text))

@@ -104,7 +104,7 @@ def _render(records: dict[str, RunRecord]) -> str:
     settings = differing_settings(tables, runs)
     lacking = settings.isna().any(axis=1) & (settings.nunique(axis=1) < 2)
     tasks = {record.task.replace("_", " ") for record in records.values() if record.task}
-    said = tables["findings"].groupby("result", sort=False)
+    by_result = tables["findings"].groupby("result", sort=False)
     return render_page(
         "comparison.html.j2",
         title=f"{len(runs)} runs side by side" + (f": {', '.join(sorted(tasks))}" if tasks else ""),
@@ -117,9 +117,9 @@ def _render(records: dict[str, RunRecord]) -> str:
         alike=[row for row in rows if not row.differs],
         figures=figures,
         explorers=explorers,
-        said={str(result): _texts_by_run(table, runs) for result, table in said},
+        said={str(result): _texts_by_run(table, runs) for result, table in by_result},
         problems=[
-            *(f"{run}: {spell_problem(one)}" for run, found in problems.items() for one in found),
+            *(f"{run}: {spell_problem(one)}" for run, of_run in problems.items() for one in of_run),
             *map(spell_problem, undrawn),
         ],
         data=embedded(tables),
@@ -152,7 +152,7 @@ def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
     order = {section.key: k for k, section in enumerate(SECTIONS)}
     titles = {section.key: section.short or section.title for section in SECTIONS}
     # By place of the section, result, title and number: the cell of each run.
-    found: dict[tuple[int, str, str, int], dict[str, Cell]] = {}
+    cells_of: dict[tuple[int, str, str, int], dict[str, Cell]] = {}
     seen: dict[tuple[str, str, str], int] = {}
     for line in table.itertuples():
         repeated = (str(line.run), str(line.result), str(line.label))
@@ -161,20 +161,20 @@ def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
         key = (order.get(str(line.kind), len(order)), str(line.result), title, number)
         good = None if line.good is None else bool(line.good)
         cell = Cell(str(line.value), good, str(line.text))
-        found.setdefault(key, {})[str(line.run)] = cell
+        cells_of.setdefault(key, {})[str(line.run)] = cell
     return [
         Row(
             f"{title}{f' ({number})' if number > 1 else ''}, {result.replace('-', ' ')}",
             [cells.get(run, Cell(measured=(run, result) in measured)) for run in runs],
         )
-        for (_, result, title, number), cells in sorted(found.items(), key=lambda item: item[0])
+        for (_, result, title, number), cells in sorted(cells_of.items(), key=lambda item: item[0])
     ]
 
 
 def _verdicts(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, Cell]:
     """The verdict of each run; an empty one where there is none."""
-    said: Any = findings[findings["kind"] == "verdict"]
-    first = {str(line.run): line for line in said.drop_duplicates("run").itertuples()}
+    verdicts: Any = findings[findings["kind"] == "verdict"]
+    first = {str(line.run): line for line in verdicts.drop_duplicates("run").itertuples()}
     return {
         run: Cell(line.value, None if line.good is None else bool(line.good), line.text)
         if (line := first.get(run))

@@ -45,14 +45,14 @@ def spell_missing(missing: Mapping[str, Any]) -> dict[str, str]:
         >>> spell_missing({"NO_HOOKS": {"model": "Mine"}})
         {'attention': 'Mine has no hooks inside its loops'}
     """
-    said = {}
+    clauses = {}
     for code, values in missing.items():
         if isinstance(values, str):  # the clause itself, in results of earlier versions
-            said[code] = values
+            clauses[code] = values
         else:
             what, why = Missing[code].value
-            said[what] = why.format(**values)
-    return said
+            clauses[what] = why.format(**values)
+    return clauses
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -132,7 +132,7 @@ class Exploration(Result, kind="exploration"):
 def _(result: Exploration) -> list[Finding]:
     """What is asked, how the first example is done by hand, and when the model has it."""
     task = " ".join(text for text in (result.asks, result.by_hand) if text)
-    said = [Finding(task, kind="explorer")] if task else []
+    findings = [Finding(task, kind="explorer")] if task else []
     reader = {
         "coda": "The model",
         "logit": "The logit lens (final norm and unembedding, a coda left out)",
@@ -142,25 +142,25 @@ def _(result: Exploration) -> list[Finding]:
     reader += ", fitted to other weights than these," if result.of_other_weights else ""
     first = result.data.isel(example=0)
     n_loops, loop = int(first["n_loops"]), int(first["asked_after"])
-    asked = (first["target"] >= 0).values
-    if not asked.any():
-        return [*said, Finding(f"{reader} reads the state after each loop.", kind="explorer")]
+    is_asked = (first["target"] >= 0).values
+    if not is_asked.any():
+        return [*findings, Finding(f"{reader} reads the state after each loop.", kind="explorer")]
     # [loop, pos], at the positions that are asked about
-    right = (first["answer"].isel(rank=0) == first["target"]).values[: n_loops + 1, asked]
-    n_asked, whole, after = int(asked.sum()), right.all(1), right.sum(1)
+    right = (first["answer"].isel(rank=0) == first["target"]).values[: n_loops + 1, is_asked]
+    n_asked, all_right, after = int(is_asked.sum()), right.all(1), right.sum(1)
     start = f"{reader} has {after[1]} of the {n_asked} symbols right after 1 loop"
     if n_loops == loop == 1:
         text = f"{start}, when it is asked."
-    elif whole[-1]:
+    elif all_right[-1]:
         # The loop after the last at which something was wrong.
-        since = n_loops - whole[::-1].tolist().index(False) + 1 if not whole.all() else 0
+        since = n_loops - all_right[::-1].tolist().index(False) + 1 if not all_right.all() else 0
         until = "on" if n_loops >= loop else f"to {n_loops}, the last that is shown"
         text = f"{start}, and all of them from loop {since} {until} (it is asked after {loop})."
-    elif n_loops >= loop and not whole[loop]:
+    elif n_loops >= loop and not all_right[loop]:
         text = f"{start}, and {after[loop]} after {loop}, when it is asked: it gets this one wrong."
     else:
         text = f"{start}, and {after[-1]} after {n_loops} (it is asked after {loop})."
-    return [*said, Finding(text, kind="explorer")]
+    return [*findings, Finding(text, kind="explorer")]
 
 
 SHARE = 65535

@@ -185,17 +185,17 @@ def _choose(
     generator: torch.Generator,
     by_task: bool,
 ) -> list[Chosen]:
-    asked = batch.targets != IGNORE
+    is_asked = batch.targets != IGNORE
     if not by_task or len(batch) == 1:
         return [Chosen(row, Reason.AS_GIVEN) for row in range(most)]
     bound = bind(model, batch.inputs)
     answers = [bound.read(h, t).argmax(-1) for t, h in bound.run(n_loops)]
-    right = torch.stack([(x == batch.targets) | ~asked for x in answers])  # [loop, example, pos]
+    right = torch.stack([(x == batch.targets) | ~is_asked for x in answers])  # [loop, example, pos]
     settled = {}
     for program in programs:
         outputs = program.trace(batch.inputs, n_loops=int(batch.n_loops[0])).outputs
-        settled[program.name] = constant_from(torch.where(asked, outputs, 0)).amax(-1).cpu()
-    return choose(right.cpu(), asked.cpu(), settled, most, generator)
+        settled[program.name] = constant_from(torch.where(is_asked, outputs, 0)).amax(-1).cpu()
+    return choose(right.cpu(), is_asked.cpu(), settled, most, generator)
 
 
 def _has_inner(model: Any) -> bool:
@@ -210,7 +210,7 @@ def _inner(model: Any, runs: list[ExploredRun], missing: dict[str, Any]) -> Pair
     if not all(run.reader.reads_layers for run in runs):
         missing[Missing.WHOLE_LOOP_LENS.name] = {}
         return None
-    found = []
+    pairs = []
     for run in runs:
         best: dict[int, list[Tensor]] = {}
         for place in places(model, run.batch.inputs, run.n_loops, inside=True):
@@ -223,8 +223,8 @@ def _inner(model: Any, runs: list[ExploredRun], missing: dict[str, Any]) -> Pair
         probability, answer = every.permute(4, 2, 1, 0, 3).cpu().numpy()
         before = [(0, 0), (1, 0), (0, 0), (0, 0)]  # at loop 0
         answer = np.pad(answer.astype(np.int32), before, constant_values=-1)
-        found.append((answer, np.pad(probability, before, constant_values=np.nan)))
-    return found
+        pairs.append((answer, np.pad(probability, before, constant_values=np.nan)))
+    return pairs
 
 
 def _attention(model: Any, runs: list[ExploredRun], missing: dict[str, Any]) -> Pairs | None:
@@ -248,18 +248,18 @@ def _attention(model: Any, runs: list[ExploredRun], missing: dict[str, Any]) -> 
     # The most keys that any query looks at, and of how many patterns those weights are.
     seen = max(int((x > 0).sum(-1).max()) for x in patterns)
     heads = sum(x[..., 0].numel() for x in patterns)
-    kept = max(1, min(seen, _MOST_WEIGHTS // heads))
-    if kept < seen:
-        missing[Missing.WEAK_ATTENTION.name] = {"kept": kept, "seen": seen}
-    found = []
+    n_kept = max(1, min(seen, _MOST_WEIGHTS // heads))
+    if n_kept < seen:
+        missing[Missing.WEAK_ATTENTION.name] = {"kept": n_kept, "seen": seen}
+    pairs = []
     for x in patterns:
-        best = x.topk(min(kept, x.shape[-1]), dim=-1)
-        fill = [(0, 0)] * 5 + [(0, kept - best.values.shape[-1])]
+        best = x.topk(min(n_kept, x.shape[-1]), dim=-1)
+        fill = [(0, 0)] * 5 + [(0, n_kept - best.values.shape[-1])]
         none = [(0, 0), (1, 0), *fill[2:]]  # at loop 0
         narrow = np.uint8 if x.shape[-1] <= 256 else np.uint16
         keys = np.pad(best.indices.cpu().numpy().astype(narrow), none)
-        found.append((keys, np.pad(best.values.cpu().numpy(), none)))
-    return found
+        pairs.append((keys, np.pad(best.values.cpu().numpy(), none)))
+    return pairs
 
 
 def _nearest_first(programs: Sequence[LoopProgram], runs: list[ExploredRun]) -> list[LoopProgram]:
@@ -283,20 +283,20 @@ def _variables(
     """Values and what answers imply [example, loop, pos], of each run, by name."""
     if not programs:
         missing[Missing.NO_PROGRAM.name] = {}
-    found: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
     for program in programs:
         for run in runs:
             answers = torch.from_numpy(run.answer[..., 0]).transpose(0, 1)
-            asked, inputs = torch.from_numpy(run.asked), run.batch.inputs.cpu()
-            for name, *values in program_values(program, inputs, answers, asked):
+            is_asked, inputs = torch.from_numpy(run.asked), run.batch.inputs.cpu()
+            for name, *values in program_values(program, inputs, answers, is_asked):
                 pair = tuple(x.transpose(0, 1).numpy() for x in values)
-                found.setdefault(name, []).append(pair)
-    return found
+                pairs.setdefault(name, []).append(pair)
+    return pairs
 
 
 def choose(
     right: Bool[Tensor, "loop batch pos"],
-    asked: Bool[Tensor, "batch pos"],
+    is_asked: Bool[Tensor, "batch pos"],
     settled: Mapping[str, Int[Tensor, " batch"]],
     most: int,
     generator: torch.Generator,
@@ -308,7 +308,7 @@ def choose(
 
     Args:
         right: Whether each answer is right after 0, 1, … loops; true where nothing is asked.
-        asked: Where something is.
+        is_asked: Where something is.
         settled: After how many loops each program has the whole answer for good.
         most: Examples to choose.
         generator: Draws the rest.
@@ -322,7 +322,7 @@ def choose(
         2 LAST {'loop': 2}
         0 RANDOM {}
     """
-    kinds = [_relapsed(right, asked), _wrong(right, asked), _late(right), _chains(settled)]
+    kinds = [_relapsed(right, is_asked), _wrong(right, is_asked), _late(right), _chains(settled)]
     chosen: dict[int, Chosen] = {}
     telling = max(3 * most // 4, 1)  # what is ordinary belongs to the picture
     while kinds and len(chosen) < telling:
@@ -330,42 +330,42 @@ def choose(
         if fresh := next((one for one in kind if one.row not in chosen), None):
             chosen[fresh.row] = fresh
             kinds.append(kind)
-    for row in torch.randperm(len(asked), generator=generator).tolist():
+    for row in torch.randperm(len(is_asked), generator=generator).tolist():
         if len(chosen) < most and row not in chosen:
             chosen[row] = Chosen(row, Reason.RANDOM)
     return list(chosen.values())
 
 
-def _wrong(right: Tensor, asked: Tensor) -> Iterator[Chosen]:
+def _wrong(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
     """What ends wrong, fewest wrong answers first: those that are nearly right tell most."""
     wrong = (~right[-1]).sum(-1)
     for row in wrong.argsort(stable=True).tolist():
         if n := int(wrong[row]):
-            yield Chosen(row, Reason.WRONG, {"n": n, "asked": int(asked[row].sum())})
+            yield Chosen(row, Reason.WRONG, {"n": n, "asked": int(is_asked[row].sum())})
 
 
-def _relapsed(right: Tensor, asked: Tensor) -> Iterator[Chosen]:
+def _relapsed(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
     """What was wholly right, or else had most of its last mistakes right, and is not at the end."""
     # [loop, example] whether all is right; [example] how many answers were right once, not now.
-    whole, lost = right.all(-1), (~right[-1] & right.any(0)).sum(-1)
-    for row in (whole.any(0) & ~whole[-1]).nonzero().flatten().tolist():
-        loop, n = int(whole[:, row].nonzero().max()), int((~right[-1, row]).sum())
+    all_right, lost = right.all(-1), (~right[-1] & right.any(0)).sum(-1)
+    for row in (all_right.any(0) & ~all_right[-1]).nonzero().flatten().tolist():
+        loop, n = int(all_right[:, row].nonzero().max()), int((~right[-1, row]).sum())
         yield Chosen(row, Reason.RELAPSED, {"loop": loop, "n": n})
     for row in lost.argsort(stable=True, descending=True).tolist():
-        if (n := int(lost[row])) and not whole[:, row].any():
-            yield Chosen(row, Reason.LOST, {"n": n, "asked": int(asked[row].sum())})
+        if (n := int(lost[row])) and not all_right[:, row].any():
+            yield Chosen(row, Reason.LOST, {"n": n, "asked": int(is_asked[row].sum())})
 
 
 def _late(right: Tensor) -> Iterator[Chosen]:
     """What is right for good last, of what ends right."""
-    whole = right.all(-1)
-    since = constant_from(whole).where(whole[-1], -1)  # -1: not right at the end
+    all_right = right.all(-1)
+    since = constant_from(all_right).where(all_right[-1], -1)  # -1: not right at the end
     for nth, row in enumerate(since.argsort(stable=True, descending=True).tolist()):
         loop = int(since[row])
         if loop < 1:
             return
-        alone = nth == 0 and int((since == loop).sum()) == 1
-        yield Chosen(row, Reason.LAST if alone else Reason.LATE, {"loop": loop})
+        is_last = nth == 0 and int((since == loop).sum()) == 1
+        yield Chosen(row, Reason.LAST if is_last else Reason.LATE, {"loop": loop})
 
 
 def _chains(settled: Mapping[str, Tensor]) -> Iterator[Chosen]:

@@ -114,18 +114,18 @@ class ExploredRun:
         self.rows, self.batch, self.reader = rows, batch, reader
         self.n_pos = batch.inputs.shape[1]
         self._words = token_words(batch.task) if words is None else words
-        kept, answer, probability, entropy = [], [], [], []
+        states_by_loop, answer, probability, entropy = [], [], [], []
         self.n_classes = 0
         for loop, h in states:
             shares = reader.read(h, loop).double().softmax(-1)  # [example, pos, class]
             self.n_classes = shares.shape[-1]
             best = shares.topk(min(ranks, shares.shape[-1]), dim=-1)
-            kept.append(h.double())
+            states_by_loop.append(h.double())
             answer.append(best.indices)
             probability.append(best.values)
             entropy.append(torch.special.entr(shares).sum(-1) / np.log(2))  # in bits
         # [loop, example, pos, d_model]; what is kept as an array is [example, loop, pos, …].
-        self.states, self.n_loops = torch.stack(kept), len(kept) - 1
+        self.states, self.n_loops = torch.stack(states_by_loop), len(states_by_loop) - 1
         step, size = self.states.diff(dim=0).norm(dim=-1), self.states[1:].norm(dim=-1)
         moved = torch.cat([torch.full_like(step[:1], torch.nan), step / size])
         self.answer, self.probability = _first(answer), _first(probability)
@@ -161,11 +161,11 @@ class ShownPlane:
     names: list[str]
 
     @classmethod
-    def of(cls, parts: Sequence[ExploredRun], given: Tensor | None) -> ShownPlane:
+    def of(cls, parts: Sequence[ExploredRun], directions: Tensor | None) -> ShownPlane:
         """The plane along given directions, or of the first two principal components."""
         states = torch.cat([part.states.flatten(0, 2) for part in parts])  # [state, d_model]
         centre = states.mean(0)
-        if given is None:
+        if directions is None:
             _, size, rows = torch.linalg.svd(states - centre, full_matrices=False)
             axes = torch.zeros(2, states.shape[-1], dtype=states.dtype, device=states.device)
             axes[: len(rows[:2])] = rows[:2]
@@ -176,14 +176,14 @@ class ShownPlane:
             shares = [*share[:2].tolist(), 0.0][:2]
             names = [f"principal component {k + 1} ({p:.0%})" for k, p in enumerate(shares)]
             return cls(centre, axes, names)
-        if given.shape != (2, states.shape[-1]):
+        if directions.shape != (2, states.shape[-1]):
             raise InputError(
                 "plane",
                 expected=f"two directions, of shape {[2, states.shape[-1]]}",
-                given=str(list(given.shape)),
+                given=str(list(directions.shape)),
                 fix="Pass the first two rows of a subspace.",
             )
-        return cls(torch.zeros_like(centre), given.to(states), ["direction 1", "direction 2"])
+        return cls(torch.zeros_like(centre), directions.to(states), ["direction 1", "direction 2"])
 
     def of_states(self, states: Tensor) -> np.ndarray:
         # From [loop, example, pos, d_model] to [example, loop, pos, axis].
@@ -265,7 +265,7 @@ def program_values(
     program: LoopProgram,
     inputs: Int[Tensor, "batch pos"],
     answers: Int[Tensor, "loop batch pos"],
-    asked: Bool[Tensor, "batch pos"],
+    is_asked: Bool[Tensor, "batch pos"],
     run: Trace | None = None,
 ) -> Iterator[tuple[str, Int[Tensor, "loop batch pos"], Int[Tensor, "loop batch pos"]]]:
     """Each variable of a program and its answer: name, value, and what the model's answer implies.
@@ -279,7 +279,7 @@ def program_values(
         program: One that reads the inputs.
         inputs: As the model had them.
         answers: Those of the model, after 0, 1, … loops.
-        asked: Where one is asked for.
+        is_asked: Where an answer is.
         run: That of the program, where it is another than the clean one.
 
     Example:
@@ -294,7 +294,7 @@ def program_values(
     trace = run or program.trace(inputs, n_loops=n_loops)
     # [loop * batch, pos]: every loop of every example as an example of its own.
     tokens = inputs.repeat(n_loops + 1, 1)
-    held = {name: values.flatten(0, 1) for name, values in trace.variables.items()}
+    variables = {name: values.flatten(0, 1) for name, values in trace.variables.items()}
     # Whether the answer at a position reads variables at that position alone.
     elsewhere = (Aggregate, SelWidth, ShiftRight)
     nodes = postorder([program.finish])
@@ -304,12 +304,12 @@ def program_values(
         if local and len(known) <= 16:  # a run for each value
             agreeing = torch.zeros_like(values)
             for value in known.tolist():
-                tried = {**held, name: torch.full_like(tokens, value)}
+                tried = {**variables, name: torch.full_like(tokens, value)}
                 # Without a further loop: the answer that the variables give as they are.
                 answered = program.run(tokens, n_loops=0, variables=tried).outputs[0]
-                agrees = (answered.view_as(values) == answers) & asked
+                agrees = (answered.view_as(values) == answers) & is_asked
                 implied[agrees] = value
                 agreeing += agrees
             implied[agreeing != 1] = NOT_SAID  # none of the values, or more than one
         yield f"{program.name}.{name}", values, implied
-    yield f"{program.name}'s answer", trace.outputs, answers.where(asked, NOT_SAID)
+    yield f"{program.name}'s answer", trace.outputs, answers.where(is_asked, NOT_SAID)

@@ -142,10 +142,10 @@ class ExplorerWidget(anywidget.AnyWidget):
         others = [k for k in range(last + 1) if k != example]
         rows = [example, *(others if value == "mean" else [min(source, last)])]
         batch = self._batch[torch.tensor(rows, device=self._batch.inputs.device)]
-        found, predicted = explore_change(
+        run, predicted = explore_change(
             self._model, batch, loop=loop, pos=pos, put_in=value, programs=self._programs
         )
-        data, named = page_data(found), {"loop": loop, "pos": pos, "source": source + 1}
+        data, named = page_data(run), {"loop": loop, "pos": pos, "source": source + 1}
         why = Chosen(example, Reason[value.upper()], named)
         data["examples"][0]["detail"] = spell_choice(why)[1]
         # A program of which nothing is there has nothing to say.

@@ -76,15 +76,15 @@ def need_page(out: str | Path) -> Path:
         with out.open("rb") as file:
             if _MARKER.encode() in file.read(1000):  # it stands in the head of a page
                 return out
-        given, fix = "a file that is none", "Delete it yourself, or choose another name."
+        kind, fix = "a file that is none", "Delete it yourself, or choose another name."
     elif stat.S_ISDIR(mode):
-        given, fix = "a folder", f"Name a file in it: {out / 'report.html'}."
+        kind, fix = "a folder", f"Name a file in it: {out / 'report.html'}."
     elif stat.S_ISLNK(mode):
-        given, fix = "a link, which would be replaced", "Name the file that it points to."
+        kind, fix = "a link, which would be replaced", "Name the file that it points to."
     else:
-        given, fix = "a device, pipe or socket", "Choose another name."
+        kind, fix = "a device, pipe or socket", "Choose another name."
     expected = "a new file, or an earlier report, which alone is replaced"
-    raise InputError(f"output file {out}", expected=expected, given=given, fix=fix)
+    raise InputError(f"output file {out}", expected=expected, given=kind, fix=fix)
 
 
 def write_results(results: Mapping[str, Result], out: str | Path, *, title: str) -> Path:
@@ -161,8 +161,8 @@ def in_short(text: str, most: int = 2) -> tuple[str, str]:
 
 def _context(record: RunRecord) -> dict[str, Any]:
     sections, problems = section_views(record)
-    made, undrawn = made_figures(record)
-    made_views = figure_views(made, undrawn, itertools.count(1))
+    figures, undrawn = made_figures(record)
+    made_views = figure_views(figures, undrawn, itertools.count(1))
     shown = {view.section.key for view in sections}
     views = [view for section in sections for view in section.all_figures]
     graphs = [view for view in views if view.html]
@@ -227,11 +227,11 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
 def _versions(record: RunRecord) -> dict[str, str]:
     from loopinterp import __version__
 
-    made = dict(record.made.get("versions", {}))
+    versions = dict(record.made.get("versions", {}))
     studies = sorted({r.provenance.version for r in record.results.values()} - {""})
-    if "loopinterp" not in made and studies:
-        made["loopinterp"] = ", ".join(studies)
-    return {**made, "this report": f"loopinterp {__version__}"}
+    if "loopinterp" not in versions and studies:
+        versions["loopinterp"] = ", ".join(studies)
+    return {**versions, "this report": f"loopinterp {__version__}"}
 
 
 def made_figures(record: RunRecord) -> tuple[list[Figure], list[Problem]]:
@@ -313,8 +313,8 @@ def write_circuit_page(circuit: Any, out: str | Path) -> Path:
         InputError: It is none of them, or too large to be looked at; or the file is there and no
             such page, or cannot be written.
     """
-    made = isinstance(circuit, CircuitGraph)
-    graph = circuit if made else draw(getattr(circuit, "circuit", circuit))
+    is_graph = isinstance(circuit, CircuitGraph)
+    graph = circuit if is_graph else draw(getattr(circuit, "circuit", circuit))
     out = need_page(out)
     page = render_page(
         "circuit.html.j2",

@@ -172,14 +172,14 @@ def read_run(folder: str | Path) -> RunRecord:
             problems.append(Problem(Trouble.RESULT_DISOWNED, path.name, mismatch))
         else:
             results[path.stem] = result
-    made = _read_made(folder / "made.json", owner, problems)
+    notes = _read_made(folder / "made.json", owner, problems)
     return RunRecord(
         name=printable(folder.resolve().name),
         config=config,
         metrics=metrics,
         # What an earlier version said all the same is no longer said.
-        results={name: x for name, x in results.items() if name not in made.get("unsaid", {})},
-        made=made,
+        results={name: x for name, x in results.items() if name not in notes.get("unsaid", {})},
+        made=notes,
         problems=problems,
         weights=owner.weights,
     )
@@ -254,14 +254,14 @@ def _read_made(path: Path, owner: Owner, problems: list[Problem]) -> dict[str, A
         "versions": lambda value: _maps_names_to(_is_text, value),
         "unsaid": lambda value: _maps_names_to(_is_text_or_reason, value),
     }
-    made = {name: x for name, x in notes.items() if is_right.get(name, _is_text)(x)}
-    left_out = sorted(notes.keys() - made.keys())
+    entries = {name: x for name, x in notes.items() if is_right.get(name, _is_text)(x)}
+    left_out = sorted(notes.keys() - entries.keys())
     problems.extend(Problem(Trouble.ENTRY_DAMAGED, name) for name in left_out)
-    if "unsaid" in made:
+    if "unsaid" in entries:
         # Why studies were skipped, as far as it was written of the weights that the run has now.
         reasons: dict[str, str] = {}
         dropped: dict[Mismatch, list[str]] = {}
-        for name, note in made["unsaid"].items():
+        for name, note in entries["unsaid"].items():
             note = note if isinstance(note, dict) else {}
             if mismatch := owner.disowns_note(note):
                 dropped.setdefault(mismatch, []).append(name)
@@ -271,8 +271,8 @@ def _read_made(path: Path, owner: Owner, problems: list[Problem]) -> dict[str, A
             Problem(Trouble.SKIPS_DISOWNED, ", ".join(names), mismatch)
             for mismatch, names in dropped.items()
         )
-        made["unsaid"] = reasons
-    return made
+        entries["unsaid"] = reasons
+    return entries
 
 
 def _is_text_or_reason(note: Any) -> bool:

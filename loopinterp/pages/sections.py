@@ -306,12 +306,12 @@ def tiles(views: Sequence[SectionView]) -> list[tuple[str, str, Finding]]:
     First what says more of the program than the verdict does, then of each section the first such
     finding; the section whose verdict heads the summary has none.
     """
-    found = [(a, f.label, f) for view in views for a, f in view.places() if f.label]
+    places = [(a, f.label, f) for view in views for a, f in view.places() if f.label]
     for view in views:
         short = [place for place in view.places() if place[1].value and not place[1].label]
         if short and not view.verdicts:
-            found.append((short[0][0], view.section.short or view.section.title, short[0][1]))
-    return found
+            places.append((short[0][0], view.section.short or view.section.title, short[0][1]))
+    return places
 
 
 def _view(

@@ -42,10 +42,10 @@ def tables_of(records: Mapping[str, RunRecord]) -> Tables:
             settings += [(run, part, name, value) for name, value in values.items()]
         for result_name, result in record.results.items():
             try:
-                said = result.findings()
+                result_findings = result.findings()
             except Exception:  # a damaged value; the page has a sentence about it
                 continue
-            for k, one in enumerate(said):
+            for k, one in enumerate(result_findings):
                 about = (one.kind, one.label, one.value, one.good, one.text)
                 findings.append((run, result_name, k, *about))
         curves += _curve_rows(run, record)
@@ -62,11 +62,11 @@ def tables_of(records: Mapping[str, RunRecord]) -> Tables:
 
 def embedded(tables: Tables) -> Markup:
     """Tables as JSON that cannot end its own script tag."""
-    kept = {
+    documents = {
         name: {"columns": table.columns.tolist(), "rows": table.astype(object).values.tolist()}
         for name, table in tables.items()
     }
-    return script_json(spell_json(kept))
+    return script_json(spell_json(documents))
 
 
 def read_report(page: str | Path) -> Tables:
@@ -78,13 +78,13 @@ def read_report(page: str | Path) -> Tables:
         CheckpointError: The file is missing, or has no such tables in it.
     """
     element = rb'<script type="application/json" id="report-data">(.*?)</script>'
-    found = re.search(element, read_bytes(Path(page)), re.S)
-    kept = parse_json_object(found[1]) if found else None
+    match = re.search(element, read_bytes(Path(page)), re.S)
+    document = parse_json_object(match[1]) if match else None
     try:
-        if kept is None:
+        if document is None:
             raise ValueError("none")
         tables = {
-            name: pd.DataFrame(kept[name]["rows"], columns=kept[name]["columns"])
+            name: pd.DataFrame(document[name]["rows"], columns=document[name]["columns"])
             for name in ("settings", "findings", "curves")
         }
         numbers = dict.fromkeys(("value", "low", "high"), float)  # JSON has no NaN
@@ -93,7 +93,7 @@ def read_report(page: str | Path) -> Tables:
         raise CheckpointError(
             f"page {page}",
             expected="a report with its tables inside",
-            given="a page without any" if kept is None else f"others ({error})",
+            given="a page without any" if document is None else f"others ({error})",
             fix="Write the report again with this version.",
         ) from error
 
@@ -155,10 +155,10 @@ def _curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
     for result in record.results.values():
         if result.kind in readers:
             try:
-                found = [*readers[result.kind](result)]
+                points = [*readers[result.kind](result)]
             except Exception:  # a damaged value; the run's own report says so
                 continue
-            rows += [(name, figure, panel, *point) for figure, panel, point in found]
+            rows += [(name, figure, panel, *point) for figure, panel, point in points]
     step = max(len(record.metrics) // 300, 1)  # a curve of some hundred points looks the same
     rows += [
         (name, _TRAINING.title, "loss", row["step"], row["loss"], np.nan, np.nan)
@@ -188,10 +188,10 @@ def _programs(result: Result) -> Found:
 
 def _settling(result: Result) -> Found:
     right = result.data["right"].transpose("loop", "batch", "pos").values
-    whole = ((right != 0).all(-1)).mean(-1)  # [loop] share of examples
+    share_right = ((right != 0).all(-1)).mean(-1)  # [loop] share of examples
     residual = np.nanmedian(result.data["residual_max"].values[1:], axis=1)
     loops = result.data["loop"].values.tolist()
-    for panel, values in (("whole answers right", whole), ("relative residual", residual)):
+    for panel, values in (("whole answers right", share_right), ("relative residual", residual)):
         for loop, value in zip(loops[-len(values) :], values):
             yield _SETTLING.title, panel, (loop, float(value), np.nan, np.nan)
 
@@ -252,8 +252,8 @@ def setting_groups(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         {'run': {'seed': '0'}, 'model': {'d_model': '64', 'norm': 'none'}}
     """
     parts = {title: part for title, part in config.items() if isinstance(part, Mapping)}
-    own = {name: value for name, value in config.items() if name not in parts}
-    tables = {title: flatten(part) for title, part in {"run": own, **parts}.items()}
+    top_level = {name: value for name, value in config.items() if name not in parts}
+    tables = {title: flatten(part) for title, part in {"run": top_level, **parts}.items()}
     return {t: {k: _spell(v) for k, v in table.items()} for t, table in tables.items() if table}
 
 

@@ -137,7 +137,7 @@ def _read_words(text: str, words: Sequence[str]) -> list[int]:
         [1, 0, 2, 3, 1]
     """
     known = sorted(range(len(words)), key=lambda k: -len(words[k]))
-    found, at = [], 0
+    tokens, at = [], 0
     while at < len(text):
         if text[at].isspace():
             at += 1
@@ -151,11 +151,11 @@ def _read_words(text: str, words: Sequence[str]) -> list[int]:
                 given=f"{text[at : at + 12]!r} at place {at}",
                 fix="Write these, with spaces between them.",
             )
-        found.append(token)
+        tokens.append(token)
         at += len(words[token])
-    if not found:
+    if not tokens:
         raise InputError("example", expected="a token", given="none", fix="Write one.")
-    return found
+    return tokens
 
 
 def _full_output(task: FullOutput, tokens: Sequence[int]) -> Batch:
