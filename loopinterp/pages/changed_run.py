@@ -42,8 +42,8 @@ class ChangedRun(NamedTuple):
     predicted: dict[str, Exploration]
 
 
-@checked
 @torch.no_grad()
+@checked
 def explore_change(
     model: Any,
     batch: Batch,

@@ -48,8 +48,8 @@ _MOST_WEIGHTS = 1_500_000
 """Attention weights that a result keeps; of each pattern the largest, where there are more."""
 
 
-@checked
 @torch.no_grad()
+@checked
 def explore(
     model: LoopedModel | Any,
     data: Batch | Task | Tensor | Sequence[Batch],

@@ -306,5 +306,5 @@ def test_what_was_said_before_a_study_could_no_longer_say_it_is_not_shown(run: P
 @pytest.mark.parametrize("detail", ["ValueError", *Mismatch])
 def test_every_problem_is_a_sentence(trouble: Trouble, detail: str | Mismatch) -> None:
     sentence = spell_problem(Problem(trouble, "part", detail))
-    assert len(sentence.split()) > 3 and "{" not in sentence
+    assert sentence and "{" not in sentence
     assert ("part" in sentence) == ("{name" in trouble.value)
