@@ -42,7 +42,9 @@ def write_lens_page(
     progress: bool = True,
     seed: Seed = 0,
 ) -> tuple[Path, Exploration]:
-    """Write what a lens reads of one prompt at each loop: one HTML file that works offline.
+    """Write the page of what a lens reads of one prompt at each loop: one HTML file, works offline.
+
+    Returned are the page and what it shows.
 
     Args:
         model: The folder of a run; the name of a model of the zoo; the folder of a published
@@ -53,16 +55,12 @@ def write_lens_page(
         lens: ``coda``, the model's own readout; ``logit``; ``tuned`` or ``jacobian``, fitted first
             to samples of the run's task; or the file of a fitted lens.
         out: ``lens.html`` by default, in the folder of a run, or else in the current one.
-        n_loops: Loops to show; those after which the model is asked by default, or those of the
-            fitted lens.
+        n_loops: Those after which the model is asked by default, or those of the fitted lens.
         device: ``auto``, ``cpu`` or ``cuda``.
         trust_remote_code: Run the code beside a published model's weights, where ``transformers``
             has none for it.
         progress: Whether to show bars.
         seed: Of the samples that a lens is fitted to.
-
-    Returns:
-        The page, and what it shows.
 
     Raises:
         InputError: If there is no such model or lens, the lens does not fit it, the prompt is none

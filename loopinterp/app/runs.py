@@ -38,8 +38,8 @@ def configure(
         file: JSON of a configuration, instead of a recipe.
         settings: ``key=value`` each.
         flags: Settings with an option of their own; None where the option was not given.
-        without_recipe: Whether the start is the demo's model, fitted to the task's inputs and
-            outputs, of which nobody has measured what it learns.
+        without_recipe: Start from the demo's model, fitted to the task's inputs and outputs, of
+            which nobody has measured what it learns.
 
     Raises:
         InputError: If nothing says what to train, two things say it differently, or the task has

@@ -349,12 +349,8 @@ def _increasing(values: Sequence[float]) -> list[float]:
 def unfolded(graph: GraphParts, n_loops: int, width: float) -> Layout:
     """Each loop a column, each node a row; before and after the loops a column each.
 
-    What is done before and after the loops is one node each: the folded drawing has its parts.
-
-    Args:
-        graph: The circuit.
-        n_loops: Columns.
-        width: Pixels that there are.
+    What is done before and after the loops is one node each: the folded drawing has its parts. The
+    width is in pixels.
     """
     graph, numbers = _outside_as_one(graph)
     rows = sorted(graph.nodes, key=lambda n: (SECTIONS.index(n.section), n.stage))
@@ -409,8 +405,7 @@ def unfolded(graph: GraphParts, n_loops: int, width: float) -> Layout:
 def _outside_as_one(graph: GraphParts) -> tuple[GraphParts, list[int]]:
     """The graph with one node for its prelude, and one for what reads the last loop.
 
-    Returns:
-        The graph, and for each of its edges the number in the given one.
+    Beside it, for each of its edges, is the number in the given graph.
     """
     outside = {"prelude": "neurons", "readout": "readout"}
     name_of = {n.id: n.section if n.section in outside else n.id for n in graph.nodes}

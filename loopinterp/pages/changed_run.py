@@ -65,17 +65,14 @@ def explore_change(
     Args:
         model: Any looped model.
         batch: Examples of one length.
-        loop: Loops done when the state is put in, from 0 on.
-        pos: Where.
+        loop: Loops done when the state is put in, from 0 on, at the position ``pos``.
         put_in: The state of the example ``source`` there at that loop, the mean over all examples
             of the batch there, or zeros.
         source: Row of the batch.
-        programs: Programs that read the same tokens. Each is run with the same exchange made in its
-            own variables; of a mean or of zeros it says nothing.
-        plane: The plane that states are shown in; that of the changed run by default.
-        words: A word for each token; those of the task by default.
-        symbols: A word for each class of the answer, likewise.
-        ranks: Answers to keep of each readout.
+        programs: They read the same tokens. Each is run with the same exchange made in its own
+            variables; of a mean or of zeros it says nothing.
+        plane: That of the changed run by default.
+        words: As for :func:`explore`, like ``symbols`` and ``ranks``.
 
     Raises:
         InputError: a loop, a position or an example that there is not, the mean over one example,

@@ -60,10 +60,6 @@ def write_comparison(runs: Sequence[str | Path], out: str | Path) -> Path:
     stepped together. It is made from saved results alone; :func:`read_report` reads its tables
     back.
 
-    Args:
-        runs: Folders, in the order in which they are shown.
-        out: The file to write.
-
     Raises:
         InputError: If there are fewer than two runs or one twice, a folder is none, the file is
             there and no such page, or it cannot be written.

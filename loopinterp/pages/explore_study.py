@@ -79,28 +79,23 @@ def explore(
         model: Any looped model; one without hooks shows no attention.
         data: Examples of one length, several batches of one length each, a task to draw them
             from, or inputs alone ``[batch, pos]``, which are taken in their order.
-        programs: Programs that read the same tokens; shown first is the one that answers as the
-            model does at most loops and positions.
+        programs: They read the same tokens; shown first is the one that answers as the model does
+            at most loops and positions.
         examples: How many to choose, in equal parts of each batch.
-        n_loops: Loops to show; those after which each example is asked by default, to be given
-            with inputs alone.
-        words: A word for each token; those of the task by default.
-        symbols: A word for each class of the answer, likewise.
+        n_loops: Those after which each example is asked by default; to be given with inputs alone.
+        words: For each token; those of the task by default, as ``symbols`` for each answer's class.
         asks: What the task asks, in a sentence.
         explain: From a batch of one example to how it is done by hand; said of the first.
-        plane: Two directions of the state to look along, such as those of a subspace; by default
-            the first two principal components of all states that are shown.
-        lens: What answers are read through, as :func:`~loopinterp.lenses.lens_study` reads them:
-            the model's own readout by default.
+        plane: Two directions of the state to look along; by default the first two principal
+            components of all states that are shown.
+        lens: As :func:`~loopinterp.lenses.lens_study` has it; the model's own readout by default.
         fit_on: What to fit a lens on; by default the task of the examples, with another seed.
         ranks: Answers to keep of each readout.
-        n: Problem length, or several, where a task is given.
-        batch_size: Examples of each, likewise.
+        n: Problem length, or several, where a task is given; ``batch_size`` examples of each.
         seed: Of what is drawn.
 
     Raises:
-        InputError: If a batch has examples of several lengths, an option is out of range, or the
-            lens does not fit the model.
+        InputError: If a batch has examples of several lengths, or the lens does not fit the model.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -310,8 +305,7 @@ def choose(
         right: Whether each answer is right after 0, 1, … loops; true where nothing is asked.
         is_asked: Where something is.
         settled: After how many loops each program has the whole answer for good.
-        most: Examples to choose.
-        generator: Draws the rest.
+        most: Examples to choose; the generator draws the rest.
 
     Example:
         >>> asked = torch.ones(3, 1, dtype=torch.bool)

@@ -277,9 +277,8 @@ def program_values(
 
     Args:
         program: One that reads the inputs.
-        inputs: As the model had them.
-        answers: Those of the model, after 0, 1, … loops.
-        is_asked: Where an answer is.
+        inputs: Those of the model.
+        answers: Those of the model, after 0, 1, … loops, where ``is_asked``.
         run: That of the program, where it is another than the clean one.
 
     Example:

@@ -46,12 +46,8 @@ class ExplorerWidget(anywidget.AnyWidget):
 
     Args:
         model: Any looped model.
-        data: Examples of one length, or a task to draw them from.
-        programs: Those that read the same tokens.
-        examples: How many to choose.
-        n: Problem length, where a task is given.
-        batch_size: Examples to choose from, likewise.
-        seed: Of what is drawn.
+        data: Examples of one length, or a task to draw ``batch_size`` of length ``n`` from.
+        programs: As for :func:`explore`, like ``examples`` and ``seed``.
 
     Raises:
         InputError: as :func:`explore`; on import, where anywidget is not installed.
@@ -122,11 +118,9 @@ class ExplorerWidget(anywidget.AnyWidget):
         """Show the run of an example with a state put in, and what programs say of it.
 
         Args:
-            loop: After so many loops.
-            pos: Where.
-            value: ``interchange``, ``mean`` or ``zero``.
-            example: Which of those shown.
-            source: The one of those shown whose state is put in.
+            loop: After so many loops, at the position ``pos``.
+            value: What is put in.
+            example: Which of those shown; ``source`` is the one whose state is put in.
 
         Raises:
             InputError: as :func:`explore_change`.

@@ -307,7 +307,7 @@ def write_circuit_page(circuit: Any, out: str | Path) -> Path:
     Args:
         circuit: A compiled model or its circuit, a program, an expression, or a graph that is made
             already, such as :func:`loopinterp.edges.edge_graph` gives.
-        out: The file to write.
+        out: A new file, or an earlier page.
 
     Raises:
         InputError: It is none of them, or too large to be looked at; or the file is there and no

@@ -218,11 +218,7 @@ def figure_views(
 ) -> list[FigureView]:
     """Figures with an anchor of their own each; one that cannot be drawn becomes a problem.
 
-    Args:
-        figures: As studies give them.
-        problems: Takes one for each figure that cannot be drawn.
-        numbers: Of the anchors.
-        evidence: What is told of the nodes of circuits, by name.
+    ``numbers`` are part of the anchors; ``evidence`` is told of the nodes of circuits, by name.
     """
     views = []
     for figure, number in zip(figures, numbers):
