@@ -22,7 +22,7 @@ Evidence = Mapping[str, list[tuple[str, str]]]
 
 
 def evidence_by_name(results: Mapping[str, Result], problems: list[Problem]) -> Evidence:
-    """What saved results say of selectors, variables and components; the unreadable are problems."""
+    """What results say of selectors, variables and components; the unreadable are problems."""
     facts: dict[str, list[tuple[str, str]]] = defaultdict(list)
     readers = {
         "ablation": _of_ablation,
