@@ -297,15 +297,14 @@ def _check_same(folder: Path, described: dict[str, Any]) -> None:
     saved = read_json_object(folder / CONFIG)
     differing = [name for name in described if saved.get(name) != described[name]]
     weights = "weights_sha256"
-    model, model_before = described["model"], saved.get("model")
+    model, former = described["model"], saved.get("model")
 
     def says_all(part: dict[str, Any] | str) -> bool:
         """Whether a model, and those inside it, are described by more than a class."""
         return isinstance(part, dict) and all(map(says_all, part.get("inside", {}).values()))
 
     has_weights = isinstance(model, dict) and weights in model and says_all(model)
-    known = has_weights and isinstance(model_before, dict)
-    if known and model_before | {weights: model[weights]} == model:
+    if has_weights and isinstance(former, dict) and former | {weights: model[weights]} == model:
         differing = ["weights" if name == "model" else name for name in differing]
     if not differing and has_weights:
         return
