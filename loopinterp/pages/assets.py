@@ -81,8 +81,8 @@ def page_scripts(plotly: Iterable[str]) -> list[str]:
 
 def graph_assets() -> dict[str, Markup]:
     """Style and script of all graphs of circuits, for a page that has any."""
-    files = {"style": "circuit.css", "script": "circuit.js"}
-    return {name: Markup(graph_asset(file)) for name, file in files.items()}
+    names = {"style": "circuit.css", "script": "circuit.js"}
+    return {name: Markup(graph_asset(file)) for name, file in names.items()}
 
 
 def table_download(table: pd.DataFrame, name: str) -> Download:
@@ -126,17 +126,8 @@ def explorer_asset(name: str) -> Markup:
     """The explorer's ``style``, or the ``script`` that shows the explorations of a page."""
     if name == "style":
         return Markup(read_asset("explorer.css"))
-    # Shows every exploration of the page in the element before its data.
-    return Markup(
-        f"""(() => {{
-"use strict";
-{script()}
-const shown = [...document.querySelectorAll(".exploration-json")];
-window.explored = Promise.allSettled(
-  shown.map((data) => mount(data.previousElementSibling, JSON.parse(data.textContent)))
-).then((made) => together(made.filter((one) => one.value).map((one) => one.value)));
-}})();"""
-    )
+    on_page = read_asset("explorer_page.js")
+    return Markup(f'(() => {{\n"use strict";\n{script()}\n{on_page}}})();')
 
 
 def asset(name: str) -> Markup:
