@@ -105,7 +105,6 @@ def test_a_run_goes_on_from_the_depth_that_a_model_was_trained_at() -> None:
     found = BY_NAME["extrapolation"].run(studied(model, 12))
     assert isinstance(found, dynamics.ExtrapolationResult)
     assert (found.n_loops, found.trained_loops) == (40, 4)
-    assert "right at its own 4 loops" in found.findings()[0].text
 
 
 EXAMPLES = [
@@ -170,7 +169,7 @@ def test_a_study_that_is_registered_is_made_read_and_reported(
     assert isinstance(load_result(analysis.files[of_ones_own]), StateSize)
     page = write_report(run, tmp_path / "report.html").read_text()
     section = page[page.index('<section id="convergence"') :].partition("</section>")[0]
-    assert "The state grows to" in section
+    assert "The state grows" in section
 
 
 def test_a_study_that_is_registered_is_skipped_for_other_tasks_and_has_one_name(
