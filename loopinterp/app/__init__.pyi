@@ -3,11 +3,6 @@ from . import runs as runs
 from . import session as session
 from . import workflow as workflow
 from .catalogue import STUDIES as STUDIES
-from .catalogue import Skip as Skip
-from .catalogue import SkipReason as SkipReason
-from .catalogue import Study as Study
-from .catalogue import register_study as register_study
-from .catalogue import spell_skip as spell_skip
 from .lens_page import write_lens_page as write_lens_page
 from .runs import compile_run as compile_run
 from .runs import configure as configure
@@ -18,6 +13,11 @@ from .session import Session as Session
 from .session import keep_in_memory as keep_in_memory
 from .session import load as load
 from .session import open_run as open_run
+from .study import Skip as Skip
+from .study import SkipReason as SkipReason
+from .study import Study as Study
+from .study import register_study as register_study
+from .study import spell_skip as spell_skip
 from .workflow import Analysis as Analysis
 from .workflow import DemoPages as DemoPages
 from .workflow import analyze_model as analyze_model

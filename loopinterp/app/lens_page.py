@@ -6,65 +6,68 @@ Its cells are what a lens reads after each loop; see :func:`~loopinterp.pages.ex
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from loopinterp import adapters, lenses, pages, zoo
 from loopinterp.app.session import open_run
+from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.progress import showing
+from loopinterp.core.settings import Seed
 from loopinterp.core.storage import read_json_object
 from loopinterp.lenses.lens_fits import FITTED, LensName
 from loopinterp.models.checkpoints import HUB
 from loopinterp.models.run_inputs import refuse
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Literal
+
     from loopinterp.lenses import FittedLens
     from loopinterp.pages import Exploration
 
 
+@checked
 def write_lens_page(
     model: str | Path,
     prompt: str,
     *,
     lens: str | Path | FittedLens = "coda",
     out: str | Path | None = None,
-    n_loops: int | None = None,
+    n_loops: Loops | None = None,
     device: str = "auto",
     trust_remote_code: bool = False,
     progress: bool = True,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> tuple[Path, Exploration]:
-    """Write what a lens reads of one prompt at each loop: one HTML file that works offline.
+    """Write the page of what a lens reads of one prompt at each loop: one HTML file, works offline.
+
+    Returned are the page and what it shows.
 
     Args:
         model: The folder of a run; the name of a model of the zoo; the folder of a published
             model's checkpoint, as ``save_pretrained`` writes it; or its name on the Hugging Face
             hub (``hf:owner/name``), whose weights are then fetched.
-        prompt: What the model reads: in the words of its task (see
-            :func:`~loopinterp.pages.typed_example`), or any text to a published model.
+        prompt: In the words of the model's task (see :func:`~loopinterp.pages.typed_example`), or
+            any text to a published model.
         lens: ``coda``, the model's own readout; ``logit``; ``tuned`` or ``jacobian``, fitted first
             to samples of the run's task; or the file of a fitted lens.
-        out: The file to write; ``lens.html`` in the folder of a run, or else in the current one.
-        n_loops: Loops to show; those after which the model is asked by default, or those of the
-            fitted lens.
+        out: ``lens.html`` by default, in the folder of a run, or else in the current one.
+        n_loops: Those after which the model is asked by default, or those of the fitted lens.
         device: ``auto``, ``cpu`` or ``cuda``.
         trust_remote_code: Run the code beside a published model's weights, where ``transformers``
             has none for it.
         progress: Whether to show bars.
-        seed: Seed of the samples that a lens is fitted to.
-
-    Returns:
-        The page, and what it shows.
+        seed: Of the samples that a lens is fitted to.
 
     Raises:
         InputError: If there is no such model or lens, the lens does not fit it, the prompt is none
             of its own, or ``out`` is a file that is no such page.
     """
     kind = _kind_of(model)
-    chosen = _lens(lens)
+    chosen = _read_lens(lens)
     if kind == "published" and chosen in FITTED:
         raise InputError(
             "lens",
@@ -80,47 +83,37 @@ def write_lens_page(
             "none for a model of ours, beside which lies no code",
             "Leave it out.",
         )
-    page = pages.need_page(
-        (Path(model) if kind == "run" else Path()) / "lens.html" if out is None else out
-    )
+    folder = Path(model) if kind == "run" else Path()
+    page = pages.need_page(folder / "lens.html" if out is None else out)
     options: dict[str, Any] = {"lens": chosen, "n_loops": n_loops, "seed": seed}
     with showing(progress):
         if kind == "published":
             hub = str(model).startswith(HUB)
             name = str(model) if hub else Path(model).resolve().name
-            result = _published(str(model), prompt, device, trust_remote_code, progress, options)
+            with _bars_of_transformers(progress):
+                studied, tokens, words = _published(str(model), prompt, device, trust_remote_code)
+            result = pages.explore(studied, tokens, words=words, symbols=words, **options)
         else:
-            folder = zoo.load_pretrained(str(model)).folder if kind == "zoo" else model
-            studied = open_run(folder, seed=seed, device=device)
-            name = studied.name
-            result = pages.explore(
-                studied.model,
-                pages.typed_example(studied.task, prompt),
-                programs=studied.programs(),
-                asks=studied.task.describe(),
-                **options,
-            )
+            run = zoo.load_pretrained(str(model)).folder if kind == "zoo" else model
+            session = open_run(run, seed=seed, device=device)
+            name, task = session.name, session.task
+            example, known = pages.typed_example(task, prompt), session.programs()
+            options |= {"programs": known, "asks": task.describe()}
+            result = pages.explore(session.model, example, **options)
     title = f"{name}: {prompt.strip()}"
     return pages.write_results({"explorer": result}, page, title=title), result
 
 
-def _published(
-    name: str,
-    prompt: str,
-    device: str,
-    trust_remote_code: bool,
-    progress: bool,
-    options: dict[str, Any],
-) -> Exploration:
+def _published(name: str, prompt: str, device: str, trust_remote_code: bool) -> tuple[Any, ...]:
+    """A published model, the tokens of a prompt, and a word for each token."""
     from loopinterp.training.device import resolve_device
 
     where = resolve_device(device)  # refused before anything is fetched
-    with _bars_of_transformers(progress):
-        tokenizer = adapters.load_tokenizer(name, trust_remote_code=trust_remote_code)
-        model = adapters.load_published(name, trust_remote_code=trust_remote_code, device=where)
+    tokenizer = adapters.load_tokenizer(name, trust_remote_code=trust_remote_code)
+    model = adapters.load_published(name, trust_remote_code=trust_remote_code, device=where)
     tokens = adapters.tokenize(tokenizer, prompt, n_ctx=model.config.n_ctx)
-    words = adapters.TokenWords(tokenizer, max(model.config.d_vocab, model.config.d_vocab_out))
-    return pages.explore(model, tokens, words=words, symbols=words, **options)
+    n_words = max(model.config.d_vocab, model.config.d_vocab_out)
+    return model, tokens, adapters.TokenWords(tokenizer, n_words)
 
 
 @contextmanager
@@ -138,8 +131,7 @@ def _bars_of_transformers(shown: bool) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _kind_of(model: str | Path) -> str:
-    """What is named: "run", "zoo" or "published"."""
+def _kind_of(model: str | Path) -> Literal["run", "zoo", "published"]:
     text, path = str(model), Path(model)
     if text.startswith(HUB):  # also where there is a folder of that name
         return "published"
@@ -159,7 +151,7 @@ def _kind_of(model: str | Path) -> str:
     )
 
 
-def _lens(lens: str | Path | FittedLens) -> LensName | FittedLens | Any:
+def _read_lens(lens: str | Path | FittedLens) -> Any:
     """A lens by its name, or out of its file."""
     if isinstance(lens, lenses.FittedLens) or lens in get_args(LensName):
         return lens

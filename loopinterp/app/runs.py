@@ -6,22 +6,19 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pydantic import PositiveInt
 
 from loopinterp import compiler, pages, programs, tasks, training
-from loopinterp.core.errors import ConfigError, InputError, check_choice, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import ConfigError, InputError, check_choice
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import Owner, record_how_it_was_made, record_training
+from loopinterp.core.settings import Seed
 from loopinterp.core.storage import read_json
 
-if TYPE_CHECKING:
-    pass
-
-
 DEMO_RECIPE = "addition"
-
-DISGUISES = ("distract", "permute", "superpose", "rotate")
-"""What can be done to a compiled model so that its circuit is not to be seen in its weights."""
 
 
 def configure(
@@ -36,13 +33,13 @@ def configure(
     """The configuration that a ``train`` command asks for.
 
     Args:
-        task: Name of a task; its recipe is the start, if its models generalise.
+        task: Its recipe is the start, if its models generalise.
         recipe: Name of a recipe, where it is not the task's own.
         file: JSON of a configuration, instead of a recipe.
         settings: ``key=value`` each.
         flags: Settings with an option of their own; None where the option was not given.
-        without_recipe: Whether the start is the demo's model, fitted to the task's inputs and
-            outputs, of which nobody has measured what it learns.
+        without_recipe: Start from the demo's model, fitted to the task's inputs and outputs, of
+            which nobody has measured what it learns.
 
     Raises:
         InputError: If nothing says what to train, two things say it differently, or the task has
@@ -77,16 +74,16 @@ def configure(
             given=repr(task),
             fix="Leave --task out, or start from something made for that task.",
         )
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    set_by_flag = {name: value for name, value in (flags or {}).items() if value is not None}
     for setting in settings:
-        if (key := setting.partition("=")[0].strip()) in given:
+        if (key := setting.partition("=")[0].strip()) in set_by_flag:
             raise ConfigError(
                 key,
                 expected="it once",
                 given=f"--{key} and --set {setting}",
                 fix="Leave one of them out.",
             )
-    flagged = (f"{name}={json.dumps(value)}" for name, value in given.items())
+    flagged = (f"{name}={json.dumps(value)}" for name, value in set_by_flag.items())
     return training.apply_settings(config, [*settings, *flagged])
 
 
@@ -111,12 +108,8 @@ def _recipe_of(name: str) -> training.TrainingConfig:
 def _plain_config(name: str) -> training.TrainingConfig:
     """The demo's recipe, fitted to the inputs and outputs of a task that has none of its own."""
     task, start = tasks.get_task(name), training.RECIPES[DEMO_RECIPE]
-    model = dataclasses.replace(
-        start.model,
-        d_vocab=task.d_vocab,
-        d_features=task.d_features,
-        d_vocab_out=task.d_vocab_out,
-    )
+    sizes = {size: getattr(task, size) for size in ("d_vocab", "d_features", "d_vocab_out")}
+    model = dataclasses.replace(start.model, **sizes)
     return start.replace(task=name, model=model, distribution=None)
 
 
@@ -142,13 +135,14 @@ def train_finite_run(
     return stages
 
 
+@checked
 def compile_run(
     program: str,
     out: str | Path,
     *,
-    max_length: int,
+    max_length: PositiveInt,
     disguises: Sequence[str] = (),
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> training.Run:
     """Compile a program into a run that is analysed and reported like a trained one.
 
@@ -156,8 +150,9 @@ def compile_run(
         program: Name of a stock program.
         out: A folder without a run.
         max_length: Greatest problem length that the model has room for.
-        disguises: Of :data:`DISGUISES`, in the order in which they are put on.
-        seed: Seed of the disguises.
+        disguises: ``distract``, ``permute``, ``superpose``, ``rotate``, in the order in which they
+            are put on.
+        seed: Of the disguises.
 
     Raises:
         InputError: If a name is unknown, the program cannot be compiled, or the folder is taken.
@@ -167,9 +162,8 @@ def compile_run(
     folder = Path(out)
     need_free_folder(folder)
     chosen = programs.get_program(program)
-    check_integer("max_length", max_length, least=1)
     for disguise in disguises:
-        check_choice("disguise", disguise, DISGUISES)
+        check_choice("disguise", disguise, ("distract", "permute", "superpose", "rotate"))
     task = tasks.get_task(chosen.task, **chosen.task_settings)
     compiled = compiler.compile_program(
         chosen, max_length=task.n_positions(max_length), n_outputs=task.d_vocab_out
@@ -179,15 +173,16 @@ def compile_run(
     compiled.circuit.save(folder / MODEL)
     origin = ", ".join([f"compiled from the program {program}", *compiled.circuit.disguises])
     config = given_model_config(compiled.model, task, max_n=max_length, origin=origin)
-    options = [f"--max-length {max_length}", *(f"--disguise {name}" for name in disguises)]
-    options += [f"--seed {seed}"] if disguises else []
-    command = f"loopinterp compile {program} {' '.join(options)} --out NEW"
+    hidden = "".join(f"--disguise {name} " for name in disguises)
+    hidden += f"--seed {seed} " if disguises else ""
+    command = f"loopinterp compile {program} --max-length {max_length} {hidden}--out NEW"
     owner = Owner(config=config_hash(config.to_dict()))
     record_how_it_was_made(folder, command=command, owner=owner)
     # The configuration comes last: a kill before leaves a folder that is no run.
     return training.Run.of_given_model(compiled.model, folder, config)
 
 
+@checked
 def sweep_file(
     file: str | Path,
     out: str | Path,
@@ -195,7 +190,7 @@ def sweep_file(
     settings: Sequence[str] = (),
     scale: str | None = None,
     only: Sequence[str] = (),
-    jobs: int | None = None,
+    jobs: PositiveInt | None = None,
     cluster: str | None = None,
     cluster_options: Sequence[str] = (),
     progress: bool = True,
@@ -206,7 +201,7 @@ def sweep_file(
         file: The experiment, as :class:`~loopinterp.training.Sweep` has it.
         out: Folder of its runs, table and page; see :func:`~loopinterp.training.run_sweep`.
         settings: More changes of the base, ``key=value`` each.
-        scale: ``laptop`` or ``paper``, of those that it has.
+        scale: One of those that it has (``laptop``, ``paper``).
         only: Settings to run now; all if empty.
         jobs: Processes, or most jobs at the same time on a cluster.
         cluster: ``slurm``, to run each cell as a job there.

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import PositiveInt
 
-from loopinterp.core.errors import CheckpointError, InputError, check_integer, check_seed
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import CheckpointError, InputError, check_integer
 from loopinterp.core.results import SUFFIX, config_hash, load_result
 from loopinterp.core.run_files import Owner, spell_mismatch
+from loopinterp.core.settings import Seed
 from loopinterp.core.storage import (
     digest_tensors,
     json_default,
@@ -45,9 +48,6 @@ if TYPE_CHECKING:
     from loopinterp.models import LoopedModel, LoopedTransformer
     from loopinterp.tasks import Batch, Task
 
-RESULTS = "results"
-"""The folder of saved results inside a run."""
-
 MOST_LOOPS = 100
 """Studies that follow every loop take no longer inputs than need so many."""
 
@@ -64,13 +64,12 @@ class Session(ShortRepr):
 
     Attributes:
         model: Any looped model; its attribute ``n_ctx``, if it has one, is its room for positions.
-        task: What it is asked.
         folder: Where its results are saved, under ``results/``.
         owner: The run as it is now, to which results belong.
         cutoff: Greatest problem length that it was trained on, or made for.
         trained: Whether it was trained in that folder.
-        distribution: Input distribution of the examples; the task's first if None.
-        seed: Seed of the examples.
+        distribution: Of the examples; the task's first if None.
+        seed: Of the examples.
         asked_length: The problem length that studies draw, where one was asked for.
     """
 
@@ -86,13 +85,12 @@ class Session(ShortRepr):
 
     @property
     def name(self) -> str:
-        """That of its folder."""
         return self.folder.resolve().name
 
     @property
     def results(self) -> Path:
         """Where its results are saved."""
-        return self.folder / RESULTS
+        return self.folder / "results"
 
     def save(self, result: Result, name: str) -> Path:
         """Save a result among the run's; its provenance says that it is the run's."""
@@ -115,13 +113,6 @@ class Session(ShortRepr):
             )
         return path
 
-    def with_room(self, n: int) -> int:
-        """The greatest length up to n that its task can draw and its position table has room for.
-
-        Where there is none, the shortest that its task can draw.
-        """
-        return self._greatest(n, lambda k: True)
-
     def length(self, n: int) -> int:
         """The greatest problem length up to n that it has room for, and that stays quick.
 
@@ -129,23 +120,25 @@ class Session(ShortRepr):
         """
         if self.asked_length is not None:
             return self.asked_length
-        return self._greatest(n, lambda k: self.n_loops(k) <= MOST_LOOPS)
+        return self.with_room(n, lambda k: self.n_loops(k) <= MOST_LOOPS)
 
     def affordable(self, n: int) -> int:
-        """The greatest length up to n that it has room for, within :data:`MOST_WORK`.
+        """The greatest length up to n that it has room for, within :data:`MOST_WORK`."""
+        seen = reach(self.model)
 
-        The work of an example is its loops times the pairs of positions that attention compares:
-        without a window, the positions squared.
+        def fits(k: int) -> bool:
+            # Loops times the pairs of positions that attention compares: without a window, all.
+            positions = self.task.n_positions(k)
+            width = positions if seen is None else min(seen + 1, positions)
+            return max(self.n_loops(k), 1) * positions * width <= MOST_WORK
+
+        return self.with_room(n, fits)
+
+    def with_room(self, n: int, fits: Callable[[int], bool] = lambda k: True) -> int:
+        """The greatest length up to n that fits, that its task can draw and its table has room for.
+
+        Where there is none, the shortest that its task can draw.
         """
-        return self._greatest(n, lambda k: self._work(k) <= MOST_WORK)
-
-    def _work(self, n: int) -> int:
-        positions, seen = self.task.n_positions(n), reach(self.model)
-        width = positions if seen is None else min(seen + 1, positions)
-        return max(self.n_loops(n), 1) * positions * width
-
-    def _greatest(self, n: int, fits: Callable[[int], bool]) -> int:
-        """The greatest length up to n with room that fits, or else the shortest of the task."""
         room = declared(self.model, "n_ctx")
         k = longest_length(self.task, n)
         while not fits(k) or (room is not None and self.task.n_positions(k) > room):
@@ -156,11 +149,7 @@ class Session(ShortRepr):
         return k
 
     def at_length(self, n: int) -> Session:
-        """The same model, of which all studies that draw examples ask this one length.
-
-        Raises:
-            InputError: If its task has no such length, or it has no room for it.
-        """
+        """The same model, of which all studies that draw examples ask this one length."""
         check_integer("length", n, least=1, far=MOST_TOKENS)
         check_size(self.task, n, 1, "length")
         longest, room = longest_length(self.task, n), declared(self.model, "n_ctx")
@@ -177,14 +166,15 @@ class Session(ShortRepr):
 
     def n_loops(self, n: int) -> int:
         """Loops after which it answers problems of length n: T(n), or what its rule makes of it."""
-        rule, asked = rule_of(self.model), self.task.n_loops(n)
-        return asked if rule is None else int(rule.loops_for(torch.tensor(asked)))
+        rule, required = rule_of(self.model), self.task.n_loops(n)
+        return required if rule is None else int(rule.loops_for(torch.tensor(required)))
+
+    def examples(self, times: int, batch_size: int) -> Batch:
+        """Examples of so many times the greatest training length, as far as that stays quick."""
+        return self.sample(self.length(times * self.cutoff), batch_size)
 
     def sample(self, n: int, batch_size: int, *, distribution: str | None = None) -> Batch:
-        """Examples of one length; of the run's own distribution if None is given.
-
-        They ask for T(n); each study asks them of the model after the loops that it makes.
-        """
+        """Examples of one length, asked after T(n) loops; of the run's own distribution if None."""
         batch = self.task.sample(
             n,
             batch_size=batch_size,
@@ -206,23 +196,23 @@ class Session(ShortRepr):
         return [name for name in list_programs() if fits(name)]
 
 
-def open_run(folder: str | Path, *, seed: int = 0, device: str = "auto") -> Session:
+@checked
+def open_run(folder: str | Path, *, seed: Seed = 0, device: str = "auto") -> Session:
     """A run's model and task, on a device, ready for studies.
 
     Raises:
         CheckpointError: If the folder holds no run, or its files are damaged.
         InputError: If the device is not there, or the seed is out of range.
     """
-    check_seed(seed)
     run = Run.load(folder)
     model = _ready(run, device)
-    # Of the weights that were read, not of the file, which a training may replace at any time.
-    weights = digest_tensors(own_weights(model))
+    config = config_hash(read_json(run.folder / CONFIG))
     return Session(
         model=model,
         task=model.task,
         folder=run.folder,
-        owner=Owner(config=config_hash(read_json(run.folder / CONFIG)), weights=weights),
+        # Of the weights that were read, not of the file, which a training may replace at any time.
+        owner=Owner(config=config, weights=digest_tensors(own_weights(model))),
         cutoff=run.cutoff,
         trained=run.is_trained,
         distribution=run.config.distribution,
@@ -240,28 +230,27 @@ def load(folder: str | Path, *, device: str = "cpu") -> LoopedTransformer:
         device: ``cpu``, ``cuda``, or ``auto``.
 
     Raises:
-        CheckpointError: If the folder holds no run, or its files are damaged.
-        InputError: If the device is not there.
+        CheckpointError: As :func:`open_run`, or an InputError.
     """
     return _ready(Run.load(folder), device)
 
 
 def _ready(run: Run, device: str) -> LoopedTransformer:
-    """The model of a run, on a device, with its task."""
     model = run.model(resolve_device(device)).eval()
     model.task = run.task()
     return model
 
 
+@checked
 def keep_in_memory(
     model: LoopedModel | Any,
     task: Task,
     folder: str | Path,
     *,
-    max_n: int,
+    max_n: PositiveInt,
     origin: str,
     distribution: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Session:
     """A model that stays in memory, with a folder for its results and its report.
 
@@ -284,12 +273,12 @@ def keep_in_memory(
         **({"data_sha256": digests} if digests else {}),
         "model": describe_model(model),
         IN_MEMORY: type(model).__name__,
-        "max_n": check_integer("max_n", max_n, least=1),
+        "max_n": max_n,
         "origin": origin,
         "distribution": distribution,
     }
     if (folder / CONFIG).is_file():
-        _need_same(folder, json.loads(json.dumps(described, default=json_default)))
+        _check_same(folder, json.loads(json.dumps(described, default=json_default)))
     else:
         write_json(folder / CONFIG, described)
     return Session(
@@ -303,28 +292,27 @@ def keep_in_memory(
     )
 
 
-def _need_same(folder: Path, described: dict[str, Any]) -> None:
+def _check_same(folder: Path, described: dict[str, Any]) -> None:
     """Raise unless a folder holds the results of this very model, as far as can be known."""
-    kept = read_json_object(folder / CONFIG)
-    given = ", ".join(name for name in described if kept.get(name) != described[name])
+    saved = read_json_object(folder / CONFIG)
+    differing = [name for name in described if saved.get(name) != described[name]]
     weights = "weights_sha256"
-    model, before = described["model"], kept.get("model")
-    has_weights = isinstance(model, dict) and weights in model and _says_all(model)
-    if has_weights and isinstance(before, dict) and before | {weights: model[weights]} == model:
-        given = given.replace("model", "weights")
-    if given or not has_weights:
-        raise InputError(
-            f"output folder {folder}",
-            expected="a folder without a run, or the one of the same model before",
-            given=f"one of a run that differs in: {given}"
-            if given
-            else "one of a model without weights, of which it is not known whether it is this one",
-            fix="Choose another folder."
-            if has_weights
-            else "Choose another folder, or make the model a torch.nn.Module.",
-        )
+    model, former = described["model"], saved.get("model")
 
+    def says_all(part: dict[str, Any] | str) -> bool:
+        """Whether a model, and those inside it, are described by more than a class."""
+        return isinstance(part, dict) and all(map(says_all, part.get("inside", {}).values()))
 
-def _says_all(model: dict[str, Any] | str) -> bool:
-    """Whether what is said of a model, and of those inside it, is more than a class."""
-    return isinstance(model, dict) and all(map(_says_all, model.get("inside", {}).values()))
+    has_weights = isinstance(model, dict) and weights in model and says_all(model)
+    if has_weights and isinstance(former, dict) and former | {weights: model[weights]} == model:
+        differing = ["weights" if name == "model" else name for name in differing]
+    if not differing and has_weights:
+        return
+    unknown = "one of a model without weights, of which it is not known whether it is this one"
+    fix = "Choose another folder, or make the model a torch.nn.Module."
+    raise InputError(
+        f"output folder {folder}",
+        expected="a folder without a run, or the one of the same model before",
+        given=f"one of a run that differs in: {', '.join(differing)}" if differing else unknown,
+        fix="Choose another folder." if has_weights else fix,
+    )

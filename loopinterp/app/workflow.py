@@ -8,86 +8,72 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pydantic import NonNegativeInt, PositiveInt
+
 from loopinterp import models, pages, training, zoo
-from loopinterp.app.catalogue import STUDIES, spell_skip
+from loopinterp.app.catalogue import STUDIES
 from loopinterp.app.runs import DEMO_RECIPE, configure, train_run
 from loopinterp.app.session import Session, keep_in_memory, open_run
+from loopinterp.app.study import spell_skip
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_choice
 from loopinterp.core.progress import Stages
 from loopinterp.core.results import SUFFIX
 from loopinterp.core.run_files import record_how_it_was_made
+from loopinterp.core.settings import Seed
 
 if TYPE_CHECKING:
-    from loopinterp.app.catalogue import Skip, Study
+    from loopinterp.app.study import Skip, Study
     from loopinterp.core.results import Finding, Result
     from loopinterp.models import LoopedModel
     from loopinterp.tasks import Task
     from loopinterp.training.evaluation import EvaluationResult
 
 
-DEMO_SAMPLES = 200
-"""Examples for each length: enough to tell .99 from .95, in a minute at 144 positions."""
-
-FINITE_MODEL = "addition-finite"
-"""The zoo's model that the demo puts beside its own, and what is asked of it."""
-
-FINITE_STUDIES = ("explorer", "convergence", "decompilation")
-
-FINITE_TIMES = (1, 2, 4)
-"""Its answers are looked at at so many times its cutoff, and its program at twice that."""
-
-STOPPING: Mapping[str, models.StoppingRule] = MappingProxyType(
-    {
-        "max-confidence": models.MaxConfidence(),
-        "max-confidence-batch": models.MaxConfidence(per="batch"),
-        "residual": models.ResidualBelow(0.03),
-        "readout-kl": models.ReadoutKL(5e-4),
-        "acceleration": models.AccelerationBelow(0.03),
-        "answer-held": models.AnswerHeld(3),
-    }
-)
+STOPPING: Mapping[str, models.StoppingRule] = {
+    "max-confidence": models.MaxConfidence(),
+    "max-confidence-batch": models.MaxConfidence(per="batch"),
+    "residual": models.ResidualBelow(0.03),
+    "readout-kl": models.ReadoutKL(5e-4),
+    "acceleration": models.AccelerationBelow(0.03),
+    "answer-held": models.AnswerHeld(3),
+}
 """Rules that read the answer without being told T(n), by the names that a command has for them."""
 
 CALIBRATED = "calibrated"
 """The rule that is learned from right answers of training lengths."""
 
-_CALIBRATION_LENGTHS = 6
-
-UNFINISHED_GRID = "grid.unfinished.safetensors"
-"""In a run's folder: the cells of a grid that was stopped."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What :func:`analyze_run` found.
+    """What :func:`analyze_run` found, by study.
 
     Attributes:
-        results: The result of each study.
-        files: Where each was saved.
-        skipped: Studies that do not apply to this model, each with the reason.
-        left_out: Studies that ask nothing of its task, likewise.
+        results: Also in ``files``.
+        skipped: Why a study does not apply to this model.
+        left_out: Likewise of studies that ask nothing of its task.
     """
 
-    results: dict[str, Result]
-    files: dict[str, Path]
-    skipped: dict[str, Skip]
-    left_out: dict[str, Skip]
+    results: dict[str, Result] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)
+    skipped: dict[str, Skip] = field(default_factory=dict)
+    left_out: dict[str, Skip] = field(default_factory=dict)
 
 
+@checked
 def evaluate_run(
     run: str | Path | Session,
     *,
-    lengths: Sequence[int] | None = None,
+    lengths: Sequence[PositiveInt] | None = None,
     distributions: Sequence[str] | None = None,
-    loops: Sequence[int] = (),
+    loops: Sequence[NonNegativeInt] = (),
     stop: Sequence[str] = (),
-    samples: int = 300,
-    seed: int = 0,
+    samples: PositiveInt = 300,
+    seed: Seed = 0,
     device: str = "auto",
     progress: bool = True,
 ) -> EvaluationResult:
@@ -104,7 +90,7 @@ def evaluate_run(
             :data:`STOPPING`, with its number if wanted (``residual=0.01``), or
             :data:`CALIBRATED`.
         samples: Examples for each length and distribution.
-        seed: Seed of the examples.
+        seed: Of the examples.
         device: ``auto``, ``cpu`` or ``cuda``.
         progress: Whether to say what is being done.
     """
@@ -133,13 +119,14 @@ def evaluate_run(
     return result
 
 
+@checked
 def grid_run(
     folder: str | Path,
     *,
-    to: int,
-    loops: Sequence[int] = (1, 2, 4, 8, 16, 32),
-    samples: int = 100,
-    seed: int = 0,
+    to: PositiveInt,
+    loops: Sequence[NonNegativeInt] = (1, 2, 4, 8, 16, 32),
+    samples: PositiveInt = 100,
+    seed: Seed = 0,
     device: str = "auto",
     progress: bool = True,
 ) -> training.OperandGrid:
@@ -148,14 +135,12 @@ def grid_run(
     Args:
         folder: The run.
         to: Greatest length of each operand.
-        loops: Numbers of loops.
+        loops: Numbers of loops to read the answer after.
         samples: Examples for each pair of lengths.
-        seed: Seed of the examples.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        progress: Whether to say what is being done.
+        seed: As for :func:`evaluate_run`, like ``device`` and ``progress``.
     """
     model = open_run(folder, seed=seed, device=device)
-    unfinished = model.folder / UNFINISHED_GRID
+    unfinished = model.folder / "grid.unfinished.safetensors"
     with Stages(model.folder, show=progress).stage("grid", "is it right at all pairs of lengths?"):
         result = training.operand_grid(
             model.model,
@@ -188,16 +173,13 @@ def calibrate_stopping(model: Session) -> models.LengthLine:
 
 def _calibration_lengths(model: Session) -> list[int]:
     last = model.affordable(model.cutoff)
-    steps = min(_CALIBRATION_LENGTHS, last - last // 2 + 1) - 1
-    return sorted(
-        {
-            model.affordable(max(last // 2 + k * (last - last // 2) // max(steps, 1), 1))
-            for k in range(steps + 1)
-        }
-    )
+    upper = last - last // 2
+    steps = min(6, upper + 1) - 1
+    lengths = (last // 2 + k * upper // max(steps, 1) for k in range(steps + 1))
+    return sorted({model.affordable(max(n, 1)) for n in lengths})
 
 
-def stopping_rules(wanted: Sequence[str]) -> dict[str, models.StoppingRule]:
+def stopping_rules(names: Sequence[str]) -> dict[str, models.StoppingRule]:
     """Stopping rules as a command line names them, by the names that results show.
 
     Example:
@@ -208,34 +190,31 @@ def stopping_rules(wanted: Sequence[str]) -> dict[str, models.StoppingRule]:
         InputError: If a rule is unknown, or its number is out of range.
     """
     rules: dict[str, models.StoppingRule] = {}
-    for text in wanted:
-        name, _, given = text.partition("=")
-        rule = STOPPING[check_choice("stopping rule", name, [*STOPPING])]
+    for text in names:
+        name, _, number = text.partition("=")
+        rule: Any = STOPPING[check_choice("stopping rule", name, [*STOPPING])]
         try:
-            rule = _with_number(rule, given) if given else rule
+            if number and isinstance(rule, models.AnswerHeld):
+                rule = dataclasses.replace(rule, hold=int(number))
+            elif number:
+                rule = dataclasses.replace(rule, tolerance=float(number))
         except InputError:  # by the rule itself, of a number that is none of its
             raise
         except (TypeError, ValueError):
+            spelled = (
+                f"{other}={'LOOPS' if isinstance(default, models.AnswerHeld) else 'TOLERANCE'}"
+                if default.tolerance is not None
+                else other
+                for other, default in STOPPING.items()
+            )
             raise InputError(
                 "stopping rule",
-                expected=f"{', '.join(map(_spelled, STOPPING))} or {CALIBRATED}",
+                expected=f"{', '.join(spelled)} or {CALIBRATED}",
                 given=repr(text),
                 fix="Write residual=0.03, for instance.",
             ) from None
         rules[_label(name, rule)] = rule
     return rules
-
-
-def _with_number(rule: Any, given: str) -> models.StoppingRule:
-    if isinstance(rule, models.AnswerHeld):
-        return dataclasses.replace(rule, hold=int(given))
-    return dataclasses.replace(rule, tolerance=float(given))
-
-
-def _spelled(name: str) -> str:
-    rule = STOPPING[name]
-    number = "LOOPS" if isinstance(rule, models.AnswerHeld) else "TOLERANCE"
-    return f"{name}={number}" if rule.tolerance is not None else name
 
 
 def _label(name: str, rule: models.StoppingRule) -> str:
@@ -245,12 +224,13 @@ def _label(name: str, rule: models.StoppingRule) -> str:
     return f"{label} < {rule.tolerance:g}" if rule.tolerance else label
 
 
+@checked
 def analyze_run(
     run: str | Path | Session,
     *,
     studies: Sequence[str] | None = None,
     length: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     device: str = "auto",
     progress: bool = True,
 ) -> Analysis:
@@ -262,9 +242,7 @@ def analyze_run(
             that can say nothing of this model left out with the reason.
         length: Problem length of the examples; each study's own if None, which the training
             cutoff, the task and the model's room decide.
-        seed: Seed of the examples.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        progress: Whether to say what is being done.
+        seed: As for :func:`evaluate_run`, like ``device`` and ``progress``.
 
     Raises:
         InputError: If a study that was asked for is unknown, can say nothing of this model, or
@@ -274,14 +252,17 @@ def analyze_run(
     model = run if isinstance(run, Session) else open_run(run, seed=seed, device=device)
     model = model if length is None else model.at_length(length)
     stages = Stages(model.folder, show=progress, owner=model.owner)
-    done = Analysis(results={}, files={}, skipped={}, left_out={})
+    done = Analysis()
     chosen = [s for s in STUDIES if (s.name in studies if studies else s.serves(model))]
-    checked = _check_studies(chosen, model) if studies else []
-    if not studies:
+    if studies:
+        _check_studies(chosen, model)
+    else:
         others = [s for s in STUDIES if not s.serves(model)]
         done.left_out.update({s.name: skip for s in others if (skip := s.skipped(model))})
     for study in chosen:
-        if study not in checked and (skip := study.skipped(model)):
+        # What was asked for was checked before, but for what the others' results decide.
+        unchecked = not studies or study.needs in studies
+        if unchecked and (skip := study.skipped(model)):
             if studies:
                 raise _not_applicable(study, skip)
             stages.skip(study.name, spell_skip(skip))
@@ -295,34 +276,26 @@ def analyze_run(
 
 
 def _check_names(studies: Sequence[str] | None) -> None:
-    """Refuse names that are no study's."""
     for name in studies or ():
         check_choice("study", name, [study.name for study in STUDIES])
 
 
-def _check_studies(chosen: Sequence[Study], model: Session) -> list[Study]:
-    """Refuse studies that cannot be run before the first one begins.
-
-    Returns:
-        Those that can whatever the others find: what is asked of them need not be asked again.
-    """
+def _check_studies(chosen: Sequence[Study], model: Session) -> None:
+    """Refuse studies that cannot be run before the first one begins."""
     names = {study.name for study in chosen}
     for study in chosen:
         if skip := study.skipped(model):
             raise _not_applicable(study, skip)
-        needed = study.needs
-        if needed is None or needed in names:
+        if study.needs is None or study.needs in names:
             continue
-        if (model.results / f"{needed}{SUFFIX}").is_file():
-            model.own_file(needed)  # refused if it is of other weights
-        else:
+        if not (model.results / f"{study.needs}{SUFFIX}").is_file():
             raise InputError(
                 f"study {study.name!r}",
-                expected=f"a run with the result of the study {needed!r}",
+                expected=f"a run with the result of the study {study.needs!r}",
                 given="one without it",
-                fix=f"Add --study {needed}.",
+                fix=f"Add --study {study.needs}.",
             )
-    return [study for study in chosen if study.needs not in names]
+        model.own_file(study.needs)  # refused if it is of other weights
 
 
 def _not_applicable(study: Study, skip: Skip) -> InputError:
@@ -336,13 +309,7 @@ def _not_applicable(study: Study, skip: Skip) -> InputError:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoPages:
-    """What :func:`demo` writes.
-
-    Attributes:
-        report: Of the model that it trains.
-        finite: Of the zoo's finite-state model.
-        comparison: Both side by side.
-    """
+    """Reports of the model that ``demo`` trains, of a finite-state model, and of both together."""
 
     report: Path
     finite: Path
@@ -361,32 +328,36 @@ def demo(
 
     Args:
         out: Folder of the run; one that was stopped is gone on with.
-        seed: Seed of weights, data and studies; the recipe's if None.
+        seed: Of weights, data and studies; the recipe's if None.
         settings: Changes to the demo's recipe, ``key=value`` each.
         threads: CPU threads; the recipe's if None.
         progress: Whether to say what is being done.
-
-    Returns:
-        The pages.
     """
     from loopinterp.training.device import cpu_threads
 
     flags = {"seed": seed, "threads": threads}
     config = configure(recipe=DEMO_RECIPE, settings=settings, flags=flags)
     stages = Stages(show=progress)
-    comparison, beside = Path(out) / "comparison.html", Path(out) / "finite-state"
-    for page in (Path(out) / "report.html", beside / "report.html", comparison):
+    comparison, finite_folder = Path(out) / "comparison.html", Path(out) / "finite-state"
+    for page in (Path(out) / "report.html", finite_folder / "report.html", comparison):
         pages.need_page(page)  # refused before minutes are spent
-    finite = zoo.load_pretrained(FINITE_MODEL, beside).folder
+    finite = zoo.load_pretrained("addition-finite", finite_folder).folder
     with stages.stage("train", f"{config.steps} steps on {config.task}"):
         run = train_run(config, out, progress=progress)
+    options: dict[str, Any] = {"seed": config.seed, "progress": progress}
+    # 200 examples for each length tell .99 from .95, in a minute at 144 positions.
+    samples = {"samples": 200, **options}
+    cutoff = training.Run.load(finite).cutoff
     with cpu_threads(config.threads):
-        evaluate_run(run.folder, samples=DEMO_SAMPLES, seed=config.seed, progress=progress)
-        analyze_run(run.folder, seed=config.seed, progress=progress)
-        _study_finite(finite, seed=config.seed, progress=progress)
-    given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
-    given += [f" --set {shlex.quote(setting)}" for setting in settings]
-    command = f"loopinterp demo --out {shlex.quote(str(out))}{''.join(given)}"
+        evaluate_run(run.folder, **samples)
+        analyze_run(run.folder, **options)
+        # Of the finite-state model what takes a minute: its answers, and at one length its program.
+        evaluate_run(finite, lengths=[cutoff, 2 * cutoff, 4 * cutoff], **samples)
+        analyze_run(finite, studies=["explorer", "convergence", "decompilation"], **options)
+        analyze_run(finite, studies=["programs"], length=2 * cutoff, **options)
+    flags_given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
+    flags_given += [f" --set {shlex.quote(setting)}" for setting in settings]
+    command = f"loopinterp demo --out {shlex.quote(str(out))}{''.join(flags_given)}"
     record_how_it_was_made(run.folder, command=command)
     with stages.stage("report", "one HTML file each"):
         return DemoPages(
@@ -396,35 +367,27 @@ def demo(
         )
 
 
-def _study_finite(folder: Path, **options: Any) -> None:
-    """What the demo asks of the finite-state model, in a minute."""
-    cutoff = training.Run.load(folder).cutoff
-    lengths = [k * cutoff for k in FINITE_TIMES]
-    evaluate_run(folder, lengths=lengths, samples=DEMO_SAMPLES, **options)
-    analyze_run(folder, studies=FINITE_STUDIES, **options)
-    analyze_run(folder, studies=["programs"], length=2 * cutoff, **options)
-
-
 def in_reading_order(results: Iterable[Result]) -> list[Finding]:
     """What results say in plain words: verdicts first, then in the order of the report."""
     from loopinterp.pages.sections import SECTIONS
 
     order = {kind: place for place, kind in enumerate(["verdict", *(s.key for s in SECTIONS)])}
-    found = [finding for result in results for finding in result.findings()]
-    return sorted(found, key=lambda finding: order.get(finding.kind, len(order)))
+    findings = [finding for result in results for finding in result.findings()]
+    return sorted(findings, key=lambda finding: order.get(finding.kind, len(order)))
 
 
+@checked
 def analyze_model(
     model: LoopedModel | Any,
     task: Task,
     out: str | Path,
     *,
-    max_n: int,
+    max_n: PositiveInt,
     origin: str | None = None,
     distribution: str | None = None,
     studies: Sequence[str] | None = None,
-    samples: int = 300,
-    seed: int = 0,
+    samples: PositiveInt = 300,
+    seed: Seed = 0,
     progress: bool = True,
 ) -> Analysis:
     """Evaluate and study a model in memory, any :class:`~loopinterp.LoopedModel`.
@@ -434,18 +397,16 @@ def analyze_model(
     :meth:`loopinterp.training.Run.from_model`, which keeps them.
 
     Args:
-        model: The model, in evaluation mode. An attribute ``n_ctx`` says how many positions it
-            has room for, an attribute ``reach`` how far a loop sees to the left.
+        model: In evaluation mode. An attribute ``n_ctx`` says how many positions it has room for,
+            an attribute ``reach`` how far a loop sees to the left.
         task: What it is asked. A model with a vocabulary of its own is mapped to the task's by
             :class:`~loopinterp.models.WithVocabulary`.
         out: A folder without a run, or the one of the same model before.
         max_n: Greatest problem length that it was trained on, or made for.
         origin: Where it comes from, in words that go on after "The model was".
-        distribution: Input distribution that is drawn from; the task's first if None.
-        studies: As in :func:`~loopinterp.app.workflow.analyze_run`.
-        samples: Examples for each length and distribution of the evaluation.
-        seed: Seed of the examples.
-        progress: Whether to say what is being done.
+        distribution: Of the inputs; the task's first if None.
+        studies: As for :func:`analyze_run`.
+        samples: As for :func:`evaluate_run`, like ``seed`` and ``progress``.
 
     Raises:
         InputError: As :func:`analyze_run`, or if the folder holds another run.

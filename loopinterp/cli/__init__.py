@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-STATUS = 128 + signal.SIGINT
-"""What a shell reports of a process that an interrupt ended."""
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; bad input is one message on stderr and exit status 2."""
@@ -42,6 +39,7 @@ def ending_in_one_line() -> Iterator[None]:
     one that calls from another thread than its main one.
     """
     interrupted = False
+    status = 128 + signal.SIGINT  # as a shell reports a process that an interrupt ended
 
     def remember(number: int, frame: Any) -> None:
         nonlocal interrupted
@@ -54,7 +52,7 @@ def ending_in_one_line() -> Iterator[None]:
         with suppress(OSError, ValueError, RuntimeError):  # closed, or in the middle of a write
             sys.stdout.flush()
         _say()
-        os._exit(STATUS)
+        os._exit(status)
 
     def end_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
         if interrupted:  # in a destructor or a callback: the program would go on
@@ -75,7 +73,7 @@ def ending_in_one_line() -> Iterator[None]:
             raise
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one comes too late
         _say()
-        raise SystemExit(STATUS) from None
+        raise SystemExit(status) from None
     finally:
         sys.unraisablehook = hook
         if signal.getsignal(signal.SIGINT) in (remember, signal.SIG_IGN) and before is not None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 import loopinterp
 from loopinterp.cli.shared import (
@@ -18,6 +19,7 @@ from loopinterp.cli.shared import (
     Run,
     Settings,
     StudySeed,
+    Texts,
     Threads,
     TrainingThreads,
     command,
@@ -26,7 +28,7 @@ from loopinterp.cli.shared import (
     read_numbers,
     read_path,
     spell_findings,
-    use_threads,
+    study_options,
 )
 
 
@@ -34,8 +36,7 @@ from loopinterp.cli.shared import (
 def demo(
     out: Out = Path("runs/demo"),
     seed: Annotated[
-        int | None,
-        typer.Option(**SEED, help="Seed of weights, data and studies.", show_default="0"),
+        int | None, Option(**SEED, help="Seed of weights, data and studies.", show_default="0")
     ] = None,
     settings: Settings = None,
     threads: TrainingThreads = None,
@@ -49,24 +50,23 @@ def demo(
     pages = loopinterp.app.workflow.demo(
         out, seed=seed, settings=settings or (), threads=threads, progress=progress
     )
-    folders = (pages.finite.parent, out)
-    of_finite, of_own = (
-        spell_findings(loopinterp.pages.read_run(folder).results.values()) for folder in folders
-    )
+    read = loopinterp.pages.read_run
+    finite_findings, of_finite = spell_findings(read(pages.finite.parent).results.values())
+    findings, told_own = spell_findings(read(out).results.values())
     document = {
         "run": str(out),
         "report": str(pages.report),
-        "findings": of_own[0],
+        "findings": findings,
         "finite_report": str(pages.finite),
-        "finite_findings": of_finite[0],
+        "finite_findings": finite_findings,
         "comparison": str(pages.comparison),
     }
-    told = (
-        f"A model whose state is one bit, trained on sums before:\n{of_finite[1]}\n"
-        f"Report: {pages.finite}\n\nThe model trained now:\n{of_own[1]}\n"
+    text = (
+        f"A model whose state is one bit, trained on sums before:\n{of_finite}\n"
+        f"Report: {pages.finite}\n\nThe model trained now:\n{told_own}\n"
         f"Report: {pages.report}\nSide by side: {pages.comparison}\nNext: open them in a browser."
     )
-    print_document(document, told, as_json)
+    print_document(document, text, as_json)
 
 
 @command(
@@ -78,28 +78,28 @@ def demo(
 )
 def train(
     out: Out,
-    task: Annotated[str | None, typer.Option(help="One of `loopinterp tasks`.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="Default: the one named as the task.")] = None,
-    config: Annotated[Path | None, typer.Option(**FILE, help="Configuration as JSON.")] = None,
+    task: Annotated[str | None, Option(help="One of `loopinterp tasks`.")] = None,
+    recipe: Annotated[str | None, Option(help="Default: the one named as the task.")] = None,
+    config: Annotated[Path | None, Option(**FILE, help="Configuration as JSON.")] = None,
     without_recipe: Annotated[
-        bool, typer.Option("--without-recipe", help="Start from the demo's model instead.")
+        bool, Option("--without-recipe", help="Start from the demo's model instead.")
     ] = False,
     settings: Settings = None,
-    seed: Annotated[int | None, typer.Option(**SEED, help="Seed of weights and data.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None,
-    compile_: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
+    seed: Annotated[int | None, Option(**SEED, help="Seed of weights and data.")] = None,
+    steps: Annotated[int | None, Option(help="Optimiser steps.")] = None,
+    device: Annotated[str | None, Option(help="auto, cpu or cuda.")] = None,
+    precision: Annotated[str | None, Option(help="fp32 or bf16.")] = None,
+    compile_: Annotated[bool, Option("--compile", help="Use torch.compile.")] = False,
     drop_bits: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--drop-bits",
             help="Then drop the bits of model.state_code one by one, as long as every answer "
             "stays right. Each stage is a run in OUT.",
         ),
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume/--no-resume", help="Go on with a run that was stopped.")
+        bool, Option("--resume/--no-resume", help="Go on with a run that was stopped.")
     ] = True,
     threads: TrainingThreads = None,
     progress: Progress = True,
@@ -112,24 +112,13 @@ def train(
     Killed at any moment, the same command goes on, with the same numbers. Started by
     `torchrun --nproc-per-node N -m loopinterp train …`, N processes share each batch.
     """
+    from loopinterp.app.runs import configure, train_finite_run, train_run
     from loopinterp.training.device import is_first
 
-    flags = {
-        "seed": seed,
-        "steps": steps,
-        "device": device,
-        "precision": precision,
-        "compile": compile_ or None,
-        "threads": threads,
-    }
-    chosen = loopinterp.app.runs.configure(
-        task=task,
-        recipe=recipe,
-        file=config,
-        settings=settings or (),
-        flags=flags,
-        without_recipe=without_recipe,
-    )
+    flags = {"seed": seed, "steps": steps, "device": device, "precision": precision}
+    flags |= {"compile": compile_ or None, "threads": threads}
+    start = {"task": task, "recipe": recipe, "file": config, "without_recipe": without_recipe}
+    chosen = configure(**start, settings=settings or (), flags=flags)
     if without_recipe:
         window, some = chosen.model.attention_window, chosen.model.windowed_heads
         seen = "without a window" if window is None else f"with a window of {window} to the left"
@@ -137,42 +126,35 @@ def train(
         typer.echo(f"No recipe is used for {task}: this is the demo's model, {seen}.", err=True)
     options = {"progress": progress, "resume": resume}
     if drop_bits:
-        _say_stages(loopinterp.app.runs.train_finite_run(chosen, out, **options), as_json)
+        print_document(*_spell_stages(train_finite_run(chosen, out, **options)), as_json)
         return
-    run = loopinterp.app.runs.train_run(chosen, out, **options)
+    run = train_run(chosen, out, **options)
     if not is_first():  # of several processes, one speaks
         return
     last = run.metrics().tail(1).to_dict("records")
-    document = {"run": str(out), "steps": run.steps_done, "seconds": run.seconds}
-    print_document(
-        {**document, "last": last[0] if last else None},
-        f"{out}: {run.steps_done} steps in {run.seconds:.0f} s. {next_step('evaluate', out)}",
-        as_json,
-    )
+    document: dict[str, Any] = {"run": str(out), "steps": run.steps_done, "seconds": run.seconds}
+    document["last"] = last[0] if last else None
+    done = f"{out}: {run.steps_done} steps in {run.seconds:.0f} s. {next_step('evaluate', out)}"
+    print_document(document, done, as_json)
 
 
-def _say_stages(stages: list[loopinterp.training.FiniteStage], as_json: bool) -> None:
+def _spell_stages(stages: list[loopinterp.training.FiniteStage]) -> tuple[Any, str]:
     """What became of each number of bits, and which run is the smallest that is right."""
-    found = loopinterp.training.smallest_stage(stages)
-    document = [
-        {
-            "run": str(stage.run.folder),
-            "bits": stage.n_bits,
-            "from_anywhere": stage.from_anywhere,
-            "exact_match": stage.lowest,
-            "learnt": stage.learnt,
-        }
-        for stage in stages
-    ]
-    lines = [
-        f"{stage.run.folder}: {stage.n_bits} bits, "
-        + ", ".join(f"{share:.3g} right at {n}" for n, share in stage.lowest.items())
-        for stage in stages
-    ]
-    smallest = None if found is None else str(found.run.folder)
-    last = "No stage is right on every example." if found is None else f"Smallest: {smallest}. "
-    lines.append(last + ("" if found is None else next_step("analyze", found.run.folder)))
-    print_document({"stages": document, "smallest": smallest}, "\n".join(lines), as_json)
+    document, lines = [], []
+    for stage in stages:
+        run, bits = stage.run.folder, stage.n_bits
+        learnt = {"from_anywhere": stage.from_anywhere, "exact_match": stage.lowest}
+        document.append({"run": str(run), "bits": bits, **learnt, "learnt": stage.learnt})
+        shares = ", ".join(f"{share:.3g} right at {n}" for n, share in stage.lowest.items())
+        lines.append(f"{run}: {bits} bits, {shares}")
+    smallest_stage = loopinterp.training.smallest_stage(stages)
+    if smallest_stage is None:
+        return {"stages": document, "smallest": None}, "\n".join(
+            [*lines, "No stage is right on every example."]
+        )
+    smallest = smallest_stage.run.folder
+    lines.append(f"Smallest: {smallest}. {next_step('analyze', smallest)}")
+    return {"stages": document, "smallest": str(smallest)}, "\n".join(lines)
 
 
 @command(
@@ -181,16 +163,13 @@ def _say_stages(stages: list[loopinterp.training.FiniteStage], as_json: bool) ->
     name="compile",
 )
 def compile_(
-    program: Annotated[str, typer.Argument(metavar="PROGRAM", help="Name of a stock program.")],
+    program: Annotated[str, Argument(metavar="PROGRAM", help="Name of a stock program.")],
     out: Out,
-    max_length: Annotated[
-        int, typer.Option(min=1, help="Greatest problem length that it has room for.")
-    ],
+    max_length: Annotated[int, Option(min=1, help="Greatest problem length that it has room for.")],
     disguise: Annotated[
-        list[str] | None,
-        typer.Option(help="distract, permute, superpose or rotate; may be repeated."),
+        Texts, Option(help="distract, permute, superpose or rotate; may be repeated.")
     ] = None,
-    seed: Annotated[int, typer.Option(**SEED, help="Seed of the disguises.")] = 0,
+    seed: Annotated[int, Option(**SEED, help="Seed of the disguises.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Compile a program into a model whose circuit is known.
@@ -200,15 +179,10 @@ def compile_(
     run = loopinterp.app.runs.compile_run(
         program, out, max_length=max_length, disguises=disguise or (), seed=seed
     )
-    config = run.config.model
-    print_document(
-        {"run": str(out), "program": program, "task": run.config.task, "d_model": config.d_model},
-        f"{out}: {program} in {config.d_model} dimensions. {next_step('analyze', out)}",
-        as_json,
-    )
-
-
-_LOOP_COLUMNS = ("loop_exact_match", "loop_perplexity")
+    d_model = run.config.model.d_model
+    document = {"run": str(out), "program": program, "task": run.config.task, "d_model": d_model}
+    done = f"{out}: {program} in {d_model} dimensions. {next_step('analyze', out)}"
+    print_document(document, done, as_json)
 
 
 @command(
@@ -221,15 +195,14 @@ _LOOP_COLUMNS = ("loop_exact_match", "loop_perplexity")
 def evaluate(
     run: Run,
     length: Annotated[
-        list[int] | None, typer.Option(min=1, help="Problem length; may be repeated.")
+        list[int] | None, Option(min=1, help="Problem length; may be repeated.")
     ] = None,
     distribution: Annotated[
-        list[str] | None,
-        typer.Option(help="Input distribution; may be repeated. Default: all of the task."),
+        Texts, Option(help="Input distribution; may be repeated. Default: all of the task.")
     ] = None,
     stop: Annotated[
-        list[str] | None,
-        typer.Option(
+        Texts,
+        Option(
             metavar="RULE",
             help="Compare with stopping by max-confidence, max-confidence-batch, "
             "residual[=TOLERANCE], readout-kl[=TOLERANCE], acceleration[=TOLERANCE], "
@@ -237,13 +210,12 @@ def evaluate(
         ),
     ] = None,
     stopping: Annotated[
-        bool, typer.Option("--stopping", help="Compare with all of these rules.")
+        bool, Option("--stopping", help="Compare with all of these rules.")
     ] = False,
     loops: Annotated[
-        str,
-        typer.Option(metavar="N,N,...", help="Also after these numbers of loops, at any length."),
+        str, Option(metavar="N,N,...", help="Also after these numbers of loops, at any length.")
     ] = "",
-    samples: Annotated[int, typer.Option(min=1, help="Examples for each length.")] = 300,
+    samples: Annotated[int, Option(min=1, help="Examples for each length.")] = 300,
     seed: StudySeed = 0,
     device: Device = "auto",
     threads: Threads = 1,
@@ -255,63 +227,53 @@ def evaluate(
     Every example gets its own T(n) loops, a model of a fixed depth its depth. The result is saved
     in RUN/results.
     """
-    from loopinterp.app.session import RESULTS
-    from loopinterp.core.results import SUFFIX
+    from loopinterp.app.workflow import CALIBRATED, STOPPING
 
-    use_threads(threads)
+    options = study_options(seed, device, threads, progress)
+    rules, loop_counts = [*(stop or ())], read_numbers("--loops", loops)
     if stopping:
-        named = [rule.partition("=")[0] for rule in stop or ()]
-        every = (*loopinterp.app.workflow.STOPPING, loopinterp.app.workflow.CALIBRATED)
-        stop = [*(stop or ()), *(rule for rule in every if rule not in named)]
+        named = [rule.partition("=")[0] for rule in rules]
+        rules += [rule for rule in (*STOPPING, CALIBRATED) if rule not in named]
+    asked_for: Any = {"lengths": length, "distributions": distribution, "samples": samples}
     result = loopinterp.app.workflow.evaluate_run(
-        run,
-        lengths=length,
-        distributions=distribution,
-        loops=read_numbers("--loops", loops),
-        stop=stop or (),
-        samples=samples,
-        seed=seed,
-        device=device,
-        progress=progress,
+        run, loops=loop_counts, stop=rules, **asked_for, **options
     )
     cells = result.to_dataframe("exact_match", "bit_accuracy", "perplexity")
-    file = run / RESULTS / f"generalisation{SUFFIX}"
-    document: dict[str, Any] = {"run": str(run), "file": str(file), "samples": samples}
-    document["cells"] = cells.to_dict("records")
-    document["lowest"] = [
-        {"length": n, "exact_match": lowest.share, "distributions": list(lowest.distributions)}
-        for n in result.data["length"].values.tolist()
-        for lowest in [result.lowest(n)]
-    ]
-    document["not_judged"] = list(result.not_judged)
-    shown = ["exact_match", "exact_match_low", "exact_match_high", "perplexity"]
-    tables = [cells[["distribution", "length", *shown]]]
-    if loops:
-        by_loop = result.to_dataframe("loop_exact_match", "loop_perplexity")
+    document: dict[str, Any] = {
+        "run": str(run),
+        "file": str(run / "results" / "generalisation.safetensors"),
+        "samples": samples,
+        "cells": cells.to_dict("records"),
+        "lowest": [
+            {"length": n, "exact_match": lowest.share, "distributions": list(lowest.distributions)}
+            for n in result.data["length"].values.tolist()
+            for lowest in [result.lowest(n)]
+        ],
+        "not_judged": list(result.not_judged),
+    }
+    exact = ["exact_match", "exact_match_low", "exact_match_high"]
+    tables = [cells[["distribution", "length", *exact, "perplexity"]]]
+    if loop_counts:
+        names = ("loop_exact_match", "loop_perplexity")
+        by_loop = result.to_dataframe(*names)
         document["by_loop"] = by_loop.to_dict("records")
-        asked = by_loop[by_loop["loop"].isin(read_numbers("--loops", loops))]
-        tables.append(asked[["loop", "distribution", "length", *_LOOP_COLUMNS]])
-    if stop:
+        by_loop = by_loop[by_loop["loop"].isin(loop_counts)]
+        tables.append(by_loop[["loop", "distribution", "length", *names]])
+    if rules:
         stopped = result.to_dataframe("stopped_exact_match", "stopped_at")
         document["stopped"] = stopped.to_dict("records")
         tables.append(stopped)
     words = [table.round(3).to_string(index=False) for table in tables]
-    findings, told = spell_findings([result])
-    print_document(
-        {**document, "findings": findings},
-        "\n".join([*words, told, next_step("analyze", run)]),
-        as_json,
-    )
+    document["findings"], findings_text = spell_findings([result])
+    print_document(document, "\n".join([*words, findings_text, next_step("analyze", run)]), as_json)
 
 
 @command("grid runs/abacus --to 12 --loops 1,2,4,8,16,32 --samples 100")
 def grid(
     run: Run,
-    to: Annotated[int, typer.Option(min=1, help="Greatest length of each operand.")],
-    loops: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of loops.")] = (
-        "1,2,4,8,16,32"
-    ),
-    samples: Annotated[int, typer.Option(min=1, help="Examples for each pair of lengths.")] = 100,
+    to: Annotated[int, Option(min=1, help="Greatest length of each operand.")],
+    loops: Annotated[str, Option(metavar="N,N,...", help="Numbers of loops.")] = ("1,2,4,8,16,32"),
+    samples: Annotated[int, Option(min=1, help="Examples for each pair of lengths.")] = 100,
     seed: StudySeed = 0,
     device: Device = "auto",
     threads: Threads = 1,
@@ -323,27 +285,15 @@ def grid(
     Answers are scored as greedy generation would write them. Killed at any moment, the same
     command goes on. The result is saved in RUN/results.
     """
-    from loopinterp.app.session import RESULTS
-    from loopinterp.core.results import SUFFIX
-
-    use_threads(threads)
-    result = loopinterp.app.workflow.grid_run(
-        run,
-        to=to,
-        loops=read_numbers("--loops", loops),
-        samples=samples,
-        seed=seed,
-        device=device,
-        progress=progress,
-    )
-    cells = result.to_dataframe("exact_match")
-    findings, told = spell_findings([result])
-    document = {"run": str(run), "file": str(run / RESULTS / f"grid{SUFFIX}"), "samples": samples}
-    print_document(
-        {**document, "cells": cells.to_dict("records"), "findings": findings},
-        "\n".join([told, next_step("report", run)]),
-        as_json,
-    )
+    options = study_options(seed, device, threads, progress)
+    numbers = read_numbers("--loops", loops)
+    result = loopinterp.app.workflow.grid_run(run, to=to, loops=numbers, samples=samples, **options)
+    findings, findings_text = spell_findings([result])
+    file = run / "results" / "grid.safetensors"
+    document = {"run": str(run), "file": str(file), "samples": samples}
+    document |= {"cells": result.to_dataframe("exact_match").to_dict("records")}
+    text = "\n".join([findings_text, next_step("report", run)])
+    print_document(document | {"findings": findings}, text, as_json)
 
 
 @command(
@@ -352,24 +302,20 @@ def grid(
     "sweep FILE --out DIR --scale paper --cluster slurm --cluster-set timeout_min=240",
 )
 def sweep(
-    file: Annotated[Path, typer.Argument(**FILE, help="The experiment, as JSON.")],
-    out: Annotated[Path, typer.Option(metavar="PATH", parser=read_path, help="Its folder.")],
+    file: Annotated[Path, Argument(**FILE, help="The experiment, as JSON.")],
+    out: Annotated[Path, Option(metavar="PATH", parser=read_path, help="Its folder.")],
     scale: Annotated[
-        str | None, typer.Option(help="laptop or paper.", show_default="laptop, if it has one")
+        str | None, Option(help="laptop or paper.", show_default="laptop, if it has one")
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="SETTING", help="Run this one; may be repeated.")
-    ] = None,
+    only: Annotated[Texts, Option(metavar="SETTING", help="Run this one; may be repeated.")] = None,
     jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes, or jobs of a cluster at the same time."),
+        int | None, Option(min=1, help="Processes, or jobs of a cluster at the same time.")
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="slurm: run each cell as a job there, with submitit.")
+        str | None, Option(help="slurm: run each cell as a job there, with submitit.")
     ] = None,
     cluster_set: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Parameter of submitit; may be repeated."),
+        Texts, Option(metavar="KEY=VALUE", help="Parameter of submitit; may be repeated.")
     ] = None,
     settings: Settings = None,
     progress: Progress = True,
@@ -391,18 +337,20 @@ def sweep(
         cluster_options=cluster_set or (),
         progress=progress,
     )
+    table, page = out / "sweep.csv", out / "sweep.html"
     document = {
         "out": str(out),
         "failed": result.failed,
         "missing": result.missing,
         "cells": result.table().to_dict("records"),
         "findings": spell_findings([result])[0],
+        "table": str(table),
+        "page": str(page),
     }
-    document |= {"table": str(out / "sweep.csv"), "page": str(out / "sweep.html")}
     shown = f"Exact match by length\n{result.in_short().to_string()}"
     # The table says how right each setting is; what did not end has no row that says why.
     unended = [finding.text for finding in result.findings() if finding.value]
-    files = [f"Table: {document['table']}", f"Figure: {document['page']}"]
-    print_document(document, "\n".join([shown, *unended, *files]), as_json)
+    text = "\n".join([shown, *unended, f"Table: {table}", f"Figure: {page}"])
+    print_document(document, text, as_json)
     if result.failed:
         raise typer.Exit(1)

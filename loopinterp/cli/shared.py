@@ -8,9 +8,10 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 import loopinterp
@@ -36,20 +37,18 @@ class _Command(TyperCommand):
     """A command that takes no option's name for another option's value (``--out --json``)."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
-        names = {name for option in options for name in (*option.opts, *option.secondary_opts)}
-        flags = {
-            name
-            for option in options
-            if getattr(option, "is_flag", False)
+        takes_value = {
+            name: not getattr(option, "is_flag", False) and name not in ("--help", "-h")
+            for option in self.get_params(ctx)
+            if option.param_type_name == "option"
             for name in (*option.opts, *option.secondary_opts)
         }
         words = iter(args)
         for word in words:
             if word == "--":
                 break
-            value = next(words, None) if word in names - flags - {"--help", "-h"} else None
-            if value in names:
+            value = next(words, None) if takes_value.get(word) else None
+            if value in takes_value:
                 raise InputError(
                     word,
                     expected="a value",
@@ -65,89 +64,87 @@ def command(*examples: str, name: str | None = None) -> Any:
     return app.command(name, cls=_Command, epilog=f"\b\nExamples:\n{lines}")
 
 
-def read_path(given: str | Path) -> Path:
+def read_path(path: str | Path) -> Path:
     """A path as it was given, or by default; an empty one would be the folder one is in."""
-    text = str(given)
+    text = str(path)
     if not text.strip() or "\0" in text:
         raise typer.BadParameter(f"expected a path, got {text!r}. Name a folder or file.")
     return Path(text)
 
 
+Texts = list[str] | None
+
 SEED: dict[str, Any] = {"min": 0, "max": GREATEST_SEED}
 
 FILE: dict[str, Any] = {"metavar": "FILE", "parser": read_path}
 
-THREADS: dict[str, Any] = {
-    "min": 1,
-    "max": MOST_THREADS,
-    "help": "CPU threads; at these model sizes one is as fast as more.",
-}
+_THREADS: dict[str, Any] = {"min": 1, "max": MOST_THREADS}
+_THREADS["help"] = "CPU threads; at these model sizes one is as fast as more."
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", parser=read_path, help="Folder of a run.")]
+Run = Annotated[Path, Argument(metavar="RUN", parser=read_path, help="Folder of a run.")]
 
-Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", parser=read_path, help="Folders of runs.")
-]
+Runs = Annotated[list[Path], Argument(metavar="RUN...", parser=read_path, help="Folders of runs.")]
 
-Out = Annotated[Path, typer.Option(metavar="PATH", parser=read_path, help="Folder of the run.")]
+Out = Annotated[Path, Option(metavar="PATH", parser=read_path, help="Folder of the run.")]
 
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda; one that is absent is an error.")]
+Device = Annotated[str, Option(help="auto, cpu or cuda; one that is absent is an error.")]
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON document on stdout.")]
 
-Progress = Annotated[bool, typer.Option("--progress/--no-progress", help="Show progress bars.")]
+Progress = Annotated[bool, Option("--progress/--no-progress", help="Show progress bars.")]
 
 Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated."),
+    Texts, Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated.")
 ]
 
-Threads = Annotated[int, typer.Option(**THREADS)]
+Threads = Annotated[int, Option(**_THREADS)]
 
-TrainingThreads = Annotated[int | None, typer.Option(**THREADS, show_default="1")]
+TrainingThreads = Annotated[int | None, Option(**_THREADS, show_default="1")]
 
-StudySeed = Annotated[int, typer.Option("--seed", **SEED, help="Seed of the examples drawn.")]
+StudySeed = Annotated[int, Option("--seed", **SEED, help="Seed of the examples drawn.")]
 
 
-def use_threads(threads: int) -> None:
+def study_options(seed: int, device: str, threads: int, progress: bool) -> dict[str, Any]:
+    """What every study is given; sets the number of threads."""
     import torch
 
     torch.set_num_threads(threads)
+    return {"seed": seed, "device": device, "progress": progress}
 
 
 def read_numbers(option: str, text: str) -> list[int]:
-    """Numbers of loops with commas between them; none if there is no text."""
+    """Whole numbers with commas between them; none if there is no text."""
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        fix = f"Write {option} 1,2,4,8."
-        raise InputError(
-            option, expected="numbers with commas between them", given=repr(text), fix=fix
-        )
+        expected, fix = "numbers with commas between them", f"Write {option} 1,2,4,8."
+        raise InputError(option, expected=expected, given=repr(text), fix=fix)
     return [int(part) for part in parts]
 
 
 def print_document(document: Any, text: str, as_json: bool) -> None:
+    """Print the document as JSON, or else the text."""
     from loopinterp.core.storage import spell_json
 
     typer.echo(spell_json(document, indent=1) if as_json else text)
 
 
 def next_step(command: str, run: Path) -> str:
+    """The line that names the command to give next."""
     # A script of a user's own registers its tasks before it calls this command line.
     script = Path(sys.argv[0])
-    own = script.suffix == ".py" and script.name != "__main__.py"
-    start = f"python {shlex.quote(str(script))}" if own else "loopinterp"
+    is_script = script.suffix == ".py" and script.name != "__main__.py"
+    start = f"python {shlex.quote(str(script))}" if is_script else "loopinterp"
     return f"Next: {start} {command} {shlex.quote(str(run))}"
 
 
 def spell_findings(results: Iterable[Result]) -> tuple[list[dict[str, Any]], str]:
     """What results say in plain words: as JSON has it, and as a list to read."""
     findings = loopinterp.app.workflow.in_reading_order(results)
-    told = "\n".join(f"- {finding.text}" for finding in findings)
-    return [dataclasses.asdict(finding) for finding in findings], told
+    return [*map(dataclasses.asdict, findings)], "\n".join(f"- {one.text}" for one in findings)
 
 
 def spell_facts(facts: Mapping[str, Any]) -> str:
+    """The value of the first fact as a heading, and a line for each other one."""
     (_, title), *rest = facts.items()
     return "\n".join([str(title), *(f"  {name}: {_shown(value)}" for name, value in rest)])
 
@@ -165,7 +162,7 @@ def _shown(value: Any) -> str:
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
         typer.echo(f"loopinterp {loopinterp.__version__}")
@@ -180,27 +177,22 @@ def run(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="loopinterp")
     except InputError as error:
-        _fail(str(error))
+        message = str(error)
     except OSError as error:
-        _fail(
+        message = (
             f"{error.filename or 'system'}: expected it to work, got: "
             f"{error.strerror or error}. Check the path, its permissions and the free space."
         )
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        # Python's own, a GPU's, or that of PyTorch on the CPU, which has no type of its own.
+        words = ("allocate memory", "not enough memory", "out of memory")
+        if not isinstance(error, MemoryError) and not any(word in str(error) for word in words):
             raise
-        _fail(
+        message = (
             "memory: expected a job that fits into it, got one that does not. Take fewer samples, "
             "shorter lengths or a smaller model."
         )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Python's own, a GPU's, or that of PyTorch on the CPU, which has no type of its own."""
-    words = ("allocate memory", "not enough memory", "out of memory")
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
-
-
-def _fail(message: str) -> NoReturn:
+    else:
+        return
     typer.echo(f"Error: {message}", err=True)
     sys.exit(2)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 import loopinterp
 from loopinterp.cli.shared import (
@@ -18,6 +19,7 @@ from loopinterp.cli.shared import (
     Run,
     Runs,
     StudySeed,
+    Texts,
     Threads,
     command,
     next_step,
@@ -25,24 +27,19 @@ from loopinterp.cli.shared import (
     read_path,
     spell_facts,
     spell_findings,
-    use_threads,
+    study_options,
 )
 from loopinterp.core.errors import InputError
 from loopinterp.core.progress import showing
-
-if TYPE_CHECKING:
-    pass
 
 
 @command("analyze runs/add", "analyze runs/add --study convergence --seed 1 --json")
 def analyze(
     run: Run,
-    study: Annotated[
-        list[str] | None, typer.Option(help="One study; may be repeated. Default: all.")
-    ] = None,
+    study: Annotated[Texts, Option(help="One study; may be repeated. Default: all.")] = None,
     length: Annotated[
         int | None,
-        typer.Option(min=1, help="Problem length of the examples.", show_default="each study's"),
+        Option(min=1, help="Problem length of the examples.", show_default="each study's"),
     ] = None,
     seed: StudySeed = 0,
     device: Device = "auto",
@@ -55,13 +52,11 @@ def analyze(
     Each result is saved in RUN/results, with its controls. A study that asks nothing of the run's
     task is left out; one that cannot be made says why.
     """
-    use_threads(threads)
-    from loopinterp.app.catalogue import spell_skip
+    from loopinterp.app.study import spell_skip
 
-    analysis = loopinterp.app.workflow.analyze_run(
-        run, studies=study, length=length, seed=seed, device=device, progress=progress
-    )
-    document = {
+    options = study_options(seed, device, threads, progress)
+    analysis = loopinterp.app.workflow.analyze_run(run, studies=study, length=length, **options)
+    results = {
         name: {
             "file": str(analysis.files[name]),
             "seconds": result.provenance.wall_time,
@@ -69,19 +64,13 @@ def analyze(
         }
         for name, result in analysis.results.items()
     }
-    skipped, left_out = (
-        {name: spell_skip(skip) for name, skip in skips.items()}
-        for skips in (analysis.skipped, analysis.left_out)
-    )
-    reasons = [f"- {name}: cannot be said because {why}." for name, why in skipped.items()]
-    reasons += [f"- {name}: left out because {why}." for name, why in left_out.items()]
-    print_document(
-        {"run": str(run), "results": document} | {"unsaid": skipped, "left_out": left_out},
-        "\n".join(
-            [spell_findings(analysis.results.values())[1], *reasons, next_step("report", run)]
-        ),
-        as_json,
-    )
+    skipped = {name: spell_skip(skip) for name, skip in analysis.skipped.items()}
+    left_out = {name: spell_skip(skip) for name, skip in analysis.left_out.items()}
+    lines = [spell_findings(analysis.results.values())[1]]
+    lines += [f"- {name}: cannot be said because {why}." for name, why in skipped.items()]
+    lines += [f"- {name}: left out because {why}." for name, why in left_out.items()]
+    document = {"run": str(run), "results": results, "unsaid": skipped, "left_out": left_out}
+    print_document(document, "\n".join([*lines, next_step("report", run)]), as_json)
 
 
 @command(
@@ -92,29 +81,29 @@ def analyze(
 def lens(
     model: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             metavar="MODEL",
             parser=read_path,
             help="A run; a model of the zoo; or a published model: its folder, or hf:owner/name.",
         ),
     ],
-    prompt: Annotated[str, typer.Option(help="What the model reads, in its task's words.")],
+    prompt: Annotated[str, Option(help="What the model reads, in its task's words.")],
     lens: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="LENS",
             help="What is read: coda (the model's own readout), logit, tuned, jacobian, or the "
             "FILE of a fitted lens.",
         ),
     ] = "coda",
     out: Annotated[
-        Path | None, typer.Option(**FILE, help="Default: RUN/lens.html, or else lens.html.")
+        Path | None, Option(**FILE, help="Default: RUN/lens.html, or else lens.html.")
     ] = None,
     loops: Annotated[
-        int | None, typer.Option(min=1, help="Loops to show.", show_default="the model's own")
+        int | None, Option(min=1, help="Loops to show.", show_default="the model's own")
     ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code beside a published model.")
+        bool, Option("--trust-remote-code", help="Run code beside a published model.")
     ] = False,
     seed: StudySeed = 0,
     device: Device = "auto",
@@ -130,22 +119,13 @@ def lens(
     """
     from loopinterp.app.lens_page import write_lens_page
 
-    use_threads(threads)
-    path, result = write_lens_page(
-        model,
-        prompt,
-        lens=lens,
-        out=out,
-        n_loops=loops,
-        trust_remote_code=trust_remote_code,
-        seed=seed,
-        device=device,
-        progress=progress,
-    )
-    findings, told = spell_findings([result])
+    options = study_options(seed, device, threads, progress)
+    shown: Any = {"n_loops": loops, "trust_remote_code": trust_remote_code}
+    path, result = write_lens_page(model, prompt, lens=lens, out=out, **shown, **options)
+    findings, findings_text = spell_findings([result])
     document = {"model": str(model), "page": str(path), "lens": result.lens}
-    document |= {"tokens": result.tokens[0]}
-    print_document(document | {"findings": findings}, f"{told}\n{path}", as_json)
+    document |= {"tokens": result.tokens[0], "findings": findings}
+    print_document(document, f"{findings_text}\n{path}", as_json)
 
 
 @command(
@@ -156,28 +136,28 @@ def lens(
 def report(
     runs: Runs,
     out: Annotated[
-        Path | None, typer.Option(**FILE, help="Default: RUN/report.html; needed for several runs.")
+        Path | None, Option(**FILE, help="Default: RUN/report.html; needed for several runs.")
     ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    open_it: Annotated[bool, Option("--open", help="Open it in the browser.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write the report: one HTML file that works offline. Of several runs: them side by side.
 
     It is made from the saved results of `evaluate` and `analyze`, without the model.
     """
-    if len(runs) > 1 and out is None:
+    if len(runs) == 1:
+        path = loopinterp.pages.write_report(runs[0], out)
+        document = {"run": str(runs[0]), "report": str(path)}
+    elif out is not None:
+        path = loopinterp.pages.write_comparison(runs, out)
+        document = {"runs": [*map(str, runs)], "report": str(path)}
+    else:
         raise InputError(
             "--out",
             expected="the file to write the comparison to",
             given="none",
             fix="Say which: --out side-by-side.html.",
         )
-    if len(runs) > 1:
-        path = loopinterp.pages.write_comparison(runs, str(out))
-        document = {"runs": [str(run) for run in runs], "report": str(path)}
-    else:
-        path = loopinterp.pages.write_report(runs[0], out)
-        document = {"run": str(runs[0]), "report": str(path)}
     print_document(document, str(path), as_json)
     if open_it:
         webbrowser.open(path.resolve().as_uri())
@@ -185,36 +165,62 @@ def report(
         typer.echo("Next: open it in a browser.", err=True)
 
 
+def _print_facts(listed: list[dict[str, Any]], as_json: bool) -> None:
+    print_document(listed, "\n\n".join(map(spell_facts, listed)), as_json)
+
+
 @command("tasks", "tasks --json")
 def tasks(as_json: Json = False) -> None:
     """List the tasks."""
-    listed = _list_task_facts()
-    print_document(listed, "\n\n".join(spell_facts(facts) for facts in listed), as_json)
+    listed = []
+    for name in loopinterp.tasks.list_tasks():
+        task = loopinterp.tasks.get_task(name)
+        numbers = f"{task.d_features} numbers a position"
+        facts: dict[str, Any] = {"task": name, "asks": task.describe()}
+        facts["input"] = f"tokens 0..{task.d_vocab - 1}" if task.d_vocab else numbers
+        facts["outputs"] = task.d_vocab_out
+        facts["loops T(n)"] = {f"n={n}": task.n_loops(n) for n in (4, 8, 16)}
+        facts["distributions"] = list(task.distributions)
+        listed.append(facts)
+    _print_facts(listed, as_json)
 
 
 @command("recipes", "recipes addition --json")
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="One recipe, in full.")] = None,
+    name: Annotated[str | None, Argument(help="One recipe, in full.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the recipes, with what their models were measured at."""
-    if name is None:
-        listed = _list_recipe_facts()
-        print_document(listed, "\n\n".join(spell_facts(facts) for facts in listed), as_json)
-        return
     from loopinterp.core.settings import flatten
 
-    recipe = loopinterp.training.get_recipe(name)
-    in_words = {"recipe": name, **flatten(recipe.to_dict(defaults=False))}
-    print_document({"recipe": name, **recipe.to_dict()}, spell_facts(in_words), as_json)
+    if name is not None:
+        recipe = loopinterp.training.get_recipe(name)
+        in_words = {"recipe": name, **flatten(recipe.to_dict(defaults=False))}
+        print_document({"recipe": name, **recipe.to_dict()}, spell_facts(in_words), as_json)
+        return
+    listed = []
+    for name in loopinterp.training.list_recipes():
+        recipe = loopinterp.training.get_recipe(name)
+        config, measured = recipe.config, recipe.measured
+        weights = loopinterp.models.LoopedTransformer(config.model).parameters()
+        facts = {
+            "recipe": name,
+            "task": config.task,
+            "about": recipe.about,
+            "weights": sum(p.numel() for p in weights),
+            "minutes": measured.minutes,
+            "trained to": config.curriculum.max_n,
+            "exact match": {f"n={n}": round(p, 3) for n, p in measured.worst().items()},
+            "seeds": list(measured.seeds),
+        }
+        listed.append(facts)
+    _print_facts(listed, as_json)
 
 
 @command("zoo", "zoo addition", "zoo addition --out runs/addition")
 def zoo(
-    name: Annotated[str | None, typer.Argument(help="One model, with its card.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(**FILE, help="Copy the model there, as a run.")
-    ] = None,
+    name: Annotated[str | None, Argument(help="One model, with its card.")] = None,
+    out: Annotated[Path | None, Option(**FILE, help="Copy the model there, as a run.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the trained models that come with the package.
@@ -240,25 +246,24 @@ def zoo(
     }
     failures = [str(failure) for failure in card.fails_at()]
     facts = {"model": name, **card.to_dict(), "lowest": lowest, "fails_at": failures}
-    if out is None:
-        about = {key: value for key, value in facts.items() if key not in ("exact_match", "lowest")}
-        text = (
-            f"{spell_facts(about)}\n\nExact match by loops beyond T(n)\n{card.table().to_string()}"
-            f"\n\nLowest of the distributions after T(n) loops\n{card.lowest_table().to_string()}"
-        )
-        print_document(facts, text, as_json)
-    else:
+    if out is not None:
         loopinterp.load_pretrained(name, out)
-        print_document(
-            {"run": str(out), **facts}, f"{out}: {card.note} {next_step('analyze', out)}", as_json
-        )
+        copied = f"{out}: {card.note} {next_step('analyze', out)}"
+        print_document({"run": str(out), **facts}, copied, as_json)
+        return
+    about = {key: value for key, value in facts.items() if key not in ("exact_match", "lowest")}
+    text = (
+        f"{spell_facts(about)}\n\nExact match by loops beyond T(n)\n{card.table().to_string()}"
+        f"\n\nLowest of the distributions after T(n) loops\n{card.lowest_table().to_string()}"
+    )
+    print_document(facts, text, as_json)
 
 
 @command("benchmark runs/known", "benchmark runs/ripple --only ripple --json")
 def benchmark(
-    folder: Annotated[Path, typer.Argument(**FILE, help="A new folder, or one with a benchmark.")],
+    folder: Annotated[Path, Argument(**FILE, help="A new folder, or one with a benchmark.")],
     only: Annotated[
-        list[str] | None, typer.Option(help="A program or a model; may be repeated. Default: all.")
+        Texts, Option(help="A program or a model; may be repeated. Default: all.")
     ] = None,
     progress: Progress = True,
     as_json: Json = False,
@@ -268,47 +273,7 @@ def benchmark(
     `loopinterp.benchmark.Benchmark(FOLDER)` reads it back, and refuses what was changed since.
     """
     with showing(progress):
-        made = loopinterp.benchmark.make_benchmark(folder, only or None)
-    document = {"folder": str(folder), "digest": made.digest, "models": list(made)}
-    text = f"{folder}: {len(made)} models whose circuit is known, digest {made.digest}"
+        written = loopinterp.benchmark.make_benchmark(folder, only or None)
+    document = {"folder": str(folder), "digest": written.digest, "models": list(written)}
+    text = f"{folder}: {len(written)} models whose circuit is known, digest {written.digest}"
     print_document(document, text, as_json)
-
-
-def _list_task_facts() -> list[dict[str, Any]]:
-    """What there is to know about each task, by name of the fact."""
-    return [
-        {
-            "task": name,
-            "asks": task.describe(),
-            "input": f"tokens 0..{task.d_vocab - 1}"
-            if task.d_vocab
-            else f"{task.d_features} numbers a position",
-            "outputs": task.d_vocab_out,
-            "loops T(n)": {f"n={n}": task.n_loops(n) for n in (4, 8, 16)},
-            "distributions": list(task.distributions),
-        }
-        for name in loopinterp.tasks.list_tasks()
-        for task in [loopinterp.tasks.get_task(name)]
-    ]
-
-
-def _list_recipe_facts() -> list[dict[str, Any]]:
-    """What there is to know about each recipe in short, by name of the fact."""
-    facts = []
-    for name in loopinterp.training.list_recipes():
-        recipe = loopinterp.training.get_recipe(name)
-        config, measured = recipe.config, recipe.measured
-        weights = loopinterp.models.LoopedTransformer(config.model).parameters()
-        facts.append(
-            {
-                "recipe": name,
-                "task": config.task,
-                "about": recipe.about,
-                "weights": sum(p.numel() for p in weights),
-                "minutes": measured.minutes,
-                "trained to": config.curriculum.max_n,
-                "exact match": {f"n={n}": round(p, 3) for n, p in measured.worst().items()},
-                "seeds": list(measured.seeds),
-            }
-        )
-    return facts

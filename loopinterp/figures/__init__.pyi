@@ -1,4 +1,3 @@
-from .axes import FONT as FONT
 from .axes import PALETTE as PALETTE
 from .axes import SCALES as SCALES
 from .axes import Reference as Reference

@@ -31,15 +31,9 @@ PALETTE = {
 }
 """Named colours, in the order in which series take them; grey is kept for controls."""
 
-FONT = "Inter, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-
 _COLOURS = [colour for name, colour in PALETTE.items() if name != "grey"]
 
 SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross"]
-
-_FAINT = "rgba(128,134,144,0.22)"
-
-_CLEAR = "rgba(0,0,0,0)"
 
 SCALES: dict[str, str | list[tuple[float, str]]] = {
     "sequential": "Viridis",
@@ -51,8 +45,7 @@ SCALES: dict[str, str | list[tuple[float, str]]] = {
         (1.0, "rgba(61,104,234,1)"),
     ],
 }
-"""Colour scales of heat maps: ``sequential``, ``mass`` (0 is the page), ``faint`` (the same, to be
-written on), ``diverging``."""
+"""Colour scales of heat maps; of ``mass`` 0 is the page, and ``faint`` can be written on."""
 
 
 def colour(index: int) -> str:
@@ -63,48 +56,43 @@ def colour(index: int) -> str:
 def ramp(n: int) -> list[str]:
     """``n`` colours in an order the eye can follow (for chain lengths, loops), blue to ochre."""
     stops = np.array([hex_to_rgb(PALETTE[k]) for k in ("blue", "magenta", "red", "ochre")], float)
-    at = np.linspace(0, len(stops) - 1, n) if n > 1 else np.zeros(n)
+    at = np.linspace(0, len(stops) - 1, n) if n > 1 else np.zeros(n)  # places between the stops
     mixed = [np.array([np.interp(a, range(len(stops)), stops[:, k]) for k in range(3)]) for a in at]
     return ["#" + "".join(f"{round(v):02x}" for v in c) for c in mixed]
 
 
 def template() -> go.layout.Template:
     """The Plotly template of all figures."""
+    line, clear = "rgba(128,134,144,0.55)", "rgba(0,0,0,0)"
     axis = {
         "showgrid": True,
-        "gridcolor": _FAINT,
-        "linecolor": "rgba(128,134,144,0.55)",
+        "gridcolor": "rgba(128,134,144,0.22)",
+        "linecolor": line,
         "showline": True,
         "zeroline": False,
         "ticks": "outside",
         "ticklen": 4,
-        "tickcolor": "rgba(128,134,144,0.55)",
+        "tickcolor": line,
         "automargin": True,
         "title": {"standoff": 10},
     }
+    family = "Inter, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial"
     return go.layout.Template(
         layout={
-            "font": {"family": FONT, "size": 14},
-            "paper_bgcolor": _CLEAR,
-            "plot_bgcolor": _CLEAR,
+            "font": {"family": f"{family}, sans-serif", "size": 14},
+            "paper_bgcolor": clear,
+            "plot_bgcolor": clear,
             "colorway": _COLOURS,
             "margin": {"l": 64, "r": 20, "t": 44, "b": 56},
             "xaxis": axis,
             "yaxis": axis,
             "hovermode": "closest",
-            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "bgcolor": _CLEAR},
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "bgcolor": clear},
             "coloraxis": {"colorbar": {"outlinewidth": 0, "thickness": 14, "ticklen": 4}},
             "dragmode": False,
             "bargap": 0.3,
         }
     )
-
-
-def alpha(shade: str, opacity: float) -> str:
-    return f"rgba({','.join(map(str, hex_to_rgb(shade)))},{opacity})" if shade[0] == "#" else shade
-
-
-_CONTROL_DASHES = ["dash", "dot", "dashdot", "longdash"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,9 +102,8 @@ class Series(ShortRepr):
     Attributes:
         name: As the legend shows it; series of one name share a legend entry.
         x: Numbers, or names of categories.
-        y: Values; NaN leaves a gap.
-        low: Lower ends of the intervals (absolute, not distances), or None.
-        high: Upper ends of the intervals, or None.
+        y: NaN leaves a gap.
+        low: Ends of the intervals (absolute, not distances), like ``high``.
         control: Drawn grey and dashed.
         colour: A name in :data:`PALETTE` or any CSS colour; the next of the palette by default.
         markers: Whether points are marked (by default up to 40 points).
@@ -137,7 +124,7 @@ class Series(ShortRepr):
 
         Args:
             name: As the legend shows it.
-            values: Values along one axis, whose coordinates are the line's ``x``.
+            values: Along one axis, whose coordinates are the line's ``x``.
             look: ``control``, ``colour``, ``markers``.
         """
         along = [axis for axis in values.dims if axis != ESTIMATE]
@@ -167,18 +154,16 @@ class Series(ShortRepr):
         """A line for each coordinate of an axis, along the other one; see :meth:`of`.
 
         Args:
-            values: Values along two axes.
+            values: Along two axes.
             axis: The one that has a line for each of its coordinates.
             name: From the coordinate to the line's name.
             in_order: Whether colours are in an order that the eye can follow.
             look: ``control``, ``colour``, ``markers``.
         """
         places = values[axis].values.tolist()
-        looks = (
-            [look | {"colour": c} for c in ramp(len(places))] if in_order else [look] * len(places)
-        )
-        lines = zip(places, values.transpose(axis, ...), looks)
-        return [cls.of(name(place), line, **look) for place, line, look in lines]
+        shades = [{"colour": c} if in_order else {} for c in ramp(len(places))]
+        lines = zip(places, values.transpose(axis, ...), shades)
+        return [cls.of(name(place), line, **look, **shade) for place, line, shade in lines]
 
 
 @dataclass(frozen=True)
@@ -196,11 +181,7 @@ def need_panels(panels: Collection[Any]) -> None:
 
 
 def panel_figure(
-    titles: Sequence[str],
-    columns: int,
-    *,
-    panel_height: int,
-    square: bool = False,
+    titles: Sequence[str], columns: int, *, panel_height: int, square: bool = False
 ) -> go.Figure:
     """Empty axes in a grid; ``layout.meta`` tells the report how to lay them out anew."""
     columns = min(columns, len(titles))
@@ -229,17 +210,19 @@ def panel_figure(
                 font={"size": 13},
                 name="panel title",
             )
-    meta = {"panels": len(titles), "columns": columns}
-    meta |= {"panel_height": panel_height, "square": square}
-    return figure.update_layout(
-        template=template(), height=rows * panel_height + 110, meta={"loopinterp": meta}
-    )
+    meta = {"panels": len(titles), "columns": columns, "panel_height": panel_height}
+    meta["square"] = square
+    height = rows * panel_height + 110
+    return figure.update_layout(template=template(), height=height, meta={"loopinterp": meta})
 
 
 def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend: bool) -> None:
-    x, y = list(line.x), np.asarray(line.y, dtype=float)
+    x = list(line.x)
     shade = series_colour(line, place)
-    own = {"name": line.name, "legendgroup": line.name, **axes(panel)}
+    faint = shade  # a colour of CSS has no other
+    if shade[0] == "#":
+        faint = f"rgba({','.join(map(str, hex_to_rgb(shade)))},0.18)"
+    common = {"name": line.name, "legendgroup": line.name, **axes(panel)}
     if line.low is not None and line.high is not None:
         low, high = np.asarray(line.low, float), np.asarray(line.high, float)
         gaps = ~(np.isfinite(low) & np.isfinite(high))
@@ -251,22 +234,22 @@ def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend:
                 mode="lines",
                 line={"width": 0},
                 fill="toself",
-                fillcolor=alpha(shade, 0.18),
+                fillcolor=faint,
                 hoverinfo="skip",
                 showlegend=False,
-                **own,
+                **common,
             )
-    dash = _CONTROL_DASHES[place % len(_CONTROL_DASHES)] if line.control else "solid"
+    dash = ("dash", "dot", "dashdot", "longdash")[place % 4] if line.control else "solid"
     markers = len(x) <= 40 if line.markers is None else line.markers
     figure.add_scatter(
         x=x,
-        y=y,
+        y=np.asarray(line.y, dtype=float),
         mode="lines+markers" if markers else "lines",
         line={"color": shade, "width": 2, "dash": dash},
         marker={"size": 6, "symbol": SYMBOLS[place % len(SYMBOLS)], "color": shade},
         hovertemplate=f"{line.name}<br>%{{x}}: %{{y:.4g}}<extra></extra>",
         showlegend=legend,
-        **own,
+        **common,
     )
 
 
@@ -275,41 +258,37 @@ def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) ->
 
     What has no place on a logarithmic axis, 0 and below, is left out, as the points of lines are.
     """
-    marks = [mark for mark in marks if mark.value > 0 or not _is_log(figure, mark.axis, panel)]
+    name = suffix(panel)
+    is_log = {axis: figure.layout[f"{axis}axis{name}"]["type"] == "log" for axis in "xy"}
+    marks = [mark for mark in marks if mark.value > 0 or not is_log[mark.axis]]
     on_x = sorted(mark.value for mark in marks if mark.axis == "x" and mark.text)
     for mark in marks:
-        # Of several marks the first has its words on its left; so has one near the right edge.
-        leftwards = mark.value in on_x[: len(on_x) // 2] or _is_far_right(figure, mark.value, panel)
-        _add_reference(figure, mark, panel, "right" if leftwards else "left")
-
-
-def _add_reference(figure: go.Figure, mark: Reference, panel: int, anchor: str) -> None:
-    name = suffix(panel)
-    at = float(np.log10(mark.value)) if _is_log(figure, mark.axis, panel) else mark.value
-    x_ref, y_ref = (f"x{name}", f"y{name} domain")
-    ends: dict[str, float] = {"x0": mark.value, "x1": mark.value, "y0": 0, "y1": 1}
-    # Above the axes, where no line can cross the words.
-    text = {"x": at, "y": 1, "xanchor": anchor, "yanchor": "bottom", "name": "x reference"}
-    if mark.axis == "y":
-        x_ref, y_ref = (f"x{name} domain", f"y{name}")
-        ends = {"x0": 0, "x1": 1, "y0": mark.value, "y1": mark.value}
-        text = {"x": 1, "y": at, "xanchor": "right", "yanchor": "bottom"}
-    line = {"color": "rgba(128,134,144,0.9)", "width": 1.2, "dash": "dot"}
-    figure.add_shape(type="line", xref=x_ref, yref=y_ref, line=line, layer="below", **ends)
-    if mark.text:
-        figure.add_annotation(
-            text=mark.text, xref=x_ref, yref=y_ref, showarrow=False, font={"size": 12}, **text
+        at = float(np.log10(mark.value)) if is_log[mark.axis] else mark.value
+        across = {"x": f"x{name}", "y": f"y{name} domain"}
+        ends = {"x0": mark.value, "x1": mark.value, "y0": 0, "y1": 1}
+        # Above the axes, where no line can cross the words. Of several marks the first has its
+        # words on its left; so has one near the right edge.
+        left = mark.value in on_x[: len(on_x) // 2] or _is_far_right(
+            figure, mark.value, panel, is_log["x"]
         )
+        text: dict[str, Any] = {"x": at, "y": 1, "xanchor": "right" if left else "left"}
+        text |= {"yanchor": "bottom", "name": "x reference"}
+        if mark.axis == "y":
+            across = {"x": f"x{name} domain", "y": f"y{name}"}
+            ends = {"x0": 0, "x1": 1, "y0": mark.value, "y1": mark.value}
+            text = {"x": 1, "y": at, "xanchor": "right", "yanchor": "bottom"}
+        refs = {"xref": across["x"], "yref": across["y"]}
+        stroke = {"color": "rgba(128,134,144,0.9)", "width": 1.2, "dash": "dot"}
+        figure.add_shape(type="line", line=stroke, layer="below", **refs, **ends)
+        if mark.text:
+            about = {"text": mark.text, "showarrow": False, "font": {"size": 12}}
+            figure.add_annotation(**about, **refs, **text)
 
 
-def _is_log(figure: go.Figure, axis: str, panel: int) -> bool:
-    return figure.layout[f"{axis}axis{suffix(panel)}"]["type"] == "log"
-
-
-def _is_far_right(figure: go.Figure, value: float, panel: int) -> bool:
+def _is_far_right(figure: go.Figure, value: float, panel: int, log: bool) -> bool:
     on_panel: Any = figure.select_traces({"xaxis": f"x{suffix(panel)}"})
     numbers = [v for t in on_panel for v in t.x if isinstance(v, (int, float, np.number))]
-    if _is_log(figure, "x", panel):
+    if log and value > 0:
         numbers = [math.log10(v) for v in numbers if v > 0]
         value = math.log10(value)
     if not numbers:

@@ -15,20 +15,24 @@ from __future__ import annotations
 
 import textwrap
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from statistics import fmean
 
-from loopinterp.figures.circuit_parts import SECTIONS, GraphEdge, GraphNode, GraphParts
+from loopinterp.figures.circuit_parts import SECTIONS, GraphNode, GraphParts
 
-CHAR, LINE = 6.7, 14.0
+_CHAR, LINE = 6.7, 14.0
 """Pixels: of a letter of 11 pixels (at most, in any fixed pitch), and between lines."""
 
-NODE, ROW = 11.0, 30.0
+_NODE, ROW = 11.0, 30.0
 """Pixels: a node of the unfolded drawing, and from row to row."""
 
-_LONGEST = 3
+_GUTTER, _LANE, _GAP, _PAD = 20.0, 7.0, 12.0, 8.0
+"""Pixels: for the name of a section, from lane to lane, between boxes, and around words."""
+
+_BETWEEN, _CHANNEL, _HOLD = 30.0, 5.0, 8.0
+"""Pixels: from rank to rank, from channel to channel, and for an edge that passes a rank."""
 
 Point = tuple[float, float]
 
@@ -98,11 +102,11 @@ class Layout:
     rails: list[tuple[str, float, float, float]] = field(default_factory=list)
 
 
-def wrapped(node: GraphNode, letters: int, most: int = _LONGEST) -> tuple[str, ...]:
+def _wrapped(node: GraphNode, letters: int, most: int = 3) -> tuple[str, ...]:
     """A node's label in lines of at most so many letters, cut off where it is too long.
 
     Example:
-        >>> wrapped(GraphNode("a", "neurons", "generate | (propagate & carry)", "loop"), 16)
+        >>> _wrapped(GraphNode("a", "neurons", "generate | (propagate & carry)", "loop"), 16)
         ('generate |', '(propagate &', 'carry)')
     """
     lines = textwrap.wrap(node.label, letters, break_long_words=True) or [node.id[:letters]]
@@ -111,21 +115,8 @@ def wrapped(node: GraphNode, letters: int, most: int = _LONGEST) -> tuple[str, .
     return tuple(lines)
 
 
-GUTTER, LANE, GAP, PAD = 20.0, 7.0, 12.0, 8.0
-"""Pixels: for the name of a section, from lane to lane, between boxes, and around words."""
-
-_BETWEEN, _CHANNEL, _HOLD = 30.0, 5.0, 8.0
-
-_SWEEPS = 12
-
-
 def folded(graph: GraphParts, width: float) -> Layout:
-    """One block, with arrows around it to the next loop.
-
-    Args:
-        graph: The circuit.
-        width: Pixels that there are.
-    """
+    """One block, with arrows around it to the next loop, in so many pixels."""
     return _Folded(graph, width).layout()
 
 
@@ -134,71 +125,59 @@ class _Folded:
 
     def __init__(self, graph: GraphParts, width: float) -> None:
         self.graph, self.width, self.nodes = graph, width, graph.by_id
-        back = [k for k, edge in enumerate(graph.edges) if not self._forward(edge)]
-        self.back = back
-        looping = list(dict.fromkeys(graph.edges[k].source for k in back))
+        self.back, self.targets = set[int](), defaultdict[str, list[str]](list)
+        for k, edge in enumerate(graph.edges):
+            source, target = self.nodes[edge.source], self.nodes[edge.target]
+            again = edge.lag > 0 and target.section == "loop"
+            if again or self._stage(source) >= self._stage(target):
+                self.back.add(k)  # leads up: to the next loop
+            else:
+                self.targets[edge.source].append(edge.target)
+        looping = dict.fromkeys(graph.edges[k].source for k in sorted(self.back))
         self.lane = {source: number for number, source in enumerate(looping)}
-        self.right = LANE * len(self.lane) + (PAD if self.lane else 0)
-        self.room = width - GUTTER - self.right - 2 * PAD
-        letters = int(min(self.room - 60, 190) // CHAR)
-        self.lines = {n.id: wrapped(n, letters) for n in graph.nodes}
-        self.size = {n.id: self._size(n) for n in graph.nodes}
-        self.ranks = [list(ids) for ids in self._stages()]
+        self.right = _LANE * len(self.lane) + (_PAD if self.lane else 0)
+        self.room = width - _GUTTER - self.right - 2 * _PAD
+        letters = int(min(self.room - 60, 190) // _CHAR)
+        self.lines, self.size = {}, {}
+        for node in graph.nodes:
+            notes = [node.note] if node.note else []
+            self.lines[node.id] = lines = (*_wrapped(node, letters), *notes)
+            longest = max(len(line) for line in lines)
+            self.size[node.id] = max(longest * _CHAR, 30) + 2 * _PAD, LINE * len(lines) + _PAD
+        stages = groupby(sorted(graph.nodes, key=self._stage), self._stage)
+        self.ranks = [[node.id for node in nodes] for _, nodes in stages]
+        self._number_ranks()
         while self._split():
-            pass
+            self._number_ranks()
         self.x = self._arrange()
 
-    def _forward(self, edge: GraphEdge) -> bool:
-        """Whether it leads down: within a loop, or out of the last one."""
-        source, target = self.nodes[edge.source], self.nodes[edge.target]
-        again = edge.lag > 0 and target.section == "loop"
-        return not again and self._key(source) < self._key(target)
-
     @staticmethod
-    def _key(node: GraphNode) -> tuple[int, int]:
+    def _stage(node: GraphNode) -> tuple[int, int]:
         return SECTIONS.index(node.section), node.stage
 
-    def _stages(self) -> list[list[str]]:
-        nodes = sorted(self.graph.nodes, key=self._key)
-        return [[node.id for node in group] for _, group in groupby(nodes, self._key)]
+    def _number_ranks(self) -> None:
+        self.rank_of = {node: r for r, rank in enumerate(self.ranks) for node in rank}
+        # Where the longest edge out of a node ends.
+        self.last = {
+            source: max(self.rank_of[target] for target in to)
+            for source, to in self.targets.items()
+        }
 
-    def _size(self, node: GraphNode) -> Point:
-        lines = [*self.lines[node.id], *([node.note] if node.note else [])]
-        longest = max(len(line) for line in lines)
-        return max(longest * CHAR, 30) + 2 * PAD, LINE * len(lines) + PAD
-
-    def _rank_of(self) -> dict[str, int]:
-        return {node: r for r, rank in enumerate(self.ranks) for node in rank}
-
-    def _targets(self) -> dict[str, list[str]]:
-        targets: dict[str, list[str]] = defaultdict(list)
-        for k, edge in enumerate(self.graph.edges):
-            if k not in set(self.back):
-                targets[edge.source].append(edge.target)
-        return targets
-
-    def _passing(
-        self, r: int, rank_of: Mapping[str, int], targets: Mapping[str, list[str]]
-    ) -> list[str]:
+    def _passing(self, r: int) -> list[str]:
         """What passes a rank on its way to a later one."""
-        return [
-            source
-            for source, to in targets.items()
-            if rank_of[source] < r < max(rank_of[target] for target in to)
-        ]
+        return [source for source, last in self.last.items() if self.rank_of[source] < r < last]
 
     def _split(self) -> bool:
         """Make two ranks of the first one that is too wide; whether there was one."""
-        rank_of, targets = self._rank_of(), self._targets()
         for r, rank in enumerate(self.ranks):
-            passing = len(self._passing(r, rank_of, targets))
-            needed = sum(self.size[n][0] + GAP for n in rank) + passing * _HOLD
-            if needed - GAP > self.room and len(rank) > 1:
-                half, used = 0, passing * _HOLD
+            passing = len(self._passing(r)) * _HOLD
+            needed = sum(self.size[n][0] + _GAP for n in rank) + passing
+            if needed - _GAP > self.room and len(rank) > 1:
+                half, used = 0, passing
                 while half < len(rank) - 1 and (
                     half == 0 or used + self.size[rank[half]][0] <= self.room
                 ):
-                    used += self.size[rank[half]][0] + GAP
+                    used += self.size[rank[half]][0] + _GAP
                     half += 1
                 half = max(min(half, len(rank) - 1), 1)
                 self.ranks[r : r + 1] = [rank[:half], rank[half:]]
@@ -207,13 +186,12 @@ class _Folded:
 
     def _arrange(self) -> dict[tuple[int, str], float]:
         """x of everything in every rank, what passes included, by sweeps down and up."""
-        rank_of, targets = self._rank_of(), self._targets()
-        rows = [[*rank, *self._passing(r, rank_of, targets)] for r, rank in enumerate(self.ranks)]
+        rows = [[*rank, *self._passing(r)] for r, rank in enumerate(self.ranks)]
         neighbours: dict[tuple[int, str], list[tuple[int, str]]] = defaultdict(list)
-        for source, to in targets.items():
-            last = max(rank_of[target] for target in to)
-            for r in range(rank_of[source], last):
-                ends = [target for target in to if rank_of[target] == r + 1]
+        # What an edge meets in the rank above and below: its ends, or its own places on the way.
+        for source, last in self.last.items():
+            for r in range(self.rank_of[source], last):
+                ends = [end for end in self.targets[source] if self.rank_of[end] == r + 1]
                 ends += [source] if r + 1 < last else []
                 for end in ends:
                     neighbours[r, source].append((r + 1, end))
@@ -222,152 +200,129 @@ class _Folded:
         for r, row in enumerate(rows):
             x |= self._packed(r, row, [self.room / 2] * len(row))
         best, best_x = float("inf"), x
-        for sweep in range(_SWEEPS):
+        for sweep in range(12):
             down = sweep % 2 == 0
             for r in range(len(rows)) if down else range(len(rows) - 1, -1, -1):
-                wanted = []
+                goals = []
                 for item in rows[r]:
                     seen = neighbours[r, item]
                     near = [n for n in seen if (n[0] < r) == down] or seen
-                    wanted.append(fmean(x[n] for n in near) if near else x[r, item])
-                order = sorted(range(len(rows[r])), key=lambda k: wanted[k])
+                    goals.append(fmean(x[n] for n in near) if near else x[r, item])
+                order = sorted(range(len(rows[r])), key=lambda k: goals[k])
                 rows[r] = [rows[r][k] for k in order]
-                x |= self._packed(r, rows[r], [wanted[k] for k in order])
+                x |= self._packed(r, rows[r], [goals[k] for k in order])
+            # The drawing whose edges lead least to the side is kept.
             cost = sum(abs(x[a] - x[b]) for a, near in neighbours.items() for b in near)
             if cost < best - 1e-6:
                 best, best_x = cost, dict(x)
         return best_x
 
     def _packed(
-        self, r: int, row: Sequence[str], wanted: Sequence[float]
+        self, r: int, row: Sequence[str], goals: Sequence[float]
     ) -> dict[tuple[int, str], float]:
         """Places in this order as near to the wanted ones as there is room."""
-        own = set(self.ranks[r])
-        widths = [self.size[item][0] if item in own else _HOLD for item in row]
-        gaps = [GAP if {a, b} & own else 0.0 for a, b in pairwise(row)]
+        boxes = set(self.ranks[r])
+        widths = [self.size[item][0] if item in boxes else _HOLD for item in row]
+        gaps = [_GAP if {a, b} & boxes else 0.0 for a, b in pairwise(row)]
         spare = self.room - sum(widths) - sum(gaps)
         if spare < 0:  # a last resort: closer than is pretty
             gaps = [max(gap + spare / max(len(gaps), 1), 0.0) for gap in gaps]
-        offsets = [widths[0] / 2] if row else []
+        offsets = [widths[0] / 2] if row else []  # of each from the left end of the row
         for k, gap in enumerate(gaps):
             offsets.append(offsets[-1] + widths[k] / 2 + gap + widths[k + 1] / 2)
         most = max(self.room - (offsets[-1] + widths[-1] / 2 if row else 0), 0.0)
-        free = _increasing([w - o for w, o in zip(wanted, offsets)])
+        free = _increasing([w - o for w, o in zip(goals, offsets)])
         return {(r, item): min(max(f, 0.0), most) + o for item, f, o in zip(row, free, offsets)}
 
     def layout(self) -> Layout:
-        rank_of = self._rank_of()
-        left = GUTTER + PAD
-        tops, heights, bands = self._heights(rank_of)
-        places = {}
+        """The drawing: bands around the ranks, boxes in them, and routes between these."""
+        bands = self._stack()
+        self.places = {}
         for r, rank in enumerate(self.ranks):
+            middle = self.tops[r] + self.heights[r] / 2
             for node in rank:
-                w, h = self.size[node]
-                note = self.nodes[node].note
-                lines = (*self.lines[node], *([note] if note else []))
-                middle = tops[r] + heights[r] / 2
-                places[node] = Place(node, left + self.x[r, node], middle, w, h, lines)
-        routes = self._routes(places, rank_of, tops, heights)
-        return Layout(
-            self.width, bands[-1].y + bands[-1].height + 2, list(places.values()), routes, bands
-        )
+                x, (w, h) = _GUTTER + _PAD + self.x[r, node], self.size[node]
+                self.places[node] = Place(node, x, middle, w, h, self.lines[node])
+        height = bands[-1].y + bands[-1].height + 2
+        return Layout(self.width, height, [*self.places.values()], self._routes(), bands)
 
-    def _heights(self, rank_of: Mapping[str, int]) -> tuple[list[float], list[float], list[Band]]:
-        """Top and height of each rank, and the sections around them."""
+    def _stack(self) -> list[Band]:
+        """The sections, one below the other; sets top and height of each rank."""
         edges = self.graph.edges
         below, above = defaultdict(set), defaultdict(set)
         for k in self.back:
-            below[rank_of[edges[k].source]].add(edges[k].source)
-            above[rank_of[edges[k].target]].add(edges[k].source)
-        tops, heights, bands, y, start, section = [], [], [], 0.0, 0.0, ""
+            below[self.rank_of[edges[k].source]].add(edges[k].source)
+            above[self.rank_of[edges[k].target]].add(edges[k].source)
+        bands, y, start, section = [], 0.0, 0.0, ""
+        self.tops: list[float] = []
+        self.heights: list[float] = []
         for r, rank in enumerate(self.ranks):
-            own = self.nodes[rank[0]].section
-            if own != section:
+            name = self.nodes[rank[0]].section
+            if name != section:
                 if section:
                     bands.append(Band(section, 1, start, self.width - 2, y - start, upright=True))
                     y += 14
-                start, section = y, own
-                y += PAD
+                start, section = y, name
+                y += _PAD
             elif r:
                 y += _BETWEEN
-            y += _CHANNEL * len(above[r]) + (PAD if above[r] else 0)
-            tops.append(y)
-            heights.append(max(self.size[node][1] for node in rank))
-            y += heights[-1] + _CHANNEL * len(below[r]) + PAD
+            y += _CHANNEL * len(above[r]) + (_PAD if above[r] else 0)
+            self.tops.append(y)
+            self.heights.append(max(self.size[node][1] for node in rank))
+            y += self.heights[-1] + _CHANNEL * len(below[r]) + _PAD
         bands.append(Band(section, 1, start, self.width - 2, y - start, upright=True))
-        bands = [b if b.height > len(b.name) * CHAR + PAD else replace(b, name="") for b in bands]
-        return tops, heights, bands
+        return [b if b.height > len(b.name) * _CHAR + _PAD else replace(b, name="") for b in bands]
 
-    def _routes(
-        self,
-        places: Mapping[str, Place],
-        rank_of: Mapping[str, int],
-        tops: Sequence[float],
-        heights: Sequence[float],
-    ) -> list[Route]:
-        left, edges = GUTTER + PAD, self.graph.edges
+    def _routes(self) -> list[Route]:
+        left, edges = _GUTTER + _PAD, self.graph.edges
         entering: dict[str, list[int]] = defaultdict(list)
+        comes_from = {}
         for k, edge in enumerate(edges):
             entering[edge.target].append(k)
-        come_from = {}
-        for k, edge in enumerate(edges):
-            last = rank_of[edge.target] - 1
-            at = self.x.get((last, edge.source))
-            come_from[k] = self.width if k in self.back or at is None else left + at
+            at = self.x.get((self.rank_of[edge.target] - 1, edge.source))
+            comes_from[k] = self.width if k in self.back or at is None else left + at
+        # x at which each edge enters its box: side by side, in the order in which they come.
         port = {}
         for target, arriving in entering.items():
-            arriving.sort(key=lambda k: come_from[k])
-            place = places[target]
-            step = min((place.width - 2 * PAD) / len(arriving), 16)
+            arriving.sort(key=comes_from.__getitem__)
+            place = self.places[target]
+            step = min((place.width - 2 * _PAD) / len(arriving), 16)
             for n, k in enumerate(arriving):
                 port[k] = place.x + (n - (len(arriving) - 1) / 2) * step
+        ends = [top + height for top, height in zip(self.tops, self.heights)]
         routes = []
         for k, edge in enumerate(edges):
-            source, target = places[edge.source], places[edge.target]
+            source, target = self.places[edge.source], self.places[edge.target]
             tip = (port[k], target.y - target.height / 2)
             if k in self.back:
-                path = self._around(
-                    edge.source, source, tip, rank_of[edge.target], rank_of, tops, heights
-                )
+                path = self._around(edge.source, tip, self.rank_of[edge.target])
             else:
                 path = f"M{source.x:.1f} {source.y + source.height / 2:.1f}"
-                r, x = rank_of[edge.source], source.x
-                path += f"V{tops[r] + heights[r]:.1f}"
-                while r + 1 < rank_of[edge.target]:
-                    y, r = tops[r] + heights[r], r + 1
+                r, x = self.rank_of[edge.source], source.x
+                path += f"V{ends[r]:.1f}"
+                while r + 1 < self.rank_of[edge.target]:
+                    y, r = ends[r], r + 1
                     to = left + self.x[r, edge.source]
-                    path += _bend(x, y, to, tops[r]) + f"V{tops[r] + heights[r]:.1f}"
+                    path += _bend(x, y, to, self.tops[r]) + f"V{ends[r]:.1f}"
                     x = to
-                path += _bend(x, tops[r] + heights[r], tip[0], tops[r + 1]) + f"V{tip[1] - 5:.1f}"
+                path += _bend(x, ends[r], tip[0], self.tops[r + 1]) + f"V{tip[1] - 5:.1f}"
             routes.append(Route(k, edge.source, edge.target, path, tip))
         return routes
 
-    def _around(
-        self,
-        name: str,
-        source: Place,
-        tip: Point,
-        to: int,
-        rank_of: Mapping[str, int],
-        tops: Sequence[float],
-        heights: Sequence[float],
-    ) -> str:
+    def _around(self, name: str, tip: Point, to: int) -> str:
         """Down, to the right, up, and back to the top of what the next loop reads."""
-        lane = self.lane[name]
-        x = self.width - self.right + LANE * (lane + 0.5)
-        low = tops[rank_of[name]] + heights[rank_of[name]] + 4 + _CHANNEL * lane_of(lane, self.lane)
-        high = tops[to] - PAD - 3 - _CHANNEL * lane_of(lane, self.lane)
+        source, lane, r = self.places[name], self.lane[name], self.rank_of[name]
+        x = self.width - self.right + _LANE * (lane + 0.5)
+        # All lanes share what room there is between the boxes.
+        channel = _CHANNEL * (lane * min(1.0, 3 / max(len(self.lane), 1)))
+        low = self.tops[r] + self.heights[r] + 4 + channel
+        high = self.tops[to] - _PAD - 3 - channel
         start = source.x + min(source.width / 4, 14)
         return (
             f"M{start:.1f} {source.y + source.height / 2:.1f}V{low - 4:.1f}q0 4 4 4"
             f"H{x - 4:.1f}q4 0 4 -4V{high + 4:.1f}q0 -4 -4 -4"
             f"H{tip[0] + 4:.1f}q-4 0 -4 4V{tip[1] - 5:.1f}"
         )
-
-
-def lane_of(lane: int, lanes: Mapping[str, int]) -> float:
-    """How many channels a lane is away from the boxes: all lanes share what room there is."""
-    return lane * min(1.0, 3 / max(len(lanes), 1))
 
 
 def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
@@ -394,98 +349,78 @@ def _increasing(values: Sequence[float]) -> list[float]:
 def unfolded(graph: GraphParts, n_loops: int, width: float) -> Layout:
     """Each loop a column, each node a row; before and after the loops a column each.
 
-    What is done before and after the loops is one node each: the folded drawing has its parts.
-
-    Args:
-        graph: The circuit.
-        n_loops: Loops.
-        width: Pixels that there are.
+    What is done before and after the loops is one node each: the folded drawing has its parts. The
+    width is in pixels.
     """
     graph, numbers = _outside_as_one(graph)
     rows = sorted(graph.nodes, key=lambda n: (SECTIONS.index(n.section), n.stage))
-    letters = 27 if width > 600 else 15
-    lines = {n.id: wrapped(n, letters, 2) for n in rows}
-    names = letters * CHAR + 18
-    side = 34.0 if width > 600 else 18.0
-    after = NODE + 3 if any(node.kind == "variable" for node in rows) else 0.0
+    letters, side = (27, 34.0) if width > 600 else (15, 18.0)
+    names = letters * _CHAR + 18
+    after = _NODE + 3 if any(node.kind == "variable" for node in rows) else 0.0
     pitch = (width - names - 2 * side - after) / n_loops
     stages = sorted({n.stage for n in rows if n.section == "loop"})
-    top = 26.0
-    y = {n.id: top + ROW * (k + 0.5) for k, n in enumerate(rows)}
-    bottom = top + ROW * len(rows) + 4
-
-    def x_of(node: GraphNode, loop: int) -> float:
-        at = names + side + pitch * loop
-        return at + pitch * (stages.index(node.stage) + 0.75) / (len(stages) + 0.6)
-
-    beside = {"input": names + side * 0.2, "prelude": names + side * 0.7, "readout": width - 9.0}
+    y = {n.id: 26.0 + ROW * (k + 0.5) for k, n in enumerate(rows)}
+    bottom = 26.0 + ROW * len(rows) + 4
+    x_outside = {"input": names + side * 0.2, "prelude": names + side * 0.7, "readout": width - 9.0}
     places: dict[str, Place] = {}
-    rails = []
-    size = min(NODE, pitch / 2.6)
+    size = min(_NODE, pitch / 2.6)
     for node in rows:
-        if node.section == "loop":
-            last = n_loops + (node.kind == "variable")
-            for loop in range(last):
-                at = x_of(node, loop) if loop < n_loops else width - side - after / 2 + 1
-                place = Place(node.id, at, y[node.id], size, size, (), loop)
-                places[place.key] = place
-        else:
-            places[node.id] = Place(node.id, beside[node.section], y[node.id], size, size)
-    rows_of = {node.id: node.section for node in rows}
-    routes = []
+        if node.section != "loop":
+            places[node.id] = Place(node.id, x_outside[node.section], y[node.id], size, size)
+            continue
+        within = pitch * (stages.index(node.stage) + 0.75) / (len(stages) + 0.6)
+        columns = [names + side + pitch * loop + within for loop in range(n_loops)]
+        if node.kind == "variable":  # once more, after the last loop
+            columns.append(width - side - after / 2 + 1)
+        for loop, x in enumerate(columns):
+            place = Place(node.id, x, y[node.id], size, size, (), loop)
+            places[place.key] = place
+    section_of = {node.id: node.section for node in rows}
+    routes, rails = [], dict[str, tuple[str, float, float, float]]()
     for source, target, number in graph.unfolded(n_loops):
         a, b = places[source], places[target]
         at_rail = a.loop is None and (b.loop or 0) > 0
-        at_rail |= rows_of[a.node] == "input" and rows_of[b.node] == "readout"
+        at_rail |= section_of[a.node] == "input" and section_of[b.node] == "readout"
         start = (b.x - min(pitch / 3, 26), a.y) if at_rail else (a.x + a.width / 2, a.y)
         tip = (b.x - b.width / 2 - 1, b.y)
-        path = _curve(start, tip, most=pitch * 0.6)
+        # From left to right, level at both ends.
+        bend = min(max((tip[0] - start[0]) / 2, 4), pitch * 0.6)
+        path = (
+            f"M{start[0]:.1f} {start[1]:.1f}"
+            f"C{start[0] + bend:.1f} {start[1]:.1f} {tip[0] - bend:.1f} {tip[1]:.1f} "
+            f"{tip[0] - 3:.1f} {tip[1]:.1f}"
+        )
         routes.append(Route(numbers[number], source, target, path, tip, down=False))
         if at_rail:
-            rails.append((a.node, a.y, a.x, start[0]))
-    held: dict[str, tuple[str, float, float, float]] = {}
-    for name, at, start_x, end in rails:
-        held[name] = (name, at, start_x, max(end, held[name][3] if name in held else end))
+            farthest = max(start[0], rails[a.node][3] if a.node in rails else start[0])
+            rails[a.node] = (a.node, a.y, a.x, farthest)
     bands = [
         Band(f"{loop + 1}", names + side + pitch * loop + 1, 1, pitch - 2, bottom - 2)
         for loop in range(n_loops)
     ]
-    labels = [Label(n.id, 14.0, y[n.id], lines[n.id]) for n in rows]
-    return Layout(width, bottom, list(places.values()), routes, bands, labels, list(held.values()))
-
-
-def _curve(start: Point, tip: Point, most: float) -> str:
-    """From left to right, level at both ends."""
-    bend = min(max((tip[0] - start[0]) / 2, 4), most)
-    return (
-        f"M{start[0]:.1f} {start[1]:.1f}"
-        f"C{start[0] + bend:.1f} {start[1]:.1f} {tip[0] - bend:.1f} {tip[1]:.1f} "
-        f"{tip[0] - 3:.1f} {tip[1]:.1f}"
-    )
+    labels = [Label(n.id, 14.0, y[n.id], _wrapped(n, letters, 2)) for n in rows]
+    return Layout(width, bottom, [*places.values()], routes, bands, labels, [*rails.values()])
 
 
 def _outside_as_one(graph: GraphParts) -> tuple[GraphParts, list[int]]:
     """The graph with one node for its prelude, and one for what reads the last loop.
 
-    Returns:
-        The graph, and for each of its edges the number in the given one.
+    Beside it, for each of its edges, is the number in the given graph.
     """
-    name_of = {}
-    for node in graph.nodes:
-        name_of[node.id] = {"prelude": "prelude", "readout": "readout"}.get(node.section, node.id)
-    kept = [n for n in graph.nodes if name_of[n.id] == n.id and n.id not in ("prelude", "readout")]
     outside = {"prelude": "neurons", "readout": "readout"}
+    name_of = {n.id: n.section if n.section in outside else n.id for n in graph.nodes}
+    nodes = [n for n in graph.nodes if name_of[n.id] == n.id and n.id not in outside]
     for name, kind in outside.items():
         parts = [n for n in graph.nodes if n.section == name]
         if parts:
-            facts = (("Parts", f"{len(parts)}; the folded drawing shows them"),)
-            label = parts[0].label if len(parts) == 1 else name
-            facts = parts[0].facts if len(parts) == 1 else facts
-            kept.append(GraphNode(name, kind, label, name, facts=facts))
+            label, facts = parts[0].label, parts[0].facts
+            if len(parts) > 1:
+                label = name
+                facts = (("Parts", f"{len(parts)}; the folded drawing shows them"),)
+            nodes.append(GraphNode(name, kind, label, name, facts=facts))
     first: dict[tuple[str, str, int], int] = {}
     # Of those that become one, the edge of the largest effect is kept.
-    order = sorted(range(len(graph.edges)), key=lambda k: -abs(graph.edges[k].effect or 0))
-    for number in order:
+    for number in sorted(range(len(graph.edges)), key=lambda k: -abs(graph.edges[k].effect or 0)):
         edge = graph.edges[number]
         ends = name_of[edge.source], name_of[edge.target]
         if ends[0] != ends[1]:
@@ -494,4 +429,4 @@ def _outside_as_one(graph: GraphParts) -> tuple[GraphParts, list[int]]:
         replace(graph.edges[number], source=source, target=target)
         for (source, target, _), number in first.items()
     ]
-    return GraphParts(graph.title, tuple(kept), tuple(edges)), [*first.values()]
+    return GraphParts(graph.title, tuple(nodes), tuple(edges)), [*first.values()]

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopinterp.core.errors import CheckpointError, InputError, check_choice, check_integer
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import CheckpointError, InputError, check_choice
 from loopinterp.core.text import ShortRepr
 
 if TYPE_CHECKING:
@@ -22,19 +23,16 @@ KINDS = ("input", "variable", "head", "neurons", "readout")
 SECTIONS = ("input", "prelude", "loop", "readout")
 """Where a node stands; those of the loop are there once in every loop."""
 
-ROLES = ("", "value", "key", "query")
-"""What an edge is read as; "" where that is not told."""
-
 MOST_NODES = 400
 """Nodes of the largest graph that is drawn."""
 
 
 @dataclass(frozen=True, repr=False)
 class GraphNode(ShortRepr):
-    """A node.
+    """A node of a circuit's graph.
 
     Attributes:
-        id: Its name in edges.
+        id: As edges name it.
         kind: One of :data:`KINDS`.
         label: What it is called, in a few words or a line of code.
         section: One of :data:`SECTIONS`.
@@ -56,14 +54,14 @@ class GraphNode(ShortRepr):
 
 @dataclass(frozen=True, repr=False)
 class GraphEdge(ShortRepr):
-    """An edge.
+    """An edge of a circuit's graph.
 
     Attributes:
         source: What is read.
         target: What reads it.
         lag: Loops between the two: 0 within one, 1 where the next one reads it, 2 a later one.
-        role: One of :data:`ROLES`.
-        effect: Measured; its size is the width of the edge. None where nothing was measured.
+        role: ``value``, ``key`` or ``query``; "" where that is not told.
+        effect: Its size is the width of the edge; None where nothing was measured.
     """
 
     source: str
@@ -94,54 +92,54 @@ class GraphParts(ShortRepr):
                 given=str(len(self.nodes)),
                 fix="Draw a part of it: any subexpression can be drawn.",
             )
-        if len(self.by_id) < len(self.nodes):
-            raise _wrong("nodes", "one of each id", "two of the same")
         for node in self.nodes:
             check_choice(f"kind of node {node.id}", node.kind, KINDS)
             check_choice(f"section of node {node.id}", node.section, SECTIONS)
+        wrong = []
+        if len(self.by_id) < len(self.nodes):
+            wrong = [("nodes", "one of each id", "two of the same")]
         for edge in self.edges:
+            ends = f"{edge.source} to {edge.target}"
+            check_choice(f"role of the edge {ends}", edge.role, ("", "value", "key", "query"))
             if not {edge.source, edge.target} <= self.by_id.keys():
-                raise _wrong("edges", "edges between nodes", f"{edge.source} to {edge.target}")
+                wrong.append(("edges", "edges between nodes", ends))
             if edge.lag not in (0, 1, 2):
-                raise _wrong("edges", "lags of 0, 1 or 2", repr(edge.lag))
-            check_choice(f"role of the edge {edge.source} to {edge.target}", edge.role, ROLES)
+                wrong.append(("edges", "lags of 0, 1 or 2", repr(edge.lag)))
             if edge.effect is not None and not math.isfinite(edge.effect):
-                raise _wrong("edges", "effects that are finite", repr(edge.effect))
+                wrong.append(("edges", "effects that are finite", repr(edge.effect)))
+        for what, expected, given in wrong:
+            fix = "Graphs are best made by loopinterp.compiler.draw."
+            raise InputError(f"{what} of a circuit graph", expected=expected, given=given, fix=fix)
 
     @property
     def by_id(self) -> dict[str, GraphNode]:
         """The nodes by their ids."""
         return {node.id: node for node in self.nodes}
 
-    def unfolded(self, n_loops: int) -> list[tuple[str, str, int]]:
+    @checked
+    def unfolded(self, n_loops: Loops) -> list[tuple[str, str, int]]:
         """Edges of a run of so many loops: ends with their loop before them, and the edge's number.
 
         ``3:head`` is a node inside loop 3, ``3:carry`` the variable after 3 loops. What is outside
         of the loop has no loop, and reads the last one.
 
-        Args:
-            n_loops: Loops of the run.
-
         Raises:
-            InputError: There is no loop.
+            InputError: If there is no loop.
         """
-        check_integer("n_loops", n_loops, least=1)
         edges = []
         for number, edge in enumerate(self.edges):
             source, target = self.by_id[edge.source], self.by_id[edge.target]
-            inside = [node.section == "loop" for node in (source, target)]
-            if inside == [True, True]:
+            inside = (source.section == "loop", target.section == "loop")
+            if inside == (True, True):
                 last = n_loops + (target.kind == "variable")
-                for loop in range(n_loops):
-                    if loop + edge.lag < last:
-                        edges.append(
-                            (f"{loop}:{source.id}", f"{loop + edge.lag}:{target.id}", number)
-                        )
-            elif inside == [True, False]:
+                for loop in range(min(n_loops, last - edge.lag)):
+                    later = loop + edge.lag
+                    edges.append((f"{loop}:{source.id}", f"{later}:{target.id}", number))
+            elif inside == (True, False):
                 last = n_loops if source.kind == "variable" else n_loops - 1
                 last = max(last - edge.lag, 0)
                 edges.append((f"{last}:{source.id}", target.id, number))
-            elif inside == [False, True]:
+            elif inside == (False, True):
                 first, last = 0, n_loops
                 if target.kind == "variable":  # at the start, or by every loop
                     first, last = edge.lag, n_loops + 1 if edge.lag else 1
@@ -159,8 +157,10 @@ class GraphParts(ShortRepr):
         """
         nodes = []
         for node in self.nodes:
-            own = (node.id, node.label, *node.names[:1])
-            keys = dict.fromkeys([f"{self.title}.{node.label}"] if node.kind == "variable" else own)
+            names = [node.id, node.label, *node.names[:1]]
+            if node.kind == "variable":
+                names = [f"{self.title}.{node.label}"]
+            keys = dict.fromkeys(names)
             more = [tuple(fact) for key in keys for fact in facts.get(key, ())]
             nodes.append(replace(node, facts=(*node.facts, *dict.fromkeys(more))))
         return replace(self, nodes=tuple(nodes))
@@ -177,18 +177,12 @@ class GraphParts(ShortRepr):
             CheckpointError: It is not of that form.
         """
         try:
-            nodes = tuple(
-                GraphNode(
-                    **{
-                        **node,
-                        "names": tuple(node["names"]),
-                        "facts": tuple((str(head), str(text)) for head, text in node["facts"]),
-                    }
-                )
-                for node in saved["nodes"]
-            )
+            nodes = []
+            for node in saved["nodes"]:
+                facts = tuple((str(head), str(text)) for head, text in node["facts"])
+                nodes.append(GraphNode(**{**node, "names": tuple(node["names"]), "facts": facts}))
             edges = tuple(GraphEdge(**edge) for edge in saved["edges"])
-            return cls(str(saved["title"]), nodes, edges, str(saved["code"]))
+            return cls(str(saved["title"]), tuple(nodes), edges, str(saved["code"]))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 "graph of a circuit",
@@ -200,11 +194,6 @@ class GraphParts(ShortRepr):
     def to_json(self) -> str:
         """The graph as JSON."""
         return json.dumps(self.to_dict())
-
-
-def _wrong(what: str, expected: str, given: str) -> InputError:
-    fix = "Graphs are best made by loopinterp.compiler.draw."
-    return InputError(f"{what} of a circuit graph", expected=expected, given=given, fix=fix)
 
 
 def asset(name: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
 
-from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.figures.axes import (
     PALETTE,
     SCALES,
@@ -25,17 +26,14 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-PANEL_HEIGHT, ROW = 360, 19
-"""Pixels of a panel, or of each row that has a name where that is more."""
-
-
+@checked
 def heatmap_panels(
     panels: Mapping[str, xr.DataArray],
     *,
     value_title: str,
     x_title: str | None = None,
     y_title: str | None = None,
-    scale: str = "sequential",
+    scale: Literal["sequential", "mass", "faint", "diverging"] = "sequential",
     value_range: tuple[float, float] | None = None,
     columns: int | None = None,
     square: bool = False,
@@ -49,12 +47,11 @@ def heatmap_panels(
         panels: Each map by its title ("" for none): values [row, column] along the same two axes,
             whose coordinates name the rows and columns; NaN stays empty.
         value_title: What the colour means, as the colour bar says it.
-        x_title: Title of the columns' axis, by default the axis's own name.
-        y_title: Title of the rows' axis, likewise.
-        scale: ``sequential``, ``mass`` (from nothing to all), ``faint`` (the same, under words) or
-            ``diverging`` (give a symmetric ``value_range``).
-        value_range: Values of the ends of the scale; by default those of the data, and 0 and 1
-            for ``mass`` and ``faint``.
+        x_title: Of the columns' axis, by default its own name; ``y_title`` likewise of the rows'.
+        scale: ``mass`` goes from nothing to all, ``faint`` too, under words; ``diverging`` takes a
+            symmetric ``value_range``.
+        value_range: Ends of the scale; by default those of the data, and 0 and 1 for ``mass`` and
+            ``faint``.
         columns: Panels in a row (all, up to four, by default); the report uses fewer on a phone.
         square: Whether cells are square.
         y_down: Whether the first row is at the top, as in an attention pattern; by default where
@@ -63,10 +60,9 @@ def heatmap_panels(
         marks: Points with a name, as (column, row), that are marked on every panel.
 
     Raises:
-        InputError: If there is no panel, or they have other axes than the first; or the scale is
+        InputError: If there is no panel, one has other axes than the first, or the scale is
             unknown.
     """
-    check_choice("scale", scale, SCALES)
     need_panels(panels)
     first = next(iter(panels.values()))
     for title, values in panels.items():
@@ -82,7 +78,8 @@ def heatmap_panels(
     y_title = axis_title(y_axis) if y_title is None else y_title
     y_down = not _is_numeric(y) if y_down is None else y_down
     columns = columns or min(len(panels), 4)
-    height = max(PANEL_HEIGHT, 0 if _is_numeric(y) else ROW * len(y))
+    # 360 pixels, or 19 for each row that has a name where that is more.
+    height = max(360, 0 if _is_numeric(y) else 19 * len(y))
     figure = panel_figure(list(panels), columns, panel_height=height, square=square)
     hover = f"{x_title} %{{x}}<br>{y_title} %{{y}}<br>{value_title} %{{z:.3g}}<extra></extra>"
     gap = 1 if max(first.shape) <= 40 else 0
@@ -125,10 +122,9 @@ def category_maps(
     """Maps side by side whose cells are of one of several kinds.
 
     Args:
-        panels: Each map by its title: numbers [row, column] of categories, counted from 0; NaN
-            stays empty.
+        panels: As for :func:`heatmap_panels`, whose values are numbers of categories from 0 on.
         categories: Name of each category -> its colour, as :class:`Series` has it.
-        options: As for :func:`heatmap_panels`.
+        options: Others of :func:`heatmap_panels`.
 
     Raises:
         InputError: as :func:`heatmap_panels`, or a number without a category.
@@ -145,11 +141,11 @@ def category_maps(
             fix="Name every category.",
         )
     steps = [((k + end) / count, shade) for k, shade in enumerate(colours) for end in (0, 1)]
-    look = {"colorscale": steps, "zmin": -0.5, "zmax": count - 0.5, "showscale": False}
+    style = {"colorscale": steps, "zmin": -0.5, "zmax": count - 0.5, "showscale": False}
     for trace, values in zip(figure.select_traces({"type": "heatmap"}), panels.values()):
-        said = [["" if np.isnan(v) else names[int(v)] for v in row] for row in values.values]
+        texts = [["" if np.isnan(v) else names[int(v)] for v in row] for row in values.values]
         hover = trace.hovertemplate.replace("category %{z:.3g}", "%{text}")
-        trace.update(coloraxis=None, text=said, hovertemplate=hover, **look)
+        trace.update(coloraxis=None, text=texts, hovertemplate=hover, **style)
     figure.layout.coloraxis = None
     for name, shade in zip(names, colours):
         square = {"symbol": "square", "size": 10, "color": shade}
@@ -169,9 +165,7 @@ def loop_slider_figure(
     Args:
         values: Shares in 0..1, [loop, panel, row, column]; row 0 is at the top, and the
             coordinates of the second axis are the panels' titles.
-        value_title: What the colour means.
-        x_title: Title of the columns' axis, by default the axis's own name.
-        y_title: Title of the rows' axis, likewise.
+        value_title: As for :func:`heatmap_panels`, like the other titles.
 
     Raises:
         InputError: If there are more or fewer axes.

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-SMALL_HEIGHT = 170
-"""Of a panel in a grid of several columns."""
-
-
 @dataclass(frozen=True, repr=False)
 class LinePanel(ShortRepr):
     """Lines that share one pair of axes; panels are stacked over a shared x-axis."""
@@ -77,14 +73,13 @@ def line_panels(
     Series of one name have one colour and one legend entry in all panels.
 
     Args:
-        panels: The panels; in a grid they share the first one's y-title and should share its range.
-        x_title: Title of the shared axis.
-        x_log: Whether it is logarithmic.
+        panels: In a grid they share the first one's y-title and should share its range.
+        x_title: Of the shared axis, like ``x_log``.
         columns: Panels side by side.
     """
     need_panels(panels)
     columns = min(columns, len(panels))
-    height = 300 if columns == 1 else SMALL_HEIGHT
+    height = 170 if columns > 1 else 300  # pixels of a panel
     figure = panel_figure([p.title for p in panels], columns, panel_height=height)
     places: dict[tuple[str, bool], int] = {}
     for k, panel in enumerate(panels):
@@ -121,9 +116,9 @@ def bars_with_intervals(
 
     Args:
         groups: One series for each colour; the first category is drawn at the top.
-        value_title: Title of the value axis, with its unit.
-        value_range: Limits of the value axis.
-        references: Values to mark on the value axis (their ``axis`` is ignored).
+        value_title: With its unit, of the axis of values.
+        value_range: Limits of that axis.
+        references: Values to mark on that axis (their ``axis`` is ignored).
     """
     n_bars = sum(len(s.x) for s in groups)
     figure = panel_figure([""], columns=1, panel_height=max(26 * n_bars + 40, 160))
@@ -185,9 +180,6 @@ def head_lines(values: xr.DataArray) -> list[Series]:
     ]
 
 
-_HEIGHT = 520
-
-
 def joined(paths: np.ndarray) -> np.ndarray:
     """Paths ``[path, point, axis]`` as one line ``[point, axis]``, with a gap after each.
 
@@ -205,7 +197,7 @@ def space_figure(
     """Lines in space, that can be turned; a series without connecting line shows points.
 
     Args:
-        lines: Their first two coordinates; NaN leaves a gap. One with ``markers`` is points alone.
+        lines: The first two coordinates; NaN leaves a gap. One with ``markers`` is points alone.
         heights: The third coordinate of each line, by its name.
         titles: Of the three axes.
 
@@ -223,14 +215,14 @@ def space_figure(
                 fix="Name heights as the lines are named.",
             )
         shade = PALETTE.get(line.colour or "", line.colour) or colour(place)
-        look: dict[str, Any] = {"mode": "lines", "line": {"color": shade, "width": 3}}
+        style: dict[str, Any] = {"mode": "lines", "line": {"color": shade, "width": 3}}
         if line.control:
-            look["line"] |= {"dash": "dash"}
+            style["line"] |= {"dash": "dash"}
         if line.markers:
-            look = {"mode": "markers", "marker": {"color": shade, "size": 4, "symbol": "x"}}
+            style = {"mode": "markers", "marker": {"color": shade, "size": 4, "symbol": "x"}}
         hover = f"{line.name}<br>%{{x:.3g}}, %{{y:.3g}}, %{{z:.3g}}<extra></extra>"
         figure.add_scatter3d(
-            x=list(line.x), y=list(line.y), z=z, name=line.name, hovertemplate=hover, **look
+            x=list(line.x), y=list(line.y), z=z, name=line.name, hovertemplate=hover, **style
         )
     named: dict[str, Any] = {
         f"{axis}axis": {"title": {"text": t, "font": {"size": 11}}, "tickfont": {"size": 10}}
@@ -238,6 +230,5 @@ def space_figure(
     }
     # From so far away, and looking so far below the middle, that the axis titles are seen whole.
     named["camera"] = {"eye": {"x": 1.7, "y": 1.7, "z": 1.1}, "center": {"z": -0.2}}
-    return figure.update_layout(
-        template=template(), height=_HEIGHT, scene=named, margin={"l": 0, "r": 0}
-    )
+    margin = {"l": 0, "r": 0}
+    return figure.update_layout(template=template(), height=520, scene=named, margin=margin)

@@ -1,6 +1,5 @@
 from .comparison import write_comparison as write_comparison
 from .exploration import Exploration as Exploration
-from .exploration import page_data as page_data
 from .explore_study import explore as explore
 from .notebook_widget import ExplorerWidget as ExplorerWidget
 from .report import need_page as need_page
@@ -11,7 +10,6 @@ from .report import write_results as write_results
 from .run_record import RunRecord as RunRecord
 from .run_record import read_run as read_run
 from .tables import read_report as read_report
-from .typed_examples import answer_words as answer_words
 from .typed_examples import token_words as token_words
 from .typed_examples import typed_example as typed_example
 from .typed_examples import words_at as words_at

@@ -13,35 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from loopinterp.figures.circuit_graph import assets, figure_markup, script_json
-from loopinterp.pages.exploration import page_json, read_asset, script
+from loopinterp.figures.circuit_graph import figure_markup, script_json
+from loopinterp.figures.circuit_parts import asset as graph_asset
+from loopinterp.pages.exploration import read_asset, script
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pandas as pd
 
-    from loopinterp.pages import Exploration
-
 
 FLAT = frozenset({"bar", "box", "contour", "heatmap", "histogram", "scatter", "violin"})
 """Kinds of traces that the part of Plotly in ``vendor/`` draws."""
 
-# Shows every exploration of the page in the element before its data.
-_EXPLORE = """(() => {
-"use strict";
-%s
-const shown = [...document.querySelectorAll(".exploration-json")];
-window.explored = Promise.allSettled(
-  shown.map((data) => mount(data.previousElementSibling, JSON.parse(data.textContent)))
-).then((made) => together(made.filter((one) => one.value).map((one) => one.value)));
-})();"""
-
-_COMPRESS_ABOVE = 400_000
-
 _LARGEST = 2_000_000
-
-_STARTS_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""Bytes of the largest table that a page holds."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +75,14 @@ def page_scripts(plotly: Iterable[str]) -> list[str]:
     Args:
         plotly: Names that :func:`plotly_scripts` gave.
     """
-    own = [str(asset("layout.js")), str(asset("report.js")), assets()[1]]
-    return [*own, str(explorer_asset("script")), *map(_plotly, plotly)]
+    ours = [asset("layout.js"), asset("report.js"), graph_asset("circuit.js")]
+    return [*map(str, ours), str(explorer_asset("script")), *map(_plotly, plotly)]
 
 
 def graph_assets() -> dict[str, Markup]:
     """Style and script of all graphs of circuits, for a page that has any."""
-    style, script = assets()
-    return {"style": Markup(style), "script": Markup(script)}
+    names = {"style": "circuit.css", "script": "circuit.js"}
+    return {name: Markup(graph_asset(file)) for name, file in names.items()}
 
 
 def table_download(table: pd.DataFrame, name: str) -> Download:
@@ -107,27 +93,23 @@ def table_download(table: pd.DataFrame, name: str) -> Download:
         >>> table_download(pd.DataFrame({"a": [1]}), "Exact match").href
         'data:text/csv;charset=utf-8;base64,YQoxCg=='
     """
-    table = _without_formulas(table)
-    text = table.to_csv(index=False, lineterminator="\n", float_format="%.6g").encode()
-    kind, suffix = "text/csv;charset=utf-8", "csv"
-    if len(text) > _COMPRESS_ABOVE:
-        text, kind, suffix = gzip.compress(text, mtime=0), "application/gzip", "csv.gz"
-    filename = f"{slug(name)}.{suffix}"
-    if len(text) > _LARGEST:
-        return Download("", filename, len(table))
-    return Download(f"data:{kind};base64,{base64.b64encode(text).decode()}", filename, len(table))
-
-
-def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
-    """A table whose texts a spreadsheet takes for texts: an apostrophe before what may be run."""
 
     def escape(cell: Any) -> Any:
-        return f"'{cell}" if isinstance(cell, str) and cell.startswith(_STARTS_FORMULA) else cell
+        # An apostrophe before what a spreadsheet would run as a formula.
+        runs = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
+        return f"'{cell}" if runs else cell
 
     table = table.copy()
     for column in table.select_dtypes(exclude="number"):
         table[column] = table[column].map(escape)
-    return table.rename(columns=escape)
+    table = table.rename(columns=escape)
+    text = table.to_csv(index=False, lineterminator="\n", float_format="%.6g").encode()
+    kind, suffix = "text/csv;charset=utf-8", "csv"
+    if len(text) > 400_000:
+        text, kind, suffix = gzip.compress(text, mtime=0), "application/gzip", "csv.gz"
+    fits = len(text) <= _LARGEST
+    href = f"data:{kind};base64,{base64.b64encode(text).decode()}" if fits else ""
+    return Download(href, f"{slug(name)}.{suffix}", len(table))
 
 
 def slug(text: str) -> str:
@@ -140,14 +122,12 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def exploration_json(result: Exploration) -> Markup:
-    """An exploration as JSON that cannot end its own script tag."""
-    return Markup(page_json(result))  # ASCII without "<"
-
-
 def explorer_asset(name: str) -> Markup:
     """The explorer's ``style``, or the ``script`` that shows the explorations of a page."""
-    return Markup(_EXPLORE % script() if name == "script" else read_asset("explorer.css"))
+    if name == "style":
+        return Markup(read_asset("explorer.css"))
+    on_page = read_asset("explorer_page.js")
+    return Markup(f'(() => {{\n"use strict";\n{script()}\n{on_page}}})();')
 
 
 def asset(name: str) -> Markup:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 from loopinterp.comparison import Prediction
 from loopinterp.comparison.program_runs import SILENT
-from loopinterp.core.errors import InputError, check_choice, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.results import study
 from loopinterp.interventions import InterchangePairs, InterchangeRun
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import describe_model
-from loopinterp.pages.exploration import NOT_SAID, Exploration
-from loopinterp.pages.explored_run import Chosen, ExploredRun, ShownPlane, assemble, program_values
+from loopinterp.pages.exploration import NOT_SAID, Exploration, Missing
+from loopinterp.pages.explored_run import (
+    Chosen,
+    ExploredRun,
+    Reason,
+    ShownPlane,
+    assemble,
+    program_values,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jaxtyping import Int
-    from torch import Tensor
-
+    from loopinterp.adapters import TokenWords
     from loopinterp.programs.program import LoopProgram
-    from loopinterp.programs.trace import Trace
     from loopinterp.tasks.task import Batch
 
 
@@ -39,6 +44,7 @@ class ChangedRun(NamedTuple):
 
 
 @torch.no_grad()
+@checked
 def explore_change(
     model: Any,
     batch: Batch,
@@ -49,28 +55,25 @@ def explore_change(
     source: int = 1,
     programs: Sequence[LoopProgram] = (),
     plane: ShownPlane | None = None,
-    words: Sequence[str] | None = None,
-    symbols: Sequence[str] | None = None,
+    words: Sequence[str] | TokenWords | None = None,
+    symbols: Sequence[str] | TokenWords | None = None,
     ranks: int = 3,
 ) -> ChangedRun:
     """The first example of a batch, with its state at a loop and position changed.
 
-    Up to that loop it is the run without; from there on the interchange engine goes on.
+    Up to that loop it is the clean run; from there on the interchange engine goes on.
 
     Args:
         model: Any looped model.
-        batch: Examples of one length: the first is changed.
-        loop: Loops done when the state is put in, from 0 on.
-        pos: Where.
+        batch: Examples of one length.
+        loop: Loops done when the state is put in, from 0 on, at the position ``pos``.
         put_in: The state of the example ``source`` there at that loop, the mean over all examples
             of the batch there, or zeros.
         source: Row of the batch.
-        programs: Programs that read the same tokens. Each is run with the same exchange made in its
-            own variables; of a mean or of zeros it says nothing.
-        plane: The plane that states are shown in; that of the changed run by default.
-        words: A word for each token; those of the task by default.
-        symbols: A word for each class of the answer, likewise.
-        ranks: Answers to keep of each readout.
+        programs: They read the same tokens. Each is run with the same exchange made in its own
+            variables; of a mean or of zeros it says nothing.
+        plane: That of the changed run by default.
+        words: As for :func:`explore`, like ``symbols`` and ``ranks``.
 
     Raises:
         InputError: a loop, a position or an example that there is not, the mean over one example,
@@ -89,10 +92,9 @@ def explore_change(
         >>> predicted["ripple"].data["answer"][0, 3, 1:, 0].values.tolist()
         [1, 0, 1, 0]
     """
-    check_choice("put_in", put_in, get_args(PutIn))
-    n_loops = int(batch.n_loops.max())
+    n_loops, n_pos = int(batch.n_loops.max()), batch.inputs.shape[1]
     check_integer("loop", loop, least=0, most=n_loops)
-    check_integer("pos", pos, least=0, most=batch.inputs.shape[1] - 1)
+    check_integer("pos", pos, least=0, most=n_pos - 1)
     source = source if put_in == "interchange" else 0
     check_integer("source", source, least=0, most=len(batch) - 1)
     if batch.inputs.ndim != 2:
@@ -111,96 +113,70 @@ def explore_change(
         )
     described = {"loop": loop, "pos": pos, "put_in": put_in, "source": source}
     with study(0, model=describe_model(model), **described) as watch:
-        pairs = _pairs(batch, loop, pos, source, n_loops)
+        # One pair: the first example, given the state of another at one place.
+        one, other, at, where = torch.tensor([0, source, loop, pos], device=batch.inputs.device)
+        places: Any = {"loop": at[None], "positions": where[None, None], "n_loops": n_loops}
+        pairs = InterchangePairs.of(batch, base=one[None], source=other[None], **places)
         run = InterchangeRun(model, pairs)
-        bound = bind(model, batch.inputs)
-        undisturbed = [h for _, h in bound.run(loop)]
+        clean = [h for _, h in bind(model, batch.inputs).run(loop)]  # [batch, pos, d_model] each
         state = run.source_state
         if put_in != "interchange":
-            mean = undisturbed[loop][:, pos].mean(0)
-            state = mean if put_in == "mean" else torch.zeros_like(mean)
-            state = state.expand_as(run.source_state)
-        after = run.states_after(state)[0]
-        states = [*(h[:1] for h in undisturbed[:loop]), *(h[None] for h in after)]
-        one, first = batch[:1], Chosen(0, _reason(put_in), _detail(described))
-        changed = ExploredRun(
-            one, [first], bind(model, one.inputs), enumerate(states), ranks=ranks, words=words
-        )
-        found = assemble(
+            mean = clean[loop][:, pos].mean(0)
+            state = (mean if put_in == "mean" else torch.zeros_like(mean)).expand_as(state)
+        states = [*(h[:1] for h in clean[:loop]), *(h[None] for h in run.states_after(state)[0])]
+        why = Chosen(0, Reason[put_in.upper()], described | {"source": source + 1})
+        reader = bind(model, batch[:1].inputs)
+        options: Any = {"ranks": ranks, "words": words}
+        changed = ExploredRun(batch[:1], [why], reader, enumerate(states), **options)
+        result = assemble(
             watch,
             [changed],
             plane or ShownPlane.of([changed], None),
-            variables={},
-            patterns=None,
-            inner=None,
             symbols=symbols,
-            asks="",
-            by_hand="",
-            missing={"attention": "it is shown of the run without the change alone"},
+            missing={Missing.CHANGED_RUN.name: {}},
             n_examples=len(batch),
         )
-    said_of = programs if put_in == "interchange" else ()
-    predicted = {p.name: explore_prediction(p, run, changed, found.symbols) for p in said_of}
-    return ChangedRun(found, predicted)
+    predicting = programs if put_in == "interchange" else ()
+    predicted = {p.name: _explore_prediction(p, run, changed, result.symbols) for p in predicting}
+    return ChangedRun(result, predicted)
 
 
-def _pairs(batch: Batch, loop: int, pos: int, source: int, n_loops: int) -> InterchangePairs:
-    """The one pair: the first example, given the state of another at one place."""
-    base, donor, when, where = torch.tensor([0, source, loop, pos], device=batch.inputs.device)
-    return InterchangePairs.of(
-        batch,
-        base=base[None],
-        source=donor[None],
-        positions=where[None, None],
-        loop=when[None],
-        n_loops=n_loops,
-    )
-
-
-def _reason(put_in: str) -> str:
-    return {"interchange": "with another's state", "mean": "with the mean", "zero": "with zeros"}[
-        put_in
-    ]
-
-
-def _detail(change: dict[str, Any]) -> str:
-    what = {
-        "interchange": f"the state of example {change['source'] + 1}",
-        "mean": "the mean state of all examples",
-        "zero": "zeros",
-    }[change["put_in"]]
-    return f"After loop {change['loop']}, position {change['pos']} is given {what}."
-
-
-def explore_prediction(
+def _explore_prediction(
     program: LoopProgram, exchange: InterchangeRun, changed: ExploredRun, symbols: dict[str, str]
 ) -> Exploration:
-    """The program's own run with the exchange that was made in the model.
+    """The program's own run with the exchange that was made in the model, of one pair.
 
     Its answers are what it answers itself, -1 where it leaves them open. Its variables stand beside
     what the answers of the changed model imply of them. Last is its claim, as the verdict takes it
     (:class:`~loopinterp.comparison.program_runs.Claims`), beside what the model answers.
-
-    Args:
-        program: The program; it must read these tokens.
-        exchange: The exchange, of one pair.
-        changed: The model's run with it.
-        symbols: Words for classes.
     """
     n_loops, loop = changed.n_loops, int(exchange.pairs.loop[0])
     with study(0, program=program.name, n_loops=n_loops) as watch:
         prediction = Prediction(program, exchange.pairs.to("cpu"))
-        run = _joined(prediction, loop)
+        # The whole run of the pair [loop, 1, pos]: clean before the exchange, changed after it.
+        before, after = prediction.trace, prediction.after(slice(0, 1))
+        base = prediction.pairs.base
+        variables = {
+            name: torch.cat([values[:loop, base], after.variables[name]])
+            for name, values in before.variables.items()
+        }
+        outputs = torch.cat([before.outputs[:loop, base], after.outputs])
+        run = replace(after, start=0, variables=variables, outputs=outputs, selectors={})
         answers = torch.from_numpy(changed.answer[..., 0]).transpose(0, 1).long()
-        asked = torch.from_numpy(changed.asked)
+        is_asked = torch.from_numpy(changed.asked)
         inputs = changed.batch.inputs.cpu()
         values = {
-            name: pair for name, *pair in program_values(program, inputs, answers, asked, run)
+            name: pair for name, *pair in program_values(program, inputs, answers, is_asked, run)
         }
-        claim = _claim(prediction, exchange.base.cpu(), n_loops + 1)
-        values[f"{program.name}'s claim"] = [claim, answers.where(asked & (claim >= 0), NOT_SAID)]
+        # What it says that the model answers [loop, pair, pos]; nothing before the exchange.
+        expected = prediction.claims(exchange.base.cpu()).expected.transpose(0, 1).long()
+        silent = expected.new_full((n_loops + 1 - len(expected), *expected.shape[1:]), SILENT)
+        claim = torch.cat([silent, expected])
+        claim = claim.masked_fill(claim == SILENT, NOT_SAID)
+        claimed = answers.where(is_asked & (claim >= 0), NOT_SAID)
+        values[f"{program.name}'s claim"] = [claim, claimed]
         variable, implied = (
-            torch.stack([pair[which].transpose(0, 1) for pair in values.values()])
+            torch.stack([pair[which].transpose(0, 1) for pair in values.values()]).to(torch.int16)
             for which in (0, 1)
         )
         return Exploration.of(
@@ -212,39 +188,13 @@ def explore_prediction(
             asked_after=changed.batch.n_loops.tolist(),
             target=changed.target,
             answer=run.outputs.transpose(0, 1)[..., None],
-            variable=variable.to(torch.int16),
-            implied=implied.to(torch.int16),
-            asks="",
-            by_hand="",
+            variable=variable,
+            implied=implied,
             reasons=[program.name],
             details=[f"The run of {program.name} with the same exchange; ? is left open by it."],
             said=changed.said(),
             tokens=changed.tokens(),
             n_classes=changed.n_classes,
             symbols=symbols,
-            axes=[],
-            missing={},
             n_examples=1,
         )
-
-
-def _joined(prediction: Prediction, loop: int) -> Trace:
-    """The program's whole run of the one pair: without the exchange before it, with it after."""
-    before, after = prediction.trace, prediction.after(slice(0, 1))
-    base = prediction.pairs.base
-    variables = {
-        name: torch.cat([values[:loop, base], after.variables[name]])
-        for name, values in before.variables.items()
-    }
-    outputs = torch.cat([before.outputs[:loop, base], after.outputs])
-    return replace(after, start=0, variables=variables, outputs=outputs, selectors={})
-
-
-def _claim(
-    prediction: Prediction, natural: Int[Tensor, "pair delay pos"], n_loops: int
-) -> Int[Tensor, "loop pair pos"]:
-    """What it says that the model answers; nothing before the exchange."""
-    expected = prediction.claims(natural).expected.transpose(0, 1).long()
-    before = expected.new_full((n_loops - len(expected), *expected.shape[1:]), SILENT)
-    claim = torch.cat([before, expected])
-    return claim.masked_fill(claim == SILENT, NOT_SAID)

@@ -8,18 +8,20 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from loopinterp.core.errors import InputError
 from loopinterp.core.storage import write_bytes
 from loopinterp.pages import Exploration
-from loopinterp.pages.assets import exploration_json, plotly_scripts
+from loopinterp.pages.assets import plotly_scripts
+from loopinterp.pages.exploration import page_json
 from loopinterp.pages.report import need_page, render_page
-from loopinterp.pages.run_record import RunRecord, read_run
+from loopinterp.pages.run_record import Problem, RunRecord, Trouble, read_run, spell_problem
 from loopinterp.pages.sections import SECTIONS, figure_views
 from loopinterp.pages.tables import Tables, compared_figures, embedded, tables_of
 
 if TYPE_CHECKING:
     import pandas as pd
-    from markupsafe import Markup
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,12 @@ class Row:
 
     @property
     def about(self) -> str:
-        """What the first run that says anything says, which tells what the values are."""
+        """The first text, which tells what the values are."""
         return next((cell.text for cell in self.cells if cell.text), "")
 
     @property
     def differs(self) -> bool:
-        """Whether the runs that say anything say different things, or some say nothing."""
+        """Whether runs say different things, or some say nothing."""
         return len({cell.value for cell in self.cells}) > 1
 
 
@@ -57,13 +59,6 @@ def write_comparison(runs: Sequence[str | Path], out: str | Path) -> Path:
     differ, the findings that differ, curves of all runs on one pair of axes, and their explorers,
     stepped together. It is made from saved results alone; :func:`read_report` reads its tables
     back.
-
-    Args:
-        runs: Their folders, in the order in which they are shown.
-        out: The file to write.
-
-    Returns:
-        The file that was written.
 
     Raises:
         InputError: If there are fewer than two runs or one twice, a folder is none, the file is
@@ -78,29 +73,34 @@ def write_comparison(runs: Sequence[str | Path], out: str | Path) -> Path:
             fix="Name the folders of the runs to compare.",
         )
     out = need_page(out)
-    records = _named([read_run(folder) for folder in folders])
+    records: dict[str, RunRecord] = {}
+    for record in map(read_run, folders):
+        # By the names of their folders; a number tells those of one name apart.
+        names = (record.name if k == 1 else f"{record.name} ({k})" for k in count(1))
+        records[next(name for name in names if name not in records)] = record
     write_bytes(out, _render(records).encode(errors="replace"))
     return out
 
 
-def _named(records: Sequence[RunRecord]) -> dict[str, RunRecord]:
-    """Runs by the names of their folders; a number tells those of one name apart."""
-    named: dict[str, RunRecord] = {}
-    for record in records:
-        names = (record.name if k == 1 else f"{record.name} ({k})" for k in count(1))
-        named[next(name for name in names if name not in named)] = record
-    return named
-
-
 def _render(records: dict[str, RunRecord]) -> str:
     tables, runs = tables_of(records), [*records]
-    problems = [f"{run}: {said}" for run, record in records.items() for said in record.problems]
-    figures = figure_views(compared_figures(tables["curves"], runs), problems, count(1))
-    explorers = _explorers(records, problems)
+    problems = {run: [*record.problems] for run, record in records.items()}
+    explorers: dict[str, Markup] = {}
+    for run, record in records.items():
+        for name, result in record.results.items():
+            if run not in explorers and isinstance(result, Exploration):
+                try:
+                    explorers[run] = Markup(page_json(result))
+                except Exception as error:  # whatever a damaged value makes of the page's code
+                    damage = type(error).__name__
+                    problems[run].append(Problem(Trouble.RESULT_VALUES, name, damage))
+    undrawn: list[Problem] = []
+    figures = figure_views(compared_figures(tables["curves"], runs), undrawn, count(1))
     rows = finding_rows(tables, runs)
     settings = differing_settings(tables, runs)
     lacking = settings.isna().any(axis=1) & (settings.nunique(axis=1) < 2)
     tasks = {record.task.replace("_", " ") for record in records.values() if record.task}
+    by_result = tables["findings"].groupby("result", sort=False)
     return render_page(
         "comparison.html.j2",
         title=f"{len(runs)} runs side by side" + (f": {', '.join(sorted(tasks))}" if tasks else ""),
@@ -113,38 +113,25 @@ def _render(records: dict[str, RunRecord]) -> str:
         alike=[row for row in rows if not row.differs],
         figures=figures,
         explorers=explorers,
-        said=_sentences(tables["findings"], runs),
-        problems=problems,
+        said={str(result): _texts_by_run(table, runs) for result, table in by_result},
+        problems=[
+            *(f"{run}: {spell_problem(one)}" for run, of_run in problems.items() for one in of_run),
+            *map(spell_problem, undrawn),
+        ],
         data=embedded(tables),
         plotly_scripts=plotly_scripts(view.flat for view in figures),
     )
 
 
-def _explorers(records: dict[str, RunRecord], problems: list[str]) -> dict[str, Markup]:
-    """What the explorer of each run that has a saved exploration is given."""
-    found: dict[str, Markup] = {}
-    for run, record in records.items():
-        for name, result in record.results.items():
-            if run in found or not isinstance(result, Exploration):
-                continue
-            try:
-                found[run] = exploration_json(result)
-            except Exception as error:  # a damaged value, whatever it makes of the page's code
-                problems.append(
-                    f"{run}: {name} has values that cannot be shown ({type(error).__name__}). "
-                    "Run the study again."
-                )
-    return found
+def _texts_by_run(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, list[str]]:
+    texts = {run: findings[findings["run"] == run]["text"].tolist() for run in runs}
+    return {run: sentences for run, sentences in texts.items() if sentences}
 
 
 def differing_settings(tables: Tables, runs: Sequence[str]) -> pd.DataFrame:
     """Settings that are not the same in all runs that have them; NaN where a run has none.
 
     A row for each setting, a column for each run. What is set in one run alone is there too.
-
-    Args:
-        tables: As :func:`read_report` gives them.
-        runs: In the order of the columns.
     """
     wide: Any = tables["settings"].pivot_table(
         index=["part", "setting"], columns="run", values="value", aggfunc="first", sort=False
@@ -154,56 +141,39 @@ def differing_settings(tables: Tables, runs: Sequence[str]) -> pd.DataFrame:
 
 
 def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
-    """What has a number or a name to show, run by run, in the order of the report.
-
-    Args:
-        tables: As :func:`read_report` gives them.
-        runs: In the order of the cells.
-    """
+    """What has a number or a name to show, run by run, in the order of the report."""
     table = tables["findings"]
     measured = {(str(run), str(result)) for run, result in zip(table["run"], table["result"])}
     table = table[(table["value"] != "") & (table["kind"] != "verdict")]
     order = {section.key: k for k, section in enumerate(SECTIONS)}
     titles = {section.key: section.short or section.title for section in SECTIONS}
-    found: dict[tuple[int, str, str, int], dict[str, Cell]] = {}
+    # By place of the section, result, title and number: the cell of each run.
+    cells_of: dict[tuple[int, str, str, int], dict[str, Cell]] = {}
     seen: dict[tuple[str, str, str], int] = {}
     for line in table.itertuples():
-        same = (str(line.run), str(line.result), str(line.label))
-        seen[same] = number = seen.get(same, 0) + 1
+        repeated = (str(line.run), str(line.result), str(line.label))
+        seen[repeated] = number = seen.get(repeated, 0) + 1
         title = str(line.label) or titles.get(str(line.kind), str(line.kind))
         key = (order.get(str(line.kind), len(order)), str(line.result), title, number)
         good = None if line.good is None else bool(line.good)
         cell = Cell(str(line.value), good, str(line.text))
-        found.setdefault(key, {})[str(line.run)] = cell
+        cells_of.setdefault(key, {})[str(line.run)] = cell
     return [
         Row(
             f"{title}{f' ({number})' if number > 1 else ''}, {result.replace('-', ' ')}",
             [cells.get(run, Cell(measured=(run, result) in measured)) for run in runs],
         )
-        for (_, result, title, number), cells in sorted(found.items(), key=lambda item: item[0])
+        for (_, result, title, number), cells in sorted(cells_of.items(), key=lambda item: item[0])
     ]
 
 
 def _verdicts(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, Cell]:
     """The verdict of each run; an empty one where there is none."""
-    said: Any = findings[findings["kind"] == "verdict"]
-    of = said.drop_duplicates("run").set_index("run")
-    found = {}
-    for run in runs:
-        value, good, text = (
-            of.loc[run, ["value", "good", "text"]] if run in of.index else ("", None, "")
-        )
-        found[run] = Cell(value, None if good is None else bool(good), text)
-    return found
-
-
-def _sentences(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
-    """Sentences by result and run."""
+    verdicts: Any = findings[findings["kind"] == "verdict"]
+    first = {str(line.run): line for line in verdicts.drop_duplicates("run").itertuples()}
     return {
-        str(result): {
-            run: table[table["run"] == run]["text"].tolist()
-            for run in runs
-            if (table["run"] == run).any()
-        }
-        for result, table in findings.groupby("result", sort=False)
+        run: Cell(line.value, None if line.good is None else bool(line.good), line.text)
+        if (line := first.get(run))
+        else Cell()
+        for run in runs
     }

@@ -7,25 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 
-from loopinterp.core.errors import HookError, InputError, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import HookError, InputError
 from loopinterp.core.results import study
+from loopinterp.core.settings import Seed
 from loopinterp.lenses.fitted_lens import FittedLens, layer_hooks, places
 from loopinterp.lenses.lens_by_loop import PlaceReader
 from loopinterp.lenses.lens_fits import check_lens, fitted_lens, loops_of_lens, of_other_weights
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import describe_model, device_of, need_model
 from loopinterp.models.study_examples import examples_for, inputs_and_loops
-from loopinterp.pages.exploration import Exploration
+from loopinterp.pages.exploration import Exploration, Missing
 from loopinterp.pages.explored_run import (
     Chosen,
     ExploredRun,
-    Inner,
-    Patterns,
+    Pairs,
+    Reason,
     ShownPlane,
-    Values,
     assemble,
-    chosen_from,
     program_values,
 )
 from loopinterp.programs.registry import get_program
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
+    from loopinterp.adapters import TokenWords
     from loopinterp.lenses.lens_fits import LensName
     from loopinterp.models import LoopedModel
     from loopinterp.programs.program import LoopProgram
@@ -48,24 +50,25 @@ _MOST_WEIGHTS = 1_500_000
 
 
 @torch.no_grad()
+@checked
 def explore(
     model: LoopedModel | Any,
     data: Batch | Task | Tensor | Sequence[Batch],
     *,
     programs: Sequence[str | LoopProgram] = (),
-    examples: int = 8,
+    examples: PositiveInt = 8,
     n_loops: int | None = None,
-    words: Sequence[str] | None = None,
-    symbols: Sequence[str] | None = None,
+    words: Sequence[str] | TokenWords | None = None,
+    symbols: Sequence[str] | TokenWords | None = None,
     asks: str = "",
     explain: Callable[[Batch], str] | None = None,
     plane: Float[Tensor, "axis d_model"] | None = None,
     lens: LensName | FittedLens = "coda",
     fit_on: Batch | Task | Tensor | None = None,
-    ranks: int = 3,
+    ranks: PositiveInt = 3,
     n: int | Sequence[int] | None = None,
     batch_size: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Exploration:
     r"""Choose examples by what is interesting in them, and keep what the explorer shows of them.
 
@@ -77,28 +80,23 @@ def explore(
         model: Any looped model; one without hooks shows no attention.
         data: Examples of one length, several batches of one length each, a task to draw them
             from, or inputs alone ``[batch, pos]``, which are taken in their order.
-        programs: Programs that read the same tokens; shown first is the one that answers as the
-            model does at most loops and positions.
+        programs: They read the same tokens; shown first is the one that answers as the model does
+            at most loops and positions.
         examples: How many to choose, in equal parts of each batch.
-        n_loops: Loops to show; those after which each example is asked by default, to be given
-            with inputs alone.
-        words: A word for each token; those of the task by default.
-        symbols: A word for each class of the answer, likewise.
+        n_loops: Those after which each example is asked by default; to be given with inputs alone.
+        words: For each token; those of the task by default, as ``symbols`` for each answer's class.
         asks: What the task asks, in a sentence.
         explain: From a batch of one example to how it is done by hand; said of the first.
-        plane: Two directions of the state to look along, such as those of a subspace; by default
-            the first two principal components of all states that are shown.
-        lens: What answers are read through, as :func:`~loopinterp.lenses.lens_study` reads them:
-            the model's own readout by default.
+        plane: Two directions of the state to look along; by default the first two principal
+            components of all states that are shown.
+        lens: As :func:`~loopinterp.lenses.lens_study` has it; the model's own readout by default.
         fit_on: What to fit a lens on; by default the task of the examples, with another seed.
         ranks: Answers to keep of each readout.
-        n: Problem length, or several, where a task is given.
-        batch_size: Examples of each, where a task is given.
-        seed: Seed of what is drawn.
+        n: Problem length, or several, where a task is given; ``batch_size`` examples of each.
+        seed: Of what is drawn.
 
     Raises:
-        InputError: If a batch has examples of several lengths, an option is out of range, or the
-            lens does not fit the model.
+        InputError: If a batch has examples of several lengths, or the lens does not fit the model.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -111,10 +109,8 @@ def explore(
         True
     """
     need_model(model)
-    check_integer("examples", examples, least=1)
-    check_integer("ranks", ranks, least=1)
     name, n_loops = check_lens(lens), loops_of_lens(lens, n_loops)
-    batches = _batches(model, data, n_loops, n=n, batch_size=batch_size, seed=seed)
+    batches = _batches(model, data, n_loops, {"n": n, "batch_size": batch_size, "seed": seed})
     chosen_programs = [get_program(p) if isinstance(p, str) else p for p in programs]
     drawn = sum(map(len, batches))
     described = describe_model(model)
@@ -122,28 +118,27 @@ def explore(
     with study(seed, model=described, **options) as watch:
         generator = torch.Generator().manual_seed(seed)
         runs: list[ExploredRun] = []
-        readers: list[PlaceReader] = []
         for k, batch in enumerate(batches):
             share = (examples * (k + 1)) // len(batches) - (examples * k) // len(batches)
             if share := min(share, len(batch)):
                 last = int(batch.n_loops[0]) if n_loops is None else n_loops
                 by_task = not isinstance(data, torch.Tensor)
                 rows = _choose(model, batch, last, share, chosen_programs, generator, by_task)
-                some = chosen_from(batch, rows)
+                places_of = torch.tensor([one.row for one in rows], device=batch.inputs.device)
+                some = batch[places_of]
                 how = {"n_loops": last, "inside": _has_inner(model), "seed": seed}
                 maps = fitted_lens(lens, model, batch, fit_on=fit_on, **how)
                 reader = PlaceReader(model, some.inputs, name, maps)
                 states = reader.iteration.run(last)
                 runs.append(ExploredRun(some, rows, reader, states, ranks=ranks, words=words))
-                readers.append(reader)
-        missing: dict[str, str] = {}
+        missing: dict[str, Any] = {}
         return assemble(
             watch,
             runs,
             ShownPlane.of(runs, plane),
             variables=_variables(_nearest_first(chosen_programs, runs), runs, missing),
             patterns=_attention(model, runs, missing),
-            inner=_inner(model, runs, readers, missing),
+            inner=_inner(model, runs, missing),
             lens=name,
             of_other_weights=isinstance(lens, FittedLens) and of_other_weights(lens, described),
             symbols=symbols,
@@ -155,7 +150,7 @@ def explore(
 
 
 def _batches(
-    model: Any, data: Any, n_loops: int | None, *, n: Any, batch_size: int | None, seed: int
+    model: Any, data: Any, n_loops: int | None, how_drawn: Mapping[str, Any]
 ) -> list[Batch]:
     """What is given as batches of one length each, asked as this model is."""
     if isinstance(data, torch.Tensor):
@@ -164,7 +159,7 @@ def _batches(
         targets = torch.full(shape, IGNORE, device=inputs.device)
         batches = [Batch(inputs, targets, torch.full_like(every, shape[1]), every)]
     else:
-        batches = as_batches(data, n=n, batch_size=batch_size, seed=seed)
+        batches = as_batches(data, **how_drawn)
     batches = [examples_for(model, batch.to(device_of(model))) for batch in batches]
     for batch in batches:
         if len(lengths := batch.n_loops.unique().tolist()) != 1:
@@ -186,17 +181,17 @@ def _choose(
     generator: torch.Generator,
     by_task: bool,
 ) -> list[Chosen]:
-    asked = batch.targets != IGNORE
+    is_asked = batch.targets != IGNORE
     if not by_task or len(batch) == 1:
-        return [Chosen(row, "as given", "") for row in range(most)]
+        return [Chosen(row, Reason.AS_GIVEN) for row in range(most)]
     bound = bind(model, batch.inputs)
     answers = [bound.read(h, t).argmax(-1) for t, h in bound.run(n_loops)]
-    right = torch.stack([(x == batch.targets) | ~asked for x in answers])
+    right = torch.stack([(x == batch.targets) | ~is_asked for x in answers])  # [loop, example, pos]
     settled = {}
     for program in programs:
         outputs = program.trace(batch.inputs, n_loops=int(batch.n_loops[0])).outputs
-        settled[program.name] = constant_from(torch.where(asked, outputs, 0)).amax(-1).cpu()
-    return choose(right.cpu(), asked.cpu(), settled, most, generator)
+        settled[program.name] = constant_from(torch.where(is_asked, outputs, 0)).amax(-1).cpu()
+    return choose(right.cpu(), is_asked.cpu(), settled, most, generator)
 
 
 def _has_inner(model: Any) -> bool:
@@ -204,113 +199,100 @@ def _has_inner(model: Any) -> bool:
     return hasattr(model, "run_with_cache") and len(layer_hooks(model, 0, 1)) > 1
 
 
-def _inner(
-    model: Any, runs: list[ExploredRun], readers: Sequence[PlaceReader], missing: dict[str, str]
-) -> Inner | None:
+def _inner(model: Any, runs: list[ExploredRun], missing: dict[str, Any]) -> Pairs | None:
     """What would be read if each loop ended after a layer before its last; None without any."""
     if not _has_inner(model):
         return None
-    if not all(reader.reads_layers for reader in readers):
-        missing["readings within the loop"] = "the lens was fitted to what whole loops leave"
+    if not all(run.reader.reads_layers for run in runs):
+        missing[Missing.WHOLE_LOOP_LENS.name] = {}
         return None
-    found = []
-    for run, reader in zip(runs, readers):
+    pairs = []
+    for run in runs:
         best: dict[int, list[Tensor]] = {}
         for place in places(model, run.batch.inputs, run.n_loops, inside=True):
             if place.layer is not None:
-                shares = reader.at(place).double().softmax(-1)
+                shares = run.reader.at(place).double().softmax(-1)
                 best.setdefault(place.layer, []).append(torch.stack(shares.max(-1), -1))
         *layers, _ = best.values()  # the last one leaves the state itself
-        every = torch.stack(
-            [torch.stack(each) for each in layers]
-        )  # [layer, loop, example, pos, 2]
+        # [layer, loop, example, pos, 2] to two arrays [example, loop, layer, pos]
+        every = torch.stack([torch.stack(each) for each in layers])
         probability, answer = every.permute(4, 2, 1, 0, 3).cpu().numpy()
         before = [(0, 0), (1, 0), (0, 0), (0, 0)]  # at loop 0
-        found.append(
-            (
-                np.pad(answer.astype(np.int32), before, constant_values=-1),
-                np.pad(probability, before, constant_values=np.nan),
-            )
-        )
-    return found
+        answer = np.pad(answer.astype(np.int32), before, constant_values=-1)
+        pairs.append((answer, np.pad(probability, before, constant_values=np.nan)))
+    return pairs
 
 
-def _attention(model: Any, runs: list[ExploredRun], missing: dict[str, str]) -> Patterns | None:
+def _attention(model: Any, runs: list[ExploredRun], missing: dict[str, Any]) -> Pairs | None:
     """Keys and weights [example, loop, layer, head, pos, nth] of each run."""
     if not (hasattr(model, "run_with_cache") and hasattr(model, "site")):
-        missing["attention"] = f"{type(model).__name__} has no hooks inside its loops"
+        missing[Missing.NO_HOOKS.name] = {"model": type(model).__name__}
         return None
     try:
-        patterns = [_patterns(model, run) for run in runs]
+        patterns = []
+        for run in runs:
+            # [example, loop, layer, head, query, key], one by one: a cache of all may be large.
+            each = []
+            for row in run.batch.inputs.split(1):
+                name = "attn.hook_pattern"
+                _, cache = model.run_with_cache(row, n_loops=run.n_loops, names_filter=name)
+                each.append(cache.stack(name, layer=slice(None))[:, :, 0].float())
+            patterns.append(torch.stack(each))
     except HookError as error:
-        missing["attention"] = f"its patterns cannot be read ({error.given})"
+        missing[Missing.UNREADABLE_PATTERNS.name] = {"error": error.given}
         return None
+    # The most keys that any query looks at, and of how many patterns those weights are.
     seen = max(int((x > 0).sum(-1).max()) for x in patterns)
     heads = sum(x[..., 0].numel() for x in patterns)
-    kept = max(1, min(seen, _MOST_WEIGHTS // heads))
-    if kept < seen:
-        missing["attention below the strongest"] = (
-            f"of each head and position the {kept} largest of up to {seen} weights are kept"
-        )
-    found = []
+    n_kept = max(1, min(seen, _MOST_WEIGHTS // heads))
+    if n_kept < seen:
+        missing[Missing.WEAK_ATTENTION.name] = {"kept": n_kept, "seen": seen}
+    pairs = []
     for x in patterns:
-        best = x.topk(min(kept, x.shape[-1]), dim=-1)
-        fill = [(0, 0)] * 5 + [(0, kept - best.values.shape[-1])]
+        best = x.topk(min(n_kept, x.shape[-1]), dim=-1)
+        fill = [(0, 0)] * 5 + [(0, n_kept - best.values.shape[-1])]
         none = [(0, 0), (1, 0), *fill[2:]]  # at loop 0
         narrow = np.uint8 if x.shape[-1] <= 256 else np.uint16
-        found.append(
-            (
-                np.pad(best.indices.cpu().numpy().astype(narrow), none),
-                np.pad(best.values.cpu().numpy(), none),
-            )
-        )
-    return found
-
-
-def _patterns(model: Any, run: ExploredRun) -> Float[Tensor, "example loop layer head query key"]:
-    """Patterns of the tied block, example by example, as a cache of all may be large."""
-    kept = []
-    for row in run.batch.inputs.split(1):
-        name = "attn.hook_pattern"
-        _, cache = model.run_with_cache(row, n_loops=run.n_loops, names_filter=name)
-        kept.append(cache.stack(name, layer=slice(None))[:, :, 0].float())
-    return torch.stack(kept)
+        keys = np.pad(best.indices.cpu().numpy().astype(narrow), none)
+        pairs.append((keys, np.pad(best.values.cpu().numpy(), none)))
+    return pairs
 
 
 def _nearest_first(programs: Sequence[LoopProgram], runs: list[ExploredRun]) -> list[LoopProgram]:
     """Those first that answer as the model does at most loops and positions; then the simpler."""
 
-    def apart(program: LoopProgram) -> tuple[float, int]:
+    def distance(program: LoopProgram) -> tuple[float, int]:
         shares = []
         for run in runs:
             outputs = program.trace(run.batch.inputs.cpu(), n_loops=run.n_loops).outputs
             same = outputs.transpose(0, 1).numpy() == run.answer[..., 0]
+            # Where something is asked, at every loop but the initial state.
             shares.append(same[:, 1:][np.broadcast_to(run.asked[:, None], same.shape)[:, 1:]])
         return 1 - float(np.concatenate(shares).mean()), len(program.variables)
 
-    return sorted(programs, key=apart)
+    return sorted(programs, key=distance)
 
 
 def _variables(
-    programs: Sequence[LoopProgram], runs: list[ExploredRun], missing: dict[str, str]
-) -> Values:
+    programs: Sequence[LoopProgram], runs: list[ExploredRun], missing: dict[str, Any]
+) -> dict[str, Pairs]:
     """Values and what answers imply [example, loop, pos], of each run, by name."""
     if not programs:
-        missing["variables"] = "no program is given that reads these tokens and solves the task"
-    found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+        missing[Missing.NO_PROGRAM.name] = {}
+    pairs: dict[str, Any] = {}
     for program in programs:
         for run in runs:
             answers = torch.from_numpy(run.answer[..., 0]).transpose(0, 1)
-            asked, inputs = torch.from_numpy(run.asked), run.batch.inputs.cpu()
-            for name, *values in program_values(program, inputs, answers, asked):
-                value, implied = (x.transpose(0, 1).numpy() for x in values)
-                found.setdefault(name, []).append((value, implied))
-    return found
+            is_asked, inputs = torch.from_numpy(run.asked), run.batch.inputs.cpu()
+            for name, *values in program_values(program, inputs, answers, is_asked):
+                pair = tuple(x.transpose(0, 1).numpy() for x in values)
+                pairs.setdefault(name, []).append(pair)
+    return pairs
 
 
 def choose(
     right: Bool[Tensor, "loop batch pos"],
-    asked: Bool[Tensor, "batch pos"],
+    is_asked: Bool[Tensor, "batch pos"],
     settled: Mapping[str, Int[Tensor, " batch"]],
     most: int,
     generator: torch.Generator,
@@ -322,21 +304,20 @@ def choose(
 
     Args:
         right: Whether each answer is right after 0, 1, … loops; true where nothing is asked.
-        asked: Where something is.
+        is_asked: Where something is.
         settled: After how many loops each program has the whole answer for good.
-        most: Examples to choose.
-        generator: Draws the rest.
+        most: Examples to choose; the generator draws the rest.
 
     Example:
         >>> asked = torch.ones(3, 1, dtype=torch.bool)
         >>> right = torch.tensor([[0, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()[..., None]
         >>> for one in choose(right, asked, {}, 3, torch.Generator().manual_seed(0)):
-        ...     print(one.row, one.detail)
-        1 Wrong after being right: all of its answers are right after loop 1, 1 is wrong at the end.
-        2 Right last: all of its answers are right from loop 2 on, later than in the other examples.
-        0 Drawn at random.
+        ...     print(one.row, one.reason.name, dict(one.values))
+        1 RELAPSED {'loop': 1, 'n': 1}
+        2 LAST {'loop': 2}
+        0 RANDOM {}
     """
-    kinds = [_relapsed(right, asked), _wrong(right, asked), _late(right), _chains(settled)]
+    kinds = [_relapsed(right, is_asked), _wrong(right, is_asked), _late(right), _chains(settled)]
     chosen: dict[int, Chosen] = {}
     telling = max(3 * most // 4, 1)  # what is ordinary belongs to the picture
     while kinds and len(chosen) < telling:
@@ -344,50 +325,42 @@ def choose(
         if fresh := next((one for one in kind if one.row not in chosen), None):
             chosen[fresh.row] = fresh
             kinds.append(kind)
-    for row in torch.randperm(len(asked), generator=generator).tolist():
+    for row in torch.randperm(len(is_asked), generator=generator).tolist():
         if len(chosen) < most and row not in chosen:
-            chosen[row] = Chosen(row, "drawn at random", "Drawn at random.")
+            chosen[row] = Chosen(row, Reason.RANDOM)
     return list(chosen.values())
 
 
-def _wrong(right: Tensor, asked: Tensor) -> Iterator[Chosen]:
+def _wrong(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
     """What ends wrong, fewest wrong answers first: those that are nearly right tell most."""
     wrong = (~right[-1]).sum(-1)
     for row in wrong.argsort(stable=True).tolist():
         if n := int(wrong[row]):
-            detail = f"Wrong at the end: {n} of {int(asked[row].sum())} answers."
-            yield Chosen(row, "wrong", detail)
+            yield Chosen(row, Reason.WRONG, {"n": n, "asked": int(is_asked[row].sum())})
 
 
-def _relapsed(right: Tensor, asked: Tensor) -> Iterator[Chosen]:
+def _relapsed(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
     """What was wholly right, or else had most of its last mistakes right, and is not at the end."""
-    whole, lost = right.all(-1), (~right[-1] & right.any(0)).sum(-1)
-    for row in (whole.any(0) & ~whole[-1]).nonzero().flatten().tolist():
-        loop, n = int(whole[:, row].nonzero().max()), int((~right[-1, row]).sum())
-        detail = (
-            f"Wrong after being right: all of its answers are right after loop {loop}, "
-            f"{n} {'is' if n == 1 else 'are'} wrong at the end."
-        )
-        yield Chosen(row, "wrong after right", detail)
+    # [loop, example] whether all is right; [example] how many answers were right once, not now.
+    all_right, lost = right.all(-1), (~right[-1] & right.any(0)).sum(-1)
+    for row in (all_right.any(0) & ~all_right[-1]).nonzero().flatten().tolist():
+        loop, n = int(all_right[:, row].nonzero().max()), int((~right[-1, row]).sum())
+        yield Chosen(row, Reason.RELAPSED, {"loop": loop, "n": n})
     for row in lost.argsort(stable=True, descending=True).tolist():
-        if (n := int(lost[row])) and not whole[:, row].any():
-            were = "was right at some loop, and is wrong" if n == 1 else "were right, and are wrong"
-            text = f"Wrong after being right: {n} of its {int(asked[row].sum())} answers {were}"
-            yield Chosen(row, "wrong after right", f"{text} at the end.")
+        if (n := int(lost[row])) and not all_right[:, row].any():
+            yield Chosen(row, Reason.LOST, {"n": n, "asked": int(is_asked[row].sum())})
 
 
 def _late(right: Tensor) -> Iterator[Chosen]:
     """What is right for good last, of what ends right."""
-    whole = right.all(-1)
-    since = constant_from(whole).where(whole[-1], -1)
+    all_right = right.all(-1)
+    since = constant_from(all_right).where(all_right[-1], -1)  # -1: not right at the end
     for nth, row in enumerate(since.argsort(stable=True, descending=True).tolist()):
         loop = int(since[row])
         if loop < 1:
             return
-        alone = nth == 0 and int((since == loop).sum()) == 1
-        than = "later than in the other examples" if alone else "among the last"
-        detail = f"Right last: all of its answers are right from loop {loop} on, {than}."
-        yield Chosen(row, "right last", detail)
+        is_last = nth == 0 and int((since == loop).sum()) == 1
+        yield Chosen(row, Reason.LAST if is_last else Reason.LATE, {"loop": loop})
 
 
 def _chains(settled: Mapping[str, Tensor]) -> Iterator[Chosen]:
@@ -398,5 +371,4 @@ def _chains(settled: Mapping[str, Tensor]) -> Iterator[Chosen]:
     for row in loops.argsort(stable=True, descending=True).tolist():
         if (loop := int(loops[row])) <= int(loops.min()):
             return  # as many loops as the shortest one takes are no long chain
-        detail = f"A long chain: {name} has its whole answer only after loop {loop}."
-        yield Chosen(row, "long chain", detail)
+        yield Chosen(row, Reason.LONG_CHAIN, {"program": name, "loop": loop})

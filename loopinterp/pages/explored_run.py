@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,29 +28,75 @@ if TYPE_CHECKING:
     from loopinterp.programs.trace import Trace
 
 
+class Reason(Enum):
+    """Why an example is shown, in a few words and in a sentence."""
+
+    AS_GIVEN = ("as given", "")
+    RANDOM = ("drawn at random", "Drawn at random.")
+    WRONG = ("wrong", "Wrong at the end: {n} of {asked} answers.")
+    RELAPSED = (
+        "wrong after right",
+        "Wrong after being right: all of its answers are right after loop {loop}, "
+        "{n} {are} wrong at the end.",
+    )
+    LOST = (
+        "wrong after right",
+        "Wrong after being right: {n} of its {asked} answers {were} wrong at the end.",
+    )
+    LAST = (
+        "right last",
+        "Right last: all of its answers are right from loop {loop} on, "
+        "later than in the other examples.",
+    )
+    LATE = (
+        "right last",
+        "Right last: all of its answers are right from loop {loop} on, among the last.",
+    )
+    LONG_CHAIN = (
+        "long chain",
+        "A long chain: {program} has its whole answer only after loop {loop}.",
+    )
+    INTERCHANGE = (
+        "with another's state",
+        "After loop {loop}, position {pos} is given the state of example {source}.",
+    )
+    MEAN = (
+        "with the mean",
+        "After loop {loop}, position {pos} is given the mean state of all examples.",
+    )
+    ZERO = ("with zeros", "After loop {loop}, position {pos} is given zeros.")
+
+
 @dataclass(frozen=True)
 class Chosen:
-    """An example, and why it was chosen.
-
-    Attributes:
-        row: Its row in the batch.
-        reason: In a few words.
-        detail: In a sentence.
-    """
+    """An example by its row in the batch, why it is shown, and the values that the reason names."""
 
     row: int
-    reason: str
-    detail: str
+    reason: Reason
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def spell_choice(one: Chosen) -> tuple[str, str]:
+    """Why an example is shown, in a few words and in a sentence.
+
+    Example:
+        >>> spell_choice(Chosen(3, Reason.WRONG, {"n": 1, "asked": 4}))
+        ('wrong', 'Wrong at the end: 1 of 4 answers.')
+    """
+    words, sentence = one.reason.value
+    forms = {"are": "are", "were": "were right, and are"}
+    if one.values.get("n") == 1:
+        forms = {"are": "is", "were": "was right at some loop, and is"}
+    return words, sentence.format(**forms, **one.values)
 
 
 class ExploredRun:
     """The examples chosen from one batch, and the run of the model on them.
 
     Args:
-        batch: These examples alone.
-        rows: Those chosen.
-        reader: What its states are read with: a model bound to inputs, or a lens on it.
-        states: Its states after 0, 1, … loops.
+        batch: These examples alone; ``rows`` says why each was chosen.
+        reader: What the states are read with: a model bound to inputs, or a lens on it.
+        states: After 0, 1, … loops.
         ranks: Answers to keep of each readout.
         words: A word for each token; those of the task if None.
     """
@@ -64,30 +111,27 @@ class ExploredRun:
         ranks: int,
         words: Sequence[str] | None = None,
     ) -> None:
-        self.rows, self.batch = rows, batch
+        self.rows, self.batch, self.reader = rows, batch, reader
         self.n_pos = batch.inputs.shape[1]
         self._words = token_words(batch.task) if words is None else words
-        kept, answer, probability, entropy = [], [], [], []
+        states_by_loop, answer, probability, entropy = [], [], [], []
         self.n_classes = 0
         for loop, h in states:
-            shares = reader.read(h, loop).double().softmax(-1)
+            shares = reader.read(h, loop).double().softmax(-1)  # [example, pos, class]
             self.n_classes = shares.shape[-1]
             best = shares.topk(min(ranks, shares.shape[-1]), dim=-1)
-            kept.append(h.double())
+            states_by_loop.append(h.double())
             answer.append(best.indices)
             probability.append(best.values)
-            entropy.append(torch.special.entr(shares).sum(-1) / np.log(2))
-        self.states, self.n_loops = torch.stack(kept), len(kept) - 1
+            entropy.append(torch.special.entr(shares).sum(-1) / np.log(2))  # in bits
+        # [loop, example, pos, d_model]; what is kept as an array is [example, loop, pos, …].
+        self.states, self.n_loops = torch.stack(states_by_loop), len(states_by_loop) - 1
         step, size = self.states.diff(dim=0).norm(dim=-1), self.states[1:].norm(dim=-1)
         moved = torch.cat([torch.full_like(step[:1], torch.nan), step / size])
         self.answer, self.probability = _first(answer), _first(probability)
         self.entropy, self.moved = _first(entropy).astype(np.float32), _numpy(moved.transpose(0, 1))
         self.target = _numpy(self.batch.targets.where(self.batch.targets != IGNORE, -1))
         self.asked = self.target >= 0
-
-    def classes(self) -> set[int]:
-        """Those that are shown."""
-        return set(np.unique(self.answer).tolist()) | set(np.unique(self.target).tolist()) - {-1}
 
     def tokens(self) -> list[list[str]]:
         """What stands at each position of each example."""
@@ -97,11 +141,6 @@ class ExploredRun:
         """Each example in the words of its task."""
         say = getattr(self.batch.task, "decode", None)
         return say(self.batch.to("cpu")) if say else [""] * len(self.rows)
-
-
-def chosen_from(batch: Batch, chosen: Sequence[Chosen]) -> Batch:
-    """Those examples of a batch."""
-    return batch[torch.tensor([one.row for one in chosen], device=batch.inputs.device)]
 
 
 def _first(by_loop: list[Tensor]) -> np.ndarray:
@@ -122,10 +161,11 @@ class ShownPlane:
     names: list[str]
 
     @classmethod
-    def of(cls, parts: Sequence[ExploredRun], given: Tensor | None) -> ShownPlane:
-        states = torch.cat([part.states.flatten(0, 2) for part in parts])
+    def of(cls, parts: Sequence[ExploredRun], directions: Tensor | None) -> ShownPlane:
+        """The plane along given directions, or of the first two principal components."""
+        states = torch.cat([part.states.flatten(0, 2) for part in parts])  # [state, d_model]
         centre = states.mean(0)
-        if given is None:
+        if directions is None:
             _, size, rows = torch.linalg.svd(states - centre, full_matrices=False)
             axes = torch.zeros(2, states.shape[-1], dtype=states.dtype, device=states.device)
             axes[: len(rows[:2])] = rows[:2]
@@ -136,27 +176,22 @@ class ShownPlane:
             shares = [*share[:2].tolist(), 0.0][:2]
             names = [f"principal component {k + 1} ({p:.0%})" for k, p in enumerate(shares)]
             return cls(centre, axes, names)
-        if given.shape != (2, states.shape[-1]):
+        if directions.shape != (2, states.shape[-1]):
             raise InputError(
                 "plane",
                 expected=f"two directions, of shape {[2, states.shape[-1]]}",
-                given=str(list(given.shape)),
+                given=str(list(directions.shape)),
                 fix="Pass the first two rows of a subspace.",
             )
-        return cls(torch.zeros_like(centre), given.to(states), ["direction 1", "direction 2"])
+        return cls(torch.zeros_like(centre), directions.to(states), ["direction 1", "direction 2"])
 
     def of_states(self, states: Tensor) -> np.ndarray:
+        # From [loop, example, pos, d_model] to [example, loop, pos, axis].
         return _numpy(((states - self.centre) @ self.axes.mT).transpose(0, 1))
 
 
-Values = Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]]
-"""Variables by name: what each is and what is implied [example, loop, pos], of each run."""
-
-Patterns = Sequence[tuple[np.ndarray, np.ndarray]]
-"""Keys and weights [example, loop, layer, head, pos, nth] of each run."""
-
-Inner = Sequence[tuple[np.ndarray, np.ndarray]]
-"""Answers within the loop and their probabilities [example, loop, layer, pos], of each run."""
+Pairs = Sequence[tuple[np.ndarray, np.ndarray]]
+"""Two arrays of each run: [example, loop, …]."""
 
 
 def assemble(
@@ -164,19 +199,33 @@ def assemble(
     runs: Sequence[ExploredRun],
     plane: ShownPlane,
     *,
-    variables: Values,
-    patterns: Patterns | None,
-    inner: Inner | None,
     symbols: Sequence[str] | None,
+    variables: Mapping[str, Pairs] | None = None,
+    patterns: Pairs | None = None,
+    inner: Pairs | None = None,
     **fields: Any,
 ) -> Exploration:
-    """The exploration of all examples of some runs."""
-    within = {c for answers, _ in inner or () for c in np.unique(answers).tolist()} - {-1}
-    classes = sorted(within.union(*(run.classes() for run in runs)))
+    """The exploration of all examples of some runs of a model.
+
+    Of each variable there are its value and what is implied [example, loop, pos], of patterns keys
+    and weights [example, loop, layer, head, pos, nth], within the loop answers and their
+    probabilities [example, loop, layer, pos].
+    """
+    shown = [x for run in runs for x in (run.answer, run.target)]
+    shown += [answers for answers, _ in inner or ()]
+    classes = sorted({c for x in shown for c in np.unique(x).tolist()} - {-1})
     known = symbols or answer_words(runs[0].batch.task) or ()
+    choices = [spell_choice(one) for run in runs for one in run.rows]
+    variable, implied = None, None
+    if variables:
+        padded = (
+            [_padded([pair[k] for pair in pairs], NOT_SAID) for pairs in variables.values()]
+            for k in (0, 1)
+        )
+        variable, implied = (np.stack(arrays).astype(np.int16) for arrays in padded)
     return Exploration.of(
         watch,
-        coords={"name": list(variables)},
+        coords={"name": list(variables or ())},
         row=[one.row for run in runs for one in run.rows],
         n_pos=[run.n_pos for run in runs for _ in run.rows],
         n_loops=[run.n_loops for run in runs for _ in run.rows],
@@ -191,10 +240,10 @@ def assemble(
         inner_probability=inner and _padded([p for _, p in inner], np.nan).astype(np.float16),
         key=patterns and _padded([key for key, _ in patterns], 0),
         attention=patterns and _padded([x for _, x in patterns], 0).astype(np.float16),
-        variable=_stacked(variables, 0),
-        implied=_stacked(variables, 1),
-        reasons=[one.reason for run in runs for one in run.rows],
-        details=[one.detail for run in runs for one in run.rows],
+        variable=variable,
+        implied=implied,
+        reasons=[words for words, _ in choices],
+        details=[sentence for _, sentence in choices],
         said=[text for run in runs for text in run.said()],
         tokens=[row for run in runs for row in run.tokens()],
         n_classes=max(run.n_classes for run in runs),
@@ -206,35 +255,17 @@ def assemble(
 
 def _padded(arrays: list[np.ndarray], fill: float) -> np.ndarray:
     """Arrays [example, (loop,) …, pos, …] of several lengths as one, with ``fill`` beyond each."""
-    most = [max(sizes) for sizes in zip(*(x.shape[1:] for x in arrays))]
-    return np.concatenate(
-        [
-            np.pad(
-                x,
-                [(0, 0), *((0, size - own) for size, own in zip(most, x.shape[1:]))],
-                constant_values=fill,
-            )
-            for x in arrays
-        ]
-    )
-
-
-def _stacked(variables: Values, which: int) -> np.ndarray | None:
-    if not variables:
-        return None
-    each = [_padded([pair[which] for pair in x], NOT_SAID) for x in variables.values()]
-    return np.stack(each).astype(np.int16)
-
-
-_MOST_VALUES = 16
-"""A variable of more values than this is shown without what answers imply."""
+    sizes = [max(every) for every in zip(*(x.shape[1:] for x in arrays))]
+    beyond = ([(0, 0), *((0, n - k) for n, k in zip(sizes, x.shape[1:]))] for x in arrays)
+    padded = (np.pad(x, room, constant_values=fill) for x, room in zip(arrays, beyond))
+    return np.concatenate([*padded])
 
 
 def program_values(
     program: LoopProgram,
     inputs: Int[Tensor, "batch pos"],
     answers: Int[Tensor, "loop batch pos"],
-    asked: Bool[Tensor, "batch pos"],
+    is_asked: Bool[Tensor, "batch pos"],
     run: Trace | None = None,
 ) -> Iterator[tuple[str, Int[Tensor, "loop batch pos"], Int[Tensor, "loop batch pos"]]]:
     """Each variable of a program and its answer: name, value, and what the model's answer implies.
@@ -245,11 +276,10 @@ def program_values(
     elsewhere, none is.
 
     Args:
-        program: The program.
-        inputs: Its inputs.
-        answers: The model's, after 0, 1, … loops.
-        asked: Where one is asked for.
-        run: The program's run, where it is another than the undisturbed one.
+        program: One that reads the inputs.
+        inputs: Those of the model.
+        answers: Those of the model, after 0, 1, … loops, where ``is_asked``.
+        run: That of the program, where it is another than the clean one.
 
     Example:
         >>> from loopinterp.programs import get_program
@@ -261,28 +291,24 @@ def program_values(
     """
     n_loops = len(answers) - 1
     trace = run or program.trace(inputs, n_loops=n_loops)
-    # Every loop of every example as an example of its own: one run for each value.
+    # [loop * batch, pos]: every loop of every example as an example of its own.
     tokens = inputs.repeat(n_loops + 1, 1)
-    held = {name: values.flatten(0, 1) for name, values in trace.variables.items()}
-    local = _answers_here(program)
+    variables = {name: values.flatten(0, 1) for name, values in trace.variables.items()}
+    # Whether the answer at a position reads variables at that position alone.
+    elsewhere = (Aggregate, SelWidth, ShiftRight)
+    nodes = postorder([program.finish])
+    local = not any(isinstance(node, elsewhere) and node.variables for node in nodes)
     for name, values in trace.variables.items():
         implied, known = torch.full_like(values, NOT_SAID), values.unique()
-        if local and len(known) <= _MOST_VALUES:
+        if local and len(known) <= 16:  # a run for each value
             agreeing = torch.zeros_like(values)
             for value in known.tolist():
-                tried = {**held, name: torch.full_like(tokens, value)}
+                tried = {**variables, name: torch.full_like(tokens, value)}
+                # Without a further loop: the answer that the variables give as they are.
                 answered = program.run(tokens, n_loops=0, variables=tried).outputs[0]
-                agrees = (answered.view_as(values) == answers) & asked
+                agrees = (answered.view_as(values) == answers) & is_asked
                 implied[agrees] = value
                 agreeing += agrees
-            implied[agreeing != 1] = NOT_SAID
+            implied[agreeing != 1] = NOT_SAID  # none of the values, or more than one
         yield f"{program.name}.{name}", values, implied
-    yield f"{program.name}'s answer", trace.outputs, answers.where(asked, NOT_SAID)
-
-
-def _answers_here(program: LoopProgram) -> bool:
-    """Whether the answer at a position reads variables at that position alone."""
-    elsewhere = (Aggregate, SelWidth, ShiftRight)
-    return not any(
-        isinstance(node, elsewhere) and node.variables for node in postorder([program.finish])
-    )
+    yield f"{program.name}'s answer", trace.outputs, answers.where(is_asked, NOT_SAID)

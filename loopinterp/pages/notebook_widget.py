@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import NonNegativeInt
 
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.models.study_examples import examples_for
 from loopinterp.pages.changed_run import PutIn, explore_change
 from loopinterp.pages.exploration import page_data, read_asset, script
 from loopinterp.pages.explore_study import explore
+from loopinterp.pages.explored_run import Chosen, Reason, spell_choice
 from loopinterp.pages.typed_examples import typed_example
 from loopinterp.programs.registry import get_program
 
@@ -43,12 +46,8 @@ class ExplorerWidget(anywidget.AnyWidget):
 
     Args:
         model: Any looped model.
-        data: Examples of one length, or a task to draw them from.
-        programs: Programs that read the same tokens.
-        examples: How many to choose.
-        n: Problem length, where a task is given.
-        batch_size: Examples to choose from, where a task is given.
-        seed: Seed of what is drawn.
+        data: Examples of one length, or a task to draw ``batch_size`` of length ``n`` from.
+        programs: As for :func:`explore`, like ``examples`` and ``seed``.
 
     Raises:
         InputError: as :func:`explore`; on import, where anywidget is not installed.
@@ -86,7 +85,8 @@ class ExplorerWidget(anywidget.AnyWidget):
         self._options: dict[str, Any] = {"programs": chosen, "examples": examples, "seed": seed}
         batch = examples_for(model, data, n=n, batch_size=batch_size, seed=seed)
         self._task = batch.task
-        super().__init__(_esm=widget_script(), _css=read_asset("explorer.css"))
+        module = script() + read_asset("explorer_widget.js")
+        super().__init__(_esm=module, _css=read_asset("explorer.css"))
         self._show(batch)
         self.on_msg(self._heard)
 
@@ -105,30 +105,27 @@ class ExplorerWidget(anywidget.AnyWidget):
             )
         self._show(examples_for(self._model, typed_example(self._task, text)))
 
+    @checked
     def put_in(
         self,
         *,
         loop: int,
         pos: int,
         value: PutIn = "interchange",
-        example: int = 0,
-        source: int = 1,
+        example: NonNegativeInt = 0,
+        source: NonNegativeInt = 1,
     ) -> None:
         """Show the run of an example with a state put in, and what programs say of it.
 
         Args:
-            loop: After so many loops.
-            pos: Where.
-            value: ``interchange``, ``mean`` or ``zero``.
-            example: Which of those shown.
-            source: The one of those shown whose state is put in.
+            loop: After so many loops, at the position ``pos``.
+            value: What is put in.
+            example: Which of those shown; ``source`` is the one whose state is put in.
 
         Raises:
             InputError: as :func:`explore_change`.
         """
         last = len(self._batch) - 1
-        check_integer("example", example, least=0)
-        check_integer("source", source, least=0)
         if example > last or (value == "interchange" and source > last):
             raise InputError(
                 "example and source",
@@ -139,16 +136,16 @@ class ExplorerWidget(anywidget.AnyWidget):
         others = [k for k in range(last + 1) if k != example]
         rows = [example, *(others if value == "mean" else [min(source, last)])]
         batch = self._batch[torch.tensor(rows, device=self._batch.inputs.device)]
-        found, predicted = explore_change(
+        run, predicted = explore_change(
             self._model, batch, loop=loop, pos=pos, put_in=value, programs=self._programs
         )
-        detail = found.details[0].replace("example 2", f"example {source + 1}")
-        data = page_data(found)
-        data["examples"][0]["detail"] = detail
+        data, named = page_data(run), {"loop": loop, "pos": pos, "source": source + 1}
+        why = Chosen(example, Reason[value.upper()], named)
+        data["examples"][0]["detail"] = spell_choice(why)[1]
         # A program of which nothing is there has nothing to say.
-        said = {p.name: predicted.get(p.name) for p in self._programs}
         data["predicted"] = {
-            name: None if one is None else page_data(one) for name, one in said.items()
+            p.name: page_data(predicted[p.name]) if p.name in predicted else None
+            for p in self._programs
         }
         self.changed = data
 
@@ -180,8 +177,3 @@ class ExplorerWidget(anywidget.AnyWidget):
             self.said = ""
         except InputError as error:
             self.said = str(error)
-
-
-def widget_script() -> str:
-    """The module that a notebook loads: the component, and what stands round it there."""
-    return script() + read_asset("explorer_widget.js")

@@ -30,7 +30,7 @@ from loopinterp.pages.assets import (
     page_scripts,
     plotly_scripts,
 )
-from loopinterp.pages.run_record import RunRecord, read_run
+from loopinterp.pages.run_record import Problem, RunRecord, Trouble, read_run, spell_problem
 from loopinterp.pages.sections import (
     EXPLORER,
     SECTIONS,
@@ -41,22 +41,16 @@ from loopinterp.pages.sections import (
 )
 from loopinterp.pages.tables import embedded, setting_groups, tables_of
 
-MARKER = '<meta name="generator" content="loopinterp report">'
+_MARKER = '<meta name="generator" content="loopinterp report">'
 """In the head of every page that is written here: what has it may be written anew."""
-
-_HEAD = 1000
-"""Bytes of a file in which the marker is looked for."""
 
 
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run: one file, with everything it needs inside.
 
     Args:
-        run_folder: A folder with ``config.json``, ``metrics.jsonl`` and ``results/``.
+        run_folder: With ``config.json``, ``metrics.jsonl`` and ``results/``.
         out: The file to write; ``RUN/report.html`` by default.
-
-    Returns:
-        The file that was written.
 
     Raises:
         InputError: If the folder is not a run, the file is there and no earlier report, or it
@@ -80,45 +74,34 @@ def need_page(out: str | Path) -> Path:
         return out  # nothing is there; whether it can be made is seen when it is written
     if stat.S_ISREG(mode):
         with out.open("rb") as file:
-            if MARKER.encode() in file.read(_HEAD):
+            if _MARKER.encode() in file.read(1000):  # it stands in the head of a page
                 return out
-        given, fix = "a file that is none", "Delete it yourself, or choose another name."
+        kind, fix = "a file that is none", "Delete it yourself, or choose another name."
     elif stat.S_ISDIR(mode):
-        given, fix = "a folder", f"Name a file in it: {out / 'report.html'}."
+        kind, fix = "a folder", f"Name a file in it: {out / 'report.html'}."
     elif stat.S_ISLNK(mode):
-        given, fix = "a link, which would be replaced", "Name the file that it points to."
+        kind, fix = "a link, which would be replaced", "Name the file that it points to."
     else:
-        given, fix = "a device, pipe or socket", "Choose another name."
+        kind, fix = "a device, pipe or socket", "Choose another name."
     expected = "a new file, or an earlier report, which alone is replaced"
-    raise InputError(f"output file {out}", expected=expected, given=given, fix=fix)
+    raise InputError(f"output file {out}", expected=expected, given=kind, fix=fix)
 
 
 def write_results(results: Mapping[str, Result], out: str | Path, *, title: str) -> Path:
     """Write results that belong to no run as a page like the report: one file, all inside.
 
-    Args:
-        results: Results by name.
-        out: The file to write.
-        title: Heading of the page.
-
-    Returns:
-        The file that was written.
-
     Raises:
         InputError: If there is no result, the file is there and no such page, or it cannot be
             written.
     """
+    fix = "Pass {'name': result}."
     if not results:
-        raise InputError(
-            "results", expected="at least one", given="none", fix="Pass {'name': result}."
-        )
+        raise InputError("results", expected="at least one", given="none", fix=fix)
     for name, result in results.items():
         if not isinstance(result, Result):
+            kind = f"a {type(result).__name__}"
             raise InputError(
-                f"result {name!r}",
-                expected="what a study returns",
-                given=f"a {type(result).__name__}",
-                fix="Pass {'name': result}.",
+                f"result {name!r}", expected="what a study returns", given=kind, fix=fix
             )
     out = need_page(out)
     write_bytes(out, render_report(RunRecord(name=title, results=results)).encode(errors="replace"))
@@ -134,27 +117,25 @@ def render_page(template: str, **context: Any) -> str:
     """A page of ``templates/``, everything in it that is no markup of ours escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    def without_controls(value: Any) -> Any:
+        # Text of saved files cannot turn the direction of what follows.
+        plain = isinstance(value, str) and not isinstance(value, Markup)
+        return visible_controls(value) if plain else value
+
     environment = Environment(
         loader=PackageLoader("loopinterp.pages"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_without_controls,
+        finalize=without_controls,
     )
+    environment.filters |= {"tidy": tidy, "in_short": in_short}
     environment.filters["seconds"] = lambda value: tidy(seconds(value))
-    environment.filters["tidy"] = tidy
-    environment.filters["in_short"] = in_short
     environment.globals |= {"asset": asset, "explorer_asset": explorer_asset}
-    environment.globals |= {"marker": Markup(MARKER)}
+    environment.globals["marker"] = Markup(_MARKER)
     policy = security_policy(page_scripts(context.get("plotly_scripts", ())))
     return environment.get_template(template).render(policy=policy, **context)
-
-
-def _without_controls(value: Any) -> Any:
-    """What a template prints: text of saved files cannot turn the direction of what follows."""
-    plain = isinstance(value, str) and not isinstance(value, Markup)
-    return visible_controls(value) if plain else value
 
 
 def tidy(text: str) -> str:
@@ -180,16 +161,21 @@ def in_short(text: str, most: int = 2) -> tuple[str, str]:
 
 def _context(record: RunRecord) -> dict[str, Any]:
     sections, problems = section_views(record)
-    made, undrawn = made_figures(record)
-    made_views = figure_views(made, undrawn, itertools.count(1))
+    figures, undrawn = made_figures(record)
+    made_views = figure_views(figures, undrawn, itertools.count(1))
     shown = {view.section.key for view in sections}
     views = [view for section in sections for view in section.all_figures]
     graphs = [view for view in views if view.html]
     drawn = [view for view in views if not view.html] + (made_views if record.is_run else [])
+    title = record.name
+    if record.is_run:
+        kind, by = ("transformer", "layer") if record.depth == 1 else ("looped transformer", "loop")
+        on = f" on {record.task.replace('_', ' ')}" if record.task else ""
+        title = f"A {kind}{on}, opened {by} by {by}"
     return {
         "record": record,
-        "problems": [*record.problems, *problems, *undrawn],
-        "title": _title(record),
+        "problems": [*map(spell_problem, [*record.problems, *problems, *undrawn])],
+        "title": title,
         "facts": _facts(record),
         "verdicts": [f for view in sections for f in view.verdicts],
         "tiles": tiles(sections),
@@ -212,15 +198,6 @@ def _context(record: RunRecord) -> dict[str, Any]:
         "data": embedded(tables_of({record.name: record})),
         "plotly_scripts": plotly_scripts(view.flat for view in drawn),
     }
-
-
-def _title(record: RunRecord) -> str:
-    if not record.is_run:
-        return record.name
-    task = record.task.replace("_", " ")
-    kind = "transformer" if record.depth == 1 else "looped transformer"
-    model = f"A {kind} on {task}" if task else f"A {kind}"
-    return f"{model}, opened {'layer by layer' if record.depth == 1 else 'loop by loop'}"
 
 
 def _facts(record: RunRecord) -> list[tuple[str, str]]:
@@ -250,24 +227,15 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
 def _versions(record: RunRecord) -> dict[str, str]:
     from loopinterp import __version__
 
-    made = dict(record.made.get("versions", {}))
+    versions = dict(record.made.get("versions", {}))
     studies = sorted({r.provenance.version for r in record.results.values()} - {""})
-    if "loopinterp" not in made and studies:
-        made["loopinterp"] = ", ".join(studies)
-    return {**made, "this report": f"loopinterp {__version__}"}
+    if "loopinterp" not in versions and studies:
+        versions["loopinterp"] = ", ".join(studies)
+    return {**versions, "this report": f"loopinterp {__version__}"}
 
 
-_MOST_POINTS = 600
-
-_CURVES = {"loss": "loss", "exact_match": "exact match", "longest_n": "longest length"}
-
-
-def made_figures(record: RunRecord) -> tuple[list[Figure], list[str]]:
-    """The training curve and the wall time by stage, where the run has them.
-
-    Returns:
-        The figures, and a sentence for each that cannot be drawn.
-    """
+def made_figures(record: RunRecord) -> tuple[list[Figure], list[Problem]]:
+    """The training curve and the wall time by stage, and what cannot be drawn of them."""
     figures: list[Figure] = []
     problems = []
     parts = {"metrics of training": _training_curve, "times of the stages": _stage_times}
@@ -275,7 +243,7 @@ def made_figures(record: RunRecord) -> tuple[list[Figure], list[str]]:
         try:
             figures += figures_of_part(record)
         except Exception as error:  # whatever a damaged value makes of Plotly's and pandas' code
-            problems.append(f"The {name} cannot be drawn ({type(error).__name__}).")
+            problems.append(Problem(Trouble.NOT_DRAWN, name, type(error).__name__))
     return figures, problems
 
 
@@ -295,7 +263,16 @@ def seconds(value: float) -> str:
 
 def _training_curve(record: RunRecord) -> list[Figure]:
     table = pd.DataFrame(record.metrics)
-    panels = _training_panels(table)
+    # A curve of some hundred points looks the same and keeps the page small.
+    points = table.iloc[:: max(len(table) // 600, 1)]
+    panels = []
+    names = {"loss": "loss", "exact_match": "exact match", "longest_n": "longest length"}
+    for column, name in names.items():
+        if "step" in points and column in points:
+            log = column == "loss" and bool((points[column] > 0).all())
+            unit = (0, 1.02) if column == "exact_match" else None
+            line = Series(name, points["step"], points[column], markers=False)
+            panels.append(LinePanel([line], name, y_log=log, y_range=unit))
     if not panels:
         return []
     plot = line_panels(panels, x_title="step")
@@ -307,25 +284,9 @@ def _training_curve(record: RunRecord) -> list[Figure]:
     return [Figure(title="Training", plot=plot, caption=caption, data=table, section="made")]
 
 
-def _training_panels(table: pd.DataFrame) -> list[LinePanel]:
-    if "step" not in table:
-        return []
-    # A curve of some hundred points looks the same and keeps the page small.
-    table = table.iloc[:: max(len(table) // _MOST_POINTS, 1)]
-    panels = []
-    for column, name in _CURVES.items():
-        if column in table:
-            log = column == "loss" and bool((table[column] > 0).all())
-            unit = (0, 1.02) if column == "exact_match" else None
-            line = Series(name, table["step"], table[column], markers=False)
-            panels.append(LinePanel([line], name, y_log=log, y_range=unit))
-    return panels
-
-
 def _stage_times(record: RunRecord) -> list[Figure]:
-    times = pd.Series(
-        {s: time for s, time in record.stage_seconds.items() if time > 0}, dtype=float
-    )
+    positive = {stage: time for stage, time in record.stage_seconds.items() if time > 0}
+    times = pd.Series(positive, dtype=float)
     if times.empty:
         return []
     bars = Series("seconds", times.index, times)
@@ -346,18 +307,14 @@ def write_circuit_page(circuit: Any, out: str | Path) -> Path:
     Args:
         circuit: A compiled model or its circuit, a program, an expression, or a graph that is made
             already, such as :func:`loopinterp.edges.edge_graph` gives.
-        out: The file to write.
-
-    Returns:
-        The file that was written.
+        out: A new file, or an earlier page.
 
     Raises:
         InputError: It is none of them, or too large to be looked at; or the file is there and no
             such page, or cannot be written.
     """
-    graph = (
-        circuit if isinstance(circuit, CircuitGraph) else draw(getattr(circuit, "circuit", circuit))
-    )
+    is_graph = isinstance(circuit, CircuitGraph)
+    graph = circuit if is_graph else draw(getattr(circuit, "circuit", circuit))
     out = need_page(out)
     page = render_page(
         "circuit.html.j2",

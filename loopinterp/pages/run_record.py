@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,62 @@ from loopinterp.core.run_files import (
 from loopinterp.core.storage import parse_json_object, read_bytes, read_json_object
 from loopinterp.core.text import ShortRepr, printable
 
-_CHECK_WEIGHTS = "Nothing shows that the model is the one that the configuration describes."
 
-UNCHECKED_LINES = (
-    "As a line is damaged, the other lines of metrics.jsonl cannot be checked: they may be of "
-    "another run."
-)
+class Trouble(Enum):
+    """What is wrong with a file of a run, or with what is drawn of it, as a page says it."""
+
+    WEIGHTS_UNREADABLE = (
+        "The model's weights cannot be read, so it is not known whether the results are of them. "
+        "{detail}"
+    )
+    WEIGHTS_DOUBTED = (
+        "The weights' file {detail}. Nothing shows that the model is the one that the "
+        "configuration describes."
+    )
+    RESULT_UNREADABLE = "{name} cannot be read and is not shown. {detail}"
+    RESULT_DISOWNED = "{name} {detail} and is not shown. Run the study again."
+    RESULT_VALUES = "{name} has values that cannot be shown ({detail}). Run the study again."
+    CIRCUIT_VALUES = (
+        "{name} has values that cannot be told of a circuit ({detail}). Run the study again."
+    )
+    FIGURE_VALUES = "The figure {name!r} has values that cannot be shown ({detail})."
+    NOT_DRAWN = "The {name} cannot be drawn ({detail})."
+    FILE_DOUBTED = "{name} {detail}."
+    FILE_DISOWNED = "{name} {detail} and is left out."
+    METRICS_UNREADABLE = "metrics.jsonl cannot be read ({detail}) and is left out."
+    METRICS_OF_OTHER_RUN = "metrics.jsonl may be of that other run too and is left out."
+    LINE_DAMAGED = "Line {name} of metrics.jsonl is damaged and left out."
+    LINES_UNCHECKED = (
+        "As a line is damaged, the other lines of metrics.jsonl cannot be checked: they may be of "
+        "another run."
+    )
+    MADE_UNREADABLE = "made.json is no JSON object and is left out."
+    ENTRY_DAMAGED = "Entry {name!r} of made.json is damaged and left out."
+    SKIPS_DISOWNED = (
+        "What made.json says of skipped studies ({name}) {detail} and is not shown. Run "
+        "`loopinterp analyze` again."
+    )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Trouble with a part of a run: the name of the part, and why."""
+
+    trouble: Trouble
+    name: str = ""
+    detail: Mismatch | str = ""
+
+
+def spell_problem(problem: Problem) -> str:
+    """The sentence for a page.
+
+    Example:
+        >>> spell_problem(Problem(Trouble.LINE_DAMAGED, "3"))
+        'Line 3 of metrics.jsonl is damaged and left out.'
+    """
+    why = problem.detail
+    detail = spell_mismatch(why) if isinstance(why, Mismatch) else why
+    return problem.trouble.value.format(name=problem.name, detail=detail)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -35,14 +86,14 @@ class RunRecord(ShortRepr):
     """A run, read from its folder.
 
     Attributes:
-        name: Name of the folder.
+        name: Of the folder.
         config: ``config.json``; empty for results that belong to no run.
         metrics: The lines of ``metrics.jsonl``.
         results: Saved results by file name, in alphabetical order.
         made: ``made.json``: ``command``, ``stages`` (seconds by name), ``unsaid`` (reasons by
             name, those that were written of these weights), ``versions``, ``machine``; all
             optional.
-        problems: What could not be read, one sentence each; the report says so.
+        problems: What could not be read; the report says so.
         weights: SHA-256 of the model's weights; "" where there is none to be read.
     """
 
@@ -51,7 +102,7 @@ class RunRecord(ShortRepr):
     metrics: list[dict[str, Any]] = field(default_factory=list)
     results: Mapping[str, Result] = field(default_factory=dict)
     made: Mapping[str, Any] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     weights: str = ""
 
     @property
@@ -99,67 +150,53 @@ def read_run(folder: str | Path) -> RunRecord:
         CheckpointError: If the folder is not a run, or its ``config.json`` is damaged.
     """
     folder = Path(folder)
-    problems: list[str] = []
+    problems: list[Problem] = []
     config = read_run_config(folder)
-    owner = _read_owner(folder, config, problems)
+    try:
+        owner = Owner.of_run(folder)
+    except CheckpointError as error:
+        problems.append(Problem(Trouble.WEIGHTS_UNREADABLE, detail=error.fix))
+        owner = Owner(config=config_hash(config))
     if owner.mismatch:
-        problems.append(f"The weights' file {spell_mismatch(owner.mismatch)}. {_CHECK_WEIGHTS}")
+        problems.append(Problem(Trouble.WEIGHTS_DOUBTED, detail=owner.mismatch))
     last = config.get("steps", 0)  # a model that was not trained here has no line
     metrics = _read_metrics(folder / "metrics.jsonl", owner, last, problems)
-    results = _read_results(folder / "results", owner, problems)
-    made = _read_made(folder / "made.json", owner, problems)
+    results: dict[str, Result] = {}
+    for path in result_files(folder / "results"):
+        try:
+            result = load_result(path)
+        except CheckpointError as error:
+            problems.append(Problem(Trouble.RESULT_UNREADABLE, path.name, error.fix))
+            continue
+        if mismatch := owner.disowns(result.provenance):
+            problems.append(Problem(Trouble.RESULT_DISOWNED, path.name, mismatch))
+        else:
+            results[path.stem] = result
+    notes = _read_made(folder / "made.json", owner, problems)
     return RunRecord(
         name=printable(folder.resolve().name),
         config=config,
         metrics=metrics,
         # What an earlier version said all the same is no longer said.
-        results={name: x for name, x in results.items() if name not in made.get("unsaid", {})},
-        made=made,
+        results={name: x for name, x in results.items() if name not in notes.get("unsaid", {})},
+        made=notes,
         problems=problems,
         weights=owner.weights,
     )
 
 
-def _read_owner(folder: Path, config: Mapping[str, Any], problems: list[str]) -> Owner:
-    try:
-        return Owner.of_run(folder)
-    except CheckpointError as error:
-        problems.append(
-            "The model's weights cannot be read, so it is not known whether the results are of "
-            f"them. {error.fix}"
-        )
-        return Owner(config=config_hash(config))
-
-
-def _read_results(folder: Path, owner: Owner, problems: list[str]) -> dict[str, Result]:
-    """The results of the model as it is now."""
-    results: dict[str, Result] = {}
-    for path in result_files(folder):
-        try:
-            result = load_result(path)
-        except CheckpointError as error:
-            problems.append(f"{path.name} cannot be read and is not shown. {error.fix}")
-            continue
-        if why := owner.disowns(result.provenance):
-            clause = spell_mismatch(why)
-            problems.append(f"{path.name} {clause} and is not shown. Run the study again.")
-        else:
-            results[path.stem] = result
-    return results
-
-
 def _read_metrics(
-    path: Path, owner: Owner, last: object, problems: list[str]
+    path: Path, owner: Owner, last: object, problems: list[Problem]
 ) -> list[dict[str, Any]]:
     seal = _lines_seal(path.parent, owner)
     if not path.is_file():
         if seal is not None and seal.n_lines:
-            problems.append(f"metrics.jsonl {spell_mismatch(Mismatch.LINES_MISSING)}.")
+            problems.append(Problem(Trouble.FILE_DOUBTED, path.name, Mismatch.LINES_MISSING))
         return []
     try:
         lines = read_bytes(path).decode(errors="replace").splitlines()
     except CheckpointError as error:
-        problems.append(f"metrics.jsonl cannot be read ({error.given}) and is left out.")
+        problems.append(Problem(Trouble.METRICS_UNREADABLE, detail=error.given))
         return []
     rows, n_sound = [], len(lines)
     for number, line in enumerate(lines, start=1):
@@ -168,20 +205,20 @@ def _read_metrics(
             rows.append(row)
         else:
             n_sound = min(n_sound, number - 1)
-            problems.append(f"Line {number} of metrics.jsonl is damaged and left out.")
+            problems.append(Problem(Trouble.LINE_DAMAGED, str(number)))
     # The digest is of all sealed lines: with one of them damaged it says nothing of the others.
     checked = n_sound == len(lines) or (seal is not None and seal.n_lines <= n_sound)
     mismatch = check_lines(lines[:n_sound], seal, last=last) if checked else None
     mismatch = mismatch or check_steps([row.get("step") for row in rows], last)
     if mismatch:
-        problems.append(f"metrics.jsonl {spell_mismatch(mismatch)} and is left out.")
+        problems.append(Problem(Trouble.FILE_DISOWNED, path.name, mismatch))
         return []
     if lines and seal is None and owner.mismatch is Mismatch.OTHER_RUN:
         # Nothing of the run is there that says which lines it wrote.
-        problems.append("metrics.jsonl may be of that other run too and is left out.")
+        problems.append(Problem(Trouble.METRICS_OF_OTHER_RUN))
         return []
     if seal is not None and not checked:
-        problems.append(UNCHECKED_LINES)
+        problems.append(Problem(Trouble.LINES_UNCHECKED))
     return rows
 
 
@@ -197,61 +234,50 @@ def _lines_seal(folder: Path, owner: Owner) -> Seal | None:
     return seal if seal is not None and seal.run == owner.config else None
 
 
-def _read_made(path: Path, owner: Owner, problems: list[str]) -> dict[str, Any]:
+def _read_made(path: Path, owner: Owner, problems: list[Problem]) -> dict[str, Any]:
     """How the run was made, as far as it is of the right types and of this run."""
     if not path.is_file():
         return {}
     try:
         notes = read_json_object(path)
     except CheckpointError:
-        problems.append("made.json is no JSON object and is left out.")
+        problems.append(Problem(Trouble.MADE_UNREADABLE))
         return {}
     if notes.get("run", owner.config) != owner.config:
-        problems.append(f"made.json {spell_mismatch(Mismatch.OTHER_RUN)} and is left out.")
+        problems.append(Problem(Trouble.FILE_DISOWNED, path.name, Mismatch.OTHER_RUN))
         return {}
     if "run" not in notes and owner.mismatch is not Mismatch.UNSEALED:  # said once of the run
-        problems.append(f"made.json {spell_mismatch(Mismatch.UNSEALED)}.")
+        problems.append(Problem(Trouble.FILE_DOUBTED, path.name, Mismatch.UNSEALED))
     notes.pop("run", None)
-    made = {name: value for name, value in notes.items() if _is_as_made(name, value)}
-    left_out = sorted(notes.keys() - made.keys())
-    problems.extend(f"Entry {name!r} of made.json is damaged and left out." for name in left_out)
-    if "unsaid" in made:
-        made["unsaid"] = _own_reasons(made["unsaid"], owner, problems)
-    return made
-
-
-def _own_reasons(reasons: Mapping[str, Any], owner: Owner, problems: list[str]) -> dict[str, str]:
-    """Why studies were skipped, as far as it was written of the weights that the run has now."""
-    own: dict[str, str] = {}
-    dropped: dict[Mismatch, list[str]] = {}
-    for name, note in reasons.items():
-        note = note if isinstance(note, dict) else {}
-        if mismatch := owner.disowns_note(note):
-            dropped.setdefault(mismatch, []).append(name)
-        else:
-            own[name] = note["reason"]
-    problems.extend(
-        f"What made.json says of skipped studies ({', '.join(names)}) {spell_mismatch(mismatch)} "
-        "and is not shown. Run `loopinterp analyze` again."
-        for mismatch, names in dropped.items()
-    )
-    return own
-
-
-def _is_as_made(name: str, value: Any) -> bool:
-    if name == "unsaid":
-        return isinstance(value, dict) and all(
-            _is_text(study) and (_is_text(note) or _is_reason(note))
-            for study, note in value.items()
+    is_right = {
+        "stages": lambda value: _maps_names_to(_is_number, value),
+        "versions": lambda value: _maps_names_to(_is_text, value),
+        "unsaid": lambda value: _maps_names_to(_is_text_or_reason, value),
+    }
+    entries = {name: x for name, x in notes.items() if is_right.get(name, _is_text)(x)}
+    left_out = sorted(notes.keys() - entries.keys())
+    problems.extend(Problem(Trouble.ENTRY_DAMAGED, name) for name in left_out)
+    if "unsaid" in entries:
+        # Why studies were skipped, as far as it was written of the weights that the run has now.
+        reasons: dict[str, str] = {}
+        dropped: dict[Mismatch, list[str]] = {}
+        for name, note in entries["unsaid"].items():
+            note = note if isinstance(note, dict) else {}
+            if mismatch := owner.disowns_note(note):
+                dropped.setdefault(mismatch, []).append(name)
+            else:
+                reasons[name] = note["reason"]
+        problems.extend(
+            Problem(Trouble.SKIPS_DISOWNED, ", ".join(names), mismatch)
+            for mismatch, names in dropped.items()
         )
-    if name in ("stages", "versions"):
-        return _maps_names_to(_is_number if name == "stages" else _is_text, value)
-    return _is_text(value)
+        entries["unsaid"] = reasons
+    return entries
 
 
-def _is_reason(note: Any) -> bool:
-    """Whether it is a reason with the run and the weights that it was written of."""
-    return _maps_names_to(_is_text, note) and "reason" in note
+def _is_text_or_reason(note: Any) -> bool:
+    """Whether it is text, or a reason with the run and the weights that it was written of."""
+    return _is_text(note) or (_maps_names_to(_is_text, note) and "reason" in note)
 
 
 def _maps_names_to(kind: Callable[[Any], bool], value: Any) -> bool:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from loopinterp.core.results import Figure, Finding, Kind, registered_kinds
 from loopinterp.figures.circuit_graph import CircuitGraph, fragment
 from loopinterp.pages import Exploration
-from loopinterp.pages.assets import (
-    FLAT,
-    Download,
-    exploration_json,
-    figure_json,
-    slug,
-    table_download,
-)
+from loopinterp.pages.assets import FLAT, Download, figure_json, slug, table_download
 from loopinterp.pages.circuit_evidence import Evidence, evidence_by_name
+from loopinterp.pages.exploration import page_json
+from loopinterp.pages.run_record import Problem, Trouble
 
 if TYPE_CHECKING:
     from loopinterp.pages.run_record import RunRecord
@@ -28,40 +23,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One section.
+    """A section of the report.
+
+    What it asks, and the words that one needs to read it, are in ``sections.html.j2``.
 
     Attributes:
         key: As :attr:`loopinterp.core.results.Figure.section` has it; also the anchor.
-        title: Heading.
-        question: What the section answers.
-        intro: The words one needs to read its figures.
-        missing: What is said of a run that it applies to, if no saved study belongs to it.
+        title_once: Of models that make one loop; the title by default.
         short: As the table of contents has it; the title by default.
         study: The study that it is about; the one named as the section by default.
-        of_loops: More words, of models that loop T(n) times.
-        once: What takes the place of others of these in a model that makes one loop.
+        missing: What is said of a run that it applies to, if no saved study belongs to it.
     """
 
     key: str
     title: str
-    question: str
-    intro: str = ""
-    missing: str = ""
+    title_once: str = ""
     short: str = ""
     study: str = ""
-    of_loops: str = ""
-    once: Mapping[str, str] = field(default_factory=dict)
+    missing: str = ""
 
     def at(self, depth: int | None) -> Section:
-        """The section as it is said of a model of a depth of its own; None: of one that has none.
+        """The section of a model of a fixed depth; None: of one that makes T(n) loops.
 
         Example:
             >>> SECTIONS[0].at(None).title, SECTIONS[0].at(1).title
             ('The task, and a few inputs loop by loop', 'The task, and a few inputs')
         """
-        if depth is None:
-            return replace(self, intro=f"{self.intro} {self.of_loops}".strip(), of_loops="")
-        return replace(self, **self.once) if depth == 1 else self
+        return replace(self, title=self.title_once or self.title) if depth == 1 else self
 
     def applies(self, task: str) -> bool:
         """Whether its study, if ``analyze`` makes it, asks about models of that task."""
@@ -71,7 +59,7 @@ class Section:
 
     @property
     def of_study(self) -> str:
-        """The study that it is about."""
+        """Name of the study that it is about."""
         return self.study or self.key
 
 
@@ -89,122 +77,56 @@ SECTIONS = (
     Section(
         key=EXPLORER,
         title="The task, and a few inputs loop by loop",
+        title_once="The task, and a few inputs",
         short="Explorer",
-        question="What is asked, and what does the model make of it?",
         missing="no examples, so the task is not shown",
-        once={"title": "The task, and a few inputs"},
     ),
     Section(
         key="generalisation",
         title="Length generalisation",
-        question="Does it get inputs right that are longer than any it was trained on?",
-        intro=(
-            "An answer counts only if every symbol of it is right (exact match). Accuracy bit by "
-            "bit hides failure: half of all bits are right by chance."
-        ),
-        of_loops=(
-            "A longer input is given more loops of the same block, as many as the task asks for "
-            "at that length."
-        ),
         missing="no length study, so nothing is known about longer inputs",
     ),
     Section(
         key="convergence",
         title="Convergence",
-        question="Does the state settle as loops go on, and is the answer right once it has?",
-        intro=(
-            "Each loop applies the same block to the state once more. The relative residual is how "
-            "far the last loop moved the state, compared with the state's size. A state can settle "
-            "on a wrong answer, or leave a right one, so accuracy stands beside every measure."
-        ),
         missing="no convergence study, so it is not known whether its loops settle",
     ),
     Section(
         key="limits",
         title="Limits",
-        question="Is there one limit for each input, from every start, and is it stable?",
-        intro=(
-            "A limit is a state at which the loop rests (a fixed point), or a few that it goes "
-            "round (a cycle). One that is reached from every start does not depend on how the run "
-            "began; one that is another for every input knows the input. It is stable where a "
-            "small disturbance dies out: where the spectral radius, the largest modulus of an "
-            "eigenvalue of the loop's Jacobian, is below 1."
-        ),
-        missing="no study of its limits, so it is not known where other starts lead",
         study="reachability",
+        missing="no study of its limits, so it is not known where other starts lead",
     ),
     Section(
         key="wavefront",
         title="The carry wavefront",
         short="Carry wavefront",
-        question="How far has the carry travelled after each loop?",
-        intro=(
-            "Where both bits are 1, a position generates a carry; where exactly one is 1, it "
-            "passes on the carry that comes in. A chain of k such positions makes the carry travel "
-            "k places. A probe reads the carry from the state by a linear rule: at chance, the "
-            "carry is not there yet; near 1, it has arrived. Where attention has a hard window, a "
-            "carry cannot be read before it can arrive, whatever was learned: what counts is how "
-            "soon it is read from then on."
-        ),
         missing="no carry study, so it is not known how fast the carry travels",
     ),
     Section(
         key="program",
         title="Program against model",
         short="Program and model",
-        question="Which program does the model run?",
-        intro=(
-            "Rival programs compute the same answers by different steps. To tell them apart, a "
-            "piece of the model's state is exchanged for that of another input's run, and what the "
-            "model then answers is compared with what each program says if its variables are "
-            "exchanged in the same way. The share of agreement is the interchange intervention "
-            "accuracy (IIA)."
-        ),
-        missing="no comparison with programs, so there is no verdict",
         study="programs",
+        missing="no comparison with programs, so there is no verdict",
     ),
     Section(
         key="attention",
         title="Attention by loop",
-        question="Where does each head look, and does that change from loop to loop?",
-        intro=(
-            "Weights are the same at every loop; what a head looks at changes only because the "
-            "state has changed."
-        ),
+        title_once="Attention",
         missing="no attention study",
-        once={"title": "Attention", "question": "Where does each head look?", "intro": ""},
     ),
     Section(
         key="ground-truth",
         title="The tools on known circuits",
         short="Known circuits",
-        question="Would these tools find the circuit, if we knew what it was?",
-        intro=(
-            "A program can be compiled into the weights of a looped transformer: then it is known "
-            "where every variable stands, which head computes which selector, and when each value "
-            "settles. Hidden behind a rotation, distractors and permutations, such a model is an "
-            "honest test of every tool used above."
-        ),
         missing="no scores of the tools on models whose circuit is known",
     ),
 )
 """All sections with studies, in reading order; "How it was made" follows them."""
 
-OTHER = Section(
-    key="other",
-    title="Other studies",
-    question="What else was measured?",
-)
+OTHER = Section(key="other", title="Other studies")
 """What belongs to no section of ours, a study of someone else's, is shown all the same."""
-
-EMPTY = Markup("")
-
-_FINDINGS, _FIGURES, _GRAPHS = 2, 1, 1
-"""Of a section's first study, what is seen at once, a circuit beside the first figure; all else is
-folded."""
-
-_TITLES = 2
-"""Figures of a fold that its line names."""
 
 
 @dataclass(frozen=True)
@@ -213,9 +135,9 @@ class FigureView:
 
     anchor: str
     figure: Figure
-    json: Markup
     download: Download | None
-    html: Markup = EMPTY
+    json: Markup | None = None
+    html: Markup | None = None
     flat: bool = True
 
 
@@ -258,63 +180,60 @@ class SectionView:
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What one result says."""
+class _Shown:
+    """What is shown of one result."""
 
     name: str
     findings: list[Finding]
     figures: list[Figure]
     explorers: list[Markup]
 
-    @property
-    def names_the_program(self) -> bool:
-        return any(finding.kind == "verdict" for finding in self.findings)
 
-
-def section_views(record: RunRecord) -> tuple[list[SectionView], list[str]]:
-    """The sections that have something to show, in reading order.
-
-    Returns:
-        The sections, and a sentence for each result that cannot be shown.
-    """
-    said, problems = _in_order_of_making(record)
+def section_views(record: RunRecord) -> tuple[list[SectionView], list[Problem]]:
+    """The sections that have something to show, in reading order, and what cannot be shown."""
+    order = {name: place for place, name in enumerate(record.made.get("stages", {}))}
+    shown: list[_Shown] = []
+    problems: list[Problem] = []
+    for name in sorted(record.results, key=lambda name: (order.get(name, len(order)), name)):
+        result = record.results[name]
+        try:
+            explorers = [Markup(page_json(result))] if isinstance(result, Exploration) else []
+            shown.append(_Shown(name, result.findings(), result.figures(), explorers))
+        except Exception as error:  # whatever a damaged value makes of a study's own code
+            problems.append(Problem(Trouble.RESULT_VALUES, name, type(error).__name__))
     evidence = evidence_by_name(record.results, problems)
-    views = [_view(section, said, problems, evidence) for section in (*SECTIONS, OTHER)]
-    views = [replace(view, section=view.section.at(record.depth)) for view in views]
-    return [view for view in views if _shows_anything(view)], problems
+    views = []
+    for section in (*SECTIONS, OTHER):
+        view = _view(section, shown, problems, evidence)
+        if view.verdicts or view.findings or view.figures or view.explorers:
+            views.append(replace(view, section=section.at(record.depth)))
+    return views, problems
 
 
 def figure_views(
     figures: Iterable[Figure],
-    problems: list[str],
+    problems: list[Problem],
     numbers: Iterable[int],
     evidence: Evidence | None = None,
 ) -> list[FigureView]:
     """Figures with an anchor of their own each; one that cannot be drawn becomes a problem.
 
-    Args:
-        figures: The figures.
-        problems: Where a sentence is added for each that cannot be drawn.
-        numbers: Of their anchors.
-        evidence: What is told of the nodes of circuits, by name.
+    ``numbers`` are part of the anchors; ``evidence`` is told of the nodes of circuits, by name.
     """
     views = []
     for figure, number in zip(figures, numbers):
         anchor = f"{slug(figure.section)}-{number}-{slug(figure.title)}"
         try:
             download = None if figure.data is None else table_download(figure.data, anchor)
+            drawn: dict[str, Any]
             if isinstance(figure.plot, CircuitGraph):
-                html = fragment(figure.plot.with_facts(evidence or {}))
-                views.append(FigureView(anchor, figure, EMPTY, download, html))
+                drawn = {"html": fragment(figure.plot.with_facts(evidence or {}))}
             else:
                 flat = {trace.type for trace in figure.plot.data} <= FLAT
-                json = figure_json(figure.plot)
-                views.append(FigureView(anchor, figure, json, download, flat=flat))
+                drawn = {"json": figure_json(figure.plot), "flat": flat}
+            views.append(FigureView(anchor, figure, download, **drawn))
         except Exception as error:  # whatever a damaged value makes of Plotly's and pandas' code
-            problems.append(
-                f"The figure {figure.title!r} has values that cannot be shown "
-                f"({type(error).__name__})."
-            )
+            problems.append(Problem(Trouble.FIGURE_VALUES, figure.title, type(error).__name__))
     return views
 
 
@@ -324,70 +243,44 @@ def tiles(views: Sequence[SectionView]) -> list[tuple[str, str, Finding]]:
     First what says more of the program than the verdict does, then of each section the first such
     finding; the section whose verdict heads the summary has none.
     """
-    found = [(a, f.label, f) for view in views for a, f in view.places() if f.label]
+    places = [(a, f.label, f) for view in views for a, f in view.places() if f.label]
     for view in views:
         short = [place for place in view.places() if place[1].value and not place[1].label]
         if short and not view.verdicts:
-            found.append((short[0][0], view.section.short or view.section.title, short[0][1]))
-    return found
-
-
-def _in_order_of_making(record: RunRecord) -> tuple[list[_Said], list[str]]:
-    order = {name: place for place, name in enumerate(record.made.get("stages", {}))}
-    names = sorted(record.results, key=lambda name: (order.get(name, len(order)), name))
-    said, problems = [], []
-    for name in names:
-        result = record.results[name]
-        try:
-            explored = [exploration_json(result)] if isinstance(result, Exploration) else []
-            said.append(_Said(name, result.findings(), result.figures(), explored))
-        except Exception as error:  # whatever a damaged value makes of a study's own code
-            problems.append(
-                f"{name} has values that cannot be shown ({type(error).__name__}). "
-                "Run the study again."
-            )
-    return said, problems
+            places.append((short[0][0], view.section.short or view.section.title, short[0][1]))
+    return places
 
 
 def _view(
-    section: Section, said: Sequence[_Said], problems: list[str], evidence: Evidence
+    section: Section, shown: Sequence[_Shown], problems: list[Problem], evidence: Evidence
 ) -> SectionView:
     """The section's own study comes first, the others in the order in which they were made."""
-    first = sorted(said, key=lambda one: not (one.name == section.key or one.names_the_program))
+    known = {one.key for one in SECTIONS} | {"verdict"}
+
+    def belongs(key: str) -> bool:
+        return key not in known if section is OTHER else key == section.key
+
+    verdicts_of = {one.name: [f for f in one.findings if f.kind == "verdict"] for one in shown}
+    shown = sorted(shown, key=lambda one: one.name != section.key and not verdicts_of[one.name])
     numbers, parts = itertools.count(1), []
-    for one in first:
-        findings = [f for f in one.findings if _belongs(f.kind, section)]
-        figures = [f for f in one.figures if _belongs(f.section, section)]
+    for one in shown:
+        findings = [f for f in one.findings if belongs(f.kind)]
+        figures = [f for f in one.figures if belongs(f.section)]
         parts.append((findings, figure_views(figures, problems, numbers, evidence)))
     (findings, figures), *others = [part for part in parts if any(part)] or [([], [])]
-    graphs = [figure for figure in figures[_FIGURES:] if figure.html][:_GRAPHS]
-    seen = [*figures[:_FIGURES], *graphs]
-    others.insert(0, (findings[_FINDINGS:], [f for f in figures if f not in seen]))
-    folds = [
-        _fold(f"{section.key}-fold-{number}", *other)
-        for number, other in enumerate(other for other in others if any(other))
-    ]
-    verdicts = [f for one in first for f in one.findings if f.kind == "verdict"]
-    verdicts = verdicts if section.key == "program" else []
-    explorers = [x for one in first for x in one.explorers if section.key == EXPLORER]
-    return SectionView(section, verdicts, findings[:_FINDINGS], seen, folds, explorers)
-
-
-def _shows_anything(view: SectionView) -> bool:
-    return bool(view.verdicts or view.findings or view.figures or view.explorers)
-
-
-def _fold(anchor: str, findings: list[Finding], figures: list[FigureView]) -> Fold:
-    """Headed by what its figures show, or by what its first finding is."""
-    first = findings[0] if findings else Finding("")
-    titles = [view.figure.title for view in figures]
-    title = "; ".join(titles[:_TITLES]) or first.label or "More findings"
-    if others := titles[_TITLES:]:
-        title = f"{title}; {len(others)} more figure{'s' * (len(others) > 1)}"
-    return Fold(anchor, title, first.value, first.good, findings, figures)
-
-
-def _belongs(kind: str, section: Section) -> bool:
-    if section is OTHER:
-        return kind not in {known.key for known in SECTIONS} | {"verdict"}
-    return kind == section.key
+    # Of the first study two findings, a figure and a circuit are seen; all else is folded.
+    seen = [*figures[:1], *[figure for figure in figures[1:] if figure.html][:1]]
+    others.insert(0, (findings[2:], [f for f in figures if f not in seen]))
+    folds = []
+    for number, (more, drawn) in enumerate(other for other in others if any(other)):
+        # Headed by what its figures show, or by what its first finding is.
+        first, titles = more[0] if more else Finding(""), [view.figure.title for view in drawn]
+        title = "; ".join(titles[:2]) or first.label or "More findings"
+        if n_more := len(titles[2:]):
+            title += f"; {n_more} more figure{'s' * (n_more > 1)}"
+        anchor = f"{section.key}-fold-{number}"
+        folds.append(Fold(anchor, title, first.value, first.good, more, drawn))
+    heading = section.key == "program"
+    verdicts = [f for one in shown for f in verdicts_of[one.name] if heading]
+    explorers = [x for one in shown for x in one.explorers if section.key == EXPLORER]
+    return SectionView(section, verdicts, findings[:2], seen, folds, explorers)

@@ -17,22 +17,17 @@ from loopinterp.core.intervals import ENDS
 from loopinterp.core.results import Figure, Result
 from loopinterp.core.settings import flatten
 from loopinterp.core.storage import parse_json_object, read_bytes, spell_json
-from loopinterp.figures import LinePanel, Series, bars_with_intervals, line_panels
+from loopinterp.figures import LinePanel, Series, bars_with_intervals, colour, line_panels
 from loopinterp.figures.circuit_graph import script_json
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from loopinterp.pages.run_record import RunRecord
 
 
 Tables = dict[str, "pd.DataFrame"]
 
-_ELEMENT = re.compile(rb'<script type="application/json" id="report-data">(.*?)</script>', re.S)
-
-_SETTINGS = ("run", "part", "setting", "value")
-
-_FINDINGS = ("run", "result", "number", "kind", "label", "value", "good", "text")
+COLUMNS = ("run", "figure", "panel", "x", "value", "low", "high")
+"""Of the table of curves."""
 
 
 def tables_of(records: Mapping[str, RunRecord]) -> Tables:
@@ -41,68 +36,55 @@ def tables_of(records: Mapping[str, RunRecord]) -> Tables:
     Args:
         records: Runs by the names that they go by.
     """
-    import pandas as pd
-
     settings, findings, curves = [], [], []
     for run, record in records.items():
         for part, values in setting_groups(record.config).items():
             settings += [(run, part, name, value) for name, value in values.items()]
-        findings += _findings(run, record)
-        curves += curve_rows(run, record)
+        for result_name, result in record.results.items():
+            try:
+                result_findings = result.findings()
+            except Exception:  # a damaged value; the page has a sentence about it
+                continue
+            for k, one in enumerate(result_findings):
+                about = (one.kind, one.label, one.value, one.good, one.text)
+                findings.append((run, result_name, k, *about))
+        curves += _curve_rows(run, record)
+    names = ["run", "result", "number", "kind", "label", "value", "good", "text"]
     # As objects: pandas' own strings refuse lone surrogates, which a damaged file may hold.
     return {
-        "settings": pd.DataFrame(settings, columns=list(_SETTINGS), dtype=object),
-        "findings": pd.DataFrame(findings, columns=list(_FINDINGS), dtype=object),
+        "settings": pd.DataFrame(
+            settings, columns=["run", "part", "setting", "value"], dtype=object
+        ),
+        "findings": pd.DataFrame(findings, columns=names, dtype=object),
         "curves": pd.DataFrame(curves, columns=list(COLUMNS)),
     }
 
 
-def _findings(run: str, record: RunRecord) -> list[tuple[Any, ...]]:
-    rows = []
-    for name, result in record.results.items():
-        try:
-            said = result.findings()
-        except Exception:  # a damaged value; the page has a sentence about it
-            continue
-        rows += [
-            (run, name, k, f.kind, f.label, f.value, f.good, f.text) for k, f in enumerate(said)
-        ]
-    return rows
-
-
 def embedded(tables: Tables) -> Markup:
     """Tables as JSON that cannot end its own script tag."""
-    kept = {
-        name: {
-            "columns": table.columns.tolist(),
-            "rows": table.astype(object).values.tolist(),
-        }
+    documents = {
+        name: {"columns": table.columns.tolist(), "rows": table.astype(object).values.tolist()}
         for name, table in tables.items()
     }
-    return script_json(spell_json(kept))
+    return script_json(spell_json(documents))
 
 
 def read_report(page: str | Path) -> Tables:
     """The tables of a page that :func:`write_report` or :func:`write_comparison` wrote.
 
-    Args:
-        page: The HTML file.
-
-    Returns:
-        ``settings``, ``findings`` and ``curves``, each with the run in its first column.
+    They are ``settings``, ``findings`` and ``curves``, each with the run in its first column.
 
     Raises:
         CheckpointError: The file is missing, or has no such tables in it.
     """
-    import pandas as pd
-
-    found = _ELEMENT.search(read_bytes(Path(page)))
-    kept = parse_json_object(found[1]) if found else None
+    element = rb'<script type="application/json" id="report-data">(.*?)</script>'
+    match = re.search(element, read_bytes(Path(page)), re.S)
+    document = parse_json_object(match[1]) if match else None
     try:
-        if kept is None:
+        if document is None:
             raise ValueError("none")
         tables = {
-            name: pd.DataFrame(kept[name]["rows"], columns=kept[name]["columns"])
+            name: pd.DataFrame(document[name]["rows"], columns=document[name]["columns"])
             for name in ("settings", "findings", "curves")
         }
         numbers = dict.fromkeys(("value", "low", "high"), float)  # JSON has no NaN
@@ -111,20 +93,16 @@ def read_report(page: str | Path) -> Tables:
         raise CheckpointError(
             f"page {page}",
             expected="a report with its tables inside",
-            given="a page without any" if kept is None else f"others ({error})",
+            given="a page without any" if document is None else f"others ({error})",
             fix="Write the report again with this version.",
         ) from error
 
-
-COLUMNS = ("run", "figure", "panel", "x", "value", "low", "high")
-
-_MOST_POINTS = 300
 
 Point = tuple[Any, float, float, float]
 
 
 @dataclass(frozen=True)
-class Shared:
+class _Shared:
     """A figure that runs have in common: what it is, and how it is read."""
 
     title: str
@@ -135,7 +113,7 @@ class Shared:
     bars: bool = False
 
 
-EXACT = Shared(
+_EXACT = _Shared(
     "Exact match by length",
     "length",
     "Whole answers that are right, a line for each run, at the loops that the task asks for. "
@@ -143,7 +121,7 @@ EXACT = Shared(
     "Each run's own report has what a constant answer would get.",
 )
 
-SETTLING = Shared(
+_SETTLING = _Shared(
     "Settling, loop by loop",
     "loop",
     "Above: examples whose whole answer is right after so many loops. Below: how far the last loop "
@@ -153,7 +131,7 @@ SETTLING = Shared(
     logarithmic=("relative residual",),
 )
 
-PROGRAMS = Shared(
+_PROGRAMS = _Shared(
     "Each program against each run",
     "whole runs that are the program's",
     "After the exchange of a state, over pairs on which something happens: how often the run's "
@@ -162,36 +140,28 @@ PROGRAMS = Shared(
     bars=True,
 )
 
-TRAINING = Shared(
+_TRAINING = _Shared(
     "Training loss",
     "step",
     "What training wrote down, on its own batches. Runs that were not trained have none.",
     logarithmic=("loss",),
 )
 
-FIGURES = (EXACT, PROGRAMS, SETTLING, TRAINING)
-"""In reading order."""
 
-
-def curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
-    """The rows of :data:`COLUMNS` of one run.
-
-    Args:
-        name: What the run is called in the comparison.
-        record: The run.
-    """
+def _curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
+    """The rows of :data:`COLUMNS` of one run, which goes by a name."""
     rows: list[tuple[Any, ...]] = []
     readers = {"evaluation": _exact, "program-comparison": _programs, "convergence": _settling}
     for result in record.results.values():
         if result.kind in readers:
             try:
-                found = [*readers[result.kind](result)]
+                points = [*readers[result.kind](result)]
             except Exception:  # a damaged value; the run's own report says so
                 continue
-            rows += [(name, figure, panel, *point) for figure, panel, point in found]
-    step = max(len(record.metrics) // _MOST_POINTS, 1)
+            rows += [(name, figure, panel, *point) for figure, panel, point in points]
+    step = max(len(record.metrics) // 300, 1)  # a curve of some hundred points looks the same
     rows += [
-        (name, TRAINING.title, "loss", row["step"], row["loss"], np.nan, np.nan)
+        (name, _TRAINING.title, "loss", row["step"], row["loss"], np.nan, np.nan)
         for row in record.metrics[::step]
         if "step" in row and row.get("loss", 0) > 0
     ]
@@ -207,23 +177,23 @@ def _exact(result: Result) -> Found:
     for distribution in data["distribution"].values.tolist():
         for n in data["length"].values.tolist():
             at = data.sel(distribution=distribution, length=n)
-            yield EXACT.title, f"{distribution} inputs", (n, *_ends(at))
+            yield _EXACT.title, f"{distribution} inputs", (n, *_ends(at))
 
 
 def _programs(result: Result) -> Found:
     data = result.data["whole_run"].isel(model=0).sel(stratum="all")
     for program in data["program"].values.tolist():
-        yield PROGRAMS.title, "", (program, *_ends(data.sel(program=program)))
+        yield _PROGRAMS.title, "", (program, *_ends(data.sel(program=program)))
 
 
 def _settling(result: Result) -> Found:
     right = result.data["right"].transpose("loop", "batch", "pos").values
-    whole = ((right != 0).all(-1)).mean(-1)
+    share_right = ((right != 0).all(-1)).mean(-1)  # [loop] share of examples
     residual = np.nanmedian(result.data["residual_max"].values[1:], axis=1)
-    for loop, share in zip(result.data["loop"].values.tolist(), whole):
-        yield SETTLING.title, "whole answers right", (loop, float(share), np.nan, np.nan)
-    for loop, moved in zip(result.data["loop"].values.tolist()[1:], residual):
-        yield SETTLING.title, "relative residual", (loop, float(moved), np.nan, np.nan)
+    loops = result.data["loop"].values.tolist()
+    for panel, values in (("whole answers right", share_right), ("relative residual", residual)):
+        for loop, value in zip(loops[-len(values) :], values):
+            yield _SETTLING.title, panel, (loop, float(value), np.nan, np.nan)
 
 
 def _ends(values: Any) -> tuple[float, float, float]:
@@ -233,22 +203,18 @@ def _ends(values: Any) -> tuple[float, float, float]:
 
 def compared_figures(curves: pd.DataFrame, runs: list[str]) -> list[Figure]:
     """The figures of a table of curves, each run in its colour in all of them."""
-    from loopinterp.figures import colour
-
     figures = []
     shades = {run: colour(k) for k, run in enumerate(runs)}
-    for shared in FIGURES:
+    for shared in (_EXACT, _PROGRAMS, _SETTLING, _TRAINING):  # in reading order
         table: Any = curves[curves["figure"] == shared.title]
         if len(table):
             plot = (_bars if shared.bars else _lines)(shared, table, shades)
-            about = {"caption": shared.caption, "control": shared.control}
-            figures.append(
-                Figure(title=shared.title, plot=plot, data=table, section="curves", **about)
-            )
+            words = {"title": shared.title, "caption": shared.caption, "control": shared.control}
+            figures.append(Figure(plot=plot, data=table, section="curves", **words))
     return figures
 
 
-def _lines(shared: Shared, table: Any, shades: Mapping[str, str]) -> Any:
+def _lines(shared: _Shared, table: Any, shades: Mapping[str, str]) -> Any:
     panels = []
     for panel, rows in table.groupby("panel", sort=False):
         log = panel in shared.logarithmic
@@ -260,7 +226,7 @@ def _lines(shared: Shared, table: Any, shades: Mapping[str, str]) -> Any:
     return line_panels(panels, x_title=shared.x_title)
 
 
-def _bars(shared: Shared, table: Any, shades: Mapping[str, str]) -> Any:
+def _bars(shared: _Shared, table: Any, shades: Mapping[str, str]) -> Any:
     best: Any = table.groupby("x")["value"].max()
     order = best.sort_values(ascending=False, kind="stable").index[:6].tolist()
     groups = []
@@ -286,8 +252,8 @@ def setting_groups(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         {'run': {'seed': '0'}, 'model': {'d_model': '64', 'norm': 'none'}}
     """
     parts = {title: part for title, part in config.items() if isinstance(part, Mapping)}
-    own = {name: value for name, value in config.items() if name not in parts}
-    tables = {title: flatten(part) for title, part in {"run": own, **parts}.items()}
+    top_level = {name: value for name, value in config.items() if name not in parts}
+    tables = {title: flatten(part) for title, part in {"run": top_level, **parts}.items()}
     return {t: {k: _spell(v) for k, v in table.items()} for t, table in tables.items() if table}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +41,8 @@ def typed_example(task: Task, text: str) -> Batch:
     shows is read as it is meant (``25 * 14 = 350``, the grid of a sudoku or maze, a board), and so
     is a FEN. Where digits beyond 1 are no tokens, ``13 + 9`` and ``13*9`` mean these numbers.
 
-    Args:
-        task: The task.
-        text: What is typed.
-
     Raises:
-        InputError: what is no token of the task, or a task that reads no tokens.
+        InputError: If the text is no token of the task, or the task reads no tokens.
 
     Example:
         >>> from loopinterp.tasks import Addition, TokenAddition
@@ -65,26 +60,25 @@ def typed_example(task: Task, text: str) -> Batch:
             given=f"{task.name}, which reads {task.d_features} numbers a position",
             fix="Pass its inputs to explore() as a tensor.",
         )
-    shown = shown_example(task, text)
+    shown = _shown_example(task, text)
     if shown is not None:
         return shown
-    numbers = numbers_example(task, text)
+    numbers = _numbers_example(task, text)
     if isinstance(task, Addition) and numbers is not None and text.strip() not in (words or ()):
         return numbers
     try:
-        tokens = read_words(text, words or [str(k) for k in range(task.d_vocab or 0)])
+        tokens = _read_words(text, words or [str(k) for k in range(task.d_vocab or 0)])
     except InputError:
         if numbers is None:
             raise
         return numbers
     if isinstance(task, FullOutput):
-        return full_output(task, tokens)
+        return _full_output(task, tokens)
     if isinstance(task, Addition) and tokens[0] != BOS:
         tokens = [BOS, *tokens]
-    return batch_of(task, torch.tensor([tokens]), length_of(task, len(tokens)))
-
-
-_PAIRS = ("0+0", "1+0", "0+1", "1+1", "BOS", "PAD")
+    # The least problem length that has so many positions.
+    lengths = (n for n in range(1, len(tokens) + 1) if task.n_positions(n) >= len(tokens))
+    return _batch_of(task, torch.tensor([tokens]), next(lengths, len(tokens)))
 
 
 def token_words(task: Any) -> list[str] | None:
@@ -101,7 +95,7 @@ def token_words(task: Any) -> list[str] | None:
     if d_vocab is None:
         return None
     if isinstance(task, Addition):
-        return list(_PAIRS)
+        return ["0+0", "1+0", "0+1", "1+1", "BOS", "PAD"]
     if isinstance(task, FullOutput):
         return [*task.symbols, "=", "EOS", "BOS"]
     return list(map(str, symbols)) if symbols is not None and len(symbols) == d_vocab else None
@@ -135,15 +129,15 @@ def words_at(inputs: Tensor, words: Sequence[str] | None) -> list[str]:
     return [str(words[t]) if words and 0 <= t < n else str(t) for t in inputs.tolist()]
 
 
-def read_words(text: str, words: Sequence[str]) -> list[int]:
+def _read_words(text: str, words: Sequence[str]) -> list[int]:
     """The tokens of a text: at each place the longest word that fits, spaces left out.
 
     Example:
-        >>> read_words("10=EOS 1", ["0", "1", "=", "EOS"])
+        >>> _read_words("10=EOS 1", ["0", "1", "=", "EOS"])
         [1, 0, 2, 3, 1]
     """
     known = sorted(range(len(words)), key=lambda k: -len(words[k]))
-    found, at = [], 0
+    tokens, at = [], 0
     while at < len(text):
         if text[at].isspace():
             at += 1
@@ -157,64 +151,46 @@ def read_words(text: str, words: Sequence[str]) -> list[int]:
                 given=f"{text[at : at + 12]!r} at place {at}",
                 fix="Write these, with spaces between them.",
             )
-        found.append(token)
+        tokens.append(token)
         at += len(words[token])
-    if not found:
+    if not tokens:
         raise InputError("example", expected="a token", given="none", fix="Write one.")
-    return found
+    return tokens
 
 
-def full_output(task: FullOutput, tokens: Sequence[int]) -> Batch:
+def _full_output(task: FullOutput, tokens: Sequence[int]) -> Batch:
     """With what such a task puts around a prompt; what is after an ``=`` is left out."""
     eos, bos = task.equals + 1, task.equals + 2
     prompt = [t for t in until(tokens, task.equals) if t < task.equals]
     n = next(k for k in range(1, len(prompt) + 2) if task.prompt_length(k) >= len(prompt))
     inputs = torch.tensor([[bos, *prompt, task.equals]])
     room = task.n_positions(n) - inputs.shape[1]
-    return batch_of(task, pad(inputs, (0, max(room, 1)), value=eos), n)
+    return _batch_of(task, pad(inputs, (0, max(room, 1)), value=eos), n)
 
 
-def length_of(task: Any, n_pos: int) -> int:
-    """The least problem length that has so many positions."""
-    return next((n for n in range(1, n_pos + 1) if task.n_positions(n) >= n_pos), n_pos)
-
-
-def batch_of(task: Task, inputs: Int[Tensor, "1 pos"], n: int) -> Batch:
-    length = torch.tensor([n])
-    loops = torch.tensor([task.n_loops(n)])
-    unknown = torch.full(inputs.shape, IGNORE)
-    batch = Batch(inputs, unknown, length, loops, task)
+def _batch_of(task: Task, inputs: Int[Tensor, "1 pos"], n: int) -> Batch:
     try:
-        return replace(batch, targets=task.targets(inputs))
+        targets = task.targets(inputs)
     except InputError:  # half an example, of which the task knows no answer
-        return batch
-
-
-_NUMBERS = re.compile(r"\s*(\d{1,300})\s*([+*])\s*(\d{1,300})\s*=?\s*")
+        targets = torch.full(inputs.shape, IGNORE)
+    return Batch(inputs, targets, torch.tensor([n]), torch.tensor([task.n_loops(n)]), task)
 
 
 @singledispatch
-def shown_example(task: object, text: str) -> Batch | None:
+def _shown_example(task: object, text: str) -> Batch | None:
     """The batch of an example that ``task.decode`` shows or ``task.encode`` takes, if it is one.
 
     What stands after the ``=`` is left out: the task knows it, but for the move of a chess puzzle.
 
-    Args:
-        task: The task.
-        text: What is typed.
-
-    Raises:
-        InputError: text in such a form, of no example of the task.
-
     Example:
-        >>> shown_example(Sudoku(), "1.../..3./.4../...2").inputs.tolist()
+        >>> _shown_example(Sudoku(), "1.../..3./.4../...2").inputs.tolist()
         [[1, 0, 0, 0, 0, 0, 3, 0, 0, 4, 0, 0, 0, 0, 0, 2]]
-        >>> shown_example(Sudoku(), "no grid")
+        >>> _shown_example(Sudoku(), "no grid")
     """
     return None
 
 
-@shown_example.register
+@_shown_example.register
 def _(task: Sudoku, text: str) -> Batch | None:
     grid = text.partition("=")[0]
     if not re.fullmatch(r"[.\d/\s]+", grid):
@@ -223,20 +199,20 @@ def _(task: Sudoku, text: str) -> Batch | None:
     if len(cells) != task.side**2 or max(cells) > task.side:
         return task.encode([grid])  # which says what it should be
     inputs = torch.tensor([cells])
-    unknown = torch.full_like(inputs, IGNORE)
-    n = (inputs == 0).sum(1).clamp(min=1)
     try:
         return task.from_cells(inputs)
     except InputError:  # a grid without one solution can be looked at all the same
-        return Batch(inputs, unknown, n, torch.full_like(n, task.n_loops(1)), task)
+        n = (inputs == 0).sum(1).clamp(min=1)
+        unknown, loops = torch.full_like(inputs, IGNORE), torch.full_like(n, task.n_loops(1))
+        return Batch(inputs, unknown, n, loops, task)
 
 
-@shown_example.register
+@_shown_example.register
 def _(task: Maze, text: str) -> Batch | None:
     return task.encode([text.partition("=")[0].strip()]) if "#" in text else None
 
 
-@shown_example.register
+@_shown_example.register
 def _(task: ChessPuzzles, text: str) -> Batch | None:
     board, _, move = (part.strip() for part in text.partition("="))
     if re.fullmatch(rf"([{re.escape(PIECES)}]{{8}}/){{7}}[{re.escape(PIECES)}]{{8}}", board):
@@ -253,7 +229,7 @@ def _(task: ChessPuzzles, text: str) -> Batch | None:
     return Batch(torch.tensor([squares]), targets, one, one * task.n_loops(1), task)
 
 
-@shown_example.register
+@_shown_example.register
 def _(task: Addition, text: str) -> Batch | None:
     bits = re.fullmatch(r"\s*([01]+) \+ ([01]+) = [01?]* mod 2\^(\d{1,4})\s*", text)
     if bits is None:
@@ -261,7 +237,7 @@ def _(task: Addition, text: str) -> Batch | None:
     return task.encode([(int(bits[1], 2), int(bits[2], 2))], n=int(bits[3]))
 
 
-@shown_example.register
+@_shown_example.register
 def _(task: FullOutput, text: str) -> Batch | None:
     """Of prompts that are shown turned around, or as a question."""
     before, _ = task.question.split("{}")
@@ -275,10 +251,10 @@ def _(task: FullOutput, text: str) -> Batch | None:
         if operands is None:
             return None
         prompt = f"{operands[1][::-1]}{operands[2]}{operands[3][::-1]}"
-    return full_output(task, read_words(prompt, task.symbols))
+    return _full_output(task, _read_words(prompt, task.symbols))
 
 
-@shown_example.register
+@_shown_example.register
 def _(task: PrefixSum, text: str) -> Batch | None:
     form = re.fullmatch(r"\s*running (?:XOR|sum mod \d+) of ([\d ]+) =.*", text)
     if form is None:
@@ -287,7 +263,7 @@ def _(task: PrefixSum, text: str) -> Batch | None:
     return task.from_bits(torch.tensor([[int(d) for d in digits]]), torch.tensor([len(digits)]))
 
 
-@shown_example.register
+@_shown_example.register
 def _(task: RegularLanguage, text: str) -> Batch | None:
     """Of what ``decode`` shows, or of the string alone."""
     shown = rf"(?:in {re.escape(task.language)}, prefixes of )?"
@@ -295,13 +271,13 @@ def _(task: RegularLanguage, text: str) -> Batch | None:
     return None if form is None else task.encode(["".join(form[1].split())])
 
 
-@shown_example.register
+@_shown_example.register
 def _(task: NextToken, text: str) -> Batch | None:
-    wrapped = shown_example(task.task, text)
+    wrapped = _shown_example(task.task, text)
     return None if wrapped is None else task.from_batch(wrapped)
 
 
-@shown_example.register
+@_shown_example.register
 def _(task: DecimalOperands, text: str) -> Batch | None:
     between = re.escape(f" {task.operator} ")
     form = re.fullmatch(rf"\s*(\d+(?:{between}\d+)+) =(?: \d*)?\s*", text)
@@ -310,7 +286,7 @@ def _(task: DecimalOperands, text: str) -> Batch | None:
     return task.from_digits(*_least_first(form[1].split(f" {task.operator} ")))
 
 
-@shown_example.register
+@_shown_example.register
 def _(task: AbacusSorting, text: str) -> Batch | None:
     number = "[A-Za-z]:[0-9]+"
     form = re.fullmatch(rf"\s*({number}(?:, {number})*) =(?: .*)?", text)
@@ -328,24 +304,24 @@ def _least_first(numbers: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor([rows]), torch.tensor([n_digits])
 
 
-def numbers_example(task: object, text: str) -> Batch | None:
+def _numbers_example(task: object, text: str) -> Batch | None:
     """The batch of ``13 + 9`` or ``13*9``, in decimal, of a task on binary numbers; None else.
 
     Example:
-        >>> Multiplication().decode(numbers_example(Multiplication(), "13*9"))
+        >>> Multiplication().decode(_numbers_example(Multiplication(), "13*9"))
         ['1101 * 1001 = 01110101']
     """
-    form = _NUMBERS.fullmatch(text)
+    form = re.fullmatch(r"\s*(\d{1,300})\s*([+*])\s*(\d{1,300})\s*=?\s*", text)
     if form is None:
         return None
     a, b = int(form[1]), int(form[3])
     n_bits = [max(x.bit_length(), 1) for x in (a, b)]
     if isinstance(task, NextToken):
-        wrapped = numbers_example(task.task, text)
+        wrapped = _numbers_example(task.task, text)
         return None if wrapped is None else task.from_batch(wrapped)
     if isinstance(task, Multiplication) and form[2] == "*":
         bits = [[x >> k & 1 for k in range(n)] for x, n in zip((a, b), n_bits)]
-        return full_output(task, [*bits[0], task.symbols.index("*"), *bits[1]])
+        return _full_output(task, [*bits[0], task.symbols.index("*"), *bits[1]])
     if isinstance(task, TokenAddition) and form[2] == "+":
         return task.encode([(a, b)], n=max(n_bits))
     if isinstance(task, Addition) and form[2] == "+":  # with room for the last carry

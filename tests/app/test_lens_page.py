@@ -147,7 +147,7 @@ def test_a_file_of_a_fitted_lens_is_read_through(checkpoint: Path, tmp_path: Pat
 def test_the_code_beside_a_model_is_run_only_if_that_is_said(
     with_own_code: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"code of its own\. Read it, and add trust_remote_code"):
+    with pytest.raises(InputError, match="trust_remote_code"):
         write_lens_page(with_own_code, "the cat", out=tmp_path / "a.html")
     assert not (tmp_path / "a.html").exists()
     _, found = write_lens_page(
@@ -251,7 +251,7 @@ def test_a_lens_that_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prompt", ["the \udcff", "\ud83d cat"])
 def test_a_prompt_that_utf_8_cannot_write_is_refused(checkpoint: Path, prompt: str) -> None:
     # Python gives a byte of a command line that is no UTF-8 as a lone surrogate.
-    with pytest.raises(InputError, match="prompt: expected text that UTF-8 can write"):
+    with pytest.raises(InputError, match=r"^prompt:.*UTF-8"):
         tokenize(load_tokenizer(str(checkpoint)), prompt)
 
 

@@ -12,7 +12,7 @@ from loopinterp.app.session import MOST_LOOPS, MOST_WORK, Session, open_run
 from loopinterp.app.workflow import analyze_run
 from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.core.results import load_result
-from loopinterp.core.run_files import Owner, Seal
+from loopinterp.core.run_files import Mismatch, Owner, Seal
 from loopinterp.core.storage import write_json
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule, describe_model
 from loopinterp.models.checkpoints import write_model
@@ -63,7 +63,7 @@ def test_a_result_says_whose_it_is_and_is_taken_back(model: Session) -> None:
 def test_after_other_weights_a_result_is_neither_taken_back_nor_shown(model: Session) -> None:
     measured(model)
     put_weights(model.folder, small(1))
-    with pytest.raises(CheckpointError, match=r"of other weights .* Run the study 'generalis"):
+    with pytest.raises(CheckpointError, match=r"^result 'generalisation':"):
         open_run(model.folder).own_file("generalisation")
     record = read_run(model.folder)
     assert not record.results and len(record.problems) == 1
@@ -78,7 +78,8 @@ def test_results_of_another_run_are_not_shown(model: Session, tmp_path: Path) ->
     path.rename(model.results / path.name)
     record = read_run(model.folder)
     assert not record.results
-    assert record.problems[0].startswith("generalisation.safetensors is of a run of another conf")
+    (problem,) = record.problems
+    assert (problem.name, problem.detail) == ("generalisation.safetensors", Mismatch.OTHER_RUN)
 
 
 def test_a_study_does_not_start_from_a_result_of_other_weights(
@@ -89,7 +90,7 @@ def test_a_study_does_not_start_from_a_result_of_other_weights(
     (subspaces,) = [study for study in STUDIES if study.name == "subspaces"]
     monkeypatch.setattr(type(subspaces), "skipped", lambda *_: None)
     monkeypatch.setattr(type(subspaces), "run", lambda *_: pytest.fail("started"), raising=False)
-    with pytest.raises(CheckpointError, match="of other weights"):
+    with pytest.raises(CheckpointError, match=r"^result"):
         analyze_run(model.folder, studies=["subspaces"], progress=False)
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from loopinterp.figures.circuit_layout import CHAR, LINE, Layout, Place
+from loopinterp.figures.circuit_layout import _CHAR, LINE, Layout, Place
 
 Rect = tuple[float, float, float, float]
 
@@ -60,7 +60,7 @@ def faults(layout: Layout) -> Iterator[str]:
     words = {
         label.node: (
             label.x, label.y - LINE * len(label.lines) / 2,
-            label.x + CHAR * max(map(len, label.lines)), label.y + LINE * len(label.lines) / 2,
+            label.x + _CHAR * max(map(len, label.lines)), label.y + LINE * len(label.lines) / 2,
         )
         for label in layout.labels
     }  # fmt: skip
@@ -73,7 +73,7 @@ def faults(layout: Layout) -> Iterator[str]:
             if meet(box, its):
                 yield f"{name} and {other} overlap"
     for place in layout.places:
-        if place.lines and max(map(len, place.lines)) * CHAR > place.width:
+        if place.lines and max(map(len, place.lines)) * _CHAR > place.width:
             yield f"the words of {place.key} stick out of its box"
     for route in layout.routes:
         across = [] if layout.labels else [b for b in boxes.items() if b[0] != route.source]

@@ -253,7 +253,7 @@ def test_cells_of_categories_have_a_colour_and_a_name_each() -> None:
         ("x", 1, 0, "here"),
         ("x2", 1, 0, "here"),
     ]
-    with pytest.raises(InputError, match="numbers from 0 to 2"):
+    with pytest.raises(InputError, match=r"^panels:"):
         category_maps({"": one}, {"near": "blue", "far": "red"})
 
 
@@ -274,7 +274,7 @@ def test_the_slider_has_one_frame_for_each_loop() -> None:
             np.testing.assert_allclose(heat.z, values[t, k], rtol=1e-6)
     assert [step.label for step in figure.layout.sliders[0].steps] == ["0", "1", "2"]
     assert [note.text for note in figure.layout.annotations] == ["<b>head 0</b>", "<b>head 1</b>"]
-    with pytest.raises(InputError, match=r"expected values \[loop, panel, row, column\]"):
+    with pytest.raises(InputError, match=r"^values:"):
         loop_slider_figure(patterns[0], value_title="attention")
 
 
@@ -286,19 +286,19 @@ def test_figures_hold_no_colour_of_text_or_page() -> None:
 
 
 def test_what_cannot_be_drawn_is_explained() -> None:
-    with pytest.raises(InputError, match="panels: expected at least one"):
+    with pytest.raises(InputError, match=r"^panels:"):
         line_panels([], x_title="x")
-    with pytest.raises(InputError, match="panels: expected at least one"):
+    with pytest.raises(InputError, match=r"^panels:"):
         heatmap_panels({}, value_title="v")
-    with pytest.raises(InputError, match=r"line 'a': expected values along one axis .*'pos': 1"):
+    with pytest.raises(InputError, match=r"^line 'a':.*'pos': 1"):
         Series.of("a", cells([[0]], pos=[0], loop=[0]))
 
 
 def test_heat_maps_of_different_axes_are_refused() -> None:
     one = cells([[0]], pos=[0], loop=[0])
-    with pytest.raises(InputError, match=r"heat map 'b'.*\{'pos': 1, 'loop': 1\} of the first"):
+    with pytest.raises(InputError, match=r"^heat map 'b':"):
         heatmap_panels({"a": one, "b": one.T}, value_title="v")
-    with pytest.raises(InputError, match="Did you mean 'diverging'"):
+    with pytest.raises(InputError, match=r"^scale:.*diverging"):
         heatmap_panels({"": one}, value_title="v", scale="divergin")
 
 
@@ -356,5 +356,5 @@ def test_lines_and_points_in_space() -> None:
 def test_a_line_without_its_heights_is_refused() -> None:
     line = Series("path", [1.0, 2.0], [1.0, 2.0])
     for heights in ({}, {"path": np.zeros(3)}):
-        with pytest.raises(InputError, match="heights of line 'path'"):
+        with pytest.raises(InputError, match=r"^heights.*'path'"):
             space_figure([line], heights, titles=TITLES)

@@ -24,7 +24,7 @@ from typing import Any
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import Owner, record_how_it_was_made
 from loopinterp.pages import read_run
-from loopinterp.pages.run_record import UNCHECKED_LINES
+from loopinterp.pages.run_record import Problem, Trouble
 from loopinterp.training.run import CHECKPOINT, METRICS, WEIGHTS
 from tests.fuzz.damaged_runs import damage
 from tests.fuzz.harness import EVALUATE, Answer, _said_well, call
@@ -163,7 +163,7 @@ class MixedBench:
 
 def _shown_of_others(record: Any, whole: Any, page: str) -> str:
     """What a report shows that is not of its run, and whether what is missing is noticed."""
-    unchecked = UNCHECKED_LINES in record.problems
+    unchecked = Problem(Trouble.LINES_UNCHECKED) in record.problems
     if any(row not in whole.metrics for row in record.metrics) and not unchecked:
         return "metrics of another run"
     for name, result in record.results.items():

@@ -10,7 +10,7 @@ from loopinterp.interventions.engine import answers_by_loop
 from loopinterp.models import LoopedTransformer, bind
 from loopinterp.pages import token_words, words_at
 from loopinterp.pages.changed_run import PutIn, explore_change
-from loopinterp.pages.exploration import NOT_SAID
+from loopinterp.pages.exploration import NOT_SAID, Missing
 from loopinterp.programs import get_program
 from loopinterp.tasks import Addition, Batch
 
@@ -104,7 +104,7 @@ def test_without_an_interchange_programs_say_nothing(model: LoopedTransformer) -
     found, predicted = explore_change(
         model, batch, loop=1, pos=1, put_in="zero", programs=[get_program("ripple")]
     )
-    assert predicted == {} and "attention" in found.missing
+    assert predicted == {} and found.missing == {Missing.CHANGED_RUN.name: {}}
 
 
 def test_places_that_there_are_not_are_refused(model: LoopedTransformer) -> None:

@@ -9,6 +9,7 @@ from loopinterp.comparison import decodability, head_study, interchange_study
 from loopinterp.compiler import compile_program, draw_program
 from loopinterp.interventions import ablation_study
 from loopinterp.pages.circuit_evidence import Evidence, evidence_by_name
+from loopinterp.pages.run_record import Problem, Trouble
 from loopinterp.programs import get_program
 from loopinterp.tasks import get_task
 
@@ -38,7 +39,7 @@ def evidence() -> Evidence:
             pairs_per_loop=4,
         ),
     }
-    problems: list[str] = []
+    problems: list[Problem] = []
     found = evidence_by_name(results, problems)
     assert problems == []
     return found
@@ -74,6 +75,7 @@ def test_a_damaged_result_becomes_a_problem() -> None:
     batch = get_task("addition").sample(4, batch_size=4, generator=torch.Generator().manual_seed(0))
     result = ablation_study(compile_program("ripple", max_length=9).model, batch, when=("all",))
     object.__setattr__(result, "data", result.data.drop_vars("control_exact_match"))
-    problems: list[str] = []
+    problems: list[Problem] = []
     assert evidence_by_name({"ablation": result}, problems) == {}
-    assert len(problems) == 1 and problems[0].startswith("ablation has values")
+    (problem,) = problems
+    assert (problem.trouble, problem.name) == (Trouble.CIRCUIT_VALUES, "ablation")

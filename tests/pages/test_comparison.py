@@ -133,12 +133,12 @@ def test_explorers_are_given_what_was_kept_and_runs_without_are_told_how(tmp_pat
 
 
 def test_what_cannot_be_compared_or_read_is_refused(tmp_path: Path, synthetic_run: Path) -> None:
-    with pytest.raises(InputError, match="two or more, each once"):
+    with pytest.raises(InputError, match=r"^runs:"):
         write_comparison([synthetic_run], tmp_path / "x.html")
-    with pytest.raises(InputError, match="two or more, each once"):
+    with pytest.raises(InputError, match=r"^runs:"):
         write_comparison([synthetic_run, synthetic_run], tmp_path / "x.html")
-    with pytest.raises(CheckpointError, match="no such folder"):
+    with pytest.raises(CheckpointError, match=r"^run "):
         write_comparison([synthetic_run, tmp_path / "none"], tmp_path / "x.html")
     (tmp_path / "other.html").write_text("<p>mine</p>")
-    with pytest.raises(CheckpointError, match="a page without any"):
+    with pytest.raises(CheckpointError, match=r"^page "):
         read_report(tmp_path / "other.html")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from loopinterp.pages import Exploration, page_data
-from loopinterp.pages.exploration import SHARE, page_json, script
+from loopinterp.pages import Exploration
+from loopinterp.pages.exploration import SHARE, page_data, page_json, script
 
 HOSTILE = ["</script><script>alert(1)</script>", "\u202eabc", "\x00", "<!--", "é"]
 

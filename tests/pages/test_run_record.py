@@ -10,7 +10,7 @@ import torch
 
 from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.core.results import Provenance, config_hash
-from loopinterp.core.run_files import LinesDigest, Seal, record_how_it_was_made
+from loopinterp.core.run_files import LinesDigest, Mismatch, Seal, record_how_it_was_made
 from loopinterp.core.storage import (
     digest_tensors,
     read_arrays,
@@ -19,7 +19,7 @@ from loopinterp.core.storage import (
     write_tensors,
 )
 from loopinterp.pages import read_run, render_report, write_report
-from loopinterp.pages.run_record import UNCHECKED_LINES
+from loopinterp.pages.run_record import Problem, Trouble, spell_problem
 from tests.pages import synthetic
 
 
@@ -53,9 +53,9 @@ def test_a_damaged_result_is_a_problem_and_the_others_are_read(run: Path) -> Non
     record = read_run(run)
     assert "wavefront" not in record.results and "convergence" in record.results
     (problem,) = record.problems
-    assert problem.startswith("wavefront.safetensors cannot be read")
-    assert "restore it from a copy" in problem
-    assert str(run) not in problem  # a report is passed on: it names no folder of this machine
+    assert (problem.trouble, problem.name) == (Trouble.RESULT_UNREADABLE, "wavefront.safetensors")
+    # A report is passed on: it names no folder of this machine.
+    assert str(run) not in spell_problem(problem)
 
 
 def test_a_result_of_other_weights_or_of_another_run_is_left_out_with_the_reason(
@@ -65,13 +65,17 @@ def test_a_result_of_other_weights_or_of_another_run_is_left_out_with_the_reason
     here = _hash(run)
     write_tensors(run / "model" / "model.safetensors", weights, Seal(here).texts())
     old, new = ({"model": {"weights_sha256": d}} for d in ("0ld", digest_tensors(weights)))
+    both = [old["model"], new["model"]]
     cases = {
-        "older": (Provenance(seed=0, config=old), "is of other weights than the run has now"),
-        "others": (Provenance(seed=0, run="e15e"), "is of a run of another configuration"),
-        "nobodys": (Provenance(seed=0), "does not say which model it is of"),
-        "mine": (Provenance(seed=0, config=new), ""),
-        "runs": (Provenance(seed=0, run=here), ""),
-        "both": (Provenance(seed=0, run=here, config={"models": [old["model"], new["model"]]}), ""),
+        "older": (Provenance(seed=0, config=old), Mismatch.OTHER_WEIGHTS),
+        "others": (Provenance(seed=0, run="e15e"), Mismatch.OTHER_RUN),
+        "nobodys": (Provenance(seed=0), Mismatch.UNKNOWN_MODEL),
+        "mine": (Provenance(seed=0, config=new), None),
+        "runs": (Provenance(seed=0, run=here), None),
+        "both": (
+            Provenance(seed=0, run=here, config={"models": both}),
+            None,
+        ),
     }
     for path in (run / "results").iterdir():
         path.unlink()
@@ -81,13 +85,13 @@ def test_a_result_of_other_weights_or_of_another_run_is_left_out_with_the_reason
     record = read_run(run)
     assert set(record.results) == {"mine", "runs", "both"}
     assert record.problems == [
-        f"{name}.safetensors {why} and is not shown. Run the study again."
+        Problem(Trouble.RESULT_DISOWNED, f"{name}.safetensors", why)
         for name, (_, why) in sorted(cases.items())
         if why
     ]
     assert record.weights == digest_tensors(weights)
     page = render_report(record)
-    assert record.weights in page and "is of other weights than the run has now" in page
+    assert record.weights in page and spell_problem(record.problems[-1]) in page
 
 
 def test_results_beside_damaged_weights_are_shown_with_a_word(run: Path) -> None:
@@ -96,7 +100,7 @@ def test_results_beside_damaged_weights_are_shown_with_a_word(run: Path) -> None
     record = read_run(run)
     assert len(record.results) == 5 and record.weights == ""
     (problem,) = record.problems
-    assert "it is not known whether the results are of them" in problem
+    assert problem.trouble is Trouble.WEIGHTS_UNREADABLE
 
 
 def test_what_is_no_plain_file_among_results_is_skipped_with_a_word(run: Path) -> None:
@@ -106,7 +110,8 @@ def test_what_is_no_plain_file_among_results_is_skipped_with_a_word(run: Path) -
     os.mkfifo(results / "pipe.safetensors")
     record = read_run(run)
     assert len(record.results) == 5
-    assert [said.split()[0] for said in record.problems] == [
+    assert {problem.trouble for problem in record.problems} == {Trouble.RESULT_UNREADABLE}
+    assert [problem.name for problem in record.problems] == [
         "folder.safetensors",
         "pipe.safetensors",
         "zeros.safetensors",
@@ -128,10 +133,11 @@ def test_one_bad_value_does_not_cost_the_report(run: Path, value: str) -> None:
     (run / "made.json").write_text(made)
     record = read_run(run)
     assert len(record.metrics) == len(lines) and len(record.results) == 5
-    assert record.problems[0] == "Line 2 of metrics.jsonl is damaged and left out."
-    assert record.problems[1].startswith(("Entry 'stages' of made.json", "made.json is no JSON"))
+    line, made_of = record.problems
+    assert line == Problem(Trouble.LINE_DAMAGED, "2")
+    assert made_of in (Problem(Trouble.ENTRY_DAMAGED, "stages"), Problem(Trouble.MADE_UNREADABLE))
     (run / "report.html").unlink(missing_ok=True)
-    assert "Line 2 of metrics.jsonl is damaged" in write_report(run).read_text()
+    assert spell_problem(line) in write_report(run).read_text()
 
 
 def test_metrics_that_cannot_be_read_are_a_problem(run: Path) -> None:
@@ -139,7 +145,7 @@ def test_metrics_that_cannot_be_read_are_a_problem(run: Path) -> None:
     (run / "metrics.jsonl").symlink_to("/proc/self/mem")  # a plain file that fails when it is read
     record = read_run(run)
     assert record.metrics == [] and len(record.results) == 5
-    assert record.problems == ["metrics.jsonl cannot be read (Input/output error) and is left out."]
+    assert record.problems == [Problem(Trouble.METRICS_UNREADABLE, detail="Input/output error")]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +180,7 @@ def test_a_damaged_line_of_metrics_is_a_problem(run: Path) -> None:
     (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 99']))
     record = read_run(run)
     assert len(record.metrics) == len(lines)
-    assert record.problems == [f"Line {len(lines) + 1} of metrics.jsonl is damaged and left out."]
+    assert record.problems == [Problem(Trouble.LINE_DAMAGED, str(len(lines) + 1))]
 
 
 def test_beside_a_damaged_line_steps_after_the_last_are_still_of_another_run(run: Path) -> None:
@@ -186,7 +192,7 @@ def test_beside_a_damaged_line_steps_after_the_last_are_still_of_another_run(run
     (run / "metrics.jsonl").write_text(text[: text.rindex("{") + 9])
     record = read_run(run)
     assert record.metrics == []
-    assert any("metrics.jsonl" in problem and "left out" in problem for problem in record.problems)
+    assert Trouble.FILE_DISOWNED in {problem.trouble for problem in record.problems}
 
 
 def test_lines_after_the_sealed_ones_do_not_hide_that_those_were_changed(run: Path) -> None:
@@ -207,7 +213,10 @@ def test_with_a_sealed_line_damaged_the_others_are_said_to_be_unchecked(run: Pat
     write_tensors(run / "model" / "model.safetensors", {"w": torch.ones(2)}, seal.texts())
     (run / "metrics.jsonl").write_text("\n".join(["?", *lines[1:]]))
     record = read_run(run)
-    assert len(record.metrics) == len(lines) - 1 and UNCHECKED_LINES in record.problems
+    assert (
+        len(record.metrics) == len(lines) - 1
+        and Problem(Trouble.LINES_UNCHECKED) in record.problems
+    )
     zeroed = [json.dumps(dict.fromkeys(json.loads(line), 0)) for line in lines]
     (run / "metrics.jsonl").write_text("\n".join(["?", *zeroed[1:]]))
     assert read_run(run).metrics == [], "steps that do not go up are no run's"
@@ -239,29 +248,28 @@ def test_a_line_of_metrics_of_another_kind_is_a_problem(run: Path, line: bytes) 
     (run / "metrics.jsonl").write_bytes(b"\n".join([line, *lines]))
     record = read_run(run)
     assert len(record.metrics) == len(lines)
-    assert record.problems == ["Line 1 of metrics.jsonl is damaged and left out."]
+    assert record.problems == [Problem(Trouble.LINE_DAMAGED, "1")]
 
 
 @pytest.mark.parametrize(
     ("made", "problem"),
     [
-        ([1], "made.json is no JSON object"),
-        ({"stages": 3}, "Entry 'stages' of made.json"),
-        ({"stages": {"train": "long"}}, "Entry 'stages' of made.json"),
-        ({"versions": [1]}, "Entry 'versions' of made.json"),
-        ({"command": 3}, "Entry 'command' of made.json"),
+        ([1], Problem(Trouble.MADE_UNREADABLE)),
+        ({"stages": 3}, Problem(Trouble.ENTRY_DAMAGED, "stages")),
+        ({"stages": {"train": "long"}}, Problem(Trouble.ENTRY_DAMAGED, "stages")),
+        ({"versions": [1]}, Problem(Trouble.ENTRY_DAMAGED, "versions")),
+        ({"command": 3}, Problem(Trouble.ENTRY_DAMAGED, "command")),
     ],
 )
 def test_what_is_of_another_type_in_made_json_is_left_out(
-    run: Path, made: object, problem: str
+    run: Path, made: object, problem: Problem
 ) -> None:
     sealed = made | {"run": _hash(run)} if isinstance(made, dict) else made
     (run / "made.json").write_text(json.dumps(sealed))
     record = read_run(run)
     render_report(record)
     assert record.made == {}
-    (said,) = record.problems
-    assert said.startswith(problem)
+    assert record.problems == [problem]
 
 
 @pytest.mark.parametrize("part", ["kind", "axes", "coords", "wall_time", "provenance", "fields"])
@@ -282,8 +290,7 @@ def test_a_result_with_wrong_axes_or_fields_is_a_problem(run: Path, part: str) -
     record = read_run(run)
     assert "attention" not in record.results
     (problem,) = record.problems
-    assert problem.startswith("attention.safetensors cannot be read")
-    assert "Run the study again" in problem
+    assert (problem.trouble, problem.name) == (Trouble.RESULT_UNREADABLE, "attention.safetensors")
 
 
 def test_what_was_said_before_a_study_could_no_longer_say_it_is_not_shown(run: Path) -> None:
@@ -293,3 +300,11 @@ def test_what_was_said_before_a_study_could_no_longer_say_it_is_not_shown(run: P
     assert set(read_run(run).results) == set(before.results) - {name}
     record_how_it_was_made(run, seconds={name: 1.0})  # it was made again
     assert set(read_run(run).results) == set(before.results)
+
+
+@pytest.mark.parametrize("trouble", Trouble)
+@pytest.mark.parametrize("detail", ["ValueError", *Mismatch])
+def test_every_problem_is_a_sentence(trouble: Trouble, detail: str | Mismatch) -> None:
+    sentence = spell_problem(Problem(trouble, "part", detail))
+    assert sentence and "{" not in sentence
+    assert ("part" in sentence) == ("{name" in trouble.value)

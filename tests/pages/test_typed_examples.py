@@ -8,8 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from loopinterp.core.errors import InputError
-from loopinterp.pages import answer_words, token_words, typed_example, words_at
-from loopinterp.pages.typed_examples import read_words
+from loopinterp.pages import token_words, typed_example, words_at
+from loopinterp.pages.typed_examples import _read_words, answer_words
 from loopinterp.tasks import (
     Addition,
     Multiplication,
@@ -114,7 +114,7 @@ def test_half_a_grid_is_refused(name: str, text: str) -> None:
 
 
 def test_the_longest_word_is_read() -> None:
-    assert read_words("1+10+1", ["1", "+", "0+1", "1+1"]) == [3, 2]
+    assert _read_words("1+10+1", ["1", "+", "0+1", "1+1"]) == [3, 2]
     assert typed_example(Addition(), "1+1").inputs.tolist() == [[4, 3]]
 
 

@@ -1,0 +1,131 @@
+"""What a study of ``loopinterp analyze`` is, when it is skipped, and where it is registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from loopinterp.core.errors import check_new_name
+from loopinterp.core.results import register_kind
+
+if TYPE_CHECKING:
+    from loopinterp.app.session import Session
+    from loopinterp.core.results import Result
+
+
+class SkipReason(Enum):
+    """Why a study is skipped, and the clause that says so after "because"."""
+
+    OTHER_TASK = "it asks about {asked} and not about {task}"
+    NO_HOOKS = "it looks inside a loop, and {model} has no hooks there"
+    ONE_LOOP = "the model makes one loop, whatever the length"
+    NO_PROGRAM = "no stock program solves {task} with these settings and tokens"
+    NO_EFFECT = "no exchange of a state changes an answer of the model"
+    NOT_DIFFERENTIABLE = "its loop cannot be differentiated"
+    NO_WEIGHTS = "its control shuffles the model's weights, which no torch.nn.Module holds"
+    NO_ROOM = "carries need {needed} bits to be followed, and its examples have {room}"
+    NO_BIT_PAIRS = "the model does not read pairs of bits as tokens"
+    STATE_CODE = "its state is a code of bits, which decompilation reads whole"
+    NO_TOKENS = "its inputs are no tokens"
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A study that does not apply to a model: the reason, and the values that it names."""
+
+    reason: SkipReason
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def spell_skip(skip: Skip) -> str:
+    """The reason as a clause that goes on after "because".
+
+    Example:
+        >>> spell_skip(Skip(SkipReason.NO_ROOM, {"needed": 16, "room": 8}))
+        'carries need 16 bits to be followed, and its examples have 8'
+    """
+    return skip.reason.value.format(**skip.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study that ``analyze`` can run.
+
+    Attributes:
+        name: On the command line and of its files.
+        about: What it asks.
+        run: From an open model to the result.
+        kind: The kind of its result.
+        tasks: Tasks of whose models it asks anything; any if empty.
+        of_programs: Whether it asks only about tasks that a stock program solves.
+        needs: The study whose saved result it starts from, if any.
+        hooks: Whether it looks inside a loop, which takes a model with hooks.
+        loops: Whether it follows a model from loop to loop, which takes one that makes several.
+        skips: Why else it is skipped for a model; None where it is not.
+    """
+
+    name: str
+    about: str
+    run: Callable[[Session], Result]
+    kind: str
+    tasks: tuple[str, ...] = ()
+    of_programs: bool = False
+    needs: str | None = None
+    hooks: bool = False
+    loops: bool = True
+    skips: Callable[[Session], Skip | None] = lambda session: None
+
+    def skipped(self, session: Session) -> Skip | None:
+        """Why it does not apply to a model; None if it does."""
+        from loopinterp.models.study_examples import makes_one_loop
+
+        model, task = session.model, session.task.name
+        if not self.serves(session):
+            return Skip(SkipReason.OTHER_TASK, {"asked": " or ".join(self.tasks), "task": task})
+        if self.hooks and not hasattr(model, "run_with_cache"):
+            return Skip(SkipReason.NO_HOOKS, {"model": type(model).__name__})
+        if self.loops and makes_one_loop(model):
+            return Skip(SkipReason.ONE_LOOP)
+        if self.of_programs and not session.programs():
+            return Skip(SkipReason.NO_PROGRAM, {"task": task})
+        return self.skips(session)
+
+    def serves(self, session: Session) -> bool:
+        """Whether its question means anything for models of that task."""
+        return not self.tasks or session.task.name in self.tasks
+
+
+STUDIES: list[Study] = []
+"""All studies, in the order in which they are run."""
+
+
+def register_study(
+    name: str, module: str, section: str, *, kind: str = "", **limits: Any
+) -> Callable[[Callable[[Session], Result]], Callable[[Session], Result]]:
+    """Make the function below a study of ``analyze``, whose docstring says what it asks.
+
+    Args:
+        name: On the command line and of its files.
+        module: The module that defines the class of its result.
+        section: The section of the report that it belongs to.
+        kind: The kind of its result; its name by default.
+        limits: ``tasks``, ``of_programs``, ``needs``, ``hooks``, ``loops`` and ``skips``, as
+            :class:`Study` has them.
+
+    Raises:
+        InputError: If there is a study of that name.
+    """
+    check_new_name("study", name, [study.name for study in STUDIES])
+
+    def add(run: Callable[[Session], Result]) -> Callable[[Session], Result]:
+        asks = (run.__doc__ or "").strip()
+        about = asks[:1].lower() + asks[1:]
+        study = Study(name=name, about=about, run=run, kind=kind or name, **limits)
+        served: Any = {"tasks": study.tasks, "of_programs": study.of_programs}
+        register_kind(study.kind, module, section, study=name, **served)
+        STUDIES.append(study)
+        return run
+
+    return add
