@@ -16,8 +16,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
-from loopinterp.core.errors import HookError, unknown_name
+from loopinterp.core.errors import HookError, InputError, unknown_name
 
 Sites = Mapping[str, str]
 """Components, in the order they fire, with the kind of tensor each holds."""
@@ -33,31 +34,18 @@ LayerKey = tuple[str, int | None, int | None]
 Key = tuple[str, int | None, int | None, str]
 """That and a component: a hook keeps it when the number of loops changes its name."""
 
-_ALIAS = re.compile(r"^(?:(loops)\.(-?\d+)\.(?:blocks\.(-?\d+)\.)?|(prelude|coda)\.(-?\d+)\.)(.+)$")
-_IN_LOOP = re.compile(r"^loops\.(-?\d+)\.(.+)$")
-_NUMBERED = re.compile(r"^(blocks|loops)\.(\d+)\.")
-_BRIDGE = re.compile(r"(blocks\.\d+)\.hook_(in|out)")  # names of TransformerLens' bridge
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SiteMap:
     """The sites of a run, and the axes of each kind of activation.
 
     Attributes:
-        d_model: Width of the residual stream.
-        n_heads: Heads of queries, of each layer.
-        d_head: Width of each.
-        d_mlp: Neurons of each MLP.
         n_kv_heads: Heads of keys and values; ``n_heads`` if None.
         d_state: Width of the state between loops, where it has several parts; ``d_model`` if None.
         embedding: What happens once per run, before the first layer.
-        prelude: The sites of each layer before the loop.
-        opening: What happens once per loop, before its layers.
-        block: The sites of each layer of the loop.
-        closing: What happens once per loop, after its layers.
-        entry: What happens once per readout, before the coda.
-        coda: The sites of each layer after the loop.
-        final: What happens once per readout, after the coda.
+        prelude: The sites of each layer before the loop; so ``block``, ``coda``.
+        opening: What happens once per loop, before its layers; ``closing``: after them.
+        entry: What happens once per readout, before the coda; ``final``: after it.
         optional: Sites that are there only while a flag is on, by flag.
         layer_names: Other names of the layers of the block, as parts of a loop that has loops of
             its own: ``inner.0.blocks.1``.
@@ -146,11 +134,10 @@ class Address:
     """The place of one hook.
 
     Attributes:
-        name: The hook's full name.
         component: Name within its layer or loop ("attn.hook_pattern").
         kind: residual, scale, head, fork, pattern, neuron …: what its tensor is.
         section: prelude, block or coda; top for embedding and final norm.
-        loop: Index of the loop; None outside the block.
+        loop: None outside the block.
         layer: Index inside the section; None for what is in no layer.
         axes: The axes of its tensor after the batch: sizes, "pos" and "key".
         in_readout: Whether it fires only where logits are read.
@@ -212,24 +199,22 @@ class AddressBook:
 
     def _in_order(self) -> Iterator[tuple[Sites, str, LayerKey, bool]]:
         """Sites that fire together, their prefix and place, and whether a readout fires them."""
-        sites, numbers = self.site_map, count()
+        sites, numbers, top = self.site_map, count(), ("top", None, None)
 
-        def layers(
-            section: str, loop: int | None = None
-        ) -> Iterator[tuple[Sites, str, LayerKey, bool]]:
+        def layers(section: str, loop: int | None = None) -> Iterator[Any]:
             for layer, each in enumerate(getattr(sites, section)):
                 place = (section, loop, layer)
                 yield each, f"blocks.{next(numbers)}.", place, section == "coda"
 
-        yield sites.embedding, "", ("top", None, None), False
+        yield sites.embedding, "", top, False
         yield from layers("prelude")
         for loop in range(self.n_loops):
             yield sites.opening, f"loops.{loop}.", ("block", loop, None), False
             yield from layers("block", loop)
             yield sites.closing, f"loops.{loop}.", ("block", loop, None), False
-        yield sites.entry, "", ("top", None, None), True
+        yield sites.entry, "", top, True
         yield from layers("coda")
-        yield sites.final, "", ("top", None, None), True
+        yield sites.final, "", top, True
 
     def component(self, name: str) -> str:
         """The full component name for a TransformerLens short name ("pattern", "resid_post").
@@ -275,28 +260,29 @@ class AddressBook:
         component = self.component(component)
         if section not in self._sizes:
             raise unknown_name("section", section, self._sizes, HookError)
-        loops, layers = [None], [None]
-        one_loop = one_layer = True
-        if section == "block":
-            loops, one_loop = resolve_index(loop, self.n_loops, "loop")
-        else:
-            _refuse(component, "it happens once per run", loop=loop)
-        if component in self.per_loop:
-            around = None if section == "block" else section
-            _refuse(component, "it happens once per loop", layer=layer, section=around)
-        else:
+        per_loop, around = component in self.per_loop, section != "block"
+        unused = {
+            "loop": loop if around else None,
+            "layer": layer if per_loop else None,
+            "section": section if per_loop and around else None,
+        }
+        for name, value in unused.items():
+            if value is not None:
+                expected = f"no {name}: it happens once per {'loop' if per_loop else 'run'}"
+                given, fix = f"{name}={value!r}", f"Leave {name} out."
+                raise HookError(f"site {component!r}", expected=expected, given=given, fix=fix)
+        loops, one_loop = ([None], True) if around else resolve_index(loop, self.n_loops, "loop")
+        layers, one_layer = [None], True
+        if not per_loop:
             size = self._sizes[section]
             layer = 0 if layer is None and size == 1 else layer
             layers, one_layer = resolve_index(layer, size, f"layer of the {section}")
         keys = [(section, t, k, component) for t in loops for k in layers]
         absent = next((key for key in keys if key not in self.at), None)
         if absent is not None:
-            raise HookError(
-                f"site {component!r}",
-                expected="a layer that has it",
-                given=f"layer {absent[2]} of the {section}",
-                fix="List the hooks with list(model.hook_dict).",
-            )
+            given, fix = f"layer {absent[2]} of the {section}", "Look at list(model.hook_dict)."
+            expected = "a layer that has it"
+            raise HookError(f"site {component!r}", expected=expected, given=given, fix=fix)
         names = [self.at[key].name for key in keys]
         return names[0] if one_loop and one_layer else names
 
@@ -306,69 +292,54 @@ class AddressBook:
         Raises:
             HookError: If the name does not exist in a run of this many loops.
         """
-        if bridged := _BRIDGE.fullmatch(name):
+        # Names of TransformerLens' bridge: blocks.3.hook_in, blocks.3.hook_out.
+        if bridged := re.fullmatch(r"(blocks\.\d+)\.hook_(in|out)", name):
             end = "pre" if bridged[2] == "in" else "post"
             name = f"{bridged[1]}.hook_resid_{end}"
         if name in self.addresses:
             return name
-        alias = _ALIAS.match(self._by_number(name))
+        by_number = name
+        if in_loop := re.match(r"^loops\.(-?\d+)\.(.+)$", name):
+            # A layer that has a name of its own in the loop, by its number instead.
+            for layer, other in enumerate(self.site_map.layer_names):
+                if in_loop[2].startswith(f"{other}."):
+                    by_number = f"loops.{in_loop[1]}.blocks.{layer}.{in_loop[2][len(other) + 1 :]}"
+        alias = re.match(
+            r"^(?:loops\.(-?\d+)\.(?:blocks\.(-?\d+)\.)?|(prelude|coda)\.(-?\d+)\.)(.+)$", by_number
+        )
         if alias:
-            component = alias[6]
-            loop, layer = (None if i is None else int(i) for i in (alias[2], alias[3] or alias[5]))
+            component, section = alias[5], alias[3] or "block"
+            loop, layer = (None if i is None else int(i) for i in (alias[1], alias[2] or alias[4]))
             if (layer is None) == (component in self.per_loop):
-                section = alias[4] or "block"
                 return self.site(component, loop=loop, layer=layer, section=section)  # type: ignore[return-value]
-        self._refuse_index(name)
-        for flag, sites in self.site_map.optional.items():
-            if name.endswith(sites):
-                raise HookError(
-                    f"hook {name!r}",
-                    expected=f"one that is there without {flag}",
-                    given="one that is there only while it is on",
-                    fix=f"Call model.set_{flag}(True) first.",
-                )
-        raise unknown_name("hook", name, self.addresses, HookError)
+        raise self._unknown(name)
 
-    def _refuse_index(self, name: str) -> None:
-        """Raise on a name whose block or loop is beyond the run."""
-        number = _NUMBERED.match(name)
-        if number is None:
-            return
-        layers, loops = self.site_map.layers_total(self.n_loops), self.n_loops
-        total = layers if number[1] == "blocks" else loops
-        if int(number[2]) >= total:
-            raise HookError(
+    def _unknown(self, name: str) -> InputError:
+        """The error for a name that is none: beyond the run, behind a flag, or misspelt."""
+        number, loops = re.match(r"^(blocks|loops)\.(\d+)\.", name), self.n_loops
+        layers = self.site_map.layers_total(loops)
+        total = layers if number and number[1] == "blocks" else loops
+        if number and int(number[2]) >= total:
+            return HookError(
                 f"hook {name!r}",
-                expected=f"{number[1]}.0 to {number[1]}.{total - 1}: the run has "
-                f"{loops} loops of {self.site_map.n_layers} layers",
+                expected=f"{number[1]}.0 to {number[1]}.{total - 1} of a run of {loops} loops",
                 given=f"{number[1]}.{number[2]}",
                 fix=f"Pass a larger n_loops, or name one of those {number[1]}.",
             )
-
-    def _by_number(self, name: str) -> str:
-        """A name whose layer has a name of its own in the loop, by the layer's number instead."""
-        if in_loop := _IN_LOOP.match(name):
-            for layer, other in enumerate(self.site_map.layer_names):
-                if in_loop[2].startswith(f"{other}."):
-                    return f"loops.{in_loop[1]}.blocks.{layer}.{in_loop[2][len(other) + 1 :]}"
-        return name
+        for flag, sites in self.site_map.optional.items():
+            if name.endswith(sites):
+                what, fix = f"hook {name!r}", f"Call model.set_{flag}(True) first."
+                return HookError(what, expected=f"{flag} turned on", given="it off", fix=fix)
+        return unknown_name("hook", name, self.addresses, HookError)
 
     def targets(self, name: object) -> list[Address]:
-        """The addresses that a hook is for: of a name, a list of names, or a predicate.
-
-        Raises:
-            HookError: If a name does not exist, or there is none.
-        """
+        """The addresses that a hook is for: of a name, a list of names, or a predicate."""
         if callable(name):
             return [self.addresses[full] for full in self.select(name)]
         names = list(flat_names(name, "name of a hook"))
         if not names:
-            raise HookError(
-                "name of a hook",
-                expected="at least one",
-                given="an empty list",
-                fix="Look at what model.site(...) gives: there is no such layer or loop.",
-            )
+            fix = "Look at what model.site(...) gives: there is no such layer or loop."
+            raise HookError("name of a hook", expected="one or more", given="none", fix=fix)
         return [self.addresses[full] for full in dict.fromkeys(map(self.resolve, names))]
 
     def select(self, names_filter: object, loops: Index = None) -> list[str]:
@@ -378,9 +349,6 @@ class AddressBook:
             names_filter: None for all; a hook name, alias or component name, or several of
                 them; or a predicate on full names.
             loops: Keep only what lies inside these loops; None keeps the surround as well.
-
-        Raises:
-            HookError: If a name, or the whole filter, matches nothing.
         """
         plain = names_filter is None or isinstance(names_filter, str)
         if not plain or not (loops is None or isinstance(loops, int)):
@@ -396,65 +364,39 @@ class AddressBook:
         elif callable(names_filter):
             names_kept = [name for name in self.addresses if names_filter(name)]
         else:
-            names = flat_names(names_filter, "names_filter")
-            chosen = {full for name in names for full in self._named(name)}
+            chosen: set[str] = set()
+            for name in flat_names(names_filter, "names_filter"):
+                # A bare component name means that component everywhere: every loop and layer.
+                component = self._full_component(name)
+                if component is None:
+                    chosen.add(self.resolve(name))
+                else:
+                    chosen |= {k for k, v in self.addresses.items() if v.component == component}
             names_kept = [name for name in self.addresses if name in chosen]
         if loops is not None:
             inside = set(resolve_index(loops, self.n_loops, "loop")[0])
             names_kept = [name for name in names_kept if self.addresses[name].loop in inside]
         if not names_kept:
-            raise HookError(
-                "names_filter",
-                expected=f"a filter that keeps some of {len(self.addresses)} hooks",
-                given=f"{names_filter!r} with loops={loops!r}, which keeps none",
-                fix="List the hooks with list(model.hook_dict).",
-            )
+            expected = f"a filter that keeps some of {len(self.addresses)} hooks"
+            given, fix = f"{names_filter!r} with {loops=}", "Look at list(model.hook_dict)."
+            raise HookError("names_filter", expected=expected, given=given, fix=fix)
         return names_kept
-
-    def _named(self, name: str) -> list[str]:
-        # A bare component name means that component everywhere: every loop and layer.
-        component = self._full_component(name)
-        if component is None:
-            return [self.resolve(name)]
-        return [full for full, address in self.addresses.items() if address.component == component]
-
-
-def _refuse(component: str, reason: str, **indices: Index | str) -> None:
-    for name, value in indices.items():
-        if value is not None:
-            raise HookError(
-                f"site {component!r}",
-                expected=f"no {name}: {reason}",
-                given=f"{name}={value!r}",
-                fix=f"Leave {name} out.",
-            )
 
 
 def flat_names(names: object, what: str) -> Iterator[str]:
-    """The names in a name, a list of names, or a list that has such lists in it.
-
-    Raises:
-        HookError: If there is anything else.
-    """
+    """The names in a name, a list of names, or a list that has such lists in it."""
     if isinstance(names, str):
         yield names
     elif isinstance(names, Iterable) and not isinstance(names, bytes):
         for name in names:
             yield from flat_names(name, what)
     else:
-        raise HookError(
-            what,
-            expected="a name, a list of names, or a predicate",
-            given=type(names).__name__,
-            fix="Pass for example 'hook_resid_post', or what model.site(...) gives.",
-        )
+        expected, given = "a name, names, or a predicate", type(names).__name__
+        raise HookError(what, expected=expected, given=given, fix="Pass model.site(...).")
 
 
 def resolve_index(index: Index, size: int, what: str) -> tuple[list[int], bool]:
     """Indices along an axis as a list, negative ones counted from the end; and whether it is one.
-
-    Raises:
-        HookError: If an index is out of range.
 
     Example:
         >>> resolve_index(-1, 4, "loop"), resolve_index(slice(1, 3), 4, "loop")
@@ -467,10 +409,6 @@ def resolve_index(index: Index, size: int, what: str) -> tuple[list[int], bool]:
     indices, one = ([index], True) if isinstance(index, int) else (list(index), False)
     for value in indices:
         if not -size <= value < size:
-            raise HookError(
-                what,
-                expected=f"an index from {-size} to {size - 1}",
-                given=str(value),
-                fix=f"The run has {size} of them; pass a larger n_loops or a smaller {what}.",
-            )
+            expected, fix = f"an index from {-size} to {size - 1}", "Pass a larger n_loops."
+            raise HookError(what, expected=expected, given=str(value), fix=fix)
     return [value % size for value in indices], one

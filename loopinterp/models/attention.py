@@ -63,22 +63,30 @@ class Attention(nn.Module):
         x: Float[Tensor, "batch pos d_model"],
         context: AttentionContext,
         tap: Tap = SILENT,
-        forks: Sequence[Float[Tensor, "batch pos head d_model"] | None] = (),
+        forks: Sequence[Float[Tensor, "batch pos head d_model"] | None] = (None, None, None),
     ) -> Float[Tensor, "batch pos d_model"]:
         """``sum_h softmax(q_h k_h^T / sqrt(d_head) + mask) v_h W_O[h] + b_O``.
 
-        Args:
-            x: What all heads read.
-            context: What the attention of every loop shares.
-            tap: Who listens inside the layer.
-            forks: What queries, keys and values read instead, head by head; None for ``x``.
+        ``forks`` are what queries, keys and values read instead of ``x``, head by head.
         """
         batch, n_pos, _ = x.shape
         # [batch, pos, qkv, head, d_head], then each part [batch, head, pos, d_head].
         split = self.qkv(x).view(batch, n_pos, 3, self.n_heads, self.d_head)
-        q, k, v = (part.transpose(1, 2) for part in split.unbind(2))
-        if forks:
-            q, k, v = (self._fork(x, forks[i], i) for i, x in enumerate((q, k, v)))
+        parts = [part.transpose(1, 2) for part in split.unbind(2)]
+        for which, fork in enumerate(forks):
+            if fork is None:
+                continue
+            if change_of(self.qkv) is None:
+                name = "QKV"[which]
+                weight, bias = getattr(self, f"W_{name}"), getattr(self, f"b_{name}")
+                parts[which] = torch.einsum("bphm,hmd->bhpd", fork, weight) + bias[:, None]
+            else:
+                # Called for all heads: each head's input gives all heads' parts, of which it takes
+                # its own, the diagonal of [batch, pos, head, head, d_head].
+                every = self.qkv(fork).unflatten(-1, (3, self.n_heads, self.d_head))
+                every = every[..., which, :, :].diagonal(dim1=2, dim2=3)
+                parts[which] = every.permute(0, 3, 1, 2)
+        q, k, v = parts
         if context.qk_offset is not None:
             q, k = q + context.qk_offset, k + context.qk_offset
         z = attend(q, k, v, context, tap).transpose(1, 2)
@@ -88,20 +96,6 @@ class Attention(nn.Module):
             heads = torch.einsum("bphd,hdm->bphm", z, self.W_O)
             return tap("attn.hook_result", heads).sum(2) + out.bias
         return self.out(z.reshape(batch, n_pos, -1))
-
-    def _fork(
-        self, x: Float[Tensor, "batch head pos d_head"], fork: Tensor | None, which: int
-    ) -> Float[Tensor, "batch head pos d_head"]:
-        """Queries, keys or values (0, 1, 2) of what each head reads by itself."""
-        if fork is None:
-            return x
-        if change_of(self.qkv) is not None:  # called for all heads; each takes its own part
-            # Every head's input gives all heads' parts, of which the diagonal is its own.
-            parts = self.qkv(fork).unflatten(-1, (3, self.n_heads, self.d_head))
-            return parts[..., which, :, :].diagonal(dim1=2, dim2=3).permute(0, 3, 1, 2)
-        name = "QKV"[which]
-        weight, bias = getattr(self, f"W_{name}"), getattr(self, f"b_{name}")
-        return torch.einsum("bphm,hmd->bhpd", fork, weight) + bias[:, None]
 
 
 def attend(
@@ -116,14 +110,8 @@ def attend(
     """What each head reads: ``softmax(q k^T / sqrt(d_head) + mask) v``, past the hooks there.
 
     Fused, or block by block within a window, unless somebody listens to scores or pattern.
-
-    Args:
-        q: Queries.
-        k: Keys; of fewer heads, each of which serves several of the queries' in a row.
-        v: Values, of as many heads as the keys.
-        context: What the attention of every loop shares.
-        tap: Who listens inside the layer.
-        turn: How queries and keys are turned by the angles of their positions.
+    Keys and values may be of fewer heads, each of which serves several of the queries' in a
+    row. ``turn`` turns queries and keys by the angles of their positions.
     """
     q, k, v = _show(tap, "hook_q", q), _show(tap, "hook_k", k), _show(tap, "hook_v", v)
     if context.rotation is not None:
@@ -217,10 +205,7 @@ def attend_near(
     these are of two keys.
 
     Args:
-        q: Queries.
         k: Keys of ``window`` positions before the first query, and of those of the queries.
-        v: Their values.
-        window: How far a query looks back.
         bias: Added to the scores of each distance 0 .. window.
         first: The position of the first query of each example; keys before 0 are barred.
     """

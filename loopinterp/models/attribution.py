@@ -23,25 +23,20 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 
 from loopinterp.core.errors import InputError
-from loopinterp.core.storage import digest_tensors
 from loopinterp.models.run_inputs import TOKEN_TYPES
 from loopinterp.models.taps import Recorder, Taps
 
 if TYPE_CHECKING:
     import xarray as xr
-    from jaxtyping import Float, Int, UInt8
-    from torch import Tensor, nn
+    from jaxtyping import Float, Int
+    from torch import Tensor
 
-    from loopinterp.models.addresses import AddressBook, SiteMap
     from loopinterp.models.taps import RunReadout
 
     Read = Callable[[str], Tensor]
     """An activation of the run, by name or alias."""
 
 # The loop, layer and head of a part that has none; NaN would fall out of groupby("loop").sum().
-_NOWHERE = {"loop": -1, "layer": -1, "head": -1}
-_READ = ("hook_scale", "hook_z", "gate", "hook_mlp_out", "hook_mix_out", "hook_injection")
-_READ += ("hook_state_pre", "hook_state_post", "hook_code_pre")
 
 
 def for_logit_attribution(name: str) -> bool:
@@ -51,20 +46,16 @@ def for_logit_attribution(name: str) -> bool:
         >>> [for_logit_attribution(f"blocks.0.{x}") for x in ("attn.hook_z", "attn.hook_pattern")]
         [True, False]
     """
-    return name.endswith(_READ)
+    sublayers = ("hook_scale", "hook_z", "gate", "hook_mlp_out", "hook_mix_out", "hook_injection")
+    return name.endswith((*sublayers, "hook_state_pre", "hook_state_post", "hook_code_pre"))
 
 
 class AttributionPass:
     """The linear backward pass of direct logit attribution.
 
-    It begins at the logits and ends at the state before a loop. It is at one place at a time, of
-    which it reads activations by their component names and notes parts.
-
-    Args:
-        read: The run's activations.
-        dtype: Type of the computation.
-        plus: Class whose logit is attributed, at each place.
-        minus: Class whose logit is subtracted; None for the logit itself.
+    It begins at the logits of the classes ``plus``, less those of ``minus``, and ends at the state
+    before a loop. It is at one place at a time, of which it reads activations by their component
+    names and notes parts.
     """
 
     direction: Float[Tensor, "*batch pos d_state"]
@@ -83,11 +74,7 @@ class AttributionPass:
         self.parts: list[tuple[dict[str, Any], Float[Tensor, "*batch pos"]]] = []
 
     def at(self, **place: int) -> None:
-        """Go to a loop, to a layer of one (``loop=``, ``layer=``), to a coda layer, or to the top.
-
-        Args:
-            place: ``loop``, ``layer``, both, or neither.
-        """
+        """Go to a place: ``loop=``, ``layer=``, both, or neither; a layer alone is of the coda."""
         self._place = place
 
     def read(self, component: str) -> Tensor:
@@ -103,8 +90,10 @@ class AttributionPass:
         place = self._place if head is None else {**self._place, "head": head}
         words = {"loop": "loop", "layer": "layer" if "loop" in place else "coda layer"}
         where = [f"{word} {place[axis]}" for axis, word in words.items() if axis in place]
+        # -1 where there is none: NaN would fall out of groupby("loop").sum().
+        indices = {"loop": -1, "layer": -1, "head": -1, **place}
         label = ", ".join([*where, name])
-        self.parts.append(({"component": label, "part": part or name, **_NOWHERE, **place}, logit))
+        self.parts.append(({"component": label, "part": part or name, **indices}, logit))
 
     def write(self, name: str, x: Tensor, part: str = "") -> None:
         """Note what a vector written to the stream here adds to the logit."""
@@ -119,10 +108,7 @@ class AttributionPass:
     ) -> None:
         """Note what each head writes, and the bias of them all: ``sum_h (gate z)_h W_O[h] + b``.
 
-        Args:
-            weight: Output weights of all heads side by side, as a linear map has them.
-            bias: The bias after them.
-            gate: The component that each head's ``z`` is multiplied with, where there is one.
+        ``gate`` is the component that each head's ``z`` is multiplied with, where there is one.
         """
         z = self.read("attn.hook_z")  # [batch, pos, head, d_head]
         if gate is not None:
@@ -158,11 +144,7 @@ class AttributionPass:
     ) -> None:
         """``x -> (x - mean) / scale * weight + bias``, or ``x -> x / scale * weight``.
 
-        Args:
-            site: The norm, as hooks name it.
-            weight: None where it has none.
-            bias: None for a root mean square norm, which subtracts no mean.
-            name: Of the part that its bias is; the site's if empty.
+        ``site`` is the norm as hooks name it, ``name`` the part that its bias is, where another.
         """
         if bias is not None:
             self.write(f"{name or site} bias", bias, "norm bias")
@@ -192,33 +174,6 @@ class AttributionPass:
 class Attributable(Protocol):
     """A model that states the backward steps of attribution through its readout and a loop."""
 
-    @property
-    def site_map(self) -> SiteMap:
-        """The sites of the model, and their sizes."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the activations."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights lie."""
-        ...
-
-    def addresses(self, n_loops: int | None = None) -> AddressBook:
-        """All addresses of a run, and the ways to name them."""
-        ...
-
-    def run_readout(self, h: Tensor, taps: Taps = ...) -> Tensor:
-        """Logits of a state, past the taps there."""
-        ...
-
-    def readout_digest(self) -> UInt8[Tensor, " byte"] | None:
-        """A digest of the weights that logits are read with; None if it keeps none."""
-        ...
-
     def attribute_readout(self, backward: AttributionPass) -> None:
         """From the logits to the state that they are read from."""
 
@@ -229,7 +184,7 @@ class Attributable(Protocol):
 @torch.no_grad()
 def attribute_logit(
     read: Read,
-    model: Attributable,
+    model: Any,
     tokens: int | Tensor,
     incorrect_tokens: int | Tensor | None,
     *,
@@ -238,144 +193,85 @@ def attribute_logit(
 ) -> xr.DataArray:
     """The work of :meth:`~loopinterp.models.LoopedCache.logit_attribution`, which documents it.
 
-    The model is unrolled over the loops of the run.
+    The model is an :class:`Attributable`, unrolled over the loops of the run.
     """
-    if from_loop > loop:
-        expected = f"a loop up to {loop}, after which the logits are read"
-        fix = "Pass a smaller from_loop, or a later loop."
-        raise InputError("from_loop", expected=expected, given=str(from_loop), fix=fix)
-    read, logits = _reread(read, model, loop)
+    state = read(f"loops.{loop}.hook_state_post")
+    _need_precision("cache", state, model, exactly=True)
+    # A run reads its last state only. For another loop coda and final norm are run again on its
+    # state, as if the run had ended there; for the last loop that gives the same.
+    again = {a.name: a for a in model.addresses().addresses.values() if a.in_readout}
+    recorder, no_batch = Recorder(), state.dim() == 2
+    taps = Taps((), again.values(), recorder)
+    logits = model.run_readout(state[None] if no_batch else state, taps)
+    logits = logits[0] if no_batch else logits
+    in_readout = {name: x[0] if no_batch else x for name, x in recorder.kept.items()}
+
+    def reread(name: str) -> Tensor:
+        x = in_readout.get(model.addresses().resolve(name))
+        return _need_precision(f"activation {name!r}", read(name), model) if x is None else x
+
     right = _classes("tokens", tokens, logits)
     wrong = None
     if incorrect_tokens is not None:
         wrong = _classes("incorrect_tokens", incorrect_tokens, logits)
     # Of half precision the activations are rounded already; the products need not be.
     dtype = torch.promote_types(model.dtype, torch.float32)
-    backward = AttributionPass(read, dtype, right, wrong)
+    backward = AttributionPass(reread, dtype, right, wrong)
     model.attribute_readout(backward)
     for t in range(loop, from_loop - 1, -1):
         model.attribute_loop(backward, t)
     backward.at()
-    state = read(f"loops.{from_loop}.hook_state_pre")
+    state = reread(f"loops.{from_loop}.hook_state_pre")
     backward.write(f"state before loop {from_loop}", state, "state")
     return _named(backward.parts[::-1], right, wrong, logits)
 
 
 @torch.no_grad()
-def need_own_readout(run: RunReadout, model: Attributable, *, own_last_loop: bool) -> None:
+def need_own_readout(run: RunReadout, model: Any, *, own_last_loop: bool) -> None:
     """Raise unless a model's plain readout is what the run's was, of one loop for all.
 
-    Args:
-        run: How the run ended.
-        model: The model of the run, as it is now.
-        own_last_loop: Whether the loop after which the run was read is the one attributed.
-
-    Raises:
-        InputError: If hooks changed what was read, or the weights have changed, or that cannot be
-            told; if some positions are missing or moved that a coda looks at; if there is no such
-            loop.
+    ``own_last_loop``: whether the loop after which the run was read is the one attributed.
     """
     if own_last_loop and bool(run.by_example):
-        raise InputError(
-            "loop",
-            expected="a loop to read every example after, as each made its own number of them",
-            given="None",
-            fix="Pass e.g. loop=0, or cache a run with one n_loops for all.",
-        )
+        expected, fix = "one loop to read every example after", "Pass e.g. loop=0."
+        raise InputError("loop", expected=expected, given="a loop for each", fix=fix)
     every = torch.arange(run.state.shape[1], device=run.positions.device)
     if model.site_map.n_coda and not torch.equal(run.positions, every):
-        raise InputError(
-            "cache",
-            expected="all positions in their order: the heads of the coda look at them",
-            given=f"positions {run.positions.tolist()} of {len(every)}",
-            fix="Cache without pos_slice=, and select positions of the result.",
-        )
-    if run.state.dtype != model.dtype:
-        return  # activations in another type than the model's, refused as such
-    changed = None
+        expected = f"all {len(every)} positions in order, as the coda looks at them"
+        fix = "Cache without pos_slice=, and select positions of the result."
+        raise InputError("cache", expected=expected, given=f"{run.positions.tolist()}", fix=fix)
+    state = _need_precision("cache", run.state.to(model.device), model, exactly=True)
     if run.logits is not None:
-        gap = _logit_gap(run.logits, run.state, model)
-        if gap is not None:
-            changed = f"logits that are off by up to {gap:.2g}"
+        logits = run.logits.to(model.device)
+        again = model.run_readout(state)
+        _need_precision("cache", logits, model)
+        # Far above rounding, by whichever kernel.
+        limit = torch.finfo(again.dtype).eps ** 0.5 * logits.abs().max()
+        same = bool(((again - logits).abs() <= limit).all())
     else:
         now = model.readout_digest()
         if run.weights is None or now is None:
-            raise InputError(
-                "cache",
-                expected="that of a run that read its logits, which say what the readout was",
-                given="one of a run that returned states alone",
-                fix="Cache with return_type='logits'.",
-            )
-        if not torch.equal(run.weights.cpu(), now):
-            changed = "other weights of its readout than those of the run"
-    if changed is not None:
+            fix = "Cache with return_type='logits'."
+            raise InputError("cache", expected="one with logits", given="states alone", fix=fix)
+        same = torch.equal(run.weights.cpu(), now)
+    if not same:
         raise InputError(
             "logit_attribution",
             expected="a model that reads the run's logits from its last state",
-            given=changed,
-            fix="Attribute a run whose coda and final norm no hook has changed, with the "
-            "weights of that run.",
+            given="others, or other weights of its readout",
+            fix="Attribute a run whose coda and final norm no hook has changed, with the weights "
+            "of that run.",
         )
 
 
-def _logit_gap(logits: Tensor, state: Tensor, model: Attributable) -> float | None:
-    """How far the model's logits of a state are off by now; None if by no more than rounding."""
-    logits = logits.to(model.device)
-    again = model.run_readout(state.to(model.device))
-    if again.dtype != logits.dtype:
-        raise _rounded("cache", logits, again.dtype)
-    gap = (again - logits).abs()
-    # Far above rounding, by whichever kernel.
-    alike = gap <= torch.finfo(gap.dtype).eps ** 0.5 * logits.abs().max()
-    return None if bool(alike.all()) else gap.max().item()
-
-
-def digest_of_readout(model: nn.Module) -> UInt8[Tensor, " byte"]:
-    """SHA-256 of the weights that logits are read with, those of a coda's positions too."""
-    parts = ("coda.", "ln_final.", "unembedding.", "relative_bias.")
-    tensors = {k: x for k, x in model.state_dict().items() if k.startswith(parts)}
-    return torch.tensor(list(bytes.fromhex(digest_tensors(tensors))), dtype=torch.uint8)
-
-
-def _rounded(what: str, values: Tensor, dtype: torch.dtype) -> InputError:
-    return InputError(
-        what,
-        expected=f"a run in the precision of the weights, {dtype}",
-        given=f"{values.dtype}, as under torch.autocast",
-        fix="Run without autocast: parts that are rounded do not add up.",
-    )
-
-
-def _reread(read: Read, model: Attributable, loop: int) -> tuple[Read, Tensor]:
-    """Logits of the state after a loop, and the run as if it had ended there.
-
-    A run reads its last state only. For another loop coda and final norm are run again on its
-    state; for the last loop that gives the same.
-    """
-    state = read(f"loops.{loop}.hook_state_post")
-    if (state.dtype, state.device) != (model.dtype, model.device):
-        raise InputError(
-            "cache",
-            expected=f"activations in {model.dtype} on {model.device}, as the weights are",
-            given=f"{state.dtype} on {state.device}",
-            fix="Cache without dtype= and device=: parts that are rounded do not add up.",
-        )
-    again = {a.name: a for a in model.addresses().addresses.values() if a.in_readout}
-    recorder, no_batch = Recorder(), state.dim() == 2
-    taps = Taps((), again.values(), recorder)
-    logits = model.run_readout(state[None] if no_batch else state, taps)
-    in_readout = {name: x[0] if no_batch else x for name, x in recorder.kept.items()}
-
-    def reread(name: str) -> Tensor:
-        x = in_readout.get(model.addresses().resolve(name))
-        if x is not None:
-            return x
-        x = read(name)
-        if torch.finfo(x.dtype).bits < torch.finfo(model.dtype).bits:
-            raise _rounded(f"activation {name!r}", x, model.dtype)
-        return x
-
-    return reread, logits[0] if no_batch else logits
+def _need_precision(what: str, x: Tensor, model: Any, *, exactly: bool = False) -> Tensor:
+    """The tensor, if it is on the model's device, and no less precise than the model's weights."""
+    least = model.dtype if exactly else torch.promote_types(x.dtype, model.dtype)
+    if x.device != model.device or x.dtype != least:
+        expected = f"{model.dtype} on {model.device}: parts that are rounded do not add up"
+        fix = "Cache without dtype= and device=, and run without torch.autocast."
+        raise InputError(what, expected=expected, given=f"{x.dtype} on {x.device}", fix=fix)
+    return x
 
 
 def _classes(name: str, tokens: Any, logits: Tensor) -> Int[Tensor, "*batch pos"]:
@@ -391,14 +287,9 @@ def _classes(name: str, tokens: Any, logits: Tensor) -> Int[Tensor, "*batch pos"
     fits = wide.dim() <= len(shape) and all(n in (1, there) for n, there in sizes)
     inside = classes.dtype in TOKEN_TYPES and bool(((classes >= 0) & (classes < n_classes)).all())
     if not fits or not inside:
-        several = isinstance(tokens, torch.Tensor) and tokens.dim()
-        raise InputError(
-            name,
-            expected=f"output classes from 0 to {n_classes - 1}: one, one for each example, or "
-            f"one for each place of {list(shape)}",
-            given=f"{classes.dtype} {list(classes.shape)}" if several else reprlib.repr(tokens),
-            fix="Pass the answers as integers, [batch] or [batch, pos].",
-        )
+        expected = f"output classes from 0 to {n_classes - 1}: one, or [batch] or [batch, pos]"
+        fix = f"Pass the answers as integers that fit {list(shape)}."
+        raise InputError(name, expected=expected, given=reprlib.repr(tokens), fix=fix)
     return wide.long().expand(shape)
 
 
@@ -419,12 +310,10 @@ def _named(
     # Far above rounding, far below a part left out; a difference may be zero where logits are not.
     size = values.abs().sum(0).max() + logits.abs().max()
     if bool((gap > torch.finfo(logits.dtype).eps ** 0.5 * size).any()):
-        raise InputError(
-            "logit_attribution",
-            expected="parts that add up to the logit",
-            given=f"sums that are off by up to {gap.max().item():.2g}",
-            fix="Attribute a run whose stream no hook has changed, with the weights of that run.",
-        )
+        given = f"sums that are off by up to {gap.max().item():.2g}"
+        fix = "Attribute a run whose stream no hook has changed, with the weights of that run."
+        what, parts_fit = "logit_attribution", "parts that add up to the logit"
+        raise InputError(what, expected=parts_fit, given=given, fix=fix)
     names = {key: ("component", [name[key] for name, _ in parts]) for key in parts[0][0]}
     dims = ("component", "batch", "pos") if logits.dim() == 3 else ("component", "pos")
     return xr.DataArray(values.double().cpu().numpy(), names, dims, name="logit_attribution")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformer_lens.ActivationCache import ActivationCache
 
-from loopinterp.core.errors import CheckpointError, HookError, InputError
+from loopinterp.core.errors import CheckpointError, HookError, InputError, check_integer
 from loopinterp.core.text import as_table
-from loopinterp.models.addresses import AddressBook, Index, resolve_index
+from loopinterp.models.addresses import Index, resolve_index
 from loopinterp.models.attribution import Attributable, attribute_logit, need_own_readout
 from loopinterp.models.checkpoints import read_activations, read_index, write_activations
 from loopinterp.models.hooks import LoopHooks
@@ -33,21 +33,14 @@ class MissingActivationError(HookError, KeyError):
         return str(self.args[0])
 
 
-_HOW_IT_WAS_SAVED = frozenset(
-    ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
-)
-"""What a published configuration says of the files that it was read from, and not of the model."""
-
-
 def _what_it_is(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration, wherever its model was read from."""
     published = config.get("published")
     if not isinstance(published, dict):
         return config
-    about_model = {
-        name: value for name, value in published.items() if name not in _HOW_IT_WAS_SAVED
-    }
-    return {**config, "published": about_model}
+    # What a published configuration says of its files, and not of the model.
+    of_files = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
+    return {**config, "published": {k: v for k, v in published.items() if k not in of_files}}
 
 
 _NO_NORM_ON_STREAM = ("none", "pre", "sandwich", "gated")
@@ -78,11 +71,7 @@ _ONE_NORM = Needs(
     {"loop_norm": (False,), "state_code": (None,), "norm": _NO_NORM_ON_STREAM},
 )
 
-_NO_WEIGHTS = (
-    "a final norm whose weight is 1 and whose bias is 0, so that W_U alone reads its output",
-    "Cache a run of loopinterp.models.fold_final_norm(model), which computes the same, or use "
-    "cache.logit_attribution(tokens), which goes through the norm.",
-)
+_UNWEIGHTED = "a final norm of weight 1 and bias 0, so that W_U alone reads its output"
 
 _NORMS = Needs(
     "a model with a pre-norm and a final norm",
@@ -90,25 +79,25 @@ _NORMS = Needs(
     {"norm": ("pre", "sandwich", "gated"), "final_norm": (True,)},
 )
 
-_GRADIENT = "_grad"
-
 
 def _split_gradient(name: str) -> tuple[str, str]:
     """The name of a site, and what makes it the name of a gradient there: nothing, or "_grad"."""
-    if isinstance(name, str) and name.endswith(_GRADIENT):
-        return name.removesuffix(_GRADIENT), _GRADIENT
-    return name, ""
+    site = name.removesuffix("_grad")
+    return site, name[len(site) :]
 
 
 def _need_folded(model: Any, method: str) -> None:
     """Raise unless the final norm of a model of ours leaves the stream as it has normed it."""
     norm = getattr(model, "ln_final", None)
-    if norm is None:
-        return
-    bias = norm.bias
-    if not bool((norm.weight == 1).all()) or (bias is not None and bool(bias.any())):
-        expected, fix = _NO_WEIGHTS
-        raise InputError(method, expected=expected, given="weights of its own", fix=fix)
+    weighted = norm is not None and not bool((norm.weight == 1).all())
+    if weighted or (norm is not None and norm.bias is not None and bool(norm.bias.any())):
+        raise InputError(
+            method,
+            expected=_UNWEIGHTED,
+            given="weights of its own",
+            fix="Cache a run of loopinterp.models.fold_final_norm(model), which computes the same, "
+            "or use cache.logit_attribution(tokens).",
+        )
 
 
 def _only_if(name: str, *needs: Needs, folded: bool = False) -> Any:
@@ -125,7 +114,7 @@ def _only_if(name: str, *needs: Needs, folded: bool = False) -> Any:
         return getattr(ActivationCache, name)(self, *args, **options)
 
     method.__name__ = name
-    expected = [need.expected for need in needs] + [_NO_WEIGHTS[0]] * folded
+    expected = [need.expected for need in needs] + [_UNWEIGHTED] * folded
     reasons = "".join(f"\n    InputError: Without {each}." for each in expected)
     method.__doc__ = f"TransformerLens' ``{name}``.\n\nRaises:{reasons}"
     return method
@@ -135,13 +124,8 @@ class LoopedCache(ActivationCache):
     """Activations of every loop of one run.
 
     Any name of TransformerLens gives ``[batch, …]``; :meth:`stack` gives the loop axis. Axis
-    order is always loop, layer, batch, head, pos, feature.
-
-    Args:
-        cache_dict: Activations by full hook name.
-        model: The model unrolled over the loops of the run (``model.unroll(n_loops)``).
-        has_batch_dim: Whether the batch axis is there.
-        readout: How the run ended; :meth:`logit_attribution` asks for it.
+    order is always loop, layer, batch, head, pos, feature. The ``model`` is unrolled over the
+    loops of the run (``model.unroll(n_loops)``), and ``readout`` says how the run ended.
 
     Example:
         >>> import torch
@@ -176,26 +160,19 @@ class LoopedCache(ActivationCache):
     def _repr_html_(self) -> str:
         return as_table(repr(self), self.items())
 
-    @property
-    def n_loops(self) -> int:
-        """Loops of the run."""
-        return self.model.n_loops
+    n_loops = property(lambda self: self.model.n_loops, doc="Loops of the run.")
 
     @property
     def nbytes(self) -> int:
         """Bytes of all activations; one that has two names counts twice."""
         return sum(x.numel() * x.element_size() for x in self.cache_dict.values())
 
-    @property
-    def _book(self) -> AddressBook:
-        return self.model.addresses()
-
     def __getitem__(self, key: Any) -> Tensor:
         """By full name, alias (``loops.{t}.blocks.{l}.…``), or TransformerLens' short form."""
         alias = isinstance(key, str) and key.startswith(("loops.", "prelude.", "coda."))
         if alias and key not in self.cache_dict:
             site, gradient = _split_gradient(key)
-            key = self._book.resolve(site) + gradient
+            key = self.model.addresses().resolve(site) + gradient
         try:
             return super().__getitem__(key)
         except KeyError as error:
@@ -214,33 +191,24 @@ class LoopedCache(ActivationCache):
             loops: Loops to stack; all that are in the cache if None.
 
         Raises:
-            HookError: If the component is unknown, an index is out of range, or the activation
-                was not cached.
+            HookError: If there is no such component or index, or the activation was not cached.
         """
-        book = self._book
-        component, gradient = _split_gradient(component)
-        component = book.component(component)
-        per_loop = component in book.per_loop
-        layers, one = (
-            ([0], True) if per_loop else resolve_index(layer, book.site_map.n_layers, "layer")
-        )
-        if not layers or (per_loop and layer not in (-1, None)):
-            raise HookError(
-                f"layer of {component!r}",
-                expected="no layer: it happens once per loop" if per_loop else "at least one layer",
-                given=repr(layer),
-                fix="Leave layer out.",
-            )
+        book = self.model.addresses()
+        site, gradient = _split_gradient(component)
+        site = book.component(site)
+        layers, one = [None], True
+        if site not in book.per_loop:
+            layers, one = resolve_index(layer, book.site_map.n_layers, "layer")
+        if not layers or (layers == [None] and layer not in (-1, None)):
+            expected = "at least one layer, and none where it happens once per loop"
+            what, fix = f"layer of {site!r}", "Leave layer out."
+            raise HookError(what, expected=expected, given=repr(layer), fix=fix)
         indices = resolve_index(loops, self.n_loops, "loop")[0]
-        per_loop_names = [
-            book.site(component, loop=t, layer=None if per_loop else layers) for t in indices
-        ]
-        rows = [[row] if isinstance(row, str) else row for row in per_loop_names]
-        names = [[name + gradient for name in row] for row in rows]
+        names = [[f"{book.site(site, loop=t, layer=k)}{gradient}" for k in layers] for t in indices]
         if loops is None:
             names = [row for row in names if row[0] in self.cache_dict]
         if not names:
-            raise self._missing(component + gradient)
+            raise self._missing(component)
         # [loop * layer, batch, …], with the layer axis apart if several were named.
         stacked = torch.stack([self[name] for row in names for name in row])
         return stacked if one else stacked.unflatten(0, (len(names), len(layers)))
@@ -248,13 +216,11 @@ class LoopedCache(ActivationCache):
     def decompose_loop(
         self, loop: int
     ) -> tuple[Float[Tensor, "part batch pos d_model"], list[str]]:
-        """What one loop adds up: state, injected input, and each sublayer's output.
+        """What one loop adds up: state, injected input, and each sublayer's output, with labels.
 
         The parts sum to what the loop leaves before its loop norm. The labels are ``state``,
-        ``injection``, ``{layer}_attn_out`` and ``{layer}_mlp_out``.
-
-        Raises:
-            InputError: If the block norms the residual stream itself (``norm="post"``).
+        ``injection``, ``{layer}_attn_out`` and ``{layer}_mlp_out``. It is an error where the
+        block norms the residual stream itself (``norm="post"``).
         """
         config = self.model.config
         _SUM_IN_LOOP.check(config, "decompose_loop")
@@ -324,32 +290,20 @@ class LoopedCache(ActivationCache):
         """
         model = self.model
         if not isinstance(model, Attributable):
-            raise InputError(
-                "logit_attribution",
-                expected="a model that says how a logit's direction comes back through it",
-                given=f"the cache of {type(model).__name__}, which does not",
-                fix="Write attribute_loop and attribute_readout beside run_loop and run_readout, "
-                "or patch and ablate the parts instead.",
-            )
+            expected, given = "backward steps beside run_loop and run_readout", type(model).__name__
+            fix = "Write attribute_loop and attribute_readout, or patch the parts instead."
+            raise InputError("model", expected=expected, given=given, fix=fix)
         if self.readout is None:
-            raise InputError(
-                "cache",
-                expected="the cache of a run, which says what its logits were read from",
-                given="one that does not, made by hand or saved by an earlier version",
-                fix="Call model.run_with_cache again.",
-            )
-        need_plain(model, "logit_attribution")  # type: ignore[arg-type]
+            expected, fix = "that of a run with logits", "Call model.run_with_cache again."
+            raise InputError("cache", expected=expected, given="one made by hand", fix=fix)
+        need_plain(model, "logit_attribution")
         need_own_readout(self.readout, model, own_last_loop=loop is None)
         end = -1 if loop is None else loop
         ends = (end, end if from_loop is None else from_loop)
         last, first = (resolve_index(t, self.n_loops, "loop")[0][0] for t in ends)
+        check_integer("from_loop", first, most=last)
         return attribute_logit(
-            self.__getitem__,
-            model,
-            tokens,
-            incorrect_tokens,
-            loop=last,
-            from_loop=first,
+            self.__getitem__, model, tokens, incorrect_tokens, loop=last, from_loop=first
         )
 
     decompose_resid = _only_if("decompose_resid", _SUM)
@@ -364,8 +318,7 @@ class LoopedCache(ActivationCache):
         """TransformerLens' ``apply_ln_to_stack``: parts of a stream over the scale of a norm.
 
         Raises:
-            InputError: Without a pre-norm and a final norm; or at the final norm, if it has
-                weights: what multiplies the result with ``W_U`` would leave them out.
+            InputError: At a final norm that has weights, or without one.
         """
         _NORMS.check(self.model.config, "apply_ln_to_stack")
         model: Any = self.model
@@ -381,26 +334,15 @@ class LoopedCache(ActivationCache):
 
     def to(self, device: Any = None, dtype: torch.dtype | str | None = None) -> LoopedCache:  # type: ignore[override]
         """Move and cast in place, and return the cache."""
-        kind = check_dtype(dtype)
-        self.cache_dict = {
-            name: x.to(device=device, dtype=kind) for name, x in self.cache_dict.items()
-        }
+        kind, cached = check_dtype(dtype), self.cache_dict.items()
+        self.cache_dict = {name: x.to(device=device, dtype=kind) for name, x in cached}
         return self
 
     def save(self, folder: str | Path, *, max_shard_bytes: int = 512 * 1024**2) -> Path:
-        """Write safetensors shards and an index; an activation with two names is written once.
-
-        Raises:
-            InputError: If the folder cannot be written.
-        """
-        header = {
-            "n_loops": self.n_loops,
-            "has_batch_dim": self.has_batch_dim,
-            "config": self.model.config.to_dict(),
-        }
-        folder = Path(folder)
-        end = self.readout.tensors() if self.readout is not None else {}
-        tensors = self.cache_dict | end
+        """Write safetensors shards and an index; an activation with two names is written once."""
+        folder, config = Path(folder), self.model.config.to_dict()
+        header = {"n_loops": self.n_loops, "has_batch_dim": self.has_batch_dim, "config": config}
+        tensors = self.cache_dict | ({} if self.readout is None else self.readout.tensors())
         write_activations(folder, tensors, header, max_shard_bytes=max_shard_bytes)
         return folder
 
@@ -414,23 +356,21 @@ class LoopedCache(ActivationCache):
         folder = Path(folder)
         index = read_index(folder)
         if _what_it_is(index["config"]) != _what_it_is(model.config.to_dict()):
-            raise CheckpointError(
-                f"cache {folder}",
-                expected="the configuration of the model given",
-                given="another one",
-                fix="Load the cache with the model that it was made with.",
-            )
+            fix = "Load the cache with the model that it was made with."
+            what, expected = f"cache {folder}", "the configuration of the model given"
+            raise CheckpointError(what, expected=expected, given="another one", fix=fix)
         view = model.unroll(index["n_loops"])
-        view.flag_for(index["names"])
+        # Sites that are there only while a flag of TransformerLens is on are in the cache too.
+        sites = tuple(name.removesuffix("_grad") for name in index["names"])
+        for flag, ends in view.site_map.optional.items():
+            if any(site.endswith(ends) for site in sites):
+                view._flags |= {flag}
         known = {*view.addresses().addresses, *RunReadout.names()}
         tensors = read_activations(folder, index, known=known)
         readout = RunReadout.take(tensors)
         return cls(tensors, view, index["has_batch_dim"], readout=readout)
 
     def _missing(self, name: str) -> MissingActivationError:
-        return MissingActivationError(
-            f"activation {name!r}",
-            expected="one that the run cached",
-            given=f"a cache of {len(self)} others",
-            fix="Run again with a names_filter that keeps it.",
-        )
+        what, given = f"activation {name!r}", f"a cache of {len(self)} others"
+        fix = "Run again with a names_filter that keeps it."
+        return MissingActivationError(what, expected="a cached one", given=given, fix=fix)

@@ -24,7 +24,7 @@ from loopinterp.core.storage import (
 )
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.protocol import own_weights
-from loopinterp.models.run_inputs import check_dtype, refuse, spell
+from loopinterp.models.run_inputs import check_dtype, refuse
 from loopinterp.models.weights import need_plain
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Self
 
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
+_CONFIG_FILE, _WEIGHTS_FILE = "config.json", "model.safetensors"
 
 HUB = "hf:"
 """Before the name of a model on a hub: a path with a typing mistake in it never asks one."""
@@ -55,8 +54,7 @@ class PretrainedMixin(ModelHubMixin):
                 or a layer has been changed so that the folder could not be read back.
         """
         if not push_to_hub:
-            expected = "none without a push; neither a card nor another config is written"
-            refuse(push_options, expected, "Leave it out, or pass push_to_hub=True.")
+            refuse(push_options, "none without a push", "Leave it out, or pass push_to_hub=True.")
         self._save_pretrained(Path(save_directory))
         return self.push_to_hub(**push_options) if push_to_hub else None
 
@@ -88,51 +86,42 @@ class PretrainedMixin(ModelHubMixin):
         """
         kind, name = check_dtype(dtype), str(pretrained_model_name_or_path)
         folder = _folder(name, hub_options)
-        if not (folder / WEIGHTS_FILE).exists():
-            for other in sorted(folder.glob("*")):
-                if other.suffix in {".pt", ".pth", ".bin", ".ckpt", ".pkl"} and other.is_file():
-                    with other.open("rb") as file:
-                        refuse_pickle(other, file.read(4))
-        settings = read_json_object(folder / CONFIG_FILE)
+        path = folder / _WEIGHTS_FILE
+        pickles = {".pt", ".pth", ".bin", ".ckpt", ".pkl"}
+        for other in [] if path.exists() else sorted(folder.glob("*")):
+            if other.suffix in pickles and other.is_file():
+                with other.open("rb") as file:
+                    refuse_pickle(other, file.read(4))
+        settings = read_json_object(folder / _CONFIG_FILE)
         config = LoopedTransformerConfig.from_dict(settings)
-        weights, about = read_tensors_and_metadata(folder / WEIGHTS_FILE)
-        if about.get("config", config_hash(settings)) != config_hash(settings):
-            raise CheckpointError(
-                f"model {folder}",
-                expected=f"the {CONFIG_FILE} that its weights were saved with",
-                given="another one",
-                fix="The files do not belong together: restore them, or save the model again.",
-            )
-        _check_size(config, folder)
-        model = cls(config)  # type: ignore[call-arg]
-        model._take_weights(weights, folder / WEIGHTS_FILE)
-        return model.to(device=device, dtype=kind)  # type: ignore[attr-defined]
-
-    def _take_weights(self, weights: dict[str, Tensor], path: Path) -> None:
-        if self.config.tie_unembed and "embedding.weight" in weights:
+        weights, about = read_tensors_and_metadata(path)
+        # Before a model of far more weights than there are bytes is made; small ones are made at
+        # once, and then compared tensor by tensor.
+        n_bytes = path.stat().st_size
+        if about.get("config", config_hash(settings)) != config_hash(settings) or (
+            config.about_weights > max(n_bytes, 2**26)
+        ):
+            given = f"another one, of about {config.about_weights:,} weights for {n_bytes:,} bytes"
+            expected = f"the {_CONFIG_FILE} that its weights were saved with"
+            fix = "The files do not belong together: restore them, or save the model again."
+            raise CheckpointError(f"model {folder}", expected=expected, given=given, fix=fix)
+        if config.tie_unembed and "embedding.weight" in weights:
             weights.setdefault("unembedding.weight", weights["embedding.weight"])
         dtypes = {x.dtype for x in weights.values()}
-        if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
-            raise CheckpointError(
-                f"weights {path}",
-                expected="weights of one floating-point type",
-                given=", ".join(sorted(map(str, dtypes))),
-                fix="Save the model again, in one precision.",
-            )
-        for dtype in dtypes:
-            self.to(dtype)  # type: ignore[attr-defined]
-        expected = self.state_dict()  # type: ignore[attr-defined]
-        check_tensors(weights, expected, f"weights {path}", fix="Save the model again.")
-        self.load_state_dict(weights)  # type: ignore[attr-defined]
+        if len(dtypes) > 1 or not all(each.is_floating_point for each in dtypes):
+            given, fix = ", ".join(sorted(map(str, dtypes))), "Save the model again."
+            expected = "weights of one floating-point type"
+            raise CheckpointError(f"weights {path}", expected=expected, given=given, fix=fix)
+        model: Any = cls(config)  # type: ignore[call-arg]
+        for saved in dtypes:
+            model.to(saved)
+        check_tensors(weights, model.state_dict(), f"weights {path}", fix="Save the model again.")
+        model.load_state_dict(weights)
+        return model.to(device=device, dtype=kind)
 
 
 def write_model(model: Any, folder: Path, texts: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write configuration and weights, with what else is to be known of the weights.
-
-    Args:
-        model: A model with a :class:`LoopedTransformerConfig`.
-        folder: The folder.
-        texts: Kept in the file of the weights, by name.
+    """Write configuration and weights, with ``texts`` by name kept in the file of the weights.
 
     Raises:
         InputError: If a layer has been changed, so that the folder could not be read back.
@@ -140,63 +129,36 @@ def write_model(model: Any, folder: Path, texts: Mapping[str, str] = MappingProx
     need_plain(model, "a model to be saved", saved=True)
     config = model.config.to_dict()
     about = {"config": config_hash(config), **texts}
-    write_tensors(folder / WEIGHTS_FILE, own_weights(model), about)
-    write_json(folder / CONFIG_FILE, config)
-
-
-_SOON_MADE = 2**26
-"""Models of so many weights are made in a moment, and then compared tensor by tensor."""
-
-
-def _check_size(config: LoopedTransformerConfig, folder: Path) -> None:
-    """Refuse a configuration of far more weights than there are bytes, before they are made."""
-    path = folder / WEIGHTS_FILE
-    n_bytes = path.stat().st_size if path.is_file() else 0
-    if n_bytes and config.about_weights > max(n_bytes, _SOON_MADE):
-        raise CheckpointError(
-            f"weights {path}",
-            expected=f"about {config.about_weights:,} weights, as the configuration beside it has",
-            given=f"a file of {n_bytes:,} bytes",
-            fix="The files do not belong together, or one is damaged: save the model again.",
-        )
+    write_tensors(folder / _WEIGHTS_FILE, own_weights(model), about)
+    write_json(folder / _CONFIG_FILE, config)
 
 
 def _folder(name: str, options: dict[str, Any]) -> Path:
     """The folder of that name, or the one that a model of a hub is downloaded to."""
     if not name.startswith(HUB):
         if not os.path.isdir(name):  # which, unlike Path's, takes any name
-            raise CheckpointError(
-                f"model {name!r}",
-                expected=f"a folder written by save_pretrained, or {HUB}owner/name on a hub",
-                given="no such folder",
-                fix=f"Check the path; to ask a hub, write {HUB} before the name.",
-            )
+            expected = "a folder written by save_pretrained, or hf:owner/name on a hub"
+            what, fix = f"model {name!r}", "Check the path; to ask a hub, write hf: before it."
+            raise CheckpointError(what, expected=expected, given="no such folder", fix=fix)
         refuse(options, "none with a folder on this machine", "Leave it out.")
         return Path(name)
-    repository = name.removeprefix(HUB)
     try:
-        files = [CONFIG_FILE, WEIGHTS_FILE]
-        return Path(snapshot_download(repository, allow_patterns=files, **options))
+        files = [_CONFIG_FILE, _WEIGHTS_FILE]
+        return Path(snapshot_download(name.removeprefix(HUB), allow_patterns=files, **options))
     except Exception as error:  # the hub raises many kinds; all mean that it cannot be had
-        raise CheckpointError(
-            f"model {name!r}",
-            expected="a model on a hub",
-            given=f"none that can be had ({type(error).__name__})",
-            fix="Check the name, and the connection.",
-        ) from error
+        given, fix = type(error).__name__, "Check the name, and the connection."
+        expected = "a model on a hub"
+        raise CheckpointError(f"model {name!r}", expected=expected, given=given, fix=fix) from error
 
 
 def check_tensors(
     tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str, *, fix: str
 ) -> None:
     """Raise unless the tensors of a file have the names, shapes and types of those they are for."""
-    if faults := misfits(tensors, expected, spell):
-        raise CheckpointError(
-            what,
-            expected=f"the {len(expected)} tensors of the configuration beside them",
-            given=faults,
-            fix=f"The files do not belong together. {fix}",
-        )
+    if faults := misfits(tensors, expected, lambda x: f"{tuple(x.shape)} of {x.dtype}"):
+        wanted = f"the {len(expected)} tensors of the configuration beside them"
+        fix = f"The files do not belong together. {fix}"
+        raise CheckpointError(what, expected=wanted, given=faults, fix=fix)
 
 
 def misfits(
@@ -254,58 +216,34 @@ def write_activations(
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """The index of a folder.
-
-    Raises:
-        CheckpointError: If it is missing or damaged, or names a file of another folder.
-    """
+    """The index of a folder; raise if it is damaged, or names a file of another folder."""
     path = folder / _INDEX
     kinds = {"n_loops": int, "has_batch_dim": bool, "config": dict, "files": dict, "names": dict}
     index = read_json_object(path)
-    if any(not isinstance(index.get(key), kind) for key, kind in kinds.items()) or not (
-        all(map(_are_names, index["files"].values())) and _are_names([*index["names"].values()])
-    ):
-        raise CheckpointError(
-            f"cache {path}",
-            expected=f"the entries {', '.join(kinds)}",
-            given="others",
-            fix="The index is damaged; save the cache again.",
-        )
+    fits = all(isinstance(index.get(key), kind) for key, kind in kinds.items())
+    lists = [*index["files"].values(), [*index["names"].values()]] if fits else [None]
+    for names in lists:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            given, fix = "others", "The index is damaged; save the cache again."
+            expected = f"the entries {', '.join(kinds)}"
+            raise CheckpointError(f"cache {path}", expected=expected, given=given, fix=fix)
     for file in index["files"]:
         check_file_name(file, f"file in cache {path}", CheckpointError)
     return index
 
 
-def _are_names(names: Any) -> bool:
-    return isinstance(names, list) and all(isinstance(name, str) for name in names)
-
-
 def read_activations(
     folder: Path, index: Mapping[str, Any], *, known: Collection[str]
 ) -> dict[str, Tensor]:
-    """The activations that an index names.
-
-    Raises:
-        CheckpointError: If a shard is missing or damaged, or does not fit the index, or not the
-            names of all activations of such a run, ``known``.
-    """
+    """The activations that an index names; raise if they are none of a run, whose are ``known``."""
     tensors: dict[str, Tensor] = {}
-    for file, names in index["files"].items():
-        shard = read_tensors(folder / file)
-        if sorted(shard) != sorted(names):
-            raise CheckpointError(
-                f"cache {folder / file}",
-                expected=f"{len(names)} activations that the index names",
-                given=f"{len(shard)} others",
-                fix="The files do not belong together; save the cache again.",
-            )
-        tensors.update(shard)
-    for name, source in index["names"].items():
-        if source not in tensors or name.removesuffix("_grad") not in known:
-            raise CheckpointError(
-                f"cache {folder / _INDEX}",
-                expected=f"activations of a run of {index['n_loops']} loops",
-                given=f"{name!r}, kept as {source!r}",
-                fix="The files do not belong together; save the cache again.",
-            )
+    for file in index["files"]:
+        tensors |= read_tensors(folder / file)
+    named = {name for names in index["files"].values() for name in names}
+    names = {name.removesuffix("_grad") for name in index["names"]}
+    wrong = (tensors.keys() ^ named) | ({*index["names"].values()} - named) | (names - {*known})
+    if wrong:
+        given, fix = sorted(wrong)[0], "The files do not belong together; save the cache again."
+        expected = f"activations of a run of {index['n_loops']} loops"
+        raise CheckpointError(f"cache {folder}", expected=expected, given=given, fix=fix)
     return {name: tensors[source] for name, source in index["names"].items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -16,18 +15,8 @@ Positions = Literal["none", "absolute", "relative", "grid", "abacus", "rotary", 
 Norm = Literal["none", "pre", "post", "sandwich", "gated"]
 NormType = Literal["layernorm", "rmsnorm"]
 Injection = Literal["none", "input", "gated_output", "sublayer", "concat", "internal"]
-_InitialState = Literal["embedding", "zeros", "noise", "code"]
 Activation = Literal["relu", "gelu", "gelu_new", "silu"]
-_AbacusTarget = Literal["input", "qk"]
 _LayerCount = Annotated[int, Field(ge=0, le=1000)]
-
-_MOST_WEIGHTS = 2**34
-"""More are taken for a slip: 64 GiB in float32, several times the largest looped model."""
-
-_MOST_BITS = 16
-"""Sign bits of a state code, at most: each more doubles the states that can be told apart."""
-
-_SIZES = ("d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "d_features", "n_ctx", "d_vocab_out")
 
 
 @settings
@@ -53,8 +42,7 @@ class LoopedTransformerConfig(Settings):
         causal: Whether a position attends to itself and earlier ones only.
         attention_window: Hard window: a query attends to keys at most this far away (on a
             ``grid``, in steps of a king); None for no window.
-        windowed_heads: How many heads of each layer, the first ones, keep to the window; the
-            others see all that ``causal`` lets them. None: all heads.
+        windowed_heads: How many heads of each layer, the first ones, keep to the window; None: all.
         windowed_surround: Whether the layers before and after the loop keep to the window too.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
             distance, clamped to ``relative_window``), ``abacus`` (index of a digit within its
@@ -72,7 +60,6 @@ class LoopedTransformerConfig(Settings):
         norm: Where the norm of each sublayer sits; ``sandwich`` (peri) norms its input and
             its output. ``gated`` norms its input, and a learned gate that reads the stream,
             sigmoid(W h + b), scales its output (the output gate of arXiv 1910.06764).
-        norm_type: LayerNorm or RMSNorm.
         norm_eps: Added to the variance.
         loop_norm: Whether the state is normed at the end of each loop (outer norm).
         state_code: Sign bits that each loop rounds its state to, after the loop norm: between
@@ -83,17 +70,12 @@ class LoopedTransformerConfig(Settings):
             to the normed input of each sublayer. ``concat``: f(W_h h + W_e e), external recall.
             ``internal``: each sublayer reads W_h norm(h) + W_e e, internal recall.
         injection_gate: Initial gate of ``gated_output``.
-        initial_state: ``embedding`` (h_0 = e), ``zeros``, seeded ``noise``, or ``code``: the
-            state all of whose bits are -1, which a ``state_code`` needs.
+        initial_state: ``embedding`` (h_0 = e), ``zeros``, seeded ``noise`` (the same shape gets the
+            same noise), or ``code``: all bits -1, with a ``state_code``.
         noise_std: Standard deviation of a ``noise`` start.
-        noise_seed: Seed of a ``noise`` start: the same shape gets the same noise.
         final_norm: Whether the readout norms the state first.
         tie_unembed: Whether the unembedding is the transposed token embedding.
-        unembed_bias: Whether the unembedding has a bias.
         init_std: Standard deviation of initial weights; PyTorch's own initialisation if None.
-
-    Raises:
-        ConfigError: If a value is unknown, out of range, in conflict, or without effect.
 
     Example:
         >>> config = LoopedTransformerConfig(d_model=64, n_heads=4, d_vocab=6, d_vocab_out=2)
@@ -124,7 +106,7 @@ class LoopedTransformerConfig(Settings):
     relative_window: Annotated[
         NonNegativeInt | None, OnlyWith("positions", "relative", "grid", needed=True)
     ] = None
-    abacus_target: Annotated[_AbacusTarget, OnlyWith("positions", "abacus")] = "input"
+    abacus_target: Annotated[Literal["input", "qk"], OnlyWith("positions", "abacus")] = "input"
     abacus_max_offset: Annotated[NonNegativeInt, OnlyWith("positions", "abacus")] = 99
     digit_tokens: Annotated[
         tuple[NonNegativeInt, ...], OnlyWith("positions", "abacus", needed=True)
@@ -135,10 +117,10 @@ class LoopedTransformerConfig(Settings):
     norm_type: NormType = "layernorm"
     norm_eps: PositiveFloat = 1e-5
     loop_norm: bool = False
-    state_code: Annotated[int, Field(ge=1, le=_MOST_BITS)] | None = None
+    state_code: Annotated[int, Field(ge=1, le=16)] | None = None
     injection: Injection = "none"
     injection_gate: Annotated[float, OnlyWith("injection", "gated_output")] = 0.1
-    initial_state: _InitialState = "embedding"
+    initial_state: Literal["embedding", "zeros", "noise", "code"] = "embedding"
     noise_std: Annotated[PositiveFloat, OnlyWith("initial_state", "noise")] = 1.0
     noise_seed: Annotated[Seed, OnlyWith("initial_state", "noise")] = 0
     final_norm: bool = True
@@ -148,98 +130,51 @@ class LoopedTransformerConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for holds, name, expected, fix in self._ties():
-            if not holds:
-                given = repr(getattr(self, name))
-                raise ConfigError(name, expected=expected, given=given, fix=fix)
+        window, heads = self.attention_window, self.n_heads
+        one_input = (self.d_vocab is None) != (self.d_features is None)
+        self._need("d_vocab", one_input, "exactly one of d_vocab and d_features")
+        tied = self.d_vocab == self.d_vocab_out and not self.unembed_bias
+        expected = "false, unless d_vocab = d_vocab_out and unembed_bias=False"
+        self._need("tie_unembed", not self.tie_unembed or tied, expected)
+        divides = self.d_head is not None or self.d_model % heads == 0
+        self._need("n_heads", divides, f"a divisor of d_model={self.d_model}, or d_head set")
+        fits = self.windowed_heads is None or (window is not None and self.windowed_heads <= heads)
+        self._need("windowed_heads", fits, f"at most n_heads={heads}, and an attention_window")
+        around = window is not None and self.n_prelude + self.n_coda > 0
+        expected = "true without an attention_window and n_prelude or n_coda"
+        self._need("windowed_surround", self.windowed_surround or around, expected)
+        # More weights are taken for a slip: 64 GiB in float32, several of the largest models.
+        sizes = ("d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "d_features", "n_ctx")
+        largest = max((*sizes, "d_vocab_out"), key=lambda name: getattr(self, name) or 0)
+        self._need(largest, self.about_weights <= 2**34, f"at most {2**34:,} weights in all")
+        even = self.positions != "rotary" or self.head_width % 2 == 0
+        self._need("d_head", even, "an even number with positions='rotary'")
+        unordered = self.positions != "grid" or not self.causal
+        self._need("causal", unordered, "false with positions='grid', which has no order")
+        reads = self.positions != "abacus" or self.token_input
+        self._need("positions", reads, "d_vocab in place of d_features with 'abacus'")
+        fits = self.abacus_target != "qk" or heads * self.head_width == self.d_model
+        self._need("abacus_target", fits, "'input' unless n_heads * d_head = d_model")
+        coded = (self.state_code is None) == (self.initial_state != "code")
+        self._need("initial_state", coded, "'code' with a state_code, and only with one")
+        enters = self.injection != "none" or self.initial_state == "embedding"
+        expected = f"one with initial_state={self.initial_state!r}, or the input never enters"
+        self._need("injection", enters, expected)
 
-    def _ties(self) -> Iterator[tuple[bool, str, str, str]]:
-        """What ties settings together: whether it holds, of which setting, in words, the fix."""
-        yield (
-            (self.d_vocab is None) != (self.d_features is None),
-            "d_vocab",
-            "exactly one of d_vocab (tokens) and d_features (feature vectors)",
-            "Set one of them and leave the other None.",
-        )
-        yield (
-            not self.tie_unembed or (self.d_vocab == self.d_vocab_out and not self.unembed_bias),
-            "tie_unembed",
-            "false, unless d_vocab = d_vocab_out and unembed_bias=False",
-            "A tied unembedding is the transposed token embedding, without bias.",
-        )
-        yield (
-            self.d_head is not None or self.d_model % self.n_heads == 0,
-            "n_heads",
-            f"a divisor of d_model={self.d_model}",
-            "Change n_heads, or set d_head explicitly.",
-        )
-        yield (
-            self.windowed_heads is None
-            or (self.attention_window is not None and self.windowed_heads <= self.n_heads),
-            "windowed_heads",
-            f"at most n_heads={self.n_heads}, and an attention_window that they keep to",
-            "Set attention_window, or leave windowed_heads out.",
-        )
-        yield (
-            self.windowed_surround
-            or (self.attention_window is not None and self.n_prelude + self.n_coda > 0),
-            "windowed_surround",
-            "true, unless there are an attention_window and layers before or after the loop",
-            "Set attention_window and n_prelude or n_coda, or leave windowed_surround out.",
-        )
-        yield (
-            self.about_weights <= _MOST_WEIGHTS,
-            max(_SIZES, key=lambda name: getattr(self, name) or 0),
-            f"sizes that make at most {_MOST_WEIGHTS:,} weights together",
-            "Make the model smaller.",
-        )
-        yield (
-            self.positions != "rotary" or self.head_width % 2 == 0,
-            "d_head",
-            "an even number for rotary positions",
-            "Change d_head.",
-        )
-        yield (
-            self.positions != "grid" or not self.causal,
-            "causal",
-            "false with positions='grid', which has no order",
-            "Set causal=False.",
-        )
-        yield (
-            self.positions != "abacus" or self.token_input,
-            "positions",
-            "token input for positions='abacus'",
-            "Set d_vocab in place of d_features.",
-        )
-        yield (
-            self.abacus_target != "qk" or self.n_heads * self.head_width == self.d_model,
-            "abacus_target",
-            "n_heads * d_head = d_model for 'qk'",
-            "Change d_head, or use abacus_target='input'.",
-        )
-        yield (
-            (self.state_code is None) == (self.initial_state != "code"),
-            "initial_state",
-            "'code' with a state_code, and only with one",
-            "Set initial_state='code' and state_code together.",
-        )
-        yield (
-            self.injection != "none" or self.initial_state == "embedding",
-            "injection",
-            f"an injection with initial_state={self.initial_state!r}",
-            "Without injection the input only enters through the initial state: "
-            "use initial_state='embedding'.",
-        )
+    def _need(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            given, fix = repr(getattr(self, name)), f"Change {name}."
+            raise ConfigError(name, expected=expected, given=given, fix=fix)
 
     @property
     def head_width(self) -> int:
         """``d_head``, or ``d_model // n_heads`` where it is not set."""
-        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+        return self.d_model // self.n_heads if self.d_head is None else self.d_head
 
     @property
     def mlp_width(self) -> int:
         """``d_mlp``, or ``4 * d_model`` where it is not set."""
-        return self.d_mlp if self.d_mlp is not None else 4 * self.d_model
+        return 4 * self.d_model if self.d_mlp is None else self.d_mlp
 
     @property
     def window_of_all_heads(self) -> int | None:
@@ -271,9 +206,6 @@ class LoopedTransformerConfig(Settings):
 FORKS = ("attn.hook_q_input", "attn.hook_k_input", "attn.hook_v_input")
 """Each head's own copy of the stream that queries, keys and values are made of."""
 
-_CODES = ("hook_code_pre", "hook_code")
-"""What the bits of a state code are the signs of, and the bits."""
-
 OPTIONAL_SITES = {
     "use_split_qkv_input": FORKS,
     "use_attn_result": ("attn.hook_result",),
@@ -292,7 +224,8 @@ def site_map_of(config: LoopedTransformerConfig, flags: frozenset[str] = frozens
         injected["hook_injection"] = "residual"
     closing |= norm_sites("ln_loop", present=config.loop_norm)
     if config.state_code is not None:
-        closing |= dict.fromkeys(_CODES, "code")
+        # What the bits are the signs of, and the bits.
+        closing |= {"hook_code_pre": "code", "hook_code": "code"}
     embedding = {"hook_embed": "residual"}
     abacus_input = config.positions == "abacus" and config.abacus_target == "input"
     if config.positions == "absolute" or abacus_input:

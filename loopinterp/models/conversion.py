@@ -6,16 +6,18 @@ import dataclasses
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from pydantic import Field, PositiveFloat
 from torch import nn
 
-from loopinterp.core.errors import InputError, check_integer, check_number
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import InputError
 from loopinterp.core.text import say
 from loopinterp.models.checkpoints import misfits
 from loopinterp.models.iteration import bind
-from loopinterp.models.protocol import CheckedModel, declared, device_of, need_model, takes_loop
+from loopinterp.models.protocol import CheckedModel, declared, device_of, need_model
 from loopinterp.models.run_inputs import TOKEN_TYPES, check_tokens
 from loopinterp.models.transformer import LoopedTransformer
 from loopinterp.models.weights import need_plain
@@ -29,15 +31,16 @@ if TYPE_CHECKING:
     from loopinterp.models.protocol import LoopedModel
 
 
+@checked
 def convert_model(
     original: LoopedModel | Any,
     config: LoopedTransformerConfig,
     weights: Mapping[str, Tensor],
     inputs: Tensor,
     *,
-    n_loops: int,
+    n_loops: Loops,
     activations: Mapping[str, Tensor] | None = None,
-    tolerance: float = 1e-5,
+    tolerance: PositiveFloat = 1e-5,
 ) -> LoopedTransformer:
     """A ``LoopedTransformer`` with given weights, if it computes what the original does.
 
@@ -56,26 +59,25 @@ def convert_model(
             where that is smaller.
 
     Raises:
-        InputError: A weight is missing, unknown or of another shape (it is named); they are no
-            tensors of one floating-point type; or the two differ, it says where first (see
-            :func:`first_difference`).
+        InputError: If a weight is missing, unknown, or of another shape or type; or if the two
+            differ, with the place where they first do (:func:`first_difference`).
     """
-    dtype = _dtype_of(weights)
-    if not isinstance(inputs, torch.Tensor):
+    kinds: dict[object, str] = {}  # and the first weight of each
+    for name, x in weights.items():
+        kinds.setdefault(x.dtype if isinstance(x, torch.Tensor) else type(x).__name__, name)
+    dtype = next(iter(kinds), None)
+    if len(kinds) != 1 or not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InputError(
-            "inputs",
-            expected="a tensor [batch, pos], on which the two must agree",
-            given=f"a {type(inputs).__name__}",
-            fix="Pass torch.tensor(...) of it.",
+            "weights",
+            expected="tensors of one floating-point type",
+            given=", ".join(f"{name} of {kind}" for kind, name in kinds.items()) or "none",
+            fix="Pass e.g. {name: x.float() for name, x in weights.items()}, and original.float().",
         )
     model = LoopedTransformer(config).to(inputs.device, dtype).eval()
     if wrong := misfits(weights, model.state_dict(), lambda x: list(x.shape)):
-        raise InputError(
-            "weights",
-            expected="those of LoopedTransformer(config).state_dict()",
-            given=wrong,
-            fix="Rename, transpose or split the original's, or change the configuration.",
-        )
+        expected = "those of LoopedTransformer(config).state_dict()"
+        fix = "Rename, transpose or split the original's, or change the configuration."
+        raise InputError("weights", expected=expected, given=wrong, fix=fix)
     model.load_state_dict(dict(weights))
     where = first_difference(
         original, model, inputs, n_loops=n_loops, activations=activations, tolerance=tolerance
@@ -85,28 +87,9 @@ def convert_model(
             "converted model",
             expected=f"the original's numbers to {tolerance:g}",
             given=f"a difference, first in {where}",
-            fix="Compare the weights and settings that enter there, or pass activations= to look "
-            "inside the loop.",
+            fix="Compare the weights that enter there, or pass activations= to look inside.",
         )
     return model
-
-
-def _dtype_of(weights: Mapping[str, Tensor]) -> torch.dtype:
-    """The one floating-point type of some weights; raise unless they have one."""
-    named = weights.items() if isinstance(weights, Mapping) else [("weights", weights)]
-    kinds: dict[object, str] = {}  # and the first weight of each
-    for name, x in named:
-        kinds.setdefault(x.dtype if isinstance(x, torch.Tensor) else type(x).__name__, name)
-    dtype = next(iter(kinds), None)
-    if len(kinds) == 1 and isinstance(dtype, torch.dtype) and dtype.is_floating_point:
-        return dtype
-    raise InputError(
-        "weights",
-        expected="a mapping from names to tensors, all of one floating-point type",
-        given=", ".join(f"{name} of {kind}" for kind, name in kinds.items()) or "none",
-        fix="Pass e.g. {name: torch.as_tensor(x).float() for name, x in weights.items()}, and "
-        "original.float().",
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,14 +116,15 @@ class Difference:
 
 
 @torch.no_grad()
+@checked
 def first_difference(
     original: LoopedModel | Any,
     converted: LoopedTransformer,
     inputs: Tensor,
     *,
-    n_loops: int,
+    n_loops: Loops,
     activations: Mapping[str, Tensor] | None = None,
-    tolerance: float = 1e-5,
+    tolerance: PositiveFloat = 1e-5,
 ) -> Difference | None:
     """Where a converted model first computes something else than the original; None if nowhere.
 
@@ -151,28 +135,13 @@ def first_difference(
         InputError: If the original is no looped model, or an activation is not of a loop.
     """
     need_model(original)
-    check_integer("n_loops", n_loops, least=1)
-    check_number("tolerance", tolerance, above=0)
     book = converted.addresses(n_loops)
     expected = {book.resolve(name): x for name, x in (activations or {}).items()}
     if outside := [name for name in expected if book.addresses[name].loop is None]:
-        raise InputError(
-            "activations",
-            expected="activations inside a loop",
-            given=outside[0],
-            fix="Leave it out: embedding, prelude and readout are compared as a whole.",
-        )
+        fix = "Leave it out: embedding, prelude and readout are compared anyway."
+        expected_sites = "activations inside a loop"
+        raise InputError("activations", expected=expected_sites, given=outside[0], fix=fix)
     theirs, ours = bind(original, inputs), bind(converted, inputs)
-
-    def inside(loop: int, state: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """The activations of a loop that are expected, from the same state on."""
-        names = [name for name in expected if book.addresses[name].loop == loop]
-        if names:
-            span = {"start_at_loop": loop, "stop_at_loop": loop + 1, "state": state}
-            _, cache = converted.run_with_cache(
-                inputs, n_loops=n_loops, names_filter=names, return_type="state", **span
-            )
-            yield from ((name, expected[name], cache[name]) for name in cache)
 
     def compared() -> Iterator[tuple[str, Tensor, Tensor]]:
         """What both compute, in the order of the computation; a loop's activations within it."""
@@ -182,8 +151,13 @@ def first_difference(
         for loop, h in theirs.run(n_loops):
             if loop:
                 step = f"loop {loop - 1}", h, ours.step(before)
-                if _difference(*step, tolerance) is not None:
-                    yield from inside(loop - 1, before)
+                names = [name for name in expected if book.addresses[name].loop == loop - 1]
+                if names and _difference(*step, tolerance) is not None:
+                    span = {"start_at_loop": loop - 1, "stop_at_loop": loop, "state": before}
+                    _, cache = converted.run_with_cache(
+                        inputs, n_loops=n_loops, names_filter=names, return_type="state", **span
+                    )
+                    yield from ((name, expected[name], cache[name]) for name in cache)
                 yield step
             yield f"readout after {loop} loops", theirs.readout(h), ours.readout(h)
             before = h
@@ -208,6 +182,11 @@ def _difference(
     return Difference(site, float(theirs[place]), float(ours[place]), list(place))
 
 
+_Token = Annotated[int, Field(ge=0, lt=2**31)]
+_Tokens = Annotated[Sequence[_Token], Field(min_length=1)]
+_Answers = Annotated[Sequence[_Token], Field(min_length=2)]
+
+
 def _of_model(name: str) -> property:
     """An optional property that a wrapper takes from its model."""
     return property(lambda self: declared(self.model, name), doc=f"``{name}`` of the model.")
@@ -222,8 +201,7 @@ class WithVocabulary(nn.Module):
         answers: The model's output for each answer class of the task; as they are if None.
 
     Raises:
-        InputError: If the model is none, or a list is no list of integers from 0 on; once it is
-            run, if the model has no such token or output.
+        InputError: Once it is run, if the model has no such token or output.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -236,39 +214,32 @@ class WithVocabulary(nn.Module):
     tokens: Tensor | None
     answers: Tensor | None
 
+    @checked
     def __init__(
         self,
         model: LoopedModel | Any,
         *,
-        tokens: Sequence[int] | None = None,
-        answers: Sequence[int] | None = None,
+        tokens: _Tokens | None = None,
+        answers: _Answers | None = None,
     ) -> None:
         super().__init__()
         need_model(model)
         self.model = model
         for name, numbers in (("tokens", tokens), ("answers", answers)):
-            table = None if numbers is None else _table(name, numbers)
-            self.register_buffer(name, None if table is None else table.to(device_of(model)))
-            if name == "answers" and table is not None:
-                self._last_answer = int(table.max())  # once, as devices are slow to say
+            table = None if numbers is None else torch.tensor(numbers, device=device_of(model))
+            self.register_buffer(name, table)
+        self._last_answer = max(answers or [0])  # once, as devices are slow to say
 
     def __repr__(self) -> str:
         shown = {"model": self.model, "tokens": self.tokens, "answers": self.answers}
         return say(type(self).__name__, shown.items())
 
-    @property
-    def wrapped(self) -> LoopedModel | Any:
-        """The model with a vocabulary of its own."""
-        return self.model
-
     reach, reach_before, local_step = map(_of_model, ("reach", "reach_before", "local_step"))
     causal, n_ctx, d_features = map(_of_model, ("causal", "n_ctx", "d_features"))
     loop_rule, repeatable = map(_of_model, ("loop_rule", "repeatable"))
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model lies."""
-        return device_of(self.model)
+    wrapped = property(lambda self: self.model, doc="The model with a vocabulary of its own.")
+    takes_loop = property(lambda self: takes_loop(self.model), doc="Whether its step does.")
+    device = property(lambda self: device_of(self.model), doc="Where the model lies.")
 
     @property
     def d_vocab(self) -> int | None:
@@ -280,15 +251,9 @@ class WithVocabulary(nn.Module):
         """Answer classes that the task has, where that is known."""
         return declared(self.model, "d_vocab_out") if self.answers is None else len(self.answers)
 
-    @property
-    def takes_loop(self) -> bool:
-        """Whether the model's step takes the index of the loop."""
-        return takes_loop(self.model)
-
     def embed(self, inputs: Integer[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The model's, of its own tokens."""
-        tokens = self._model_tokens(inputs)
-        with self._naming_tokens(tokens):
+        with self._own_tokens(inputs) as tokens:
             return self.model.embed(tokens)
 
     def initial_state(
@@ -314,78 +279,35 @@ class WithVocabulary(nn.Module):
 
     def bind(self, inputs: Integer[Tensor, "batch pos"]) -> Iteration:
         """The model's, which may know more of its input than the four methods pass on."""
-        tokens = self._model_tokens(inputs)
-        with self._naming_tokens(tokens):
+        with self._own_tokens(inputs) as tokens:
             bound = bind(self.model, tokens)
         return dataclasses.replace(bound, readout=lambda h: self._answers(bound.readout(h)))
 
-    def _model_tokens(self, inputs: Tensor) -> Tensor:
-        if self.tokens is None:
-            # An embedding of PyTorch looks up int32 and int64 only.
-            return inputs.long() if getattr(inputs, "dtype", None) in TOKEN_TYPES else inputs
-        check_tokens(inputs, len(self.tokens), "Map every token of the task, or use its sampler.")
-        return self.tokens[inputs.long()]
-
     @contextmanager
-    def _naming_tokens(self, tokens: Tensor) -> Iterator[None]:
-        """Name the map by which a model finds no token, or its lack of room for the positions."""
+    def _own_tokens(self, inputs: Tensor) -> Iterator[Tensor]:
+        """The model's tokens; a lookup of the model that finds none is an error of the map."""
+        tokens = inputs
+        if self.tokens is not None:
+            check_tokens(inputs, len(self.tokens))
+            tokens = self.tokens[inputs.long()]
+        elif getattr(inputs, "dtype", None) in TOKEN_TYPES:
+            tokens = inputs.long()  # an embedding of PyTorch looks up int32 and int64 only
         try:
-            yield
+            yield tokens
         except IndexError as error:
-            if tokens.shape[1] > 1 and self._embeds_each(tokens):
-                raise InputError(
-                    "inputs",
-                    expected="as many positions as the model has places for",
-                    given=f"{tokens.shape[1]} positions",
-                    fix=f"Shorten the input: embedding it, the model says {str(error)!r}.",
-                ) from error
-            raise InputError(
-                "tokens",
-                expected="tokens of the model's own vocabulary",
-                given="the task's as they are" if self.tokens is None else _spelled(self.tokens),
-                fix=f"Check the map: looking them up, the model says {str(error)!r}.",
-            ) from error
-
-    def _embeds_each(self, tokens: Tensor) -> bool:
-        """Whether the model embeds each token of an input by itself."""
-        try:
-            self.model.embed(tokens.unique()[:, None])
-        except IndexError:
-            return False
-        return True
+            table = "the task's" if self.tokens is None else reprlib.repr(self.tokens.tolist())
+            given = f"{table} at {tokens.shape[1]} positions"
+            expected, fix = "tokens and positions that the model has", f"It says {str(error)!r}."
+            raise InputError("tokens", expected=expected, given=given, fix=fix) from error
 
     def _answers(self, logits: Tensor) -> Tensor:
         if self.answers is None:
             return logits
         if self._last_answer >= logits.shape[-1]:
-            raise InputError(
-                "answers",
-                expected=f"outputs of the model, from 0 to {logits.shape[-1] - 1}",
-                given=_spelled(self.answers),
-                fix="Pass the model's output for each answer class of the task.",
-            )
+            expected, given = f"outputs below {logits.shape[-1]}", str(self._last_answer)
+            fix = "Pass the model's output for each answer class of the task."
+            raise InputError("answers", expected=expected, given=given, fix=fix)
         return logits[..., self.answers]
-
-
-def _table(name: str, numbers: Any) -> Tensor:
-    """A map as a tensor; raise unless it is one. Of answers there are two or more."""
-    least = 2 if name == "answers" else 1
-    try:
-        table = torch.as_tensor(numbers)
-    except (TypeError, ValueError, RuntimeError):  # text, None, lists of lists
-        table = torch.empty(0)
-    if table.dtype in TOKEN_TYPES and table.ndim == 1 and len(table) >= least and table.min() >= 0:
-        return table.long()
-    raise InputError(
-        name,
-        expected=f"a list of {least} or more of the model's own tokens, one for each of the task's",
-        given=_spelled(numbers),
-        fix="Pass e.g. [tokenizer.convert_tokens_to_ids(word) for word in words].",
-    )
-
-
-def _spelled(numbers: Any) -> str:
-    return reprlib.repr(numbers.tolist() if isinstance(numbers, torch.Tensor) else numbers)
 
 
 def fold_vocabulary(
@@ -400,46 +322,27 @@ def fold_vocabulary(
 
     .. math:: E'_k = E_{\text{tokens}[k]}, \qquad U'_k = U_{\text{answers}[k]}
 
-    Args:
-        model: A model with a vocabulary of its own, as
-            :func:`~loopinterp.models.convert_model` gives.
-        tokens: The model's token for each token of the task, from 0 on; as they are if None.
-        answers: The model's output for each answer class of the task; as they are if None.
-
-    Returns:
-        Another model; an unembedding that was tied to the embedding no longer is. It has no
-        :attr:`task` yet, and the same loops.
-
-    Raises:
-        InputError: what is no ``LoopedTransformer``, a list that is none of its tokens, or tokens
-            for a model of features.
+    Arguments are those of :class:`~loopinterp.models.WithVocabulary`. An unembedding that was tied
+    to the embedding no longer is. The new model has no :attr:`task` yet, and the same loops.
 
     Example:
         >>> import torch
         >>> from loopinterp.models import LoopedTransformerConfig
         >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=100, d_vocab_out=100)
-        >>> theirs = LoopedTransformer(config)
-        >>> ours = fold_vocabulary(theirs, tokens=[48, 49, 2], answers=[48, 49])
-        >>> said = theirs(torch.tensor([[2, 48, 49]]), n_loops=3)[..., [48, 49]]
-        >>> torch.allclose(ours(torch.tensor([[2, 0, 1]]), n_loops=3), said, atol=1e-6)
+        >>> model, x = LoopedTransformer(config), torch.tensor([[2, 48, 49]])
+        >>> folded = fold_vocabulary(model, tokens=[48, 49, 2], answers=[48, 49])
+        >>> expected = model(x, n_loops=3)[..., [48, 49]]
+        >>> torch.allclose(folded(torch.tensor([[2, 0, 1]]), n_loops=3), expected, atol=1e-6)
         True
     """
-    if type(model) is not LoopedTransformer:
-        raise InputError(
-            "model",
-            expected="a LoopedTransformer itself",
-            given=f"a {type(model).__name__}",
-            fix="Wrap any other model in WithVocabulary.",
-        )
-    need_plain(model, "fold_vocabulary", saved=True)
+    _need_ours(model, "fold_vocabulary")
     config, words = model.config, WithVocabulary(model, tokens=tokens, answers=answers)
     changes: dict[str, Any] = {}
     rows: dict[str, Tensor] = {}
     if words.tokens is not None:
         if config.d_vocab is None:
-            raise InputError(
-                "tokens", expected="none, as the model reads features", given="some", fix="Omit it."
-            )
+            expected = "none, as the model reads features"
+            raise InputError("tokens", expected=expected, given="some", fix="Leave them out.")
         check_tokens(words.tokens[None], config.d_vocab, "Name tokens that the model has.")
         changes["d_vocab"] = len(words.tokens)
         rows["embedding."] = words.tokens
@@ -453,15 +356,11 @@ def fold_vocabulary(
         rows["unembedding."] = words.answers
     # Tied, the two would have to have the same rows.
     changes |= {"tie_unembed": False} if rows and config.tie_unembed else {}
-    folded = LoopedTransformer(config.replace(**changes)).to(model.device, model.dtype)
     chosen = {
         name: next((x[some] for start, some in rows.items() if name.startswith(start)), x)
         for name, x in model.state_dict().items()
     }
-    folded.load_state_dict(chosen)
-    folded.n_loops = model.n_loops
-    folded.loop_rule = model.loop_rule
-    return folded
+    return _rebuilt(model, config.replace(**changes), chosen)
 
 
 def fold_final_norm(model: LoopedTransformer) -> LoopedTransformer:
@@ -470,16 +369,10 @@ def fold_final_norm(model: LoopedTransformer) -> LoopedTransformer:
     .. math:: W_U' = \operatorname{diag}(w) W_U, \qquad b_U' = b_U + b W_U, \qquad w' = 1, \; b' = 0
 
     It computes the same. TransformerLens' direct logit attribution reads along ``W_U`` alone, and
-    asks for a model like this one.
-
-    Args:
-        model: A model with a final norm.
-
-    Returns:
-        Another model; an unembedding that was tied to the embedding no longer is.
+    asks for a model like this one. An unembedding that was tied to the embedding no longer is.
 
     Raises:
-        InputError: what is no ``LoopedTransformer``, or one without a final norm.
+        InputError: If the model is no ``LoopedTransformer``, or has no final norm.
 
     Example:
         >>> import torch
@@ -491,18 +384,12 @@ def fold_final_norm(model: LoopedTransformer) -> LoopedTransformer:
         >>> torch.allclose(fold_final_norm(model)(x, n_loops=3), model(x, n_loops=3), atol=1e-5)
         True
     """
-    if not isinstance(model, LoopedTransformer) or model.ln_final is None:
-        raise InputError(
-            "model",
-            expected="a LoopedTransformer with a final norm",
-            given=f"a {type(model).__name__}",
-            fix="Leave other models as they are: there is nothing to fold.",
-        )
-    need_plain(model, "fold_final_norm", saved=True)
+    _need_ours(model, "fold_final_norm")
+    if model.ln_final is None:
+        fix = "Leave it as it is: there is nothing to fold."
+        raise InputError("model", expected="one with a final norm", given="none", fix=fix)
     weight, bias = model.ln_final.weight, model.ln_final.bias
     has_bias = model.config.unembed_bias or bias is not None
-    config = model.config.replace(unembed_bias=has_bias, tie_unembed=False)
-    folded = LoopedTransformer(config).to(model.device, model.dtype)
     chosen = model.state_dict()
     unembedding = chosen["unembedding.weight"]
     with torch.no_grad():
@@ -513,6 +400,25 @@ def fold_final_norm(model: LoopedTransformer) -> LoopedTransformer:
             chosen["unembedding.bias"] = b_U if bias is None else b_U + unembedding @ bias
         if bias is not None:
             chosen["ln_final.bias"] = torch.zeros_like(bias)
-    folded.load_state_dict(chosen)
-    folded.n_loops, folded.loop_rule, folded.task = model.n_loops, model.loop_rule, model.task
+    config = model.config.replace(unembed_bias=has_bias, tie_unembed=False)
+    folded = _rebuilt(model, config, chosen)
+    folded.task = model.task
     return folded
+
+
+def _need_ours(model: Any, what: str) -> None:
+    """Raise unless a model is ours, and computes what its own weights say."""
+    if type(model) is not LoopedTransformer:
+        given, fix = f"a {type(model).__name__}", "Wrap other models in WithVocabulary."
+        raise InputError("model", expected="a LoopedTransformer itself", given=given, fix=fix)
+    need_plain(model, what, saved=True)
+
+
+def _rebuilt(
+    model: LoopedTransformer, config: LoopedTransformerConfig, weights: Mapping[str, Tensor]
+) -> LoopedTransformer:
+    """Another model of other weights, with the loops of a model."""
+    made = LoopedTransformer(config).to(model.device, model.dtype)
+    made.load_state_dict(weights)
+    made.n_loops, made.loop_rule = model.n_loops, model.loop_rule
+    return made

@@ -8,14 +8,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import check_integer
 from loopinterp.models.iteration import bind
 from loopinterp.models.positions import AttentionContext, check_length
-from loopinterp.models.protocol import device_of, need_causal, need_model
+from loopinterp.models.protocol import declared, device_of, need_causal, need_model
 from loopinterp.models.run import HookedRun
 from loopinterp.models.run_inputs import (
     check_each,
@@ -34,13 +36,14 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
+@checked
 def greedy_decode(
     model: LoopedModel | Any,
     prompts: Integer[Tensor, "batch pos"] | Sequence[Sequence[int]],
     *,
     n_loops: int | Int[Tensor, " batch"],
-    max_new_tokens: int,
-    stop_token: int | None = None,
+    max_new_tokens: PositiveInt,
+    stop_token: NonNegativeInt | None = None,
     lengths: Int[Tensor, " batch"] | None = None,
     position_offset: int | Int[Tensor, " batch"] = 0,
     use_cache: bool = True,
@@ -77,9 +80,8 @@ def greedy_decode(
         with ``stop_token``.
 
     Raises:
-        InputError: If the model is not causal or reads no tokens, its answers are no tokens that
-            it reads, prompts or lengths do not fit, there is no room for the new tokens, or an
-            answer is NaN.
+        InputError: If the model is not causal or does not read its own answers, prompts or lengths
+            do not fit, there is no room for the new tokens, or an answer is NaN.
 
     Example:
         >>> from loopinterp.models import LoopedTransformerConfig
@@ -89,16 +91,30 @@ def greedy_decode(
         torch.Size([2, 4])
     """
     need_model(model)
-    check_integer("max_new_tokens", max_new_tokens, least=1)
+    need_causal(model)
     tokens, lengths = _padded(prompts, lengths, device_of(model))
-    longest = int(lengths.max())
-    _check_model(model, tokens, position_offset, stop_token)
-    if isinstance(model, LoopedTransformer) and model.config.positions == "absolute":
-        check_length(longest + max_new_tokens - 1, model.config.n_ctx or 0, "prompt and new tokens")
+    filler, longest = 0, int(lengths.max())
+    if isinstance(model, HookedRun):
+        answers, known = model.config.d_vocab_out, model.config.d_vocab or 0
+        check_integer("d_vocab_out, which the model reads again", answers, most=known)
+        check_integer("stop_token", stop_token or 0, most=answers - 1)
+        model.input_context(tokens, position_offset)
+    elif isinstance(position_offset, Tensor) or position_offset:
+        refuse({"position_offset": position_offset}, "0 for another kind of model", "Omit it.")
+    if isinstance(model, LoopedTransformer):
+        config = model.config
+        if config.positions == "absolute":
+            check_length(longest + max_new_tokens - 1, config.n_ctx or 0, "prompt and new tokens")
+        # No digit stands in the room for new tokens that would count as the prompt's own.
+        filler = min({*range(config.d_vocab or 0)} - {*config.digit_tokens}, default=0)
     loops = check_ends(n_loops, tokens) if isinstance(n_loops, Tensor) else check_loops(n_loops)
-    tokens = _with_room(model, tokens[:, :longest].long(), lengths, max_new_tokens)
-    kind = _Cached if use_cache and _can_cache(model, loops) else _Recomputed
-    run = kind(model, tokens, loops, position_offset)
+    tokens = pad(tokens[:, :longest].long(), (0, max_new_tokens))
+    # Places after each prompt: [batch, pos].
+    empty = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
+    tokens = tokens.masked_fill(empty, filler)
+    # Loops that are open to us, without a hook that would want to see all positions.
+    opened = isinstance(model, HookedRun) and not model._hooked(_most(loops), is_set=True)
+    run = (_Cached if use_cache and opened else _Recomputed)(model, tokens, loops, position_offset)
     rows, last, n_new = torch.arange(len(tokens), device=tokens.device), lengths - 1, 0
     going = torch.ones_like(rows, dtype=torch.bool)
     while n_new < max_new_tokens and bool(going.any()):
@@ -159,7 +175,7 @@ class _Cached(_Recomputed):
         self.rotation = model.length_context(n_pos - 1).rotation  # the last one is not read
         width, where = model.site_map.d_model, {"device": model.device, "dtype": model.dtype}
         like = torch.empty(1, n_pos, width, **where)
-        self.start = model.initial_state(like)[0] if model.starts_by_place else None
+        self.start = model.initial_state(like)[0] if declared(model, "starts_by_place") else None
 
     def logits(self, last: Int[Tensor, " batch"], seen: int) -> Float[Tensor, "batch d_vocab_out"]:
         """What is said of the token at ``last``, of ``seen`` positions that any example has."""
@@ -214,11 +230,6 @@ class _Cached(_Recomputed):
         )
 
 
-def _can_cache(model: Any, loops: int | Tensor) -> bool:
-    """Whether its loops are open to us, without a hook that would want to see all positions."""
-    return isinstance(model, HookedRun) and not model._hooked(_most(loops), is_set=True)
-
-
 def _most(loops: int | Tensor) -> int:
     return max(1, int(loops.max())) if isinstance(loops, Tensor) else loops
 
@@ -236,47 +247,10 @@ def _padded(prompts: Any, lengths: Tensor | None, device: torch.device) -> tuple
         lengths = torch.tensor([len(row) for row in rows], device=device)
         fits = rows and all(len(row) and not row.is_floating_point() for row in rows)
         prompts = pad_sequence(rows, batch_first=True).to(device) if fits else torch.empty(0)
-    check_tokens(prompts, sys.maxsize, "Use the task's tokens.")
+    check_tokens(prompts, sys.maxsize)
     if lengths is None:
         lengths = torch.full((len(prompts),), prompts.shape[1], device=prompts.device)
-    check_each("lengths", lengths, prompts, "Give the number of tokens of each prompt.")
-    for end in (lengths.min(), lengths.max()):
+    check_each("lengths", lengths, prompts)
+    for end in lengths.aminmax():
         check_integer("lengths", int(end), least=1, most=prompts.shape[1])
     return prompts, lengths.long()
-
-
-def _with_room(model: Any, prompts: Tensor, lengths: Tensor, n_new: int) -> Tensor:
-    """The prompts with room for new tokens, and no digit there that would count as their own."""
-    filler = 0
-    if isinstance(model, LoopedTransformer):
-        config = model.config
-        filler = min({*range(config.d_vocab or 0)} - {*config.digit_tokens}, default=0)
-    tokens = pad(prompts, (0, n_new))
-    # Places after each prompt: [batch, pos].
-    empty = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
-    return tokens.masked_fill(empty, filler)
-
-
-def _check_model(
-    model: Any, prompts: Tensor, position_offset: int | Tensor, stop_token: int | None
-) -> None:
-    """Raise unless a model can go on with its own answers."""
-    need_causal(model)
-    answers = None
-    if isinstance(model, HookedRun):
-        answers, known = model.config.d_vocab_out, model.config.d_vocab
-        if known is None or answers > known:
-            raise InputError(
-                "model",
-                expected="one whose answers are tokens that it reads: d_vocab_out <= d_vocab",
-                given=f"d_vocab_out={answers}, d_vocab={known}",
-                fix="Read the answers of such a model at once: model(inputs).",
-            )
-        model.input_context(prompts, position_offset)
-    elif isinstance(position_offset, Tensor) or position_offset:
-        refuse(
-            {"position_offset": position_offset}, "0 for a model of another kind", "Leave it out."
-        )
-    if stop_token is not None:
-        most = None if answers is None else answers - 1
-        check_integer("stop_token", stop_token, least=0, most=most)

@@ -24,7 +24,7 @@ from transformer_lens.HookedRootModule import HookedRootModule
 
 from loopinterp.core.errors import HookError
 from loopinterp.models.addresses import Address, AddressBook, Index, Key
-from loopinterp.models.run_inputs import RunLength, check_dtype
+from loopinterp.models.run_inputs import RunLength, check_dtype, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -37,44 +37,30 @@ _Direction = Literal["fwd", "bwd"]
 
 
 class _LoopHookPoint(HookPoint):
-    """TransformerLens' hook point, which checks what a hook returns."""
+    """TransformerLens' hook point; a hook that returns the wrong thing fails by its name."""
 
     def add_hook(
         self, hook: Callable[..., Any], dir: _Direction = "fwd", **options: Any
     ) -> LensHandle:  # type: ignore[override]
-        """TransformerLens' ``add_hook``; a hook that returns the wrong thing fails by its name."""
         function = hook
 
         def checked(tensor: Tensor, *, hook: HookPoint) -> Any:
             returned = function(tensor, hook=hook)
             # PyTorch takes a gradient also as a tuple of one.
             in_tuple = dir == "bwd" and isinstance(returned, tuple) and len(returned) == 1
-            _check_returned(returned[0] if in_tuple else returned, tensor, str(hook.name))
+            x = returned[0] if in_tuple else returned
+            if x is not None and x is not tensor and spell(x) != spell(tensor):
+                raise HookError(
+                    f"hook {str(hook.name)!r}",
+                    expected=f"None, or a tensor {spell(tensor)}",
+                    given=spell(x),
+                    fix="Return the changed activation, or nothing to leave it as it is.",
+                )
             return returned
 
         handle = super().add_hook(checked, dir=dir, **options)
         handle.user_hook = function
         return handle
-
-
-def _check_returned(returned: Any, activation: Tensor, name: str) -> None:
-    """Raise unless a hook gave None, or a tensor like the activation in shape, type and device."""
-    if returned is None or returned is activation:
-        return
-    given = _spelled(returned)
-    if given != _spelled(activation):
-        raise HookError(
-            f"hook {name!r}",
-            expected=f"None, or a tensor in place of the activation: {_spelled(activation)}",
-            given=given,
-            fix="Return the changed activation, or nothing to leave it as it is.",
-        )
-
-
-def _spelled(x: Any) -> str:
-    if not isinstance(x, torch.Tensor):
-        return f"a {type(x).__name__}"
-    return f"{tuple(x.shape)} of {x.dtype} on {x.device}"
 
 
 class _HookScope:
@@ -115,7 +101,7 @@ class _HookScope:
         That is a run while a generator is suspended inside the block; or one under
         ``torch.utils.checkpoint`` inside it, which backward would repeat without the hooks.
         """
-        opener = self._opener
+        opener, frame = self._opener, sys._getframe(1)
         if opener is None:
             return
         if opener.f_code.co_flags & _SUSPENDS and opener.f_back is None:
@@ -123,25 +109,24 @@ class _HookScope:
                 "hooks",
                 expected="a with block that is being run",
                 given=f"one in the suspended generator {opener.f_code.co_name!r}",
-                fix="Finish or close the generator first, or make it a context manager "
-                "(contextlib.contextmanager).",
+                fix="Finish or close the generator first, or decorate it with "
+                "contextlib.contextmanager.",
             )
-        frame = sys._getframe(1)
+        checkpoint = os.path.join("torch", "utils", "checkpoint.py")
         while frame is not None and frame is not opener:
-            if frame.f_code.co_filename.endswith(_CHECKPOINT):
+            if frame.f_code.co_filename.endswith(checkpoint):
                 raise HookError(
                     "hooks",
                     expected="hooks that are there when backward runs the model again",
                     given="torch.utils.checkpoint inside a with block that opens them",
-                    fix="Call model.add_hook, and model.reset_hooks() after backward; or open the "
-                    "hooks inside the function that is checkpointed.",
+                    fix="Open them inside the function that is checkpointed, or use add_hook and, "
+                    "after backward, reset_hooks.",
                 )
             frame = frame.f_back
 
 
 # Flags of the code of functions that can be left inside a with block and come back to.
 _SUSPENDS = CO_GENERATOR | CO_ASYNC_GENERATOR
-_CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
 
 
 def _caller_of_block() -> FrameType | None:
@@ -178,7 +163,7 @@ def _open_scopes(shared: dict[Key, HookPoint]) -> list[_HookScope]:
 
 
 class _Watched:
-    """A hook function that remembers whether it fired."""
+    """A hook function that remembers whether it fired; a closure would break a compiled graph."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.fired = function, False
@@ -239,13 +224,11 @@ class LoopHooks(RunLength, HookedRootModule):
 
         Args:
             inputs: As :meth:`forward` takes them, and so ``n_loops`` and ``options``.
-            n_loops: See there.
             fwd_hooks: Names, each with a function. A name may be an alias, a list of names such
                 as :meth:`site` gives, or a predicate.
             bwd_hooks: The same for gradients, which come when ``backward()`` is called.
             reset_hooks_end: False leaves the hooks on, as :meth:`add_hook` does.
             clear_contexts: Empty every ``hook.ctx`` afterwards.
-            options: See there.
 
         Raises:
             HookError: If a name matches nothing, a hook never fired, or one returned something
@@ -271,14 +254,8 @@ class LoopHooks(RunLength, HookedRootModule):
     ) -> int:
         """Bytes that the cache of a run would hold, without running it.
 
-        Args:
-            batch: Examples.
-            n_pos: Positions of the input.
-            n_loops: Loops of the run.
-            names_filter: As in :meth:`run_with_cache`.
-            loops: As in :meth:`run_with_cache`.
-            n_kept: Positions that a position slice keeps; all if None.
-            dtype: Type of the cache; the model's if None.
+        Arguments are those of :meth:`run_with_cache`; ``n_kept`` positions remain after its
+        ``pos_slice``.
 
         Example:
             >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -308,14 +285,10 @@ class LoopHooks(RunLength, HookedRootModule):
 
         Example:
             >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
-            >>> config = LoopedTransformerConfig(
-            ...     d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2, n_layers=2, n_loops=4
-            ... )
-            >>> model = LoopedTransformer(config)
+            >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=5, d_vocab_out=2)
+            >>> model = LoopedTransformer(config.replace(n_layers=2, n_loops=4))
             >>> model.site("attn.hook_pattern", loop=-1, layer=0)
             'blocks.6.attn.hook_pattern'
-            >>> model.site("hook_resid_post", section="prelude")
-            []
         """
         return self.addresses(n_loops).site(component, loop=loop, layer=layer, section=section)
 
@@ -331,20 +304,11 @@ class LoopHooks(RunLength, HookedRootModule):
 
         TransformerLens' tools are given this model, which has ``n_loops * n_layers`` layers to
         them: ``patching.get_act_patch_resid_pre(model.unroll(8), corrupted, cache, metric)``.
-
-        Set train and eval mode on the original: ``model.unroll(3).train()`` sets the layers, which
-        are shared, and leaves ``model.training`` as it was.
+        Set train and eval mode on the original: this one's ``train()`` sets the shared layers only.
         """
         unrolled = object.__new__(type(self))
         vars(unrolled).update(vars(self), _n_loops=self._loops(n_loops), _rule=None)
         return unrolled
-
-    def flag_for(self, names: Iterable[str]) -> None:
-        """Turn on the flags of TransformerLens that hooks of these names need."""
-        optional = self.site_map.optional
-        for name in names:
-            site = name.removesuffix("_grad")
-            self._flags |= {flag for flag, ends in optional.items() if site.endswith(ends)}
 
     @property
     def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]
@@ -378,7 +342,7 @@ class LoopHooks(RunLength, HookedRootModule):
             if not is_set and scope.points and scope.n_loops != n_loops:
                 raise HookError(
                     "n_loops",
-                    expected=f"{scope.n_loops} loops, for which the hooks that are on were named",
+                    expected=f"{scope.n_loops}, for which the hooks that are on were named",
                     given=f"none, and an input that takes {n_loops}",
                     fix=f"Open the hooks on model.unroll({n_loops}), or pass n_loops.",
                 )
@@ -393,31 +357,23 @@ class LoopHooks(RunLength, HookedRootModule):
         return [(at[key], point) for key, point in hooked if key in at]
 
     def need_no_hooks(self) -> None:
-        """Raise if a hook is on, as studies would pass it by, and their results not tell of it.
-
-        Raises:
-            HookError: If one is, among those that stay or those that this thread has opened.
-        """
+        """Raise if a hook is on, of :meth:`add_hook` or of this thread: studies go past hooks."""
         on = next((str(point.name) for point in self.hook_points() if _carries(point)), None)
         if on is not None:
             raise HookError(
                 "model",
-                expected="no hooks on a model that is studied or stepped, which goes past them",
+                expected="no hooks on a model that is studied or stepped",
                 given=f"one on {on!r}",
-                fix="Take them off (model.reset_hooks(), or leave the with block), or run the "
-                "model itself: model(inputs, return_type='states').",
+                fix="Take them off (model.reset_hooks(), or leave the with block).",
             )
 
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
         """Add a hook that stays until ``reset_hooks``, for every thread.
 
-        It fires in every run that comes to its place; in one that does not, nothing is said.
-
         Args:
             name: A hook name or alias, a list of them as :meth:`site` gives, or a predicate.
             hook: ``function(activation, hook)``.
-            args: Those of TransformerLens' ``add_hook``.
-            options: Those of TransformerLens' ``add_hook``.
+            args: Those of TransformerLens' ``add_hook``, and so ``options``.
         """
         for address in self.addresses().targets(name):
             point = self._point(address)
@@ -464,13 +420,10 @@ class LoopHooks(RunLength, HookedRootModule):
                 self.clear_contexts()
         silent = [name for name, hook in watched if not hook.fired]
         if silent:
-            raise HookError(
-                f"hook {'predicate' if callable(silent[0]) else silent[0]!r}",
-                expected="a hook that fires in the run",
-                given="no firing",
-                fix="Its place was not run, or by another thread: look at start_at_loop, "
-                "stop_at_loop, n_loops and, for the readout, return_type.",
-            )
+            name = "predicate" if callable(silent[0]) else repr(silent[0])
+            expected, given = "a hook that fires in the run", "no firing"
+            fix = "Look at start_at_loop, stop_at_loop, n_loops and return_type."
+            raise HookError(f"hook {name}", expected=expected, given=given, fix=fix)
 
 
 def _carries(point: HookPoint) -> bool:
@@ -483,10 +436,6 @@ def _pairs(what: str, hooks: Any) -> list[tuple[Any, Any]]:
     listed = list(hooks) if isinstance(hooks, Iterable) and not isinstance(hooks, str) else [hooks]
     for one in listed:
         if not (isinstance(one, (tuple, list)) and len(one) == 2 and callable(one[1])):
-            raise HookError(
-                what,
-                expected="pairs of a name and a function",
-                given=f"a {type(one).__name__}, {one!r}",
-                fix="Write [(name, function), ...].",
-            )
+            given, fix = f"a {type(one).__name__}, {one!r}", "Write [(name, function), ...]."
+            raise HookError(what, expected="pairs of name and function", given=given, fix=fix)
     return [(name, function) for name, function in listed]

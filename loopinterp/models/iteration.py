@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import MOST_LOOPS, InputError, check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.text import ShortRepr
@@ -29,8 +31,6 @@ class Iteration(ShortRepr):
     """A looped model bound to one input: ``h -> step(h)``, and the state it starts from.
 
     Attributes:
-        e: The injected input.
-        h0: The state before the first loop.
         advance: One loop, ``(h, e, context) -> h``; that of a ``LoopedTransformer`` takes taps too.
         readout: Logits read from a state.
         context: What a loop knows of the input beyond ``e``; its ``select`` gives that of some
@@ -48,15 +48,7 @@ class Iteration(ShortRepr):
     def step(
         self, h: Float[Tensor, "batch pos d_model"], loop: int | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
-        """One loop.
-
-        Args:
-            h: The state before it.
-            loop: Its index, from 0 on. Needed where the model's step takes it.
-
-        Raises:
-            InputError: If the model's step takes the index, and none is given.
-        """
+        """One loop; ``loop`` is its index from 0 on, needed where the model's step takes it."""
         return self.advance(h, self.e, self.context, **self.index(loop))
 
     def step_each(
@@ -77,7 +69,7 @@ class Iteration(ShortRepr):
     def at(self, loop: int) -> Iteration:
         """The iteration of the map that the model applies at one loop, whatever its index later.
 
-        Fixed points, spectra and exponents are those of one map. Of a step that takes the loop's
+        Fixed points, spectra and exponents are those of one map: where the step takes the loop's
         index, study those of ``bind(model, inputs).at(loop)``.
         """
         check_integer("loop", loop, least=0)
@@ -90,32 +82,24 @@ class Iteration(ShortRepr):
         context = None if self.context is None else self.context.select(rows)
         return replace(self, e=self.e[rows], h0=self.h0[rows], context=context)
 
+    @checked
     def run(
         self,
-        n_loops: int,
+        n_loops: Annotated[int, Field(ge=0, le=MOST_LOOPS)],
         *,
         state: Float[Tensor, "batch pos d_model"] | None = None,
-        start_at_loop: int | None = None,
+        start_at_loop: NonNegativeInt | None = None,
         may_diverge: bool = False,
     ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"]]]:
         """The states after 0, 1, … ``n_loops`` loops; see :func:`~loopinterp.models.iterate`.
 
         With ``may_diverge``, states may leave the finite numbers after the first loop.
         """
-        check_integer("n_loops", n_loops, least=0, far=MOST_LOOPS)
         if start_at_loop is None and state is not None and self.takes_loop:
-            raise InputError(
-                "start_at_loop",
-                expected="the index of the first loop to make, as the model's step depends on it",
-                given="a state alone",
-                fix="Pass start_at_loop=t with the state after t loops.",
-            )
-        first = check_integer("start_at_loop", start_at_loop or 0, least=0)
-        return self._states(n_loops, self.h0 if state is None else state, first, may_diverge)
-
-    def _states(
-        self, n_loops: int, h: Tensor, first: int, may_diverge: bool
-    ) -> Iterator[tuple[int, Tensor]]:
+            expected = "the index of the first loop, as the model's step depends on it"
+            fix = "Pass start_at_loop=t with the state after t loops."
+            raise InputError("start_at_loop", expected=expected, given="a state alone", fix=fix)
+        h, first = self.h0 if state is None else state, start_at_loop or 0
         for loop in range(n_loops + 1):
             h = self.step(h, first + loop - 1) if loop else h
             if loop < 2 or not may_diverge:
@@ -125,11 +109,7 @@ class Iteration(ShortRepr):
     def read(
         self, h: Float[Tensor, "batch pos d_model"], loop: int
     ) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """The readout of the state after some loop.
-
-        Raises:
-            InputError: If the logits of a finite state are not finite.
-        """
+        """The readout of the state after some loop; raise if it alone is not finite."""
         logits = self.readout(h)
         _check_finite(logits, "logits", loop, state=h)
         return logits
@@ -144,14 +124,11 @@ def _check_finite(values: Tensor, what: str, loop: int, *, state: Tensor | None 
     if state is not None:
         bad &= state.isfinite().flatten(1).all(1)
     if bad.any():
-        raise InputError(
-            f"{what} after loop {loop}",
-            expected="finite numbers",
-            given=f"NaN or infinity in {int(bad.sum())} of {len(bad)} examples, "
-            f"first in example {int(bad.nonzero()[0])}",
-            fix="Check the model's weights and its inputs; mask logits with a large negative "
-            "number, not with -inf.",
-        )
+        at = f"first in example {int(bad.nonzero()[0])}"
+        given = f"NaN or infinity in {int(bad.sum())} of {len(bad)} examples, {at}"
+        fix = "Check weights and inputs; mask logits with a large negative number, not -inf."
+        name = f"{what} after loop {loop}"
+        raise InputError(name, expected="finite numbers", given=given, fix=fix)
 
 
 def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
@@ -203,8 +180,7 @@ def iterate(
             the index, and needed there beside a state.
 
     Raises:
-        InputError: If the model is none, the number of loops is no integer from 0 on, or a state
-            is not finite; it names the loop and the example.
+        InputError: If the model is none, or a state is not finite: the loop and example are named.
 
     Example:
         >>> from types import SimpleNamespace
@@ -218,6 +194,7 @@ def iterate(
 
 
 @torch.no_grad()
+@checked
 def states_at(
     model: LoopedModel | Any,
     inputs: Tensor,
@@ -225,7 +202,7 @@ def states_at(
     pos: Int[Tensor, "*place"],
     *,
     loops: Sequence[int],
-    batch_size: int = 256,
+    batch_size: PositiveInt = 256,
 ) -> tuple[Float[Tensor, "loop *place d_model"], Float[Tensor, "*place d_model"]]:
     """States after given numbers of loops, and the embedding, at given places only.
 
@@ -239,30 +216,23 @@ def states_at(
 
     Returns:
         States [loop, *place, d_model] and embeddings ``e`` [*place, d_model].
-
-    Raises:
-        InputError: If the loops do not increase, there are no inputs, or no such row.
     """
     index_of = {loop: index for index, loop in enumerate(check_increasing(loops))}
     need_examples(inputs)
-    if row.numel():
-        for end in (int(row.min()), int(row.max())):
-            check_integer("row", end, least=0, most=len(inputs) - 1)
-    states: Tensor | None = None
-    embedding: Tensor | None = None
+    for end in row.aminmax() if row.numel() else ():
+        check_integer("row", int(end), least=0, most=len(inputs) - 1)
+    bound = bind(model, inputs[:1])
+    states = bound.h0.new_empty(len(index_of), *row.shape, bound.h0.shape[-1])
+    embedding = bound.e.new_empty(*row.shape, bound.e.shape[-1])
     for start in track(range(0, len(inputs), batch_size), "run"):
         # The places of this batch of inputs, by row and position within it.
         here = (row >= start) & (row < start + batch_size)
         r, p = row[here] - start, pos[here]
         bound = bind(model, inputs[start : start + batch_size])
-        if states is None or embedding is None:
-            states = bound.h0.new_empty(len(index_of), *row.shape, bound.h0.shape[-1])
-            embedding = bound.e.new_empty(*row.shape, bound.e.shape[-1])
         embedding[here] = bound.e[r, p]
         for loop, h in bound.run(max(index_of)):
             if loop in index_of:
                 states[index_of[loop], here] = h[r, p]
-    assert states is not None and embedding is not None
     return states, embedding
 
 
@@ -271,39 +241,30 @@ def check_increasing(loops: Sequence[int], *, most: int | None = None) -> list[i
     fix = f"Pass e.g. loops=range(0, {37 if most is None else most + 1})."
     steps = [check_integer("loops", loop, least=0, most=most, fix=fix) for loop in loops]
     if not steps or any(b <= a for a, b in pairwise(steps)):
-        expected = "numbers of loops, increasing, 0 or more"
-        raise InputError("loops", expected=expected, given=reprlib.repr(steps), fix=fix)
+        given = reprlib.repr(steps)
+        raise InputError("loops", expected="increasing numbers", given=given, fix=fix)
     return steps
 
 
 # Repeatability
 
 # Units of rounding by which two runs of one computation may differ, as on GPUs; else 4.
-_ROUNDING = {torch.float32: 64, torch.float64: 64}
 
 # So many times as far may a run be rounded otherwise where other examples are beside it.
-_BESIDE_OTHERS = 8
 
 # A channel that is smaller than this share of the largest counts as one of that size.
-_QUIET = 1e-3
 
 # Loops that are run and then repeated, the last first.
-_LOOPS = 8
 
 
 @torch.no_grad()
 def need_repeatable(model: Any, inputs: Tensor) -> None:
     """Raise if a method of a model is no function of its arguments, on some of the inputs.
 
-    Studies run a model again and again from kept states, in batches of any make. A model that
-    counts its calls, keeps a state from call to call, draws by chance or reads the other examples
-    gives them numbers of another model. Embedding and start are made twice. Eight loops are run,
-    and each is repeated from its kept state, the last first, after the model was bound to another
-    input; so is the readout. Then one example is compared with itself beside another one. Models
-    that are declared ``repeatable``, as a ``LoopedTransformer`` and adapters are, are not tried.
-
-    Raises:
-        InputError: If one of the four methods differs by more than rounding; it names the method.
+    Studies run a model again and again from kept states, in batches of any make. Eight loops are
+    run, and each is repeated from its kept state, the last first, after the model was bound to
+    another input; then one example is compared with itself beside another one. Models that are
+    declared ``repeatable``, as a ``LoopedTransformer`` and adapters are, are not tried.
     """
     if declared(model, "repeatable") or not len(inputs):
         return
@@ -318,7 +279,7 @@ def need_repeatable(model: Any, inputs: Tensor) -> None:
     _compare(inner, "initial_state", first.h0, again.h0)
     only = first.at(0)  # a table of timing signals may hold one loop alone
     states = [first.h0]
-    for _ in range(_LOOPS):
+    for _ in range(8):
         states.append(only.step(states[-1]))
     logits = first.readout(states[1])
     first.readout(states[-1])
@@ -336,29 +297,30 @@ def need_repeatable(model: Any, inputs: Tensor) -> None:
         ("step", (states[1], other_state), state_of_both),
         ("readout", (logits, other_logits), both.readout(state_of_both)),
     ):
-        _compare(inner, name, torch.cat(one_by_one), part, times=_BESIDE_OTHERS)
+        # Eight times as far may a run be rounded otherwise where other examples are beside it.
+        _compare(inner, name, torch.cat(one_by_one), part, times=8)
 
 
 def _compare(model: Any, name: str, first: Tensor, again: Tensor, times: int = 1) -> None:
     difference = "another shape"
     if first.shape == again.shape:
-        units = times * _ROUNDING.get(first.dtype, 4) * torch.finfo(first.dtype).eps
-        # Rounding goes with the size of a channel: one that is large hides no other.
+        # Units of rounding by which two runs of one computation may differ, as on GPUs.
+        units = 64 if first.dtype in (torch.float32, torch.float64) else 4
+        # Rounding goes with the size of a channel: one that is large hides no other, and one that
+        # is smaller than a thousandth of the largest counts as one of that size.
         size = first.abs().masked_fill(~first.isfinite(), 0).flatten(0, -2).amax(0)
         gap = (first - again).abs()
-        alike = gap <= units * size.clamp(min=_QUIET * float(size.max()))
+        largest = size.clamp(min=1e-3 * float(size.max()))
+        limit = times * units * torch.finfo(first.dtype).eps * largest
         same = (first == again) | (first.isnan() & again.isnan())
-        if bool((alike | same).all()):
+        if bool(((gap <= limit) | same).all()):
             return
         difference = f"values that differ by up to {float(gap.nan_to_num().max()):.2g}"
-    in_batch = times > 1
+    where = "beside another example" if times > 1 else "at a repeated call"
     raise InputError(
         f"{name} of {type(model).__name__}",
-        expected="the same whenever it is given the same"
-        + ", whatever stands beside it" * in_batch,
-        given=f"{difference} " + ("beside another example" if in_batch else "at a repeated call"),
-        fix="Call .eval() first, and draw nothing by chance; where a start is random, draw that of "
-        "each example by itself from a seed of its own, in initial_state. A step that counts its "
-        "loops takes their index instead: def step(self, h, e, loop). Keep nothing from call to "
-        "call, and let no example depend on the others.",
+        expected="the same whenever it is given the same, whatever stands beside it",
+        given=f"{difference} {where}",
+        fix="Call .eval() first, and draw a random start of each example from a seed of its own. A "
+        "step that counts its loops takes their index: def step(self, h, e, loop).",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from loopinterp.models.config import LoopedTransformerConfig
 
 
-ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-}
-
-
 class Norm(nn.Module):
     r"""LayerNorm, ``(x - mean) / sqrt(var + eps) * w + b``, or RMSNorm, ``x / rms(x) * w``."""
 
@@ -50,10 +42,8 @@ class Norm(nn.Module):
     def forward(
         self, x: Float[Tensor, "*shape d_model"], tap: Tap = SILENT, name: str = ""
     ) -> Float[Tensor, "*shape d_model"]:
-        """The normed vector; the tap sees the scale and what is left before weight and bias.
-
-        ``scale = sqrt(var(x) + eps)`` (or the root mean square) and ``normalized = centred /
-        scale``, as in TransformerLens.
+        """The normed vector. The tap sees ``scale = sqrt(var(x) + eps)`` (or
+        the root mean square) and ``normalized = centred / scale``, before weight and bias.
         """
         weight, bias = self.weight, self.bias
         scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
@@ -86,7 +76,7 @@ class MLP(nn.Module):
         super().__init__()
         self.fc_in = LinearMap(config.d_model, config.mlp_width)
         self.fc_out = LinearMap(config.mlp_width, config.d_model)
-        self.act_fn = ACTIVATIONS[config.act_fn]
+        self.act_fn = _gelu_new if config.act_fn == "gelu_new" else getattr(F, config.act_fn)
 
     W_in = weights_of("fc_in", "weight.T", "Input weights ``[d_model, d_mlp]``.")
     b_in = weights_of("fc_in", "bias", "Input biases ``[d_mlp]``.")
@@ -101,6 +91,11 @@ class MLP(nn.Module):
         return self.fc_out(tap("mlp.hook_post", self.act_fn(x)))
 
 
+def _gelu_new(x: Tensor) -> Tensor:
+    """GPT-2's GELU, by a hyperbolic tangent."""
+    return F.gelu(x, approximate="tanh")
+
+
 class Recall(nn.Module):
     """``W_h x + W_e e``: a learned mix of the state and the injected input."""
 
@@ -113,7 +108,7 @@ class Recall(nn.Module):
         return self.state(x) + self.input(e)
 
 
-class Gate(LinearMap):
+class _Gate(LinearMap):
     """``sigmoid(W h + b)``: how much of what a sublayer makes is written, feature by feature."""
 
     def __init__(self, d_model: int) -> None:
@@ -143,8 +138,8 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
         self.ln2_post = Norm(config) if config.norm == "sandwich" else None
         gated = config.norm == "gated"
-        self.attn_gate = Gate(config.d_model) if gated else None
-        self.mlp_gate = Gate(config.d_model) if gated else None
+        self.attn_gate = _Gate(config.d_model) if gated else None
+        self.mlp_gate = _Gate(config.d_model) if gated else None
         internal = self.injects and config.injection == "internal"
         self.recall1 = Recall(config.d_model) if internal else None
         self.recall2 = Recall(config.d_model) if internal else None
@@ -156,17 +151,10 @@ class Layer(nn.Module):
         context: AttentionContext,
         tap: Tap = SILENT,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The stream after the layer.
-
-        Args:
-            h: The stream before it.
-            e: The injected input; None outside the block.
-            context: What the attention of every loop shares.
-            tap: Who listens inside the layer.
-        """
+        """The stream after the layer; ``e``, the injected input, is None outside the block."""
         ln1, ln2 = self.ln1, self.ln2
         h = tap("hook_resid_pre", h)
-        forks = self._forks(h, e, tap) if tap.listens(*FORKS) else ()
+        forks = self._forks(h, e, tap) if tap.listens(*FORKS) else (None, None, None)
         x = h if ln1 is None or self.norms_sum else ln1(h, tap, "ln1")
         x = self.attn(self._inject(x, e, self.recall1), context, tap, forks)
         if self.ln1_post is not None:
@@ -191,29 +179,28 @@ class Layer(nn.Module):
 
     def attribute(self, backward: AttributionPass) -> None:
         """A logit's direction from after the layer to before it: each sublayer is a branch."""
+
+        def through(name: str) -> None:
+            norm = getattr(self, name)
+            backward.through_norm(name, norm.weight, norm.bias)
+
         if self.norms_sum:
-            self._attribute_norm(backward, "ln2")
+            through("ln2")
         backward.write("mlp", backward.read("hook_mlp_out"))
         if self.norms_sum:
-            self._attribute_norm(backward, "ln1")
+            through("ln1")
         with backward.branch():
             if self.ln1_post is not None:
-                self._attribute_norm(backward, "ln1_post")
+                through("ln1_post")
             if self.attn_gate is not None:
                 backward.through_scale(backward.read("hook_attn_gate"))
             backward.write_heads(self.attn.out.weight, self.attn.out.bias)
 
-    def _attribute_norm(self, backward: AttributionPass, name: str) -> None:
-        norm = getattr(self, name)
-        backward.through_norm(name, norm.weight, norm.bias)
-
     def _forks(self, h: Tensor, e: Tensor | None, tap: Tap) -> list[Tensor | None]:
-        """What queries, keys and values read, head by head, where somebody changes just that.
+        """What queries, keys and values read head by head ``[batch, pos, head, d_model]``.
 
-        Returns:
-            Each ``[batch, pos, head, d_model]``; None where nobody looks at it.
+        None where nobody changes just that.
         """
-        # One copy of the stream for each head: [batch, pos, head, d_model].
         shared = h[:, :, None].expand(-1, -1, self.attn.n_heads, -1)
         injected = None if e is None else e[:, :, None]
         forks: list[Tensor | None] = []
@@ -238,13 +225,7 @@ class Softening:
 
     A bit is ``sign(tanh(gain z))`` with the gradient of ``tanh(gain z)``, for a share ``hard`` of
     bits and positions that is drawn in every loop; the others are ``tanh(gain z)`` plus Gaussian
-    noise.
-
-    Attributes:
-        hard: That share.
-        gain: Steepness of the hyperbolic tangent.
-        noise: Standard deviation of the noise.
-        generator: Of draws and noise, on the model's device.
+    noise of standard deviation ``noise``. The ``generator`` is on the model's device.
     """
 
     hard: float
@@ -307,9 +288,8 @@ class StateCode(nn.Module):
         return straight.where(torch.rand(z.shape, **how) < soft.hard, noisy)
 
     def attribute(self, backward: AttributionPass) -> None:
-        """A logit's direction from the state to what it is read from: ``sign(z) = z / |z|``.
-
-        As with the scale of a norm, ``|z|`` is held where the run had it.
+        """A logit's direction from the state to what it is read from: ``sign(z) = z / |z|``, with
+        ``|z|`` held where the run had it, as the scale of a norm is.
         """
         backward.write("code bias", self.write.bias)
         backward.through_linear(self.write.weight)

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 
 def grid_width(n_pos: int) -> int:
-    """Columns of the square grid that so many positions make.
-
-    Raises:
-        InputError: they make none.
+    """Columns of the square grid that so many positions make; raise if they make none.
 
     Example:
         >>> grid_width(25)
@@ -36,12 +33,8 @@ def grid_width(n_pos: int) -> int:
     """
     width = math.isqrt(n_pos)
     if width**2 != n_pos:
-        raise InputError(
-            "sequence length",
-            expected="a square number with positions='grid', a square grid row by row",
-            given=str(n_pos),
-            fix="Pass whole grids, such as those of sudoku, maze and chess_puzzles.",
-        )
+        expected, fix = "a square number, of a grid row by row", "Pass square grids."
+        raise InputError("sequence length", expected=expected, given=str(n_pos), fix=fix)
     return width
 
 
@@ -84,11 +77,11 @@ class GridBias(nn.Module):
 
 
 # Of 8, 16 and 32 the quickest on a CPU for windows from 1 to 16, heads of 16 and of 64.
-_LEAST_BLOCK = 16
 
 
 def _block_length(window: int) -> int:
-    return max(_LEAST_BLOCK, window)
+    # Of 8, 16 and 32 the quickest on a CPU for windows from 1 to 16, heads of 16 and of 64.
+    return max(16, window)
 
 
 def pays(n_pos: int, window: int) -> bool:
@@ -124,11 +117,10 @@ class AttentionContext:
         is_causal: Whether a plain causal mask says it all (then ``mask`` is None).
         window: Where set, attention goes block by block within a causal window of so many keys.
         rotation: Cosines and sines of the rotary angles, each ``[pos, d_head]``.
-        qk_offset: Abacus embedding added to queries and keys, ``[batch, head, pos, d_head]``.
-        remember: Where set, it is given the keys and values of each layer in turn, and gives those
-            that attention goes over.
-        attend: Where set, attention is what it makes of queries, keys and values, whose ``pos`` may
-            then be any arrangement of positions; ``mask`` and the like are its own matter.
+        qk_offset: Abacus embedding added to queries and keys.
+        remember: From the keys and values of each layer in turn to those that attention goes over.
+        attend: What attention is made of queries, keys, values, whose ``pos`` may then be
+            any arrangement of positions.
         surround: Mask and window of the layers before and after the loop, where they differ.
     """
 
@@ -146,7 +138,7 @@ class AttentionContext:
 
         For attention over all pairs of positions, and not block by block.
         """
-        mask, (rotation, offset) = self.mask, (self.rotation, self.qk_offset)
+        mask, rotation, offset = self.mask, self.rotation, self.qk_offset
         if self.is_causal:
             ahead = torch.full((n_pos - start, n_pos), float("-inf"), device=like.device)
             mask = ahead.triu(start + 1)[None, None].to(like.dtype)
@@ -229,7 +221,7 @@ class FireBias(nn.Module):
         return self.mlp(share.to(self.log_c)[..., None]).movedim(-1, 1)
 
 
-Bias = RelativeBias | FireBias | GridBias
+_Bias = RelativeBias | FireBias | GridBias
 
 
 def attention_mask(
@@ -280,7 +272,7 @@ def _allowed(
     return allowed & near
 
 
-def rotary_tables(
+def _rotary_tables(
     n_pos: int, d_head: int, base: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine tables of RoFormer (arXiv 2104.09864), adjacent pairs rotated together."""
@@ -326,27 +318,22 @@ def abacus_positions(
 def check_length(n_needed: int, n_ctx: int, what: str) -> None:
     """Raise if a learned position table is too short."""
     if n_needed > n_ctx:
-        raise InputError(
-            what,
-            expected=f"at most n_ctx={n_ctx} learned positions",
-            given=str(n_needed),
-            fix="Shorten the input, or build the model with a larger n_ctx.",
-        )
+        expected, fix = f"at most n_ctx={n_ctx} learned positions", "Shorten the input."
+        raise InputError(what, expected=expected, given=str(n_needed), fix=fix)
 
 
 def attention_context(
     config: LoopedTransformerConfig,
     n_pos: int,
     *,
-    bias: Bias | None,
+    bias: _Bias | None,
     device: torch.device,
     dtype: torch.dtype,
     all_pairs: bool = False,
 ) -> AttentionContext:
     """The context that a sequence length alone decides.
 
-    With ``all_pairs``, somebody looks at the scores of all pairs of positions, so that they are
-    computed even where a window makes that needless.
+    With ``all_pairs``, scores of all pairs of positions are computed, whatever the window.
     """
     rotation, window, surround = None, config.window_of_all_heads, None
     if not config.windowed_surround:
@@ -354,7 +341,7 @@ def attention_context(
         surround = attention_context(config.without_window(), n_pos, **about)
         rotation = surround.rotation
     elif config.positions == "rotary":
-        rotation = rotary_tables(n_pos, config.head_width, config.rotary_base, device, dtype)
+        rotation = _rotary_tables(n_pos, config.head_width, config.rotary_base, device, dtype)
     if bias is None and config.attention_window is None:
         return AttentionContext(is_causal=config.causal, rotation=rotation)
     if all_pairs or not config.causal or window is None or not pays(n_pos, window):
@@ -372,7 +359,7 @@ def score_mask(
     query: Int[Tensor, "#block query 1"],
     key: Int[Tensor, "#block 1 key"],
     *,
-    bias: Bias | None,
+    bias: _Bias | None,
     dtype: torch.dtype,
     width: int | None = None,
 ) -> Float[Tensor, "#block #head query key"]:

@@ -33,11 +33,8 @@ class LoopedModel(Protocol):
 
     No method depends on anything but its arguments: not on earlier calls, and not on chance.
     A step that differs from loop to loop (a timing signal, weights of each loop) declares a
-    parameter ``loop``, ``step(h, e, loop)``. Every caller then passes ``loop=t``, the index from 0
-    on of the loop that is made.
-
-    What a model may declare besides, and what holds where it does not, is in
-    :class:`OptionalProperties`.
+    parameter ``loop``, ``step(h, e, loop)``; every caller then passes the loop's index, from 0 on.
+    :class:`OptionalProperties` lists what a model may declare besides.
     """
 
     def embed(self, inputs: Tensor) -> Float[Tensor, "batch pos d_model"]:
@@ -88,8 +85,7 @@ class OptionalProperties(Protocol):
         loop_rule: How many loops the model was made for.
         task: What it was trained on.
         takes_loop: Whether its step takes the loop's index; None to look at its signature.
-        repeatable: Whether its methods are known to depend on their arguments alone, so that
-            nobody has to try.
+        repeatable: Whether its methods are known to depend on their arguments alone.
         end_loop: ``(h, e) -> h``, from the output of a loop's last layer to the state.
         wrapped: The model that a wrapper of its vocabulary runs.
     """
@@ -129,9 +125,7 @@ def declared(model: Any, name: str) -> Any:
 
 
 def takes_loop(model: Any) -> bool:
-    """Whether a model's step differs from loop to loop: whether it has a parameter ``loop``.
-
-    A wrapper of another model says so by an attribute ``takes_loop``.
+    """Whether a model's step has a parameter ``loop``; a wrapper says so as ``takes_loop``.
 
     Example:
         >>> from types import SimpleNamespace
@@ -170,21 +164,14 @@ def device_of(model: Any) -> torch.device:
 
 
 def reach(model: Any) -> int | None:
-    """Positions to its left that one loop can carry something from, to a position.
+    """Positions to its left that one loop can carry something from, to a position; None: no bound.
 
     With reach ``r``, ``h_{t+1}[p]`` depends on ``h_t[p - r], …, h_t[p]`` alone, and ``readout(h)``
     at ``p`` on ``h[p]``: a change of the state at ``p`` stays within ``p … p + r * k`` for ``k``
     loops. The injected input may come in from farther away.
 
-    Args:
-        model: Any looped model. Its attribute ``reach`` is the answer; a model without one
-            promises nothing.
-
-    Returns:
-        The number of positions, or None where there is no such bound.
-
     Raises:
-        InputError: If the model's attribute is neither None nor an integer from 0 on.
+        InputError: If the model declares a ``reach`` that is neither None nor an integer from 0 on.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -208,19 +195,16 @@ def need_model(model: object) -> None:
     if not is_class and (hasattr(model, "bind") or isinstance(model, LoopedModel)):
         return
     inside = getattr(model, "model", None)
-    fix = "Pass a LoopedTransformer, or wrap your own model in these four methods."
+    fix = "Wrap your own model in these four methods."
     if isinstance(inside, LoopedModel):
         fix = "Pass its .model."
     elif callable(inside) and not is_class:  # a run
         fix = "Pass its .model()."
     elif isinstance(model, (str, PathLike)):
         fix = f"Pass loopinterp.load({str(model)!r})."
-    raise InputError(
-        "model",
-        expected="a looped model, with embed, initial_state, step and readout",
-        given=f"the class {model.__name__} itself" if is_class else type(model).__name__,
-        fix=fix,
-    )
+    given = f"the class {model.__name__} itself" if is_class else type(model).__name__
+    expected = "a looped model, with embed, initial_state, step and readout"
+    raise InputError("model", expected=expected, given=given, fix=fix)
 
 
 def need_one_map(model: LoopedModel | Any) -> None:
@@ -228,11 +212,9 @@ def need_one_map(model: LoopedModel | Any) -> None:
     if takes_loop(model):
         raise InputError(
             "model",
-            expected="one map for all loops, as fixed points, basins, spectra and transition "
-            "tables are those of a map",
+            expected="a step that is one map for all loops",
             given=f"{type(model).__name__}, whose step depends on the loop's index",
-            fix="Wrap it in a model whose step calls model.step(h, e, loop=t) with one t, to "
-            "study that loop's map; patching, lenses and comparisons take the model as it is.",
+            fix="Wrap it in a model whose step calls model.step(h, e, loop=t) with one t.",
         )
 
 
@@ -242,36 +224,27 @@ def need_hooks(model: object) -> None:
     if not hasattr(model, "run_with_cache") or not hasattr(model, "site"):
         raise InputError(
             "model",
-            expected="a LoopedTransformer or an adapter, as this study looks inside a loop, where "
-            "heads and layers need hooks",
+            expected="a LoopedTransformer or an adapter: heads and layers need hooks",
             given=f"{type(model).__name__}, which shows its states between loops only",
-            fix="Use studies of states (convergence_study, compare_programs, patching_sweep of "
-            "component='state'), convert its weights with loopinterp.models.convert_model, or pass "
-            "loopinterp.adapters.adapt(model) of a published one.",
+            fix="Study states (convergence_study, patching_sweep of component='state'), or use "
+            "loopinterp.models.convert_model or loopinterp.adapters.adapt.",
         )
 
 
 def need_causal(model: Any, *, error: type[InputError] = InputError) -> None:
     """Raise on a model, or a configuration, that is known to see positions after a position."""
     if declared(model, "causal") is False:
-        raise error(
-            "model",
-            expected="a causal one, whose answer at a position depends on no later one",
-            given="causal=False",
-            fix="Build it with causal=True, or take a task whose answers are all read at once, "
-            "and stand in no input.",
-        )
+        expected = "a causal one, whose answer at a position depends on no later one"
+        fix = "Build it with causal=True, or take a task whose answers stand in no input."
+        raise error("model", expected=expected, given="causal=False", fix=fix)
 
 
 class CheckedModel:
     """The four methods of a user's model, each of which raises where it breaks the protocol.
 
-    What a method returns has the axes by which every study reads it, and its arguments stay as they
-    were: studies keep states, and a step that writes into one changes those that were kept. That is
-    seen from shapes and version counters, at no cost and with no run.
-
-    Args:
-        model: A model that has them.
+    A method returns floats ``[batch, pos, …]``, and its arguments stay as they were: studies keep
+    states, and a step that writes into one changes those that were kept. That is seen from shapes
+    and version counters, at no cost and with no run.
     """
 
     def __init__(self, model: Any) -> None:
@@ -289,15 +262,10 @@ class CheckedModel:
 
     def step(self, h: Tensor, e: Tensor, loop: int | None = None) -> Tensor:
         """One loop, of that index."""
-        index = {"loop": loop} if self.takes_loop else {}
         if self.takes_loop and loop is None:
-            raise InputError(
-                "loop",
-                expected=f"the index of the loop, as step of {type(self._model).__name__} takes it",
-                given="none",
-                fix="Pass it to step; or take the map of one loop, "
-                "bind(model, inputs).at(loop).step.",
-            )
+            fix = "Pass it to step; or take the map of one loop, bind(model, inputs).at(loop).step."
+            raise InputError("loop", expected="the loop's index", given="none", fix=fix)
+        index = {"loop": loop} if self.takes_loop else {}
         stepped = self._call("step", index, h=h, e=e)
         return self._checked("step", stepped, h.shape[:-1], width=h.shape[-1])
 
@@ -320,8 +288,7 @@ class CheckedModel:
                     f"{name} of {type(self._model).__name__}",
                     expected=f"a new tensor, and {argument} left as it was",
                     given=f"{argument} written in place",
-                    fix=f"Write {argument} = {argument} + x instead of {argument} += x, or begin "
-                    f"with {argument} = {argument}.clone().",
+                    fix=f"Write {argument} = {argument} + x, not +=; or clone {argument} first.",
                 )
         return returned
 
@@ -329,29 +296,19 @@ class CheckedModel:
         self, name: str, returned: Any, places: Sequence[int | str], *, width: int | None = None
     ) -> Tensor:
         """What a method returned, if it is floats of some width at every place."""
-        is_tensor = isinstance(returned, Tensor)
-        if is_tensor and returned.is_floating_point() and returned.ndim == len(places) + 1:
-            sizes = zip(returned.shape, places)
-            fits = all(isinstance(place, str) or n == place for n, place in sizes)
-            if fits and returned.shape[-1] >= 1 and width in (None, returned.shape[-1]):
+        shape: tuple[int, ...] = tuple(returned.shape) if isinstance(returned, Tensor) else ()
+        if len(shape) == len(places) + 1 and returned.is_floating_point():
+            fits = all(isinstance(place, str) or n == place for n, place in zip(shape, places))
+            if fits and shape[-1] >= 1 and width in (None, shape[-1]):
                 return returned
         last = width or ("classes" if name == "readout" else "d_model")
-        shape = tuple(returned.shape) if is_tensor else ()
-        fix = (
-            "Return one tensor with the axes batch, pos and features; parts of a state lie side by "
-            "side on the last one."
-        )
+        fix = "Return one tensor; parts of a state lie side by side on the last axis."
         if name in ("step", "initial_state") and len(shape) == 3 and shape[:2] != tuple(places):
-            fix = (
-                "Keep a state for each position of the input and no others: as many positions, of "
-                "as many examples, as embed returns. A model with states of its own beside them "
-                "(memory or register tokens) makes room for them in embed, and reads none of them "
-                "in readout."
-            )
+            fix = "Make room for states beside the input's (registers) in embed, not here."
         raise InputError(
             f"{name} of {type(self._model).__name__}",
             expected=f"floats [{', '.join(map(str, (*places, last)))}]",
-            given=spell(returned) if is_tensor else f"a {type(returned).__name__}",
+            given=spell(returned),
             fix=fix,
         )
 
@@ -369,12 +326,21 @@ def describe_model(model: Any) -> dict[str, Any] | str:
         it; the ``loop_rule``, where it has one; and ``weights_sha256`` where it is a module.
 
     Raises:
-        InputError: If a weight is NaN or infinite; it names the tensor. If training mode makes a
-            module draw, or look at the rest of the batch; it names the module.
+        InputError: If a weight is NaN or infinite, or a module in training draws or looks at the
+            rest of the batch.
         HookError: If hooks are on.
     """
-    check_weights(model)
-    check_modules(model)
+    for name, weight in getattr(model, "named_parameters", tuple)():
+        need_weights(weight.device)
+        bad = ~weight.detach().isfinite()
+        if bad.any():
+            given = f"NaN or infinity at {int(bad.sum())} of {bad.numel()} places"
+            fix = "Take a copy from before it broke, or train anew with a lower learning rate."
+            raise InputError(f"weight {name}", expected="finite numbers", given=given, fix=fix)
+    for name, module in getattr(model, "named_modules", tuple)():
+        _need_evaluation(name or "model", module)
+        if need_no_hooks := getattr(module, "need_no_hooks", None):
+            need_no_hooks()
     described = _without_weights(model)
     if isinstance(model, nn.Module) and isinstance(described, dict):
         # Buffers that are not saved with a model decide what it computes as those that are.
@@ -384,10 +350,7 @@ def describe_model(model: Any) -> dict[str, Any] | str:
 
 
 def _without_weights(model: Any) -> dict[str, Any] | str:
-    """A model but for its weights; the class alone of an object that is no module.
-
-    A wrapper is described with the models that it wraps.
-    """
+    """A model and the models that it wraps, without weights; the class alone of no module."""
     to_dict = getattr(getattr(model, "config", None), "to_dict", None)
     described: dict[str, Any] = {"class": type(model).__name__} if to_dict is None else to_dict()
     if rule := rule_of(model):
@@ -409,55 +372,14 @@ def own_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: x for name, x in model.state_dict().items() if name not in again}
 
 
-def check_weights(model: Any) -> None:
-    """Raise if a weight of a model that has named ones is NaN, infinite or on the meta device.
-
-    Example:
-        >>> broken = torch.nn.Linear(1, 1)
-        >>> broken.bias.data[0] = torch.nan
-        >>> check_weights(broken)
-        Traceback (most recent call last):
-        loopinterp.core.errors.InputError: weight bias: expected finite numbers, got NaN or
-        infinity at 1 of 1 places. Take a copy from before it broke, or train anew with a
-        lower learning rate.
-    """
-    for name, weight in getattr(model, "named_parameters", tuple)():
-        need_weights(weight.device)
-        bad = ~weight.detach().isfinite()
-        if bad.any():
-            raise InputError(
-                f"weight {name}",
-                expected="finite numbers",
-                given=f"NaN or infinity at {int(bad.sum())} of {bad.numel()} places",
-                fix="Take a copy from before it broke, or train anew with a lower learning rate.",
-            )
-
-
-def check_modules(model: Any) -> None:
-    """Raise if a part of a model does not compute what its description says: in training, hooked.
-
-    Example:
-        >>> check_modules(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout(0.1)))
-        Traceback (most recent call last):
-        loopinterp.core.errors.InputError: module 1: expected evaluation mode: in training a run
-        gives other numbers each time, got Dropout in training mode, with dropout=0.1. Call
-        model.eval() first.
-    """
-    for name, module in getattr(model, "named_modules", {}.items)():
-        rate = module.p if isinstance(module, _DropoutNd) else _dropout_rate(module)
-        if module.training and (rate > 0 or isinstance(module, _BatchNorm)):
-            dropout = f", with dropout={rate}" if rate > 0 else ""
-            raise InputError(
-                f"module {name or 'model'}",
-                expected="evaluation mode: in training a run gives other numbers each time",
-                given=f"{type(module).__name__} in training mode{dropout}",
-                fix="Call model.eval() first.",
-            )
-        if need_no_hooks := getattr(module, "need_no_hooks", None):
-            need_no_hooks()
-
-
-def _dropout_rate(module: nn.Module) -> float:
-    """The largest rate that a module holds for dropout by a function; 0 if it holds none."""
-    rates = (value for name, value in vars(module).items() if "dropout" in name)
-    return max((x for x in rates if isinstance(x, (int, float))), default=0)
+def _need_evaluation(name: str, module: nn.Module) -> None:
+    """Raise on a module that is in training, where it draws or looks at the rest of the batch."""
+    if not module.training:
+        return
+    # A module's own rate, or the largest that it holds for dropout by a function.
+    rates = [x for k, x in vars(module).items() if "dropout" in k and isinstance(x, (int, float))]
+    rate = module.p if isinstance(module, _DropoutNd) else max(rates, default=0)
+    if rate > 0 or isinstance(module, _BatchNorm):
+        given = f"{type(module).__name__} in training, dropout={rate}"
+        fix = "Call model.eval() first."
+        raise InputError(f"module {name}", expected="evaluation mode", given=given, fix=fix)

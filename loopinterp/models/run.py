@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from loopinterp.core.errors import HookError, check_choice, check_integer
+from loopinterp.core.errors import HookError, InputError, check_choice, check_integer
 from loopinterp.models.cache import LoopedCache
 from loopinterp.models.hooks import LoopHooks
 from loopinterp.models.iteration import Iteration
-from loopinterp.models.run_inputs import check_dtype, check_state, ends_of, loop_span, refuse
+from loopinterp.models.run_inputs import check_dtype, loop_span, refuse, spell
 from loopinterp.models.taps import NO_TAPS, Recorder, Taps, need_room
 from loopinterp.models.transformer_lens_calls import (
-    NOT_THE_STATE,
     StoppedRun,
     StopPoint,
     TransformerLensCalls,
-    check_stop,
     refuse_options,
 )
 
@@ -38,7 +36,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     """A :class:`~loopinterp.models.LoopedModel` that is hooked at every loop.
 
     A model defines its ``site_map``, :meth:`initial_state`, and the methods at the end of this
-    class, of which embedding, loop and readout pass what has a name through the taps of its place.
+    class. Embedding, loop and readout pass every activation that has a name through a tap.
     """
 
     repeatable = True
@@ -48,15 +46,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     def embed(
         self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The injected input ``e``: embedding, positions that are added to it, prelude.
-
-        Args:
-            inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
-            position_offset: Added to abacus positions: one number, or one for each example.
-
-        Raises:
-            InputError: If shape, type or range of the input is wrong, or it is too long.
-        """
+        """The injected input ``e``: embedding, positions that are added to it, prelude."""
         return self._enter(inputs, position_offset)[0]
 
     def initial_state(
@@ -102,12 +92,10 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
             position_offset: Added to abacus positions: one number, or one for each example.
             checked: Whether tokens and offsets have been checked, so that nobody looks at them.
-            all_pairs: Whether attention goes over all pairs of positions, even where a window
-                makes that needless.
+            all_pairs: Whether attention goes over all pairs of positions, whatever the window.
 
         Raises:
             HookError: If hooks are on: its steps fire none.
-            InputError: If shape, type or range of the input is wrong, or it is too long.
         """
         self.need_no_hooks()
         e, context = self._enter(inputs, position_offset, checked=checked, all_pairs=all_pairs)
@@ -183,7 +171,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         clear_contexts: bool = False,
         **options: Any,
     ) -> tuple[Any, Any]:
-        """Run and keep activations; see :meth:`forward` for what is not said here.
+        """Run and keep activations; further arguments are those of :meth:`forward`.
 
         Args:
             names_filter: Hook names, ``loops.{t}.blocks.{l}.…`` aliases, component names such as
@@ -205,15 +193,12 @@ class HookedRun(TransformerLensCalls, LoopHooks):
 
         Raises:
             HookError: If the filter keeps nothing, or a name does not exist.
-            InputError: If the batch axis of more than one example is to go, ``loss_fn`` is given
-                without ``incl_bwd``, or the cache would not fit where it is to be kept; that is
-                said before anything is run.
+            InputError: If the options conflict, or, before anything is run, if the cache would not
+                fit where it is to be kept.
         """
-        if not incl_bwd:
-            refuse(
-                {"loss_fn": loss_fn}, "none without incl_bwd=True, which it is for", "Pass both."
-            )
         refuse_options(options)
+        if not incl_bwd:
+            refuse({"loss_fn": loss_fn}, "none without incl_bwd=True", "Pass both.")
         total = self._run_loops(n_loops, self.to_tokens(inputs))
         stop = self._stop(stop_at_layer, total, n_loops, return_type)
         self._need_number(n_loops, total, names_filter)
@@ -226,17 +211,9 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             for address in chosen
             if address.loop in span or (address.loop is None and (reads or not address.in_readout))
         ]
-        if not fires:
-            raise HookError(
-                "names_filter",
-                expected=f"something inside loops {span.start} to {span.stop - 1}, or the "
-                "readout where logits are returned",
-                given=f"{names_filter!r} with loops={loops!r}, return_type={return_type!r}",
-                fix="Widen the filter, run more loops, or return logits.",
-            )
         kept_as = check_dtype(dtype)
         recorder = Recorder(pos_slice=pos_slice, device=device, dtype=kept_as, gradients=incl_bwd)
-        if isinstance(inputs, torch.Tensor) and inputs.dim() > 1:  # else refused where it is read
+        if fires and inputs.dim() > 1:  # other inputs are refused where they are read
             need_room(
                 fires,
                 len(inputs),
@@ -252,9 +229,9 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         if not recorder.kept:
             raise HookError(
                 "names_filter",
-                expected=f"something before layer {stop_at_layer}",
-                given=f"{names_filter!r}",
-                fix="Widen the filter, or stop later.",
+                expected=f"something that loops {span.start} to {span.stop - 1} or the readout do",
+                given=f"{names_filter!r} with {loops=}, {return_type=}, {stop_at_layer=}",
+                fix="Widen the filter, run more loops, or return logits.",
             )
         if incl_bwd:
             recorder.backward(out if loss_fn is None else loss_fn(out))
@@ -284,21 +261,31 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         taps: Taps,
     ) -> Any:
         """A run, and what ``return_type`` makes of it."""
-        kind = "state" if return_type is None else return_type
-        check_choice("return_type", kind, get_args(_ReturnType))
-        kind = "logits" if kind in NOT_THE_STATE else kind
-        ends = ends_of(n_loops, span, kind)
+        if return_type is not None:
+            check_choice("return_type", return_type, get_args(_ReturnType))
+        for_loss = return_type in (None, "loss", "both")  # as TransformerLens has them
+        kind = "logits" if for_loss else return_type
+        ends = n_loops if isinstance(n_loops, torch.Tensor) else None
+        if ends is not None:
+            options = {
+                "start_at_loop": span.start or None,
+                "stop_at_loop": span.stop if span.stop < int(ends.max()) else None,
+                "return_type": kind if kind in ("states", "all_logits") else None,
+            }
+            refuse(options, "none beside a number of loops for each example", "Pass one n_loops.")
         try:
             e, context = self._enter(inputs, position_offset, taps)
-            if state is None:
-                h = self.initial_state(e)
-            else:
-                h = check_state(state, e, self.site_map.state_width)
+            h = self.initial_state(e) if state is None else state
+            if state is not None:
+                shape = (*e.shape[:-1], self.site_map.state_width)
+                if h.shape != shape or h.dtype != e.dtype:
+                    expected, fix = f"{list(shape)} of {e.dtype}", "Pass one of the same input."
+                    raise InputError("state", expected=expected, given=spell(h), fix=fix)
             # `read` is what logits are read from: each example's state after its own last loop.
             read, states = h, [h]
             for loop in span:
                 h = self.run_loop(h, e, context, taps, loop)
-                # An example whose loops are over is read at its own end.
+                # [batch, 1, 1]: an example whose loops are over is read at its own end.
                 read = h if ends is None else torch.where((ends > loop)[:, None, None], h, read)
                 if kind in ("states", "all_logits"):
                     states.append(h)
@@ -307,12 +294,13 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             return stopped.stream
         taps.end(read, logits)
         if logits is None:
-            out = read if kind == "state" else torch.stack(states)
-        elif kind == "all_logits":
-            out = torch.stack([*map(self.run_readout, states[:-1]), logits])
-        else:
-            out = logits
-        return self._answer(out, inputs, return_type) if return_type in NOT_THE_STATE else out
+            return read if kind == "state" else torch.stack(states)
+        if kind == "all_logits":
+            return torch.stack([*map(self.run_readout, states[:-1]), logits])
+        if return_type in ("loss", "both"):
+            loss = self.loss_fn(logits, inputs)
+            return loss if return_type == "loss" else (logits, loss)
+        return None if return_type is None else logits
 
     def _stop(
         self, layer: int | None, loops: int, n_loops: object, return_type: object
@@ -321,19 +309,17 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         if layer is None:
             return []
         if isinstance(n_loops, torch.Tensor) or return_type != "logits":
-            refuse(
-                {"stop_at_layer": layer},
-                "None with a return_type, and with a number of loops for each example",
-                "Pass stop_at_loop=, or one number of loops and no return_type.",
-            )
-        before = check_stop(layer, self.site_map.layers_total(loops))
-        address = self.addresses(loops).addresses[f"blocks.{before}.hook_resid_pre"]
+            expected = "None with a return_type or loops for each example"
+            refuse({"stop_at_layer": layer}, expected, "Pass stop_at_loop= instead.")
+        total = self.site_map.layers_total(loops)
+        check_integer("stop_at_layer", layer, least=-total, most=total - 1)
+        address = self.addresses(loops).addresses[f"blocks.{layer % total}.hook_resid_pre"]
         return [(address, StopPoint())]
 
     def _enter(
         self,
         inputs: Tensor,
-        position_offset: int | Tensor,
+        offset: int | Tensor,
         taps: Taps = NO_TAPS,
         *,
         checked: bool = False,
@@ -341,16 +327,11 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     ) -> tuple[Tensor, AttentionContext]:
         """The injected input, and what attention is told about it."""
         all_pairs = all_pairs or taps.see_scores()
-        context = self.input_context(inputs, position_offset, all_pairs=all_pairs, checked=checked)
-        added = self.added_positions(inputs, position_offset, checked=checked)
+        context = self.input_context(inputs, offset, all_pairs=all_pairs, checked=checked)
+        added = self.added_positions(inputs, offset, checked=checked)
         return self.run_embedding(inputs, context, added, taps), context
 
     # What a model defines
-
-    @property
-    def starts_by_place(self) -> bool:
-        """Whether the initial state depends on where a token stands, and not on the token."""
-        return False
 
     def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
         """True where a query may attend, of so many positions."""

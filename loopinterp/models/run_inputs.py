@@ -176,11 +176,9 @@ class RunLength:
             if name.startswith("blocks."):
                 raise HookError(
                     f"hook {name!r}",
-                    expected="n_loops with a numbered name, which the model numbers for "
-                    f"{self.n_loops} loops",
+                    expected=f"n_loops, as the name is one of a run of {self.n_loops} loops",
                     given=f"none, and an input that takes {loops}",
-                    fix=f"Pass n_loops={loops}, take names and runs from model.unroll({loops}), "
-                    "or say loops.{t}.blocks.{layer}.… instead.",
+                    fix=f"Pass n_loops={loops}, or say loops.{{t}}.blocks.{{layer}}.… instead.",
                 )
 
 
@@ -191,33 +189,11 @@ def check_loops(n_loops: int) -> int:
 
 def check_ends(n_loops: Tensor, inputs: Any) -> Tensor:
     """Numbers of loops, one for each example, on its device; raise unless they can be run."""
-    if not isinstance(inputs, torch.Tensor):
-        return n_loops  # the inputs are refused where they are read
-    need_examples(inputs)
-    check_each("n_loops", n_loops, inputs, "Pass n_loops=batch.n_loops.")
-    for end in n_loops.aminmax():
-        check_integer("n_loops", int(end), least=0, far=MOST_LOOPS, fix="Check T(n).")
-    return n_loops
-
-
-def ends_of(n_loops: object, span: range, return_type: str) -> Tensor | None:
-    """The number of loops of each example, where there is one for each; None where there is not.
-
-    Raises:
-        InputError: If not all loops are run, or more is returned than each example's last.
-    """
-    if not isinstance(n_loops, torch.Tensor):
-        return None
-    options = {
-        "start_at_loop": span.start or None,
-        "stop_at_loop": span.stop if span.stop < int(n_loops.max()) else None,
-        "return_type": return_type if return_type in ("states", "all_logits") else None,
-    }
-    refuse(
-        options,
-        expected="none beside a number of loops for each example, which is read after its own",
-        fix="Pass one n_loops for all; or leave it out, and return 'logits' or 'state'.",
-    )
+    if isinstance(inputs, torch.Tensor):  # others are refused where they are read
+        need_examples(inputs)
+        check_each("n_loops", n_loops, inputs)
+        for end in n_loops.aminmax():
+            check_integer("n_loops", int(end), least=0, far=MOST_LOOPS)
     return n_loops
 
 
@@ -228,22 +204,11 @@ def loop_span(start: int, stop: int | None, n_loops: int, state: Tensor | None) 
         >>> loop_span(2, None, 5, torch.zeros(1, 1, 8))
         range(2, 5)
     """
-    stop = n_loops if stop is None else check_integer("stop_at_loop", stop)
-    check_integer("start_at_loop", start)
-    if not 0 <= start <= stop <= n_loops:
-        raise InputError(
-            "start_at_loop, stop_at_loop",
-            expected=f"0 <= start <= stop <= n_loops = {n_loops}",
-            given=f"{start}, {stop}",
-            fix="Pass a larger n_loops, or loops inside the run.",
-        )
+    stop = check_integer("stop_at_loop", n_loops if stop is None else stop, least=0, most=n_loops)
+    start = check_integer("start_at_loop", start, least=0, most=stop)
     if start > 0 and state is None:
-        raise InputError(
-            "state",
-            expected=f"the state before loop {start}",
-            given="None",
-            fix="Pass state=, from model(inputs, stop_at_loop=..., return_type='state').",
-        )
+        fix = "Pass state=, from model(inputs, stop_at_loop=..., return_type='state')."
+        raise InputError("state", expected=f"that before loop {start}", given="None", fix=fix)
     return range(start, stop)
 
 
@@ -264,104 +229,85 @@ def check_inputs(
     wait for it.
     """
     need_weights(device)
-    if config.d_vocab is not None:
-        _check_token_kind(inputs)
+    if config.d_vocab is None:
+        is_batch = isinstance(inputs, torch.Tensor) and inputs.dim() == 3
+        fits = is_batch and inputs.shape[-1] == config.d_features and inputs.is_floating_point()
+        _check_kind(inputs, fits, f"floats [batch, pos, d_features={config.d_features}]")
+    elif checked:
+        _check_kind(inputs, _are_tokens(inputs), _TOKENS)
     else:
-        vectors = isinstance(inputs, torch.Tensor) and inputs.dim() == 3
-        fits = vectors and inputs.shape[-1] == config.d_features and inputs.is_floating_point()
-        _check_kind(inputs, fits, f"features [batch, pos, {config.d_features}], floats")
+        check_tokens(inputs, config.d_vocab)
     check_device(inputs, device)
-    if config.d_vocab is not None and not checked:  # which on the meta device nobody can
-        fix = "Use the task that the model was trained on, or a larger d_vocab."
-        _check_range(inputs, config.d_vocab, fix)
     if config.positions == "absolute" and config.n_ctx is not None:
         check_length(inputs.shape[1], config.n_ctx, "sequence length")
     if config.positions == "grid":
         grid_width(inputs.shape[1])
-    _check_offset(position_offset, inputs, config.positions, checked)
-
-
-def _check_offset(offset: int | Tensor, inputs: Tensor, positions: str, checked: bool) -> None:
-    """Raise unless an offset is one from 0 on, or one for each example, where it has an effect."""
-    each = isinstance(offset, torch.Tensor)
+    each = isinstance(position_offset, torch.Tensor)
     if each:
-        check_each("position_offset", offset, inputs, "Pass one integer for all, or one for each.")
-    if positions == "abacus" and not (checked and each):
-        check_integer("position_offset", int(offset.min()) if each else offset, least=0)
-    elif positions != "abacus" and (each or offset):
-        expected = f"0 with positions={positions!r}, which it does not move"
-        refuse({"position_offset": offset}, expected, "Leave it out.")
+        check_each("position_offset", position_offset, inputs)
+    if config.positions == "abacus" and not (checked and each):
+        least = int(position_offset.min()) if each else position_offset
+        check_integer("position_offset", least, least=0)
+    elif config.positions != "abacus" and (each or position_offset):
+        refuse({"position_offset": position_offset}, "0 without abacus positions", "Leave it out.")
 
 
-def check_tokens(inputs: Tensor, d_vocab: int, fix: str) -> None:
+_TOKENS = "integers [batch, pos] (uint8 or int8 to int64)"
+
+
+def _are_tokens(inputs: Any) -> bool:
+    return isinstance(inputs, torch.Tensor) and inputs.dtype in TOKEN_TYPES and inputs.dim() == 2
+
+
+def check_tokens(inputs: Tensor, d_vocab: int, fix: str = "Use the model's own task.") -> None:
     """Raise unless the inputs are tokens of a vocabulary."""
-    _check_token_kind(inputs)
-    _check_range(inputs, d_vocab, fix)
-
-
-def _check_token_kind(inputs: Tensor) -> None:
-    fits = isinstance(inputs, torch.Tensor) and inputs.dtype in TOKEN_TYPES and inputs.dim() == 2
-    _check_kind(inputs, fits, "tokens [batch, pos], integers (uint8 or int8 to int64)")
-
-
-def _check_range(inputs: Tensor, d_vocab: int, fix: str) -> None:
+    _check_kind(inputs, _are_tokens(inputs), _TOKENS)
     low, high = int(inputs.min()), int(inputs.max())
     if low < 0 or high >= d_vocab:
-        expected, given = f"tokens from 0 to {d_vocab - 1}", f"tokens from {low} to {high}"
-        raise InputError("inputs", expected=expected, given=given, fix=fix)
+        expected = f"tokens from 0 to {d_vocab - 1}"
+        raise InputError("inputs", expected=expected, given=f"{low} to {high}", fix=fix)
 
 
 def _check_kind(inputs: Any, fits: bool, expected: str) -> None:
     if not fits or inputs.shape[1] == 0:
-        is_tensor = isinstance(inputs, torch.Tensor)
-        given = spell(inputs) if is_tensor else f"a {type(inputs).__name__}"
         fix = "Give what the task's sampler gives: task.sample(...).inputs."
-        raise InputError("inputs", expected=expected, given=given, fix=fix)
+        raise InputError("inputs", expected=expected, given=spell(inputs), fix=fix)
     need_examples(inputs)
 
 
 def check_device(inputs: Tensor, device: torch.device) -> None:
     """Raise unless the inputs lie where the model does."""
     if inputs.device != device:
-        expected, fix = f"a tensor on {device}, where the model is", f"inputs.to({str(device)!r})"
+        given, fix = str(inputs.device), f"Pass inputs.to({str(device)!r})."
         raise InputError(
-            "inputs", expected=expected, given=str(inputs.device), fix=f"Move it: {fix}."
+            "device of inputs", expected=f"the model's, {device}", given=given, fix=fix
         )
 
 
 def need_weights(device: torch.device) -> None:
     """Raise where weights lie on the meta device, which keeps shapes and no numbers."""
-    if device == torch.device("meta"):
-        raise InputError(
-            "model",
-            expected="one whose weights hold numbers",
-            given="one on the meta device",
-            fix="Build it on another, or model.to_empty(device='cpu') and load its weights.",
-        )
+    if device.type == "meta":
+        fix = "Call model.to_empty(device='cpu') and load its weights."
+        raise InputError("model", expected="weights", given="none, on the meta device", fix=fix)
 
 
 def need_examples(inputs: Any) -> None:
     """Raise on a batch without examples: a run has one at least, and so has every study."""
     if isinstance(inputs, torch.Tensor) and inputs.dim() and not len(inputs):
-        expected, fix = "at least one example", "Leave empty batches out."
-        raise InputError("inputs", expected=expected, given="an empty batch", fix=fix)
+        fix = "Leave empty batches out."
+        raise InputError("inputs", expected="an example or more", given="an empty batch", fix=fix)
 
 
-def check_each(name: str, values: Tensor, inputs: Tensor, fix: str) -> None:
+def check_each(name: str, values: Tensor, inputs: Tensor) -> None:
     """Raise unless there is one integer for each example, on its device."""
-    shape, device = (len(inputs),), inputs.device
-    if values.dtype in TOKEN_TYPES and values.shape == shape and values.device == device:
-        return
-    expected = f"an integer tensor {list(shape)} on {device}"
-    given = f"{values.dtype} {list(values.shape)} on {values.device}"
-    raise InputError(name, expected=expected, given=given, fix=fix)
+    shape, device = inputs.shape[:1], inputs.device
+    if values.dtype not in TOKEN_TYPES or values.shape != shape or values.device != device:
+        expected, fix = f"integers {list(shape)} on {device}", "Pass one for each example."
+        raise InputError(name, expected=expected, given=spell(values), fix=fix)
 
 
 def check_dtype(dtype: Any) -> torch.dtype | None:
     """A floating-point type, or its name; None stays None.
-
-    Raises:
-        InputError: If it is none.
 
     Example:
         >>> check_dtype("bfloat16"), check_dtype(torch.float32)
@@ -370,42 +316,27 @@ def check_dtype(dtype: Any) -> torch.dtype | None:
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is None or (isinstance(kind, torch.dtype) and kind.is_floating_point):
         return kind
-    expected = "a floating-point type of PyTorch, or its name"
-    fix = "Pass e.g. dtype=torch.float32, or dtype='float32'."
+    expected, fix = "a floating-point type or its name", "Pass e.g. dtype='float32'."
     raise InputError("dtype", expected=expected, given=repr(dtype), fix=fix)
-
-
-def check_state(state: Tensor, e: Tensor, width: int) -> Tensor:
-    """The state, unless its shape or type is not that of an embedded input's, of some width."""
-    shape = (*e.shape[:-1], width)
-    if state.shape != shape or state.dtype != e.dtype:
-        fix = "A state has the shape [batch, pos, d_model] of its input."
-        raise InputError(
-            "state", expected=f"shape {shape} of {e.dtype}", given=spell(state), fix=fix
-        )
-    return state
 
 
 def check_logits(logits: Float[Tensor, batch * rest], after: str) -> None:
     """Raise if a model's answer is NaN in some example: an argmax would take it for the likeliest.
 
-    Args:
-        logits: The answers.
-        after: The place in the run, in words.
+    ``after`` is the place in the run, in words.
     """
     bad = logits.isnan().flatten(1).any(1)
     if bool(bad.any()):
-        raise InputError(
-            f"logits {after}",
-            expected="numbers",
-            given=f"NaN in examples {bad.nonzero().flatten().tolist()[:8]} of {len(logits)}",
-            fix="Run fewer loops, or check the model's weights and inputs.",
-        )
+        given = f"NaN in examples {bad.nonzero().flatten().tolist()[:8]} of {len(logits)}"
+        fix = "Run fewer loops, or check the model's weights and inputs."
+        raise InputError(f"logits {after}", expected="numbers", given=given, fix=fix)
 
 
-def spell(x: Tensor) -> str:
-    """Shape and type of a tensor, for messages."""
-    return f"{tuple(x.shape)} of {x.dtype}"
+def spell(x: Any) -> str:
+    """Shape, type and device of a tensor, for messages; the class of anything else."""
+    if not isinstance(x, torch.Tensor):
+        return f"a {type(x).__name__}"
+    return f"{list(x.shape)} of {x.dtype} on {x.device}"
 
 
 def refuse(options: Mapping[str, Any], expected: str, fix: str) -> None:

@@ -9,11 +9,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+from pydantic import NonNegativeInt
 
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.core.text import ShortRepr
 from loopinterp.models.iteration import Iteration, bind
-from loopinterp.models.run_inputs import check_ends, check_logits
+from loopinterp.models.run_inputs import check_ends, check_logits, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -24,11 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class LoopView(ShortRepr):
-    """What a rule sees after ``loop`` loops.
+    """What a rule sees after ``loop`` loops, of the examples that still run.
 
     Attributes:
         loop: Loops done; 0 is the initial state.
-        state: h_t of the examples that still run.
         mask: Positions that count.
         n_loops: T(n) of each example, where it is known.
         read: The model's readout; :attr:`logits` calls it once, and only if a rule asks.
@@ -102,9 +103,8 @@ class LoopView(ShortRepr):
 
     def constant(self, value: float) -> Float[Tensor, " batch"]:
         """The same score for every example."""
-        return torch.full(
-            (self.state.shape[0],), value, dtype=torch.float32, device=self.state.device
-        )
+        n_examples, device = len(self.state), self.state.device
+        return torch.full((n_examples,), value, dtype=torch.float32, device=device)
 
 
 @runtime_checkable
@@ -133,10 +133,7 @@ class Stopped(ShortRepr):
     """Where each example stopped, with its state and logits there.
 
     Attributes:
-        loop: Loops run when it stopped.
         fired: Whether the rule chose the loop; where not, ``loop`` is the last one run.
-        logits: Readout at that loop.
-        state: h at that loop.
         scores: The rule's score after each loop, 0 first; NaN once an example has left.
     """
 
@@ -148,18 +145,17 @@ class Stopped(ShortRepr):
 
 
 @torch.no_grad()
+@checked
 def run_until(
     model: LoopedModel | Any,
     inputs: Tensor,
     rule: StoppingRule,
     *,
-    max_loops: int | None = None,
+    max_loops: NonNegativeInt | None = None,
     mask: Bool[Tensor, "batch pos"] | None = None,
     n_loops: Int[Tensor, " batch"] | None = None,
 ) -> Stopped:
     """Run a looped model until a rule stops each example. Without gradients.
-
-    ``mask`` and ``n_loops`` describe the batch and may be given with any rule.
 
     Args:
         model: Any looped model.
@@ -171,8 +167,7 @@ def run_until(
         n_loops: T(n) of each example, for :class:`Oracle`.
 
     Raises:
-        InputError: If there is no limit to the loops, a shape or dtype is wrong, or the answer of
-            an example where it stops is NaN.
+        InputError: If there is no limit to the loops, or the answer of an example is NaN.
 
     Example:
         >>> from types import SimpleNamespace
@@ -183,8 +178,6 @@ def run_until(
         >>> run_until(halve, torch.full((1, 1, 2), 2.0), ResidualBelow(0.02), max_loops=20).loop
         tensor([5])
     """
-    if max_loops is not None:
-        check_integer("max_loops", max_loops, least=0)
     iteration, view = _first_view(model, inputs, [rule], mask, n_loops)
     horizon = rule.horizon(max_loops, n_loops)
     run = _choose_best if rule.tolerance is None else _stop_at_first
@@ -211,21 +204,17 @@ def run_rules(
 
 
 @torch.no_grad()
+@checked
 def score_loops(
     model: LoopedModel | Any,
     inputs: Tensor,
     rules: Sequence[StoppingRule],
     *,
-    max_loops: int,
+    max_loops: NonNegativeInt,
     mask: Bool[Tensor, "batch pos"] | None = None,
     n_loops: Int[Tensor, " batch"] | None = None,
 ) -> list[Float[Tensor, "loop batch"]]:
-    """The scores of each of several rules after each loop, from one run; see :func:`run_rules`.
-
-    Returns:
-        The scores of each rule, 0 loops first, up to its own horizon.
-    """
-    check_integer("max_loops", max_loops, least=0)
+    """The scores of each of several rules after each loop, up to its own horizon, from one run."""
     if not rules:
         raise InputError("rules", expected="at least one", given="none", fix="Pass e.g. Fixed(4).")
     iteration, view = _first_view(model, inputs, rules, mask, n_loops)
@@ -259,11 +248,17 @@ def _first_view(
 ) -> tuple[Iteration, LoopView]:
     """The model bound to its input, and its state before the first loop, as rules see it."""
     iteration = bind(model, inputs)
-    mask = _check_mask(mask, iteration.h0)
+    h0 = iteration.h0
     if n_loops is not None:
-        check_ends(n_loops, iteration.h0)
+        check_ends(n_loops, h0)
+    every = torch.ones(h0.shape[:2], dtype=torch.bool, device=h0.device)
+    mask = every if mask is None else mask
+    if spell(mask) != spell(every) or not mask.any(-1).all():
+        fix = "Pass for instance batch.targets != IGNORE, and leave out examples without any."
+        expected = f"{spell(every)}, a position or more of each example"
+        raise InputError("mask", expected=expected, given=spell(mask), fix=fix)
     past = max(getattr(rule, "past", 1) for rule in rules)
-    return iteration, LoopView(0, iteration.h0, mask, n_loops, iteration.readout, None, past)
+    return iteration, LoopView(0, h0, mask, n_loops, iteration.readout, None, past)
 
 
 def _stop_at_first(
@@ -319,20 +314,3 @@ def _choose_best(iteration: Iteration, view: LoopView, rule: StoppingRule, horiz
             rows = take[:, None, None]
             logits, state = view.logits.where(rows, logits), view.state.where(rows, state)
     return Stopped(loops, best < math.inf, logits, state, torch.stack(scores))
-
-
-def _check_mask(mask: Tensor | None, h0: Tensor) -> Tensor:
-    shape = tuple(h0.shape[:2])
-    if mask is None:
-        return torch.ones(shape, dtype=torch.bool, device=h0.device)
-    if mask.dtype != torch.bool or tuple(mask.shape) != shape or mask.device != h0.device:
-        expected = f"a bool tensor {list(shape)} on {h0.device}"
-        given, fix = f"{mask.dtype} {list(mask.shape)} on {mask.device}", "batch.targets != IGNORE"
-        raise InputError("mask", expected=expected, given=given, fix=f"Pass for instance {fix}.")
-    if not mask.any(-1).all():
-        given = f"none in {int((~mask.any(-1)).sum())} of {shape[0]} examples"
-        fix = "Leave those examples out, or mark the positions that count."
-        raise InputError(
-            "mask", expected="at least one position in each example", given=given, fix=fix
-        )
-    return mask

@@ -18,11 +18,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from typing_extensions import dataclass_transform
 
-from loopinterp.core.errors import InputError, check_choice, check_integer, check_number
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError, check_integer
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -30,33 +33,36 @@ if TYPE_CHECKING:
 
     from loopinterp.models.stopped_run import LoopView
 
-Per = Literal["sample", "batch"]
+T = TypeVar("T")
+_Probability = Annotated[float, Field(gt=0, lt=1)]
+
+
+@dataclass_transform(frozen_default=True)
+def _rule(cls: type[T]) -> type[T]:
+    """Make a frozen dataclass whose numbers are checked as it is made."""
+    made: Any = dataclass(frozen=True)(cls)
+    made.__init__ = checked(made.__init__)
+    return made
 
 
 class _Rule:
     """A rule that runs to the caller's limit, which has to be at least ``_least``."""
 
-    _least: ClassVar[int] = 1
+    _least: int = 1
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
         return check_integer("max_loops", max_loops, least=self._least)
-
-    def _check(self, name: str, **limits: Any) -> None:
-        check_number(f"{type(self).__name__}({name})", getattr(self, name), **limits)
 
 
 # A number of loops
 
 
-@dataclass(frozen=True)
+@_rule
 class Fixed:
     """Stop every example after ``n`` loops (online)."""
 
-    n: int
+    n: NonNegativeInt
     tolerance = 0.0
-
-    def __post_init__(self) -> None:
-        check_integer("Fixed(n)", self.n, least=0)
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
         return self.n if max_loops is None else min(self.n, max_loops)
@@ -66,7 +72,7 @@ class Fixed:
         return view.constant(float(self.n - view.loop))
 
 
-@dataclass(frozen=True)
+@_rule
 class Oracle:
     """Stop each example after its own T(n) loops (online; T(n) comes from the task).
 
@@ -77,8 +83,7 @@ class Oracle:
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
         if n_loops is None:
-            expected = "T(n) of each example, a tensor [batch], for the Oracle rule"
-            fix = "Pass n_loops=batch.n_loops."
+            expected, fix = "T(n) of each example", "Pass n_loops=batch.n_loops."
             raise InputError("n_loops", expected=expected, given="None", fix=fix)
         longest = int(n_loops.max())
         return longest if max_loops is None else min(longest, max_loops)
@@ -89,27 +94,19 @@ class Oracle:
         return (view.n_loops - view.loop).float()
 
 
-@dataclass(frozen=True)
+@_rule
 class LengthLine(_Rule):
     """Stop every example after a number of loops that grows with the length of its input (online).
 
     ``T = round(slope * n_pos + offset)``, at least 0, where ``n_pos`` is the number of positions
     of the input. :func:`loopinterp.training.calibrate_stopping` fits the two numbers to examples
     of training lengths, from which the rule extrapolates.
-
-    Args:
-        slope: Loops for each position.
-        offset: Loops at no position.
     """
 
     slope: float
     offset: float
     tolerance = 0.0
     _least = 0
-
-    def __post_init__(self) -> None:
-        self._check("slope")
-        self._check("offset")
 
     def loops(self, n_positions: int) -> int:
         """Where an input of so many positions stops.
@@ -128,26 +125,8 @@ class LengthLine(_Rule):
 # The state, the readout or the answer has settled
 
 
-@dataclass(frozen=True)
-class _Settled(_Rule):
-    tolerance: float
-
-    def __post_init__(self) -> None:
-        fix = "A small number such as 0.03 means settled to three per cent."
-        self._check("tolerance", above=0, fix=fix)
-
-    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest change over the scored positions."""
-        if view.previous is None:
-            return view.constant(math.inf)
-        return view.worst(self._change(view, view.previous))
-
-    def _change(self, now: LoopView, before: LoopView) -> Float[Tensor, "batch pos"]:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class ResidualBelow(_Settled):
+@_rule
+class ResidualBelow(_Rule):
     r"""Stop an example when its state has settled (online).
 
     The first loop where ``||h_t - h_{t-1}|| / ||h_t|| <= tolerance`` at every scored position.
@@ -156,12 +135,17 @@ class ResidualBelow(_Settled):
         tolerance: Relative residual; 0.03 is the settling threshold of arXiv 2502.05171.
     """
 
-    def _change(self, now: LoopView, before: LoopView) -> Float[Tensor, "batch pos"]:
-        return _relative((now.state - before.state).float(), now)
+    tolerance: PositiveFloat
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """The largest relative residual over the scored positions."""
+        if view.previous is None:
+            return view.constant(math.inf)
+        return view.worst(_relative((view.state - view.previous.state).float(), view))
 
 
-@dataclass(frozen=True)
-class ReadoutKL(_Settled):
+@_rule
+class ReadoutKL(_Rule):
     r"""Stop an example when its answer has settled (online).
 
     The first loop where ``KL(p_t || p_{t-1}) <= tolerance`` at every scored position, with
@@ -171,12 +155,18 @@ class ReadoutKL(_Settled):
         tolerance: In nats; arXiv 2502.05171 uses 5e-4.
     """
 
-    def _change(self, now: LoopView, before: LoopView) -> Float[Tensor, "batch pos"]:
-        return (now.log_probs.exp() * (now.log_probs - before.log_probs)).sum(-1)
+    tolerance: PositiveFloat
+
+    def score(self, view: LoopView) -> Float[Tensor, " batch"]:
+        """The largest divergence over the scored positions."""
+        if view.previous is None:
+            return view.constant(math.inf)
+        now, before = view.log_probs, view.previous.log_probs
+        return view.worst((now.exp() * (now - before)).sum(-1))
 
 
-@dataclass(frozen=True)
-class AccelerationBelow(_Settled):
+@_rule
+class AccelerationBelow(_Rule):
     r"""Stop an example when its updates no longer change (online): the second-order exit.
 
     ``a_t = ||D_t - D_{t-1}|| / ||h_t||`` with ``D_t = h_t - h_{t-1}``. The first loop where
@@ -190,6 +180,7 @@ class AccelerationBelow(_Settled):
     Source: arXiv 2509.23314 (second-order exit with a two-hit check).
     """
 
+    tolerance: PositiveFloat
     past: ClassVar[int] = 3
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
@@ -211,7 +202,7 @@ def _relative(change: Float[Tensor, "batch pos d_model"], view: LoopView) -> Ten
     return torch.where(change == 0, 0.0, change / size)
 
 
-@dataclass(frozen=True)
+@_rule
 class AnswerHeld(_Rule):
     """Stop an example when its answer has been the same for some loops (online).
 
@@ -223,16 +214,9 @@ class AnswerHeld(_Rule):
         hold: Loops before it that gave the same answer.
     """
 
-    hold: int = 3
+    hold: PositiveInt = 3
     tolerance = 0.0
-
-    def __post_init__(self) -> None:
-        check_integer("AnswerHeld(hold)", self.hold, least=1)
-
-    @property
-    def past(self) -> int:
-        """Loops that have to be remembered."""
-        return self.hold
+    past = property(lambda self: self.hold, doc="Loops that have to be remembered.")
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """How many of the ``hold`` loops before, going back, did not give the answer of now."""
@@ -249,24 +233,14 @@ class AnswerHeld(_Rule):
 
 # The readout, or a gate of the model, is sure
 
-_SURE = "0.95 asks for a probability of 95% at every position."
-
 
 class _AtThreshold(_Rule):
     """A rule that waits for a probability of at least ``threshold``."""
 
-    threshold: float
-
-    def __post_init__(self) -> None:
-        self._check("threshold", above=0, below=1, fix=_SURE)
-
-    @property
-    def tolerance(self) -> float:
-        """The greatest probability of anything else."""
-        return 1 - self.threshold
+    tolerance = property(lambda self: 1 - self.threshold, doc="Most that anything else may have.")
 
 
-@dataclass(frozen=True)
+@_rule
 class EntropyBelow(_Rule):
     r"""Stop an example when the entropy of its readout is low (online).
 
@@ -277,18 +251,14 @@ class EntropyBelow(_Rule):
         tolerance: In nats.
     """
 
-    tolerance: float
-
-    def __post_init__(self) -> None:
-        fix = "0.1 nats is the entropy of about 98% on one of two classes."
-        self._check("tolerance", above=0, fix=fix)
+    tolerance: PositiveFloat
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """The largest entropy over the scored positions."""
         return view.worst(torch.special.entr(view.log_probs.exp()).sum(-1))
 
 
-@dataclass(frozen=True)
+@_rule
 class ConfidenceAbove(_AtThreshold):
     """Stop an example when its readout is sure of its answer (online).
 
@@ -299,14 +269,14 @@ class ConfidenceAbove(_AtThreshold):
         threshold: Probability in (0, 1).
     """
 
-    threshold: float
+    threshold: _Probability
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """The largest probability over the scored positions that is left to other classes."""
         return view.worst(-torch.expm1(view.log_probs.amax(-1)))
 
 
-@dataclass(frozen=True)
+@_rule
 class GateAbove(_AtThreshold):
     r"""Stop an example when a gate of the model says so (online).
 
@@ -328,33 +298,29 @@ class GateAbove(_AtThreshold):
     """
 
     gate: Callable[[Tensor], Tensor] = field(repr=False)
-    threshold: float = 0.5
+    threshold: _Probability = 0.5
     cumulated: bool = False
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """The largest probability over the scored positions of going on, or of having gone on."""
-        going = torch.ones(view.mask.shape, dtype=torch.float32, device=view.mask.device)
+        shape = view.mask.shape
+        going = torch.ones(shape, dtype=torch.float32, device=view.mask.device)
         if view.loop > 0:
+            stop = self.gate(view.state)
+            if stop.shape not in (shape, shape[:1]):
+                expected, given = f"a probability for each of {list(shape)}", str(list(stop.shape))
+                fix = "Take the last axis off, e.g. gate(h).sigmoid()[..., 0]."
+                raise InputError("gate", expected=expected, given=given, fix=fix)
+            # Probability of not stopping here, and of not having stopped: [batch, pos].
+            going = 1 - (stop[:, None] if stop.ndim == 1 else stop).float().expand(shape)
             before = view.previous.notes.get(id(self)) if self.cumulated and view.previous else None
-            # Probability of not having stopped: the product over loops so far, [batch, pos].
-            going = self._going_on(view) * (going if before is None else before)
+            going = going if before is None else going * before
         if self.cumulated:
             view.notes[id(self)] = going  # as a gate need not have a hash
         return view.worst(going)
 
-    def _going_on(self, view: LoopView) -> Float[Tensor, "batch pos"]:
-        stop = self.gate(view.state)
-        if stop.shape not in (view.mask.shape, view.mask.shape[:1]):
-            raise InputError(
-                "gate",
-                expected=f"a probability for each place {list(view.mask.shape)}, or each example",
-                given=f"shape {list(stop.shape)}",
-                fix="Take the last axis off, e.g. gate(h).sigmoid()[..., 0].",
-            )
-        return 1 - (stop[:, None] if stop.ndim == 1 else stop).float().expand(view.mask.shape)
 
-
-@dataclass(frozen=True, kw_only=True)
+@_rule
 class MaxConfidence:
     r"""The loop whose readout is surest of itself (offline).
 
@@ -370,13 +336,9 @@ class MaxConfidence:
     Source: arXiv 2409.15647, equation 5 and section 6.4.
     """
 
-    per: Per = "sample"
-    min_loop: int = 1
+    per: Literal["sample", "batch"] = "sample"
+    min_loop: NonNegativeInt = 1
     tolerance = None
-
-    def __post_init__(self) -> None:
-        check_choice("MaxConfidence(per)", self.per, get_args(Per))
-        check_integer("MaxConfidence(min_loop)", self.min_loop, least=0)
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
         return check_integer("max_loops", max_loops, least=self.min_loop)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.core.errors import MOST_LOOPS, InputError, check_integer
+from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import InputError, check_integer
 from loopinterp.models.iteration import bind, need_repeatable
 from loopinterp.models.protocol import (
     declared,
@@ -29,41 +30,27 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 
-_SIZES = ("d_vocab", "d_features", "d_vocab_out")
-
-
 def examples_for(
     model: Any, data: object, *, needs_loops: bool = False, of_states: bool = False, **drawn: Any
 ) -> Batch:
     """The batch that a study is given, or one drawn from a task, as this model is asked it.
 
     Args:
-        model: Any looped model.
-        data: A batch, or a task.
         needs_loops: Whether the study follows the model from loop to loop, as far as T(n).
         of_states: Whether it is of states, and can do without answers: those of a regression.
         **drawn: ``n``, ``batch_size`` and ``seed``, as :func:`~loopinterp.tasks.as_batch` has them.
-
-    Raises:
-        InputError: what is no model, or as :func:`~loopinterp.tasks.as_batch` and
-            :func:`fit_to_model`.
     """
-    _need_runnable(model)
+    need_model(model)
+    need_weights(device_of(model))
     batch = as_batch(data, device=device_of(model), **drawn)
     return fit_to_model(model, batch, needs_loops=needs_loops, of_states=of_states)
 
 
+@checked
 def inputs_and_loops(
-    model: Any, data: object, n_loops: int | None, **drawn: Any
+    model: Any, data: object, n_loops: Loops | None, **drawn: Any
 ) -> tuple[Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"], int]:
-    """Inputs and loops for a study that needs no targets: of inputs alone, or of a batch or task.
-
-    Raises:
-        InputError: as :func:`examples_for`, or inputs alone without ``n_loops``, where the model
-            has no depth of its own.
-    """
-    if n_loops is not None:
-        check_integer("n_loops", n_loops, least=1, far=MOST_LOOPS)
+    """Inputs and loops for a study without targets: of inputs alone, or of a batch or task."""
     if not isinstance(data, torch.Tensor):
         batch = examples_for(model, data, **drawn)
         return batch.inputs, int(batch.n_loops.max()) if n_loops is None else n_loops
@@ -76,16 +63,11 @@ def inputs_and_loops(
             given=f"{describe_tensor(data)}, n_loops={n_loops}",
             fix="Pass n_loops=16, for instance." if n_loops is None else "Pass inputs[None].",
         )
-    _need_runnable(model)
+    need_model(model)
+    need_weights(device_of(model))
     need_repeatable(model, data.to(device_of(model)))
     _need_answers(model, data)
     return data, n_loops
-
-
-def _need_runnable(model: Any) -> None:
-    """Raise on what is no model, or has its weights where there are no numbers."""
-    need_model(model)
-    need_weights(device_of(model))
 
 
 def fit_to_model(
@@ -94,9 +76,8 @@ def fit_to_model(
     """The batch, to be answered after what the model's rule makes of T(n), or its own depth.
 
     Raises:
-        InputError: If the model reads or answers in other tokens than the batch is in, is of
-            another task, makes one loop or is asked before the first where ``needs_loops``, or
-            does not repeat itself.
+        InputError: If the model does not fit the batch or its task, makes one loop where
+            ``needs_loops``, or does not repeat itself.
     """
     if needs_loops:
         need_loops(model)
@@ -119,12 +100,9 @@ def makes_one_loop(model: Any) -> bool:
 def need_loops(model: Any) -> None:
     """Raise on a model that makes one loop and no more."""
     if makes_one_loop(model):
-        raise InputError(
-            "model",
-            expected="one that loops, as this study follows it from loop to loop",
-            given="one that makes one loop whatever the length, as its loop_rule says",
-            fix="Set model.loop_rule = None to have its block looped T(n) times all the same.",
-        )
+        expected, given = "one that loops", "one loop whatever the length, by its loop_rule"
+        fix = "Set model.loop_rule = None to have its block looped T(n) times all the same."
+        raise InputError("model", expected=expected, given=given, fix=fix)
 
 
 def answered_after(model: Any) -> str:
@@ -143,30 +121,34 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
     """
     if isinstance(task, TokenByToken):
         need_causal(model)
-    own, wanted = _sizes(model), {name: getattr(task, name) for name in _SIZES}
-    if inputs is not None and own["d_vocab_out"] is None:
-        own["d_vocab_out"] = _classes(model, inputs)
-    said = [name for name in own if own[name] is not None]
-    # Of the two kinds of input a model has one: where it names its own, it has none of the other.
-    compared = {*said, *(_SIZES[:2] if {*_SIZES[:2]} & {*said} else ())}
-    asked, known = _task_name(task), _task_name(getattr(model, "task", None))
-    if known == asked and (own["d_vocab_out"] or 0) < task.d_vocab_out:
+    sizes = ("d_vocab", "d_features", "d_vocab_out")
+    declares = {name: declared(model, name) for name in sizes}
+    wanted = {name: getattr(task, name) for name in sizes}
+    if inputs is not None and declares["d_vocab_out"] is None:
+        declares["d_vocab_out"] = _classes(model, inputs)
+    compared = {name for name, size in declares.items() if size is not None}
+    if compared & {*sizes[:2]}:
+        # Of the two kinds of input a model has one: naming one, it has none of the other.
+        compared |= {*sizes[:2]}
+    asked, known = _task_name(task), _task_name(declared(model, "task"))
+    if known == asked and (declares["d_vocab_out"] or 0) < task.d_vocab_out:
         compared -= {"d_vocab_out"}  # a compiled program need not have what it never answers
-    if any(own[name] != wanted[name] for name in compared):
+    if any(declares[name] != wanted[name] for name in compared):
+        expected, given = (
+            ", ".join(f"{name}={size}" for name, size in each.items() if size is not None)
+            for each in (wanted, declares)
+        )
         raise InputError(
             "model",
-            expected=f"one that speaks the tokens of task {task.name!r}: {_spell(wanted)}",
-            given=_spell(own),
-            fix="Ask it a task of its own, or say which of its tokens are the task's: "
-            "WithVocabulary(model, tokens=…, answers=…), or fold_vocabulary for its weights.",
+            expected=f"one that speaks the tokens of task {task.name!r}: {expected}",
+            given=given or "nothing",
+            fix="Ask it its own task, or map its tokens: WithVocabulary(model, tokens=…, "
+            "answers=…), or fold_vocabulary for its weights.",
         )
     if known not in (None, asked):
-        raise InputError(
-            "model",
-            expected=f"one of task {asked!r}",
-            given=f"one of {known!r}, as its attribute task says",
-            fix="Ask it its own task, or set model.task = None if the tokens mean the same.",
-        )
+        expected, given = f"one of task {asked!r}", f"one of {known!r}, its attribute task"
+        fix = "Ask it its own task, or set model.task = None if the tokens mean the same."
+        raise InputError("model", expected=expected, given=given, fix=fix)
 
 
 def need_classes(model: Any, batch: Batch) -> None:
@@ -175,42 +157,27 @@ def need_classes(model: Any, batch: Batch) -> None:
     known = declared(model, "d_vocab_out")
     classes = _classes(model, batch.inputs) if known is None and most >= 0 else known
     if classes is not None and most >= classes > 1:  # one number is no class
-        raise InputError(
-            "targets of the batch",
-            expected=f"classes in 0..{classes - 1}, among which the model answers",
-            given=f"one of {most}",
-            fix="Ask the model a task of its own.",
-        )
+        expected, fix = f"classes in 0..{classes - 1}", "Ask the model a task of its own."
+        raise InputError("targets of the batch", expected=expected, given=str(most), fix=fix)
 
 
 def _need_answers(model: Any, inputs: Tensor) -> None:
     """Raise on a readout of one number, where answers among classes are read."""
     known = declared(model, "d_vocab_out")
-    if (_classes(model, inputs) if known is None else known) > 1:
-        return
-    raise InputError(
-        f"readout of {type(model).__name__}",
-        expected="two classes or more, as this study reads answers",
-        given="one number for each position, as of a regression",
-        fix="convergence_study, geometry_study and local_stability_study take it. For others add a "
-        "constant class, torch.cat([y, torch.zeros_like(y)], -1): the answer is then the sign.",
-    )
+    if (_classes(model, inputs) if known is None else known) == 1:
+        raise InputError(
+            f"readout of {type(model).__name__}",
+            expected="two classes or more, as this study reads answers",
+            given="one number for each position, as of a regression",
+            fix="Use convergence_study, geometry_study or local_stability_study; or add a constant "
+            "class, torch.cat([y, torch.zeros_like(y)], -1): the answer is then the sign.",
+        )
 
 
 def _task_name(task: Any) -> str | None:
     """The name of a task, with that of the one it asks in another form; None if there is none."""
     name, inner = getattr(task, "name", None), getattr(task, "task", None)
     return name if inner is None else f"{name} of {_task_name(inner)}"
-
-
-def _sizes(model: Any) -> dict[str, int | None]:
-    """What a model, or its configuration, says of its tokens; None where it says nothing."""
-    return {name: declared(model, name) for name in _SIZES}
-
-
-def _spell(sizes: dict[str, int | None]) -> str:
-    said = ", ".join(f"{name}={size}" for name, size in sizes.items() if size is not None)
-    return said or "nothing"
 
 
 @torch.no_grad()

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from loopinterp.models.addresses import Address, LayerKey
 
-_PREFIX = "readout."
-
 
 @dataclass(frozen=True)
 class RunReadout:
@@ -37,8 +35,7 @@ class RunReadout:
         state: The last state, that of each example's own last loop.
         positions: Those that the run's cache keeps, in their order there.
         by_example: Whether each example made a number of loops of its own.
-        logits: What was read from the state; None where nothing was.
-        weights: Where nothing was, a digest of the weights that would have read it.
+        weights: Where no logits were read, a digest of the weights that would have read them.
     """
 
     state: Float[Tensor, "batch pos d_model"]
@@ -49,17 +46,17 @@ class RunReadout:
 
     def tensors(self) -> dict[str, Tensor]:
         """As a file has it, under names that no activation has."""
-        return {_PREFIX + name: x for name, x in vars(self).items() if x is not None}
+        return {f"readout.{name}": x for name, x in vars(self).items() if x is not None}
 
     @classmethod
     def names(cls) -> list[str]:
         """All names that :meth:`tensors` may have."""
-        return [_PREFIX + field.name for field in fields(cls)]
+        return [f"readout.{field.name}" for field in fields(cls)]
 
     @classmethod
     def take(cls, tensors: dict[str, Tensor]) -> RunReadout | None:
         """Take it out of what a file holds; None where it is not there."""
-        values = {name.removeprefix(_PREFIX): tensors.pop(name, None) for name in cls.names()}
+        values = {n.removeprefix("readout."): tensors.pop(n, None) for n in cls.names()}
         needed = (values[name] for name in ("state", "positions", "by_example"))
         return None if any(x is None for x in needed) else cls(**values)  # type: ignore[arg-type]
 
@@ -85,11 +82,7 @@ SILENT = Tap()
 
 
 class ChangingTap(Tap):
-    """A tap that changes activations, and neither copies nor keeps any.
-
-    Args:
-        changes: From what an activation is to what it becomes, by component.
-    """
+    """A tap that changes activations, by component, and neither copies nor keeps any."""
 
     def __init__(self, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
         self._changes = changes
@@ -130,13 +123,7 @@ class _OpenTap(Tap):
 
 
 class Taps:
-    """The taps of a run, by place.
-
-    Args:
-        points: The hook points of the run that carry functions, with their addresses.
-        record: Addresses to record.
-        recorder: What keeps them.
-    """
+    """The taps of a run, by place: of hook points that carry functions, and of what is recorded."""
 
     def __init__(
         self,
@@ -144,7 +131,6 @@ class Taps:
         record: Iterable[Address] = (),
         recorder: Recorder | None = None,
     ) -> None:
-        self._taps: dict[LayerKey, Tap] = {}
         self._recorder = recorder
         opened: defaultdict[LayerKey, _OpenTap] = defaultdict(
             lambda: _OpenTap(recorder or Recorder())
@@ -153,13 +139,13 @@ class Taps:
             opened[address.place].points.setdefault(address.component, []).append(point)
         for address in record:
             opened[address.place].wanted[address.component] = address
-        self._taps.update(opened)
+        self._taps: dict[LayerKey, Tap] = dict(opened)
 
     @classmethod
     def changing(cls, changes: Mapping[LayerKey, Mapping[str, Callable[[Tensor], Tensor]]]) -> Taps:
         """Changes of activations, by place and component."""
         taps = cls()
-        taps._taps.update({place: ChangingTap(these) for place, these in changes.items()})
+        taps._taps = {place: ChangingTap(these) for place, these in changes.items()}
         return taps
 
     def at(self, section: str, loop: int | None = None, layer: int | None = None) -> Tap:
@@ -229,7 +215,14 @@ class Recorder:
     def backward(self, loss: Tensor) -> None:
         """Add ``d loss / d activation`` for everything kept, as ``NAME_grad``."""
         if loss.numel() != 1 or not loss.requires_grad:
-            given, fix = self._no_gradient(loss)
+            if loss.numel() != 1:
+                given, fix = f"shape {list(loss.shape)}", "Pass loss_fn=, to a scalar."
+            elif not torch.is_grad_enabled():
+                given, fix = "gradients switched off", "Leave torch.no_grad."
+            elif not any(x.requires_grad for x in self._live.values()):
+                given, fix = "a run of frozen weights", "Call model.requires_grad_(True) first."
+            else:
+                given, fix = "one detached from the run", "Use no .detach(), .item() or argmax."
             raise InputError("loss", expected="a scalar with a gradient", given=given, fix=fix)
         live = {address: x for address, x in self._live.items() if x.requires_grad}
         gradients = torch.autograd.grad(
@@ -238,38 +231,20 @@ class Recorder:
         for address, gradient in zip(live, gradients):
             self.kept[f"{address.name}_grad"] = self._keep(address, gradient)
 
-    def _no_gradient(self, loss: Tensor) -> tuple[str, str]:
-        """Why a loss has no gradient, and what to do."""
-        if loss.numel() != 1:
-            shape = f"shape {tuple(loss.shape)}"
-            return shape, "Pass loss_fn=, from what the run returns to a scalar."
-        if not torch.is_grad_enabled():
-            return "gradients switched off", "Leave torch.no_grad, or torch.set_grad_enabled(True)."
-        if not any(x.requires_grad for x in self._live.values()):
-            return "a run of frozen weights", "Call model.requires_grad_(True) before the run."
-        return (
-            "a loss that is detached from the run",
-            "Return from loss_fn what PyTorch can differentiate: no .detach(), .item() or argmax.",
-        )
-
     def _keep(self, address: Address, x: Tensor) -> Tensor:
         if x.requires_grad:
             x = x.detach()
         axis = address.pos_axis
         if self._slice is not None and axis is not None:
+            n_pos = x.shape[axis]
             try:
                 # Cloned, or the part would keep the whole activation in memory.
-                part = self._slice.apply(x, dim=axis).clone()
+                x = self._slice.apply(x, dim=axis).clone()
             except IndexError:
-                part = x[:0]
-            if not part.numel():
-                raise HookError(
-                    "pos_slice",
-                    expected=f"some of the {x.shape[axis]} positions",
-                    given="none of them",
-                    fix="Name positions inside the sequence.",
-                )
-            x = part
+                x = x[:0]
+            if not x.numel():
+                expected, fix = f"some of {n_pos} positions", "Name positions inside the sequence."
+                raise HookError("pos_slice", expected=expected, given="none of them", fix=fix)
         if self._device is not None or self._dtype is not None:
             x = x.to(device=self._device, dtype=self._dtype)
         return x
@@ -289,16 +264,13 @@ def recording_gradients() -> torch.enable_grad:
         tensor([2., 2.])
     """
     if torch.is_inference_mode_enabled():
-        raise InputError(
-            "gradients",
-            expected="a place where PyTorch records them",
-            given="a call under torch.inference_mode(), whose tensors never have any",
-            fix="Call it outside; torch.no_grad() does no harm.",
-        )
+        expected, given = "a call outside torch.inference_mode()", "one inside"
+        fix = "Call it outside; torch.no_grad() does no harm."
+        raise InputError("gradients", expected=expected, given=given, fix=fix)
     return torch.enable_grad()
 
 
-ALWAYS_FITS = 64 * 1024**2
+_ALWAYS_FITS = 64 * 1024**2
 """Bytes of a cache that nobody is asked about: asking takes as long as a short run."""
 
 
@@ -315,57 +287,40 @@ def need_room(
     """Raise where a cache of some activations is larger than what is free on its device.
 
     What the run itself needs is not counted, nor a graph for gradients; where nobody can say what
-    is free, nothing is refused.
-
-    Args:
-        addresses: What it keeps.
-        batch: Examples.
-        n_pos: Positions of the input.
-        n_kept: Positions that a position slice keeps.
-        dtype: Type of the cache.
-        device: Where it is kept.
-        gradients: Whether it keeps the gradient of each activation too.
-
-    Raises:
-        InputError: If it does not fit, with its size, what is free, and what to do.
+    is free, nothing is refused. ``n_kept`` positions remain after a position slice.
     """
     copies = dtype.itemsize * (2 if gradients else 1)
-    axes = {
-        address.axes: address for address in addresses
-    }  # few, where a run has thousands of sites
-    largest = max(_numbers(address, batch, n_pos, n_kept) for address in axes.values())
-    if len(addresses) * largest * copies <= ALWAYS_FITS:
+    # Few kinds of axes, where a run has thousands of sites: the numbers in an activation of each.
+    kinds = {address.axes: address for address in addresses}
+    sizes = {axes: math.prod(a.shape(batch, n_pos, n_kept)) for axes, a in kinds.items()}
+    if len(addresses) * max(sizes.values()) * copies <= _ALWAYS_FITS:
         return
-    size = sum(_numbers(address, batch, n_pos, n_kept) for address in addresses) * copies
-    free = free_bytes(device) if size > ALWAYS_FITS else None
+    size = sum(sizes[address.axes] for address in addresses) * copies
+    free = _free_bytes(device) if size > _ALWAYS_FITS else None
     if free is not None and size > free:
         smaller = " or dtype=torch.float16" if dtype.itemsize > 2 else ""
         elsewhere = "" if device.type == "cpu" else " or device='cpu'"
         raise InputError(
             "cache",
-            expected=f"at most the {spell_bytes(free)} that are free on {device}",
-            given=f"{spell_bytes(size)}: {len(addresses)} activations of {batch} x {n_pos} "
+            expected=f"at most the {_spell_bytes(free)} that are free on {device}",
+            given=f"{_spell_bytes(size)}: {len(addresses)} activations of {batch} x {n_pos} "
             f"positions in {str(dtype).removeprefix('torch.')}",
-            fix=f"Pass names_filter=, loops=, pos_slice={smaller}{elsewhere}; or cache some loops "
-            "at a time, and write each to shards: cache.save(folder).",
+            fix=f"Pass names_filter=, loops=, pos_slice={smaller}{elsewhere}; or cache.save some "
+            "loops at a time.",
         )
 
 
-def _numbers(address: Address, batch: int, n_pos: int, n_kept: int) -> int:
-    return math.prod(address.shape(batch, n_pos, n_kept))
-
-
-def spell_bytes(number: int) -> str:
+def _spell_bytes(number: int) -> str:
     """A number of bytes in words.
 
     Example:
-        >>> spell_bytes(1_234_567), spell_bytes(3_456_000_000_000)
+        >>> _spell_bytes(1_234_567), _spell_bytes(3_456_000_000_000)
         ('1.2 MB', '3456.0 GB')
     """
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
-def free_bytes(device: torch.device) -> int | None:
+def _free_bytes(device: torch.device) -> int | None:
     """Bytes that can still be had on a device; None where nobody can say.
 
     On a GPU that is what its driver has left, with what PyTorch holds for reuse. On a CPU it is
@@ -397,10 +352,8 @@ def _left_in_groups(
         first = mounted / controllers
         inside = first / path.lstrip("/")
         for folder in (inside, *inside.parents):
-            if folder.is_relative_to(first):
-                left = _left_in(folder)
-                if left is not None:
-                    yield left
+            if folder.is_relative_to(first) and (left := _left_in(folder)) is not None:
+                yield left
 
 
 def _left_in(folder: Path) -> int | None:

@@ -10,8 +10,8 @@ from einops import rearrange
 from torch import nn
 
 from loopinterp.core.errors import InputError, check_seed
+from loopinterp.core.storage import digest_tensors
 from loopinterp.core.text import MOST, as_table
-from loopinterp.models.attribution import digest_of_readout
 from loopinterp.models.checkpoints import PretrainedMixin
 from loopinterp.models.config import LoopedTransformerConfig, site_map_of
 from loopinterp.models.layers import Layer, Norm, Recall, StateCode
@@ -116,16 +116,6 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return attention_mask(self.config, n_pos, device=self.device)
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights lie."""
-        return next(self.unembedding.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights."""
-        return next(self.unembedding.parameters()).dtype
-
-    @property
     def reach(self) -> int | None:
         """Positions to the left that one loop reads, with a hard causal window; None: no bound."""
         window = self.config.window_of_all_heads
@@ -182,9 +172,6 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
         :meth:`bind` and every run check the same. On a GPU that waits for the GPU's other work;
         inputs that are checked before they are moved there can be bound with ``checked=True``.
-
-        Raises:
-            InputError: If shape, type or range of the input is wrong, or it is too long.
         """
         device = inputs.device if isinstance(inputs, torch.Tensor) else self.device
         check_inputs(inputs, self.config, device, position_offset)
@@ -204,14 +191,8 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return replace(context, qk_offset=self.qk_offset(inputs, offset, checked=checked))
 
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
-        return attention_context(
-            self.config,
-            n_pos,
-            bias=self.relative_bias,
-            device=self.device,
-            dtype=self.dtype,
-            all_pairs=all_pairs,
-        )
+        how = {"bias": self.relative_bias, "device": self.device, "dtype": self.dtype}
+        return attention_context(self.config, n_pos, all_pairs=all_pairs, **how)
 
     def added_positions(
         self, inputs: Tensor, offset: int | Tensor, *, checked: bool = False
@@ -291,18 +272,11 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         context: AttentionContext | None = None,
         taps: Taps = NO_TAPS,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """One loop; see :meth:`HookedRun.step`.
-
-        Raises:
-            InputError: If it would have to know the tokens, and is given no context.
-        """
+        """One loop; see :meth:`HookedRun.step`."""
         if context is None and self._reads_tokens:
-            raise InputError(
-                "step",
-                expected="the context of the input, as abacus positions enter queries and keys",
-                given="a state and an embedding alone",
-                fix="Use model.bind(inputs).step(h).",
-            )
+            expected = "the input, as abacus positions enter queries and keys"
+            given, fix = "a state and an embedding", "Use model.bind(inputs).step(h)."
+            raise InputError("step", expected=expected, given=given, fix=fix)
         return super().step(h, e, context, taps)
 
     def run_loop(
@@ -332,14 +306,12 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     def attribute_loop(self, backward: AttributionPass, loop: int) -> None:
         """A logit's direction from after a loop to before it."""
-        injection = self.config.injection
+        injection, norm = self.config.injection, self.ln_loop
         backward.at(loop=loop)
         if self.code is not None:
             self.code.attribute(backward)
-        if self.ln_loop is not None:
-            backward.through_norm(
-                "ln_loop", self.ln_loop.weight, self.ln_loop.bias, name="loop norm"
-            )
+        if norm is not None:
+            backward.through_norm("ln_loop", norm.weight, norm.bias, name="loop norm")
         if injection == "gated_output":
             backward.write("injection", backward.read("hook_injection"))
         for k in reversed(range(len(self.block))):
@@ -377,4 +349,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             self.coda[k].attribute(backward)  # type: ignore[operator]
 
     def readout_digest(self) -> UInt8[Tensor, " byte"]:
-        return digest_of_readout(self)
+        # SHA-256 of the weights that logits are read with, those of a coda's positions too.
+        parts = ("coda.", "ln_final.", "unembedding.", "relative_bias.")
+        tensors = {k: x for k, x in self.state_dict().items() if k.startswith(parts)}
+        return torch.tensor(list(bytes.fromhex(digest_tensors(tensors))), dtype=torch.uint8)

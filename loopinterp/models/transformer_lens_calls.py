@@ -13,27 +13,14 @@ import torch
 from torch import nn
 from transformer_lens.hook_points import HookPoint
 
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.errors import InputError
 from loopinterp.models.config import LoopedTransformerConfig
-from loopinterp.models.run_inputs import TOKEN_TYPES
+from loopinterp.models.run_inputs import TOKEN_TYPES, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
     from transformer_lens.config import TransformerBridgeConfig
-
-NOT_THE_STATE = (None, "loss", "both")
-"""What TransformerLens' ``return_type`` may be besides "logits"."""
-
-_OPTIONS: Mapping[str, str] = {
-    "prepend_bos": "Put the token there yourself: tokens are given as they are.",
-    "padding_side": "Pad the tokens yourself.",
-    "past_kv_cache": "Use loopinterp.models.greedy_decode, which keeps keys and values.",
-    "start_at_layer": "Use start_at_loop= and state=, or a hook on the stream.",
-    "loss_per_token": "Use model.loss_fn(logits, tokens, per_token=True).",
-    "attention_mask": "Leave padding out, or run examples of each length by themselves.",
-    "reset_hooks_end": "Call model.reset_hooks() yourself: hooks of add_hook stay until then.",
-}
 
 
 @dataclass(frozen=True)
@@ -52,15 +39,10 @@ class Needs:
 
     def check(self, config: Any, method: str) -> None:
         """Raise unless a model has every one of the settings."""
-        if not isinstance(config, LoopedTransformerConfig):
-            raise InputError(
-                method,
-                expected=self.expected,
-                given="an adapter, which knows the weights of a published model by no such names",
-                fix="Use the lenses of loopinterp, or read the activations themselves.",
-            )
-        values = {name: getattr(config, name) for name in self.settings}
+        values = {name: getattr(config, name, None) for name in self.settings}
         wrong = [f"{k}={value!r}" for k, value in values.items() if value not in self.settings[k]]
+        if not isinstance(config, LoopedTransformerConfig):
+            wrong = ["an adapter, whose weights have other names"]
         if wrong:
             raise InputError(method, expected=self.expected, given=", ".join(wrong), fix=self.fix)
 
@@ -155,36 +137,25 @@ class TransformerLensCalls(nn.Module):
         """
         from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
 
-        config, unfit = self.config, None
-        if config.d_vocab_out != config.d_vocab:
-            unfit = f"{config.d_vocab_out} answers for {config.d_vocab} tokens"
-        elif not config.causal:
-            unfit = "attention in both directions"
-        elif self.task is not None:
-            unfit = f"a model of the task {self.task.name!r}"
-        if unfit is not None:
+        config, task = self.config, self.task
+        if config.d_vocab_out != config.d_vocab or not config.causal or task is not None:
+            has = f"d_vocab_out={config.d_vocab_out}, d_vocab={config.d_vocab}, {config.causal=}"
             raise InputError(
                 "loss of the next token",
                 expected="a causal model that predicts the tokens that it reads",
-                given=unfit,
+                given=f"{has.replace('config.', '')}, task={task and task.name}",
                 fix="Compare logits with the targets of the task: torch.nn.functional."
                 "cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).",
             )
-        if attention_mask is not None:
-            _refuse_option("attention_mask", attention_mask)
+        refuse_options({} if attention_mask is None else {"attention_mask": attention_mask})
         return lm_cross_entropy_loss(logits, tokens.long(), None, per_token)
 
     def to_tokens(self, tokens: Any, *_: Any, **__: Any) -> Tensor:
         """Tokens are given as they are: there is no tokenizer, and text is refused."""
         if isinstance(tokens, torch.Tensor):
             return tokens
-        raise InputError(
-            "tokens",
-            expected="token indices as a tensor or an integer: there is no tokenizer",
-            given=repr(tokens),
-            fix="Use the sampler of the task, which gives token tensors, or the tokenizer of a "
-            "published model.",
-        )
+        expected, fix = "token indices as a tensor: there is no tokenizer", "Use task.sample(...)."
+        raise InputError("tokens", expected=expected, given=repr(tokens), fix=fix)
 
     def to_single_token(self, token: Any) -> Any:
         """A token is given as it is: an integer, or a tensor of one."""
@@ -199,12 +170,8 @@ class TransformerLensCalls(nn.Module):
         tensor = torch.as_tensor(self.to_tokens(tokens))
         flat = tensor[0] if tensor.dim() == 2 and len(tensor) == 1 else tensor
         if flat.dim() > 1 or tensor.dtype not in TOKEN_TYPES:
-            raise InputError(
-                "tokens",
-                expected="the tokens of one example, [pos] or [1, pos]",
-                given=f"{tensor.dtype} {list(tensor.shape)}",
-                fix="Pass one row of them: tokens[0].",
-            )
+            expected, fix = "the tokens of one example, [pos] or [1, pos]", "Pass tokens[0]."
+            raise InputError("tokens", expected=expected, given=spell(tensor), fix=fix)
         return [str(token) for token in flat.reshape(-1).tolist()]
 
     def to_string(self, tokens: Any, *_: Any, **__: Any) -> str | list[str]:
@@ -220,47 +187,26 @@ class TransformerLensCalls(nn.Module):
         Raises:
             InputError: If it is text, or the token is not there.
         """
-        places = [
-            place
-            for place, name in enumerate(self.to_str_tokens(tokens))
-            if name == str(int(self.to_single_token(token)))
-        ]
+        number = str(int(self.to_single_token(token)))
+        places = [k for k, name in enumerate(self.to_str_tokens(tokens)) if name == number]
         if mode not in ("first", "last") or not places:
-            raise InputError(
-                "token or mode",
-                expected="a token of the example, and mode='first' or 'last'",
-                given=f"{token!r}, {mode!r}",
-                fix="Look at model.to_str_tokens(tokens).",
-            )
+            expected = "a token of the example, and mode='first' or 'last'"
+            given, fix = f"{token!r}, {mode!r}", "Look at model.to_str_tokens(tokens)."
+            raise InputError("token or mode", expected=expected, given=given, fix=fix)
         return places[0 if mode == "first" else -1]
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
         """Raise: :func:`~loopinterp.models.greedy_decode` goes on with prompts."""
-        raise InputError(
-            "generate",
-            expected="a function of loopinterp, as the number of loops of a token must be given",
-            given="TransformerLens' method",
-            fix="Use loopinterp.models.greedy_decode(model, tokens, n_loops=…, max_new_tokens=…).",
-        )
+        fix = "Use loopinterp.models.greedy_decode(model, tokens, n_loops=…, max_new_tokens=…)."
+        raise InputError("generate", expected="a number of loops", given="none", fix=fix)
 
     def enable_compatibility_mode(self, *_: Any, **__: Any) -> NoReturn:
         """Raise: weights stay as they are, and :func:`fold_final_norm` makes a folded copy."""
-        raise InputError(
-            "enable_compatibility_mode",
-            expected="weights that stay as they are",
-            given="a call that would change them in place",
-            fix="Pass loopinterp.models.fold_final_norm(model) where a final norm without weights "
-            "is needed; nothing else has to be folded.",
-        )
+        what, expected = "enable_compatibility_mode", "weights that stay as they are"
+        fix = "Pass loopinterp.models.fold_final_norm(model); nothing else has to be folded."
+        raise InputError(what, expected=expected, given="a change in place", fix=fix)
 
     process_weights_ = enable_compatibility_mode
-
-    def _answer(self, logits: Any, inputs: Tensor, return_type: Any) -> Any:
-        """What TransformerLens' return types make of a run: nothing, a loss, or both."""
-        if return_type is None:
-            return None
-        loss = self.loss_fn(logits, inputs)
-        return loss if return_type == "loss" else (logits, loss)
 
 
 class Absent:
@@ -272,26 +218,26 @@ class Absent:
         raise InputError(
             "layers and weights by TransformerLens' names",
             expected="a LoopedTransformer, which has them",
-            given=f"{type(model).__name__}, whose published model has other modules and names",
-            fix="Patch activations by their hook names (site(), patching_sweep), or read the "
-            "weights of model.published.",
+            given=type(model).__name__,
+            fix="Patch activations by their hook names, or read the weights of model.published.",
         )
-
-
-def _refuse_option(name: str, value: Any) -> NoReturn:
-    """Raise on an option that runs of this package have not, with what to use in its place."""
-    raise InputError(
-        name,
-        expected="an option of loopinterp's runs",
-        given=repr(value),
-        fix=_OPTIONS.get(name, "Leave it out; help(model.forward) lists the options."),
-    )
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:
     """Raise on the first option that runs of this package have not, if there is any."""
+    instead = {
+        "prepend_bos": "Put the token there yourself: tokens are given as they are.",
+        "padding_side": "Pad the tokens yourself.",
+        "past_kv_cache": "Use loopinterp.models.greedy_decode, which keeps keys and values.",
+        "start_at_layer": "Use start_at_loop= and state=, or a hook on the stream.",
+        "loss_per_token": "Use model.loss_fn(logits, tokens, per_token=True).",
+        "attention_mask": "Leave padding out, or run examples of each length by themselves.",
+        "reset_hooks_end": "Call model.reset_hooks() yourself: hooks of add_hook stay until then.",
+    }
     for name, value in options.items():
-        _refuse_option(name, value)
+        fix = instead.get(name, "Leave it out; help(model.forward) lists the options.")
+        expected = "an option of loopinterp's runs"
+        raise InputError(name, expected=expected, given=repr(value), fix=fix)
 
 
 class StoppedRun(Exception):
@@ -306,15 +252,3 @@ class StopPoint(HookPoint):
 
     def forward(self, x: Tensor) -> NoReturn:  # type: ignore[override]
         raise StoppedRun(x)
-
-
-def check_stop(stop: int, n_layers: int) -> int:
-    """The layer before which a run ends, counted from 0; negative ones count from the end.
-
-    Example:
-        >>> check_stop(-1, 6), check_stop(2, 6)
-        (5, 2)
-    """
-    fix = f"The run has layers 0 to {n_layers - 1}: use model.unroll(n_loops), or stop_at_loop=."
-    stop = check_integer("stop_at_layer", stop, least=-n_layers, most=n_layers - 1, fix=fix)
-    return stop % n_layers

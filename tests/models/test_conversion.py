@@ -130,7 +130,7 @@ def test_the_model_has_the_type_of_the_weights(dtype: torch.dtype, tolerance: fl
     assert model.dtype == dtype
     assert all(torch.equal(x, weights[name]) for name, x in model.state_dict().items())
     weights["embedding.weight"] = weights["embedding.weight"] * 1.5
-    with pytest.raises(InputError, match="a difference, first in embed"):
+    with pytest.raises(InputError, match=r"in embed"):
         convert_model(original, CONFIG, weights, INPUTS, n_loops=LOOPS, tolerance=tolerance)
 
 
@@ -143,13 +143,10 @@ def test_what_are_no_weights_or_inputs_is_refused() -> None:
         (weights | {name: weights[name].numpy()}, f"{name} of ndarray"),
         ({k: x.long() for k, x in weights.items()}, f"{name} of torch.int64"),
         ({k: x.numpy() for k, x in weights.items()}, f"{name} of ndarray"),
-        ([*weights.values()], "weights of list"),
         ({}, "none"),
     ):
-        with pytest.raises(InputError, match=rf"weights: expected a mapping.* got .*{message}"):
+        with pytest.raises(InputError, match=rf"^weights: .*{message}"):
             convert_model(original, CONFIG, wrong, INPUTS, n_loops=LOOPS)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"inputs: expected a tensor .* got a list"):
-        convert_model(original, CONFIG, weights, INPUTS.tolist(), n_loops=LOOPS)  # type: ignore[arg-type]
 
 
 def test_weights_that_do_not_fit_are_named() -> None:
@@ -178,7 +175,7 @@ def test_a_difference_is_said_where_it_arises(weight: str, where: str) -> None:
     found = first_difference(_original(), _converted(**{weight: changed}), INPUTS, n_loops=LOOPS)
     assert found is not None and found.site == where
     weights = _weights(_original()) | {weight: changed}
-    with pytest.raises(InputError, match=f"a difference, first in {where}: "):
+    with pytest.raises(InputError, match=rf"^converted model: .*in {where}: "):
         convert_model(_original(), CONFIG, weights, INPUTS, n_loops=LOOPS)
 
 
@@ -213,7 +210,7 @@ def test_activations_say_which_component_of_the_loop_it_is() -> None:
     assert found is not None and found.site == "blocks.0.mlp.hook_post"
     assert found.place is not None and str(found).endswith(f" here at {found.place}")
     outside = {"hook_embed": cache["hook_embed"]}
-    with pytest.raises(InputError, match="inside a loop, got hook_embed"):
+    with pytest.raises(InputError, match=r"^activations: .*hook_embed"):
         first_difference(right, right, INPUTS, n_loops=LOOPS, activations=outside)
 
 
@@ -281,7 +278,7 @@ def test_tokens_of_any_integer_type_are_the_same_tokens(dtype: torch.dtype) -> N
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (-TASK_INPUTS, "tokens from 0 to 3, got tokens from -3"),
+        (-TASK_INPUTS, "^inputs: .*-3"),
         (TASK_INPUTS + 0.5, "integers"),
     ],
 )
@@ -334,12 +331,12 @@ def test_what_is_wrapped_is_described_with_its_configuration_and_its_loops(wrap:
     [[0.5], [-1, 0], [[1, 2]], [None], [[1], [2, 3]], "abc", [], torch.empty(0).long(), 3, [2**70]],
 )
 def test_what_is_no_map_is_refused(wrong: Any, name: str) -> None:
-    with pytest.raises(InputError, match=f"{name}: expected a list of . or more"):
+    with pytest.raises(InputError, match=rf"^{name}:"):
         WithVocabulary(LoopedTransformer(BASE), **{name: wrong})
 
 
 def test_one_answer_is_no_choice() -> None:
-    with pytest.raises(InputError, match=r"answers: expected a list of 2 or more .* got \[3\]"):
+    with pytest.raises(InputError, match=r"^answers: .*\[3\]"):
         WithVocabulary(LoopedTransformer(BASE), answers=[3])
 
 
@@ -370,14 +367,14 @@ def test_a_map_to_what_the_model_has_not_is_named() -> None:
         for run in (bind, lambda model, x: model.embed(x)):
             with pytest.raises(InputError, match=r"tokens"):
                 run(mapped, TASK_INPUTS)
-    with pytest.raises(InputError, match=r"^tokens: .* own vocabulary, got \[1, 2, 3, 16\]"):
+    with pytest.raises(InputError, match=r"^tokens:"):
         bind(WithVocabulary(Letters(), tokens=[1, 2, 3, 16]), TASK_INPUTS)
-    with pytest.raises(InputError, match=r"^tokens: .* got the task's as they are"):
+    with pytest.raises(InputError, match=r"^tokens:"):
         bind(WithVocabulary(Letters()), TASK_INPUTS + 16)
     mapped = WithVocabulary(Letters(), answers=[0, 16])
     bound = bind(mapped, TASK_INPUTS)
     for read in (bound.readout, mapped.readout):
-        with pytest.raises(InputError, match=r"answers: .* from 0 to 15, got \[0, 16\]"):
+        with pytest.raises(InputError, match=r"^answers: .*16"):
             read(bound.h0)
 
 
@@ -429,7 +426,7 @@ def test_a_folded_model_is_kept_as_a_run_and_the_mapped_one_says_how(tmp_path: P
     theirs, words = build("plain", d_vocab=16, d_vocab_out=16), [2, 3, 4, 5, 14, 15]
     mapped = WithVocabulary(theirs, tokens=words, answers=[0, 1])
     given = {"task": Addition(), "max_n": 4, "origin": "written elsewhere"}
-    with pytest.raises(InputError, match=r"got a WithVocabulary. Put .*fold_vocabulary"):
+    with pytest.raises(InputError, match=r"WithVocabulary.*fold_vocabulary"):
         Run.from_model(mapped, folder=tmp_path / "run", **given)  # type: ignore[arg-type]
     ours = fold_vocabulary(theirs, tokens=words, answers=[0, 1])
     run = Run.from_model(ours, folder=tmp_path / "run", **given)
@@ -440,11 +437,11 @@ def test_a_folded_model_is_kept_as_a_run_and_the_mapped_one_says_how(tmp_path: P
 @pytest.mark.usefixtures("no_type_checks")
 def test_what_cannot_be_folded_is_refused():
     model = build("plain", d_vocab=6, d_vocab_out=3)
-    with pytest.raises(InputError, match="from 0 to 5"):
+    with pytest.raises(InputError, match=r"^inputs:"):
         fold_vocabulary(model, tokens=[0, 6])
-    with pytest.raises(InputError, match="from 0 to 2"):
+    with pytest.raises(InputError, match=r"^inputs:"):
         fold_vocabulary(model, answers=[0, 3])
-    with pytest.raises(InputError, match="tokens: expected none, as the model reads features"):
+    with pytest.raises(InputError, match=r"^tokens:"):
         fold_vocabulary(build("features"), tokens=[0, 1])
-    with pytest.raises(InputError, match="got a WithVocabulary"):
+    with pytest.raises(InputError, match=r"^model: .*WithVocabulary"):
         fold_vocabulary(WithVocabulary(model))  # type: ignore[arg-type]

@@ -115,11 +115,11 @@ def test_backward_hooks_of_a_run_see_its_gradients_only() -> None:
 @pytest.mark.parametrize(
     ("wrong", "given"),
     [
-        (lambda a: a[:, :1], r"\(3, 1, 16\) of torch\.float32"),
-        (lambda a: a.double(), r"\(3, 7, 16\) of torch\.float64"),
-        (lambda a: a.to("meta"), r"\(3, 7, 16\) of torch\.float32 on meta"),
-        (lambda a: "zero", "a str"),
-        (lambda a: (a,), "a tuple"),
+        (lambda a: a[:, :1], r"\[3, 1, 16\]"),
+        (lambda a: a.double(), "float64"),
+        (lambda a: a.to("meta"), "on meta"),
+        (lambda a: "zero", "str"),
+        (lambda a: (a,), "tuple"),
     ],
     ids=["shape", "type", "device", "text", "tuple"],
 )
@@ -127,7 +127,7 @@ def test_backward_hooks_of_a_run_see_its_gradients_only() -> None:
 def test_a_hook_that_returns_the_wrong_thing_fails_by_its_name(wrong: Any, given: str) -> None:
     model = build("demo", n_loops=3)
     x, name = some_inputs(model), model.addresses().resolve(SITE)
-    message = rf"hook '{name}'.*\(3, 7, 16\) of torch\.float32 on cpu, got {given}"
+    message = rf"^hook '{name}': .*got .*{given}"
 
     def hook(tensor: Tensor, *, hook: Any) -> Any:
         return wrong(tensor)
@@ -170,9 +170,9 @@ def test_lists_of_sites_are_hooks_and_filters() -> None:
     assert hits[4:] == ["loops.0.hook_state_pre", *sites]
     model.reset_hooks()
     nothing = model.site("hook_resid_post", section="prelude")
-    with pytest.raises(HookError, match="got an empty list"):
+    with pytest.raises(HookError, match=r"^name"):
         model.run_with_hooks(x, fwd_hooks=[(nothing, hit)])
-    with pytest.raises(HookError, match="a list of names, or a predicate, got int"):
+    with pytest.raises(HookError, match=r"^name"):
         model.add_hook([3], hit)
 
 
@@ -345,7 +345,7 @@ def test_a_model_with_hooks_is_not_stepped_past_them() -> None:
 
     def refused() -> None:
         for other in (model, twin, WithVocabulary(model)):
-            with pytest.raises(HookError, match=r"no hooks .*, got one on 'blocks\.1\.attn"):
+            with pytest.raises(HookError, match=r"^model: .*blocks\.1\.attn"):
                 bind(other, x)
 
     with model.hooks([("loops.1.blocks.0.attn.hook_z", lambda z, hook: z * 0)]):

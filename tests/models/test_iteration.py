@@ -38,6 +38,7 @@ from loopinterp.models import (
     LoopedTransformerConfig,
     WithVocabulary,
     bind,
+    describe_model,
     greedy_decode,
     iterate,
     run_until,
@@ -112,7 +113,7 @@ def test_states_at_chosen_places(batch_size: int, generator: torch.Generator) ->
         ([], "increasing"),
         ([2, 2], "increasing"),
         ([-1, 2], "integer >= 0, got -1"),
-        (["a"], "integer >= 0, got 'a'"),
+        (["a"], "^loops:"),
     ],
 )
 def test_loops_of_chosen_places_increase(loops: list[int], message: str) -> None:
@@ -128,7 +129,7 @@ def test_rows_that_are_not_there_are_refused(row: int) -> None:
 
 
 def test_places_need_inputs() -> None:
-    with pytest.raises(InputError, match="at least one"):
+    with pytest.raises(InputError, match=r"^inputs:"):
         states_at(Halving(), torch.zeros(0, 3, 1), PLACE[:0], PLACE[:0], loops=[1])
 
 
@@ -461,14 +462,12 @@ def test_every_study_refuses_a_step_that_counts(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["attention_dropout", "hidden_dropout_prob"])
 def test_modules_that_drop_functionally_are_named_in_training_mode(name: str) -> None:
-    from loopinterp.models.protocol import check_modules
-
     module: Any = torch.nn.Linear(2, 2)
     setattr(module, name, 0.1)
     with pytest.raises(InputError) as error:
-        check_modules(torch.nn.Sequential(module))
+        describe_model(torch.nn.Sequential(module))
     assert error.value.what == "module 0"
-    check_modules(torch.nn.Sequential(module).eval())
+    describe_model(torch.nn.Sequential(module).eval())
 
 
 def test_the_toy_declares_its_index() -> None:

@@ -20,10 +20,10 @@ from loopinterp.models.positions import (
     FireBias,
     GridBias,
     RelativeBias,
+    _rotary_tables,
     abacus_positions,
     attention_mask,
     check_length,
-    rotary_tables,
     rotate,
 )
 from tests.models.variants import build, some_inputs
@@ -207,7 +207,7 @@ def test_without_a_window_scores_have_the_bias_at_every_distance(causal: bool) -
 
 def test_rotation_turns_pairs_like_complex_numbers() -> None:
     x = torch.randn(1, 1, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    rotated = rotate(x, rotary_tables(5, 4, 100.0, CPU, torch.float64))
+    rotated = rotate(x, _rotary_tables(5, 4, 100.0, CPU, torch.float64))
     for pos in range(5):
         for pair, frequency in enumerate([1.0, 100.0**-0.5]):
             z = complex(*x[0, 0, pos, 2 * pair : 2 * pair + 2].tolist())
@@ -228,7 +228,7 @@ def test_abacus_counts_digits_within_their_number(tokens: list[int], offset: int
 
 def test_tables_that_are_too_short_are_refused() -> None:
     check_length(8, 8, "sequence length")
-    with pytest.raises(InputError, match="at most n_ctx=8 learned positions, got 9"):
+    with pytest.raises(InputError, match=r"^sequence length: .*n_ctx=8"):
         check_length(9, 8, "sequence length")
 
 
@@ -341,9 +341,9 @@ def test_it_survives_saving(tmp_path) -> None:
 
 def test_what_is_no_square_grid_and_what_is_causal_are_refused() -> None:
     model = on_grid()
-    with pytest.raises(InputError, match=r"a square number with positions='grid'.* got 7"):
+    with pytest.raises(InputError, match=r"^sequence length: .*7"):
         model(some_inputs(model, n_pos=7))
-    with pytest.raises(ConfigError, match="causal: expected false with positions='grid'"):
+    with pytest.raises(ConfigError, match=r"^causal:"):
         model.config.replace(causal=True)
-    with pytest.raises(ConfigError, match="Set relative_window"):
+    with pytest.raises(ConfigError, match=r"^relative_window:"):
         model.config.replace(relative_window=None)

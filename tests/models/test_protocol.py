@@ -128,7 +128,7 @@ def inputs() -> Tensor:
 def test_what_writes_into_what_it_is_given_is_refused(
     kind: type[Leaky], method: str, argument: str
 ) -> None:
-    message = rf"{method} of {kind.__name__}: .* {argument} left as it was.* {argument}\.clone"
+    message = rf"^{method} of {kind.__name__}: .* {argument} written in place"
     studies: list[Callable[[Any], object]] = [
         lambda model: [
             bind(model, inputs()).read(h, loop) for loop, h in iterate(model, inputs(), 2)
@@ -176,7 +176,7 @@ def replaced(**methods: Callable[..., Any]) -> Leaky:
     return model
 
 
-AXES = r" of Leaky: expected floats \[\d+, 7, .*axes batch"
+AXES = r" of Leaky: expected floats \[\d+, 7, "
 
 
 SHAPES = {
@@ -309,16 +309,16 @@ def test_buffers_that_are_not_saved_are_part_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("part", "given"),
     [
-        (torch.nn.Dropout(0.1), "Dropout in training mode, with dropout=0.1"),
-        (torch.nn.MultiheadAttention(2, 1, dropout=0.2), "MultiheadAttention .* dropout=0.2"),
-        (torch.nn.BatchNorm1d(2), "BatchNorm1d in training mode"),
+        (torch.nn.Dropout(0.1), "Dropout .*dropout=0.1"),
+        (torch.nn.MultiheadAttention(2, 1, dropout=0.2), "MultiheadAttention .*dropout=0.2"),
+        (torch.nn.BatchNorm1d(2), "BatchNorm1d"),
     ],
 )
 def test_what_training_mode_makes_another_model_is_refused(
     part: torch.nn.Module, given: str
 ) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ModuleDict({"inner": part}))
-    with pytest.raises(InputError, match=rf"module 1.inner: expected evaluation mode.*{given}"):
+    with pytest.raises(InputError, match=rf"^module 1.inner: .*{given}"):
         describe_model(model)
     assert describe_model(model.eval())
     model[1] = torch.nn.Dropout(0.0)
@@ -383,7 +383,7 @@ def test_a_free_prelude_has_no_bound_and_the_loop_keeps_its_own() -> None:
 def test_a_foreign_model_may_say_its_reach() -> None:
     assert reach(Halving()) is None and reach(SimpleNamespace(reach=0)) == 0
     for wrong in (-1, 1.0, True):
-        with pytest.raises(InputError, match="reach of the model"):
+        with pytest.raises(InputError, match=r"^reach"):
             reach(SimpleNamespace(reach=wrong))
 
 

@@ -24,13 +24,13 @@ def test_spans() -> None:
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, None), (3, 2), (0, 5), (5, None)])
 def test_spans_outside_the_run(start: int, stop: int | None) -> None:
-    with pytest.raises(InputError, match="loops inside the run"):
+    with pytest.raises(InputError, match=r"^(start|stop)_at_loop:"):
         loop_span(start, stop, 4, torch.zeros(1, 1, 8))
 
 
 @pytest.mark.parametrize("given", [0, -1, True])
 def test_numbers_of_loops_that_are_none(given: int) -> None:
-    with pytest.raises(InputError, match="n_loops: expected an integer >= 1"):
+    with pytest.raises(InputError, match=r"^n_loops:"):
         build("plain").n_loops = given
 
 
@@ -74,7 +74,7 @@ def test_empty_batches_are_refused_alike() -> None:
         lambda: next(iterate(model, x, 2)),
         lambda: run_until(model, x, Fixed(2)),
     ):
-        with pytest.raises(InputError, match="at least one example, got an empty batch"):
+        with pytest.raises(InputError, match=r"^inputs: .*empty batch"):
             run()
 
 
@@ -87,7 +87,7 @@ def test_types_by_name() -> None:
     assert size == cache.nbytes
     assert cache.to(dtype="float64")["resid_post", 0].dtype == torch.float64
     for wrong in ("float31", "int64", "Tensor", torch.int64, 32):
-        with pytest.raises(InputError, match="dtype: expected a floating-point type"):
+        with pytest.raises(InputError, match=r"^dtype:"):
             check_dtype(wrong)
 
 
@@ -135,14 +135,14 @@ def test_hooks_of_each_example_count_up_to_its_own_end() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"return_type": "states"}, "return_type: expected none beside a number of loops for each"),
+        ({"return_type": "states"}, "^return_type:"),
         ({"return_type": "all_logits"}, "return_type"),
         ({"stop_at_loop": 2}, "stop_at_loop"),
         ({"stop_at_loop": 0}, "stop_at_loop"),
         ({"start_at_loop": 2, "state": torch.zeros(3, 7, 16)}, "start_at_loop"),
-        ({"n_loops": ENDS[:2]}, r"an integer tensor \[3\]"),
-        ({"n_loops": ENDS.float()}, r"an integer tensor \[3\]"),
-        ({"n_loops": -ENDS}, "an integer >= 0, got -5"),
+        ({"n_loops": ENDS[:2]}, "^n_loops:"),
+        ({"n_loops": ENDS.float()}, "^n_loops:"),
+        ({"n_loops": -ENDS}, "^n_loops:.*-5"),
     ],
 )
 def test_what_does_not_go_with_loops_by_example_is_refused(
@@ -192,9 +192,9 @@ def test_numbered_names_need_the_number_that_they_are_of() -> None:
         lambda x: model.run_with_hooks(x, fwd_hooks=[(["blocks.0.hook_resid_pre"], hit)]),
         lambda x: model.run_with_cache(x, names_filter=[last]),
     ):
-        with pytest.raises(HookError, match=r"Pass n_loops=2.*model\.unroll\(2\)"):
+        with pytest.raises(HookError, match="Pass n_loops=2"):
             run(short)
-    with pytest.raises(HookError, match="4 loops, for which the hooks"), model.hooks([(last, hit)]):
+    with pytest.raises(HookError, match=r"^n_loops:"), model.hooks([(last, hit)]):
         model(short)
     assert hits == ["blocks.3.attn.hook_z"]
     names = ["loops.-1.blocks.0.attn.hook_z"]

@@ -203,13 +203,13 @@ def test_positions_outside_the_mask_have_no_say(generator: torch.Generator) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_loops": -1}, "max_loops: expected an integer >= 0"),
-        ({"mask": torch.ones(4, 3)}, "mask: expected a bool tensor"),
+        ({"max_loops": -1}, "^max_loops:"),
+        ({"mask": torch.ones(4, 3)}, "^mask:"),
         ({"mask": torch.ones(4, 2, dtype=torch.bool)}, r"\[4, 3\]"),
-        ({"mask": torch.zeros(4, 3, dtype=torch.bool)}, "none in 4 of 4 examples"),
-        ({"n_loops": torch.ones(4)}, "n_loops: expected an integer tensor"),
-        ({"n_loops": torch.ones(3, dtype=torch.long)}, r"expected an integer tensor \[4\]"),
-        ({"n_loops": torch.tensor([1, 2, 3, -1])}, "an integer >= 0, got -1"),
+        ({"mask": torch.zeros(4, 3, dtype=torch.bool)}, "^mask:"),
+        ({"n_loops": torch.ones(4)}, "^n_loops:"),
+        ({"n_loops": torch.ones(3, dtype=torch.long)}, "^n_loops:"),
+        ({"n_loops": torch.tensor([1, 2, 3, -1])}, "^n_loops: .*-1"),
     ],
 )
 def test_input_that_does_not_fit_is_refused(options, message: str, no_type_checks: None) -> None:
@@ -244,5 +244,5 @@ def test_rules_run_together_stop_where_each_does_alone(seed: int) -> None:
 
 
 def test_no_rules_are_refused() -> None:
-    with pytest.raises(InputError, match="rules: expected at least one"):
+    with pytest.raises(InputError, match=r"^rules:"):
         run_rules(Halving(), INPUTS, [], max_loops=3)

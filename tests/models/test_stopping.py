@@ -194,19 +194,19 @@ def test_a_selected_view_keeps_what_was_read() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Fixed(-1), r"Fixed\(n\): expected an integer >= 0, got -1"),
-        (lambda: Fixed(True), "expected an integer"),
-        (lambda: LengthLine(math.nan, 0.0), r"LengthLine\(slope\)"),
-        (lambda: AccelerationBelow(0.0), "a number > 0"),
-        (lambda: AnswerHeld(0), "expected an integer >= 1"),
+        (lambda: Fixed(-1), "^n: .*-1"),
+        (lambda: Fixed(True), "^n:"),
+        (lambda: LengthLine(math.nan, 0.0), "^slope:"),
+        (lambda: AccelerationBelow(0.0), "^tolerance:"),
+        (lambda: AnswerHeld(0), "^hold:"),
         (lambda: MaxConfidence(min_loop=-2), "min_loop"),
         (lambda: MaxConfidence(min_loop=5).horizon(4, None), "max_loops.*>= 5"),
-        (lambda: ResidualBelow(0.0), "a number > 0"),
-        (lambda: ResidualBelow(math.nan), "a number > 0"),
-        (lambda: ReadoutKL(-1.0), "a number > 0"),
-        (lambda: ReadoutKL(math.inf), "a number > 0"),
-        (lambda: Oracle().horizon(5, None), "Pass n_loops=batch.n_loops"),
-        (lambda: MaxConfidence().horizon(None, None), "max_loops: expected an integer >= 1"),
+        (lambda: ResidualBelow(0.0), "^tolerance:"),
+        (lambda: ResidualBelow(math.nan), "^tolerance:"),
+        (lambda: ReadoutKL(-1.0), "^tolerance:"),
+        (lambda: ReadoutKL(math.inf), "^tolerance:"),
+        (lambda: Oracle().horizon(5, None), "^n_loops:"),
+        (lambda: MaxConfidence().horizon(None, None), "^max_loops:"),
         (lambda: ResidualBelow(0.1).horizon(None, None), "max_loops"),
         (lambda: ReadoutKL(0.1).horizon(0, None), "max_loops"),
     ],
@@ -217,7 +217,7 @@ def test_what_makes_no_sense_is_refused(make, message: str) -> None:
 
 
 def test_an_unknown_grouping_is_refused(no_type_checks: None) -> None:
-    with pytest.raises(InputError, match="one of batch, sample, got 'token'"):
+    with pytest.raises(InputError, match=r"^per:"):
         MaxConfidence(per="token")  # type: ignore[arg-type]
 
 
@@ -375,7 +375,7 @@ def test_a_rule_without_an_end_takes_one_from_the_caller() -> None:
 
 def test_a_gate_of_another_shape_is_refused() -> None:
     rule = GateAbove(torch.sigmoid)
-    with pytest.raises(InputError, match=r"gate: expected a probability for each place \[1, 1\]"):
+    with pytest.raises(InputError, match=r"^gate:"):
         run_until(Halving(), torch.zeros(1, 1, 2), rule, max_loops=2)
 
 

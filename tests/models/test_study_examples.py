@@ -66,7 +66,7 @@ def test_a_model_is_asked_after_its_own_depth_and_others_after_t_of_n():
 
 def test_a_model_of_one_loop_is_not_followed_from_loop_to_loop():
     batch = as_batch(TASK, n=3, batch_size=2)
-    with pytest.raises(InputError, match=r"model: expected one that loops.*model\.loop_rule = Non"):
+    with pytest.raises(InputError, match=r"^model: .*loop_rule = Non"):
         fit_to_model(adder(1), batch, needs_loops=True)
     assert fit_to_model(adder(1), batch).n_loops.tolist() == [1, 1]
     assert fit_to_model(adder(2), batch, needs_loops=True).n_loops.tolist() == [2, 2]
@@ -106,7 +106,7 @@ def test_a_model_that_speaks_the_tokens_is_taken():
 def test_a_model_of_another_task_in_the_same_tokens_is_refused():
     model = compile_program("parity", max_length=6).model
     assert model.task == Parity()
-    with pytest.raises(InputError, match="one of task 'copy', got one of 'parity', as its attribu"):
+    with pytest.raises(InputError, match=r"'copy', .*'parity'"):
         need_model_of(Copy(), model)
     model.task = None
     need_model_of(Copy(), model)
@@ -117,13 +117,13 @@ def test_a_task_in_another_form_is_the_one_that_it_asks():
     model = build("plain", d_vocab=copy.d_vocab, d_vocab_out=copy.d_vocab_out)
     model.task = copy
     need_model_of(NextToken(of="copy"), model)
-    with pytest.raises(InputError, match="task 'next_token of parity', got one of 'next_token of"):
+    with pytest.raises(InputError, match=r"'next_token of"):
         need_model_of(parity, model)
 
 
 def test_a_model_of_the_task_need_not_have_what_it_never_answers():
     model = build("plain", d_vocab=6, d_vocab_out=1)
-    with pytest.raises(InputError, match="d_vocab_out=2, got d_vocab=6, d_vocab_out=1"):
+    with pytest.raises(InputError, match=r"^model: .*d_vocab_out=1"):
         need_model_of(TASK, model)
     model.task = TASK
     need_model_of(TASK, model)
@@ -151,13 +151,13 @@ def test_a_batch_knows_its_task_wherever_it_goes():
 
 def test_inputs_alone_want_loops_but_of_a_model_with_a_depth():
     inputs = torch.zeros(2, 3, dtype=torch.int64)
-    with pytest.raises(InputError, match="n_loops: expected a batch"):
+    with pytest.raises(InputError, match=r"^n_loops:"):
         inputs_and_loops(adder(), inputs, None)
     assert inputs_and_loops(adder(3), inputs, None)[1] == 3
     assert inputs_and_loops(adder(3), inputs, 5)[1] == 5
-    with pytest.raises(InputError, match=r"data: .* Pass inputs\[None\]"):
+    with pytest.raises(InputError, match=r"^data:"):
         inputs_and_loops(adder(), inputs[0], 3)
-    with pytest.raises(InputError, match="at least one example, got an empty batch"):
+    with pytest.raises(InputError, match=r"^inputs:"):
         inputs_and_loops(adder(), inputs[:0], 3)
     drawn, n_loops = inputs_and_loops(adder(2), TASK, None, n=4, batch_size=2)
     assert (tuple(drawn.shape), n_loops) == ((2, 5), 2)
@@ -177,7 +177,7 @@ def test_a_model_without_numbers_is_refused_and_so_are_loops_without_end():
         lambda: convergence_study(model, batch),
         lambda: compare_programs(model, ["ripple"], batch),
     ):
-        with pytest.raises(InputError, match="on the meta device") as error:
+        with pytest.raises(InputError, match=r"^model: .*meta") as error:
             ask()
         assert error.value.what == "model"
     model = adder()

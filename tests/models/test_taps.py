@@ -13,7 +13,7 @@ from torch import Tensor
 from loopinterp import comparison, compiler, dynamics, edges, lenses, training
 from loopinterp.core.errors import HookError, InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, taps
-from loopinterp.models.taps import free_bytes, spell_bytes
+from loopinterp.models.taps import _free_bytes, _spell_bytes
 from loopinterp.tasks import Addition, as_batch
 from loopinterp.training import RECIPES, CurriculumConfig, Trainer, train, train_seeds
 from tests.adapters.kinds import adapted, tokens_of
@@ -105,8 +105,8 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes so many bytes free, and asks about every cache."""
 
     def make(free: int | None) -> None:
-        monkeypatch.setattr(taps, "ALWAYS_FITS", 0)
-        monkeypatch.setattr(taps, "free_bytes", lambda device: free)
+        monkeypatch.setattr(taps, "_ALWAYS_FITS", 0)
+        monkeypatch.setattr(taps, "_free_bytes", lambda device: free)
 
     return make
 
@@ -133,7 +133,7 @@ def test_a_cache_of_exactly_what_is_free_is_made_and_one_byte_less_refuses_it(
     assert run.run_with_cache(x, n_loops=3, **options)[1].nbytes == size
     room(size - 1)
     monkeypatch.setattr(type(run), "_run", no_run)
-    with pytest.raises(InputError, match=r"^cache: .*free on cpu, got .*names_filter="):
+    with pytest.raises(InputError, match=r"^cache: .*names_filter="):
         run.run_with_cache(x, n_loops=3, **options)
 
 
@@ -143,10 +143,10 @@ def test_positions_and_gradients_count(room: Any, model: Any) -> None:
     room(half)
     for positions in ([0, 2, 5], slice(0, 3)):
         model.run_with_cache(TOKENS, pos_slice=positions, **some)
-    with pytest.raises(InputError, match="free on cpu"):
+    with pytest.raises(InputError, match=r"^cache:"):
         model.run_with_cache(TOKENS, pos_slice=slice(0, 4), **some)
     backwards = {"incl_bwd": True, "loss_fn": lambda logits: logits.sum()}
-    with pytest.raises(InputError, match="free on cpu"):
+    with pytest.raises(InputError, match=r"^cache:"):
         model.run_with_cache(TOKENS, pos_slice=slice(0, 3), **some, **backwards)
     room(2 * half)
     _, cache = model.run_with_cache(TOKENS, pos_slice=slice(0, 3), **some, **backwards)
@@ -158,7 +158,7 @@ def test_positions_and_gradients_count(room: Any, model: Any) -> None:
 def test_a_cache_beyond_any_machine_is_refused_at_once(model: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(LoopedTransformer, "_run", no_run)
     tokens = torch.zeros(1, 1_000_000, dtype=torch.long)
-    with pytest.raises(InputError, match=r"16000\.0 GB: 2 activations of 1 x 1000000 positions"):
+    with pytest.raises(InputError, match=r"16000\.0 GB"):
         model.run_with_cache(tokens, n_loops=2, names_filter="pattern")
 
 
@@ -168,14 +168,14 @@ def test_where_nobody_knows_what_is_free_and_below_the_bound_nothing_is_refused(
     room(None)
     assert len(model.run_with_cache(TOKENS, n_loops=2)[1])
     monkeypatch.undo()
-    monkeypatch.setattr(taps, "free_bytes", no_run)
+    monkeypatch.setattr(taps, "_free_bytes", no_run)
     assert len(model.run_with_cache(TOKENS, n_loops=2)[1])
 
 
 def test_what_is_free_is_what_the_system_or_the_group_leaves(tmp_path: Path) -> None:
-    free = free_bytes(torch.device("cpu"))
+    free = _free_bytes(torch.device("cpu"))
     assert free is not None and 0 < free < 2**50
-    assert free_bytes(torch.device("meta")) is None
+    assert _free_bytes(torch.device("meta")) is None
     member, mounted = tmp_path / "cgroup", tmp_path / "mounted"
     member.write_text("5:cpu:/a\n4:memory:/a/b\n0::/job/step\n")
 
@@ -198,14 +198,14 @@ def test_what_is_free_is_what_the_system_or_the_group_leaves(tmp_path: Path) -> 
 @pytest.mark.gpu
 def test_on_a_gpu_what_pytorch_holds_for_reuse_is_free() -> None:
     device = torch.device("cuda")
-    before = free_bytes(device)
+    before = _free_bytes(device)
     held = torch.empty(256 * 1024**2, dtype=torch.uint8, device=device)
-    during = free_bytes(device)
+    during = _free_bytes(device)
     assert before is not None and during is not None
     assert before - during >= held.numel() * 0.99
     del held
-    assert abs(before - (free_bytes(device) or 0)) < 64 * 1024**2
+    assert abs(before - (_free_bytes(device) or 0)) < 64 * 1024**2
 
 
 def test_bytes_are_spelt_by_their_size() -> None:
-    assert [spell_bytes(x) for x in (0, 999_949_999, 10**9)] == ["0.0 MB", "999.9 MB", "1.0 GB"]
+    assert [_spell_bytes(x) for x in (0, 999_949_999, 10**9)] == ["0.0 MB", "999.9 MB", "1.0 GB"]

@@ -171,15 +171,15 @@ def test_backward_hooks_see_gradients() -> None:
 def test_silent_and_unknown_hooks_are_errors() -> None:
     model = build("plain")
     x = some_inputs(model)
-    with pytest.raises(HookError, match="fires in the run"):
+    with pytest.raises(HookError, match=r"^hook"):
         model.run_with_hooks(
             x, n_loops=T, stop_at_loop=2, fwd_hooks=[("loops.3.blocks.0.hook_resid_post", _leave)]
         )
-    with pytest.raises(HookError, match=r"Did you mean 'blocks\.0\.hook_resid_post'"):
+    with pytest.raises(HookError, match=r"'blocks\.0\.hook_resid_post'"):
         model.run_with_hooks(x, n_loops=T, fwd_hooks=[("blocks.0.hook_resid_pots", _leave)])
-    with pytest.raises(HookError, match=r"blocks\.0 to blocks\.3"):
+    with pytest.raises(HookError, match=r"blocks\.3"):
         model.run_with_hooks(x, n_loops=T, fwd_hooks=[("blocks.4.hook_resid_post", _leave)])
-    with pytest.raises(HookError, match="keeps none"):
+    with pytest.raises(HookError, match=r"^names_filter:"):
         model.run_with_hooks(x, n_loops=T, fwd_hooks=[(lambda name: False, _leave)])
     assert not any(point.has_hooks() for point in model.hook_points())
 
@@ -193,23 +193,23 @@ def test_silent_and_unknown_hooks_are_errors() -> None:
         ([[1, 2]], {"n_loops": torch.tensor([3])}, "tokenizer"),
         (torch.zeros(3, dtype=torch.long), {}, r"\[batch, pos\]"),
         (torch.zeros(2, 3, dtype=torch.bool), {}, "integers"),
-        (torch.full((2, 3), 6), {}, "tokens from 0 to 5, got tokens from 6 to 6"),
+        (torch.full((2, 3), 6), {}, "^inputs: .*6 to 6"),
         (torch.zeros(2, 0, dtype=torch.long), {}, "integers"),
         (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 0}, "an integer >= 1, got 0"),
         (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 2.0}, "an integer >= 1"),
-        (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 2, "stop_at_loop": 3}, "n_loops = 2"),
-        (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 2, "start_at_loop": 1}, "before loop 1"),
+        (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 2, "stop_at_loop": 3}, "^stop_at_loop:"),
+        (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 2, "start_at_loop": 1}, "^state:"),
         (
             torch.zeros(2, 3, dtype=torch.long),
             {"n_loops": 2, "start_at_loop": 1, "state": torch.zeros(2, 4, 16)},
-            r"shape \(2, 3, 16\)",
+            r"^state: .*\[2, 3, 16\]",
         ),
         (torch.zeros(2, 3, dtype=torch.long), {"return_type": "logit"}, "Did you mean 'logits'"),
-        (torch.zeros(2, 3, dtype=torch.long), {"position_offset": 1}, "does not move"),
+        (torch.zeros(2, 3, dtype=torch.long), {"position_offset": 1}, "^position_offset:"),
         (
             torch.zeros(2, 3, dtype=torch.long),
             {"position_offset": torch.tensor([1, 1])},
-            "does not move",
+            "^position_offset:",
         ),
     ],
 )
@@ -220,7 +220,7 @@ def test_bad_input_is_refused(inputs: Tensor, options: dict[str, Any], message: 
 
 def test_sequences_longer_than_learned_positions_are_refused() -> None:
     model = build("surround")
-    with pytest.raises(InputError, match="at most n_ctx=20"):
+    with pytest.raises(InputError, match="n_ctx=20"):
         model(some_inputs(model, n_pos=21))
     abacus = build("abacus on input")
     with pytest.raises(InputError, match="abacus positions"):
@@ -271,10 +271,10 @@ def test_an_offset_for_each_example_is_each_example_with_its_own(name: str) -> N
 @pytest.mark.parametrize(
     ("offset", "message"),
     [
-        (-1, "position_offset: expected an integer >= 0, got -1"),
-        (torch.tensor([1, -2, 0]), "an integer >= 0, got -2"),
-        (torch.tensor([1, 2]), r"an integer tensor \[3\] on cpu, got torch.int64 \[2\]"),
-        (torch.tensor([1, 2, 30]), "abacus positions: expected at most n_ctx=30"),
+        (-1, "^position_offset: .*-1"),
+        (torch.tensor([1, -2, 0]), "^position_offset: .*-2"),
+        (torch.tensor([1, 2]), r"^position_offset: .*\[2\]"),
+        (torch.tensor([1, 2, 30]), "^abacus positions: .*n_ctx=30"),
     ],
 )
 def test_offsets_that_are_none_are_refused(offset: Any, message: str) -> None:
@@ -283,7 +283,7 @@ def test_offsets_that_are_none_are_refused(offset: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         model(tokens, position_offset=offset)
     for wrong in (torch.tensor([1.0, 2.0, 3.0]), torch.tensor(1)):
-        with pytest.raises(InputError, match=r"an integer tensor \[3\]"):
+        with pytest.raises(InputError, match=r"^position_offset:"):
             check_inputs(tokens, model.config, model.device, wrong)
 
 
@@ -351,5 +351,5 @@ def test_inputs_checked_elsewhere_can_be_bound_without_a_look() -> None:
     for wrong, offset in ((tokens + 3, 0), (tokens.float(), 0), (tokens, 4), (tokens, -1)):
         with pytest.raises(InputError):
             model.check_inputs(wrong, position_offset=offset)
-    with pytest.raises(InputError, match="expected tokens"):  # what needs no look is still seen
+    with pytest.raises(InputError, match=r"^inputs:"):  # what needs no look is still seen
         model.bind(tokens.float(), checked=True)

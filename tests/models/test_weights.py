@@ -16,7 +16,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.edges import UnrolledGraph
 from loopinterp.edges.edge_runs import EdgeRuns
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, fold_vocabulary
-from loopinterp.models.weights import LinearMap, changed_layers, need_plain, norm
+from loopinterp.models.weights import LinearMap, _changed_layers, need_plain, norm
 from loopinterp.tasks import Addition
 from loopinterp.training import Run
 from tests.models.variants import VARIANTS, build
@@ -250,7 +250,7 @@ def test_parametrised_weights_are_read_as_they_are() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_model_as_it_is_made_is_plain(variant: str) -> None:
     model = build(variant)
-    assert list(changed_layers(model)) == []
+    assert list(_changed_layers(model)) == []
     model.to(torch.float64)  # whose weights the comparison does not look at
     need_plain(model, "test", saved=True)
 
