@@ -91,8 +91,18 @@ MODELS: dict[str, tuple[str, list[str], str]] = {
 FINITE: dict[str, tuple[str, list[str], str]] = {
     "addition-finite": (
         "addition-finite",
+        [],
+        "A finite automaton, trained on answers alone: ripple-carry addition in every transition.",
+    ),
+    "parity-finite": (
+        "parity-finite",
         ["seed=2"],
-        "A finite automaton, trained on answers alone: the ripple, from a first guess of its own.",
+        "A finite automaton, trained on answers alone: a running XOR, with two bits per position.",
+    ),
+    "prefix_sum-finite": (
+        "prefix_sum-finite",
+        [],
+        "A finite automaton, trained on answers alone: prefix sums, with one bit per position.",
     ),
 }
 """The same of models with a state code, whose bits are dropped as long as they stay right."""
@@ -140,6 +150,8 @@ def trained(name: str, made: Path, args: argparse.Namespace) -> Card:
         recipe, changes, note = (MODELS | FINITE)[name]
         config = apply_settings(RECIPES[recipe], [*changes, *args.set])
         run = finite(config, args.out / name) if name in FINITE else train(config, args.out / name)
+        if not run.is_trained:  # its initial bits were chosen after training
+            note, recipe = f"{note} Trained by {recipe} with --drop-bits.", None
     return make_entry(run, made, recipe=recipe, note=note, samples=args.samples)
 
 

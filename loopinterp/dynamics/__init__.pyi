@@ -6,7 +6,6 @@ from .basins import basin_map as basin_map
 from .convergence import FATES as FATES
 from .convergence import ConvergenceResult as ConvergenceResult
 from .convergence import convergence_study as convergence_study
-from .extrapolation import AnswerFate as AnswerFate
 from .extrapolation import ExtrapolationResult as ExtrapolationResult
 from .extrapolation import extrapolation_study as extrapolation_study
 from .fixed_point import FixedPoint as FixedPoint

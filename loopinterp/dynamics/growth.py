@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -124,11 +125,9 @@ def transient_growth(
     known = [torch.ones(len(h), dtype=torch.bool)]
     start = None
     for loop in range(1, n_loops + 1):
-        power, transposed = (turn_of(f, loop) for f in (operator.apply, operator.apply_transposed))
+        power = partial(turn_of, n_times=loop)
         space: Bidiagonal | None = None
-        for space in golub_kahan(
-            operator, power, transposed, max_vectors=max_vectors, seed=seed, start=start
-        ):
+        for space in golub_kahan(operator, power, max_vectors=max_vectors, seed=seed, start=start):
             value, residual = space.extremes(1)
             if space.upper.shape[1] > 2 and (residual[:, 0] <= tol).all():
                 break

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from loopinterp.dynamics.jacobian import JacobianOperator
 
+    Product = Callable[[Tensor], Tensor]
+
 CHECK_EVERY = 8
 """Vectors between two looks at a projected problem: cheap, but not worth solving at each one."""
 
@@ -182,20 +184,22 @@ class Bidiagonal:
 
 def golub_kahan(
     operator: JacobianOperator,
-    forward: Callable[[Tensor], Tensor],
-    backward: Callable[[Tensor], Tensor],
+    change: Callable[[Product], Product] | None = None,
     *,
     max_vectors: int,
     seed: int = 0,
     start: Tensor | None = None,
 ) -> Iterator[Bidiagonal]:
-    """Bidiagonalise ``forward`` on an operator's space, one vector at a time.
+    """Bidiagonalise J, or what ``change`` makes of products with J and with its transpose alike.
 
-    Both sides are orthogonalised in full, twice. The last value yielded is of the whole space
-    where that is no larger than ``max_vectors``.
+    One vector at a time; both sides are orthogonalised in full, twice. The last value yielded is of
+    the whole space where that is no larger than ``max_vectors``.
 
     Source: Golub and Kahan, SIAM J. Numer. Anal. 2 (1965).
     """
+    forward, backward = operator.apply, operator.apply_transposed
+    if change is not None:
+        forward, backward = change(forward), change(backward)
     generator = torch.Generator().manual_seed(seed)
     sizes = operator.sizes
     most = min(max_vectors, int(sizes.max()))

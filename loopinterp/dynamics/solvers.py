@@ -149,16 +149,11 @@ def advance(f: Map, state: SolverState, x: Float[Tensor, "batch size"]) -> Solve
     gap, size = distance(fx, x), distance(fx)
     residual = share_of_size(gap, size)
     better = residual < 0.99 * state.best
+    best = torch.where(better, residual, state.best)
+    since_best = torch.where(better, 0, state.since_best + 1)
+    counts = {"evaluations": state.evaluations + 1, "n_steps": state.n_steps + 1}
     return replace(
-        state,
-        x=x,
-        fx=fx,
-        gap=gap,
-        size=size,
-        evaluations=state.evaluations + 1,
-        best=torch.where(better, residual, state.best),
-        since_best=torch.where(better, 0, state.since_best + 1),
-        n_steps=state.n_steps + 1,
+        state, x=x, fx=fx, gap=gap, size=size, best=best, since_best=since_best, **counts
     )
 
 

@@ -253,9 +253,7 @@ def largest_singular_values(
     step, h = map_and_limit(model, h)
     check_integer("max_vectors", max_vectors, least=k)
     operator = JacobianOperator(step, h, positions, n_values=k)
-    space = golub_kahan(
-        operator, operator.apply, operator.apply_transposed, max_vectors=max_vectors, seed=seed
-    )
+    space = golub_kahan(operator, max_vectors=max_vectors, seed=seed)
     values, residuals, _ = _extremes(space, operator, range(k), k, tol)
     known = torch.from_numpy(residuals[:, :k] <= tol)
     return SingularValues(
@@ -314,14 +312,10 @@ def fixed_point_condition(
     """
     step, h = map_and_limit(model, h)
     operator = JacobianOperator(step, h, positions)
-    space = golub_kahan(
-        operator,
-        lambda v: v - operator.apply(v),
-        lambda u: u - operator.apply_transposed(u),
-        max_vectors=max_vectors,
-        seed=seed,
+    identity_minus = golub_kahan(
+        operator, lambda times: lambda v: v - times(v), max_vectors=max_vectors, seed=seed
     )
-    values, residuals, complete = _extremes(space, operator, (0, 1), 1, tol)
+    values, residuals, complete = _extremes(identity_minus, operator, (0, 1), 1, tol)
     largest, smallest = torch.from_numpy(values).T  # [batch] each
     known = torch.from_numpy((residuals <= tol) | complete[:, None]).to(h.device)
     return FixedPointCondition(

@@ -127,7 +127,7 @@ def test_a_finite_model_is_said_to_be_what_it_is_at_any_length():
     """A model with a state code whose weights are trained: the zoo's."""
     run = load_pretrained("addition-finite")
     result = decompilation_study(run.model(), run.task(), n=4)
-    assert result.identified == "ripple from carry = propagate"
+    assert result.identified == "ripple from carry = carry_at_first"
     assert result.claim.transitions == 82
     (first, *_) = result.findings()
     assert "“ripple from carry = propagate”" in first.text

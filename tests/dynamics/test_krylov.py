@@ -46,7 +46,7 @@ def test_the_leading_schur_vectors_are_the_largest_and_no_pair_is_split() -> Non
 def test_golub_kahan_keeps_its_relation_where_the_space_is_exhausted() -> None:
     matrix = torch.diag(torch.tensor([3.0, 3.0, 2.0, 0.0, 0.0], dtype=torch.float64))
     operator = JacobianOperator(linear(matrix), torch.zeros(1, 5, dtype=torch.float64))
-    *_, last = golub_kahan(operator, operator.apply, operator.apply_transposed, max_vectors=9)
+    *_, last = golub_kahan(operator, max_vectors=9)
     assert last.upper.shape[1] == 5 and last.lengths.tolist() == [5]
     values, _ = last.extremes(4)  # the four largest, and the smallest
     assert values[0].tolist() == pytest.approx([3, 3, 2, 0, 0])
