@@ -128,7 +128,7 @@ def test_a_finite_model_is_said_to_be_what_it_is_at_any_length():
     run = load_pretrained("addition-finite")
     result = decompilation_study(run.model(), run.task(), n=4)
     assert result.identified == "ripple from carry = carry_at_first"
-    assert result.claim.transitions == 82
+    assert result.claim.transitions == 73
     (first, *_) = result.findings()
-    assert "“ripple from carry = propagate”" in first.text
-    assert "any length" in first.text and "82 transitions" in first.text
+    assert "“ripple from carry = carry_at_first”" in first.text
+    assert "any length" in first.text and "73 transitions" in first.text
