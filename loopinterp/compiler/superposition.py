@@ -215,8 +215,20 @@ class _Stream:
         def frame(free: Tensor) -> _Frame:
             return _Frame(protected, torch.linalg.qr(free.mT)[0].mT @ rest, residue)
 
+        def collinearity(frame: _Frame) -> Tensor:
+            # The negative log det of the Gram matrices of the sites: least where directions are
+            # orthogonal, without bound where two coincide. A ridge keeps the matrices invertible.
+            seen = [basis @ frame.mixed.mT for basis in self.bases]
+            grams = [x @ x.mT + 1e-9 * torch.eye(len(x), dtype=x.dtype) for x in seen]
+            return -torch.stack([torch.logdet(gram) for gram in grams]).sum()
+
+        def interference(frame: _Frame) -> Tensor:
+            # Nearly the largest error of the program's reads, as a share of what each can bear.
+            errors = [frame.reads(rows, here)[2] / most for rows, here, most in self._program_reads]
+            return torch.cat(errors).pow(16).mean().pow(1 / 16).log()
+
         free = normal(width - len(protected), len(rest), g=g).requires_grad_()
-        loss = self._collinearity if exact else self._interference
+        loss = collinearity if exact else interference
         search = torch.optim.Adam([free], lr=0.05)
         with recording_gradients():
             for _ in range(steps):
@@ -224,21 +236,6 @@ class _Stream:
                 loss(frame(free)).backward()
                 search.step()
         return frame(free.detach())
-
-    def _collinearity(self, frame: _Frame) -> Tensor:
-        r""":math:`-\sum \log\det` of the Gram matrices of the sites: least where directions are
-        orthogonal, without bound where two of them coincide."""
-        seen = [basis @ frame.mixed.mT for basis in self.bases]
-        # The ridge keeps the matrices invertible during the search.
-        grams = [x @ x.mT + 1e-9 * torch.eye(len(x), dtype=x.dtype) for x in seen]
-        return -torch.stack([torch.logdet(gram) for gram in grams]).sum()
-
-    def _interference(self, frame: _Frame) -> Tensor:
-        """The largest errors of the program's reads, as shares of what they can bear."""
-        shares = [
-            frame.reads(rows, here)[2] / bearable for rows, here, bearable in self._program_reads
-        ]
-        return torch.cat(shares).pow(16).mean().pow(1 / 16).log()  # nearly the maximum
 
     @cached_property
     def _program_reads(self) -> list[tuple[Tensor, FeaturePoints, Tensor]]:

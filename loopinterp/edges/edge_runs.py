@@ -224,19 +224,19 @@ def need_graph(model: Any) -> None:
         HookError: Hooks are on: runs of edges fire none.
     """
     if not isinstance(model, LoopedTransformer):
-        given = type(model).__name__
+        actual = type(model).__name__
         fix = "Pass the LoopedTransformer inside it, or convert it with models.convert_model."
     elif model.config.norm == "gated":
-        given = "norm='gated', whose gates read the stream themselves"
+        actual = "norm='gated', whose gates read the stream themselves"
         fix = "Study activations instead, with patching_sweep(component='attn_gate')."
     elif model.device.type != "cpu":
-        given = f"one on {model.device}"
+        actual = f"one on {model.device}"
         fix = "Pass model.cpu(): scores of edges are not numbers elsewhere so far."
     else:
         need_plain(model, "runs of edges")  # which take heads and neurons apart by their weights
         return
     expected = "a LoopedTransformer on the CPU, whose heads and MLPs can be run one by one"
-    raise InputError("model", expected=expected, given=given, fix=fix)
+    raise InputError("model", expected=expected, given=actual, fix=fix)
 
 
 @torch.no_grad()
