@@ -187,11 +187,7 @@ def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Be
     """Make the models of the benchmark, and write them to a folder.
 
     Models that are there already are made again; others stay. The same machine gives the same
-    digests.
-
-    Args:
-        folder: A new folder, or one with a benchmark.
-        names: As :func:`benchmark_models` takes them.
+    digests. ``names`` are those of :func:`benchmark_models`.
 
     Raises:
         InputError: An unknown name, or a folder that holds something else.

@@ -259,12 +259,10 @@ def path_patching(
 
     .. math:: \text{seen}_{s \to r} = s(\text{source})
 
-    and everything else that r sees as it is in the base's run, through the norms (loop norm and
-    post-norms too), the recall and the injections as they are. All others see of s what it writes
-    in the base's run. What comes after r then runs on. With ``through``, these components see s
-    too, are run again, and what they write is seen by receivers and one another, and by
-    nobody else: all paths from s to r that lead through none or some of them. For the effect on
-    the logits of a path that ends at r and goes on directly, let it go *through* r to ``readout``.
+    and everything else that r sees as it is in the base's run. All others see of s what it writes
+    in the base's run. What comes after r then runs on. Components ``through`` which paths lead see
+    s too, and only receivers and one another see what they then write. For the effect on the
+    logits of a path that ends at r and goes on directly, let it go *through* r to ``readout``.
 
     Args:
         model: A ``LoopedTransformer``.
@@ -280,11 +278,9 @@ def path_patching(
 
     Raises:
         InputError: Names that are not in the graph, receivers that no sender comes before, or
-            components to go through that stand after a receiver; inputs that do not fit each
-            other; a model with gates.
+            components to go through that stand after a receiver; a model with gates.
 
-    Source: direct effects and path patching are those of arXiv 2211.00593 and 2304.05969, with
-    loops unrolled.
+    Source: arXiv 2211.00593 and 2304.05969, with loops unrolled.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
