@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class EdgeRuns:
-    """Runs of a model that :func:`need_graph` accepts on some inputs, with weights on its edges."""
+    """Runs of a model on some inputs, with weights on the edges of its graph."""
 
     def __init__(self, model: LoopedTransformer, graph: UnrolledGraph, inputs: Tensor) -> None:
         self.model, self.graph = model, graph
@@ -215,14 +215,25 @@ def _distinct(weights: Tensor) -> tuple[Tensor, Int[Tensor, " receiver"]]:
     return weights[:, columns], row_of
 
 
-def need_graph(model: Any) -> None:
-    """Raise unless a model's stream is a sum of what components write, through norms.
+def graph_of_pairs(
+    model: Any,
+    base: Batch | Tensor,
+    source: Batch | Tensor,
+    *,
+    n_loops: int | None,
+    neurons: Mapping[str, Sequence[int]] | None,
+    split: bool,
+    scored: Tensor | None = None,
+) -> tuple[UnrolledGraph, Tensor, Tensor, Tensor | None]:
+    """The graph of the runs of base and source, their inputs, and the positions that may count.
 
     Raises:
-        InputError: The model is no ``LoopedTransformer``, has gates or changed layers, or is not
-            on the CPU.
+        InputError: The inputs do not fit each other; the model is no ``LoopedTransformer``, has
+            gates or changed layers, or is not on the CPU.
         HookError: Hooks are on: runs of edges fire none.
     """
+    base, source, n_loops, scored = given_pairs(model, base, source, n_loops, scored)
+    check_run(model, base, source, source, "resid_pre")
     if not isinstance(model, LoopedTransformer):
         actual = type(model).__name__
         fix = "Pass the LoopedTransformer inside it, or convert it with models.convert_model."
@@ -234,7 +245,8 @@ def need_graph(model: Any) -> None:
         fix = "Pass model.cpu(): scores of edges are not numbers elsewhere so far."
     else:
         need_plain(model, "runs of edges")  # which take heads and neurons apart by their weights
-        return
+        graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=split)
+        return graph, base, source, scored
     expected = "a LoopedTransformer on the CPU, whose heads and MLPs can be run one by one"
     raise InputError("model", expected=expected, given=actual, fix=fix)
 
@@ -290,10 +302,9 @@ def path_patching(
         ...               senders="0:block.0.mlp", receivers="2:block.0.head.1.v").shape
         torch.Size([8, 4, 2])
     """
-    base, source, n_loops, _ = given_pairs(model, base, source, n_loops, None)
-    check_run(model, base, source, source, "resid_pre")
-    need_graph(model)
-    graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=True)
+    graph, base, source, _ = graph_of_pairs(
+        model, base, source, n_loops=n_loops, neurons=neurons, split=True
+    )
     first, last = graph.senders_named(senders), graph.receivers_named(receivers)
     between = graph.senders_named(through, "through")
     read_at = graph.read_stages[last].tolist()

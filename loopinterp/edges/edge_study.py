@@ -26,10 +26,10 @@ from loopinterp.edges.edge_effects import (
     areas,
     top,
 )
-from loopinterp.edges.edge_runs import need_graph
+from loopinterp.edges.edge_runs import graph_of_pairs
 from loopinterp.edges.known_edges import as_circuit, known_truths, ranking
 from loopinterp.edges.unrolled_graph import LAGS, TIED, UNROLLED, TiedEdge, UnrolledGraph
-from loopinterp.interventions.base_and_source import Metric, check_run, given_pairs
+from loopinterp.interventions.base_and_source import Metric
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.protocol import describe_model
 
@@ -203,15 +203,14 @@ def edge_study(
         >>> result.data["faithfulness"].sel(graph="tied", score="exact", share=1).item()
         1.0
     """
-    base, source, n_loops, scored = given_pairs(model, base, source, n_loops, scored)
-    check_run(model, base, source, source, "resid_pre")
-    need_graph(model)
+    graph, base, source, scored = graph_of_pairs(
+        model, base, source, n_loops=n_loops, neurons=neurons, split=split, scored=scored
+    )
     if unrolled_exact and "exact" not in methods:
         expected, fix = "false where 'exact' is none of the methods", "Add 'exact' to methods."
         raise InputError("unrolled_exact", expected=expected, given="True", fix=fix)
     names = list(dict.fromkeys(methods))
-    graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=split)
-    about = {"study": "edges", "n_loops": n_loops, "methods": names, "n_steps": n_steps}
+    about = {"study": "edges", "n_loops": graph.n_loops, "methods": names, "n_steps": n_steps}
     with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
         effects = EdgeEffects(model, graph, base, source, scored=scored, metric=metric)
         generator = torch.Generator().manual_seed(seed)
@@ -248,7 +247,7 @@ def edge_study(
             metric_source=compared.at_source,
             n_examples=len(base),
             n_scored=int(compared.differ.sum()),
-            n_loops=n_loops,
+            n_loops=graph.n_loops,
             rank_by=rank_by,
             threshold=threshold,
             pruned_faithfulness=circuits.faithfulness(pruned),
