@@ -74,9 +74,6 @@ def train_to_circuit(
         The model, and its circuit: each variable with its subspace, no heads, neurons and edges.
         The directions of values are a least-squares fit, and need not separate all values.
 
-    Raises:
-        InputError: More than d_model / 2 values.
-
     Source: strict interchange intervention training (arXiv 2407.14494), on states between loops.
     """
     program = get_program(program)

@@ -104,9 +104,6 @@ def false_names_study(
         programs: Stock programs; by default all.
         misses_of_each: Most near misses of each.
         disguises: A name, and disguises of each model, one after the other.
-
-    Raises:
-        InputError: an unknown program.
     """
     names = list_programs() if programs is None else list(programs)
     stock = [get_program(name) for name in names]

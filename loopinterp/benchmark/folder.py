@@ -187,11 +187,7 @@ def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Be
     """Make the models of the benchmark, and write them to a folder.
 
     Models that are there already are made again; others stay. The same machine gives the same
-    digests.
-
-    Args:
-        folder: A new folder, or one with a benchmark.
-        names: As :func:`benchmark_models` takes them.
+    digests. ``names`` are those of :func:`benchmark_models`.
 
     Raises:
         InputError: An unknown name, or a folder that holds something else.
@@ -207,41 +203,36 @@ def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Be
         )
     files = Benchmark(folder).files if (folder / LIST).exists() else {}
     for model in track(benchmark_models(names), "models"):
-        _write(model, folder / model.name)
+        place, compiled, (base, source) = folder / model.name, model.compiled, model.pairs()
+        program, config = model.program, compiled.model.config
+        compiled.save(place)
+        write_tensors(place / PAIRS, {"base": base.contiguous(), "source": source.contiguous()})
+        card = {
+            "name": model.name,
+            "program": model.program_name,
+            "code": str(program),
+            "task": program.task,
+            "task_settings": dict(program.task_settings),
+            "disguise": model.disguise,
+            "n": model.n,
+            "n_loops": model.n_loops,
+            "variables": {v: list(f.values) for v, f in compiled.circuit.variables.items()},
+            "heads": {h.id: h.selector for h in compiled.circuit.heads},
+            "edges": sorted(map(list, program_edges(compiled))),
+            "edges_of_wiping": sorted(map(list, wiping_edges(compiled))),
+            "agreement": agreement(compiled, base, model.n_loops),
+            "d_model": config.d_model,
+            "layers": [config.n_prelude, config.n_layers, config.n_coda],
+            "weights": sum(p.numel() for p in compiled.model.parameters()),
+        }
+        write_json(place / CARD, card)
         files[model.name] = {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted((folder / model.name).iterdir())
+            for path in sorted(place.iterdir())
         }
     # Written last, so that an incomplete folder is not a benchmark.
     write_json(folder / LIST, {"version": VERSION, "models": files})
     return Benchmark(folder)
-
-
-def _write(model: BenchmarkModel, folder: Path) -> None:
-    compiled = model.compiled
-    compiled.save(folder)
-    base, source = model.pairs()
-    write_tensors(folder / PAIRS, {"base": base.contiguous(), "source": source.contiguous()})
-    program, config = model.program, compiled.model.config
-    card = {
-        "name": model.name,
-        "program": model.program_name,
-        "code": str(program),
-        "task": program.task,
-        "task_settings": dict(program.task_settings),
-        "disguise": model.disguise,
-        "n": model.n,
-        "n_loops": model.n_loops,
-        "variables": {v: list(f.values) for v, f in compiled.circuit.variables.items()},
-        "heads": {h.id: h.selector for h in compiled.circuit.heads},
-        "edges": sorted(map(list, program_edges(compiled))),
-        "edges_of_wiping": sorted(map(list, wiping_edges(compiled))),
-        "agreement": agreement(compiled, base, model.n_loops),
-        "d_model": config.d_model,
-        "layers": [config.n_prelude, config.n_layers, config.n_coda],
-        "weights": sum(p.numel() for p in compiled.model.parameters()),
-    }
-    write_json(folder / CARD, card)
 
 
 def agreement(compiled: Compiled, inputs: Tensor, n_loops: int) -> float:

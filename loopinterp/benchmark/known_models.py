@@ -132,7 +132,6 @@ def known_models(
     Args:
         programs: Loop programs whose task is registered.
         n: Problem length of the inputs; the models are compiled for it.
-        examples: Inputs for each model.
         disguises: Changes of each model, e.g. ``partial(rotate, seed=0)``.
         label: Name of the disguises in tables; by default a word for each.
 
@@ -214,10 +213,7 @@ class BenchmarkModel(ShortRepr):
 
 
 def benchmark_models(names: Iterable[str] | None = None) -> list[BenchmarkModel]:
-    """The models of the benchmark, or some of them.
-
-    Args:
-        names: Names of models; or of programs, for all models that run them; by default all.
+    """The models of the benchmark; or those of some names, or that run programs of these names.
 
     Raises:
         InputError: an unknown name.

@@ -91,8 +91,7 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
         A row for each graph and truth.
 
     Raises:
-        InputError: Scores of unknown edges, or that are no numbers; a trained model, whose edges
-            are not known.
+        InputError: Scores of unknown edges, or that are no numbers; a trained model.
     """
     known.true_edges()  # raises where they are not known, before the method runs
     exercise = known.exercise
@@ -271,11 +270,7 @@ def score_program(
 
     Returns:
         One row: the ``outcome`` (``equivalent``, ``no program`` or ``false name``), and in
-        ``told_apart`` the share of effective interventions that separate a false program from the
-        true one.
-
-    Raises:
-        InputError: The method returns neither.
+        ``told_apart`` the share of effective interventions that separate the two programs.
     """
     program = method(known.exercise)
     if program is None:
@@ -328,15 +323,11 @@ def score_variables(
     Args:
         method: From an exercise and the model's program to a subspace of each variable, as rows
             ``[row, d_model]`` that span it; a variable without one is not found.
-        seed: Of the interchanges.
 
     Returns:
         One row: ``iia``, the whole-run accuracy of the program over all variables and loops, its
         interval, the same after a change of equal norm in a random direction, and ``found``, the
         share of variables with a subspace. NaN where no interchange changes the program's answer.
-
-    Raises:
-        InputError: Subspaces of unknown variables, or of another width.
     """
     exercise, program = known.exercise, known.compiled.program
     subspaces = dict(method(exercise, program))

@@ -112,13 +112,11 @@ def compile_program(
     program after t loops, one direction for each value, and nothing else but the injected input.
     Each selection is a head whose attention is spread evenly over the selected keys; maps are
     MLPs. Values are restored to 0 and 1 by every MLP, so that errors do not grow with the loops.
+    The model has no norms, ReLU, learned positions and external recall.
 
     Args:
         max_length: Positions of the longest sequence, BOS and padding included.
         n_outputs: Classes of the output; by default as many as the answer has, and two at least.
-
-    Returns:
-        The model (no norms, ReLU, learned positions, external recall) and its circuit.
 
     Raises:
         InputError: the program cannot be compiled; the message names the expression and why.

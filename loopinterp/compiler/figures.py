@@ -6,11 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import count, product
+from typing import Annotated
+
+from pydantic import Field
 
 from loopinterp.compiler.circuit import Circuit, FeatureNode, HeadNode, NeuronGroup
 from loopinterp.compiler.lowering import lower_program
 from loopinterp.compiler.stream_layout import describe, lay_out
-from loopinterp.compiler.validation import infer_domains, validate
+from loopinterp.compiler.validation import MAX_LENGTH, infer_domains, validate
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.figures.circuit_graph import CircuitGraph
 from loopinterp.figures.circuit_parts import MOST_NODES, GraphEdge, GraphNode
@@ -72,7 +76,10 @@ def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = Non
     )
 
 
-def draw_program(program: LoopProgram, *, max_length: int = 9) -> CircuitGraph:
+@checked
+def draw_program(
+    program: LoopProgram, *, max_length: Annotated[int, Field(ge=1, le=MAX_LENGTH)] = 9
+) -> CircuitGraph:
     """The circuit that a program compiles to, as a graph; its expressions if it does not compile.
 
     No weights are made. ``max_length``, the positions of the longest sequence, changes numbers of

@@ -108,24 +108,31 @@ class AttentionRelation:
         assert self.by_position
         return np.maximum.accumulate(self.holds, axis=0).T
 
-    def classes(self) -> tuple[np.ndarray, np.ndarray]:
-        """The different relations of queries: (relation [key value, class], class of each query).
-
-        Queries that can select nothing are of class -1.
-        """
-        columns, kind = np.unique(self.holds.T, axis=0, return_inverse=True)
-        some = columns.any(axis=1)
-        number = np.where(some, np.cumsum(some) - 1, -1)
-        return columns[some].T, number[kind.reshape(-1)]
-
     def codes(self) -> tuple[Codes, Codes]:
-        """Codes of keys and queries whose products are the relation."""
+        """Codes of keys and queries whose products are the relation, in the fewest dimensions.
+
+        The keys' are one-hot classes and the queries' their relations to each, or vice versa.
+        """
         key, query = (next(iter(x.features), None) for x in (self.key, self.query))
-        k, q = _factors(self.holds)
-        by_key = _factors(self.holds.T)
-        if by_key[0].shape[1] < k.shape[1]:
-            q, k = by_key
+        queries, key_class = classes(self.holds.T)  # [query, class of keys]
+        keys, query_class = classes(self.holds)  # [key, class of queries]
+        n_keys, n_queries = queries.shape[1], keys.shape[1]
+        # One-hot codes, all 0 for class -1.
+        k, q = np.eye(n_keys + 1)[key_class, :n_keys], queries.astype(float)
+        if n_queries < n_keys:
+            k, q = keys.astype(float), np.eye(n_queries + 1)[query_class, :n_queries]
         return Codes(key, k), Codes(query, q)
+
+
+def classes(holds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different relations of queries: (relation [key, class], class of each query).
+
+    Queries that can select nothing are of class -1.
+    """
+    columns, kind = np.unique(holds.T, axis=0, return_inverse=True)
+    some = columns.any(axis=1)
+    number = np.where(some, np.cumsum(some) - 1, -1)
+    return columns[some].T, number[kind.reshape(-1)]
 
 
 def causal_codes(indices: Feature) -> tuple[Codes, Codes]:
@@ -133,14 +140,6 @@ def causal_codes(indices: Feature) -> tuple[Codes, Codes]:
     positions = np.arange(len(indices.values))
     ahead = (positions[:, None] >= positions[None, 1:]).astype(float)
     return Codes(indices, 2 * ahead), Codes(indices, ahead - 1)
-
-
-def _factors(relation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Matrices of 0 and 1 with ``first @ second.T = relation``, one dimension per distinct row."""
-    rows, kind = np.unique(relation, axis=0, return_inverse=True)
-    some = rows.any(axis=1)
-    first = np.eye(len(rows))[kind.reshape(-1)][:, some]
-    return first, rows[some].T.astype(float)
 
 
 class AggregateHeads:
@@ -277,10 +276,10 @@ class AggregateHeads:
             return FeatureFunction(query.features, holds.reshape(query.table.shape))
         # Else heads carry, for each class of queries, whether the keys that they attend to are
         # selected: where there are such keys.
-        classes, kind = relation.classes()
+        selected, kind = classes(relation.holds)  # [key, class], class of each query
         key, name, flags = relation.key.features[0], f"found by {relation.name}", []
-        for k, column in enumerate(classes.T):
-            case = f", case {k}" if classes.shape[1] > 1 else ""
+        for k, column in enumerate(selected.T):
+            case = f", case {k}" if selected.shape[1] > 1 else ""
             flag = Feature(f"{name}{case}", (0, 1), order=WITNESS, one_direction=True)
             codes = Codes(key, column[:, None].astype(float))
             flags.append(self._carry(relation, relation.layer, codes, flag))

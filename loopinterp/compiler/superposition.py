@@ -39,15 +39,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-UNEVEN = frozenset(("mean", "max", "min", "count"))
-"""Neurons that read how attention is distributed over the keys. Softmax enlarges errors of scores
-for them, so the reads of such a head keep dimensions of their own."""
-
-# The interference that each read can bear.
-SCORE_MARGIN = SHARPNESS / 4  # an attention score, from its query and from its key
-VALUE_MARGIN = 0.25  # the shares of values that a head writes
-UNIT_MARGIN = 0.5  # a neuron's input: units are flat so far around what they read
-
 
 @checked
 def superpose(
@@ -158,9 +149,11 @@ class _Stream:
         """Directions with dimensions of their own in an inexact superposition.
 
         What heads write, and numbers, are erased together with their errors, which must not be
-        larger than they were; softmax enlarges errors of what heads of ``UNEVEN`` neurons read.
+        larger than they were. Softmax enlarges errors of scores for neurons that read how attention
+        is distributed over the keys, so the reads of their heads are protected too.
         """
-        uneven = {group.id for group in self.circuit.neurons if group.how in UNEVEN}
+        how = ("mean", "max", "min", "count")
+        uneven = {group.id for group in self.circuit.neurons if group.how in how}
         counted = {source for source, target in self.circuit.edges if target in uneven}
         rows = [self.distractors]
         for node in self.circuit.heads:
@@ -215,8 +208,20 @@ class _Stream:
         def frame(free: Tensor) -> _Frame:
             return _Frame(protected, torch.linalg.qr(free.mT)[0].mT @ rest, residue)
 
+        def collinearity(frame: _Frame) -> Tensor:
+            # The negative log det of the Gram matrices of the sites: least where directions are
+            # orthogonal, without bound where two coincide. A ridge keeps the matrices invertible.
+            seen = [basis @ frame.mixed.mT for basis in self.bases]
+            grams = [x @ x.mT + 1e-9 * torch.eye(len(x), dtype=x.dtype) for x in seen]
+            return -torch.stack([torch.logdet(gram) for gram in grams]).sum()
+
+        def interference(frame: _Frame) -> Tensor:
+            # Nearly the largest error of the program's reads, as a share of what each can bear.
+            errors = [frame.reads(rows, here)[2] / most for rows, here, most in self._program_reads]
+            return torch.cat(errors).pow(16).mean().pow(1 / 16).log()
+
         free = normal(width - len(protected), len(rest), g=g).requires_grad_()
-        loss = self._collinearity if exact else self._interference
+        loss = collinearity if exact else interference
         search = torch.optim.Adam([free], lr=0.05)
         with recording_gradients():
             for _ in range(steps):
@@ -224,21 +229,6 @@ class _Stream:
                 loss(frame(free)).backward()
                 search.step()
         return frame(free.detach())
-
-    def _collinearity(self, frame: _Frame) -> Tensor:
-        r""":math:`-\sum \log\det` of the Gram matrices of the sites: least where directions are
-        orthogonal, without bound where two of them coincide."""
-        seen = [basis @ frame.mixed.mT for basis in self.bases]
-        # The ridge keeps the matrices invertible during the search.
-        grams = [x @ x.mT + 1e-9 * torch.eye(len(x), dtype=x.dtype) for x in seen]
-        return -torch.stack([torch.logdet(gram) for gram in grams]).sum()
-
-    def _interference(self, frame: _Frame) -> Tensor:
-        """The largest errors of the program's reads, as shares of what they can bear."""
-        shares = [
-            frame.reads(rows, here)[2] / bearable for rows, here, bearable in self._program_reads
-        ]
-        return torch.cat(shares).pow(16).mean().pow(1 / 16).log()  # nearly the maximum
 
     @cached_property
     def _program_reads(self) -> list[tuple[Tensor, FeaturePoints, Tensor]]:
@@ -261,19 +251,20 @@ class _Stream:
                 queries[-1] += bias[0]
                 # The mean, which all keys share, does not move attention.
                 scores = torch.cat([keys[:-1] @ w_q, queries @ w_k]) / len(w_q) ** 0.5
-                add(scores, here, SCORE_MARGIN)
+                add(scores, here, SHARPNESS / 4)
                 out = self._by_head(f"{prefix}attn.out.weight")[:, node.head]
-                add(out @ w_v, here, VALUE_MARGIN)
+                add(out @ w_v, here, 0.25)  # shares of values
             groups = [g for g in circuit.neurons if (g.section, g.layer) == (section, layer)]
             rows = self.weights[f"{prefix}mlp.fc_in.weight"][[n for g in groups for n in g.neurons]]
-            # What is not erased is in the way of what is written there next.
+            # Units are flat so far around what they read; what is not erased is in the way of what
+            # is written there next.
             erases = torch.tensor([g.how == "wipe" for g in groups for _ in g.neurons])
-            margin = torch.where(erases, UNIT_MARGIN / 2, UNIT_MARGIN)
+            margin = torch.where(erases, 0.25, 0.5)
             add(rows, features.at(section, 2 * layer + 1), margin)
         end = features.at("coda", 2 * self.compiled.model.config.n_coda)
         add(self.weights["unembedding.weight"], end, LOGIT / 2)
         rows = torch.cat([circuit.directions_of(v).read.double() for v in circuit.variables])
-        add(rows, features.at(*STATE), UNIT_MARGIN)
+        add(rows, features.at(*STATE), 0.5)
         return reads
 
     def _by_head(self, name: str) -> Tensor:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class EdgeRuns:
-    """Runs of a model that :func:`need_graph` accepts on some inputs, with weights on its edges."""
+    """Runs of a model on some inputs, with weights on the edges of its graph."""
 
     def __init__(self, model: LoopedTransformer, graph: UnrolledGraph, inputs: Tensor) -> None:
         self.model, self.graph = model, graph
@@ -215,28 +215,40 @@ def _distinct(weights: Tensor) -> tuple[Tensor, Int[Tensor, " receiver"]]:
     return weights[:, columns], row_of
 
 
-def need_graph(model: Any) -> None:
-    """Raise unless a model's stream is a sum of what components write, through norms.
+def graph_of_pairs(
+    model: Any,
+    base: Batch | Tensor,
+    source: Batch | Tensor,
+    *,
+    n_loops: int | None,
+    neurons: Mapping[str, Sequence[int]] | None,
+    split: bool,
+    scored: Tensor | None = None,
+) -> tuple[UnrolledGraph, Tensor, Tensor, Tensor | None]:
+    """The graph of the runs of base and source, their inputs, and the positions that may count.
 
     Raises:
-        InputError: The model is no ``LoopedTransformer``, has gates or changed layers, or is not
-            on the CPU.
+        InputError: The inputs do not fit each other; the model is no ``LoopedTransformer``, has
+            gates or changed layers, or is not on the CPU.
         HookError: Hooks are on: runs of edges fire none.
     """
+    base, source, n_loops, scored = given_pairs(model, base, source, n_loops, scored)
+    check_run(model, base, source, source, "resid_pre")
     if not isinstance(model, LoopedTransformer):
-        given = type(model).__name__
+        actual = type(model).__name__
         fix = "Pass the LoopedTransformer inside it, or convert it with models.convert_model."
     elif model.config.norm == "gated":
-        given = "norm='gated', whose gates read the stream themselves"
+        actual = "norm='gated', whose gates read the stream themselves"
         fix = "Study activations instead, with patching_sweep(component='attn_gate')."
     elif model.device.type != "cpu":
-        given = f"one on {model.device}"
+        actual = f"one on {model.device}"
         fix = "Pass model.cpu(): scores of edges are not numbers elsewhere so far."
     else:
         need_plain(model, "runs of edges")  # which take heads and neurons apart by their weights
-        return
+        graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=split)
+        return graph, base, source, scored
     expected = "a LoopedTransformer on the CPU, whose heads and MLPs can be run one by one"
-    raise InputError("model", expected=expected, given=given, fix=fix)
+    raise InputError("model", expected=expected, given=actual, fix=fix)
 
 
 @torch.no_grad()
@@ -259,12 +271,10 @@ def path_patching(
 
     .. math:: \text{seen}_{s \to r} = s(\text{source})
 
-    and everything else that r sees as it is in the base's run, through the norms (loop norm and
-    post-norms too), the recall and the injections as they are. All others see of s what it writes
-    in the base's run. What comes after r then runs on. With ``through``, these components see s
-    too, are run again, and what they write is seen by receivers and one another, and by
-    nobody else: all paths from s to r that lead through none or some of them. For the effect on
-    the logits of a path that ends at r and goes on directly, let it go *through* r to ``readout``.
+    and everything else that r sees as it is in the base's run. All others see of s what it writes
+    in the base's run. What comes after r then runs on. Components ``through`` which paths lead see
+    s too, and only receivers and one another see what they then write. For the effect on the
+    logits of a path that ends at r and goes on directly, let it go *through* r to ``readout``.
 
     Args:
         model: A ``LoopedTransformer``.
@@ -280,11 +290,9 @@ def path_patching(
 
     Raises:
         InputError: Names that are not in the graph, receivers that no sender comes before, or
-            components to go through that stand after a receiver; inputs that do not fit each
-            other; a model with gates.
+            components to go through that stand after a receiver; a model with gates.
 
-    Source: direct effects and path patching are those of arXiv 2211.00593 and 2304.05969, with
-    loops unrolled.
+    Source: arXiv 2211.00593 and 2304.05969, with loops unrolled.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -294,10 +302,9 @@ def path_patching(
         ...               senders="0:block.0.mlp", receivers="2:block.0.head.1.v").shape
         torch.Size([8, 4, 2])
     """
-    base, source, n_loops, _ = given_pairs(model, base, source, n_loops, None)
-    check_run(model, base, source, source, "resid_pre")
-    need_graph(model)
-    graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=True)
+    graph, base, source, _ = graph_of_pairs(
+        model, base, source, n_loops=n_loops, neurons=neurons, split=True
+    )
     first, last = graph.senders_named(senders), graph.receivers_named(receivers)
     between = graph.senders_named(through, "through")
     read_at = graph.read_stages[last].tolist()

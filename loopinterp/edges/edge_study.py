@@ -26,10 +26,10 @@ from loopinterp.edges.edge_effects import (
     areas,
     top,
 )
-from loopinterp.edges.edge_runs import need_graph
+from loopinterp.edges.edge_runs import graph_of_pairs
 from loopinterp.edges.known_edges import as_circuit, known_truths, ranking
 from loopinterp.edges.unrolled_graph import LAGS, TIED, UNROLLED, TiedEdge, UnrolledGraph
-from loopinterp.interventions.base_and_source import Metric, check_run, given_pairs
+from loopinterp.interventions.base_and_source import Metric
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.protocol import describe_model
 
@@ -55,11 +55,9 @@ class EdgeStudy(Result, kind="edges"):
 
     Arrays:
         effect: Of each edge of the unrolled graph, mean over examples.
-        size: The same, mean of absolute values: help in one example and harm in another do not
-            cancel.
-        tied_effect: Of each edge of the tied block, at all loops at once (exact), or summed over
-            loops.
-        tied_size: The same, mean of absolute values.
+        size: Mean of absolute values: help in one example and harm in another do not cancel.
+        tied_effect: Of each edge of the tied block, at all loops at once, or summed over loops.
+        tied_size: Mean of absolute values.
         faithfulness: Of the edges of highest score, in either graph, at MIB's shares of the edges.
         curve: Of that many tied edges of highest score.
         pruned: 1 for tied edges that greedy pruning keeps, 0 for others.
@@ -179,11 +177,7 @@ def edge_study(
     are run with the source's values on all other edges.
 
     Args:
-        model: A ``LoopedTransformer``.
-        base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
-        source: As many inputs of the same length, pair by pair.
-        n_loops: Loops of the runs; T(n) by default, to be given with inputs alone.
-        neurons: Groups of neurons that are components, as :class:`UnrolledGraph` takes them.
+        model, base, source, n_loops, neurons: As of :func:`path_patching`.
         split: Whether queries, keys and values are receivers of their own.
         n_steps: Points of each path.
         unrolled_exact: Whether each edge of the unrolled graph is run too: many runs.
@@ -197,8 +191,7 @@ def edge_study(
             source's answer less that of the base's.
 
     Raises:
-        InputError: Inputs that do not fit each other, or that the model answers alike; a metric
-            without examples or gradients; a model with gates.
+        InputError: The model has gates, or answers base and source alike.
 
     Source: EAP arXiv 2310.10348, EAP-IG 2403.17806, pruning 2304.14997, CPR and CMD 2504.13151.
 
@@ -210,15 +203,14 @@ def edge_study(
         >>> result.data["faithfulness"].sel(graph="tied", score="exact", share=1).item()
         1.0
     """
-    base, source, n_loops, scored = given_pairs(model, base, source, n_loops, scored)
-    check_run(model, base, source, source, "resid_pre")
-    need_graph(model)
+    graph, base, source, scored = graph_of_pairs(
+        model, base, source, n_loops=n_loops, neurons=neurons, split=split, scored=scored
+    )
     if unrolled_exact and "exact" not in methods:
         expected, fix = "false where 'exact' is none of the methods", "Add 'exact' to methods."
         raise InputError("unrolled_exact", expected=expected, given="True", fix=fix)
     names = list(dict.fromkeys(methods))
-    graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=split)
-    about = {"study": "edges", "n_loops": n_loops, "methods": names, "n_steps": n_steps}
+    about = {"study": "edges", "n_loops": graph.n_loops, "methods": names, "n_steps": n_steps}
     with study(seed, **about, model=describe_model(model), n_examples=len(base)) as watch:
         effects = EdgeEffects(model, graph, base, source, scored=scored, metric=metric)
         generator = torch.Generator().manual_seed(seed)
@@ -255,7 +247,7 @@ def edge_study(
             metric_source=compared.at_source,
             n_examples=len(base),
             n_scored=int(compared.differ.sum()),
-            n_loops=n_loops,
+            n_loops=graph.n_loops,
             rank_by=rank_by,
             threshold=threshold,
             pruned_faithfulness=circuits.faithfulness(pruned),
@@ -269,15 +261,11 @@ def edge_study(
 def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFrame:
     """AUROC and average precision of every score and control, against a known circuit.
 
+    There is a row for each graph, score, truth and what it is ranked by (``size`` or ``effect``).
     Edges of wiping (see :func:`.wiping_edges`) have effects, and no part in the program. So there
     are three truths: ``program``, with those edges left out; ``program, wiping wrong``, where they
     count as edges that should not have been found; and ``program or wiping``, whatever carries
     anything. An edge of the unrolled graph is true where its tied edge is.
-
-    Returns:
-        A row for each graph, score, truth and what it is ranked by (``size`` or ``effect``), with
-        the numbers of edges that are true and of all that count. Scores smaller than rounding
-        count as 0. Scores that were not made have no row.
 
     Raises:
         InputError: The circuit has edges that are not in the graph: it is another model's.

@@ -109,9 +109,6 @@ def as_circuit(
     to the next one, and those out of the loop those of the last one. The circuit has no directions,
     and its selectors no meaning.
 
-    Args:
-        edges: Sender, receiver (queries, keys and values of a head are that head) and lag.
-
     Raises:
         InputError: An edge with an end that is no component, or a lag other than 0, 1 or 2.
 

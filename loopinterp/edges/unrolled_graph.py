@@ -66,15 +66,8 @@ class UnrolledGraph(ShortRepr):
             are in no group stay together, under its name.
         split: Whether queries, keys and values are receivers of their own, ``0:block.0.head.1.q``.
 
-    Attributes:
-        senders: In the order in which they write.
-        readers: Components that read, in order; the readout is the last.
-        receivers: (number of the reader, slot), where the slot is "" for all that it reads.
-        edges: Whether there is one ``[sender, receiver]``.
-
     Raises:
-        InputError: A group's name is not of that form, or its neurons are missing from the MLP or
-            in two groups.
+        InputError: A group's name is not of that form, or its neurons are in two groups.
 
     Example:
         >>> from loopinterp.models import LoopedTransformerConfig
@@ -99,6 +92,7 @@ class UnrolledGraph(ShortRepr):
         self.senders = [Component(INPUT, 0), *_components(config, n_loops, neurons or {})]
         last = self.senders[-1].stage + 1
         self.readers = [*self.senders[1:], Component(READOUT, last)]
+        # (number of the reader, slot), where the slot is "" for all that it reads
         self.receivers = [
             (k, slot)
             for k, reader in enumerate(self.readers)

@@ -107,3 +107,6 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         draw(reduce(lambda x, _: shift_right(x), range(4000), tokens))
     assert caught.value.expected == "at most 400 boxes"
+    with pytest.raises(InputError) as caught:
+        draw_program(get_program("ripple"), max_length=0)
+    assert caught.value.what == "max_length"

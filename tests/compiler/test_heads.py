@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loopinterp.compiler import compile_program
 from loopinterp.compiler.features import Feature, FeatureFunction, constant, of_feature
-from loopinterp.compiler.heads import AttentionRelation, causal_codes
+from loopinterp.compiler.heads import AttentionRelation, causal_codes, classes
 from loopinterp.programs import (
     aggregate,
     argmax,
@@ -98,7 +98,7 @@ def test_products_of_codes_are_the_relation_in_as_few_dimensions_as_it_has_class
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(RELATIONS)
 def test_queries_that_ask_the_same_are_of_one_class(holds):
-    relation, kind = related(holds).classes()
+    relation, kind = classes(holds)
     for query, column in enumerate(holds.T):
         if column.any():
             assert np.array_equal(relation[:, kind[query]], column)
