@@ -175,19 +175,24 @@ def askable_distributions(
     names = task.distributions if distributions is None else distributions
     names = [pick_distribution(task, name) for name in dict.fromkeys(names)]
     check_size(task, max(lengths), n_samples, "lengths, n_samples")
-    _need_unseen_answers(task, model, min(lengths))
+    if isinstance(task, TokenByToken) and _sees_answers(task, model, min(lengths)):
+        expected = "one whose answer at a position depends on no later one, as the right answer "
+        raise InputError(
+            "model",
+            expected=f"{expected}stands in the input of task {task.name!r}",
+            given="logits that change with the tokens after their position",
+            fix="Let no position see a later one, as with a causal mask.",
+        )
     return names
 
 
 @torch.no_grad()
-def _need_unseen_answers(task: Task, model: LoopedModel | Any, n: int) -> None:
-    """Raise if a model of a task that is answered token by token looks ahead in its input.
+def _sees_answers(task: Task, model: LoopedModel | Any, n: int) -> bool:
+    """Whether a model of a task that is answered token by token looks ahead in its input.
 
-    Inputs whose answers are replaced by other tokens must give the same logits where the first
+    Inputs whose answers are replaced by other tokens have to give the same logits where the first
     token of the answer is asked for.
     """
-    if not isinstance(task, TokenByToken):
-        return
     generator = torch.Generator().manual_seed(0)
     batch = task.sample(n, batch_size=8, generator=generator).to(device_of(model))
     batch = fit_to_model(model, batch)
@@ -204,14 +209,7 @@ def _need_unseen_answers(task: Task, model: LoopedModel | Any, n: int) -> None:
         *_, (loop, state) = bound.run(last, may_diverge=True)
         logits.append(bound.read(state, loop)[torch.arange(8, device=inputs.device), first])
     change = (logits[1] - logits[0]).abs().max()
-    if change > 1e-3 * logits[0].abs().max():  # more than rounding
-        expected = "one whose answer at a position depends on no later one, as the right answer "
-        raise InputError(
-            "model",
-            expected=f"{expected}stands in the input of task {task.name!r}",
-            given="logits that change with the tokens after their position",
-            fix="Let no position see a later one, as with a causal mask.",
-        )
+    return bool(change > 1e-3 * logits[0].abs().max())  # more than rounding
 
 
 @torch.no_grad()
