@@ -189,6 +189,7 @@ class AddressBook:
         inside = [name for name in in_layer if name.startswith(("attn.", "mlp."))]
         self._short = {name.rpartition("hook_")[2]: name for name in inside}
         self._selected: dict[tuple[object, object], list[str]] = {}
+        # In the order they fire, as caches and filters give them.
         entries = [
             Address(prefix + name, name, kind, *place, site_map.axes(kind), in_readout)
             for sites, prefix, place, in_readout in self._in_order()
@@ -277,6 +278,7 @@ class AddressBook:
             size = self._sizes[section]
             layer = 0 if layer is None and size == 1 else layer
             layers, one_layer = resolve_index(layer, size, f"layer of the {section}")
+        # Loop by loop, and layer by layer within each.
         keys = [(section, t, k, component) for t in loops for k in layers]
         absent = next((key for key in keys if key not in self.at), None)
         if absent is not None:

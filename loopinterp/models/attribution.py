@@ -128,7 +128,7 @@ class AttributionPass:
         if bias is not None:
             self.at()
             self.add("unembedding bias", self._of_classes(bias))
-        self.direction = self._of_classes(weight)
+        self.direction = self._of_classes(weight)  # [batch, pos, d_model], a row for each place
 
     def _of_classes(self, rows: Tensor) -> Tensor:
         chosen = [rows[classes].to(self._dtype) for classes in self._classes]
@@ -302,7 +302,7 @@ def _named(
     """The parts under their names; raise unless they add up."""
     import xarray as xr
 
-    values = torch.stack([logit for _, logit in parts])
+    values = torch.stack([logit for _, logit in parts])  # [component, batch, pos]
     # The logits that the parts have to add up to: [batch, pos].
     chosen = [logits.gather(-1, x[..., None]).squeeze(-1) for x in (right, wrong) if x is not None]
     expected = chosen[0] if wrong is None else chosen[0] - chosen[1]

@@ -192,8 +192,8 @@ def write_activations(
     An activation with two names is written once; a new shard begins at ``max_shard_bytes``.
     """
     shards: list[dict[str, Tensor]] = [{}]
-    places: dict[tuple[Any, ...], str] = {}
-    where: dict[str, str] = {}
+    places: dict[tuple[Any, ...], str] = {}  # the name under which each tensor in memory is kept
+    where: dict[str, str] = {}  # that name, by every name of an activation
     size = 0
     for name, x in activations.items():
         key = (x.data_ptr(), x.shape, x.stride(), x.dtype)

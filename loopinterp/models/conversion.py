@@ -338,7 +338,7 @@ def fold_vocabulary(
     _need_ours(model, "fold_vocabulary")
     config, words = model.config, WithVocabulary(model, tokens=tokens, answers=answers)
     changes: dict[str, Any] = {}
-    rows: dict[str, Tensor] = {}
+    rows: dict[str, Tensor] = {}  # those that stay of each table, by the start of its names
     if words.tokens is not None:
         if config.d_vocab is None:
             expected = "none, as the model reads features"
@@ -388,7 +388,7 @@ def fold_final_norm(model: LoopedTransformer) -> LoopedTransformer:
     if model.ln_final is None:
         fix = "Leave it as it is: there is nothing to fold."
         raise InputError("model", expected="one with a final norm", given="none", fix=fix)
-    weight, bias = model.ln_final.weight, model.ln_final.bias
+    weight, bias = model.ln_final.weight, model.ln_final.bias  # each [d_model]
     has_bias = model.config.unembed_bias or bias is not None
     chosen = model.state_dict()
     unembedding = chosen["unembedding.weight"]

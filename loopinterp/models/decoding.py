@@ -96,7 +96,8 @@ def greedy_decode(
     filler, longest = 0, int(lengths.max())
     if isinstance(model, HookedRun):
         answers, known = model.config.d_vocab_out, model.config.d_vocab or 0
-        check_integer("d_vocab_out, which the model reads again", answers, most=known)
+        fix = "Read the answers of such a model at once: model(inputs)."
+        check_integer("d_vocab_out", answers, most=known, fix=fix)
         check_integer("stop_token", stop_token or 0, most=answers - 1)
         model.input_context(tokens, position_offset)
     elif isinstance(position_offset, Tensor) or position_offset:
@@ -152,7 +153,7 @@ class _Recomputed:
         if isinstance(self.model, HookedRun):
             return self.model(inputs, n_loops=self.loops, position_offset=self.offset)
         bound = bind(self.model, inputs)
-        read = bound.h0
+        read = bound.h0  # each example's state after its own last loop
         for loop, h in bound.run(self.n_loops):
             read = h if self.ends is None else torch.where(_as_rows(self.ends >= loop, h), h, read)
         return bound.read(read, self.n_loops)

@@ -163,7 +163,7 @@ def _open_scopes(shared: dict[Key, HookPoint]) -> list[_HookScope]:
 
 
 class _Watched:
-    """A hook function that remembers whether it fired; a closure would break a compiled graph."""
+    """A hook function that remembers whether it fired."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.fired = function, False
@@ -266,6 +266,7 @@ class LoopHooks(RunLength, HookedRootModule):
         """
         book = self.addresses(self._loops_at(n_loops, n_pos))
         names = book.select(names_filter, loops)
+        # One shape for each activation, [batch, pos, …], with the positions that are kept.
         shapes = (book.addresses[name].shape(batch, n_pos, n_kept) for name in names)
         itemsize = (check_dtype(dtype) or self.dtype).itemsize
         return sum(math.prod(shape) for shape in shapes) * itemsize

@@ -225,7 +225,7 @@ def states_at(
     states = bound.h0.new_empty(len(index_of), *row.shape, bound.h0.shape[-1])
     embedding = bound.e.new_empty(*row.shape, bound.e.shape[-1])
     for start in track(range(0, len(inputs), batch_size), "run"):
-        # The places of this batch of inputs, by row and position within it.
+        # The places of this batch of inputs, by row and position within it: [place] of each.
         here = (row >= start) & (row < start + batch_size)
         r, p = row[here] - start, pos[here]
         bound = bind(model, inputs[start : start + batch_size])

@@ -296,14 +296,14 @@ class CheckedModel:
         self, name: str, returned: Any, places: Sequence[int | str], *, width: int | None = None
     ) -> Tensor:
         """What a method returned, if it is floats of some width at every place."""
-        shape: tuple[int, ...] = tuple(returned.shape) if isinstance(returned, Tensor) else ()
+        shape: list[int] = list(returned.shape) if isinstance(returned, Tensor) else []
         if len(shape) == len(places) + 1 and returned.is_floating_point():
             fits = all(isinstance(place, str) or n == place for n, place in zip(shape, places))
             if fits and shape[-1] >= 1 and width in (None, shape[-1]):
                 return returned
         last = width or ("classes" if name == "readout" else "d_model")
         fix = "Return one tensor; parts of a state lie side by side on the last axis."
-        if name in ("step", "initial_state") and len(shape) == 3 and shape[:2] != tuple(places):
+        if name in ("step", "initial_state") and len(shape) == 3 and shape[:2] != list(places):
             fix = "Make room for states beside the input's (registers) in embed, not here."
         raise InputError(
             f"{name} of {type(self._model).__name__}",

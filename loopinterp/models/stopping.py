@@ -308,7 +308,10 @@ class GateAbove(_AtThreshold):
         if view.loop > 0:
             stop = self.gate(view.state)
             if stop.shape not in (shape, shape[:1]):
-                expected, given = f"a probability for each of {list(shape)}", str(list(stop.shape))
+                expected, given = (
+                    f"a probability for each place {list(shape)}",
+                    str(list(stop.shape)),
+                )
                 fix = "Take the last axis off, e.g. gate(h).sigmoid()[..., 0]."
                 raise InputError("gate", expected=expected, given=given, fix=fix)
             # Probability of not stopping here, and of not having stopped: [batch, pos].

@@ -228,6 +228,7 @@ class Recorder:
         gradients = torch.autograd.grad(
             loss, list(live.values()), allow_unused=True, materialize_grads=True
         )
+        # Each has the shape of its activation.
         for address, gradient in zip(live, gradients):
             self.kept[f"{address.name}_grad"] = self._keep(address, gradient)
 

@@ -37,6 +37,10 @@ class Needs:
     fix: str
     settings: Mapping[str, tuple[Any, ...]]
 
+    def also(self, **settings: tuple[Any, ...]) -> Needs:
+        """The same, and further settings."""
+        return replace(self, settings={**self.settings, **settings})
+
     def check(self, config: Any, method: str) -> None:
         """Raise unless a model has every one of the settings."""
         values = {name: getattr(config, name, None) for name in self.settings}
@@ -49,37 +53,19 @@ class Needs:
 
 DIRECT_WRITES = Needs(
     "heads, neurons and biases that reach the stream without a norm or gate between",
-    "Read what a sublayer writes from hook_attn_out and hook_mlp_out, or use a model with "
-    "norm='pre' or 'none'.",
+    "Read hook_attn_out and hook_mlp_out, or use a model with norm='pre' or 'none'.",
     {"norm": ("none", "pre")},
 )
-
 DIRECT_PATHS = Needs(
     "a stream that carries what a head writes, unchanged, to every later layer",
     "Use loopinterp.edges.path_patching, which goes through norms and injections.",
-    {
-        "norm": ("none", "pre"),
-        "loop_norm": (False,),
-        "state_code": (None,),
-        "injection": ("none", "input", "gated_output", "sublayer", "internal"),
-    },
-)
-FROM_PRELUDE = replace(
-    DIRECT_PATHS,
-    settings={**DIRECT_PATHS.settings, "injection": ("none",), "initial_state": ("embedding",)},
-)
-EDGES = Needs(
-    "a stream that is the sum of the token embedding and what heads and MLPs write",
-    "Use loopinterp.edges.edge_study, which knows norms and injections. For hooks alone, turn "
-    "on one or two of the three flags.",
-    {
-        "norm": ("none", "pre"),
-        "loop_norm": (False,),
-        "state_code": (None,),
-        "injection": ("none",),
-        "initial_state": ("embedding",),
-        "positions": ("none", "absolute", "relative", "rotary", "fire", "grid"),
-    },
+    {"norm": ("none", "pre"), "loop_norm": (False,), "state_code": (None,)},
+).also(injection=("none", "input", "gated_output", "sublayer", "internal"))
+FROM_PRELUDE = DIRECT_PATHS.also(injection=("none",), initial_state=("embedding",))
+EDGES = replace(
+    FROM_PRELUDE.also(positions=("none", "absolute", "relative", "rotary", "fire", "grid")),
+    expected="a stream that is the sum of the token embedding and what heads and MLPs write",
+    fix="Use loopinterp.edges.edge_study, or turn on one or two of the three flags.",
 )
 
 

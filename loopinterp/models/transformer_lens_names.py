@@ -22,7 +22,7 @@ from loopinterp.models.transformer_lens_calls import (
     EDGES,
     FROM_PRELUDE,
 )
-from loopinterp.models.weights import with_weights
+from loopinterp.models.weights import weights_of, with_weights
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -151,10 +151,7 @@ class TransformerLensNames(HookedRun):
             raise InputError("W_pos", expected=expected, given=given, fix=fix)
         return with_weights(self.position_embedding).weight
 
-    @property
-    def W_U(self) -> Float[Tensor, "d_model d_vocab_out"]:
-        """Unembedding weights."""
-        return with_weights(self.unembedding).weight.T
+    W_U = weights_of("unembedding", "weight.T", "Unembedding ``[d_model, d_vocab_out]``.")
 
     @property
     def b_U(self) -> Float[Tensor, " d_vocab_out"]:
