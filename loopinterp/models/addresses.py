@@ -270,8 +270,8 @@ class AddressBook:
         for name, value in unused.items():
             if value is not None:
                 expected = f"no {name}: it happens once per {'loop' if per_loop else 'run'}"
-                given, fix = f"{name}={value!r}", f"Leave {name} out."
-                raise HookError(f"site {component!r}", expected=expected, given=given, fix=fix)
+                got, fix = f"{name}={value!r}", f"Leave {name} out."
+                raise HookError(f"site {component!r}", expected=expected, given=got, fix=fix)
         loops, one_loop = ([None], True) if around else resolve_index(loop, self.n_loops, "loop")
         layers, one_layer = [None], True
         if not per_loop:
@@ -282,9 +282,9 @@ class AddressBook:
         keys = [(section, t, k, component) for t in loops for k in layers]
         absent = next((key for key in keys if key not in self.at), None)
         if absent is not None:
-            given, fix = f"layer {absent[2]} of the {section}", "Look at list(model.hook_dict)."
+            got, fix = f"layer {absent[2]} of the {section}", "Look at list(model.hook_dict)."
             expected = "a layer that has it"
-            raise HookError(f"site {component!r}", expected=expected, given=given, fix=fix)
+            raise HookError(f"site {component!r}", expected=expected, given=got, fix=fix)
         names = [self.at[key].name for key in keys]
         return names[0] if one_loop and one_layer else names
 
@@ -380,8 +380,8 @@ class AddressBook:
             names_kept = [name for name in names_kept if self.addresses[name].loop in inside]
         if not names_kept:
             expected = f"a filter that keeps some of {len(self.addresses)} hooks"
-            given, fix = f"{names_filter!r} with {loops=}", "Look at list(model.hook_dict)."
-            raise HookError("names_filter", expected=expected, given=given, fix=fix)
+            got, fix = f"{names_filter!r} with {loops=}", "Look at list(model.hook_dict)."
+            raise HookError("names_filter", expected=expected, given=got, fix=fix)
         return names_kept
 
 
@@ -393,8 +393,8 @@ def flat_names(names: object, what: str) -> Iterator[str]:
         for name in names:
             yield from flat_names(name, what)
     else:
-        expected, given = "a name, names, or a predicate", type(names).__name__
-        raise HookError(what, expected=expected, given=given, fix="Pass model.site(...).")
+        expected, got = "a name, names, or a predicate", type(names).__name__
+        raise HookError(what, expected=expected, given=got, fix="Pass model.site(...).")
 
 
 def resolve_index(index: Index, size: int, what: str) -> tuple[list[int], bool]:

@@ -281,9 +281,9 @@ class LoopedCache(ActivationCache):
         """
         model = self.model
         if not isinstance(model, Attributable):
-            expected, given = "backward steps beside run_loop and run_readout", type(model).__name__
+            expected, got = "backward steps beside run_loop and run_readout", type(model).__name__
             fix = "Write attribute_loop and attribute_readout, or patch the parts instead."
-            raise InputError("model", expected=expected, given=given, fix=fix)
+            raise InputError("model", expected=expected, given=got, fix=fix)
         if self.readout is None:
             expected, fix = "that of a run with logits", "Call model.run_with_cache again."
             raise InputError("cache", expected=expected, given="one made by hand", fix=fix)
@@ -362,6 +362,6 @@ class LoopedCache(ActivationCache):
         return cls(tensors, view, index["has_batch_dim"], readout=readout)
 
     def _missing(self, name: str) -> MissingActivationError:
-        what, given = f"activation {name!r}", f"a cache of {len(self)} others"
+        what, got = f"activation {name!r}", f"a cache of {len(self)} others"
         fix = "Run again with a names_filter that keeps it."
-        return MissingActivationError(what, expected="a cached one", given=given, fix=fix)
+        return MissingActivationError(what, expected="a cached one", given=got, fix=fix)

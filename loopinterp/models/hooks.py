@@ -422,9 +422,9 @@ class LoopHooks(RunLength, HookedRootModule):
         silent = [name for name, hook in watched if not hook.fired]
         if silent:
             name = "predicate" if callable(silent[0]) else repr(silent[0])
-            expected, given = "a hook that fires in the run", "no firing"
+            expected, got = "a hook that fires in the run", "no firing"
             fix = "Look at start_at_loop, stop_at_loop, n_loops and return_type."
-            raise HookError(f"hook {name}", expected=expected, given=given, fix=fix)
+            raise HookError(f"hook {name}", expected=expected, given=got, fix=fix)
 
 
 def _carries(point: HookPoint) -> bool:
@@ -437,6 +437,6 @@ def _pairs(what: str, hooks: Any) -> list[tuple[Any, Any]]:
     listed = list(hooks) if isinstance(hooks, Iterable) and not isinstance(hooks, str) else [hooks]
     for one in listed:
         if not (isinstance(one, (tuple, list)) and len(one) == 2 and callable(one[1])):
-            given, fix = f"a {type(one).__name__}, {one!r}", "Write [(name, function), ...]."
-            raise HookError(what, expected="pairs of name and function", given=given, fix=fix)
+            got, fix = f"a {type(one).__name__}, {one!r}", "Write [(name, function), ...]."
+            raise HookError(what, expected="pairs of name and function", given=got, fix=fix)
     return [(name, function) for name, function in listed]

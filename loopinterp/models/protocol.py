@@ -202,9 +202,9 @@ def need_model(model: object) -> None:
         fix = "Pass its .model()."
     elif isinstance(model, (str, PathLike)):
         fix = f"Pass loopinterp.load({str(model)!r})."
-    given = f"the class {model.__name__} itself" if is_class else type(model).__name__
+    got = f"the class {model.__name__} itself" if is_class else type(model).__name__
     expected = "a looped model, with embed, initial_state, step and readout"
-    raise InputError("model", expected=expected, given=given, fix=fix)
+    raise InputError("model", expected=expected, given=got, fix=fix)
 
 
 def need_one_map(model: LoopedModel | Any) -> None:
@@ -334,9 +334,9 @@ def describe_model(model: Any) -> dict[str, Any] | str:
         need_weights(weight.device)
         bad = ~weight.detach().isfinite()
         if bad.any():
-            given = f"NaN or infinity at {int(bad.sum())} of {bad.numel()} places"
+            got = f"NaN or infinity at {int(bad.sum())} of {bad.numel()} places"
             fix = "Take a copy from before it broke, or train anew with a lower learning rate."
-            raise InputError(f"weight {name}", expected="finite numbers", given=given, fix=fix)
+            raise InputError(f"weight {name}", expected="finite numbers", given=got, fix=fix)
     for name, module in getattr(model, "named_modules", tuple)():
         _need_evaluation(name or "model", module)
         if need_no_hooks := getattr(module, "need_no_hooks", None):
@@ -380,6 +380,6 @@ def _need_evaluation(name: str, module: nn.Module) -> None:
     rates = [x for k, x in vars(module).items() if "dropout" in k and isinstance(x, (int, float))]
     rate = module.p if isinstance(module, _DropoutNd) else max(rates, default=0)
     if rate > 0 or isinstance(module, _BatchNorm):
-        given = f"{type(module).__name__} in training, dropout={rate}"
+        got = f"{type(module).__name__} in training, dropout={rate}"
         fix = "Call model.eval() first."
-        raise InputError(f"module {name}", expected="evaluation mode", given=given, fix=fix)
+        raise InputError(f"module {name}", expected="evaluation mode", given=got, fix=fix)

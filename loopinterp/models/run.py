@@ -244,7 +244,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             readout = recorder.readout(by_example=isinstance(n_loops, torch.Tensor))
             if readout.logits is None:
                 readout = replace(readout, weights=self.readout_digest())
-        cache = LoopedCache(recorder.kept, self.unroll(total), readout=readout)
+        cache = LoopedCache(recorder.activations, self.unroll(total), readout=readout)
         if remove_batch_dim:
             check_integer("batch size", len(inputs), most=1, fix="Leave remove_batch_dim out.")
             cache.remove_batch_dim(batch_size=len(inputs))

@@ -278,10 +278,8 @@ def _check_kind(inputs: Any, fits: bool, expected: str) -> None:
 def check_device(inputs: Tensor, device: torch.device) -> None:
     """Raise unless the inputs lie where the model does."""
     if inputs.device != device:
-        given, fix = str(inputs.device), f"Pass inputs.to({str(device)!r})."
-        raise InputError(
-            "device of inputs", expected=f"the model's, {device}", given=given, fix=fix
-        )
+        got, fix = str(inputs.device), f"Pass inputs.to({str(device)!r})."
+        raise InputError("device of inputs", expected=f"the model's, {device}", given=got, fix=fix)
 
 
 def need_weights(device: torch.device) -> None:
@@ -327,9 +325,9 @@ def check_logits(logits: Float[Tensor, batch * rest], after: str) -> None:
     """
     bad = logits.isnan().flatten(1).any(1)
     if bool(bad.any()):
-        given = f"NaN in examples {bad.nonzero().flatten().tolist()[:8]} of {len(logits)}"
+        got = f"NaN in examples {bad.nonzero().flatten().tolist()[:8]} of {len(logits)}"
         fix = "Run fewer loops, or check the model's weights and inputs."
-        raise InputError(f"logits {after}", expected="numbers", given=given, fix=fix)
+        raise InputError(f"logits {after}", expected="numbers", given=got, fix=fix)
 
 
 def spell(x: Any) -> str:

@@ -275,8 +275,8 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         """One loop; see :meth:`HookedRun.step`."""
         if context is None and self._reads_tokens:
             expected = "the input, as abacus positions enter queries and keys"
-            given, fix = "a state and an embedding", "Use model.bind(inputs).step(h)."
-            raise InputError("step", expected=expected, given=given, fix=fix)
+            got, fix = "a state and an embedding", "Use model.bind(inputs).step(h)."
+            raise InputError("step", expected=expected, given=got, fix=fix)
         return super().step(h, e, context, taps)
 
     def run_loop(

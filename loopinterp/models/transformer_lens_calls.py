@@ -177,8 +177,8 @@ class TransformerLensCalls(nn.Module):
         places = [k for k, name in enumerate(self.to_str_tokens(tokens)) if name == number]
         if mode not in ("first", "last") or not places:
             expected = "a token of the example, and mode='first' or 'last'"
-            given, fix = f"{token!r}, {mode!r}", "Look at model.to_str_tokens(tokens)."
-            raise InputError("token or mode", expected=expected, given=given, fix=fix)
+            got, fix = f"{token!r}, {mode!r}", "Look at model.to_str_tokens(tokens)."
+            raise InputError("token or mode", expected=expected, given=got, fix=fix)
         return places[0 if mode == "first" else -1]
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:

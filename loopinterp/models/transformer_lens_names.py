@@ -146,9 +146,9 @@ class TransformerLensNames(HookedRun):
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """Learned position embedding."""
         if self.position_embedding is None:
-            given, fix = f"positions={self.config.positions!r}", "Use positions='absolute'."
+            got, fix = f"positions={self.config.positions!r}", "Use positions='absolute'."
             expected = "a model that learns a position embedding"
-            raise InputError("W_pos", expected=expected, given=given, fix=fix)
+            raise InputError("W_pos", expected=expected, given=got, fix=fix)
         return with_weights(self.position_embedding).weight
 
     W_U = weights_of("unembedding", "weight.T", "Unembedding ``[d_model, d_vocab_out]``.")
