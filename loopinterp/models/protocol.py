@@ -232,7 +232,7 @@ def need_hooks(model: object) -> None:
 
 
 def need_causal(model: Any, *, error: type[InputError] = InputError) -> None:
-    """Raise on a model, or a configuration, that is known to see positions after a position."""
+    """Raise on a model, or a configuration, that is known to see later positions."""
     if declared(model, "causal") is False:
         expected = "a causal one, whose answer at a position depends on no later one"
         fix = "Build it with causal=True, or take a task whose answers stand in no input."
@@ -326,8 +326,7 @@ def describe_model(model: Any) -> dict[str, Any] | str:
         it; the ``loop_rule``, where it has one; and ``weights_sha256`` where it is a module.
 
     Raises:
-        InputError: If a weight is NaN or infinite, or a module in training draws or looks at the
-            rest of the batch.
+        InputError: If a weight is not finite, or a module in training draws or mixes examples.
         HookError: If hooks are on.
     """
     for name, weight in getattr(model, "named_parameters", tuple)():

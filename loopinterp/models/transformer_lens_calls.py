@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 class Needs:
     """The settings of a model for which a method of TransformerLens means what its name says.
 
-    Attributes:
-        expected: The same in words.
-        fix: What to do without it.
-        settings: The values that a setting of the model may have.
+    ``settings`` are the values that each may have; ``expected`` is the same in words, and ``fix``
+    what to do without it.
     """
 
     expected: str
@@ -118,8 +116,7 @@ class TransformerLensCalls(nn.Module):
             per_token: Whether to return ``[batch, pos - 1]``.
 
         Raises:
-            InputError: If the model predicts no next token: its answers are no tokens that it
-                reads, a task is known that asks something else, or attention is not causal.
+            InputError: If the model is not causal, reads other tokens than it answers, has a task.
         """
         from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
 
@@ -148,11 +145,7 @@ class TransformerLensCalls(nn.Module):
         return token if isinstance(token, int) else self.to_tokens(token)
 
     def to_str_tokens(self, tokens: Any, *_: Any, **__: Any) -> list[str]:
-        """The number of each token of one example, as labels of axes want it.
-
-        Raises:
-            InputError: If it is text, or several examples.
-        """
+        """The number of each token of one example, as labels of axes want it; text is refused."""
         tensor = torch.as_tensor(self.to_tokens(tokens))
         flat = tensor[0] if tensor.dim() == 2 and len(tensor) == 1 else tensor
         if flat.dim() > 1 or tensor.dtype not in TOKEN_TYPES:
@@ -168,11 +161,7 @@ class TransformerLensCalls(nn.Module):
         return " ".join(self.to_str_tokens(tensor))
 
     def get_token_position(self, token: Any, tokens: Any, mode: str = "first", **_: Any) -> int:
-        """The position of a token in one example: its first, or its last (``mode="last"``).
-
-        Raises:
-            InputError: If it is text, or the token is not there.
-        """
+        """The position of a token in one example: its first, or its last (``mode="last"``)."""
         number = str(int(self.to_single_token(token)))
         places = [k for k, name in enumerate(self.to_str_tokens(tokens)) if name == number]
         if mode not in ("first", "last") or not places:
