@@ -189,6 +189,7 @@ class AddressBook:
         inside = [name for name in in_layer if name.startswith(("attn.", "mlp."))]
         self._short = {name.rpartition("hook_")[2]: name for name in inside}
         self._selected: dict[tuple[object, object], list[str]] = {}
+        # In the order they fire, as caches and filters give them.
         entries = [
             Address(prefix + name, name, kind, *place, site_map.axes(kind), in_readout)
             for sites, prefix, place, in_readout in self._in_order()
@@ -269,20 +270,21 @@ class AddressBook:
         for name, value in unused.items():
             if value is not None:
                 expected = f"no {name}: it happens once per {'loop' if per_loop else 'run'}"
-                given, fix = f"{name}={value!r}", f"Leave {name} out."
-                raise HookError(f"site {component!r}", expected=expected, given=given, fix=fix)
+                got, fix = f"{name}={value!r}", f"Leave {name} out."
+                raise HookError(f"site {component!r}", expected=expected, given=got, fix=fix)
         loops, one_loop = ([None], True) if around else resolve_index(loop, self.n_loops, "loop")
         layers, one_layer = [None], True
         if not per_loop:
             size = self._sizes[section]
             layer = 0 if layer is None and size == 1 else layer
             layers, one_layer = resolve_index(layer, size, f"layer of the {section}")
+        # Loop by loop, and layer by layer within each.
         keys = [(section, t, k, component) for t in loops for k in layers]
         absent = next((key for key in keys if key not in self.at), None)
         if absent is not None:
-            given, fix = f"layer {absent[2]} of the {section}", "Look at list(model.hook_dict)."
+            got, fix = f"layer {absent[2]} of the {section}", "Look at list(model.hook_dict)."
             expected = "a layer that has it"
-            raise HookError(f"site {component!r}", expected=expected, given=given, fix=fix)
+            raise HookError(f"site {component!r}", expected=expected, given=got, fix=fix)
         names = [self.at[key].name for key in keys]
         return names[0] if one_loop and one_layer else names
 
@@ -378,8 +380,8 @@ class AddressBook:
             names_kept = [name for name in names_kept if self.addresses[name].loop in inside]
         if not names_kept:
             expected = f"a filter that keeps some of {len(self.addresses)} hooks"
-            given, fix = f"{names_filter!r} with {loops=}", "Look at list(model.hook_dict)."
-            raise HookError("names_filter", expected=expected, given=given, fix=fix)
+            got, fix = f"{names_filter!r} with {loops=}", "Look at list(model.hook_dict)."
+            raise HookError("names_filter", expected=expected, given=got, fix=fix)
         return names_kept
 
 
@@ -391,8 +393,8 @@ def flat_names(names: object, what: str) -> Iterator[str]:
         for name in names:
             yield from flat_names(name, what)
     else:
-        expected, given = "a name, names, or a predicate", type(names).__name__
-        raise HookError(what, expected=expected, given=given, fix="Pass model.site(...).")
+        expected, got = "a name, names, or a predicate", type(names).__name__
+        raise HookError(what, expected=expected, given=got, fix="Pass model.site(...).")
 
 
 def resolve_index(index: Index, size: int, what: str) -> tuple[list[int], bool]:

@@ -128,7 +128,7 @@ class AttributionPass:
         if bias is not None:
             self.at()
             self.add("unembedding bias", self._of_classes(bias))
-        self.direction = self._of_classes(weight)
+        self.direction = self._of_classes(weight)  # [batch, pos, d_model], a row for each place
 
     def _of_classes(self, rows: Tensor) -> Tensor:
         chosen = [rows[classes].to(self._dtype) for classes in self._classes]
@@ -204,7 +204,7 @@ def attribute_logit(
     taps = Taps((), again.values(), recorder)
     logits = model.run_readout(state[None] if no_batch else state, taps)
     logits = logits[0] if no_batch else logits
-    in_readout = {name: x[0] if no_batch else x for name, x in recorder.kept.items()}
+    in_readout = {name: x[0] if no_batch else x for name, x in recorder.activations.items()}
 
     def reread(name: str) -> Tensor:
         x = in_readout.get(model.addresses().resolve(name))
@@ -302,7 +302,7 @@ def _named(
     """The parts under their names; raise unless they add up."""
     import xarray as xr
 
-    values = torch.stack([logit for _, logit in parts])
+    values = torch.stack([logit for _, logit in parts])  # [component, batch, pos]
     # The logits that the parts have to add up to: [batch, pos].
     chosen = [logits.gather(-1, x[..., None]).squeeze(-1) for x in (right, wrong) if x is not None]
     expected = chosen[0] if wrong is None else chosen[0] - chosen[1]
@@ -310,10 +310,10 @@ def _named(
     # Far above rounding, far below a part left out; a difference may be zero where logits are not.
     size = values.abs().sum(0).max() + logits.abs().max()
     if bool((gap > torch.finfo(logits.dtype).eps ** 0.5 * size).any()):
-        given = f"sums that are off by up to {gap.max().item():.2g}"
+        got = f"sums that are off by up to {gap.max().item():.2g}"
         fix = "Attribute a run whose stream no hook has changed, with the weights of that run."
         what, parts_fit = "logit_attribution", "parts that add up to the logit"
-        raise InputError(what, expected=parts_fit, given=given, fix=fix)
+        raise InputError(what, expected=parts_fit, given=got, fix=fix)
     names = {key: ("component", [name[key] for name, _ in parts]) for key in parts[0][0]}
     dims = ("component", "batch", "pos") if logits.dim() == 3 else ("component", "pos")
     return xr.DataArray(values.double().cpu().numpy(), names, dims, name="logit_attribution")

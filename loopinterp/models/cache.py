@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,41 +42,33 @@ def _what_it_is(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "published": {k: v for k, v in published.items() if k not in of_files}}
 
 
-_NO_NORM_ON_STREAM = ("none", "pre", "sandwich", "gated")
-
-_SUM = Needs(
+_SUM_IN_LOOP = Needs(
     "a residual stream that is a plain sum of sublayer outputs",
     "Use cache.decompose_loop(loop) where norm is not 'post', or accumulated_resid().",
-    {
-        "injection": ("none", "sublayer", "internal"),
-        "initial_state": ("embedding",),
-        "loop_norm": (False,),
-        "state_code": (None,),
-        "norm": _NO_NORM_ON_STREAM,
-    },
+    {"norm": ("none", "pre", "sandwich", "gated")},
 )
-
-_SUM_IN_LOOP = replace(_SUM, settings={"norm": _NO_NORM_ON_STREAM})
-
+_SUM = _SUM_IN_LOOP.also(
+    injection=("none", "sublayer", "internal"),
+    initial_state=("embedding",),
+    loop_norm=(False,),
+    state_code=(None,),
+)
 _LAYER_READOUT = Needs(
     "a model that reads logits from a layer's output by its final norm",
     "Use model(inputs, return_type='all_logits'): the readout of every loop.",
     {"loop_norm": (False,), "state_code": (None,), "n_coda": (0,), "final_norm": (True,)},
 )
-
 _ONE_NORM = Needs(
     "parts that reach the final norm through no other norm",
     "Use cache.logit_attribution(tokens), which goes through every norm.",
-    {"loop_norm": (False,), "state_code": (None,), "norm": _NO_NORM_ON_STREAM},
+    {"loop_norm": (False,), "state_code": (None,), **_SUM_IN_LOOP.settings},
 )
-
-_UNWEIGHTED = "a final norm of weight 1 and bias 0, so that W_U alone reads its output"
-
 _NORMS = Needs(
     "a model with a pre-norm and a final norm",
     "Multiply with model.W_U directly, or use cache.logit_attribution(tokens).",
     {"norm": ("pre", "sandwich", "gated"), "final_norm": (True,)},
 )
+_UNWEIGHTED = "a final norm of weight 1 and bias 0, so that W_U alone reads its output"
 
 
 def _split_gradient(name: str) -> tuple[str, str]:
@@ -225,7 +216,7 @@ class LoopedCache(ActivationCache):
         config = self.model.config
         _SUM_IN_LOOP.check(config, "decompose_loop")
         loop = resolve_index(loop, self.n_loops, "loop")[0][0]
-        before = config.injection in ("input", "concat")
+        before = config.injection in ("input", "concat")  # else after the layers, or inside them
         state = self[f"loops.{loop}.blocks.0.hook_resid_pre"]
         # What enters the first layer is the state with the injected input already added.
         parts, labels = [state], ["state"]
@@ -237,7 +228,7 @@ class LoopedCache(ActivationCache):
             for part in ("attn_out", "mlp_out"):
                 parts.append(self[f"loops.{loop}.blocks.{layer}.hook_{part}"])
                 labels.append(f"{layer}_{part}")
-        return torch.stack(parts), labels
+        return torch.stack(parts), labels  # [part, batch, pos, d_model]
 
     def logit_attribution(
         self,
@@ -290,9 +281,9 @@ class LoopedCache(ActivationCache):
         """
         model = self.model
         if not isinstance(model, Attributable):
-            expected, given = "backward steps beside run_loop and run_readout", type(model).__name__
+            expected, got = "backward steps beside run_loop and run_readout", type(model).__name__
             fix = "Write attribute_loop and attribute_readout, or patch the parts instead."
-            raise InputError("model", expected=expected, given=given, fix=fix)
+            raise InputError("model", expected=expected, given=got, fix=fix)
         if self.readout is None:
             expected, fix = "that of a run with logits", "Call model.run_with_cache again."
             raise InputError("cache", expected=expected, given="one made by hand", fix=fix)
@@ -371,6 +362,6 @@ class LoopedCache(ActivationCache):
         return cls(tensors, view, index["has_batch_dim"], readout=readout)
 
     def _missing(self, name: str) -> MissingActivationError:
-        what, given = f"activation {name!r}", f"a cache of {len(self)} others"
+        what, got = f"activation {name!r}", f"a cache of {len(self)} others"
         fix = "Run again with a names_filter that keeps it."
-        return MissingActivationError(what, expected="a cached one", given=given, fix=fix)
+        return MissingActivationError(what, expected="a cached one", given=got, fix=fix)

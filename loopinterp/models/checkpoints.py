@@ -101,17 +101,17 @@ class PretrainedMixin(ModelHubMixin):
         if about.get("config", config_hash(settings)) != config_hash(settings) or (
             config.about_weights > max(n_bytes, 2**26)
         ):
-            given = f"another one, of about {config.about_weights:,} weights for {n_bytes:,} bytes"
+            got = f"another one, of about {config.about_weights:,} weights for {n_bytes:,} bytes"
             expected = f"the {_CONFIG_FILE} that its weights were saved with"
             fix = "The files do not belong together: restore them, or save the model again."
-            raise CheckpointError(f"model {folder}", expected=expected, given=given, fix=fix)
+            raise CheckpointError(f"model {folder}", expected=expected, given=got, fix=fix)
         if config.tie_unembed and "embedding.weight" in weights:
             weights.setdefault("unembedding.weight", weights["embedding.weight"])
         dtypes = {x.dtype for x in weights.values()}
         if len(dtypes) > 1 or not all(each.is_floating_point for each in dtypes):
-            given, fix = ", ".join(sorted(map(str, dtypes))), "Save the model again."
+            got, fix = ", ".join(sorted(map(str, dtypes))), "Save the model again."
             expected = "weights of one floating-point type"
-            raise CheckpointError(f"weights {path}", expected=expected, given=given, fix=fix)
+            raise CheckpointError(f"weights {path}", expected=expected, given=got, fix=fix)
         model: Any = cls(config)  # type: ignore[call-arg]
         for saved in dtypes:
             model.to(saved)
@@ -146,9 +146,9 @@ def _folder(name: str, options: dict[str, Any]) -> Path:
         files = [_CONFIG_FILE, _WEIGHTS_FILE]
         return Path(snapshot_download(name.removeprefix(HUB), allow_patterns=files, **options))
     except Exception as error:  # the hub raises many kinds; all mean that it cannot be had
-        given, fix = type(error).__name__, "Check the name, and the connection."
+        got, fix = type(error).__name__, "Check the name, and the connection."
         expected = "a model on a hub"
-        raise CheckpointError(f"model {name!r}", expected=expected, given=given, fix=fix) from error
+        raise CheckpointError(f"model {name!r}", expected=expected, given=got, fix=fix) from error
 
 
 def check_tensors(
@@ -156,9 +156,9 @@ def check_tensors(
 ) -> None:
     """Raise unless the tensors of a file have the names, shapes and types of those they are for."""
     if faults := misfits(tensors, expected, lambda x: f"{tuple(x.shape)} of {x.dtype}"):
-        wanted = f"the {len(expected)} tensors of the configuration beside them"
+        described = f"the {len(expected)} tensors of the configuration beside them"
         fix = f"The files do not belong together. {fix}"
-        raise CheckpointError(what, expected=wanted, given=faults, fix=fix)
+        raise CheckpointError(what, expected=described, given=faults, fix=fix)
 
 
 def misfits(
@@ -192,8 +192,8 @@ def write_activations(
     An activation with two names is written once; a new shard begins at ``max_shard_bytes``.
     """
     shards: list[dict[str, Tensor]] = [{}]
-    places: dict[tuple[Any, ...], str] = {}
-    where: dict[str, str] = {}
+    places: dict[tuple[Any, ...], str] = {}  # the name under which each tensor in memory is kept
+    where: dict[str, str] = {}  # that name, by every name of an activation
     size = 0
     for name, x in activations.items():
         key = (x.data_ptr(), x.shape, x.stride(), x.dtype)
@@ -224,9 +224,9 @@ def read_index(folder: Path) -> dict[str, Any]:
     lists = [*index["files"].values(), [*index["names"].values()]] if fits else [None]
     for names in lists:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            given, fix = "others", "The index is damaged; save the cache again."
+            got, fix = "others", "The index is damaged; save the cache again."
             expected = f"the entries {', '.join(kinds)}"
-            raise CheckpointError(f"cache {path}", expected=expected, given=given, fix=fix)
+            raise CheckpointError(f"cache {path}", expected=expected, given=got, fix=fix)
     for file in index["files"]:
         check_file_name(file, f"file in cache {path}", CheckpointError)
     return index
@@ -243,7 +243,7 @@ def read_activations(
     names = {name.removesuffix("_grad") for name in index["names"]}
     wrong = (tensors.keys() ^ named) | ({*index["names"].values()} - named) | (names - {*known})
     if wrong:
-        given, fix = sorted(wrong)[0], "The files do not belong together; save the cache again."
+        got, fix = sorted(wrong)[0], "The files do not belong together; save the cache again."
         expected = f"activations of a run of {index['n_loops']} loops"
-        raise CheckpointError(f"cache {folder}", expected=expected, given=given, fix=fix)
+        raise CheckpointError(f"cache {folder}", expected=expected, given=got, fix=fix)
     return {name: tensors[source] for name, source in index["names"].items()}

@@ -163,8 +163,8 @@ class LoopedTransformerConfig(Settings):
 
     def _need(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
-            given, fix = repr(getattr(self, name)), f"Change {name}."
-            raise ConfigError(name, expected=expected, given=given, fix=fix)
+            got, fix = repr(getattr(self, name)), f"Change {name}."
+            raise ConfigError(name, expected=expected, given=got, fix=fix)
 
     @property
     def head_width(self) -> int:

@@ -296,17 +296,17 @@ class WithVocabulary(nn.Module):
             yield tokens
         except IndexError as error:
             table = "the task's" if self.tokens is None else reprlib.repr(self.tokens.tolist())
-            given = f"{table} at {tokens.shape[1]} positions"
+            got = f"{table} at {tokens.shape[1]} positions"
             expected, fix = "tokens and positions that the model has", f"It says {str(error)!r}."
-            raise InputError("tokens", expected=expected, given=given, fix=fix) from error
+            raise InputError("tokens", expected=expected, given=got, fix=fix) from error
 
     def _answers(self, logits: Tensor) -> Tensor:
         if self.answers is None:
             return logits
         if self._last_answer >= logits.shape[-1]:
-            expected, given = f"outputs below {logits.shape[-1]}", str(self._last_answer)
+            expected, got = f"outputs below {logits.shape[-1]}", str(self._last_answer)
             fix = "Pass the model's output for each answer class of the task."
-            raise InputError("answers", expected=expected, given=given, fix=fix)
+            raise InputError("answers", expected=expected, given=got, fix=fix)
         return logits[..., self.answers]
 
 
@@ -338,7 +338,7 @@ def fold_vocabulary(
     _need_ours(model, "fold_vocabulary")
     config, words = model.config, WithVocabulary(model, tokens=tokens, answers=answers)
     changes: dict[str, Any] = {}
-    rows: dict[str, Tensor] = {}
+    rows: dict[str, Tensor] = {}  # those that stay of each table, by the start of its names
     if words.tokens is not None:
         if config.d_vocab is None:
             expected = "none, as the model reads features"
@@ -388,7 +388,7 @@ def fold_final_norm(model: LoopedTransformer) -> LoopedTransformer:
     if model.ln_final is None:
         fix = "Leave it as it is: there is nothing to fold."
         raise InputError("model", expected="one with a final norm", given="none", fix=fix)
-    weight, bias = model.ln_final.weight, model.ln_final.bias
+    weight, bias = model.ln_final.weight, model.ln_final.bias  # each [d_model]
     has_bias = model.config.unembed_bias or bias is not None
     chosen = model.state_dict()
     unembedding = chosen["unembedding.weight"]
@@ -409,8 +409,8 @@ def fold_final_norm(model: LoopedTransformer) -> LoopedTransformer:
 def _need_ours(model: Any, what: str) -> None:
     """Raise unless a model is ours, and computes what its own weights say."""
     if type(model) is not LoopedTransformer:
-        given, fix = f"a {type(model).__name__}", "Wrap other models in WithVocabulary."
-        raise InputError("model", expected="a LoopedTransformer itself", given=given, fix=fix)
+        got, fix = f"a {type(model).__name__}", "Wrap other models in WithVocabulary."
+        raise InputError("model", expected="a LoopedTransformer itself", given=got, fix=fix)
     need_plain(model, what, saved=True)
 
 
@@ -418,7 +418,7 @@ def _rebuilt(
     model: LoopedTransformer, config: LoopedTransformerConfig, weights: Mapping[str, Tensor]
 ) -> LoopedTransformer:
     """Another model of other weights, with the loops of a model."""
-    made = LoopedTransformer(config).to(model.device, model.dtype)
-    made.load_state_dict(weights)
-    made.n_loops, made.loop_rule = model.n_loops, model.loop_rule
-    return made
+    rebuilt = LoopedTransformer(config).to(model.device, model.dtype)
+    rebuilt.load_state_dict(weights)
+    rebuilt.n_loops, rebuilt.loop_rule = model.n_loops, model.loop_rule
+    return rebuilt

@@ -96,7 +96,8 @@ def greedy_decode(
     filler, longest = 0, int(lengths.max())
     if isinstance(model, HookedRun):
         answers, known = model.config.d_vocab_out, model.config.d_vocab or 0
-        check_integer("d_vocab_out, which the model reads again", answers, most=known)
+        fix = "Read the answers of such a model at once: model(inputs)."
+        check_integer("d_vocab_out", answers, most=known, fix=fix)
         check_integer("stop_token", stop_token or 0, most=answers - 1)
         model.input_context(tokens, position_offset)
     elif isinstance(position_offset, Tensor) or position_offset:
@@ -152,7 +153,7 @@ class _Recomputed:
         if isinstance(self.model, HookedRun):
             return self.model(inputs, n_loops=self.loops, position_offset=self.offset)
         bound = bind(self.model, inputs)
-        read = bound.h0
+        read = bound.h0  # each example's state after its own last loop
         for loop, h in bound.run(self.n_loops):
             read = h if self.ends is None else torch.where(_as_rows(self.ends >= loop, h), h, read)
         return bound.read(read, self.n_loops)
@@ -171,7 +172,7 @@ class _Cached(_Recomputed):
         super().__init__(model, tokens, loops, offset)
         n_pos = tokens.shape[1]
         self.seen, self.turn = 0, 0
-        self.kept: list[tuple[Tensor, Tensor]] = []
+        self.cached: list[tuple[Tensor, Tensor]] = []
         self.rotation = model.length_context(n_pos - 1).rotation  # the last one is not read
         width, where = model.site_map.d_model, {"device": model.device, "dtype": model.dtype}
         like = torch.empty(1, n_pos, width, **where)
@@ -179,7 +180,7 @@ class _Cached(_Recomputed):
 
     def logits(self, last: Int[Tensor, " batch"], seen: int) -> Float[Tensor, "batch d_vocab_out"]:
         """What is said of the token at ``last``, of ``seen`` positions that any example has."""
-        prompts, self.seen, self.turn = not self.kept, seen, 0
+        prompts, self.seen, self.turn = not self.cached, seen, 0
         if prompts:
             return self._at(torch.arange(seen, device=last.device)[None])[self.rows, last]
         return self._at(last[:, None])[:, 0]
@@ -213,11 +214,11 @@ class _Cached(_Recomputed):
             rotation = cos[places][:, None], sin[places][:, None]
 
         def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            if self.turn == len(self.kept):
+            if self.turn == len(self.cached):
                 batch, n_heads, _, d_head = k.shape
                 room = (batch, n_heads, self.tokens.shape[1], d_head)
-                self.kept.append((k.new_zeros(room), v.new_zeros(room)))
-            past, self.turn = self.kept[self.turn], self.turn + 1
+                self.cached.append((k.new_zeros(room), v.new_zeros(room)))
+            past, self.turn = self.cached[self.turn], self.turn + 1
             for old, new in zip(past, (k, v)):
                 # The new keys and values go to their places; the earlier ones stay.
                 old[self.rows[:, None], :, places] = new.transpose(1, 2)

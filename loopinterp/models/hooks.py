@@ -163,7 +163,7 @@ def _open_scopes(shared: dict[Key, HookPoint]) -> list[_HookScope]:
 
 
 class _Watched:
-    """A hook function that remembers whether it fired; a closure would break a compiled graph."""
+    """A hook function that remembers whether it fired."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.fired = function, False
@@ -266,6 +266,7 @@ class LoopHooks(RunLength, HookedRootModule):
         """
         book = self.addresses(self._loops_at(n_loops, n_pos))
         names = book.select(names_filter, loops)
+        # One shape for each activation, [batch, pos, …], with the positions that are kept.
         shapes = (book.addresses[name].shape(batch, n_pos, n_kept) for name in names)
         itemsize = (check_dtype(dtype) or self.dtype).itemsize
         return sum(math.prod(shape) for shape in shapes) * itemsize
@@ -421,9 +422,9 @@ class LoopHooks(RunLength, HookedRootModule):
         silent = [name for name, hook in watched if not hook.fired]
         if silent:
             name = "predicate" if callable(silent[0]) else repr(silent[0])
-            expected, given = "a hook that fires in the run", "no firing"
+            expected, got = "a hook that fires in the run", "no firing"
             fix = "Look at start_at_loop, stop_at_loop, n_loops and return_type."
-            raise HookError(f"hook {name}", expected=expected, given=given, fix=fix)
+            raise HookError(f"hook {name}", expected=expected, given=got, fix=fix)
 
 
 def _carries(point: HookPoint) -> bool:
@@ -436,6 +437,6 @@ def _pairs(what: str, hooks: Any) -> list[tuple[Any, Any]]:
     listed = list(hooks) if isinstance(hooks, Iterable) and not isinstance(hooks, str) else [hooks]
     for one in listed:
         if not (isinstance(one, (tuple, list)) and len(one) == 2 and callable(one[1])):
-            given, fix = f"a {type(one).__name__}, {one!r}", "Write [(name, function), ...]."
-            raise HookError(what, expected="pairs of name and function", given=given, fix=fix)
+            got, fix = f"a {type(one).__name__}, {one!r}", "Write [(name, function), ...]."
+            raise HookError(what, expected="pairs of name and function", given=got, fix=fix)
     return [(name, function) for name, function in listed]

@@ -125,10 +125,10 @@ def _check_finite(values: Tensor, what: str, loop: int, *, state: Tensor | None 
         bad &= state.isfinite().flatten(1).all(1)
     if bad.any():
         at = f"first in example {int(bad.nonzero()[0])}"
-        given = f"NaN or infinity in {int(bad.sum())} of {len(bad)} examples, {at}"
+        got = f"NaN or infinity in {int(bad.sum())} of {len(bad)} examples, {at}"
         fix = "Check weights and inputs; mask logits with a large negative number, not -inf."
         name = f"{what} after loop {loop}"
-        raise InputError(name, expected="finite numbers", given=given, fix=fix)
+        raise InputError(name, expected="finite numbers", given=got, fix=fix)
 
 
 def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
@@ -225,7 +225,7 @@ def states_at(
     states = bound.h0.new_empty(len(index_of), *row.shape, bound.h0.shape[-1])
     embedding = bound.e.new_empty(*row.shape, bound.e.shape[-1])
     for start in track(range(0, len(inputs), batch_size), "run"):
-        # The places of this batch of inputs, by row and position within it.
+        # The places of this batch of inputs, by row and position within it: [place] of each.
         here = (row >= start) & (row < start + batch_size)
         r, p = row[here] - start, pos[here]
         bound = bind(model, inputs[start : start + batch_size])
@@ -241,8 +241,8 @@ def check_increasing(loops: Sequence[int], *, most: int | None = None) -> list[i
     fix = f"Pass e.g. loops=range(0, {37 if most is None else most + 1})."
     steps = [check_integer("loops", loop, least=0, most=most, fix=fix) for loop in loops]
     if not steps or any(b <= a for a, b in pairwise(steps)):
-        given = reprlib.repr(steps)
-        raise InputError("loops", expected="increasing numbers", given=given, fix=fix)
+        got = reprlib.repr(steps)
+        raise InputError("loops", expected="increasing numbers", given=got, fix=fix)
     return steps
 
 

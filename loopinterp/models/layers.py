@@ -154,6 +154,7 @@ class Layer(nn.Module):
         """The stream after the layer; ``e``, the injected input, is None outside the block."""
         ln1, ln2 = self.ln1, self.ln2
         h = tap("hook_resid_pre", h)
+        # Attention: its own norm before it, its output normed and gated where there are such.
         forks = self._forks(h, e, tap) if tap.listens(*FORKS) else (None, None, None)
         x = h if ln1 is None or self.norms_sum else ln1(h, tap, "ln1")
         x = self.attn(self._inject(x, e, self.recall1), context, tap, forks)
@@ -165,6 +166,7 @@ class Layer(nn.Module):
         if ln1 is not None and self.norms_sum:
             h = ln1(h, tap, "ln1")
         h = tap("hook_resid_mid", h)
+        # The MLP, in the same way.
         x = tap("hook_mlp_in", h)
         x = x if ln2 is None or self.norms_sum else ln2(x, tap, "ln2")
         x = self.mlp(self._inject(x, e, self.recall2), tap)
@@ -260,7 +262,7 @@ class StateCode(nn.Module):
         self, h: Float[Tensor, "*shape d_model"], tap: Tap = SILENT
     ) -> Float[Tensor, "*shape d_model"]:
         """The state that the signs of ``h`` stand for."""
-        z = tap("hook_code_pre", self.read(h))
+        z = tap("hook_code_pre", self.read(h))  # [*shape, n_bits]
         return self.write(tap("hook_code", self._bits(z)))
 
     def state(self, bits: Float[Tensor, "*shape n_bits"]) -> Float[Tensor, "*shape d_model"]:

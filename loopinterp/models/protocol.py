@@ -202,9 +202,9 @@ def need_model(model: object) -> None:
         fix = "Pass its .model()."
     elif isinstance(model, (str, PathLike)):
         fix = f"Pass loopinterp.load({str(model)!r})."
-    given = f"the class {model.__name__} itself" if is_class else type(model).__name__
+    got = f"the class {model.__name__} itself" if is_class else type(model).__name__
     expected = "a looped model, with embed, initial_state, step and readout"
-    raise InputError("model", expected=expected, given=given, fix=fix)
+    raise InputError("model", expected=expected, given=got, fix=fix)
 
 
 def need_one_map(model: LoopedModel | Any) -> None:
@@ -232,7 +232,7 @@ def need_hooks(model: object) -> None:
 
 
 def need_causal(model: Any, *, error: type[InputError] = InputError) -> None:
-    """Raise on a model, or a configuration, that is known to see positions after a position."""
+    """Raise on a model, or a configuration, that is known to see later positions."""
     if declared(model, "causal") is False:
         expected = "a causal one, whose answer at a position depends on no later one"
         fix = "Build it with causal=True, or take a task whose answers stand in no input."
@@ -296,14 +296,14 @@ class CheckedModel:
         self, name: str, returned: Any, places: Sequence[int | str], *, width: int | None = None
     ) -> Tensor:
         """What a method returned, if it is floats of some width at every place."""
-        shape: tuple[int, ...] = tuple(returned.shape) if isinstance(returned, Tensor) else ()
+        shape: list[int] = list(returned.shape) if isinstance(returned, Tensor) else []
         if len(shape) == len(places) + 1 and returned.is_floating_point():
             fits = all(isinstance(place, str) or n == place for n, place in zip(shape, places))
             if fits and shape[-1] >= 1 and width in (None, shape[-1]):
                 return returned
         last = width or ("classes" if name == "readout" else "d_model")
         fix = "Return one tensor; parts of a state lie side by side on the last axis."
-        if name in ("step", "initial_state") and len(shape) == 3 and shape[:2] != tuple(places):
+        if name in ("step", "initial_state") and len(shape) == 3 and shape[:2] != list(places):
             fix = "Make room for states beside the input's (registers) in embed, not here."
         raise InputError(
             f"{name} of {type(self._model).__name__}",
@@ -326,17 +326,16 @@ def describe_model(model: Any) -> dict[str, Any] | str:
         it; the ``loop_rule``, where it has one; and ``weights_sha256`` where it is a module.
 
     Raises:
-        InputError: If a weight is NaN or infinite, or a module in training draws or looks at the
-            rest of the batch.
+        InputError: If a weight is not finite, or a module in training draws or mixes examples.
         HookError: If hooks are on.
     """
     for name, weight in getattr(model, "named_parameters", tuple)():
         need_weights(weight.device)
         bad = ~weight.detach().isfinite()
         if bad.any():
-            given = f"NaN or infinity at {int(bad.sum())} of {bad.numel()} places"
+            got = f"NaN or infinity at {int(bad.sum())} of {bad.numel()} places"
             fix = "Take a copy from before it broke, or train anew with a lower learning rate."
-            raise InputError(f"weight {name}", expected="finite numbers", given=given, fix=fix)
+            raise InputError(f"weight {name}", expected="finite numbers", given=got, fix=fix)
     for name, module in getattr(model, "named_modules", tuple)():
         _need_evaluation(name or "model", module)
         if need_no_hooks := getattr(module, "need_no_hooks", None):
@@ -380,6 +379,6 @@ def _need_evaluation(name: str, module: nn.Module) -> None:
     rates = [x for k, x in vars(module).items() if "dropout" in k and isinstance(x, (int, float))]
     rate = module.p if isinstance(module, _DropoutNd) else max(rates, default=0)
     if rate > 0 or isinstance(module, _BatchNorm):
-        given = f"{type(module).__name__} in training, dropout={rate}"
+        got = f"{type(module).__name__} in training, dropout={rate}"
         fix = "Call model.eval() first."
-        raise InputError(f"module {name}", expected="evaluation mode", given=given, fix=fix)
+        raise InputError(f"module {name}", expected="evaluation mode", given=got, fix=fix)

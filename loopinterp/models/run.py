@@ -211,9 +211,20 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             for address in chosen
             if address.loop in span or (address.loop is None and (reads or not address.in_readout))
         ]
+        if stop:  # what comes after the stop is never reached
+            order = list(book.addresses)
+            reached = order[: order.index(stop[0][0].name)]
+            fires = [address for address in fires if address.name in reached]
+        if not fires:
+            raise HookError(
+                "names_filter",
+                expected=f"something that loops {span.start} to {span.stop - 1} or the readout do",
+                given=f"{names_filter!r} with {loops=}, {return_type=}, {stop_at_layer=}",
+                fix="Widen the filter, run more loops, or return logits.",
+            )
         kept_as = check_dtype(dtype)
         recorder = Recorder(pos_slice=pos_slice, device=device, dtype=kept_as, gradients=incl_bwd)
-        if fires and inputs.dim() > 1:  # other inputs are refused where they are read
+        if inputs.dim() > 1:  # other inputs are refused where they are read
             need_room(
                 fires,
                 len(inputs),
@@ -226,13 +237,6 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         points = self._hooked(total, is_set=self._is_set(n_loops))
         taps = Taps([*stop, *points], fires, recorder)
         out = self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
-        if not recorder.kept:
-            raise HookError(
-                "names_filter",
-                expected=f"something that loops {span.start} to {span.stop - 1} or the readout do",
-                given=f"{names_filter!r} with {loops=}, {return_type=}, {stop_at_layer=}",
-                fix="Widen the filter, run more loops, or return logits.",
-            )
         if incl_bwd:
             recorder.backward(out if loss_fn is None else loss_fn(out))
         readout = None
@@ -240,7 +244,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             readout = recorder.readout(by_example=isinstance(n_loops, torch.Tensor))
             if readout.logits is None:
                 readout = replace(readout, weights=self.readout_digest())
-        cache = LoopedCache(recorder.kept, self.unroll(total), readout=readout)
+        cache = LoopedCache(recorder.activations, self.unroll(total), readout=readout)
         if remove_batch_dim:
             check_integer("batch size", len(inputs), most=1, fix="Leave remove_batch_dim out.")
             cache.remove_batch_dim(batch_size=len(inputs))

@@ -31,8 +31,7 @@ class LoopRule:
     Attributes:
         shown: Loops of the hook names, layers and blocks that the model shows.
         of_length: From the input's positions to T(n), the loops that its task asks for. None:
-            always ``shown``, whatever the input, as for an ordinary transformer, which has its
-            depth.
+            always ``shown``, as for an ordinary transformer, which has its depth.
         scale: With ``of_length``: the model answers after ``ceil(scale T(n)) + extra`` loops.
         extra: With ``of_length``: loops more than that, or fewer where negative.
 
@@ -252,6 +251,13 @@ def check_inputs(
         refuse({"position_offset": position_offset}, "0 without abacus positions", "Leave it out.")
 
 
+def check_device(inputs: Tensor, device: torch.device) -> None:
+    """Raise unless the inputs lie where the model does."""
+    if inputs.device != device:
+        got, fix = str(inputs.device), f"Pass inputs.to({str(device)!r})."
+        raise InputError("inputs", expected=f"a tensor on {device}", given=got, fix=fix)
+
+
 _TOKENS = "integers [batch, pos] (uint8 or int8 to int64)"
 
 
@@ -273,15 +279,6 @@ def _check_kind(inputs: Any, fits: bool, expected: str) -> None:
         fix = "Give what the task's sampler gives: task.sample(...).inputs."
         raise InputError("inputs", expected=expected, given=spell(inputs), fix=fix)
     need_examples(inputs)
-
-
-def check_device(inputs: Tensor, device: torch.device) -> None:
-    """Raise unless the inputs lie where the model does."""
-    if inputs.device != device:
-        given, fix = str(inputs.device), f"Pass inputs.to({str(device)!r})."
-        raise InputError(
-            "device of inputs", expected=f"the model's, {device}", given=given, fix=fix
-        )
 
 
 def need_weights(device: torch.device) -> None:
@@ -327,9 +324,9 @@ def check_logits(logits: Float[Tensor, batch * rest], after: str) -> None:
     """
     bad = logits.isnan().flatten(1).any(1)
     if bool(bad.any()):
-        given = f"NaN in examples {bad.nonzero().flatten().tolist()[:8]} of {len(logits)}"
+        got = f"NaN in examples {bad.nonzero().flatten().tolist()[:8]} of {len(logits)}"
         fix = "Run fewer loops, or check the model's weights and inputs."
-        raise InputError(f"logits {after}", expected="numbers", given=given, fix=fix)
+        raise InputError(f"logits {after}", expected="numbers", given=got, fix=fix)
 
 
 def spell(x: Any) -> str:

@@ -40,9 +40,9 @@ _Probability = Annotated[float, Field(gt=0, lt=1)]
 @dataclass_transform(frozen_default=True)
 def _rule(cls: type[T]) -> type[T]:
     """Make a frozen dataclass whose numbers are checked as it is made."""
-    made: Any = dataclass(frozen=True)(cls)
-    made.__init__ = checked(made.__init__)
-    return made
+    rule: Any = dataclass(frozen=True)(cls)
+    rule.__init__ = checked(rule.__init__)
+    return rule
 
 
 class _Rule:
@@ -308,9 +308,9 @@ class GateAbove(_AtThreshold):
         if view.loop > 0:
             stop = self.gate(view.state)
             if stop.shape not in (shape, shape[:1]):
-                expected, given = f"a probability for each of {list(shape)}", str(list(stop.shape))
+                expected, got = f"a probability for each place {list(shape)}", list(stop.shape)
                 fix = "Take the last axis off, e.g. gate(h).sigmoid()[..., 0]."
-                raise InputError("gate", expected=expected, given=given, fix=fix)
+                raise InputError("gate", expected=expected, given=str(got), fix=fix)
             # Probability of not stopping here, and of not having stopped: [batch, pos].
             going = 1 - (stop[:, None] if stop.ndim == 1 else stop).float().expand(shape)
             before = view.previous.notes.get(id(self)) if self.cumulated and view.previous else None

@@ -100,9 +100,9 @@ def makes_one_loop(model: Any) -> bool:
 def need_loops(model: Any) -> None:
     """Raise on a model that makes one loop and no more."""
     if makes_one_loop(model):
-        expected, given = "one that loops", "one loop whatever the length, by its loop_rule"
+        expected, got = "one that loops", "one loop whatever the length, by its loop_rule"
         fix = "Set model.loop_rule = None to have its block looped T(n) times all the same."
-        raise InputError("model", expected=expected, given=given, fix=fix)
+        raise InputError("model", expected=expected, given=got, fix=fix)
 
 
 def answered_after(model: Any) -> str:
@@ -123,32 +123,32 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
         need_causal(model)
     sizes = ("d_vocab", "d_features", "d_vocab_out")
     declares = {name: declared(model, name) for name in sizes}
-    wanted = {name: getattr(task, name) for name in sizes}
+    task_sizes = {name: getattr(task, name) for name in sizes}
     if inputs is not None and declares["d_vocab_out"] is None:
         declares["d_vocab_out"] = _classes(model, inputs)
     compared = {name for name, size in declares.items() if size is not None}
     if compared & {*sizes[:2]}:
         # Of the two kinds of input a model has one: naming one, it has none of the other.
         compared |= {*sizes[:2]}
-    asked, known = _task_name(task), _task_name(declared(model, "task"))
-    if known == asked and (declares["d_vocab_out"] or 0) < task.d_vocab_out:
+    task_name, known = _task_name(task), _task_name(declared(model, "task"))
+    if known == task_name and (declares["d_vocab_out"] or 0) < task.d_vocab_out:
         compared -= {"d_vocab_out"}  # a compiled program need not have what it never answers
-    if any(declares[name] != wanted[name] for name in compared):
-        expected, given = (
+    if any(declares[name] != task_sizes[name] for name in compared):
+        expected, got = (
             ", ".join(f"{name}={size}" for name, size in each.items() if size is not None)
-            for each in (wanted, declares)
+            for each in (task_sizes, declares)
         )
         raise InputError(
             "model",
             expected=f"one that speaks the tokens of task {task.name!r}: {expected}",
-            given=given or "nothing",
+            given=got or "nothing",
             fix="Ask it its own task, or map its tokens: WithVocabulary(model, tokens=…, "
             "answers=…), or fold_vocabulary for its weights.",
         )
-    if known not in (None, asked):
-        expected, given = f"one of task {asked!r}", f"one of {known!r}, its attribute task"
+    if known not in (None, task_name):
+        expected, got = f"one of task {task_name!r}", f"one of {known!r}, its attribute task"
         fix = "Ask it its own task, or set model.task = None if the tokens mean the same."
-        raise InputError("model", expected=expected, given=given, fix=fix)
+        raise InputError("model", expected=expected, given=got, fix=fix)
 
 
 def need_classes(model: Any, batch: Batch) -> None:

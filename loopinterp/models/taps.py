@@ -103,22 +103,22 @@ class _OpenTap(Tap):
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.points: dict[str, list[HookPoint]] = {}
-        self.wanted: dict[str, Address] = {}  # both by component
+        self.recorded: dict[str, Address] = {}  # both by component
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
         for point in self.points.get(component, ()):
             # Hooks of TransformerLens write in place; what they get must be nobody else's.
             x = point(x.clone())
-        address = self.wanted.get(component)
+        address = self.recorded.get(component)
         if address is not None:
             self._recorder(address, x)
         return x
 
     def listens(self, *components: str) -> bool:
-        return any(c in self.points or c in self.wanted for c in components)
+        return any(c in self.points or c in self.recorded for c in components)
 
     def edits(self, *components: str) -> bool:
-        needed = self.wanted if self._recorder.gradients else ()
+        needed = self.recorded if self._recorder.gradients else ()
         return any(c in self.points or c in needed for c in components)
 
 
@@ -138,7 +138,7 @@ class Taps:
         for address, point in points:
             opened[address.place].points.setdefault(address.component, []).append(point)
         for address in record:
-            opened[address.place].wanted[address.component] = address
+            opened[address.place].recorded[address.component] = address
         self._taps: dict[LayerKey, Tap] = dict(opened)
 
     @classmethod
@@ -180,7 +180,7 @@ class Recorder:
         dtype: torch.dtype | None = None,
         gradients: bool = False,
     ) -> None:
-        self.kept: dict[str, Tensor] = {}
+        self.activations: dict[str, Tensor] = {}
         self.last: tuple[Tensor, Tensor | None] | None = None  # state and logits
         self._slice = None if pos_slice is None else Slice.unwrap(pos_slice)
         self._device, self._dtype, self.gradients = device, dtype, gradients
@@ -189,7 +189,7 @@ class Recorder:
     def __call__(self, address: Address, x: Tensor) -> None:
         if self.gradients:
             self._live[address] = x
-        self.kept[address.name] = self._keep(address, x)
+        self.activations[address.name] = self._keep(address, x)
 
     def kept_positions(self, n_pos: int) -> int:
         """How many of so many positions are kept."""
@@ -216,20 +216,21 @@ class Recorder:
         """Add ``d loss / d activation`` for everything kept, as ``NAME_grad``."""
         if loss.numel() != 1 or not loss.requires_grad:
             if loss.numel() != 1:
-                given, fix = f"shape {list(loss.shape)}", "Pass loss_fn=, to a scalar."
+                got, fix = f"shape {list(loss.shape)}", "Pass loss_fn=, to a scalar."
             elif not torch.is_grad_enabled():
-                given, fix = "gradients switched off", "Leave torch.no_grad."
+                got, fix = "gradients switched off", "Leave torch.no_grad."
             elif not any(x.requires_grad for x in self._live.values()):
-                given, fix = "a run of frozen weights", "Call model.requires_grad_(True) first."
+                got, fix = "a run of frozen weights", "Call model.requires_grad_(True) first."
             else:
-                given, fix = "one detached from the run", "Use no .detach(), .item() or argmax."
-            raise InputError("loss", expected="a scalar with a gradient", given=given, fix=fix)
+                got, fix = "one detached from the run", "Use no .detach(), .item() or argmax."
+            raise InputError("loss", expected="a scalar with a gradient", given=got, fix=fix)
         live = {address: x for address, x in self._live.items() if x.requires_grad}
         gradients = torch.autograd.grad(
             loss, list(live.values()), allow_unused=True, materialize_grads=True
         )
+        # Each has the shape of its activation.
         for address, gradient in zip(live, gradients):
-            self.kept[f"{address.name}_grad"] = self._keep(address, gradient)
+            self.activations[f"{address.name}_grad"] = self._keep(address, gradient)
 
     def _keep(self, address: Address, x: Tensor) -> Tensor:
         if x.requires_grad:
@@ -264,9 +265,9 @@ def recording_gradients() -> torch.enable_grad:
         tensor([2., 2.])
     """
     if torch.is_inference_mode_enabled():
-        expected, given = "a call outside torch.inference_mode()", "one inside"
+        expected, got = "a call outside torch.inference_mode()", "one inside"
         fix = "Call it outside; torch.no_grad() does no harm."
-        raise InputError("gradients", expected=expected, given=given, fix=fix)
+        raise InputError("gradients", expected=expected, given=got, fix=fix)
     return torch.enable_grad()
 
 

@@ -103,7 +103,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     def plain_twin(self) -> LoopedTransformer:
         """A model that this configuration makes, without weights, whose layers nobody changed."""
-        with torch.device("meta"):
+        with torch.device("meta"):  # shapes alone, at no cost
             return LoopedTransformer(self.config)
 
     @property
@@ -275,8 +275,8 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         """One loop; see :meth:`HookedRun.step`."""
         if context is None and self._reads_tokens:
             expected = "the input, as abacus positions enter queries and keys"
-            given, fix = "a state and an embedding", "Use model.bind(inputs).step(h)."
-            raise InputError("step", expected=expected, given=given, fix=fix)
+            got, fix = "a state and an embedding", "Use model.bind(inputs).step(h)."
+            raise InputError("step", expected=expected, given=got, fix=fix)
         return super().step(h, e, context, taps)
 
     def run_loop(
@@ -336,7 +336,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
                 h = layer(h, None, context, taps.at("coda", None, k))
         if self.ln_final is not None:
             h = self.ln_final(h, taps.at("top"), "ln_final")
-        return self.unembedding(h)
+        return self.unembedding(h)  # [batch, pos, d_vocab_out]
 
     def attribute_readout(self, backward: AttributionPass) -> None:
         """A logit's direction from the logits to the state that they are read from."""

@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 class Needs:
     """The settings of a model for which a method of TransformerLens means what its name says.
 
-    Attributes:
-        expected: The same in words.
-        fix: What to do without it.
-        settings: The values that a setting of the model may have.
+    ``settings`` are the values that each may have; ``expected`` is the same in words, and ``fix``
+    what to do without it.
     """
 
     expected: str
     fix: str
     settings: Mapping[str, tuple[Any, ...]]
+
+    def also(self, **settings: tuple[Any, ...]) -> Needs:
+        """The same, and further settings."""
+        return replace(self, settings={**self.settings, **settings})
 
     def check(self, config: Any, method: str) -> None:
         """Raise unless a model has every one of the settings."""
@@ -49,37 +51,19 @@ class Needs:
 
 DIRECT_WRITES = Needs(
     "heads, neurons and biases that reach the stream without a norm or gate between",
-    "Read what a sublayer writes from hook_attn_out and hook_mlp_out, or use a model with "
-    "norm='pre' or 'none'.",
+    "Read hook_attn_out and hook_mlp_out, or use a model with norm='pre' or 'none'.",
     {"norm": ("none", "pre")},
 )
-
 DIRECT_PATHS = Needs(
     "a stream that carries what a head writes, unchanged, to every later layer",
     "Use loopinterp.edges.path_patching, which goes through norms and injections.",
-    {
-        "norm": ("none", "pre"),
-        "loop_norm": (False,),
-        "state_code": (None,),
-        "injection": ("none", "input", "gated_output", "sublayer", "internal"),
-    },
-)
-FROM_PRELUDE = replace(
-    DIRECT_PATHS,
-    settings={**DIRECT_PATHS.settings, "injection": ("none",), "initial_state": ("embedding",)},
-)
-EDGES = Needs(
-    "a stream that is the sum of the token embedding and what heads and MLPs write",
-    "Use loopinterp.edges.edge_study, which knows norms and injections. For hooks alone, turn "
-    "on one or two of the three flags.",
-    {
-        "norm": ("none", "pre"),
-        "loop_norm": (False,),
-        "state_code": (None,),
-        "injection": ("none",),
-        "initial_state": ("embedding",),
-        "positions": ("none", "absolute", "relative", "rotary", "fire", "grid"),
-    },
+    {"norm": ("none", "pre"), "loop_norm": (False,), "state_code": (None,)},
+).also(injection=("none", "input", "gated_output", "sublayer", "internal"))
+FROM_PRELUDE = DIRECT_PATHS.also(injection=("none",), initial_state=("embedding",))
+EDGES = replace(
+    FROM_PRELUDE.also(positions=("none", "absolute", "relative", "rotary", "fire", "grid")),
+    expected="a stream that is the sum of the token embedding and what heads and MLPs write",
+    fix="Use loopinterp.edges.edge_study, or turn on one or two of the three flags.",
 )
 
 
@@ -132,8 +116,7 @@ class TransformerLensCalls(nn.Module):
             per_token: Whether to return ``[batch, pos - 1]``.
 
         Raises:
-            InputError: If the model predicts no next token: its answers are no tokens that it
-                reads, a task is known that asks something else, or attention is not causal.
+            InputError: If the model is not causal, reads other tokens than it answers, has a task.
         """
         from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
 
@@ -162,11 +145,7 @@ class TransformerLensCalls(nn.Module):
         return token if isinstance(token, int) else self.to_tokens(token)
 
     def to_str_tokens(self, tokens: Any, *_: Any, **__: Any) -> list[str]:
-        """The number of each token of one example, as labels of axes want it.
-
-        Raises:
-            InputError: If it is text, or several examples.
-        """
+        """The number of each token of one example, as labels of axes want it; text is refused."""
         tensor = torch.as_tensor(self.to_tokens(tokens))
         flat = tensor[0] if tensor.dim() == 2 and len(tensor) == 1 else tensor
         if flat.dim() > 1 or tensor.dtype not in TOKEN_TYPES:
@@ -182,17 +161,13 @@ class TransformerLensCalls(nn.Module):
         return " ".join(self.to_str_tokens(tensor))
 
     def get_token_position(self, token: Any, tokens: Any, mode: str = "first", **_: Any) -> int:
-        """The position of a token in one example: its first, or its last (``mode="last"``).
-
-        Raises:
-            InputError: If it is text, or the token is not there.
-        """
+        """The position of a token in one example: its first, or its last (``mode="last"``)."""
         number = str(int(self.to_single_token(token)))
         places = [k for k, name in enumerate(self.to_str_tokens(tokens)) if name == number]
         if mode not in ("first", "last") or not places:
             expected = "a token of the example, and mode='first' or 'last'"
-            given, fix = f"{token!r}, {mode!r}", "Look at model.to_str_tokens(tokens)."
-            raise InputError("token or mode", expected=expected, given=given, fix=fix)
+            got, fix = f"{token!r}, {mode!r}", "Look at model.to_str_tokens(tokens)."
+            raise InputError("token or mode", expected=expected, given=got, fix=fix)
         return places[0 if mode == "first" else -1]
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:

@@ -22,7 +22,7 @@ from loopinterp.models.transformer_lens_calls import (
     EDGES,
     FROM_PRELUDE,
 )
-from loopinterp.models.weights import with_weights
+from loopinterp.models.weights import weights_of, with_weights
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -146,15 +146,12 @@ class TransformerLensNames(HookedRun):
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """Learned position embedding."""
         if self.position_embedding is None:
-            given, fix = f"positions={self.config.positions!r}", "Use positions='absolute'."
+            got, fix = f"positions={self.config.positions!r}", "Use positions='absolute'."
             expected = "a model that learns a position embedding"
-            raise InputError("W_pos", expected=expected, given=given, fix=fix)
+            raise InputError("W_pos", expected=expected, given=got, fix=fix)
         return with_weights(self.position_embedding).weight
 
-    @property
-    def W_U(self) -> Float[Tensor, "d_model d_vocab_out"]:
-        """Unembedding weights."""
-        return with_weights(self.unembedding).weight.T
+    W_U = weights_of("unembedding", "weight.T", "Unembedding ``[d_model, d_vocab_out]``.")
 
     @property
     def b_U(self) -> Float[Tensor, " d_vocab_out"]:

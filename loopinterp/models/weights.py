@@ -103,7 +103,7 @@ def need_unchanged(model: nn.Module, what: str) -> None:
 
 def _changed(what: str, change: Change) -> InputError:
     """What is raised of a layer that has been changed."""
-    given = {
+    got = {
         "wrapped": "another module in its place or around it",
         "hooked": "hooks of PyTorch on it, as pruning and the older weight norm put there",
         "parametrised": "a parametrisation",
@@ -113,7 +113,7 @@ def _changed(what: str, change: Change) -> InputError:
     expected = "layers that compute what their own weights say"
     fix = "Merge the adapter (PEFT: merge_and_unload), remove the parametrisation "
     fix += "(remove_parametrizations), make the pruning permanent (prune.remove), or unhook it."
-    return InputError(what, expected=expected, given=given[change], fix=fix)
+    return InputError(what, expected=expected, given=got[change], fix=fix)
 
 
 def need_plain(model: nn.Module, what: str, *, saved: bool = False) -> None:
