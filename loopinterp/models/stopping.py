@@ -237,7 +237,12 @@ class AnswerHeld(_Rule):
 class _AtThreshold(_Rule):
     """A rule that waits for a probability of at least ``threshold``."""
 
-    tolerance = property(lambda self: 1 - self.threshold, doc="Most that anything else may have.")
+    threshold: float
+
+    @property
+    def tolerance(self) -> float:
+        """Most that anything else may have."""
+        return 1 - self.threshold
 
 
 @_rule

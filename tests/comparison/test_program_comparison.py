@@ -312,13 +312,14 @@ def test_wrong_arguments_are_named():
     generator = torch.Generator().manual_seed(0)
     mixed = Addition().sample(torch.tensor([4, 8, 6]), generator=generator)
     good = drawn("addition")
-    for what, data, options in (
+    cases: Any = (
         ("data", drawn("addition", batch_size=1), {}),
         ("data", mixed, {}),
         ("threshold", good, {"threshold": 95}),
         ("names", good, {"names": ["a", "b"]}),
         ("seed", good, {"seed": -1}),
-    ):
+    )
+    for what, data, options in cases:
         with pytest.raises(InputError) as refused:
             compare_programs(compiled("ripple"), ["ripple"], data, **options)
         assert refused.value.what == what

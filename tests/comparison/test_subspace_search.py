@@ -111,7 +111,7 @@ def test_each_way_of_reading_is_scored_under_its_own_name(monkeypatch, batch):
     for method, is_right in right.items():
         rows = known if is_right else other
         monkeypatch.setitem(READ, method, lambda states, values, rows=rows: rows.to(states))
-    methods = [f"{method}{tokens}" for method in READ for tokens in ("", PER_TOKEN)]
+    methods: Any = [f"{method}{tokens}" for method in READ for tokens in ("", PER_TOKEN)]
     found = search_subspaces(
         ripple.model, batch, "ripple", methods=methods, pairs=SpreadPairs(pairs=200)
     )

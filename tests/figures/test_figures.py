@@ -299,7 +299,7 @@ def test_heat_maps_of_different_axes_are_refused() -> None:
     with pytest.raises(InputError, match=r"^heat map 'b':"):
         heatmap_panels({"a": one, "b": one.T}, value_title="v")
     with pytest.raises(InputError, match=r"^scale:.*diverging"):
-        heatmap_panels({"": one}, value_title="v", scale="divergin")
+        heatmap_panels({"": one}, value_title="v", scale="divergin")  # type: ignore[arg-type]
 
 
 def test_a_ramp_starts_blue_and_ends_ochre() -> None:

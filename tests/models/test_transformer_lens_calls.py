@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -92,7 +92,7 @@ def test_weights_are_where_notebooks_look_for_them() -> None:
 
 
 @pytest.mark.parametrize("mode", ["Q", "K", "V"])
-def test_composition_scores_are_norms_of_products(mode: str) -> None:
+def test_composition_scores_are_norms_of_products(mode: Literal["Q", "K", "V"]) -> None:
     model = model_of()
     scores = model.all_composition_scores(mode).scores
     write = model.W_V[1, 0] @ model.W_O[1, 0]  # [d_model, d_model], of a row vector

@@ -356,7 +356,8 @@ def test_numbers_of_loops_need_not_depend_on_the_length() -> None:
     assert chain.sel(length=4).values.tolist() == [0.0, 0.0, 1.0]
     assert chain.sel(length=8).values.tolist() == [0.0, 0.0, 1.0]
     assert result.figures()[-1].data is not None
-    assert "loop_perplexity" in result.figures()[-1].data
+    shown = result.figures()[-1].data
+    assert shown is not None and "loop_perplexity" in shown
     with naming("loops"):
         evaluate(Ripple(), Addition(), [4], n_samples=2, loops=[-1])
 
