@@ -228,7 +228,8 @@ def spell_schema(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type")
     if kind == "array":
         each, number = schema.get("items") or schema["prefixItems"][0], schema.get("minItems")
-        return f"a list{f' of {number}' if number else ''}, each {spell_schema(each)}"
+        more = "" if schema.get("maxItems") == number else " or more"
+        return f"a list{f' of {number}{more}' if number else ''}, each {spell_schema(each)}"
     least, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     if kind == "integer" and above is not None:
         least, above = above + 1, None
