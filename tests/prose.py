@@ -9,8 +9,8 @@ from typing import Any
 
 from loopinterp.core.results import Result
 
-NAMES_IN_WORDS = ("stratum", "untested", "symbols", "graph")
-"""Fields and axes of names that have several words, of strata, symbols and nodes of a drawing."""
+NAMES_IN_WORDS = ("stratum", "untested", "what", "method", "symbols", "graph", "code", "details")
+"""Fields and axes whose names have several words, programs, and what a page shows as it is."""
 
 
 def clauses(result: Result) -> list[tuple[str, str]]:
@@ -33,7 +33,9 @@ def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield place, value
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from _texts({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, place)
+        yield from _texts(
+            {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, place
+        )
     elif isinstance(value, Mapping):
         for key, part in value.items():
             yield from _texts(part, f"{place}.{key}")

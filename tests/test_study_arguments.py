@@ -28,6 +28,7 @@ from loopinterp.core.results import Result, registered_kinds
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule
 from loopinterp.tasks import Addition, Batch, as_batch
 from loopinterp.tasks.sampling import as_batches
+from tests.prose import clauses
 
 ROOMS = (
     dynamics,
@@ -257,6 +258,7 @@ def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
     batch = as_batch(Addition(), n=n, batch_size=size, seed=3)
     given = study(**models, data=batch, **third, seed=3)
     assert drawn.data.equals(given.data)
+    assert clauses(given) == [], "results hold values and codes, and renderers make sentences"
 
 
 def _first(name: str) -> str:
