@@ -292,7 +292,8 @@ def need_examples(inputs: Any) -> None:
     """Raise on a batch without examples: a run has one at least, and so has every study."""
     if isinstance(inputs, torch.Tensor) and inputs.dim() and not len(inputs):
         fix = "Leave empty batches out."
-        raise InputError("inputs", expected="an example or more", given="an empty batch", fix=fix)
+        expected = "at least one example"
+        raise InputError("inputs", expected=expected, given="an empty batch", fix=fix)
 
 
 def check_each(name: str, values: Tensor, inputs: Tensor) -> None:
