@@ -173,12 +173,10 @@ class RunLength:
             return
         for name in flat_names(names, "name of a hook"):
             if name.startswith("blocks."):
-                raise HookError(
-                    f"hook {name!r}",
-                    expected=f"n_loops, as the name is one of a run of {self.n_loops} loops",
-                    given=f"none, and an input that takes {loops}",
-                    fix=f"Pass n_loops={loops}, or say loops.{{t}}.blocks.{{layer}}.… instead.",
-                )
+                expected = f"n_loops, as the name is one of a run of {self.n_loops} loops"
+                got = f"none, and an input that takes {loops}"
+                fix = f"Pass n_loops={loops}, or say loops.{{t}}.blocks.{{layer}}.… instead."
+                raise HookError(f"hook {name!r}", expected=expected, given=got, fix=fix)
 
 
 def check_loops(n_loops: int) -> int:
