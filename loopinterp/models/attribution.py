@@ -199,9 +199,9 @@ def attribute_logit(
     _need_precision("cache", state, model, exactly=True)
     # A run reads its last state only. For another loop coda and final norm are run again on its
     # state, as if the run had ended there; for the last loop that gives the same.
-    again = {a.name: a for a in model.addresses().addresses.values() if a.in_readout}
+    again = [a for a in model.addresses().addresses.values() if a.in_readout]
     recorder, no_batch = Recorder(), state.dim() == 2
-    taps = Taps((), again.values(), recorder)
+    taps = Taps((), again, recorder)
     logits = model.run_readout(state[None] if no_batch else state, taps)
     logits = logits[0] if no_batch else logits
     in_readout = {name: x[0] if no_batch else x for name, x in recorder.activations.items()}

@@ -82,13 +82,8 @@ def _need_folded(model: Any, method: str) -> None:
     norm = getattr(model, "ln_final", None)
     weighted = norm is not None and not bool((norm.weight == 1).all())
     if weighted or (norm is not None and norm.bias is not None and bool(norm.bias.any())):
-        raise InputError(
-            method,
-            expected=_UNWEIGHTED,
-            given="weights of its own",
-            fix="Cache a run of loopinterp.models.fold_final_norm(model), which computes the same, "
-            "or use cache.logit_attribution(tokens).",
-        )
+        fix = "Cache a run of fold_final_norm(model), or use cache.logit_attribution(tokens)."
+        raise InputError(method, expected=_UNWEIGHTED, given="weights of its own", fix=fix)
 
 
 def _only_if(name: str, *needs: Needs, folded: bool = False) -> Any:

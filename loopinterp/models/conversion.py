@@ -17,7 +17,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.text import say
 from loopinterp.models.checkpoints import misfits
 from loopinterp.models.iteration import bind
-from loopinterp.models.protocol import CheckedModel, declared, device_of, need_model
+from loopinterp.models.protocol import CheckedModel, declared, device_of, need_model, takes_loop
 from loopinterp.models.run_inputs import TOKEN_TYPES, check_tokens
 from loopinterp.models.transformer import LoopedTransformer
 from loopinterp.models.weights import need_plain
@@ -83,12 +83,10 @@ def convert_model(
         original, model, inputs, n_loops=n_loops, activations=activations, tolerance=tolerance
     )
     if where is not None:
-        raise InputError(
-            "converted model",
-            expected=f"the original's numbers to {tolerance:g}",
-            given=f"a difference, first in {where}",
-            fix="Compare the weights that enter there, or pass activations= to look inside.",
-        )
+        expected = f"the original's numbers to {tolerance:g}"
+        got = f"a difference, first in {where}"
+        fix = "Compare the weights that enter there, or pass activations= to look inside."
+        raise InputError("converted model", expected=expected, given=got, fix=fix)
     return model
 
 

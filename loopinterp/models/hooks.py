@@ -50,12 +50,9 @@ class _LoopHookPoint(HookPoint):
             in_tuple = dir == "bwd" and isinstance(returned, tuple) and len(returned) == 1
             x = returned[0] if in_tuple else returned
             if x is not None and x is not tensor and spell(x) != spell(tensor):
-                raise HookError(
-                    f"hook {str(hook.name)!r}",
-                    expected=f"None, or a tensor {spell(tensor)}",
-                    given=spell(x),
-                    fix="Return the changed activation, or nothing to leave it as it is.",
-                )
+                fix = "Return the changed activation, or nothing to leave it as it is."
+                what, expected = f"hook {str(hook.name)!r}", f"None, or a tensor {spell(tensor)}"
+                raise HookError(what, expected=expected, given=spell(x), fix=fix)
             return returned
 
         handle = super().add_hook(checked, dir=dir, **options)
@@ -105,23 +102,17 @@ class _HookScope:
         if opener is None:
             return
         if opener.f_code.co_flags & _SUSPENDS and opener.f_back is None:
-            raise HookError(
-                "hooks",
-                expected="a with block that is being run",
-                given=f"one in the suspended generator {opener.f_code.co_name!r}",
-                fix="Finish or close the generator first, or decorate it with "
-                "contextlib.contextmanager.",
-            )
+            expected = "a with block that is being run"
+            got = f"one in the suspended generator {opener.f_code.co_name!r}"
+            fix = "Finish or close it first, or decorate it with contextlib.contextmanager."
+            raise HookError("hooks", expected=expected, given=got, fix=fix)
         checkpoint = os.path.join("torch", "utils", "checkpoint.py")
         while frame is not None and frame is not opener:
             if frame.f_code.co_filename.endswith(checkpoint):
-                raise HookError(
-                    "hooks",
-                    expected="hooks that are there when backward runs the model again",
-                    given="torch.utils.checkpoint inside a with block that opens them",
-                    fix="Open them inside the function that is checkpointed, or use add_hook and, "
-                    "after backward, reset_hooks.",
-                )
+                expected = "hooks that are there when backward runs the model again"
+                got = "torch.utils.checkpoint inside a with block that opens them"
+                fix = "Open them inside the checkpointed function, or use add_hook and reset_hooks."
+                raise HookError("hooks", expected=expected, given=got, fix=fix)
             frame = frame.f_back
 
 
@@ -341,12 +332,10 @@ class LoopHooks(RunLength, HookedRootModule):
         for scope in scopes:
             scope.need_here()
             if not is_set and scope.points and scope.n_loops != n_loops:
-                raise HookError(
-                    "n_loops",
-                    expected=f"{scope.n_loops}, for which the hooks that are on were named",
-                    given=f"none, and an input that takes {n_loops}",
-                    fix=f"Open the hooks on model.unroll({n_loops}), or pass n_loops.",
-                )
+                expected = f"{scope.n_loops}, for which the hooks that are on were named"
+                got = f"none, and an input that takes {n_loops}"
+                fix = f"Open the hooks on model.unroll({n_loops}), or pass n_loops."
+                raise HookError("n_loops", expected=expected, given=got, fix=fix)
         # A copy, as another thread may add points meanwhile.
         points = [*self._points.copy().items(), *(p for s in scopes for p in s.points.items())]
         hooked = [(key, point) for key, point in points if _carries(point)]
@@ -361,12 +350,9 @@ class LoopHooks(RunLength, HookedRootModule):
         """Raise if a hook is on, of :meth:`add_hook` or of this thread: studies go past hooks."""
         on = next((str(point.name) for point in self.hook_points() if _carries(point)), None)
         if on is not None:
-            raise HookError(
-                "model",
-                expected="no hooks on a model that is studied or stepped",
-                given=f"one on {on!r}",
-                fix="Take them off (model.reset_hooks(), or leave the with block).",
-            )
+            expected = "no hooks on a model that is studied or stepped"
+            fix = "Take them off (model.reset_hooks(), or leave the with block)."
+            raise HookError("model", expected=expected, given=f"one on {on!r}", fix=fix)
 
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
         """Add a hook that stays until ``reset_hooks``, for every thread.

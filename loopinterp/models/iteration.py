@@ -319,7 +319,7 @@ def _compare(model: Any, name: str, first: Tensor, again: Tensor, times: int = 1
     where = "beside another example" if times > 1 else "at a repeated call"
     raise InputError(
         f"{name} of {type(model).__name__}",
-        expected="the same whenever it is given the same, whatever stands beside it",
+        expected="the same for the same, whatever stands beside it",
         given=f"{difference} {where}",
         fix="Call .eval() first, and draw a random start of each example from a seed of its own. A "
         "step that counts its loops takes their index: def step(self, h, e, loop).",

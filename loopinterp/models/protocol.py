@@ -210,25 +210,20 @@ def need_model(model: object) -> None:
 def need_one_map(model: LoopedModel | Any) -> None:
     """Raise on a step that takes the loop's index, where a study is of one map for all loops."""
     if takes_loop(model):
-        raise InputError(
-            "model",
-            expected="a step that is one map for all loops",
-            given=f"{type(model).__name__}, whose step depends on the loop's index",
-            fix="Wrap it in a model whose step calls model.step(h, e, loop=t) with one t.",
-        )
+        expected = "a step that is one map for all loops"
+        got = f"{type(model).__name__}, whose step depends on the loop's index"
+        fix = "Wrap it in a model whose step calls model.step(h, e, loop=t) with one t."
+        raise InputError("model", expected=expected, given=got, fix=fix)
 
 
 def need_hooks(model: object) -> None:
     """Raise unless the activations inside a model's loops have addresses, and can be changed."""
     need_model(model)
     if not hasattr(model, "run_with_cache") or not hasattr(model, "site"):
-        raise InputError(
-            "model",
-            expected="a LoopedTransformer or an adapter: heads and layers need hooks",
-            given=f"{type(model).__name__}, which shows its states between loops only",
-            fix="Study states (convergence_study, patching_sweep of component='state'), or use "
-            "loopinterp.models.convert_model or loopinterp.adapters.adapt.",
-        )
+        expected = "a LoopedTransformer or an adapter: heads and layers need hooks"
+        got = f"{type(model).__name__}, which shows its states between loops only"
+        fix = "Study its states, or use models.convert_model or adapters.adapt."
+        raise InputError("model", expected=expected, given=got, fix=fix)
 
 
 def need_causal(model: Any, *, error: type[InputError] = InputError) -> None:
@@ -284,12 +279,11 @@ class CheckedModel:
         returned = method(*inputs.values(), **index)
         for version, (argument, x) in zip(versions, inputs.items()):
             if x._version != version:
-                raise InputError(
-                    f"{name} of {type(self._model).__name__}",
-                    expected=f"a new tensor, and {argument} left as it was",
-                    given=f"{argument} written in place",
-                    fix=f"Write {argument} = {argument} + x, not +=; or clone {argument} first.",
-                )
+                what = f"{name} of {type(self._model).__name__}"
+                got = f"{argument} written in place"
+                expected = f"a new tensor, and {argument} left as it was"
+                fix = f"Write {argument} = {argument} + x, not +=; or clone {argument} first."
+                raise InputError(what, expected=expected, given=got, fix=fix)
         return returned
 
     def _checked(
@@ -305,12 +299,9 @@ class CheckedModel:
         fix = "Return one tensor; parts of a state lie side by side on the last axis."
         if name in ("step", "initial_state") and len(shape) == 3 and shape[:2] != list(places):
             fix = "Make room for states beside the input's (registers) in embed, not here."
-        raise InputError(
-            f"{name} of {type(self._model).__name__}",
-            expected=f"floats [{', '.join(map(str, (*places, last)))}]",
-            given=spell(returned),
-            fix=fix,
-        )
+        expected = f"floats [{', '.join(map(str, (*places, last)))}]"
+        what = f"{name} of {type(self._model).__name__}"
+        raise InputError(what, expected=expected, given=spell(returned), fix=fix)
 
 
 # A model's description

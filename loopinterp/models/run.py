@@ -216,12 +216,10 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             reached = order[: order.index(stop[0][0].name)]
             fires = [address for address in fires if address.name in reached]
         if not fires:
-            raise HookError(
-                "names_filter",
-                expected=f"something that loops {span.start} to {span.stop - 1} or the readout do",
-                given=f"{names_filter!r} with {loops=}, {return_type=}, {stop_at_layer=}",
-                fix="Widen the filter, run more loops, or return logits.",
-            )
+            expected = f"something that loops {span.start} to {span.stop - 1} or the readout do"
+            got = f"{names_filter!r} with {loops=}, {return_type=}, {stop_at_layer=}"
+            fix = "Widen the filter, run more loops, or return logits."
+            raise HookError("names_filter", expected=expected, given=got, fix=fix)
         kept_as = check_dtype(dtype)
         recorder = Recorder(pos_slice=pos_slice, device=device, dtype=kept_as, gradients=incl_bwd)
         if inputs.dim() > 1:  # other inputs are refused where they are read

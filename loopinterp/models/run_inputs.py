@@ -173,12 +173,10 @@ class RunLength:
             return
         for name in flat_names(names, "name of a hook"):
             if name.startswith("blocks."):
-                raise HookError(
-                    f"hook {name!r}",
-                    expected=f"n_loops, as the name is one of a run of {self.n_loops} loops",
-                    given=f"none, and an input that takes {loops}",
-                    fix=f"Pass n_loops={loops}, or say loops.{{t}}.blocks.{{layer}}.… instead.",
-                )
+                expected = f"n_loops, as the name is one of a run of {self.n_loops} loops"
+                got = f"none, and an input that takes {loops}"
+                fix = f"Pass n_loops={loops}, or say loops.{{t}}.blocks.{{layer}}.… instead."
+                raise HookError(f"hook {name!r}", expected=expected, given=got, fix=fix)
 
 
 def check_loops(n_loops: int) -> int:
@@ -292,7 +290,8 @@ def need_examples(inputs: Any) -> None:
     """Raise on a batch without examples: a run has one at least, and so has every study."""
     if isinstance(inputs, torch.Tensor) and inputs.dim() and not len(inputs):
         fix = "Leave empty batches out."
-        raise InputError("inputs", expected="an example or more", given="an empty batch", fix=fix)
+        expected = "at least one example"
+        raise InputError("inputs", expected=expected, given="an empty batch", fix=fix)
 
 
 def check_each(name: str, values: Tensor, inputs: Tensor) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.models.iteration import bind, need_repeatable
 from loopinterp.models.protocol import (
@@ -18,7 +17,7 @@ from loopinterp.models.protocol import (
     own_depth,
     rule_of,
 )
-from loopinterp.models.run_inputs import need_examples, need_weights
+from loopinterp.models.run_inputs import check_loops, need_examples, need_weights
 from loopinterp.tasks.sampling import as_batch
 from loopinterp.tasks.task import describe_tensor
 from loopinterp.tasks.token_by_token import TokenByToken
@@ -46,23 +45,22 @@ def examples_for(
     return fit_to_model(model, batch, needs_loops=needs_loops, of_states=of_states)
 
 
-@checked
 def inputs_and_loops(
-    model: Any, data: object, n_loops: Loops | None, **drawn: Any
+    model: Any, data: object, n_loops: int | None, **drawn: Any
 ) -> tuple[Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"], int]:
     """Inputs and loops for a study without targets: of inputs alone, or of a batch or task."""
+    if n_loops is not None:
+        check_loops(n_loops)
     if not isinstance(data, torch.Tensor):
         batch = examples_for(model, data, **drawn)
         return batch.inputs, int(batch.n_loops.max()) if n_loops is None else n_loops
     n_loops = own_depth(model) if n_loops is None else n_loops
     need_examples(data)
     if n_loops is None or data.ndim < 2:
-        raise InputError(
-            "data" if n_loops is not None else "n_loops",
-            expected="a batch or a task, or inputs [batch, pos] and the n_loops to run",
-            given=f"{describe_tensor(data)}, n_loops={n_loops}",
-            fix="Pass n_loops=16, for instance." if n_loops is None else "Pass inputs[None].",
-        )
+        none = n_loops is None
+        what, fix = ("n_loops", "Pass n_loops=16.") if none else ("data", "Pass inputs[None].")
+        expected = "a batch or a task, or inputs [batch, pos] and the n_loops to run"
+        raise InputError(what, expected=expected, given=describe_tensor(data), fix=fix)
     need_model(model)
     need_weights(device_of(model))
     need_repeatable(model, data.to(device_of(model)))
