@@ -52,27 +52,19 @@ def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
     ``…_inputs`` are the inputs of such pairs: pairs of one input are alike, so intervals count
     inputs.
     """
-    import pandas as pd
     import xarray as xr
 
-    tables = []
-    for each in evidence:
-        other = each.strata[each.strata[KIND] == OTHER_VALUE].drop(columns=KIND)
-        table = pd.get_dummies(other, prefix_sep=": ", dtype=bool)  # a column "STRATUM: LABEL"
-        tables.append(table.loc[:, table.any()])
-    classes = list(dict.fromkeys(str(name) for table in tables for name in table))
     n_delays = max(each.data.sizes["delay"] for each in evidence)
     counts = []
-    for each, table in zip(evidence, tables):
+    for each, classes in zip(evidence, _classes(evidence)):
         kind = each.strata[KIND].to_numpy()
         same, other = (each.data.isel(pair=kind == value) for value in (SAME_VALUE, OTHER_VALUE))
         reached = other.reached.transpose("program", "pair").values
-        of_class = table.reindex(columns=classes, fill_value=False)
         masks = {  # [program, pair]
             ALL: np.ones_like(reached),
             f"{MANIFOLD}: {REACHED}": reached,
             f"{MANIFOLD}: {UNREACHED}": ~reached,
-            **{k: np.broadcast_to(of_class[k].to_numpy(), reached.shape) for k in classes},
+            **{str(k): np.broadcast_to(x.to_numpy(), reached.shape) for k, x in classes.items()},
         }
         arrays = {
             **_pair_counts(other, np.stack(list(masks.values())), n_delays),
@@ -92,6 +84,19 @@ def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
         coords |= {"stratum": list(masks), "delay": delay_names(n_delays)}
         counts.append(xr.Dataset(arrays, coords=coords))
     return xr.concat(counts, "model").assign_coords(model=range(len(evidence)))
+
+
+def _classes(evidence: Sequence[Evidence]) -> list[pd.DataFrame]:
+    """Which pairs of other values are in each class of each stratum, "STRATUM: LABEL"."""
+    import pandas as pd
+
+    tables = []
+    for each in evidence:
+        other = each.strata[each.strata[KIND] == OTHER_VALUE].drop(columns=KIND)
+        table = pd.get_dummies(other, prefix_sep=": ", dtype=bool)
+        tables.append(table.loc[:, table.any()])
+    classes = list(dict.fromkeys(name for table in tables for name in table))
+    return [table.reindex(columns=classes, fill_value=False) for table in tables]
 
 
 def shares_of(counts: xr.Dataset) -> dict[str, np.ndarray | xr.DataArray]:
