@@ -59,7 +59,7 @@ def test_it_goes_to_json_and_back() -> None:
     assert CircuitGraph.from_dict(json.loads(GRAPH.to_json())) == GRAPH
     with pytest.raises(CheckpointError, match="KeyError"):
         CircuitGraph.from_dict({"title": "x"})
-    with pytest.raises(CheckpointError, match=r"^kind of"):
+    with pytest.raises(CheckpointError, match="kind of"):
         CircuitGraph.from_dict(
             {**GRAPH.to_dict(), "nodes": [{**GRAPH.to_dict()["nodes"][0], "kind": "x"}]}
         )
