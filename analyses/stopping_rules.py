@@ -18,15 +18,23 @@ import pandas as pd
 from analyses.tables_in_pages import table
 from analyses.zoo_tables import measure_zoo
 from loopinterp.app.session import open_run
-from loopinterp.app.workflow import CALIBRATED, STOPPING, calibrate_stopping, stopping_rules
+from loopinterp.app.workflow import CALIBRATED, calibrate_stopping, stopping_rules
 from loopinterp.training import evaluate
 from loopinterp.training.evaluation import ANY, BEST, ORACLE
 from loopinterp.zoo import load_pretrained
 
 FILE, PAGE, NAME = "stopping_rules.csv", "when-to-stop.md", "stopping-rules"
 TIMES = (1, 2, 4)
+RULES = (
+    "max-confidence",
+    "max-confidence-batch",
+    "residual",
+    "readout-kl",
+    "acceleration",
+    "answer-held",
+)
 SHORT = {ORACLE: "T(n)", BEST: "best loop", CALIBRATED: CALIBRATED} | {
-    next(iter(stopping_rules([name]))): name for name in STOPPING
+    next(iter(stopping_rules([name]))): name for name in RULES
 }
 """The rules as the page names them, by their names in results; columns in this order."""
 
@@ -41,7 +49,7 @@ def main() -> None:
 def measure(name: str, times: Sequence[int], samples: int) -> pd.DataFrame:
     """What every rule reaches on a model, by distribution and length."""
     run = load_pretrained(name)
-    rules = stopping_rules([*STOPPING]) | {CALIBRATED: calibrate_stopping(open_run(run.folder))}
+    rules = stopping_rules(RULES) | {CALIBRATED: calibrate_stopping(open_run(run.folder))}
     lengths = [run.cutoff * k for k in times]
     found = evaluate(run.model(), run.task(), lengths, stopping=rules, n_samples=samples)
     rows = found.to_dataframe("stopped_exact_match", "stopped_at").query(f"rule != {ANY!r}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from loopinterp.core.progress import Stages
 from loopinterp.core.results import SUFFIX
 from loopinterp.core.run_files import record_how_it_was_made
 from loopinterp.core.settings import Seed
+from loopinterp.models import STOPPING_RULES
 
 if TYPE_CHECKING:
     from loopinterp.app.study import Skip, Study
@@ -33,16 +34,6 @@ if TYPE_CHECKING:
     from loopinterp.tasks import Task
     from loopinterp.training.evaluation import EvaluationResult
 
-
-STOPPING: Mapping[str, models.StoppingRule] = {
-    "max-confidence": models.MaxConfidence(),
-    "max-confidence-batch": models.MaxConfidence(per="batch"),
-    "residual": models.ResidualBelow(0.03),
-    "readout-kl": models.ReadoutKL(5e-4),
-    "acceleration": models.AccelerationBelow(0.03),
-    "answer-held": models.AnswerHeld(3),
-}
-"""Rules that read the answer without being told T(n), by the names that a command has for them."""
 
 CALIBRATED = "calibrated"
 """The rule that is learned from right answers of training lengths."""
@@ -87,8 +78,8 @@ def evaluate_run(
         distributions: Input distributions; all of the task if None.
         loops: Numbers of loops to read the answer after, whatever the length.
         stop: Stopping rules to compare with reading the answer at T(n): each one of
-            :data:`STOPPING`, with its number if wanted (``residual=0.01``), or
-            :data:`CALIBRATED`.
+            :data:`~loopinterp.models.STOPPING_RULES`, with its number if wanted
+            (``residual=0.01``), or :data:`CALIBRATED`.
         samples: Examples for each length and distribution.
         seed: Of the examples.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -192,36 +183,46 @@ def stopping_rules(names: Sequence[str]) -> dict[str, models.StoppingRule]:
     rules: dict[str, models.StoppingRule] = {}
     for text in names:
         name, _, number = text.partition("=")
-        rule: Any = STOPPING[check_choice("stopping rule", name, [*STOPPING])]
+        rule: Any = STOPPING_RULES[check_choice("stopping rule", name, [*STOPPING_RULES])]
+        field = _number_field(rule)
         try:
-            if number and isinstance(rule, models.AnswerHeld):
-                rule = dataclasses.replace(rule, hold=int(number))
-            elif number:
-                rule = dataclasses.replace(rule, tolerance=float(number))
-        except InputError:  # by the rule itself, of a number that is none of its
-            raise
-        except (TypeError, ValueError):
+            value = (int if field == "hold" else float)(number or 0)
+        except ValueError:
+            field = None
+        if number and field is None:
             spelled = (
-                f"{other}={'LOOPS' if isinstance(default, models.AnswerHeld) else 'TOLERANCE'}"
-                if default.tolerance is not None
-                else other
-                for other, default in STOPPING.items()
+                f"{other}={_NUMBERS[its_field]}" if (its_field := _number_field(default)) else other
+                for other, default in STOPPING_RULES.items()
             )
             raise InputError(
                 "stopping rule",
                 expected=f"{', '.join(spelled)} or {CALIBRATED}",
                 given=repr(text),
                 fix="Write residual=0.03, for instance.",
-            ) from None
+            )
+        if number:
+            rule = dataclasses.replace(rule, **{str(field): value})
         rules[_label(name, rule)] = rule
     return rules
 
 
-def _label(name: str, rule: models.StoppingRule) -> str:
-    if isinstance(rule, models.AnswerHeld):
-        return f"answer held {rule.hold} loops"
+_NUMBERS = {"tolerance": "TOLERANCE", "threshold": "THRESHOLD", "hold": "LOOPS"}
+"""The fields of rules that can be given with a name, and how they are spelt."""
+
+
+def _number_field(rule: Any) -> str | None:
+    fields = {field.name for field in dataclasses.fields(rule)}
+    return next((name for name in _NUMBERS if name in fields), None)
+
+
+def _label(name: str, rule: Any) -> str:
     label = name.replace("-", " ").replace("kl", "KL").replace(" batch", " per batch")
-    return f"{label} < {rule.tolerance:g}" if rule.tolerance else label
+    number = {
+        "tolerance": " < {0.tolerance:g}",
+        "threshold": " > {0.threshold:g}",
+        "hold": " {0.hold} loops",
+    }.get(_number_field(rule) or "", "")
+    return label + number.format(rule)
 
 
 @checked

@@ -206,7 +206,8 @@ def evaluate(
             metavar="RULE",
             help="Compare with stopping by max-confidence, max-confidence-batch, "
             "residual[=TOLERANCE], readout-kl[=TOLERANCE], acceleration[=TOLERANCE], "
-            "answer-held[=LOOPS] or calibrated; may be repeated.",
+            "answer-held[=LOOPS], entropy[=TOLERANCE], confidence[=THRESHOLD] or calibrated; "
+            "may be repeated.",
         ),
     ] = None,
     stopping: Annotated[
@@ -227,13 +228,14 @@ def evaluate(
     Every example gets its own T(n) loops, a model of a fixed depth its depth. The result is saved
     in RUN/results.
     """
-    from loopinterp.app.workflow import CALIBRATED, STOPPING
+    from loopinterp.app.workflow import CALIBRATED
+    from loopinterp.models import STOPPING_RULES
 
     options = study_options(seed, device, threads, progress)
     rules, loop_counts = [*(stop or ())], read_numbers("--loops", loops)
     if stopping:
         named = [rule.partition("=")[0] for rule in rules]
-        rules += [rule for rule in (*STOPPING, CALIBRATED) if rule not in named]
+        rules += [rule for rule in (*STOPPING_RULES, CALIBRATED) if rule not in named]
     asked_for: Any = {"lengths": length, "distributions": distribution, "samples": samples}
     result = loopinterp.app.workflow.evaluate_run(
         run, loops=loop_counts, stop=rules, **asked_for, **options

@@ -21,14 +21,7 @@ from loopinterp.dynamics.runs import chunks, gather, stream_measures
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import describe_model, need_model
 from loopinterp.models.stopped_run import first_ready, score_loops
-from loopinterp.models.stopping import (
-    AccelerationBelow,
-    ConfidenceAbove,
-    EntropyBelow,
-    GateAbove,
-    ReadoutKL,
-    ResidualBelow,
-)
+from loopinterp.models.stopping import STOPPING_RULES, GateAbove
 from loopinterp.models.study_examples import examples_for, inputs_and_loops, need_loops
 from loopinterp.tasks.sampling import need_asked
 from loopinterp.tasks.task import IGNORE, Batch
@@ -41,11 +34,11 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Task
 
 RULES: dict[str, StoppingRule] = {
-    "residual": ResidualBelow(0.03),
-    "readout KL": ReadoutKL(5e-4),
-    "second-order": AccelerationBelow(0.03),
-    "entropy": EntropyBelow(0.1),
-    "confidence": ConfidenceAbove(0.95),
+    "residual": STOPPING_RULES["residual"],
+    "readout KL": STOPPING_RULES["readout-kl"],
+    "second-order": STOPPING_RULES["acceleration"],
+    "entropy": STOPPING_RULES["entropy"],
+    "confidence": STOPPING_RULES["confidence"],
 }
 """The rules that are compared; each is asked with all tolerances, its own being marked."""
 

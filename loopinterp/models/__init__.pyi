@@ -24,6 +24,7 @@ from .stopped_run import Stopped as Stopped
 from .stopped_run import StoppingRule as StoppingRule
 from .stopped_run import run_rules as run_rules
 from .stopped_run import run_until as run_until
+from .stopping import STOPPING_RULES as STOPPING_RULES
 from .stopping import AccelerationBelow as AccelerationBelow
 from .stopping import AnswerHeld as AnswerHeld
 from .stopping import ConfidenceAbove as ConfidenceAbove

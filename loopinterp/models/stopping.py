@@ -15,7 +15,7 @@ here raise ``InputError`` when they are made with a number out of range.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from loopinterp.models.stopped_run import LoopView
+    from loopinterp.models.stopped_run import LoopView, StoppingRule
 
 T = TypeVar("T")
 _Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -357,3 +357,16 @@ class MaxConfidence:
         if self.per == "sample":
             return doubt.sum(-1) / view.mask.sum(-1)
         return (doubt.sum() / view.mask.sum()).expand(doubt.shape[0])
+
+
+STOPPING_RULES: Mapping[str, StoppingRule] = {
+    "max-confidence": MaxConfidence(),
+    "max-confidence-batch": MaxConfidence(per="batch"),
+    "residual": ResidualBelow(0.03),
+    "readout-kl": ReadoutKL(5e-4),
+    "acceleration": AccelerationBelow(0.03),
+    "answer-held": AnswerHeld(3),
+    "entropy": EntropyBelow(0.1),
+    "confidence": ConfidenceAbove(0.95),
+}
+"""Rules that are told neither T(n) nor a gate, with their usual thresholds, by name."""

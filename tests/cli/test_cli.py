@@ -251,7 +251,7 @@ def test_stopping_rules_are_compared_with_reading_at_T_n(command: Command, run: 
         "--json",
         "--no-progress",
     ).json
-    assert len({row["rule"] for row in every["stopped"]}) == 10
+    assert len({row["rule"] for row in every["stopped"]}) == 12
     assert {row["loop"] for row in every["by_loop"]} >= {1, 3}
     assert "oracle T(n)" in command("evaluate", run, *arguments, "--length", 2).out
 

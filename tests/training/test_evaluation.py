@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loopinterp.app.workflow import STOPPING, stopping_rules
+from loopinterp.app.workflow import stopping_rules
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result
 from loopinterp.models import (
+    STOPPING_RULES,
     Fixed,
     LoopedTransformer,
     LoopedTransformerConfig,
@@ -425,8 +426,8 @@ def test_results_of_before_there_was_a_perplexity_are_read(tmp_path: Path) -> No
 
 
 def test_the_rules_of_the_papers_are_at_hand() -> None:
-    rules = stopping_rules([*STOPPING])
-    assert len(rules) == len(STOPPING) == 6
+    rules = stopping_rules([*STOPPING_RULES])
+    assert len(rules) == len(STOPPING_RULES)
     options = {"distributions": ["uniform"], "n_samples": 8, "stopping": rules}
     result = evaluate(Ripple(), Addition(), [6], **options)
     exact = result.data["stopped_exact_match"].sel(estimate="value")
