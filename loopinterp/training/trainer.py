@@ -257,9 +257,13 @@ class Trainer(ShortRepr):
     def state(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Everything that the next step depends on: tensors, and JSON as safetensors metadata.
 
-        All steps have to be :meth:`read` before.
+        Raises:
+            InputError: If steps have been made that nobody has :meth:`read`.
         """
-        assert not self._unread  # or it would not be known whether they were finite
+        if self._unread:
+            expected, fix = "steps that are known to be finite", "Call trainer.read() first."
+            given = f"{len(self._unread)} that have not been read"
+            raise InputError("training state", expected=expected, given=given, fix=fix)
         # Names as in the checkpoint's file: weights/, ema/, exp_avg/, exp_avg_sq/, random/.
         tensors = {f"weights/{k}": v for k, v in self.model.named_parameters()}
         tensors |= {f"ema/{k}": v for k, v in self.ema.shadow.items()}
