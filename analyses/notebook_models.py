@@ -32,6 +32,7 @@ from loopinterp.models import LoopedTransformer, LoopRule
 from loopinterp.tasks import Addition, Task
 from loopinterp.training import (
     RECIPES,
+    EvaluationResult,
     SeedSummary,
     apply_settings,
     evaluate,

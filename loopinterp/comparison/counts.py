@@ -11,6 +11,7 @@ from loopinterp.comparison.pair_strategies import KIND, OTHER_VALUE, SAME_VALUE
 from loopinterp.core.intervals import wilson_estimate
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
     from jaxtyping import Bool, Int
 

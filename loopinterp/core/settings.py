@@ -215,16 +215,19 @@ def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
 
 def choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
     """The names that a JSON schema chooses from."""
-    parts = schema.get("anyOf", (schema,))
-    return tuple(choice for part in parts for choice in part.get("enum", ()))
+    choices: list[str] = []
+    for part in schema.get("anyOf", [schema]):
+        # A choice of one is a constant in the schema.
+        choices += part.get("enum", [part["const"]] if "const" in part else [])
+    return tuple(choices)
 
 
 def spell_schema(schema: Mapping[str, Any]) -> str:
     """A JSON schema in words."""
     if "anyOf" in schema:
         return " or ".join(spell_schema(part) for part in schema["anyOf"])
-    if "enum" in schema:
-        return f"one of {', '.join(schema['enum'])}"
+    if choices := choices_of(schema):
+        return f"one of {', '.join(choices)}"
     kind = schema.get("type")
     if kind == "array":
         each, number = schema.get("items") or schema["prefixItems"][0], schema.get("minItems")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models.addresses import Index
+    from loopinterp.models.run import HookedRun
 
 EACH = "each"
 """Patch one position at a time."""
