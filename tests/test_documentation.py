@@ -51,7 +51,7 @@ MAP = (ROOT / "docs" / "map.md").read_text()
 
 def test_files_on_the_map_exist() -> None:
     named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", MAP))
-    assert named, "the map names files"
+    assert named
     assert not [name for name in named if not (ROOT / "loopinterp" / name).is_file()]
 
 

@@ -92,7 +92,7 @@ def test_every_name_of_a_stub_can_be_reached(stub: Path) -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error_that_names_the_package() -> None:
-    with pytest.raises(AttributeError, match="No loopinterp attribute nothing"):
+    with pytest.raises(AttributeError, match=r"loopinterp .*nothing"):
         loopinterp.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 

@@ -52,7 +52,7 @@ def test_the_bridge_keeps_by_hand_what_our_cache_keeps() -> None:
     for given, expected in zip(by_hand, ours.values(), strict=True):
         torch.testing.assert_close(given, expected, atol=1e-4, rtol=1e-4)
     _, last = found["bridge, last loop cached (4 of 16)"]()
-    assert len({at.data_ptr() for at in last.values()}) == 4, "what it keeps, not its names"
+    assert len({at.data_ptr() for at in last.values()}) == 4  # tensors, of which each has two names
     torch.testing.assert_close(last["L_blocks.1.hook_resid_post"], by_hand[13])
     for name in ("its own forward", "no hooks", "bridge, no hooks"):
         torch.testing.assert_close(found[name](), logits, atol=1e-4, rtol=1e-4)
@@ -62,10 +62,11 @@ def test_the_bridge_keeps_by_hand_what_our_cache_keeps() -> None:
 @pytest.mark.usefixtures("_no_bridge")
 def test_our_ways_are_the_native_forward(kind: str) -> None:
     found = ways(kind, *tiny(kind))
-    assert [*found] == ["its own forward", "no hooks", "residuals of all (loop, layer)"]
+    residuals = "residuals of all (loop, layer)"
+    assert [*found] == ["its own forward", "no hooks", residuals]
     expected = found["its own forward"]()
     torch.testing.assert_close(found["no hooks"](), expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(found["residuals of all (loop, layer)"]()[0], expected)
+    torch.testing.assert_close(found[residuals]()[0], expected)
 
 
 def test_the_bridge_takes_a_copy() -> None:

@@ -49,7 +49,8 @@ def test_it_trains_measures_and_writes_its_tables(
     row = pd.read_csv(tmp_path / FILE).iloc[0]
     cell = json.loads(next(out.rglob("grid.json")).read_text())["found"]
     assert row["found"] == pytest.approx(cell["found"], abs=1e-3) and 0 <= row["reached"] <= 1
-    assert "| external | pre | yes | 1 |" in page.read_text()
+    cells = "| external | pre | yes | 1 |"
+    assert cells in page.read_text()
     assert "Plotly.newPlot" in (out / "sudoku" / "grid.html").read_text()
 
 

@@ -139,8 +139,9 @@ def test_a_mean_over_kinds_of_recall_hides_neither() -> None:
         exact_far=lambda recall, loop_norm: 0.5 + effect[recall] * loop_norm,
     )  # fmt: skip
     words = words_of(found)
-    assert words["with external recall, the loop norm helps on harder problems"] == "contradicted"
-    assert words["with internal recall, the loop norm helps on harder problems"] == "supported"
+    claim = "with {} recall, the loop norm helps on harder problems"
+    assert words[claim.format("external")] == "contradicted"
+    assert words[claim.format("internal")] == "supported"
 
 
 def test_differences_within_the_noise_of_seeds_are_not_decided() -> None:

@@ -54,7 +54,8 @@ def test_what_the_page_says_of_carries(model: str) -> None:
     assert right("logit", ahead > 1).min() >= (1 if whole else 0.94)
     assert right("tuned", ahead == 0).min() >= (0.95 if whole else 0.87)
     if whole:
-        assert (right("probe of the carry", ahead >= 0) > 0.99).all()
+        probe = "probe of the carry"
+        assert (right(probe, ahead >= 0) > 0.99).all()
     assert right("Jacobian", ahead == 0).min() <= right("logit", ahead == 0).min()
 
 

@@ -29,7 +29,8 @@ def test_the_longest_way_of_a_carry_is_told() -> None:
     # 1 + 1, then three pairs that hand the carry on, and one that ends it.
     batch = Addition().encode([(0b01111, 0b00001), (0b10101, 0b01010)], n=5)
     found = properties(Addition(), batch)
-    assert found["longest way of a carry"].tolist() == [3, 0]
+    name = "longest way of a carry"
+    assert found[name].tolist() == [3, 0]
     assert longest_run([1, 1, 0, 0, 0, 1]) == 3 and longest_run([1, 1, 0], of=0) == 1
 
 
@@ -37,7 +38,8 @@ def test_what_separates_wrong_from_right_is_named_where_there_are_enough_of_both
     task = Parity()
     generator = torch.Generator().manual_seed(0)
     batch = task.sample(8, batch_size=40, generator=generator, distribution="uniform")
-    runs = properties(task, batch)["longest run in the input"]
+    expected = "longest run in the input"
+    runs = properties(task, batch)[expected]
     name, area = telling(task, batch, runs > np.median(runs))
-    assert (name, area) == ("longest run in the input", 1.0)
+    assert (name, area) == (expected, 1.0)
     assert telling(task, batch, np.arange(40) < 4)[0] == ""

@@ -51,7 +51,7 @@ def test_a_trained_model_runs_its_program_where_it_was_put(about: BenchmarkModel
     circuit = known.compiled.circuit
     own = score_variables(lambda *_: {v: circuit.subspace(v) for v in circuit.variables}, known)
     assert own["iia"].item() >= 0.99
-    assert own["random"].item() < 0.5, "a change of equal norm elsewhere does not do it"
+    assert own["random"].item() < 0.5  # a change of equal norm elsewhere
 
 
 @pytest.mark.parametrize("about", SHIPPED[:3], ids=lambda model: model.name)

@@ -38,7 +38,7 @@ def test_the_circuit_says_which_parts_lead_to_the_answer(name, zero, informed) -
     assert used_parts(compiled, informed=False) == zero
     assert used_parts(compiled, informed=True) == informed
     hidden = rotate(distract(compiled, seed=0), seed=0)
-    assert used_parts(hidden, informed=False) == zero, "distractors lead to no answer"
+    assert used_parts(hidden, informed=False) == zero  # no distractor leads to an answer
 
 
 @pytest.mark.parametrize("disguises", [[], [partial(distract, seed=0), partial(rotate, seed=0)]])

@@ -46,7 +46,8 @@ def test_with_its_directions_in_place_a_variable_is_found_beyond_what_the_rest_s
     # A share that is found beyond another share: never more than all, less the best guess.
     prefix = get_program("prefix_xor").trace(known.batch.inputs, n_loops=4).variables["prefix"]
     guessed = min(float(max(v.float().mean(), 1 - v.float().mean())) for v in prefix[1:])
-    assert 0 < scores["probe finds nothing else"].control < 1 - guessed + 0.1
+    selectivity = "probe finds nothing else"
+    assert 0 < scores[selectivity].control < 1 - guessed + 0.1
 
 
 def test_a_probe_is_scored_on_other_examples_and_only_on_labels_that_it_has_seen():

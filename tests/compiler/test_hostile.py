@@ -76,14 +76,14 @@ def test_a_million_values_are_refused_at_once(made, what):
     with at_most(calls=3_000_000), pytest.raises(InputError) as caught:
         compile_program(hostile, max_length=length)
     assert what in caught.value.what
-    assert caught.value.expected.startswith("at most 1,024 values")
+    assert "1,024 values" in caught.value.expected
 
 
 def test_so_many_tokens_are_refused_at_once():
     made = program({"u": tok_map(tokens, {1: 1}, default=0)}, {"u": u}, n_tokens=65_536)
     with at_most(calls=3_000_000), pytest.raises(InputError) as caught:
         compile_program(made, max_length=8)
-    assert caught.value.what == "tokens in prepare of program small"
+    assert caught.value.what.startswith("tokens in prepare")
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,13 @@ def test_the_ripple_takes_two_layers_a_loop_and_one_to_read_out():
     assert [s.n_layers for s in made.sections] == [0, 2, 1]
     assert held(made) == {"tokens": "tokens", "indices": "indices", "carry": "variable"}
     carries, shares, becomes = made.block.live
-    assert carries.name == "generate | (propagate & carry)" and carries.layer == 0
+    rule = "generate | (propagate & carry)"
+    assert (carries.name, carries.layer) == (rule, 0)
     assert shares.head is not None and shares.layer == 1
     assert {f: target.name for f, target in made.block.targets.items()} == {becomes: "carry"}
     assert becomes.layer == 1
-    assert [f.name for f in made.answer.features] == ["answer: propagate ^ carry"]
+    answer = "answer: propagate ^ carry"
+    assert [f.name for f in made.answer.features] == [answer]
 
 
 def test_what_heads_compute_without_variables_is_computed_once():

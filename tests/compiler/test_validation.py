@@ -91,10 +91,13 @@ def test_selections_keep_the_names_by_which_traces_know_them():
 
 def test_an_error_can_say_in_which_part_an_expression_stands():
     source = validate(program({"u": tokens % 2}, {"u": u + 1}, u * 3, name="mine"), 4)
-    assert source.where(tokens % 2) == "tokens % 2 in prepare of program mine"
-    assert source.where(u + 1).endswith("in step of program mine")
-    assert source.where(u * 3).endswith("in finish of program mine")
-    assert source.where(indices).endswith("indices of program mine")
+    for expression, place in (
+        (tokens % 2, "tokens % 2 in prepare of program mine"),
+        (u + 1, "in step of program mine"),
+        (u * 3, "in finish of program mine"),
+        (indices, "indices of program mine"),
+    ):
+        assert source.where(expression).endswith(place)
 
 
 @pytest.mark.usefixtures("no_type_checks")
@@ -232,13 +235,13 @@ def test_as_many_values_as_there_may_be_are_fine_and_one_more_is_not():
     assert len(found[Var("u")]) == MAX_VALUES
     with pytest.raises(InputError) as caught:
         infer_domains(validate(program({"u": 0}, {"u": (u + 1) % (MAX_VALUES + 1)}), 2))
-    assert caught.value.what == "variable 'u' of program small"
+    assert caught.value.what.startswith("variable 'u'")
 
 
 def test_so_many_tokens_that_they_have_no_directions_are_refused_where_they_are_read():
     with pytest.raises(InputError) as caught:
         infer_domains(validate(program({"u": tokens % 2}, {"u": u}, n_tokens=65_536), 4))
-    assert caught.value.what == "tokens in prepare of program small"
+    assert caught.value.what.startswith("tokens in prepare")
     infer_domains(validate(program({"u": 0}, {"u": u}, n_tokens=65_536), 4))
 
 

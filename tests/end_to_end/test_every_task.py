@@ -9,9 +9,10 @@ import pytest
 
 from loopinterp.app import runs, workflow
 from loopinterp.app.catalogue import STUDIES
+from loopinterp.app.study import SkipReason, spell_skip
 from loopinterp.pages import write_report
 from loopinterp.programs import list_programs
-from loopinterp.training import RECIPES, TrainingConfig, apply_settings
+from loopinterp.training import RECIPES, GivenModelConfig, Run, TrainingConfig, apply_settings
 
 pytestmark = pytest.mark.usefixtures("small_studies")
 
@@ -62,7 +63,10 @@ def test_a_compiled_model_is_analysed_and_reported_and_said_to_be_untrained(
     assert analysis.skipped == {}
     verdicts = [f for f in workflow.in_reading_order(analysis.results.values()) if f.good]
     assert (verdicts[0].kind, verdicts[0].value) == ("verdict", "prefix xor")
-    assert "This model was not trained here: it was compiled from the program prefix_xor" in page
+    config = Run.load(out).config
+    assert isinstance(config, GivenModelConfig)
+    origin = config.origin
+    assert origin and 'class="origin"' in page and origin in page
     assert "longest in training" not in page
     _assert_no_empty_section(page)
 
@@ -76,5 +80,6 @@ def test_what_no_stock_program_solves_has_no_verdict_and_says_why(tmp_path: Path
     analysis, page = _analysed(run.folder)
     without = {"programs", "subspaces", "decodability", "heads", "ground-truth"}
     assert set(analysis.skipped) == without
-    assert "which program it runs cannot be said because no stock program solves" in page
+    skip = analysis.skipped["programs"]
+    assert skip.reason is SkipReason.NO_PROGRAM and spell_skip(skip) in page
     _assert_no_empty_section(page)

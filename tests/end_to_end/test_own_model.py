@@ -13,8 +13,9 @@ from torch import nn
 from loopinterp import analyze_model, load
 from loopinterp.app.catalogue import STUDIES, SkipReason
 from loopinterp.app.session import keep_in_memory
+from loopinterp.app.study import spell_skip
 from loopinterp.compiler import compile_program
-from loopinterp.core.errors import CheckpointError, InputError
+from loopinterp.core.errors import InputError
 from loopinterp.models import (
     LoopedTransformer,
     LoopedTransformerConfig,
@@ -24,7 +25,7 @@ from loopinterp.models import (
 from loopinterp.pages import write_report
 from loopinterp.tasks import Addition, Copy, Parity
 from loopinterp.training import Run
-from loopinterp.training.run import LoopsByLength
+from loopinterp.training.run import LoopsByLength, RunError, RunFault
 
 LETTERS = [7, 3, 5, 1, 0, 2]
 """The adder's own letters for 0+0, 1+0, 0+1, 1+1, the start and the padding."""
@@ -82,20 +83,20 @@ def _model(n_ctx: int | None = None) -> WithVocabulary:
 
 
 def test_a_wrapped_model_is_evaluated_studied_and_reported(tmp_path: Path) -> None:
-    out = tmp_path / "adder"
+    out, origin = tmp_path / "adder", "written by somebody else"
     found = analyze_model(
         _model(n_ctx=9),
         Addition(),
         out,
         max_n=4,
-        origin="written by somebody else",
+        origin=origin,
         studies=["extrapolation", "programs"],
         samples=20,
         progress=False,
     )
     assert found.results["programs"].verdict.identified == "ripple"  # type: ignore[attr-defined]
     page = write_report(out).read_text()
-    assert "This model was not trained here: it was written by somebody else." in page
+    assert 'class="origin"' in page and origin in page
     assert "cannot be shown" not in page
     assert sorted(p.name for p in (out / "results").iterdir()) == [
         "extrapolation.safetensors",
@@ -103,10 +104,10 @@ def test_a_wrapped_model_is_evaluated_studied_and_reported(tmp_path: Path) -> No
         "programs.safetensors",
     ]
     assert not list(out.rglob("model*"))
-    with pytest.raises(
-        CheckpointError, match="results of a WithVocabulary, which stayed in memory"
-    ):
+    with pytest.raises(RunError) as caught:
         Run.load(out)
+    assert caught.value.fault is RunFault.MODEL_IN_MEMORY
+    assert "WithVocabulary" in caught.value.given
 
 
 def test_what_looks_inside_a_loop_is_left_out_with_the_reason(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_what_looks_inside_a_loop_is_left_out_with_the_reason(tmp_path: Path) ->
     inside = {name for name, skip in skips.items() if skip and skip.reason is SkipReason.NO_HOOKS}
     assert inside == {"ablation", "attention", "heads", "stabilisation"}
     assert {name for name, skip in skips.items() if not skip} == {s.name for s in STUDIES} - inside
-    with pytest.raises(InputError, match="WithVocabulary has no hooks there"):
+    with pytest.raises(InputError) as caught:
         analyze_model(
             _model(),
             Addition(),
@@ -125,6 +126,7 @@ def test_what_looks_inside_a_loop_is_left_out_with_the_reason(tmp_path: Path) ->
             samples=1,
             progress=False,
         )
+    assert spell_skip(skips["attention"]) in caught.value.given
 
 
 def test_a_folder_keeps_to_one_model(tmp_path: Path) -> None:
@@ -137,18 +139,23 @@ def test_a_folder_keeps_to_one_model(tmp_path: Path) -> None:
         keep_in_memory(_model(), WithPair(), tmp_path / "pair", max_n=6, origin="made up")
     kept = json.loads((tmp_path / "config.json").read_text())
     assert (kept["in_memory"], kept["max_n"]) == ("WithVocabulary", 6)
-    with pytest.raises(InputError, match=r"a folder without a run, .* that differs in: max_n"):
+    with pytest.raises(InputError) as caught:
         keep_in_memory(_model(), Addition(), tmp_path, max_n=7, origin="made up")
+    assert caught.value.what == f"output folder {tmp_path}"
+    assert caught.value.given.endswith(": max_n")
     other: Any = _model()
     other.model.net.sharpness.data += 1
-    with pytest.raises(InputError, match=r"that differs in: weights\. Choose another folder"):
+    with pytest.raises(InputError) as caught:
         keep_in_memory(other, Addition(), tmp_path, max_n=6, origin="made up")
+    assert caught.value.given.endswith(": weights")
     other = _model()
     other.model.loop_rule = LoopRule(1)
-    with pytest.raises(InputError, match=r"that differs in: model\. Choose another folder"):
+    with pytest.raises(InputError) as caught:
         keep_in_memory(other, Addition(), tmp_path, max_n=6, origin="made up")
-    with pytest.raises(InputError, match="task: expected a task"):
+    assert caught.value.given.endswith(": model")
+    with pytest.raises(InputError) as caught:
         keep_in_memory(_model(), "addition", tmp_path, max_n=7, origin="")  # type: ignore[arg-type]
+    assert caught.value.what == "task"
 
 
 @pytest.mark.parametrize("wrap", [lambda m: m, WithVocabulary])
@@ -172,8 +179,10 @@ def test_a_model_without_weights_is_not_taken_for_another_one(tmp_path: Path, wr
             return torch.cat([h - self.says, self.says - h], -1)
 
     keep_in_memory(wrap(Plain(0)), Addition(), tmp_path, max_n=6, origin="made up")
-    with pytest.raises(InputError, match=r"not known whether it is this one.* a torch\.nn\.Module"):
+    with pytest.raises(InputError) as caught:
         keep_in_memory(wrap(Plain(1)), Addition(), tmp_path, max_n=6, origin="made up")
+    assert caught.value.what == f"output folder {tmp_path}"
+    assert "without weights" in caught.value.given and "torch.nn.Module" in caught.value.fix
 
 
 @pytest.mark.usefixtures("no_type_checks")
@@ -226,4 +235,5 @@ def test_every_study_that_needs_no_hooks_is_made(tmp_path: Path) -> None:
     assert found.skipped.keys() == {"ablation", "attention", "heads", "stabilisation"}
     assert found.results.keys() == {study.name for study in STUDIES} - found.skipped.keys()
     page = write_report(tmp_path).read_text()
-    assert "cannot be shown" not in page and "WithVocabulary has no hooks there" in page
+    assert "cannot be shown" not in page
+    assert all(spell_skip(skip) in page for skip in found.skipped.values())
