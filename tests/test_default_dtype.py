@@ -69,8 +69,8 @@ def test_a_study_finds_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_a_study_takes_a_model_in_half_precision(name: str, tmp_path: Path) -> None:
-    found = _result(name, copy.deepcopy(_model()).to(torch.bfloat16))
-    assert load_result(found.save(tmp_path)).data.equals(found.data)
+    result = _result(name, copy.deepcopy(_model()).to(torch.bfloat16))
+    assert load_result(result.save(tmp_path)).data.equals(result.data)
 
 
 @pytest.mark.usefixtures("float64")

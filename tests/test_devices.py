@@ -54,8 +54,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """The device, which ``--device cuda`` asks for as well, and autocast takes for one of its."""
     monkeypatch.setattr(training.trainer, "resolve_device", lambda _: torch.device(DEVICE.type))
     monkeypatch.setattr(Trainer, "autocast", lambda _: nullcontext())
-    with pretend_gpu() as made:
-        yield made
+    with pretend_gpu() as pretend:
+        yield pretend
 
 
 def model_of(kind: str) -> LoopedTransformer:
@@ -99,8 +99,8 @@ def test_runs_hooks_caches_and_decoding(device: torch.device, kind: str) -> None
     for loops, by_cache in ((ends.clamp(max=2), True), (2, False)):
         theirs = loops.to(device) if isinstance(loops, Tensor) else loops
         options: dict[str, Any] = {"max_new_tokens": 3, "stop_token": 1, "use_cache": by_cache}
-        says = greedy_decode(there, moved, n_loops=theirs, **options)
-        assert torch.equal(says.cpu(), greedy_decode(here, inputs, n_loops=loops, **options))
+        answer = greedy_decode(there, moved, n_loops=theirs, **options)
+        assert torch.equal(answer.cpu(), greedy_decode(here, inputs, n_loops=loops, **options))
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -115,8 +115,8 @@ def test_published_models_run_where_their_weights_are(device: torch.device, kind
     for name in every:
         same(cached[name], every[name])
     if here.config.causal:
-        says = greedy_decode(there, moved, n_loops=2, max_new_tokens=3)
-        assert torch.equal(says.cpu(), greedy_decode(here, inputs, n_loops=2, max_new_tokens=3))
+        answer = greedy_decode(there, moved, n_loops=2, max_new_tokens=3)
+        assert torch.equal(answer.cpu(), greedy_decode(here, inputs, n_loops=2, max_new_tokens=3))
     if KINDS[kind].halts:
         loops = [
             models.run_until(
@@ -188,7 +188,7 @@ TIES = {"carry_study": 0.02}
 
 
 @cache
-def asked_of(name: str) -> Any:
+def data_for(name: str) -> Any:
     if name in OF_A_TASK:
         return Addition()
     n, size = {"injected_carry_study": (16, 48), "compare_programs": (4, 8)}.get(name, (5, 12))
@@ -226,11 +226,13 @@ def test_studies(name: str, moved: bool, monkeypatch: pytest.MonkeyPatch) -> Non
         there = STUDIES[name](model_for(name).to(device), data)
     assert there.data.variables.keys() == here.data.variables.keys()
     for key, expected in here.data.variables.items():
-        found, atol = there.data[key].values, TIES.get(name, 1e-4)
+        on_device, atol = there.data[key].values, TIES.get(name, 1e-4)
         if expected.values.dtype.kind == "f":
-            np.testing.assert_allclose(found, expected.values, rtol=1e-3, atol=atol, err_msg=key)
+            np.testing.assert_allclose(
+                on_device, expected.values, rtol=1e-3, atol=atol, err_msg=key
+            )
         else:
-            np.testing.assert_array_equal(found, expected.values, err_msg=key)
+            np.testing.assert_array_equal(on_device, expected.values, err_msg=key)
 
 
 @pytest.mark.parametrize("kind", ["tuned", "jacobian"])
@@ -249,8 +251,8 @@ def test_fitted_lenses(kind: str) -> None:
         read = lenses.lens_study(model.to(device), x.to(device), lens=there, inside=True)
     assert there.matrix.device.type == there.offset.device.type == "cpu"
     torch.testing.assert_close(there.matrix, here.matrix, rtol=1e-3, atol=1e-4)
-    own = lenses.lens_study(model.cpu(), x, lens=here, inside=True)
-    np.testing.assert_allclose(read.data["kl"], own.data["kl"], rtol=1e-3, atol=1e-4)
+    on_cpu = lenses.lens_study(model.cpu(), x, lens=here, inside=True)
+    np.testing.assert_allclose(read.data["kl"], on_cpu.data["kl"], rtol=1e-3, atol=1e-4)
 
 
 def test_edges_are_refused_elsewhere() -> None:
@@ -296,8 +298,8 @@ def test_a_training_step_waits_for_nothing(device: torch.device, kind: str) -> N
     with no_waiting():
         for _ in range(4):
             there.advance()
-    found = there.read()
-    assert [one["step"] for one in found] == [1, 2, 3, 4]
+    metrics = there.read()
+    assert [one["step"] for one in metrics] == [1, 2, 3, 4]
     there.advance()
     with no_waiting(), pytest.raises(WouldWait):  # to read is to wait, and is seen
         there.read()
@@ -321,13 +323,13 @@ def test_a_training_run_is_that_of_the_cpu(device: torch.device, kind: str) -> N
 @pytest.mark.parametrize("kind", ["tiny", "held", "abacus on q and k"])
 def test_seeds_trained_together_wait_for_nothing(device: torch.device, kind: str) -> None:
     configs = [trained(kind, seed=seed, log_every=100) for seed in (0, 1)]
-    together, alone = ([Trainer(config) for config in configs] for _ in range(2))
+    several, single = ([Trainer(config) for config in configs] for _ in range(2))
     with no_waiting():
         for _ in range(3):
-            advance_together(together)
-    for trainer, other in zip(together, alone):
-        for found in read(trainer):
-            assert found == pytest.approx(other.step(), rel=1e-4, abs=1e-5)
+            advance_together(several)
+    for trainer, other in zip(several, single):
+        for metrics in read(trainer):
+            assert metrics == pytest.approx(other.step(), rel=1e-4, abs=1e-5)
 
 
 def test_a_step_that_is_not_finite_changes_nothing_nor_do_those_after_it(
@@ -340,7 +342,7 @@ def test_a_step_that_is_not_finite_changes_nothing_nor_do_those_after_it(
     weight = trainer.model.unembedding.weight
     with torch.no_grad():
         weight[0, 0] = torch.inf
-    kept = [x.detach().clone() for x in (weight, shadow, trainer.state()[0][moment])]
+    before = [x.detach().clone() for x in (weight, shadow, trainer.state()[0][moment])]
     with no_waiting():
         for _ in range(3):
             trainer.advance()
@@ -351,8 +353,8 @@ def test_a_step_that_is_not_finite_changes_nothing_nor_do_those_after_it(
         trainer.read()
     assert re.findall(r"loss|\d+", caught.value.what) == ["loss", "2"]
     assert (trainer.steps_done, trainer.ema.n_updates) == (1, 1)
-    for old, new in zip(kept, (weight, shadow, trainer.state()[0][moment])):
+    for old, new in zip(before, (weight, shadow, trainer.state()[0][moment])):
         assert torch.equal(old, new)
     with torch.no_grad():
         weight[0, 0] = 0.0
-    assert trainer.step()["step"] == 2 and not torch.equal(kept[1], shadow)
+    assert trainer.step()["step"] == 2 and not torch.equal(before[1], shadow)

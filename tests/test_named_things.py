@@ -30,11 +30,11 @@ OF_OTHERS = {"--nproc-per-node"}
 def _texts(file: str) -> Iterator[str]:
     """The texts of a module that are no docstrings; one in pieces is joined."""
     tree = ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
-    said = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     documentation = {
         id(node.body[0].value)
         for node in ast.walk(tree)
-        if isinstance(node, said) and node.body and isinstance(node.body[0], ast.Expr)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):

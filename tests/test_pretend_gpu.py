@@ -76,10 +76,10 @@ def test_what_a_gpu_does_by_itself_is_done(name: str) -> None:
     with pretend_gpu() as device:
         x = on(device)
         with no_waiting():
-            made = ALLOWED[name](x)
-        assert isinstance(made, OnDevice) and made.device == DEVICE
+            result = ALLOWED[name](x)
+        assert isinstance(result, OnDevice) and result.device == DEVICE
         if name not in ("draws", "in place"):
-            assert torch.equal(made.cpu(), ALLOWED[name](on(torch.device("cpu"))))
+            assert torch.equal(result.cpu(), ALLOWED[name](on(torch.device("cpu"))))
 
 
 def test_gradients_are_those_of_the_cpu() -> None:

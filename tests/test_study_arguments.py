@@ -122,7 +122,7 @@ WRONG_DATA: dict[str, Any] = {
 
 def test_every_study_of_a_model_is_tried_here() -> None:
     results = {c.__name__ for c in _results()}
-    found = {
+    doors = {
         name
         for room in ROOMS
         for name in room.__all__
@@ -130,7 +130,7 @@ def test_every_study_of_a_model_is_tried_here() -> None:
         if _name(inspect.signature(study).return_annotation) in results
         if name != "match_heads"  # of patterns, not of a model
     }
-    assert found == STUDIES.keys() | NOT_OF_A_MODEL | OF_OTHER_TASKS
+    assert doors == STUDIES.keys() | NOT_OF_A_MODEL | OF_OTHER_TASKS
 
 
 def _name(annotation: Any) -> str:
@@ -144,9 +144,9 @@ def _results() -> list[type[Result]]:
 
 
 def test_every_result_is_read_back_by_its_kind() -> None:
-    found = {cls.kind: cls.__module__ for cls in _results() if cls.kind}
+    modules = {cls.kind: cls.__module__ for cls in _results() if cls.kind}
     registered = {kind: entry.module for kind, entry in registered_kinds().items()}
-    assert found and found.items() <= registered.items()
+    assert modules and modules.items() <= registered.items()
 
 
 def _signature(name: str) -> inspect.Signature:
@@ -168,9 +168,9 @@ def test_the_model_comes_first_then_the_data_then_options_by_name(name: str) -> 
 @pytest.mark.parametrize("kind", sorted(_wrong_models()))
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_what_is_no_model_is_refused_with_the_fix(name: str, kind: str) -> None:
-    wrong, said = _wrong_models()[kind]
+    wrong, message = _wrong_models()[kind]
     data = Addition() if name in OF_A_TASK else _batch()
-    with pytest.raises(InputError, match=said) as error:
+    with pytest.raises(InputError, match=message) as error:
         STUDIES[name](wrong, data)
     assert error.value.what == "model"
 
@@ -205,8 +205,8 @@ def test_a_model_of_one_loop_is_asked_nothing_of_others(name: str) -> None:
     elif name == "edge_study":
         assert isinstance(data, Batch)
         other = as_batch(Addition(), n=4, batch_size=8, seed=1)
-        found = edges.edge_study(model, data, other, methods=["eap"], curve_points=1)
-        assert found.n_loops == 1
+        result = edges.edge_study(model, data, other, methods=["eap"], curve_points=1)
+        assert result.n_loops == 1
     elif name == "evaluate":
         assert STUDIES[name](model, data).depth == 1
     elif name == "extrapolation_study":
@@ -215,8 +215,8 @@ def test_a_model_of_one_loop_is_asked_nothing_of_others(name: str) -> None:
         assert (caught.value.what, caught.value.expected) == ("model", "one that loops")
         assert STUDIES[name](model, data).data["answer_loops"].values.tolist() == [1] * 8
     else:
-        made = STUDIES[name](model, data).data.sizes["loop"]
-        assert made == (2 if name == "explore" else 1)  # which begins with loop 0
+        n_rows = STUDIES[name](model, data).data.sizes["loop"]
+        assert n_rows == (2 if name == "explore" else 1)  # which begins with loop 0
 
 
 @pytest.mark.usefixtures("no_type_checks")
@@ -260,9 +260,9 @@ def test_a_task_is_drawn_from_as_the_options_say(name: str) -> None:
     models = {_first(name): _model()}
     drawn = study(**models, data=Addition(), **third, n=n, batch_size=size, seed=3)
     batch = as_batch(Addition(), n=n, batch_size=size, seed=3)
-    given = study(**models, data=batch, **third, seed=3)
-    assert drawn.data.equals(given.data)
-    assert clauses(given) == []  # results hold values and codes, and renderers make sentences
+    from_batch = study(**models, data=batch, **third, seed=3)
+    assert drawn.data.equals(from_batch.data)
+    assert clauses(from_batch) == []  # results hold values and codes, and renderers make sentences
 
 
 def _first(name: str) -> str:
@@ -289,5 +289,5 @@ def test_several_lengths_are_drawn_one_batch_each() -> None:
 
 
 def test_tasks_in_a_list_are_drawn_with_the_seed() -> None:
-    alone, (listed,) = as_batch(Addition(), seed=3), as_batches([Addition()], seed=3)
-    assert torch.equal(alone.inputs, listed.inputs)
+    single, (listed,) = as_batch(Addition(), seed=3), as_batches([Addition()], seed=3)
+    assert torch.equal(single.inputs, listed.inputs)

@@ -31,9 +31,9 @@ def test_a_script_finds_what_it_was_given(
     begun = {"-c": ["-c", SEEN], "-m": ["-m", "one"], "script": [str(tmp_path / "one.py")]}[kind]
     done = warm_python.run(*begun, "a", "b c", cwd=folder, env={"SAID": "x"})
     assert (done.returncode, done.stderr) == (0, "")
-    seen, beside = done.stdout.splitlines()
+    seen, peer = done.stdout.splitlines()
     assert json.loads(seen) == ["__main__", ["a", "b c"], str(folder), "x", None, [], True, ""]
-    assert Path(beside) == tmp_path / "beside.py"
+    assert Path(peer) == tmp_path / "beside.py"
 
 
 @pytest.mark.parametrize(

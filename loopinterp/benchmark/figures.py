@@ -47,7 +47,7 @@ def _table(result: GroundTruth, scores: xr.Dataset) -> Figure:
         {"": _rightness(scores)}, x_title="", y_title="", value_title="right answers", scale="mass"
     )
     plot.update_xaxes(tickangle=-60)
-    value = scores["value"].values
+    value = scores["value"].values  # [model, check]
     shown = np.where(np.isnan(value), "", np.char.mod("%.3g", value))
     plot.update_traces(customdata=shown, hovertemplate="%{y}<br>%{x}: %{customdata}<extra></extra>")
     missed = [f"{check} on {model}" for model, check, _, _ in result.missed]
@@ -85,7 +85,7 @@ def _controls(scores: xr.Dataset) -> Figure:
     questions = pd.DataFrame(checks).rename(columns={"key": "check"})
     value = scores["value"]
     questions["models"] = value.count("model").values
-    upper = questions["at_least"].isna()
+    upper = questions["at_least"].isna()  # [check], those with an upper limit
     questions["worst"] = np.where(upper, value.max("model"), value.min("model"))
     questions["mean control"] = scores["control"].mean("model").values
     return Figure(

@@ -243,6 +243,7 @@ class GroundTruth(Result, kind="ground-truth"):
     @property
     def missed(self) -> list[tuple[str, str, float, float]]:
         """Checks that were not passed: (model, check, score, control)."""
+        # NaN is neither passed nor missed.
         rows = self.data.where(self.passed == 0).to_dataframe().dropna(subset="value")
         return [
             (model, check, float(row.value), float(row.control))
@@ -281,6 +282,7 @@ def ground_truth_study(
         >>> float(result.data["value"].sel(model="prefix_xor", check="interchange"))
         1.0
     """
+    # A model by itself is no list, and is refused like an empty one.
     listed = [] if isinstance(models, KnownModel) else models
     names = [known.name for known in listed if isinstance(known, KnownModel)]
     if not names or len(set(names)) < len(models):
@@ -297,6 +299,7 @@ def ground_truth_study(
             scores = _SCORERS[tool](known, seed=seed)
             answers |= {(known.name, key): score for key, score in scores.items()}
         none = Score(math.nan)
+        # Rows of [model, check]: a check that does not apply to a model is NaN.
         rows = [[answers.get((name, check.key), none) for check in CHECKS] for name in names]
         return GroundTruth.of(
             watch,

@@ -79,9 +79,10 @@ class KnownModel(ShortRepr):
 
     def of_distractors(self, states: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape d"]:
         """The part of states along directions that are not in the circuit."""
+        # [row, d_model], all that the circuit writes.
         written = torch.cat([d.write for d in self.compiled.circuit.directions.values()])
         basis = orthonormal(written.double()).to(states)  # [rank, d_model], of the circuit
-        rest = states - (states @ basis.mT) @ basis
+        rest = states - (states @ basis.mT) @ basis  # states off the circuit's span
         return torch.zeros_like(rest) if len(basis) == states.shape[-1] else rest
 
     @property

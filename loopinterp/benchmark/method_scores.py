@@ -97,6 +97,7 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
     exercise = known.exercise
     graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
     scores = _checked(method(exercise), [*graph.tied_edges, *graph.edge_names])
+    # [edge], of the block's edges and of the run's, in the order of the graph.
     tied = np.array([scores.get(edge, 0.0) for edge in graph.tied_edges])
     by_graph = {TIED: (graph.tied_edges, tied)}
     if any(len(edge) == 2 for edge in scores):
@@ -130,6 +131,7 @@ def own_edge_method(name: str, *, seed: Seed = 0) -> EdgeMethod:
             sizes = effects.exact_tied().abs().mean(-1)
             return dict(zip(graph.tied_edges, sizes.tolist()))
         generator = torch.Generator().manual_seed(seed)
+        # [sender, receiver, example]; pairs that are no edges are left out below.
         by_pair = effects.scores(name, n_steps=8, generator=generator)
         by_edge: dict[TiedEdge | UnrolledEdge, float] = {}
         # Over loops effects may cancel, which their absolute values do not.
@@ -193,7 +195,7 @@ def eap_graph(known: KnownCircuit) -> dict[str, Any]:
     graph = UnrolledGraph(config, exercise.n_loops)
     edges: dict[str, dict[str, float | bool]] = {}
     used: set[str] = set()
-    tied_of = graph.tied_index[graph.edges].tolist()
+    tied_of = graph.tied_index[graph.edges].tolist()  # of each edge of the run, the tied edge
     for k, names in zip(tied_of, _eap_edges(graph, config)):
         is_true = graph.tied_edges[k] in true
         edges |= {name: {"score": float(is_true), "in_graph": is_true} for name in names}
@@ -251,6 +253,7 @@ def _eap_edges(graph: UnrolledGraph, config: LoopedTransformerConfig) -> Iterato
 def _eap_name(component: Component, config: LoopedTransformerConfig, n_loops: int) -> str:
     if component.tied in (INPUT, READOUT):
         return {INPUT: "input", READOUT: "logits"}[component.tied]
+    # Layers of the unrolled model that run before the component's section, or its loop.
     before = {
         "prelude": 0,
         "block": config.n_prelude + config.n_layers * (component.loop or 0),
@@ -340,6 +343,7 @@ def score_variables(
                 given=f"shape {list(rows.shape)}",
                 fix="Return one tensor [rank, d_model] for each variable.",
             )
+    # Variable -> [rank, d_model], orthonormal rows, so that an interchange is one projection.
     bases = {
         name: orthonormal(rows.double()).to(rows) for name, rows in subspaces.items() if len(rows)
     }

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 STATE = ("block", 0)
 """The site of the state, which holds variables and inputs, and nothing else."""
 
-_LAST = 2**31
-
 
 @dataclass(frozen=True, eq=False)
 class FeaturePoints:
@@ -113,4 +111,5 @@ class StreamFeatures:
             for group in self.circuit.neurons
             if group.section == "prelude" and group.writes == feature.id
         ]
-        return {"prelude": (max([0, *written]), _LAST), "block": (0, _LAST), "coda": (0, _LAST)}
+        end = 2**31  # after every sublayer: inputs and variables stay in the stream
+        return {"prelude": (max([0, *written]), end), "block": (0, end), "coda": (0, end)}

@@ -213,11 +213,11 @@ def _check_size(what: str, values: Values) -> None:
         raise _too_many(what, f"{len(values):,} or more, up to {int(values[-1]):,}")
 
 
-def _too_many(what: str, given: str) -> InputError:
+def _too_many(what: str, count: str) -> InputError:
     return InputError(
         what,
         expected=f"at most {MAX_VALUES:,} values, each of which gets a direction",
-        given=given,
+        given=count,
         fix="Bound it with smaller(x, indices) or x % m, list fewer input tokens, or compile for "
         "a smaller max_length.",
     )

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from loopinterp.interventions.base_and_source import Metric
 
 Method = Literal["exact", "eap", "eap_ig", "edge_ig"]
-METHODS: tuple[Method, ...] = ("exact", "eap", "eap_ig", "edge_ig")
 CONTROLS = ("magnitude", "random")
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

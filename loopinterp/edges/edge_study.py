@@ -17,7 +17,6 @@ from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.edges.edge_effects import (
     CONTROLS,
-    METHODS,
     SHARES,
     Completeness,
     EdgeEffects,
@@ -154,7 +153,12 @@ def edge_study(
     source: Batch | Tensor,
     *,
     n_loops: Loops | None = None,
-    methods: Annotated[Sequence[Method], Field(min_length=1)] = METHODS,
+    methods: Annotated[Sequence[Method], Field(min_length=1)] = (
+        "exact",
+        "eap",
+        "eap_ig",
+        "edge_ig",
+    ),
     neurons: Mapping[str, Sequence[int]] | None = None,
     split: bool = False,
     n_steps: PositiveInt = 10,

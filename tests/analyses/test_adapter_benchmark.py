@@ -46,27 +46,27 @@ def tiny(kind: str) -> tuple[Any, torch.Tensor]:
 
 def test_the_bridge_keeps_by_hand_what_our_cache_keeps() -> None:
     model, tokens = tiny("hrm_text")
-    found = ways("hrm_text", model, tokens)
-    logits, ours = found["residuals of all (loop, layer)"]()
-    by_hand = found["bridge, hook by hand (16 of 16)"]()
-    for given, expected in zip(by_hand, ours.values(), strict=True):
-        torch.testing.assert_close(given, expected, atol=1e-4, rtol=1e-4)
-    _, last = found["bridge, last loop cached (4 of 16)"]()
+    forwards = ways("hrm_text", model, tokens)
+    logits, ours = forwards["residuals of all (loop, layer)"]()
+    by_hand = forwards["bridge, hook by hand (16 of 16)"]()
+    for actual, expected in zip(by_hand, ours.values(), strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+    _, last = forwards["bridge, last loop cached (4 of 16)"]()
     assert len({at.data_ptr() for at in last.values()}) == 4  # tensors, of which each has two names
     torch.testing.assert_close(last["L_blocks.1.hook_resid_post"], by_hand[13])
     for name in ("its own forward", "no hooks", "bridge, no hooks"):
-        torch.testing.assert_close(found[name](), logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(forwards[name](), logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", sorted({*SIZES} - {"hrm_text"}))
 @pytest.mark.usefixtures("_no_bridge")
 def test_our_ways_are_the_native_forward(kind: str) -> None:
-    found = ways(kind, *tiny(kind))
+    forwards = ways(kind, *tiny(kind))
     residuals = "residuals of all (loop, layer)"
-    assert [*found] == ["its own forward", "no hooks", residuals]
-    expected = found["its own forward"]()
-    torch.testing.assert_close(found["no hooks"](), expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(found[residuals]()[0], expected)
+    assert [*forwards] == ["its own forward", "no hooks", residuals]
+    expected = forwards["its own forward"]()
+    torch.testing.assert_close(forwards["no hooks"](), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(forwards[residuals]()[0], expected)
 
 
 def test_the_bridge_takes_a_copy() -> None:
@@ -85,11 +85,11 @@ def test_what_nnsight_must_keep_is_what_our_cache_keeps(kind: str) -> None:
     loops, order = FIRINGS[kind](model)
     layers = [layer for stack, _ in order for layer in stack]
     assert loops == ours.n_loops and len(layers) == len(cache)
-    kept = by_pytorch(
+    recorded = by_pytorch(
         layers, lambda: published_code.KINDS[kind].native(model, tokens, loops, start)
     )
-    for given, expected in zip(kept, cache.values(), strict=True):
-        torch.testing.assert_close(given, expected, atol=1e-4, rtol=1e-4)
+    for actual, expected in zip(recorded, cache.values(), strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
     seen: Counter[Any] = Counter()
     for stack, firing in order:
         assert firing == seen[stack]
@@ -104,10 +104,12 @@ def test_another_python_is_asked_with_the_same_options(tmp_path: Path) -> None:
     )
     python.chmod(0o755)
     options = {"rounds": 3, "threads": 2, "clock": "wall", "allocator": "keep", "device": "cuda"}
-    asked: Any = nnsight(python, "tiny", Namespace(**options), "--kind", "ouro")
-    assert asked[:3] == ["-m", "analyses.benchmarks.nnsight_peer", "tiny"]
-    assert asked[3:5] == ["--kind", "ouro"]
-    assert dict(zip(asked[5::2], asked[6::2])) == {f"--{k}": str(v) for k, v in options.items()}
+    measured: Any = nnsight(python, "tiny", Namespace(**options), "--kind", "ouro")
+    assert measured[:3] == ["-m", "analyses.benchmarks.nnsight_peer", "tiny"]
+    assert measured[3:5] == ["--kind", "ouro"]
+    assert dict(zip(measured[5::2], measured[6::2])) == {
+        f"--{k}": str(v) for k, v in options.items()
+    }
 
 
 @pytest.mark.usefixtures("_no_bridge")
@@ -120,8 +122,10 @@ def test_the_command_writes_its_table(
     monkeypatch.setattr(
         adapters, "nnsight", lambda python, size, _, *more: {f"{python}, {size}, {more[1]}": row}
     )
-    told = ["--sizes", "tiny", "--ouro", str(FILES / "ouro.py"), "--peer-python", "peer"]
-    monkeypatch.setattr(sys, "argv", ["adapters", *told, "--json", str(tmp_path / "rows.json")])
+    arguments = ["--sizes", "tiny", "--ouro", str(FILES / "ouro.py"), "--peer-python", "peer"]
+    monkeypatch.setattr(
+        sys, "argv", ["adapters", *arguments, "--json", str(tmp_path / "rows.json")]
+    )
     main()
     written = json.loads((tmp_path / "rows.json").read_text())
     assert [title.split(",")[0] for title in written["tables"]] == ["ouro", "hrm_text"]
@@ -151,7 +155,7 @@ def test_every_way_runs_on_a_card(kind: str) -> None:
 
 
 def test_a_hundred_million_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published.torch.nn.init, "normal_", lambda *given, **told: None)
+    monkeypatch.setattr(published.torch.nn.init, "normal_", lambda *_, **__: None)
     for kind in SIZES:
         file = None if kind == "hrm_text" else FILES / f"{kind}.py"
         with torch.device("meta"):

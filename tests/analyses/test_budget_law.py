@@ -49,9 +49,9 @@ def test_the_table_finds_the_law_or_that_there_is_none(speed: float) -> None:
 
 
 def test_a_model_that_has_not_learnt_is_left_out_and_counted() -> None:
-    found = models(1.0)
-    found.loc[found["trained_loops"] == 4, "least_loops"] = np.inf
-    assert cells(as_table(found))[1] == "8 of 9"
+    measured = models(1.0)
+    measured.loc[measured["trained_loops"] == 4, "least_loops"] = np.inf
+    assert cells(as_table(measured))[1] == "8 of 9"
 
 
 @pytest.mark.parametrize("cutoffs", [[8, 12, 16], [8]])
@@ -59,12 +59,12 @@ def test_few_models_or_such_that_were_given_the_same_say_nothing_of_the_speed(
     cutoffs: list[int],
 ) -> None:
     """All cutoffs with one number of loops a position, five seeds; or one cutoff with three."""
-    found = models(1.0)
+    measured = models(1.0)
     if len(cutoffs) > 1:
-        found = found.query("trained_loops == cutoff")
-        found = pd.concat([found.assign(seed=seed) for seed in range(5)])
-    found = found.query("cutoff in @cutoffs")
-    _, learnt, law, one, *_ = cells(as_table(found))
+        measured = measured.query("trained_loops == cutoff")
+        measured = pd.concat([measured.assign(seed=seed) for seed in range(5)])
+    measured = measured.query("cutoff in @cutoffs")
+    _, learnt, law, one, *_ = cells(as_table(measured))
     assert learnt.startswith(f"{15 if len(cutoffs) > 1 else 3} of")
     assert (law, one) == ("not known", "1.00")
 
@@ -76,25 +76,27 @@ def cells(table: str) -> list[str]:
 
 
 def test_what_the_page_says() -> None:
-    kept = pd.read_csv(RESULTS / FILE)
+    stored = pd.read_csv(RESULTS / FILE)
     page = (PAGES / PAGE).read_text()
-    assert put(page, {NAME: as_table(kept)}) == page, "run the script"
-    assert {*kept["seed"]} == {0, 1} and {*kept["cutoff"]} == {8, 12, 16}
-    at = kept.query("n == cutoff and least_loops < inf")
+    assert put(page, {NAME: as_table(stored)}) == page, "run the script"
+    assert {*stored["seed"]} == {0, 1} and {*stored["cutoff"]} == {8, 12, 16}
+    at = stored.query("n == cutoff and least_loops < inf")
     for task, above in {"parity": True, "prefix_sum": True, "addition": False}.items():
-        of = at.query("task == @task")
-        _, low, high = exponent(of["cutoff"] / of["trained_loops"], of["n"] / of["least_loops"])
+        of_task = at.query("task == @task")
+        _, low, high = exponent(
+            of_task["cutoff"] / of_task["trained_loops"], of_task["n"] / of_task["least_loops"]
+        )
         assert (low > 0) == above and high < 0.8, (task, low, high)
 
 
 @pytest.mark.slow
 def test_it_trains_and_writes_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Path(shutil.copy(PAGES / PAGE, tmp_path))
-    asked = ["--tasks", "parity", "--cutoffs", "3", "--seeds", "0", "--samples", "4"]
+    chosen = ["--tasks", "parity", "--cutoffs", "3", "--seeds", "0", "--samples", "4"]
     where = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path), "--page", str(page)]
     tiny = ["--set", "steps=2", "--set", "model.d_model=8", "--set", "model.n_heads=2"]
-    monkeypatch.setattr(sys, "argv", ["budget_law", *asked, *where, *tiny])
+    monkeypatch.setattr(sys, "argv", ["budget_law", *chosen, *where, *tiny])
     budget_law.main()
-    found = pd.read_csv(tmp_path / FILE)
-    assert {*found["n"]} == {2, 3, 4, 6} and {*found["trained_loops"]} == {3.0, 6.0, 9.0}
+    measured = pd.read_csv(tmp_path / FILE)
+    assert {*measured["n"]} == {2, 3, 4, 6} and {*measured["trained_loops"]} == {3.0, 6.0, 9.0}
     assert f"table {NAME}" in page.read_text() and "| parity |" in page.read_text()

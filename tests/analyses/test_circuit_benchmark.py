@@ -27,7 +27,7 @@ from loopinterp.benchmark import (
 )
 from loopinterp.core.errors import InputError
 
-KEPT = {kind: pd.read_csv(RESULTS / FILE.format(kind)) for kind in SCORES}
+STORED = {kind: pd.read_csv(RESULTS / FILE.format(kind)) for kind in SCORES}
 NAMES = {model.name for model in benchmark_models()}
 
 
@@ -39,23 +39,23 @@ def test_the_page_says_what_the_files_say() -> None:
 @pytest.mark.parametrize("kind", SCORES)
 def test_every_tool_is_scored_on_every_model(kind: str) -> None:
     known = {name for name in NAMES if kind != "edges" or not name.endswith(TRAINED)}
-    for method, of in KEPT[kind].groupby("method"):
+    for method, rows in STORED[kind].groupby("method"):
         if ":" in str(method):  # code from outside, which needs a checkout to be run again
-            assert {*of["model"]} <= known
+            assert {*rows["model"]} <= known
         else:
-            assert {*of["model"]} == known
+            assert {*rows["model"]} == known
 
 
 def test_scores_are_shares() -> None:
-    edges = KEPT["edges"]
+    edges = STORED["edges"]
     assert edges[["auroc", "average_precision"]].stack().between(0, 1).all()
     assert (edges["n_true"] < edges["n_edges"]).all()
     assert {*edges["method"]} >= {*OWN_EDGE_METHODS}
 
 
 def test_the_best_method_is_beyond_the_controls() -> None:
-    edges = KEPT["edges"].query("graph == 'tied' and truth == 'program'")
-    auroc = {method: of["auroc"].mean() for method, of in edges.groupby("method")}
+    edges = STORED["edges"].query("graph == 'tied' and truth == 'program'")
+    auroc = {method: rows["auroc"].mean() for method, rows in edges.groupby("method")}
     best = max(auroc, key=lambda method: auroc[method])
     assert best not in ("magnitude", "random")
     assert auroc[best] >= 0.95
@@ -63,8 +63,8 @@ def test_the_best_method_is_beyond_the_controls() -> None:
 
 
 def test_no_tool_of_ours_gives_a_false_name() -> None:
-    assert (KEPT["program"]["outcome"] != "false name").all()
-    without = KEPT["program"][KEPT["program"]["method"] == WITHOUT]
+    assert (STORED["program"]["outcome"] != "false name").all()
+    without = STORED["program"][STORED["program"]["method"] == WITHOUT]
     assert (without["outcome"] == "no program").mean() > 0.9  # others are equivalent
 
 
@@ -78,7 +78,7 @@ def test_a_function_of_ones_own_is_scored(tmp_path: Path, monkeypatch: pytest.Mo
     results, page = tmp_path / "results", tmp_path / "page.md"
     results.mkdir()
     for kind in SCORES:
-        KEPT[kind].to_csv(results / FILE.format(kind), index=False)
+        STORED[kind].to_csv(results / FILE.format(kind), index=False)
     pd.read_csv(RESULTS / DECOMPILED).to_csv(results / DECOMPILED, index=False)
     page.write_text((PAGES / PAGE).read_text())
     monkeypatch.setattr(
@@ -87,10 +87,10 @@ def test_a_function_of_ones_own_is_scored(tmp_path: Path, monkeypatch: pytest.Mo
          "mine:edges", "--results", str(results), "--page", str(page)],
     )  # fmt: skip
     main()
-    found = pd.read_csv(results / FILE.format("edges"))
-    mine = found[found["method"] == "mine:edges"]
+    measured = pd.read_csv(results / FILE.format("edges"))
+    mine = measured[measured["method"] == "mine:edges"]
     assert {*mine["model"]} == {"prefix_xor.bare"}
-    assert len(found) == len(KEPT["edges"]) + len(mine)
+    assert len(measured) == len(STORED["edges"]) + len(mine)
     assert "mine:edges" in page.read_text()
 
 
@@ -99,9 +99,9 @@ def test_a_function_of_ones_own_is_scored(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_is_kept_is_found_again(kind: str, tmp_path: Path) -> None:
     make_benchmark(tmp_path, ["prefix_xor.noisy"])
     anew = measured(tmp_path, "prefix_xor.noisy", kind, "")
-    kept = KEPT[kind].query("model == 'prefix_xor.noisy'")
+    stored = STORED[kind].query("model == 'prefix_xor.noisy'")
     keys = [name for name in ("method", "graph", "truth") if name in anew]
-    both = anew.merge(kept, on=keys, suffixes=("", "_kept"))
+    both = anew.merge(stored, on=keys, suffixes=("", "_kept"))
     assert len(both) == len(anew)
     score = {"edges": "auroc", "program": "told_apart", "variables": "iia"}[kind]
     assert both[score].fillna(-1).tolist() == pytest.approx(

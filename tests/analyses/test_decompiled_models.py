@@ -18,41 +18,41 @@ from analyses.decompiled_models import (
 )
 from analyses.tables_in_pages import PAGES, RESULTS, put
 
-KEPT, LEFT = (pd.read_csv(RESULTS / file) for file in (FILE, UNEXPLAINED))
+STORED, LEFT = (pd.read_csv(RESULTS / file) for file in (FILE, UNEXPLAINED))
 
 
 def test_the_page_says_what_the_file_says() -> None:
     text = (PAGES / PAGE).read_text()
-    assert put(text, tables(KEPT) | {"decompiled-unexplained": cells_left(LEFT)}) == text
+    assert put(text, tables(STORED) | {"decompiled-unexplained": cells_left(LEFT)}) == text
 
 
 def test_what_is_kept_is_of_models_that_there_are() -> None:
-    assert not KEPT.duplicated(KEY).any()
-    assert {*KEPT[KEY].itertuples(index=False, name=None)} <= {*cells()}
+    assert not STORED.duplicated(KEY).any()
+    assert {*STORED[KEY].itertuples(index=False, name=None)} <= {*cells()}
 
 
 def test_no_known_model_is_given_another_program() -> None:
-    known = KEPT[~KEPT["kind"].isin(["trained", TO_IT])]
+    known = STORED[~STORED["kind"].isin(["trained", TO_IT])]
     assert {*known["outcome"]} <= {"equivalent", "not decompiled"}
     assert (known["outcome"] == "equivalent").sum() >= 48
     assert known.loc[known["outcome"] == "not decompiled", "reason"].str.len().min() > 0
 
 
 def test_most_models_that_were_trained_to_a_program_give_it_back() -> None:
-    of = KEPT[KEPT["kind"] == TO_IT]
-    assert len(of) == 12
-    assert (of["outcome"] == "equivalent").mean() >= 0.8
+    to_circuit = STORED[STORED["kind"] == TO_IT]
+    assert len(to_circuit) == 12
+    assert (to_circuit["outcome"] == "equivalent").mean() >= 0.8
 
 
 def test_no_program_is_claimed_to_be_exact_that_is_another() -> None:
-    given = KEPT[(KEPT["kind"] != "trained") & KEPT["claim"].notna()]
-    assert {*given.loc[given["claim"] == "exact", "outcome"]} == {"equivalent"}
-    assert {*given.loc[given["outcome"] == "not decompiled", "claim"]} <= {"none"}
-    assert (given["claim"] == "exact").sum() >= 48
+    compiled = STORED[(STORED["kind"] != "trained") & STORED["claim"].notna()]
+    assert {*compiled.loc[compiled["claim"] == "exact", "outcome"]} == {"equivalent"}
+    assert {*compiled.loc[compiled["outcome"] == "not decompiled", "claim"]} <= {"none"}
+    assert (compiled["claim"] == "exact").sum() >= 48
 
 
 def test_every_trained_model_says_where_its_runs_leave_the_table() -> None:
-    trained = KEPT[(KEPT["kind"] == "trained") & (KEPT["cells"] > 0)]
+    trained = STORED[(STORED["kind"] == "trained") & (STORED["cells"] > 0)]
     assert {*trained[trained["whole trajectory"] < 0.999]["model"]} == {*LEFT["model"]}
     assert (LEFT["exits"] >= 1).all() and (LEFT["exits"] <= LEFT["steps"]).all()
     assert LEFT["otherwise"].between(0, 1).all()

@@ -8,18 +8,18 @@ import pytest
 from analyses.decompiled_seeds import FILE, PAGE, PROGRAMS, SEEDS, measured, side_by_side
 from analyses.tables_in_pages import PAGES, RESULTS, put
 
-KEPT = pd.read_csv(RESULTS / FILE)
+STORED = pd.read_csv(RESULTS / FILE)
 
 
 def test_the_page_says_what_the_file_says() -> None:
     text = (PAGES / PAGE).read_text()
-    assert put(text, {"decompiled-seeds": side_by_side(KEPT)}) == text
+    assert put(text, {"decompiled-seeds": side_by_side(STORED)}) == text
 
 
 def test_every_seed_stands_beside_the_known_programs() -> None:
-    assert {*KEPT["model"]} == {*PROGRAMS, *SEEDS}
-    assert (KEPT["least"] >= 1).all() and (KEPT["least"] <= KEPT["most"]).all()
-    assert KEPT.groupby("model")["given"].first()[list(PROGRAMS)].all()
+    assert {*STORED["model"]} == {*PROGRAMS, *SEEDS}
+    assert (STORED["least"] >= 1).all() and (STORED["least"] <= STORED["most"]).all()
+    assert STORED.groupby("model")["given"].first()[list(PROGRAMS)].all()
 
 
 @pytest.mark.slow

@@ -111,6 +111,6 @@ def test_what_is_no_checkout_is_refused(
 
 
 def test_the_page_says_what_the_file_says() -> None:
-    kept = pd.read_csv(RESULTS / benchmark.FILE)
+    stored = pd.read_csv(RESULTS / benchmark.FILE)
     text = (PAGES / benchmark.PAGE).read_text()
-    assert put(text, {benchmark.NAME: benchmark.as_table(kept)}) == text
+    assert put(text, {benchmark.NAME: benchmark.as_table(stored)}) == text

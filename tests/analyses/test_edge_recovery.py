@@ -8,23 +8,23 @@ import pytest
 from analyses.edge_recovery import FILE, KEY, PAGE, PAIRS, SCORES, cells, measured, tables
 from analyses.tables_in_pages import PAGES, RESULTS, put
 
-KEPT = pd.read_csv(RESULTS / FILE)
+STORED = pd.read_csv(RESULTS / FILE)
 
 
 def test_the_page_says_what_the_file_says() -> None:
     text = (PAGES / PAGE).read_text()
-    assert put(text, tables(KEPT)) == text
+    assert put(text, tables(STORED)) == text
 
 
 def test_every_model_is_there_once_with_every_score() -> None:
-    of = [*KEY, "graph", "truth", "by", "score"]
-    assert not KEPT.duplicated(of).any()
-    assert {*KEPT[KEY].itertuples(index=False, name=None)} == {*cells()}
-    assert {*KEPT["score"]} == {*SCORES}
+    columns = [*KEY, "graph", "truth", "by", "score"]
+    assert not STORED.duplicated(columns).any()
+    assert {*STORED[KEY].itertuples(index=False, name=None)} == {*cells()}
+    assert {*STORED["score"]} == {*SCORES}
 
 
 def test_the_best_score_finds_the_tied_edges_of_every_model() -> None:
-    full = KEPT[KEPT["pairs"] == PAIRS]
+    full = STORED[STORED["pairs"] == PAIRS]
     tied = full.query("graph == 'tied' and truth == 'program' and by == 'size'")
     lowest = tied.groupby("score")["auroc"].min()
     assert lowest.idxmax() == "edge_ig" and lowest["edge_ig"] >= 0.95

@@ -18,27 +18,27 @@ from loopinterp.tasks import get_task
 
 
 def automaton(program):
-    found = tabulate_program(program, Surroundings.of(get_task("addition"), (1, 2, 3)).pairs)
-    assert found is not None
-    return found[0]
+    table = tabulate_program(program, Surroundings.of(get_task("addition"), (1, 2, 3)).pairs)
+    assert table is not None
+    return table[0]
 
 
 def test_one_letter_for_what_differs_in_the_first_guess_alone() -> None:
-    ripple, held = (automaton(get_program(name)) for name in ("ripple", "ripple_held_2"))
+    ripple, held_2 = (automaton(get_program(name)) for name in ("ripple", "ripple_held_2"))
     guessing = automaton(replace(get_program("ripple"), prepare={"carry": full(1)}))
-    letters = finite_models.letters("addition-finite", [held, None, ripple, guessing, held])
+    letters = finite_models.letters("addition-finite", [held_2, None, ripple, guessing, held_2])
     assert letters == ["A", "", "B", "B", "A"]
 
 
 def test_what_was_read_off_a_seed_is_kept_beside_the_others(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     for seed, name in ((3, "ripple"), (0, "ripple_held_2")):
-        found = Decompiled(get_program(name), automaton=automaton(get_program(name)))
-        kept = finite_models.keep(path, {seed: found, 7: None})
+        decompiled = Decompiled(get_program(name), automaton=automaton(get_program(name)))
+        rows = finite_models.keep(path, {seed: decompiled, 7: None})
     for seed, name in ((0, "ripple_held_2"), (3, "ripple")):
         table = automaton(get_program(name))
-        assert (kept[seed].sizes, kept[seed].steps) == (table.sizes, table.steps)
-        assert (kept[seed].starts, kept[seed].answer_of) == (table.starts, table.answer_of)
+        assert (rows[seed].sizes, rows[seed].steps) == (table.sizes, table.steps)
+        assert (rows[seed].starts, rows[seed].answer_of) == (table.starts, table.answer_of)
     assert [*json.loads(path.read_text())] == ["0", "3"]
     assert [*finite_models.keep(path, {3: None})] == [0]
 
@@ -60,11 +60,14 @@ def test_a_recipe_is_one_row_with_its_algorithms() -> None:
 
 
 def test_the_page_says_what_the_file_says() -> None:
-    kept, text = pd.read_csv(RESULTS / finite_models.FILE), (PAGES / finite_models.PAGE).read_text()
-    for recipe, rows in kept.dropna(subset="bits").groupby("recipe"):
+    stored, text = (
+        pd.read_csv(RESULTS / finite_models.FILE),
+        (PAGES / finite_models.PAGE).read_text(),
+    )
+    for recipe, rows in stored.dropna(subset="bits").groupby("recipe"):
         entries = json.loads((RESULTS / finite_models.PROGRAMS / f"{recipe}.json").read_text())
         assert [*map(int, entries)] == [*rows["seed"]]
-        automata = [finite_models.automaton_of(of) for of in entries.values()]
-        assert [len(of.cells) for of in automata] == [*rows["cells"]]
+        automata = [finite_models.automaton_of(entry) for entry in entries.values()]
+        assert [len(entry.cells) for entry in automata] == [*rows["cells"]]
         assert finite_models.letters(str(recipe), automata) == [*rows["algorithm"]]
-    assert put(text, {finite_models.NAME: finite_models.as_table(kept)}) == text
+    assert put(text, {finite_models.NAME: finite_models.as_table(stored)}) == text

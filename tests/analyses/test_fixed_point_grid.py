@@ -20,19 +20,19 @@ SWEEPS = Path(fixed_point_grid.__file__).parent / "sweeps"
 @pytest.mark.parametrize("task", GRIDS)
 def test_the_settings_are_all_combinations_and_are_what_their_names_say(task: str) -> None:
     sweep = Sweep.read(SWEEPS / GRIDS[task].sweep).at()
-    said = {tuple(axes(name).values()) for name in sweep.changes}
+    settings = {tuple(axes(name).values()) for name in sweep.changes}
     recalls = {"no", "external"} | ({"internal"} if task == "prefix_sum" else set())
     corners = itertools.product(recalls, ("pre", "peri"), (True, False))
-    assert said.issuperset(corners)
-    assert len(said) == len(sweep.changes) == (24 if task == "prefix_sum" else 8)
+    assert settings.issuperset(corners)
+    assert len(settings) == len(sweep.changes) == (24 if task == "prefix_sum" else 8)
     kinds = {"no": "none", "external": "concat", "internal": "internal"}
     norms = {"peri": "sandwich"}
     for name in sweep.changes:
         at, model = axes(name), sweep.config_of(name, seed=0).model
         assert model.injection == kinds[at["recall"]] and model.loop_norm == at["loop_norm"]
         assert model.norm == norms.get(at["norm"], at["norm"])
-    asked = sweep.evaluation.lengths
-    assert {GRIDS[task].trained, GRIDS[task].far} <= {*asked}
+    evaluated = sweep.evaluation.lengths
+    assert {GRIDS[task].trained, GRIDS[task].far} <= {*evaluated}
 
 
 @pytest.mark.slow
@@ -55,9 +55,9 @@ def test_it_trains_measures_and_writes_its_tables(
 
 
 def test_the_page_is_what_the_file_says() -> None:
-    found = pd.read_csv(RESULTS / FILE)
-    written = {"grid-claims": claims_table(found)}
-    for task in found["task"].unique():
-        written |= tables(found, task)
+    stored = pd.read_csv(RESULTS / FILE)
+    written = {"grid-claims": claims_table(stored)}
+    for task in stored["task"].unique():
+        written |= tables(stored, task)
     text = (PAGES / PAGE).read_text()
     assert put(text, written) == text

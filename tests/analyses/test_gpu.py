@@ -177,10 +177,10 @@ def stopped_at_six(monkeypatch: pytest.MonkeyPatch, what: str, result: Path) -> 
     """A slice whose time is over after six steps."""
     real = Trainer.finish
 
-    def stopping(self: Trainer, *made: object) -> None:
+    def stopping(self: Trainer, *arguments: object) -> None:
         if self.steps_done == 6:
             raise KeyboardInterrupt
-        real(self, *made)  # type: ignore[arg-type]
+        real(self, *arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "finish", stopping)
@@ -198,14 +198,14 @@ def test_a_training_slice_goes_on_where_it_was_stopped(
     run = Run.load(tmp_path / f"{what}-runs/seed-0")
     assert run.steps_done == 4 and not result.exists()
     train_slice(what, result, device="cpu", small=True)
-    said = json.loads(result.read_text())
-    assert (run.steps_done, said["setting"]) == (8, what)
-    assert said["steps_per_second"] > 0 and said["at_full_length"]["milliseconds"] > 0
+    document = json.loads(result.read_text())
+    assert (run.steps_done, document["setting"]) == (8, what)
+    assert document["steps_per_second"] > 0 and document["at_full_length"]["milliseconds"] > 0
     if what == "parity":
-        assert (said["lengths"], len(said["exact_match"])) == ([3], 2)
+        assert (document["lengths"], len(document["exact_match"])) == ([3], 2)
     else:
-        assert said["grid_mean"].keys() == {"1", "2", "8", "16", "32"}
-        assert said["generated"].keys() == {"1", "3"}
+        assert document["grid_mean"].keys() == {"1", "2", "8", "16", "32"}
+        assert document["generated"].keys() == {"1", "3"}
         grid = load_result(run.folder / "results/operand-grid.safetensors")
         assert dict(grid.data.sizes)["n_a"] == 2
 
@@ -215,8 +215,8 @@ def test_an_abacus_model_is_scored_as_far_as_it_is_trained(
 ) -> None:
     stopped_at_six(monkeypatch, "8x2", tmp_path / "slice.json")
     show_scores("8x2", tmp_path, device="cpu", small=True)
-    said = json.loads((tmp_path / "abacus-8x2-step-4.json").read_text())
-    assert said["grid_mean"].keys() == {"1", "2", "4"}  # loops of eight layers: up to 32 layers
+    document = json.loads((tmp_path / "abacus-8x2-step-4.json").read_text())
+    assert document["grid_mean"].keys() == {"1", "2", "4"}  # loops of eight layers: up to 32 layers
     assert "abacus-8x2-step-4.json" in capsys.readouterr().out
 
 
@@ -225,10 +225,10 @@ def test_what_is_generated_is_scored_by_the_right_sums(monkeypatch: pytest.Monke
     task, model = config.make_task(), LoopedTransformer(config.model)
     assert isinstance(task, AbacusAddition)
 
-    def knowing(_: object, prompts: Tensor, *, lengths: Tensor, **asked: object) -> Tensor:
+    def knowing(_: object, prompts: Tensor, *, lengths: Tensor, **options: object) -> Tensor:
         answer, _ = task.answers(prompts)
-        assert (asked["n_loops"], asked["stop_token"]) == (16, task.end)
-        assert asked["max_new_tokens"] == 6 >= answer.shape[1]
+        assert (options["n_loops"], options["stop_token"]) == (16, task.end)
+        assert options["max_new_tokens"] == 6 >= answer.shape[1]
         answer[0, 0] = (answer[0, 0] + 1) % 10
         return answer
 
@@ -258,12 +258,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_slice_runs_on_a_card(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "SEEDS", SEEDS[:2])
     monkeypatch.setattr(gpu, "DEPTHS", (1, 2))
-    for made in (paper_config, abacus_config):  # each operation takes long there
-        short = lambda *a, made=made, **k: made(*a, **k).replace(steps=2)  # noqa: E731
-        monkeypatch.setattr(gpu, made.__name__, short)
+    for configure in (paper_config, abacus_config):  # each operation takes long there
+        short = lambda *a, configure=configure, **k: configure(*a, **k).replace(steps=2)  # noqa: E731
+        monkeypatch.setattr(gpu, configure.__name__, short)
     train_slice(what, tmp_path / "slice.json", device="cuda", small=True)
-    said = json.loads((tmp_path / "slice.json").read_text())
-    assert 0 < said["at_full_length"]["share_of_bf16_peak"] < 1
+    document = json.loads((tmp_path / "slice.json").read_text())
+    assert 0 < document["at_full_length"]["share_of_bf16_peak"] < 1
 
 
 @pytest.mark.parametrize("what", [*PAPER, *ABACUS])
@@ -272,10 +272,10 @@ def test_a_step_in_bfloat16_is_finite(what: str) -> None:
     config = make(what, device="cpu", small=True).replace(precision="bf16")
     both = [Trainer(config.replace(seed=seed)) for seed in (0, 1)]
     advance_together(both)
-    alone = Trainer(config).step()
-    together = both[0].read()[0]
-    assert together["loss"] == pytest.approx(alone["loss"], rel=0.05)
-    assert together["grad_norm"] == pytest.approx(alone["grad_norm"], rel=0.2)
+    single = Trainer(config).step()
+    first = both[0].read()[0]
+    assert first["loss"] == pytest.approx(single["loss"], rel=0.05)
+    assert first["grad_norm"] == pytest.approx(single["grad_norm"], rel=0.2)
 
 
 # The clock of benchmarks
@@ -308,8 +308,8 @@ def test_the_clock_waits_for_the_device_before_it_starts_and_stops(
 def test_the_share_of_the_peak_counts_matrix_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing.torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-40GB")
     a, b = torch.zeros(10, 20), torch.zeros(20, 30)
-    found = timing.of_peak(lambda: a @ b, 0.5, "cuda")
-    assert found["flops"] == 2 * 10 * 20 * 30 and found["per_second"] == 2
-    assert found["share_of_bf16_peak"] == pytest.approx(12000 / 0.5 / 312e12)
+    share = timing.of_peak(lambda: a @ b, 0.5, "cuda")
+    assert share["flops"] == 2 * 10 * 20 * 30 and share["per_second"] == 2
+    assert share["share_of_bf16_peak"] == pytest.approx(12000 / 0.5 / 312e12)
     monkeypatch.setattr(timing.torch.cuda, "get_device_name", lambda _: "NVIDIA Riva 128")
     assert "share_of_bf16_peak" not in timing.of_peak(lambda: a @ b, 0.5, "cuda")

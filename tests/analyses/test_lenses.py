@@ -20,7 +20,7 @@ from loopinterp.probing import sample_chains
 from loopinterp.tasks import Addition
 from loopinterp.zoo import load_pretrained
 
-KEPT = pd.read_csv(RESULTS / lenses.FILE)
+STORED = pd.read_csv(RESULTS / lenses.FILE)
 LEFT = pd.read_csv(RESULTS / EXITS)
 NO_SPARE = "addition-no-spare-loops"
 
@@ -28,14 +28,14 @@ NO_SPARE = "addition-no-spare-loops"
 def test_the_page_is_what_the_files_say() -> None:
     page = (PAGES / lenses.PAGE).read_text()
     assert EXIT_PAGE == lenses.PAGE
-    assert put(page, {**lenses.tables(KEPT), NAME: as_table(LEFT)}) == page, "run the scripts"
+    assert put(page, {**lenses.tables(STORED), NAME: as_table(LEFT)}) == page, "run the scripts"
 
 
 @pytest.mark.parametrize("model", lenses.NAMES)
 def test_what_the_page_says_of_carries(model: str) -> None:
-    cells = KEPT[(KEPT["model"] == model) & (KEPT["chain_length"] > 0) & (KEPT["loop"] > 0)]
+    cells = STORED[(STORED["model"] == model) & (STORED["chain_length"] > 0) & (STORED["loop"] > 0)]
     ahead = cells["loop"] - cells["chain_length"]
-    whole = model != "addition-seed-4"
+    exact = model != "addition-seed-4"
 
     def right(lens: str, at: Any, kind: str = "right") -> Any:
         return pd.Series(cells[(cells["lens"] == lens) & at][kind]).dropna()
@@ -50,10 +50,10 @@ def test_what_the_page_says_of_carries(model: str) -> None:
         far = right("logit", (ahead == 0) & (cells["chain_length"] >= 4), "right_ending")
         late = model not in ("addition-seed-3", "addition-no-hold")
         assert (far == 0.5).all() if late else (far >= 0.5).all() and far.max() > 0.7
-    assert right("logit", ahead == 1).min() >= (1 if whole else 0.82)
-    assert right("logit", ahead > 1).min() >= (1 if whole else 0.94)
-    assert right("tuned", ahead == 0).min() >= (0.95 if whole else 0.87)
-    if whole:
+    assert right("logit", ahead == 1).min() >= (1 if exact else 0.82)
+    assert right("logit", ahead > 1).min() >= (1 if exact else 0.94)
+    assert right("tuned", ahead == 0).min() >= (0.95 if exact else 0.87)
+    if exact:
         probe = "probe of the carry"
         assert (right(probe, ahead >= 0) > 0.99).all()
     assert right("Jacobian", ahead == 0).min() <= right("logit", ahead == 0).min()
@@ -68,8 +68,8 @@ def test_which_bits_the_logit_lens_reads_late(name: str) -> None:
     task, generator = Addition(), torch.Generator().manual_seed(7)
     n, longest, pairs = (48, 40, 8) if name == NO_SPARE else (14, 9, 24)
     sample = sample_chains(task, n, max_chain=longest, n_pairs=pairs, generator=generator)
-    found = lens_study(load_pretrained(name).model(), sample.inputs, lens="logit", n_loops=n + 1)
-    answer = found.data["answer"].sel(layer="state").values
+    result = lens_study(load_pretrained(name).model(), sample.inputs, lens="logit", n_loops=n + 1)
+    answer = result.data["answer"].sel(layer="state").values
     late = {True: 0, False: 0}
     for chain, (rows, places) in enumerate(zip(sample.row, sample.pos), 1):
         for row, pos in zip(rows.tolist(), places.tolist()):
@@ -84,11 +84,11 @@ def test_which_bits_the_logit_lens_reads_late(name: str) -> None:
 
 
 def test_what_the_page_says_of_distances() -> None:
-    at = KEPT[(KEPT["chain_length"] == 0) & (KEPT["model"] == lenses.NAMES[0])]
-    own = at.pivot_table("kl_lens", index="loop", columns="lens")
-    last = own.index.max()
-    assert (own.loc[last] == 0).all()
-    early = own.loc[1:4]
+    at = STORED[(STORED["chain_length"] == 0) & (STORED["model"] == lenses.NAMES[0])]
+    kl = at.pivot_table("kl_lens", index="loop", columns="lens")
+    last = kl.index.max()
+    assert (kl.loc[last] == 0).all()
+    early = kl.loc[1:4]
     assert (early["logit"] > at["kl_unigram"].mean()).all()
     assert (early["tuned"] < at["kl_unigram"].mean()).all()
 
@@ -102,6 +102,6 @@ def test_exits_are_those_of_the_right_models() -> None:
 
 
 def test_the_script_measures_a_model(tmp_path: Path) -> None:
-    found = lenses.measure("addition", 4, 1)
-    assert {*found["lens"]} == {*KEPT["lens"]}
-    assert len(lenses.tables(found)) == 2
+    rows = lenses.measure("addition", 4, 1)
+    assert {*rows["lens"]} == {*STORED["lens"]}
+    assert len(lenses.tables(rows)) == 2

@@ -14,17 +14,17 @@ from analyses.long_addition import FILE, KEY, MODELS
 from analyses.tables_in_pages import RESULTS
 from loopinterp import zoo
 
-KEPT = pd.read_csv(RESULTS / FILE)
+STORED = pd.read_csv(RESULTS / FILE)
 
 
 def test_what_is_kept_is_of_the_models_that_ship() -> None:
-    assert not KEPT.duplicated(KEY).any()
+    assert not STORED.duplicated(KEY).any()
     for seed, name in MODELS.items():
         card = json.loads((Path(zoo.__file__).parent / name / "card.json").read_text())
         assert (card["recipe"], card["changes"].get("seed", card["seed"])) == ("addition", seed)
-        own = KEPT.query("seed == @seed")
-        assert {*own["weights"]} == {card["weights_sha256"][:12]}
-        assert {*own["digits"]} == {"uniform", "chain"}
+        rows = STORED.query("seed == @seed")
+        assert {*rows["weights"]} == {card["weights_sha256"][:12]}
+        assert {*rows["digits"]} == {"uniform", "chain"}
 
 
 @pytest.mark.slow

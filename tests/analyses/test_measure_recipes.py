@@ -29,18 +29,18 @@ def tiny(*changes: str) -> TrainingConfig:
     return apply_settings(RECIPES["addition"], [*TINY, "curriculum.max_n=2", *changes])
 
 
-def measured(right_up_to: int, asked: list[int]) -> Measurement:
-    shares = {"uniform": {n: (1.0 if n <= right_up_to else 0.0,) for n in asked}}
+def measured(right_up_to: int, measured_lengths: list[int]) -> Measurement:
+    shares = {"uniform": {n: (1.0 if n <= right_up_to else 0.0,) for n in measured_lengths}}
     return Measurement(seeds=(0,), samples=1, exact_match=shares, minutes=1, on="paper")
 
 
 @given(cutoff=st.integers(1, 40), right_up_to=st.integers(0, 400), near=st.integers(1, 9))
 def test_the_end_is_found_by_halving(cutoff: int, right_up_to: int, near: int) -> None:
-    asked = [cutoff, 2 * cutoff, 8 * cutoff]
-    while (n := between(measured(right_up_to, asked), near)) is not None:
-        assert n not in asked and n > 0
-        asked = sorted([*asked, n])
-    well, wrong = measured(right_up_to, asked).reach()
+    measured_lengths = [cutoff, 2 * cutoff, 8 * cutoff]
+    while (n := between(measured(right_up_to, measured_lengths), near)) is not None:
+        assert n not in measured_lengths and n > 0
+        measured_lengths = sorted([*measured_lengths, n])
+    well, wrong = measured(right_up_to, measured_lengths).reach()
     if right_up_to >= 8 * cutoff:
         assert (well, wrong) == (8 * cutoff, None)
     else:
@@ -67,32 +67,34 @@ def test_what_is_written_is_what_the_runs_do(
     file = folder / "tiny.json"
     before = {"about": "Tiny.", "config": config.to_dict(defaults=False), "tried": ["Nothing."]}
     file.write_text(json.dumps(before))
-    asked = ["--recipes", str(folder), "--out", str(out), "--seeds", "0", "3"]
+    arguments = ["--recipes", str(folder), "--out", str(out), "--seeds", "0", "3"]
     small = ["--samples", "8", "--times", "1", "2", "--on", "paper", "tiny"]
-    monkeypatch.setattr(sys, "argv", ["measure_recipes", *asked, *small])
+    monkeypatch.setattr(sys, "argv", ["measure_recipes", *arguments, *small])
     assert measure_recipes.main() == 0
     after = json.loads(file.read_text())
     assert list(after) == ["about", "config", "measured", "tried"]
     assert {k: v for k, v in after.items() if k != "measured"} == before
-    found = Recipe.from_dict(after).measured
-    assert (found.seeds, found.samples, found.on) == ((0, 3), 8, "paper")
+    measurement = Recipe.from_dict(after).measured
+    assert (measurement.seeds, measurement.samples, measurement.on) == ((0, 3), 8, "paper")
     runs = [Run.load(out / "tiny" / "cells" / "base" / f"seed-{seed}") for seed in (0, 3)]
     assert [run.config.to_dict()["seed"] for run in runs] == [0, 3]
-    by_length = found.exact_match["chain"]
+    by_length = measurement.exact_match["chain"]
     assert {2, 4} <= {*by_length}
     for k, run in enumerate(runs):
-        own = evaluate(run.model(), run.task(), [*by_length], n_samples=8).data["exact_match"]
+        measured_anew = evaluate(run.model(), run.task(), [*by_length], n_samples=8).data[
+            "exact_match"
+        ]
         for n, shares in by_length.items():
-            at = own.sel(extra_loop=0, distribution="chain", length=n, estimate="value")
+            at = measured_anew.sel(extra_loop=0, distribution="chain", length=n, estimate="value")
             assert shares[k] == round(float(at), 4)
     assert capsys.readouterr().out.startswith("tiny: exact match ")
-    made = {
+    times = {
         path: path.stat().st_mtime_ns for path in (out / "tiny" / "cells").rglob("*.safetensors")
     }
     assert measure_recipes.main() == 0
     # The second call resumes: it gives the same numbers, and writes no weights again.
     assert json.loads(file.read_text()) == after
-    assert made == {path: path.stat().st_mtime_ns for path in made}
+    assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
 def test_a_recipe_that_fails_is_named_and_its_file_left_alone(
@@ -101,12 +103,12 @@ def test_a_recipe_that_fails_is_named_and_its_file_left_alone(
     config = tiny("optimiser.lr=1e30", "optimiser.clip=none", "optimiser.warmup_steps=0")
     document = {"about": "Wild.", "config": config.to_dict(defaults=False)}
     (tmp_path / "wild.json").write_text(text := json.dumps(document))
-    asked = ["--recipes", str(tmp_path), "--out", str(tmp_path / "out"), "--seeds", "0"]
-    monkeypatch.setattr(sys, "argv", ["measure_recipes", *asked, "--times", "1"])
+    arguments = ["--recipes", str(tmp_path), "--out", str(tmp_path / "out"), "--seeds", "0"]
+    monkeypatch.setattr(sys, "argv", ["measure_recipes", *arguments, "--times", "1"])
     assert measure_recipes.main() == 1
     error = capsys.readouterr().err
     assert "wild: " in error and "base/seed-0: " in error
     assert (tmp_path / "wild.json").read_text() == text
-    monkeypatch.setattr(sys, "argv", ["measure_recipes", *asked, "nothing"])
+    monkeypatch.setattr(sys, "argv", ["measure_recipes", *arguments, "nothing"])
     with pytest.raises(SystemExit):
         measure_recipes.main()

@@ -20,9 +20,9 @@ FILES = Path(__file__).resolve().parent.parent / "adapters" / "published"
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_no_logit_differs(kind: str) -> None:
-    found = compare(kind, None if kind == "hrm_text" else FILES / f"{kind}.py")
-    assert tuple(found) == LOOPS
-    assert all(each.largest <= 1e-5 and each.size > 0.02 for each in found.values())
+    differences = compare(kind, None if kind == "hrm_text" else FILES / f"{kind}.py")
+    assert tuple(differences) == LOOPS
+    assert all(each.largest <= 1e-5 and each.size > 0.02 for each in differences.values())
 
 
 def test_what_differs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,8 +39,8 @@ def test_a_file_below_a_folder_that_it_imports_from(tmp_path: Path) -> None:
     for copy in ("one", "other"):  # two of one name do not meet
         folder = tmp_path / copy / "models"
         (folder / "hrm").mkdir(parents=True)
-        told = f"from flash_attn_interface import flash_attn_func\nname = {copy!r}\n"
-        (folder / "layers.py").write_text(told)
+        code = f"from flash_attn_interface import flash_attn_func\nname = {copy!r}\n"
+        (folder / "layers.py").write_text(code)
         (folder / "hrm" / "act.py").write_text("from models.layers import flash_attn_func, name\n")
         module = published_code.module_of(folder / "hrm" / "act.py")
         assert module.name == copy
@@ -75,5 +75,5 @@ def test_the_command_prints_every_number_of_loops(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["published_code", "--kind", "hrm_text"])
     main()
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in said] == [f"hrm_text, {n} loops" for n in LOOPS]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [f"hrm_text, {n} loops" for n in LOOPS]

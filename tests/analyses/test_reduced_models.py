@@ -9,6 +9,6 @@ from analyses.tables_in_pages import PAGES, RESULTS, put
 
 
 def test_the_page_says_what_the_file_says() -> None:
-    kept = pd.read_csv(RESULTS / reduced_models.FILE)
+    stored = pd.read_csv(RESULTS / reduced_models.FILE)
     text = (PAGES / reduced_models.PAGE).read_text()
-    assert put(text, {reduced_models.NAME: reduced_models.as_table(kept)}) == text
+    assert put(text, {reduced_models.NAME: reduced_models.as_table(stored)}) == text

@@ -58,10 +58,10 @@ def test_what_is_kept_of_sweeps_is_of_those_that_ship() -> None:
     files = sorted([*RESULTS.glob("baselines_*.csv"), *RESULTS.glob("ablations_*.csv")])
     assert files
     for file in files:
-        sweep, kept = Sweep.read(SWEEPS / f"{file.stem}.json").at(), pd.read_csv(file)
-        assert {*kept["setting"]} == {*sweep.changes}
-        assert {*kept["length"]} == {*sweep.evaluation.lengths}
-        assert kept["n_seeds"].max() <= len(sweep.seeds)
+        sweep, stored = Sweep.read(SWEEPS / f"{file.stem}.json").at(), pd.read_csv(file)
+        assert {*stored["setting"]} == {*sweep.changes}
+        assert {*stored["length"]} == {*sweep.evaluation.lengths}
+        assert stored["n_seeds"].max() <= len(sweep.seeds)
 
 
 def test_the_error_is_that_of_the_seeds_where_the_mean_is_lowest() -> None:
@@ -70,9 +70,9 @@ def test_the_error_is_that_of_the_seeds_where_the_mean_is_lowest() -> None:
     se = np.std([0.5, 0.75], ddof=1) / np.sqrt(2)
     assert lowest(measured, 8) == f"0.625 ± {se:.3f}"
     assert lowest(measured, 12) == lowest(measured, 9) == "-"  # not measured on every distribution
-    alone = {"uniform": {8: (0.5,)}}
-    alone = Measurement(seeds=(0,), samples=4, exact_match=alone, minutes=1, on="x")
-    assert lowest(alone, 8) == "0.500"
+    single = {"uniform": {8: (0.5,)}}
+    single = Measurement(seeds=(0,), samples=4, exact_match=single, minutes=1, on="x")
+    assert lowest(single, 8) == "0.500"
 
 
 def test_a_sweep_that_is_not_done_shows_the_settings_that_are(tmp_path: Path) -> None:
@@ -107,19 +107,19 @@ def test_a_setting_is_shown_where_it_is_lowest(tmp_path: Path) -> None:
 
 
 def test_what_is_said_of_the_notebooks_looped_model_is_the_mean_of_its_seeds() -> None:
-    kept = pd.read_csv(RESULTS / "notebook_source.csv")
-    assert kept["seed"].nunique() == 7
-    for n, said in NOTEBOOK["looped"].items():
-        at = kept.query(f"length == {n}")
+    stored = pd.read_csv(RESULTS / "notebook_source.csv")
+    assert stored["seed"].nunique() == 7
+    for n, accuracies in NOTEBOOK["looped"].items():
+        at = stored.query(f"length == {n}")
         means = (at["bit_accuracy"].mean(), at["exact_match"].mean())
-        assert said == pytest.approx(means, abs=6e-4)
+        assert accuracies == pytest.approx(means, abs=6e-4)
 
 
 def test_ours_stands_below_the_notebooks(tmp_path: Path) -> None:
     lengths = [8, 16, 24, 32, 40, 48]
     cells = {"model": "looped", "distribution": "chain", "length": lengths, "bit_accuracy": 0.5}
-    made = pd.DataFrame(cells | {"exact_match": 0.25, "exact_match_se": 0.125})
-    made.to_csv(tmp_path / "notebook.csv")
+    table = pd.DataFrame(cells | {"exact_match": 0.25, "exact_match_se": 0.125})
+    table.to_csv(tmp_path / "notebook.csv")
     standard, _, ours = map(cells_of, notebook(tmp_path / "notebook.csv").split("\n")[2:])
     assert ("1.00 / 1.00", "0.73 / 0.06") in itertools.pairwise(standard)
     assert ours[:2] == ["looped: ours", "chains"]
@@ -140,8 +140,8 @@ def test_a_grid_is_kept_as_its_means(tmp_path: Path, monkeypatch: pytest.MonkeyP
     page = Path(shutil.copy(PAGES / PAGE, tmp_path))
     file = grid.save(tmp_path)
     results = ["--results", str(tmp_path / "results"), "--page", str(page)]
-    kept = ["--keep", f"abacus-plain={file}"]
-    monkeypatch.setattr(sys, "argv", ["reproductions", *results, *kept])
+    arguments = ["--keep", f"abacus-plain={file}"]
+    monkeypatch.setattr(sys, "argv", ["reproductions", *results, *arguments])
     reproductions.main()
     # A grid is read from its file, whose first loop's means are those of what was measured.
     shown = pd.read_csv(tmp_path / "results" / "abacus-plain.csv")

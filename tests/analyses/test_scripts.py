@@ -107,9 +107,9 @@ def test_a_script_draws_its_figure(
     name: str, barely_trained: Path, tmp_path: Path, script: Run
 ) -> None:
     out = tmp_path / "figure.html"
-    said = script(name, ["--run", str(barely_trained), "--out", str(out), *SMALL[name]], tmp_path)
+    lines = script(name, ["--run", str(barely_trained), "--out", str(out), *SMALL[name]], tmp_path)
     assert "Plotly.newPlot" in out.read_text()
-    assert len(said) > 1  # the path, and a finding
+    assert len(lines) > 1  # the path, and a finding
 
 
 @pytest.mark.slow
@@ -117,20 +117,20 @@ def test_a_script_draws_its_figure(
 def test_a_script_with_models_of_its_own_writes_a_page(
     name: str, tmp_path: Path, script: Run
 ) -> None:
-    said = script(name, ["--out", str(tmp_path / "out"), *OWN_MODELS[name]], tmp_path)
+    lines = script(name, ["--out", str(tmp_path / "out"), *OWN_MODELS[name]], tmp_path)
     assert "Plotly" in (tmp_path / "out" / f"{name}.html").read_text()
     assert list((tmp_path / "out" / "results").glob("*.safetensors"))
-    assert len(said) > 1  # the path, and a finding
+    assert len(lines) > 1  # the path, and a finding
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_a_script_of_many_models_prints_its_table(name: str, tmp_path: Path, script: Run) -> None:
-    said = script(name, ["--out", str(tmp_path / "out"), *TABLES[name]], tmp_path)
+    lines = script(name, ["--out", str(tmp_path / "out"), *TABLES[name]], tmp_path)
     said_first = {"near_misses": "wrong names", "seeds": "followed for", "notebook_models": "bits"}
     said_first["published_loss"] = "looped"
-    assert said_first[name] in said[0]
-    assert str(tmp_path / "out") in said[-1] and Path(said[-1]).is_file()
+    assert said_first[name] in lines[0]
+    assert str(tmp_path / "out") in lines[-1] and Path(lines[-1]).is_file()
 
 
 @pytest.mark.slow
@@ -139,18 +139,18 @@ def test_an_entry_of_the_zoo_is_made_and_replaced(tmp_path: Path, script: Run) -
     (zoo / "parity").mkdir(parents=True)
     (zoo / "parity" / "old").touch()
     small = ["--samples", "2", "--set", "steps=5", "--set", "curriculum.max_n=2"]
-    said = script("make_zoo", ["--name", "parity", "--zoo", str(zoo), *small], tmp_path)
-    assert said[-1].startswith("parity: exact match") and " at 16; " in said[-1]
-    made = {path.name for path in (zoo / "parity").iterdir()}
-    assert made == {"card.json", "config.json", "metrics.jsonl", "model"}
+    lines = script("make_zoo", ["--name", "parity", "--zoo", str(zoo), *small], tmp_path)
+    assert lines[-1].startswith("parity: exact match") and " at 16; " in lines[-1]
+    files = {path.name for path in (zoo / "parity").iterdir()}
+    assert files == {"card.json", "config.json", "metrics.jsonl", "model"}
 
 
 @pytest.mark.slow
 def test_the_alignment_of_a_known_model_has_one_direction(tmp_path: Path, script: Run) -> None:
     compile_run("ripple", tmp_path / "ripple", max_length=9)
     small = ["--n", "8", "--rank", "1", "--pairs", "64", "--samples", "64", "--steps", "20"]
-    said = script("alignment", ["--run", str(tmp_path / "ripple"), *small], tmp_path)
-    (learned,) = (line for line in said if line.strip().startswith("learned, 1"))
+    lines = script("alignment", ["--run", str(tmp_path / "ripple"), *small], tmp_path)
+    (learned,) = (line for line in lines if line.strip().startswith("learned, 1"))
     # 64 pairs, but of 32 inputs.
     assert learned.split()[2:] == ["1.000", "(0.893-1.000)", "0.000"]
     assert (tmp_path / "alignment.html").is_file()

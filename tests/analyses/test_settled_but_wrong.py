@@ -10,27 +10,27 @@ from analyses.tables_in_pages import RESULTS
 from loopinterp.dynamics import FATES
 from loopinterp.tasks import Addition, Parity, get_task
 
-KEPT = pd.read_csv(RESULTS / FILE)
+STORED = pd.read_csv(RESULTS / FILE)
 
 
 def test_every_example_has_one_fate() -> None:
-    np.testing.assert_allclose(KEPT[list(FATES)].sum(axis="columns"), 1, atol=1e-3)
+    np.testing.assert_allclose(STORED[list(FATES)].sum(axis="columns"), 1, atol=1e-3)
 
 
 def test_a_model_on_a_cycle_moves_on_and_is_right() -> None:
     rows = settled_but_wrong.measure("prefix_sum", [1], 4).to_dict(orient="records")
     assert {row["distribution"] for row in rows} == {*get_task("prefix_sum").distributions}
-    own = next(row for row in rows if row["distribution"] == "uniform")
+    uniform = next(row for row in rows if row["distribution"] == "uniform")
     # It ends on a cycle of two loops.
-    assert own["samples"] == 4 and own["moves on, right"] == 1
+    assert uniform["samples"] == 4 and uniform["moves on, right"] == 1
 
 
 def test_the_longest_way_of_a_carry_is_told() -> None:
     # 1 + 1, then three pairs that hand the carry on, and one that ends it.
     batch = Addition().encode([(0b01111, 0b00001), (0b10101, 0b01010)], n=5)
-    found = properties(Addition(), batch)
+    by_name = properties(Addition(), batch)
     name = "longest way of a carry"
-    assert found[name].tolist() == [3, 0]
+    assert by_name[name].tolist() == [3, 0]
     assert longest_run([1, 1, 0, 0, 0, 1]) == 3 and longest_run([1, 1, 0], of=0) == 1
 
 

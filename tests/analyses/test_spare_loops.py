@@ -13,19 +13,19 @@ from analyses import spare_loops
 from analyses.spare_loops import FILE, KINDS, NAME, PAGE, PROBE, as_table
 from analyses.tables_in_pages import PAGES, RESULTS, put
 
-KEPT = pd.read_csv(RESULTS / FILE)
+STORED = pd.read_csv(RESULTS / FILE)
 PASSED, ZERO, ONE = KINDS
 
 
 def test_the_page_is_what_the_file_says() -> None:
     page = (PAGES / PAGE).read_text()
-    assert put(page, {NAME: as_table(KEPT)}) == page, "run the script"
+    assert put(page, {NAME: as_table(STORED)}) == page, "run the script"
 
 
 def shares(kind: str, spare: int, ahead: int = 0) -> pd.Series:
     """Share of bits that are read of each model and chain length, [seed, chain]."""
-    of = KEPT.query("kind == @kind and spare == @spare and ahead == @ahead")
-    return of.set_index(["seed", "chain_length"])["right"]
+    cells = STORED.query("kind == @kind and spare == @spare and ahead == @ahead")
+    return cells.set_index(["seed", "chain_length"])["right"]
 
 
 def test_with_no_loop_to_spare_every_bit_is_read_when_its_carry_is() -> None:
@@ -46,11 +46,11 @@ def test_it_trains_measures_and_writes_its_table(
     page = Path(shutil.copy(PAGES / PAGE, tmp_path))
     where = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path), "--page", str(page)]
     tiny = ["--set", "steps=2", "--set", "model.d_model=8", "--set", "model.n_heads=2"]
-    asked = ["--spare", "0", "3", "--seeds", "1", "--pairs", "2"]
-    monkeypatch.setattr(sys, "argv", ["spare_loops", *where, *tiny, *asked])
+    chosen = ["--spare", "0", "3", "--seeds", "1", "--pairs", "2"]
+    monkeypatch.setattr(sys, "argv", ["spare_loops", *where, *tiny, *chosen])
     spare_loops.main()
-    found = pd.read_csv(tmp_path / FILE)
-    assert {*found["kind"]} == {*KINDS, PROBE} and {*found["ahead"]} == {-1, 0, 1}
-    assert put(page.read_text(), {NAME: as_table(found)}) == page.read_text()
+    measured = pd.read_csv(tmp_path / FILE)
+    assert {*measured["kind"]} == {*KINDS, PROBE} and {*measured["ahead"]} == {-1, 0, 1}
+    assert put(page.read_text(), {NAME: as_table(measured)}) == page.read_text()
     trained = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert trained == ["spare-0-seed-1", "spare-3-seed-1"]

@@ -6,11 +6,11 @@ from analyses import state_geometry
 
 
 def test_what_is_kept_of_a_model() -> None:
-    found = state_geometry.measure("multiplication", [1], 4)
-    (own,) = found.to_dict(orient="records")
-    assert sum(own[kind] for kind in state_geometry.CLASSES) == pytest.approx(1)
+    table = state_geometry.measure("multiplication", [1], 4)
+    (row,) = table.to_dict(orient="records")
+    assert sum(row[kind] for kind in state_geometry.CLASSES) == pytest.approx(1)
     # As many states as symbols asked, of 64 features: no more directions than those.
-    assert 1 < own["rank_end"] < own["gaussian"] < 64
-    assert own["embedded"] == pytest.approx(1) and 0 < own["spread_end"] < 1
-    cells = state_geometry.as_table(found).splitlines()[-1].split(" | ")
-    assert cells[0] == "| multiplication" and cells[5] == f"{own['rank_answered']:.1f}"
+    assert 1 < row["rank_end"] < row["gaussian"] < 64
+    assert row["embedded"] == pytest.approx(1) and 0 < row["spread_end"] < 1
+    cells = state_geometry.as_table(table).splitlines()[-1].split(" | ")
+    assert cells[0] == "| multiplication" and cells[5] == f"{row['rank_answered']:.1f}"

@@ -21,10 +21,10 @@ def page(before: str, between: str, after: str) -> str:
 def test_only_what_is_between_the_comments_is_replaced(
     before: str, old: str, after: str, cells: list[list[str]]
 ) -> None:
-    made = table(["a", "b"], cells)
-    once = put(page(before, old, after), {"one": made})
-    assert once == page(before, made + "\n", after)
-    assert put(once, {"one": made}) == once
+    text = table(["a", "b"], cells)
+    once = put(page(before, old, after), {"one": text})
+    assert once == page(before, text + "\n", after)
+    assert put(once, {"one": text}) == once
 
 
 def test_a_table_without_a_place_is_refused() -> None:

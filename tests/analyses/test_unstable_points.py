@@ -41,23 +41,23 @@ INPUTS = torch.zeros(3, 1, dtype=torch.long)
 
 
 def test_a_point_that_repels_the_loop_is_found_beside_its_limit() -> None:
-    found = unstable_points(Cubic(0.5), INPUTS)
-    assert (found["limit"], found["solved"], found["unstable"]) == (1, 1, 1)
-    assert found["largest_radius"] == pytest.approx(1.5, abs=1e-3)
-    assert stability(found) == "contradicted"
+    points = unstable_points(Cubic(0.5), INPUTS)
+    assert (points["limit"], points["solved"], points["unstable"]) == (1, 1, 1)
+    assert points["largest_radius"] == pytest.approx(1.5, abs=1e-3)
+    assert stability(points) == "contradicted"
 
 
 def test_where_the_loop_has_no_limit_its_fixed_points_are_found_all_the_same() -> None:
-    found = unstable_points(Cubic(1.4), INPUTS)  # slope -1.8 at the two others
-    assert found["limit"] == 0 and found["solved"] == 1 and found["unstable"] == 1
-    assert found["largest_radius"] == pytest.approx(2.4, abs=1e-3)
+    points = unstable_points(Cubic(1.4), INPUTS)  # slope -1.8 at the two others
+    assert points["limit"] == 0 and points["solved"] == 1 and points["unstable"] == 1
+    assert points["largest_radius"] == pytest.approx(2.4, abs=1e-3)
 
 
 def test_a_contraction_has_no_unstable_point_and_the_search_proves_nothing() -> None:
-    found = unstable_points(Contraction(0.0), INPUTS)
-    assert (found["limit"], found["unstable"]) == (1, 0)
-    assert found["largest_radius"] == pytest.approx(0.5, abs=1e-3)
-    assert stability(found) == "not decided"
+    points = unstable_points(Contraction(0.0), INPUTS)
+    assert (points["limit"], points["unstable"]) == (1, 0)
+    assert points["largest_radius"] == pytest.approx(0.5, abs=1e-3)
+    assert stability(points) == "not decided"
 
 
 def test_the_page_is_what_the_file_says() -> None:

@@ -20,9 +20,9 @@ SCRIPTS = [settled_but_wrong, state_geometry, stopping_rules]
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_page_says_what_the_file_says_of_every_model(script: ModuleType) -> None:
     anew = f"run python -m {script.__name__}"
-    kept, text = pd.read_csv(RESULTS / script.FILE), (PAGES / script.PAGE).read_text()
-    assert put(text, {script.NAME: script.as_table(kept)}) == text, anew
-    assert {*kept["model"]} == {*looped_models()}, anew
+    stored, text = pd.read_csv(RESULTS / script.FILE), (PAGES / script.PAGE).read_text()
+    assert put(text, {script.NAME: script.as_table(stored)}) == text, anew
+    assert {*stored["model"]} == {*looped_models()}, anew
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -35,9 +35,9 @@ def test_one_model_anew_leaves_the_others(
     where = ["--results", str(tmp_path), "--page", str(page)]
     monkeypatch.setattr(sys, "argv", [script.__name__, *small, *where])
     script.main()
-    made, kept = (pd.read_csv(folder / script.FILE) for folder in (tmp_path, RESULTS))
-    others, before = (of.query("model != 'prefix_sum'") for of in (made, kept))
+    written, stored = (pd.read_csv(folder / script.FILE) for folder in (tmp_path, RESULTS))
+    others, before = (table.query("model != 'prefix_sum'") for table in (written, stored))
     pd.testing.assert_frame_equal(others.reset_index(drop=True), before.reset_index(drop=True))
-    own = made[made["model"] == "prefix_sum"]
-    assert {*own["samples"]} == {4} and {*own["length"]} == {12}
-    assert put(page.read_text(), {script.NAME: script.as_table(made)}) == page.read_text()
+    rows = written[written["model"] == "prefix_sum"]
+    assert {*rows["samples"]} == {4} and {*rows["length"]} == {12}
+    assert put(page.read_text(), {script.NAME: script.as_table(written)}) == page.read_text()

@@ -41,7 +41,9 @@ def quick() -> Compiled:
 def test_the_models_that_ship_are_of_three_tasks_at_least() -> None:
     assert len(SHIPPED) >= 8
     assert len({model.task.name for model in SHIPPED}) >= 3
-    assert {model.program_name for model in SHIPPED} == {of.name for of in TRAINED_MODELS.iterdir()}
+    assert {model.program_name for model in SHIPPED} == {
+        folder.name for folder in TRAINED_MODELS.iterdir()
+    }
 
 
 @pytest.mark.parametrize("about", SHIPPED, ids=lambda model: model.name)
@@ -49,9 +51,9 @@ def test_a_trained_model_runs_its_program_where_it_was_put(about: BenchmarkModel
     known = known_circuit(about)
     assert agreement(known.compiled, known.base, about.n_loops) > 0.998
     circuit = known.compiled.circuit
-    own = score_variables(lambda *_: {v: circuit.subspace(v) for v in circuit.variables}, known)
-    assert own["iia"].item() >= 0.99
-    assert own["random"].item() < 0.5  # a change of equal norm elsewhere
+    iia = score_variables(lambda *_: {v: circuit.subspace(v) for v in circuit.variables}, known)
+    assert iia["iia"].item() >= 0.99
+    assert iia["random"].item() < 0.5  # a change of equal norm elsewhere
 
 
 @pytest.mark.parametrize("about", SHIPPED[:3], ids=lambda model: model.name)
@@ -60,10 +62,10 @@ def test_most_values_are_read_where_the_circuit_says_after_a_loop(about: Benchma
     model, circuit = known.compiled.model, known.compiled.circuit
     states = model(known.base, n_loops=about.n_loops, return_type="states")
     trace = known.compiled.program.trace(known.base, about.n_loops)
-    asked = about.task.targets(known.base) >= 0
+    answered = about.task.targets(known.base) >= 0
     for variable in circuit.variables:
         right = circuit.decode(variable, states) == trace.variables[variable]
-        assert right[1:, asked].double().mean() > 0.95
+        assert right[1:, answered].double().mean() > 0.95
 
 
 def test_weights_are_learnt_and_not_the_compiled_ones() -> None:
@@ -84,11 +86,11 @@ def test_edges_of_a_trained_model_are_refused() -> None:
 
 
 def test_places_are_orthogonal_and_as_large_as_the_variable(tmp_path: Path) -> None:
-    made = train_to_circuit("carry_save", n=2, steps=2, d_model=16)
-    first, second = (made.circuit.subspace(name) for name in ("sum", "carry"))
+    trained = train_to_circuit("carry_save", n=2, steps=2, d_model=16)
+    first, second = (trained.circuit.subspace(name) for name in ("sum", "carry"))
     assert first.shape == second.shape == (2, 16)
     assert (first @ second.mT).abs().max() < 1e-4
-    made.save(tmp_path)
+    trained.save(tmp_path)
     again = Compiled.load(tmp_path)
     assert torch.equal(again.circuit.subspace("sum"), first)
 
@@ -113,17 +115,17 @@ def test_a_circuit_of_variables_alone(quick: Compiled) -> None:
 def test_training_comes_to_follow_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_training, "_RATE", 5e-3)  # so short a training has no time
     monkeypatch.setattr(circuit_training, "_WARM_UP", 30)
-    made = train_to_circuit("prefix_xor", n=3, steps=450, d_model=32)
+    trained = train_to_circuit("prefix_xor", n=3, steps=450, d_model=32)
     about = BenchmarkModel("prefix_xor", TRAINED)
-    known = KnownCircuit(about, made, *about.pairs(), {})
-    places = {"prefix": made.circuit.subspace("prefix")}
+    known = KnownCircuit(about, trained, *about.pairs(), {})
+    places = {"prefix": trained.circuit.subspace("prefix")}
     assert score_variables(lambda *_: places, known)["iia"].item() > 0.8
 
 
-@pytest.mark.parametrize("given", [{"n": 0}, {"steps": 0}, {"d_model": 4}])
-def test_numbers_out_of_range_are_refused(given: dict[str, int]) -> None:
+@pytest.mark.parametrize("numbers", [{"n": 0}, {"steps": 0}, {"d_model": 4}])
+def test_numbers_out_of_range_are_refused(numbers: dict[str, int]) -> None:
     with pytest.raises(InputError):
-        train_to_circuit("prefix_xor", **given)
+        train_to_circuit("prefix_xor", **numbers)
 
 
 def test_more_values_than_places_are_refused() -> None:

@@ -26,7 +26,7 @@ SOME = ["prefix_xor", "carry_save.bare"]
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Benchmark:
+def shipped(tmp_path: Path) -> Benchmark:
     return make_benchmark(tmp_path / "benchmark", SOME)
 
 
@@ -39,92 +39,94 @@ def test_there_are_sixty_models_of_eight_tasks_at_least() -> None:
     }
 
 
-def test_made_twice_it_is_the_same(made: Benchmark, tmp_path: Path) -> None:
+def test_made_twice_it_is_the_same(shipped: Benchmark, tmp_path: Path) -> None:
     again = make_benchmark(tmp_path / "again", SOME)
-    assert again.digest == made.digest
-    assert again.files == made.files
-    assert len({digest for of in made.files.values() for digest in of.values()}) > len(made)
-    assert Benchmark(made.folder, digest=made.digest).files == made.files
+    assert again.digest == shipped.digest
+    assert again.files == shipped.files
+    assert len({digest for digests in shipped.files.values() for digest in digests.values()}) > len(
+        shipped
+    )
+    assert Benchmark(shipped.folder, digest=shipped.digest).files == shipped.files
 
 
-def test_a_model_read_back_runs_its_program(made: Benchmark) -> None:
-    for name in made:
-        known = made[name]
+def test_a_model_read_back_runs_its_program(shipped: Benchmark) -> None:
+    for name in shipped:
+        known = shipped[name]
         n_loops = known.about.n_loops
         assert agreement(known.compiled, known.base, n_loops) == known.card["agreement"] == 1
         *_, (_, state) = iterate(known.compiled.model, known.source, n_loops)
         answers = known.compiled.model.readout(state).argmax(-1)
-        said = known.compiled.program.trace(known.source, n_loops).outputs[-1]
-        assert (said >= 0).any()
-        assert torch.equal(answers[said >= 0], said[said >= 0])
+        program_outputs = known.compiled.program.trace(known.source, n_loops).outputs[-1]
+        assert (program_outputs >= 0).any()
+        assert torch.equal(answers[program_outputs >= 0], program_outputs[program_outputs >= 0])
 
 
-def test_the_card_says_what_the_circuit_is(made: Benchmark) -> None:
-    known = made["carry_save.bare"]
+def test_the_card_says_what_the_circuit_is(shipped: Benchmark) -> None:
+    known = shipped["carry_save.bare"]
     assert {(s, r, lag) for s, r, lag in known.card["edges"]} == program_edges(known.compiled)
     assert known.card["variables"] == {"sum": [0, 1], "carry": [0, 1]}
     assert known.card["n_loops"] == known.exercise.n_loops == known.about.program.n_loops(6)
-    weights = LoopedTransformer.from_pretrained(made.folder / "carry_save.bare").parameters()
+    weights = LoopedTransformer.from_pretrained(shipped.folder / "carry_save.bare").parameters()
     assert known.card["weights"] == sum(p.numel() for p in weights)
 
 
-def test_what_a_tool_is_given_does_not_know_the_circuit(made: Benchmark) -> None:
-    exercise = made["prefix_xor.bare"].exercise
+def test_what_a_tool_is_given_does_not_know_the_circuit(shipped: Benchmark) -> None:
+    exercise = shipped["prefix_xor.bare"].exercise
     assert not hasattr(exercise, "compiled")
     assert not hasattr(exercise, "card")
 
 
-def test_all_of_a_program_and_one_model_can_be_made_by_themselves(made: Benchmark) -> None:
+def test_all_of_a_program_and_one_model_can_be_made_by_themselves(shipped: Benchmark) -> None:
     disguises = ("bare", "rotated-permuted", "distracted-rotated", "noisy", "trained")
-    assert {*made} == {"carry_save.bare", *(f"prefix_xor.{of}" for of in disguises)}
-    more = make_benchmark(made.folder, ["parity.bare"])
-    assert set(more) == {*made, "parity.bare"}
+    assert {*shipped} == {"carry_save.bare", *(f"prefix_xor.{disguise}" for disguise in disguises)}
+    more = make_benchmark(shipped.folder, ["parity.bare"])
+    assert set(more) == {*shipped, "parity.bare"}
     assert all(isinstance(more[name], KnownCircuit) for name in more)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "card.json", "circuit.json", "config.json"])
-def test_a_changed_file_is_refused(made: Benchmark, file: str) -> None:
-    path = made.folder / "prefix_xor.noisy" / file
+def test_a_changed_file_is_refused(shipped: Benchmark, file: str) -> None:
+    path = shipped.folder / "prefix_xor.noisy" / file
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(bytes(data))
     with pytest.raises(CheckpointError) as caught:
-        made["prefix_xor.noisy"]
+        shipped["prefix_xor.noisy"]
     assert caught.value.what.endswith(file)
-    assert made["prefix_xor.bare"].about.disguise == "bare"  # the others are as they were
+    assert shipped["prefix_xor.bare"].about.disguise == "bare"  # the others are as they were
 
 
-def test_a_missing_file_is_named(made: Benchmark) -> None:
-    (made.folder / "prefix_xor.noisy" / "pairs.safetensors").unlink()
+def test_a_missing_file_is_named(shipped: Benchmark) -> None:
+    (shipped.folder / "prefix_xor.noisy" / "pairs.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"pairs\.safetensors"):
-        made["prefix_xor.noisy"]
+        shipped["prefix_xor.noisy"]
 
 
-def test_a_changed_list_is_refused_where_its_digest_is_known(made: Benchmark) -> None:
-    path = made.folder / "benchmark.json"
+def test_a_changed_list_is_refused_where_its_digest_is_known(shipped: Benchmark) -> None:
+    path = shipped.folder / "benchmark.json"
     saved = json.loads(path.read_text())
     saved["models"]["prefix_xor.bare"]["card.json"] = 64 * "0"
     path.write_text(json.dumps(saved))
-    assert Benchmark(made.folder).digest != made.digest
-    with pytest.raises(CheckpointError, match=made.digest[:12]):
-        Benchmark(made.folder, digest=made.digest)
+    assert Benchmark(shipped.folder).digest != shipped.digest
+    with pytest.raises(CheckpointError, match=shipped.digest[:12]):
+        Benchmark(shipped.folder, digest=shipped.digest)
 
 
 def test_a_program_that_reads_otherwise_now_is_refused(
-    made: Benchmark, monkeypatch: pytest.MonkeyPatch
+    shipped: Benchmark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BenchmarkModel, "program", property(lambda _: get_program("copy")))
     with pytest.raises(CheckpointError) as caught:
-        made["prefix_xor.bare"]
+        shipped["prefix_xor.bare"]
     assert caught.value.what.startswith("program of ")
 
 
 @pytest.mark.parametrize("version", [None, 0, "1"])
-def test_another_version_is_refused(made: Benchmark, version: object) -> None:
-    path = made.folder / "benchmark.json"
+def test_another_version_is_refused(shipped: Benchmark, version: object) -> None:
+    path = shipped.folder / "benchmark.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": version}))
     with pytest.raises(CheckpointError) as caught:
-        Benchmark(made.folder)
+        Benchmark(shipped.folder)
     assert caught.value.what.startswith("benchmark ")
 
 
@@ -136,15 +138,15 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_unknown_models_are_named(made: Benchmark) -> None:
+def test_unknown_models_are_named(shipped: Benchmark) -> None:
     with pytest.raises(InputError) as caught:
-        make_benchmark(made.folder, ["prefix_xro"])
+        make_benchmark(shipped.folder, ["prefix_xro"])
     assert caught.value.given == "'prefix_xro'"
     with pytest.raises(InputError) as caught:
-        made["parity.bare"]
+        shipped["parity.bare"]
     assert caught.value.given == "'parity.bare'"
     with pytest.raises(CheckpointError):
-        Benchmark(made.folder / "nowhere")
+        Benchmark(shipped.folder / "nowhere")
 
 
 @pytest.mark.slow

@@ -54,8 +54,8 @@ def test_every_check_is_passed_where_the_circuit_is_as_it_is_said_to_be(result):
 
 
 def test_every_check_that_can_be_asked_of_a_short_model_is_asked(result):
-    asked = result.data.dropna("check", how="all", subset=["value"])["check"].values
-    assert {check.key for check in CHECKS} - set(asked) == {
+    applicable = result.data.dropna("check", how="all", subset=["value"])["check"].values
+    assert {check.key for check in CHECKS} - set(applicable) == {
         "decodable, not used",  # of distractors
         "wavefront",  # of longer additions
     }
@@ -104,8 +104,8 @@ def test_the_program_that_is_run_is_named_of_all_of_its_task(name):
     (known,) = known_models([name], n=8, examples=96)
     (score,) = score_verdict(known).values()
     assert score.value >= 0.95
-    alone = len(rivals_of(known.compiled.program)) == 1
-    assert np.isnan(score.control) if alone else score.control < score.value
+    no_rival = len(rivals_of(known.compiled.program)) == 1
+    assert np.isnan(score.control) if no_rival else score.control < score.value
 
 
 def test_a_rival_that_is_said_to_run_is_not_named():
@@ -171,8 +171,8 @@ def test_a_program_that_always_answers_the_same_can_be_asked_when_it_settles():
         get_program("ripple"), name="constant", prepare=still, step={"x": var("x")}, finish=full(0)
     )
     result = ground_truth_study(known_models([constant], n=4, examples=16))
-    asked = result.data["check"].values[result.data["value"][0].notnull()]
-    assert {*asked} == {"settling loop", "answer stable", "stability"} and result.missed == []
+    applicable = result.data["check"].values[result.data["value"][0].notnull()]
+    assert {*applicable} == {"settling loop", "answer stable", "stability"} and result.missed == []
     nothing = dataclasses.replace(result, data=result.data.where(False))
     assert nothing.missed == [] and nothing.figures() == []
     (finding,) = nothing.findings()
@@ -182,5 +182,5 @@ def test_a_program_that_always_answers_the_same_can_be_asked_when_it_settles():
 def test_scores_are_turned_so_that_1_is_right_and_stay_between_0_and_1():
     keys = ["probe finds", "probe finds nothing else", "random change", "no other head"]
     value = np.array([[0.75, 0.25, 0.5, 3.0], [1.0, -0.25, 0.0, 0.0]])
-    asked = xr.Dataset({"value": (("model", "check"), value)}, coords={"check": keys})
-    assert _rightness(asked).values.tolist() == [[0.75, 0.75, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0]]
+    dataset = xr.Dataset({"value": (("model", "check"), value)}, coords={"check": keys})
+    assert _rightness(dataset).values.tolist() == [[0.75, 0.75, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0]]

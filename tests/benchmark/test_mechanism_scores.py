@@ -79,8 +79,8 @@ def test_of_a_trained_model_attention_is_needed_where_the_program_looks_to_the_l
 def test_states_are_exchanged_after_every_loop_of_a_run_that_has_one_at_least(n_loops, after):
     (known,) = known_models(["one_shot"], n=4, examples=32)
     subspaces = {"carry": known.compiled.circuit.subspace("carry")}
-    found = interchange_variables(dataclasses.replace(known, n_loops=n_loops), subspaces, seed=0)
-    assert found.data["loop"].values.tolist() == after
+    runs = interchange_variables(dataclasses.replace(known, n_loops=n_loops), subspaces, seed=0)
+    assert runs.data["loop"].values.tolist() == after
 
 
 def test_answers_of_0_are_asked_like_any_other():

@@ -79,12 +79,12 @@ def test_own_methods_score_as_the_study_of_edges_does(known: KnownCircuit) -> No
     keys = ["graph", "truth"]
     areas = study.areas().query("graph == 'tied'").set_index("score")
     for name in ("exact", "eap", "magnitude"):
-        found = score_edges(own_edge_method(name), known)
-        both = found.merge(expected[expected["score"] == name], on=keys, suffixes=("", "_study"))
-        assert len(both) == len(found) >= 3
+        scored = score_edges(own_edge_method(name), known)
+        both = scored.merge(expected[expected["score"] == name], on=keys, suffixes=("", "_study"))
+        assert len(both) == len(scored) >= 3
         assert both["auroc"].tolist() == pytest.approx(both["auroc_study"].tolist(), abs=1e-9)
         assert both["n_edges"].tolist() == both["n_edges_study"].tolist()
-        tied = found[found["graph"] == "tied"]
+        tied = scored[scored["graph"] == "tied"]
         assert tied["cmd"].tolist()[0] == pytest.approx(areas.loc[name, "cmd"], abs=1e-6)
 
 
@@ -100,7 +100,7 @@ def test_the_best_method_finds_the_edges_and_chance_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "said"),
+    ("scores", "refused"),
     [
         ({}, "none"),
         ({("input", "block.7.mlp", 0): 1.0}, "block.7.mlp"),
@@ -108,10 +108,10 @@ def test_the_best_method_finds_the_edges_and_chance_does_not() -> None:
         ({("input", "block.0.mlp", 0): float("nan")}, "nan"),
     ],
 )
-def test_scores_of_what_is_no_edge_are_refused(scores: dict, said: str) -> None:
+def test_scores_of_what_is_no_edge_are_refused(scores: dict, refused: str) -> None:
     with pytest.raises(InputError) as caught:
         score_edges(lambda _: scores, known_circuit("prefix_xor.bare"))
-    assert caught.value.what == "scores of edges" and said in caught.value.given
+    assert caught.value.what == "scores of edges" and refused in caught.value.given
 
 
 def test_an_unknown_method_is_named() -> None:
@@ -137,16 +137,16 @@ def test_a_graph_in_the_form_of_eap_ig_has_its_nodes_and_edges(known: KnownCircu
     edges += [f"{s}->logits" for s in stream]
     assert set(document["edges"]) == set(edges)
     assert set(document["nodes"]) == {*stream, "logits"}
-    ends = {name for name, of in document["nodes"].items() if of["in_graph"]}
-    true = [name for name, of in document["edges"].items() if of["in_graph"]]
+    ends = {name for name, entry in document["nodes"].items() if entry["in_graph"]}
+    true = [name for name, entry in document["edges"].items() if entry["in_graph"]]
     assert {end for name in true for end in name.split("<")[0].split("->")} == ends
 
 
 def test_scores_in_that_form_are_read_back(known: KnownCircuit) -> None:
     document = eap_graph(known)
     scores = edges_of_eap_graph(document, known.exercise)
-    found = score_edges(lambda _: scores, known).query("truth == 'program'")
-    assert (found["auroc"] == 1).all()
+    scored = score_edges(lambda _: scores, known).query("truth == 'program'")
+    assert (scored["auroc"] == 1).all()
     document["edges"].pop("input->m0")
     with pytest.raises(InputError, match="input->m0"):
         edges_of_eap_graph(document, known.exercise)
@@ -182,8 +182,8 @@ def test_the_name_of_a_program_is_not_a_program() -> None:
 
 def test_the_comparison_names_the_program_if_it_is_listed_and_no_other_if_not() -> None:
     known = known_circuit("ripple.distracted-rotated")
-    found = by_comparing(known.exercise)
-    assert found is not None and found.name == "ripple"
+    identified = by_comparing(known.exercise)
+    assert identified is not None and identified.name == "ripple"
     assert by_comparing(known.exercise, left_out="ripple") is None
 
 
@@ -199,12 +199,12 @@ def test_the_decompiler_is_told_nothing_and_reads_it_off() -> None:
 
 def test_a_program_that_is_only_nearly_right_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     known = known_circuit("ripple.bare")
-    held = get_program("ripple_held_2")
+    held_2 = get_program("ripple_held_2")
     rows = [(5, what, 399, 400, 90) for what in ("undisturbed", *INTERCHANGED)]
     evidence = pd.DataFrame(rows, columns=["n", "what", "agree", "of", "inputs"])
     for agree, outcome in ((399, "no program"), (400, "false name")):
-        found = Decompiled(held, closest=held, evidence=evidence.assign(agree=agree))
-        monkeypatch.setattr(f"{SCORES}.decompile", lambda *_, found=found, **__: found)
+        decompiled = Decompiled(held_2, closest=held_2, evidence=evidence.assign(agree=agree))
+        monkeypatch.setattr(f"{SCORES}.decompile", lambda *_, result=decompiled, **__: result)
         assert score_program(by_decompiling, known)["outcome"].tolist() == [outcome]
 
 

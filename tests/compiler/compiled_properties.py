@@ -13,13 +13,13 @@ TOLERANCE = 1e-3
 
 def agrees(compiled: Compiled, tokens: Tensor, n_loops: int) -> None:
     """Every variable, answer and selector is the program's, at every loop."""
-    found = compare_with_program(compiled, tokens, n_loops=n_loops)
-    assert exact(found), found
+    agreement = compare_with_program(compiled, tokens, n_loops=n_loops)
+    assert exact(agreement), agreement
 
 
-def exact(found: Agreement) -> bool:
-    errors = [found.state_error, *found.attention_error.values()]
-    return found.exact and max(errors) < TOLERANCE
+def exact(agreement: Agreement) -> bool:
+    errors = [agreement.state_error, *agreement.attention_error.values()]
+    return agreement.exact and max(errors) < TOLERANCE
 
 
 def holds_nothing_else(compiled: Compiled, tokens: Tensor, n_loops: int) -> None:
@@ -44,8 +44,8 @@ def all_of_it_is_described(compiled: Compiled) -> None:
     }
     assert len(known) == len(circuit.features) + len(circuit.heads) + len(circuit.neurons)
     assert {end for edge in circuit.edges for end in edge} <= known
-    held = [f for f in circuit.features if f.role != "scratch"]
-    write = torch.cat([circuit.directions[f.id].write for f in held])
+    stored = [f for f in circuit.features if f.role != "scratch"]
+    write = torch.cat([circuit.directions[f.id].write for f in stored])
     assert torch.equal(write @ write.T, torch.eye(len(write)))
     for f in circuit.features:
         both = circuit.directions[f.id]

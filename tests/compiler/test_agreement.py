@@ -41,79 +41,87 @@ def ripple() -> Compiled:
 
 
 def test_every_value_of_every_loop_is_compared(ripple):
-    found = compare_with_program(ripple, INPUTS, n_loops=5)
-    assert found.values == 6 * INPUTS.numel()
-    assert exact(found) and found.wrong_values == {"carry": 0} and found.wrong_answers == 0
-    assert set(found.attention_error) == {"shift_1"}
+    agreement = compare_with_program(ripple, INPUTS, n_loops=5)
+    assert agreement.values == 6 * INPUTS.numel()
+    assert (
+        exact(agreement) and agreement.wrong_values == {"carry": 0} and agreement.wrong_answers == 0
+    )
+    assert set(agreement.attention_error) == {"shift_1"}
 
 
 def test_the_comparison_is_the_same_in_parts(ripple, monkeypatch):
     with torch.no_grad():
         ripple.model.state_dict()["block.1.mlp.fc_out.bias"] += 0.3
-    whole = compare_with_program(ripple, INPUTS, n_loops=4)
+    at_once = compare_with_program(ripple, INPUTS, n_loops=4)
     monkeypatch.setattr(agreement, "CHUNK", 1)
     parts = compare_with_program(ripple, INPUTS, n_loops=4)
-    assert parts.wrong_values == whole.wrong_values and parts.wrong_answers == whole.wrong_answers
-    assert parts.state_error == pytest.approx(whole.state_error, abs=1e-5)
-    assert parts.attention_error == pytest.approx(whole.attention_error, abs=1e-5)
+    assert (
+        parts.wrong_values == at_once.wrong_values and parts.wrong_answers == at_once.wrong_answers
+    )
+    assert parts.state_error == pytest.approx(at_once.state_error, abs=1e-5)
+    assert parts.attention_error == pytest.approx(at_once.attention_error, abs=1e-5)
 
 
 @torch.no_grad()
 def test_a_head_that_looks_elsewhere_is_found_out(ripple):
     ripple.model.state_dict()["block.1.attn.qkv.weight"].zero_()
-    found = compare_with_program(ripple, INPUTS, n_loops=2)
+    agreement = compare_with_program(ripple, INPUTS, n_loops=2)
     # In place of the key before it, position 2 sees three keys alike.
-    assert found.attention_error["shift_1"] == pytest.approx(2 / 3)
-    assert found.wrong_values["carry"] > 0 and found.wrong_answers > 0 and not found.exact
+    assert agreement.attention_error["shift_1"] == pytest.approx(2 / 3)
+    assert (
+        agreement.wrong_values["carry"] > 0 and agreement.wrong_answers > 0 and not agreement.exact
+    )
 
 
 @torch.no_grad()
 def test_a_wrong_rule_is_found_out(ripple):
     ripple.model.state_dict()["block.0.mlp.fc_out.weight"].neg_()
-    found = compare_with_program(ripple, INPUTS, n_loops=2)
-    assert found.wrong_values["carry"] > 0 and found.state_error > 0.5
-    assert found.attention_error["shift_1"] < 1e-3
+    agreement = compare_with_program(ripple, INPUTS, n_loops=2)
+    assert agreement.wrong_values["carry"] > 0 and agreement.state_error > 0.5
+    assert agreement.attention_error["shift_1"] < 1e-3
 
 
 @torch.no_grad()
 def test_a_wrong_readout_is_found_out_and_the_state_is_right(ripple):
     ripple.model.state_dict()["unembedding.weight"].neg_()
-    found = compare_with_program(ripple, INPUTS, n_loops=2)
-    assert found.wrong_answers == 3 * INPUTS.numel() and found.wrong_values == {"carry": 0}
-    assert not found.exact
+    agreement = compare_with_program(ripple, INPUTS, n_loops=2)
+    assert agreement.wrong_answers == 3 * INPUTS.numel() and agreement.wrong_values == {"carry": 0}
+    assert not agreement.exact
 
 
 @torch.no_grad()
 def test_a_small_error_shows_before_anything_is_wrong(ripple):
     ripple.model.state_dict()["block.1.mlp.fc_out.bias"][-1] += 0.01
     ripple.model.state_dict()["block.1.mlp.fc_out.bias"][:] += 0.01
-    found = compare_with_program(ripple, INPUTS, n_loops=3)
-    assert found.exact and 0.005 < found.state_error < 0.1
+    agreement = compare_with_program(ripple, INPUTS, n_loops=3)
+    assert agreement.exact and 0.005 < agreement.state_error < 0.1
 
 
 def test_selectors_of_every_part_are_compared():
     finish = has_seen(tokens, 1) + index_select(u, u) + num_prev(shift_right(u), tokens)
-    made = program({"u": has_seen(tokens, tokens - 1)}, {"u": has_seen(shift_right(u), u)}, finish)
-    compiled = compile_program(made, max_length=4)
+    loop_program = program(
+        {"u": has_seen(tokens, tokens - 1)}, {"u": has_seen(shift_right(u), u)}, finish
+    )
+    compiled = compile_program(loop_program, max_length=4)
     sections = {head.section for head in compiled.circuit.heads}
     assert sections == {"prelude", "block", "coda"}
     for n_loops in (1, 3):
-        found = compare_with_program(compiled, every_input(made, 4), n_loops=n_loops)
-        assert exact(found)
-        assert set(found.attention_error) == {head.selector for head in compiled.circuit.heads}
+        agreement = compare_with_program(compiled, every_input(loop_program, 4), n_loops=n_loops)
+        assert exact(agreement)
+        assert set(agreement.attention_error) == {head.selector for head in compiled.circuit.heads}
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("section", ["prelude", "block", "coda"])
 def test_a_wrong_head_is_found_out_in_every_section(section):
     finish = sel_width(select(u, tokens, "=="))
-    made = program({"u": has_seen(tokens, 1)}, {"u": has_seen(u, tokens)}, finish)
-    compiled = compile_program(made, max_length=4)
+    loop_program = program({"u": has_seen(tokens, 1)}, {"u": has_seen(u, tokens)}, finish)
+    compiled = compile_program(loop_program, max_length=4)
     compiled.model.state_dict()[f"{section}.0.attn.qkv.weight"].zero_()
     compiled.model.state_dict()[f"{section}.0.attn.qkv.bias"].zero_()
-    found = compare_with_program(compiled, every_input(made, 4), n_loops=2)
+    agreement = compare_with_program(compiled, every_input(loop_program, 4), n_loops=2)
     (head,) = (h for h in compiled.circuit.heads if (h.section, h.layer) == (section, 0))
-    assert found.attention_error[head.selector] > 0.2
+    assert agreement.attention_error[head.selector] > 0.2
 
 
 def test_inputs_are_those_of_the_program(ripple):

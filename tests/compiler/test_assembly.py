@@ -51,9 +51,9 @@ def test_the_state_keeps_the_variables_and_the_injection_brings_the_rest(name):
     for feature in compiled.circuit.features:
         if feature.role != "scratch":
             write = compiled.circuit.directions[feature.id].write
-            kept = write if feature.role == "variable" else torch.zeros_like(write)
-            assert torch.equal(write @ keeps, kept)
-            assert torch.equal(write @ injects, write - kept)
+            expected = write if feature.role == "variable" else torch.zeros_like(write)
+            assert torch.equal(write @ keeps, expected)
+            assert torch.equal(write @ injects, write - expected)
 
 
 @pytest.mark.parametrize("name", list_programs())

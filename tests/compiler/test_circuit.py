@@ -21,9 +21,9 @@ TOKENS = torch.tensor([[4, 3, 1, 2, 0], [4, 0, 3, 3, 1]])
 @pytest.mark.parametrize("name", list_programs())
 def test_what_is_written_is_read_and_nothing_else(name):
     circuit = compile_program(name, max_length=6).circuit
-    held = [f for f in circuit.features if f.role != "scratch"]
-    write = torch.cat([circuit.directions[f.id].write for f in held])
-    read = torch.cat([circuit.directions[f.id].read for f in held])
+    stored = [f for f in circuit.features if f.role != "scratch"]
+    write = torch.cat([circuit.directions[f.id].write for f in stored])
+    read = torch.cat([circuit.directions[f.id].read for f in stored])
     assert torch.equal(read @ write.T, torch.eye(len(write)))
 
 
@@ -56,14 +56,14 @@ def test_unknown_variables_and_strange_states_are_refused():
 
 def test_an_unrolled_circuit_leads_from_loop_to_loop():
     edges = RIPPLE.circuit.unrolled(2)
-    held = "block: generate | (propagate & carry)"
-    read = f"block: shares of {held.removeprefix('block: ')} by shift_1"
+    feature = "block: generate | (propagate & carry)"
+    read = f"block: shares of {feature.removeprefix('block: ')} by shift_1"
     one_loop = {
         ("tokens", "0:block.0.neurons.0"),
         ("0:carry", "0:block.0.neurons.0"),
-        ("0:block.0.neurons.0", f"0:{held}"),
+        ("0:block.0.neurons.0", f"0:{feature}"),
         ("indices", "0:block.1.head.0"),
-        (f"0:{held}", "0:block.1.head.0"),
+        (f"0:{feature}", "0:block.1.head.0"),
         ("0:block.1.head.0", f"0:{read}"),
         ("indices", "0:block.1.neurons.0"),
         (f"0:{read}", "0:block.1.neurons.0"),

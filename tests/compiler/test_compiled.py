@@ -68,14 +68,14 @@ def test_a_model_for_another_alphabet_is_not_that_of_the_registered_program(tmp_
 )
 def test_missing_and_damaged_files_are_refused(file, tmp_path):
     compile_program("parity", max_length=5).save(tmp_path)
-    whole = (tmp_path / file).read_bytes()
-    (tmp_path / file).write_bytes(whole[: len(whole) // 2])
+    original = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(original[: len(original) // 2])
     with pytest.raises(CheckpointError):
         Compiled.load(tmp_path)
     (tmp_path / file).unlink()
     with pytest.raises(CheckpointError):
         Compiled.load(tmp_path)
-    (tmp_path / file).write_bytes(whole)
+    (tmp_path / file).write_bytes(original)
     Compiled.load(tmp_path)
 
 
@@ -96,9 +96,9 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
 def test_a_model_may_have_more_classes_than_its_answers_and_not_fewer():
     assert compile_program("parity", max_length=5).model.config.d_vocab_out == 3
     assert compile_program("parity", max_length=5, n_outputs=9).model.config.d_vocab_out == 9
-    for wanted in (2, 0, -1, True):
+    for loops in (2, 0, -1, True):
         with pytest.raises(InputError) as caught:
-            compile_program("parity", max_length=5, n_outputs=wanted)
+            compile_program("parity", max_length=5, n_outputs=loops)
         assert caught.value.what == "n_outputs"
 
 

@@ -66,8 +66,8 @@ def test_units_of_all_and_of_any_are_flat_at_both_ends():
 def test_a_threshold_leaves_half_of_the_gap_to_spare():
     x = Feature("x", (0,), one_direction=True)
     unit = at_least((Read(x, np.array([1.0])),), 10.0, 4.0, ())
-    for amount, says in ((8.0, 0.0), (9.0, 0.0), (10.0, 0.5), (11.0, 1.0), (12.0, 1.0)):
-        assert clipped(unit, {x: [amount]}) == says
+    for amount, share in ((8.0, 0.0), (9.0, 0.0), (10.0, 0.5), (11.0, 1.0), (12.0, 1.0)):
+        assert clipped(unit, {x: [amount]}) == share
 
 
 def test_attention_comes_before_the_mlp_of_its_layer():
@@ -83,9 +83,9 @@ def test_attention_comes_before_the_mlp_of_its_layer():
 a, b, c = Feature("a", (-1, 0, 2)), Feature("b", (0, 5)), Feature("c", (1, 2, 3, 4))
 
 
-def value(function, held):
+def value(function, assignment):
     """The value of a function where features hold these values."""
-    return int(function.table[tuple(f.values.index(held[f]) for f in function.features)])
+    return int(function.table[tuple(f.values.index(assignment[f]) for f in function.features)])
 
 
 def everywhere(*features):
@@ -100,8 +100,8 @@ def test_an_operation_is_tabled_over_the_features_of_all_its_arguments(op):
     assert x is not None and y is not None
     both = fuse(lambda x: op(x[0], x[1]), [x, y])
     assert both is not None and both.features == (a, b, c)
-    for held in everywhere(a, b, c):
-        assert value(both, held) == op(held[a] - held[b], held[c] * held[a])
+    for values in everywhere(a, b, c):
+        assert value(both, values) == op(values[a] - values[b], values[c] * values[a])
 
 
 def test_features_that_make_no_difference_are_dropped():

@@ -23,30 +23,30 @@ def contracted(edges, keep) -> set[tuple[str, str]]:
     after: dict[str, set[str]] = {}
     for source, target in edges:
         after.setdefault(source, set()).add(target)
-    found = set()
+    drawn = set()
     for start in keep:
         stack, seen = [*after.get(start, ())], set()
         while stack:
             node = stack.pop()
             if node in keep:
-                found.add((start, node))
+                drawn.add((start, node))
             elif node not in seen:
                 seen.add(node)
                 stack += after.get(node, ())
-    return found
+    return drawn
 
 
 @pytest.mark.parametrize("name", list_programs())
 def test_the_graph_of_a_circuit_unfolds_to_the_circuits_own_unrolled_edges(name: str) -> None:
     circuit = compile_program(name, max_length=5).circuit
     graph = draw(circuit)
-    own = {(a, b) for a, b, _ in graph.unfolded(3) if b != "output"}
-    keep = {end for edge in own for end in edge}
+    edges = {(a, b) for a, b, _ in graph.unfolded(3) if b != "output"}
+    keep = {end for edge in edges for end in edge}
     working = {part.id for part in (*circuit.heads, *circuit.neurons)}
     # Also what nothing in the graph reads or writes, so that an edge left out would show.
-    kept = [n.id for n in graph.nodes if n.id != "output"]
-    keep |= {f"{t}:{n}" for t in range(4) for n in kept} | set(kept)
-    assert own == contracted(circuit.unrolled(3), keep)
+    inner = [n.id for n in graph.nodes if n.id != "output"]
+    keep |= {f"{t}:{n}" for t in range(4) for n in inner} | set(inner)
+    assert edges == contracted(circuit.unrolled(3), keep)
     wipers = {group.id for group in circuit.neurons if not group.writes}
     assert working - wipers == {n.id for n in graph.nodes if n.kind in ("head", "neurons")}
 

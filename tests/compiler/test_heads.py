@@ -48,9 +48,9 @@ places = Feature("indices", tuple(range(4)), "indices")
 
 
 def pick(k, q, predicate) -> Select:
-    made = select(k, q, predicate)
-    assert isinstance(made, Select)
-    return made
+    selection = select(k, q, predicate)
+    assert isinstance(selection, Select)
+    return selection
 
 
 def related(holds, key=None, query=None) -> AttentionRelation:
@@ -73,14 +73,14 @@ RELATIONS = st.builds(
 @pytest.mark.parametrize("predicate", [*PREDICATES, [(0, 0), (2, 1), (5, 0), (9, 9)]])
 def test_a_predicate_becomes_a_relation_of_values(predicate):
     key = FeatureFunction((a,), np.array([5, 0, 2, 2]))
-    made = pick(tokens, indices, predicate)
-    found = AttentionRelation.from_functions(made, key, of_feature(b))
+    selection = pick(tokens, indices, predicate)
+    relation = AttentionRelation.from_functions(selection, key, of_feature(b))
     for i, k in enumerate(key.table.tolist()):
         for j, q in enumerate(b.values):
             if isinstance(predicate, str):
-                assert found.holds[i, j] == DEFINITIONS[predicate](k, q)
+                assert relation.holds[i, j] == DEFINITIONS[predicate](k, q)
             else:
-                assert found.holds[i, j] == ((k, q) in predicate)
+                assert relation.holds[i, j] == ((k, q) in predicate)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -110,10 +110,12 @@ def test_queries_that_ask_the_same_are_of_one_class(holds):
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(RELATIONS)
 def test_within_reach_are_the_queries_that_select_something_before_them(holds):
-    found = related(holds, key=of_feature(Feature("indices", tuple(range(len(holds))), "indices")))
+    relation = related(
+        holds, key=of_feature(Feature("indices", tuple(range(len(holds))), "indices"))
+    )
     for place in range(len(holds)):
         for query in range(holds.shape[1]):
-            assert found.within_reach[query, place] == holds[: place + 1, query].any()
+            assert relation.within_reach[query, place] == holds[: place + 1, query].any()
 
 
 def test_constant_keys_and_queries_are_told_by_no_feature():

@@ -45,7 +45,7 @@ def _warm():
 
 
 @pytest.mark.parametrize(
-    ("made", "what"),
+    ("prepare_and_step", "what"),
     [
         ((0, u + 1), "variable 'u' of program small"),
         ((0, shift_right(u) + 1), "variable 'u'"),
@@ -69,8 +69,8 @@ def _warm():
         "product of positions",
     ],
 )
-def test_a_million_values_are_refused_at_once(made, what):
-    prepare, step = made
+def test_a_million_values_are_refused_at_once(prepare_and_step, what):
+    prepare, step = prepare_and_step
     length = 512 if "indices in step" in what else 6
     hostile = program({"u": prepare}, {"u": step}, n_tokens=1_000)
     with at_most(calls=3_000_000), pytest.raises(InputError) as caught:
@@ -80,9 +80,9 @@ def test_a_million_values_are_refused_at_once(made, what):
 
 
 def test_so_many_tokens_are_refused_at_once():
-    made = program({"u": tok_map(tokens, {1: 1}, default=0)}, {"u": u}, n_tokens=65_536)
+    hostile = program({"u": tok_map(tokens, {1: 1}, default=0)}, {"u": u}, n_tokens=65_536)
     with at_most(calls=3_000_000), pytest.raises(InputError) as caught:
-        compile_program(made, max_length=8)
+        compile_program(hostile, max_length=8)
     assert caught.value.what.startswith("tokens in prepare")
 
 
@@ -99,8 +99,8 @@ def test_the_deepest_expressions_compile(grow):
     times = (MAX_DEPTH - 5) // (grow(u).depth - 1)
     deepest = deep(grow, times)
     assert MAX_DEPTH - 10 < deepest.depth <= MAX_DEPTH
-    made = program({"u": 0}, {"u": deepest}, u)
-    agrees(compile_program(made, max_length=3), every_input(made, 2), n_loops=2)
+    hostile = program({"u": 0}, {"u": deepest}, u)
+    agrees(compile_program(hostile, max_length=3), every_input(hostile, 2), n_loops=2)
 
 
 def test_a_deep_expression_of_many_layers_is_refused_by_name():
@@ -113,10 +113,10 @@ def test_a_deep_expression_of_many_layers_is_refused_by_name():
 @pytest.mark.parametrize("join", [operator.xor, operator.and_, operator.add])
 def test_expressions_of_many_arguments_compile_soon(join):
     terms = [shift_right(u, k) for k in range(1, 20)]
-    made = program({"u": tokens % 2}, {"u": functools.reduce(join, terms) % 2}, u, n_tokens=2)
+    hostile = program({"u": tokens % 2}, {"u": functools.reduce(join, terms) % 2}, u, n_tokens=2)
     with at_most(calls=5_000_000):
-        compiled = compile_program(made, max_length=22)
-    inputs = every_input(made, 7).repeat(1, 3)
+        compiled = compile_program(hostile, max_length=22)
+    inputs = every_input(hostile, 7).repeat(1, 3)
     agrees(compiled, inputs, n_loops=2)
 
 
@@ -125,17 +125,17 @@ def test_long_chains_of_choices_among_many_variables_compile_soon():
     chain = functools.reduce(
         lambda x, k: where(var(names[k]) > 1, x, var(names[5 * k % 12])), range(12), full(1)
     )
-    made = program(dict.fromkeys(names, tokens), dict.fromkeys(names, chain), var("v0"))
+    hostile = program(dict.fromkeys(names, tokens), dict.fromkeys(names, chain), var("v0"))
     with at_most(calls=5_000_000):
-        compiled = compile_program(made, max_length=3)
-    agrees(compiled, every_input(made, 3), n_loops=2)
+        compiled = compile_program(hostile, max_length=3)
+    agrees(compiled, every_input(hostile, 3), n_loops=2)
 
 
 def test_a_relation_as_large_as_it_may_be_compiles_at_once():
     x = tok_map(tokens, {k: k * 7 % 64 for k in range(64)})
     pairs = [(k % 64, k // 64) for k in range(MAX_RELATION) if k % 3]
-    made = program({"u": sel_width(select(x, tokens, pairs))}, {"u": u}, n_tokens=64)
+    hostile = program({"u": sel_width(select(x, tokens, pairs))}, {"u": u}, n_tokens=64)
     with at_most(calls=3_000_000):
-        compiled = compile_program(made, max_length=8)
+        compiled = compile_program(hostile, max_length=8)
     inputs = torch.randint(64, (200, 8), generator=torch.Generator().manual_seed(0))
     agrees(compiled, inputs, n_loops=1)

@@ -74,12 +74,12 @@ def tables(draw) -> np.ndarray:
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(tables())
 def test_of_the_rules_exactly_one_holds_and_it_is_right(table):
-    found = decision_rules(function(table), table.size)
-    assert found is not None and len(found) >= len(np.unique(table))
+    rules = decision_rules(function(table), table.size)
+    assert rules is not None and len(rules) >= len(np.unique(table))
     for place in np.ndindex(table.shape):
-        assert [rule.value for rule in found if holds(rule, place)] == [table[place]]
-    assert decision_rules(function(table), len(found)) is not None
-    assert decision_rules(function(table), len(found) - 1) is None
+        assert [rule.value for rule in rules if holds(rule, place)] == [table[place]]
+    assert decision_rules(function(table), len(rules)) is not None
+    assert decision_rules(function(table), len(rules) - 1) is None
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_of_the_rules_exactly_one_holds_and_it_is_right(table):
     ],
 )
 def test_the_fewest_rules_are_found(table, fewest):
-    found = decision_rules(table, 10_000)
-    assert found is not None and len(found) == fewest
+    rules = decision_rules(table, 10_000)
+    assert rules is not None and len(rules) == fewest
 
 
 @pytest.mark.parametrize("orders", list(itertools.permutations([PLAIN, WITNESS, RAW])))
@@ -108,12 +108,12 @@ def test_what_a_head_wrote_is_asked_for_only_where_it_found_a_key(orders):
     table = np.zeros((2, 2, 2), dtype=int)
     for place in np.ndindex(2, 2, 2):
         table[place] = 1 + place[raw] if place[plain] and place[witness] else 0
-    found = decision_rules(function(table, orders), 100)
-    assert found is not None
-    for rule in found:
-        asked = {axis: chosen for axis, chosen in rule.conditions if not chosen.all()}
-        assert raw not in asked or asked[witness].tolist() == [False, True]
-        assert witness not in asked or asked[plain].tolist() == [False, True]
+    rules = decision_rules(function(table, orders), 100)
+    assert rules is not None
+    for rule in rules:
+        restricted = {axis: chosen for axis, chosen in rule.conditions if not chosen.all()}
+        assert raw not in restricted or restricted[witness].tolist() == [False, True]
+        assert witness not in restricted or restricted[plain].tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -122,18 +122,18 @@ def test_what_a_head_wrote_is_asked_for_only_where_it_found_a_key(orders):
 def test_functions_of_many_bits_are_searched_soon(f):
     table = of_bits(f, 16)
     with at_most(calls=2_000_000):
-        found = decision_rules(table, 192)
-    assert found is None or len(found) in (2, 17)
+        rules = decision_rules(table, 192)
+    assert rules is None or len(rules) in (2, 17)
 
 
 def test_a_search_cut_short_still_finds_right_rules(monkeypatch):
     table = np.random.default_rng(0).integers(0, 2, (3, 2, 3, 2, 3, 2))
     all_of_it = decision_rules(function(table), 1_000)
     monkeypatch.setattr("loopinterp.compiler.lookups.MOST_WORK", 0)
-    found = decision_rules(function(table), 1_000)
-    assert found is not None and all_of_it is not None and len(all_of_it) <= len(found)
+    rules = decision_rules(function(table), 1_000)
+    assert rules is not None and all_of_it is not None and len(all_of_it) <= len(rules)
     for place in np.ndindex(table.shape):
-        assert [rule.value for rule in found if holds(rule, place)] == [table[place]]
+        assert [rule.value for rule in rules if holds(rule, place)] == [table[place]]
 
 
 def test_chains_of_choices_take_a_rule_for_each_choice():
@@ -141,8 +141,8 @@ def test_chains_of_choices_take_a_rule_for_each_choice():
     first = of_bits(
         lambda x: functools.reduce(lambda rest, k: k if x[k] else rest, range(9, -1, -1), 10), 10
     )
-    found = decision_rules(first, 192)
-    assert found is not None and len(found) == 11
+    rules = decision_rules(first, 192)
+    assert rules is not None and len(rules) == 11
 
 
 OPERATIONS = {
@@ -188,9 +188,9 @@ def is_looked_up(function: FeatureFunction, how: str | None = None) -> None:
 
 def operation(op: str, xs, ys) -> FeatureFunction:
     x, y = Feature("x", tuple(xs)), Feature("y", tuple(ys))
-    made = fuse(lambda z: OPERATIONS[op](z[0], z[1]), [of_feature(x), of_feature(y)], op)
-    assert made is not None
-    return made
+    fused = fuse(lambda z: OPERATIONS[op](z[0], z[1]), [of_feature(x), of_feature(y)], op)
+    assert fused is not None
+    return fused
 
 
 VALUES = st.lists(st.integers(-9, 9), min_size=1, max_size=5, unique=True).map(sorted)
@@ -216,17 +216,17 @@ def test_operations_of_few_values_are_looked_up(op, xs, ys):
 )
 @pytest.mark.parametrize("start", [-20, 0, 10**6, 10**15])
 def test_operations_of_many_values_take_few_units(op, how, start):
-    made = operation(op, range(start, start + 40), range(start - 7, start + 33))
-    is_looked_up(made, how)
-    writes = lookup_units(made, made.values)
+    fused = operation(op, range(start, start + 40), range(start - 7, start + 33))
+    is_looked_up(fused, how)
+    writes = lookup_units(fused, fused.values)
     assert writes is not None and len(writes.units) < 90
 
 
-@pytest.mark.parametrize("apart", [10**3, 10**4, 10**7, 10**10])
+@pytest.mark.parametrize("distance", [10**3, 10**4, 10**7, 10**10])
 @pytest.mark.parametrize("op", ["ge", "eq", "sub"])
-def test_sums_too_far_apart_for_32_bits_are_looked_up_by_rules(op, apart):
+def test_sums_too_far_apart_for_32_bits_are_looked_up_by_rules(op, distance):
     # Numbers such as 3 * 10**10 + 1, whose units all count.
-    some = sorted(k * apart + unit for k in range(-4, 4) for unit in (0, 1, 3))
+    some = sorted(k * distance + unit for k in range(-4, 4) for unit in (0, 1, 3))
     is_looked_up(operation(op, some, some), "rules")
 
 
@@ -239,10 +239,10 @@ def test_the_other_argument_may_come_first():
     x, y = Feature("x", tuple(range(30))), Feature("y", tuple(range(0, 90, 3)))
     inner = fuse(lambda z: z[0] % 7, [of_feature(y)])
     assert inner is not None
-    made = fuse(lambda z: z[0] - z[1], [inner, of_feature(x)], "sub")
-    assert made is not None
-    swapped = FeatureFunction((x, y), made.table.T, made.parts)
-    is_looked_up(made)
+    fused = fuse(lambda z: z[0] - z[1], [inner, of_feature(x)], "sub")
+    assert fused is not None
+    swapped = FeatureFunction((x, y), fused.table.T, fused.parts)
+    is_looked_up(fused)
     is_looked_up(swapped)
 
 
@@ -261,8 +261,8 @@ def test_what_takes_too_many_units_is_not_looked_up():
 
 
 def test_few_rules_are_those_up_to_the_limit():
-    made = operation("larger", range(5), range(5))
-    assert len(decision_rules(made, 15) or ()) == 15 and decision_rules(made, 14) is None
+    fused = operation("larger", range(5), range(5))
+    assert len(decision_rules(fused, 15) or ()) == 15 and decision_rules(fused, 14) is None
     most, more = (operation("larger", range(n), range(n)) for n in (19, 20))
     assert len(decision_rules(most, 999) or ()) <= MOST_FUSED_RULES
     assert len(decision_rules(more, 999) or ()) > MOST_FUSED_RULES

@@ -41,43 +41,45 @@ def planned(program, max_length=6) -> LoweredProgram:
     return lower_program(source, infer_domains(source))
 
 
-def held(made: LoweredProgram) -> dict[str, str]:
-    return {feature.name: feature.role for feature in made.persistent}
+def roles_of(lowered: LoweredProgram) -> dict[str, str]:
+    return {feature.name: feature.role for feature in lowered.persistent}
 
 
 def test_the_ripple_takes_two_layers_a_loop_and_one_to_read_out():
-    made = planned("ripple")
-    assert [s.n_layers for s in made.sections] == [0, 2, 1]
-    assert held(made) == {"tokens": "tokens", "indices": "indices", "carry": "variable"}
-    carries, shares, becomes = made.block.live
+    lowered = planned("ripple")
+    assert [s.n_layers for s in lowered.sections] == [0, 2, 1]
+    assert roles_of(lowered) == {"tokens": "tokens", "indices": "indices", "carry": "variable"}
+    carries, shares, becomes = lowered.block.live
     rule = "generate | (propagate & carry)"
     assert (carries.name, carries.layer) == (rule, 0)
     assert shares.head is not None and shares.layer == 1
-    assert {f: target.name for f, target in made.block.targets.items()} == {becomes: "carry"}
+    assert {f: target.name for f, target in lowered.block.targets.items()} == {becomes: "carry"}
     assert becomes.layer == 1
     answer = "answer: propagate ^ carry"
-    assert [f.name for f in made.answer.features] == [answer]
+    assert [f.name for f in lowered.answer.features] == [answer]
 
 
 def test_what_heads_compute_without_variables_is_computed_once():
     x = firsts(tokens, tokens)
-    made = planned(program({"u": 0}, {"u": where(eq(x, indices), 1, u)}, has_seen(tokens, 1) & u))
-    fixed = [name for name, role in held(made).items() if role == "fixed"]
+    lowered = planned(
+        program({"u": 0}, {"u": where(eq(x, indices), 1, u)}, has_seen(tokens, 1) & u)
+    )
+    fixed = [name for name, role in roles_of(lowered).items() if role == "fixed"]
     assert len(fixed) == 2 and all(name.startswith(("eq(", "aggregate(")) for name in fixed)
-    assert not any(feature.head for feature in (*made.block.live, *made.coda.live))
+    assert not any(feature.head for feature in (*lowered.block.live, *lowered.coda.live))
 
 
 def test_what_needs_no_head_is_computed_where_it_is_needed():
-    made = planned(program({"u": 0}, {"u": (u + tokens * indices) % 3}))
-    assert held(made) == {"tokens": "tokens", "indices": "indices", "u": "variable"}
+    lowered = planned(program({"u": 0}, {"u": (u + tokens * indices) % 3}))
+    assert roles_of(lowered) == {"tokens": "tokens", "indices": "indices", "u": "variable"}
 
 
 def test_first_values_come_from_the_embedding_where_it_can_give_them():
-    made = planned(program({"u": tokens % 2, "v": indices}, {"u": u}))
-    assert {f.name for f in made.embedded} == {"u", "v"} and made.prelude.n_layers == 0
-    made = planned(program({"u": tokens + indices, "v": shift_right(tokens)}, {"u": u}))
-    assert not made.embedded
-    assert {f.name for f in made.prelude.targets.values()} == {"u", "v"}
+    lowered = planned(program({"u": tokens % 2, "v": indices}, {"u": u}))
+    assert {f.name for f in lowered.embedded} == {"u", "v"} and lowered.prelude.n_layers == 0
+    lowered = planned(program({"u": tokens + indices, "v": shift_right(tokens)}, {"u": u}))
+    assert not lowered.embedded
+    assert {f.name for f in lowered.prelude.targets.values()} == {"u", "v"}
 
 
 def test_an_answer_that_stands_there_already_takes_no_readout():
@@ -88,30 +90,30 @@ def test_an_answer_that_stands_there_already_takes_no_readout():
 
 
 def test_a_step_that_changes_nothing_still_takes_a_layer():
-    made = planned(program({"u": tokens}, {"u": u}))
-    assert made.block.n_layers == 1 and made.block.live == [*made.block.targets]
+    lowered = planned(program({"u": tokens}, {"u": u}))
+    assert lowered.block.n_layers == 1 and lowered.block.live == [*lowered.block.targets]
 
 
 def test_what_nothing_needs_is_not_written():
     # u is always 0, so that what v was at the position before makes no difference.
     finish = where(u, shift_right(v), 1)
-    made = planned(program({"u": 0, "v": tokens}, {"v": (v + 1) % 3}, finish))
-    assert made.coda.live == [] and made.answer.features == ()
+    lowered = planned(program({"u": 0, "v": tokens}, {"v": (v + 1) % 3}, finish))
+    assert lowered.coda.live == [] and lowered.answer.features == ()
 
 
 @pytest.mark.parametrize("name", list_programs())
 def test_sections_write_what_is_needed_and_read_what_is_there_by_then(name):
-    made = planned(get_program(name), max_length=9)
-    for section in made.sections:
-        there = set(made.persistent)
+    lowered = planned(get_program(name), max_length=9)
+    for section in lowered.sections:
+        there = set(lowered.persistent)
         for feature in sorted(section.live, key=lambda f: f.layer):
             assert feature.layer < section.n_layers
             for read in feature.inputs:
                 assert read in there
                 in_time = read.for_mlp if feature.writes is not None else read.for_attention
-                assert read in made.persistent or in_time <= feature.layer
+                assert read in lowered.persistent or in_time <= feature.layer
             there.add(feature)
-        roots = [*section.targets, *(made.answer.features if section is made.coda else ())]
+        roots = [*section.targets, *(lowered.answer.features if section is lowered.coda else ())]
         assert set(section.live) <= live(roots)
 
 

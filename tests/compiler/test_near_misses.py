@@ -82,9 +82,9 @@ def test_what_is_stored_otherwise_is_equivalent_and_what_is_held_is_not(name):
 def test_a_copy_of_what_is_read_is_the_program_a_loop_ahead_with_late_answers():
     misses = all_kinds("prefix_xor")["read from a copy"]
     [copy] = [miss for miss in misses if miss.name.endswith("read from a copy")]
-    found = equivalence("prefix_xor", copy)
-    assert found.equivalent
-    assert (found.program_offset.shift, found.program_offset.lag) == (1, 1)
+    result = equivalence("prefix_xor", copy)
+    assert result.equivalent
+    assert (result.program_offset.shift, result.program_offset.lag) == (1, 1)
 
 
 def test_they_are_the_same_for_a_seed_and_others_for_another():

@@ -19,12 +19,12 @@ LOOPS = 3
 
 def contents(compiled: Compiled, inputs: torch.Tensor) -> dict[tuple[str, int], torch.Tensor]:
     """Everything that stands at each site in a run [vector, d_model]."""
-    found: dict[tuple[str, int], list[torch.Tensor]] = {}
+    recorded: dict[tuple[str, int], list[torch.Tensor]] = {}
     for sublayer, hook in enumerate(("hook_resid_pre", "hook_resid_mid")):
         for number, x in cached(compiled, inputs, LOOPS, hook).items():
             section, layer = section_of(compiled, number, LOOPS)
-            found.setdefault((section, 2 * layer + sublayer), []).append(x.flatten(0, 1))
-    return {site: torch.cat(x).double() for site, x in found.items()}
+            recorded.setdefault((section, 2 * layer + sublayer), []).append(x.flatten(0, 1))
+    return {site: torch.cat(x).double() for site, x in recorded.items()}
 
 
 @pytest.mark.parametrize("program", ["one_shot", "unique_set", "binary_sum", "abacus_ripple"])

@@ -117,7 +117,7 @@ CARRY_OUT = "generate | (propagate & carry)"
 
 def test_the_circuit_of_the_ripple():
     circuit = compile_program("ripple", max_length=4).circuit
-    held, read, answer = (
+    written, read, answer = (
         f"block: {CARRY_OUT}",
         f"block: shares of {CARRY_OUT} by shift_1",
         "coda: answer: propagate ^ carry",
@@ -127,7 +127,7 @@ def test_the_circuit_of_the_ripple():
         FeatureNode("tokens", "tokens", "tokens", **start, values=tuple(range(6))),
         FeatureNode("indices", "indices", "indices", **start, values=tuple(range(4))),
         FeatureNode("carry", "carry", "variable", **start, values=(0, 1)),
-        FeatureNode(held, CARRY_OUT, "scratch", "block", 0, 1, (0, 1)),
+        FeatureNode(written, CARRY_OUT, "scratch", "block", 0, 1, (0, 1)),
         FeatureNode(read, read.removeprefix("block: "), "scratch", "block", 1, 1, (0, 1)),
         FeatureNode(answer, answer.removeprefix("coda: "), "scratch", "coda", 0, -1, (0, 1)),
     )
@@ -135,7 +135,7 @@ def test_the_circuit_of_the_ripple():
     assert circuit.heads == (HeadNode("block.1.head.0", "block", 1, 0, "shift_1", select),)
     # Two neurons for each rule and each coordinate that is wiped, one for each of a variable.
     assert circuit.neurons == (
-        NeuronGroup("block.0.neurons.0", "block", 0, tuple(range(8)), held, "rules"),
+        NeuronGroup("block.0.neurons.0", "block", 0, tuple(range(8)), written, "rules"),
         NeuronGroup("block.1.neurons.0", "block", 1, tuple(range(6)), "carry", "rules"),
         NeuronGroup("block.1.neurons.1", "block", 1, tuple(range(6, 16)), "", "wipe"),
         NeuronGroup("coda.0.neurons.0", "coda", 0, tuple(range(8)), answer, "rules"),
@@ -143,9 +143,9 @@ def test_the_circuit_of_the_ripple():
     assert set(circuit.edges) == {
         ("tokens", "block.0.neurons.0"),
         ("carry", "block.0.neurons.0"),
-        ("block.0.neurons.0", held),
+        ("block.0.neurons.0", written),
         ("indices", "block.1.head.0"),
-        (held, "block.1.head.0"),
+        (written, "block.1.head.0"),
         ("block.1.head.0", read),
         ("indices", "block.1.neurons.0"),
         (read, "block.1.neurons.0"),

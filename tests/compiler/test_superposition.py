@@ -47,9 +47,9 @@ def test_what_reads_a_feature_reads_0_and_1_where_it_was_last_held():
     for feature in dense.features:
         directions = dense.directions[feature.id]
         if len(directions.write) > 1:
-            apart = directions.write - directions.write.mean(0)
-            expected = torch.eye(len(apart)) - 1 / len(apart)
-            assert torch.allclose(directions.read @ apart.mT, expected.mT, atol=1e-4)
+            centred = directions.write - directions.write.mean(0)
+            expected = torch.eye(len(centred)) - 1 / len(centred)
+            assert torch.allclose(directions.read @ centred.mT, expected.mT, atol=1e-4)
 
 
 def test_distractors_keep_their_directions():

@@ -74,8 +74,8 @@ def test_a_variable_without_a_step_is_kept():
 def test_one_selection_that_looks_ahead_makes_the_whole_model_look_ahead(part):
     ahead = sel_width(select(tokens, tokens, "==", causal=False))
     parts = {"prepare": full(0), "step": u, "finish": u, part: ahead}
-    found = validate(program({"u": parts["prepare"]}, {"u": parts["step"]}, parts["finish"]), 4)
-    assert not found.causal
+    source = validate(program({"u": parts["prepare"]}, {"u": parts["step"]}, parts["finish"]), 4)
+    assert not source.causal
     assert validate(program({"u": sel_width(select(tokens, 0, "=="))}, {"u": u}), 4).causal
 
 
@@ -161,34 +161,34 @@ def test_the_values_of_an_expression(x, values):
 
 def test_variables_take_what_any_number_of_loops_gives_them():
     step = {"u": (u + 2) % 7, "v": where(v > 0, v - 1, v)}
-    found = infer_domains(validate(program({"u": 0, "v": tokens + 3}, step), 4))
-    assert found[Var("u")].tolist() == [0, 1, 2, 3, 4, 5, 6]
-    assert found[Var("v")].tolist() == [0, 1, 2, 3, 4, 5]
+    domains = infer_domains(validate(program({"u": 0, "v": tokens + 3}, step), 4))
+    assert domains[Var("u")].tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert domains[Var("v")].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_variable_can_be_bounded_by_where_it_stands():
-    found = infer_domains(validate(program({"u": 1}, {"u": smaller(u + 1, indices + 1)}), 6))
-    assert found[Var("u")].tolist() == [1, 2, 3, 4, 5, 6]
+    domains = infer_domains(validate(program({"u": 1}, {"u": smaller(u + 1, indices + 1)}), 6))
+    assert domains[Var("u")].tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_variables_that_read_each_other_grow_together():
     step = {"u": v, "v": (u + tokens) % 5}
-    found = infer_domains(validate(program({"u": 0, "v": 3}, step), 2))
-    assert found[Var("u")].tolist() == found[Var("v")].tolist() == [0, 1, 2, 3, 4]
+    domains = infer_domains(validate(program({"u": 0, "v": 3}, step), 2))
+    assert domains[Var("u")].tolist() == domains[Var("v")].tolist() == [0, 1, 2, 3, 4]
 
 
 def check_that_no_value_is_missing(checked, max_length, tokens):
     source = validate(checked, max_length)
-    found = infer_domains(source)
+    domains = infer_domains(source)
     trace = checked.trace(tokens, 3)
     for part, roots in source.roots.items():
         for loop in range(1 if part == "prepare" else 4):
             state = {} if part == "prepare" else {n: x[loop] for n, x in trace.variables.items()}
             for root in roots:
                 values = evaluate(root, tokens, state).unique()
-                assert set(values.tolist()) <= set(found[root].tolist()), root
+                assert set(values.tolist()) <= set(domains[root].tolist()), root
     for name, values in trace.variables.items():
-        assert set(values.unique().tolist()) <= set(found[Var(name)].tolist())
+        assert set(values.unique().tolist()) <= set(domains[Var(name)].tolist())
 
 
 @settings(
@@ -231,8 +231,8 @@ def test_what_has_no_domain_is_named(step, what):
 
 def test_as_many_values_as_there_may_be_are_fine_and_one_more_is_not():
     counter = {"u": (u + 1) % MAX_VALUES}
-    found = infer_domains(validate(program({"u": 0}, counter), 2))
-    assert len(found[Var("u")]) == MAX_VALUES
+    domains = infer_domains(validate(program({"u": 0}, counter), 2))
+    assert len(domains[Var("u")]) == MAX_VALUES
     with pytest.raises(InputError) as caught:
         infer_domains(validate(program({"u": 0}, {"u": (u + 1) % (MAX_VALUES + 1)}), 2))
     assert caught.value.what.startswith("variable 'u'")

@@ -63,18 +63,18 @@ def test_an_empty_list_of_known_names_still_reads() -> None:
 
 
 def test_integers_come_back_as_int_whatever_made_them() -> None:
-    for given in (3, np.int64(3), np.uint8(3)):
-        checked = check_integer("n", given, least=3, most=3)
+    for number in (3, np.int64(3), np.uint8(3)):
+        checked = check_integer("n", number, least=3, most=3)
         assert type(checked) is int
         assert checked == 3
     assert check_integer("n", -7) == -7
 
 
-@pytest.mark.parametrize("given", [True, np.bool_(True), 1.0, np.float64(1), "1", None, [1], 0, 6])
-def test_what_is_no_integer_of_the_range_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("value", [True, np.bool_(True), 1.0, np.float64(1), "1", None, [1], 0, 6])
+def test_what_is_no_integer_of_the_range_is_refused(value: Any) -> None:
     with pytest.raises(InputError) as caught:
-        check_integer("n_loops", given, least=1, most=5)
-    assert (caught.value.what, caught.value.given) == ("n_loops", repr(given))
+        check_integer("n_loops", value, least=1, most=5)
+    assert (caught.value.what, caught.value.given) == ("n_loops", repr(value))
     assert "1..5" in caught.value.expected and "1" in caught.value.fix
 
 
@@ -90,16 +90,16 @@ def test_the_error_of_an_integer_names_its_end_and_the_fix() -> None:
 
 
 def test_numbers_come_back_as_float() -> None:
-    for given in (1, 1.0, np.float32(1), np.int64(1)):
-        checked = check_number("share", given, above=0, most=1)
+    for number in (1, 1.0, np.float32(1), np.int64(1)):
+        checked = check_number("share", number, above=0, most=1)
         assert type(checked) is float
         assert checked == 1.0
 
 
-@pytest.mark.parametrize("given", [True, "1", None, math.nan, math.inf, -math.inf, 0, 1])
-def test_what_is_no_finite_number_of_the_range_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("value", [True, "1", None, math.nan, math.inf, -math.inf, 0, 1])
+def test_what_is_no_finite_number_of_the_range_is_refused(value: Any) -> None:
     with pytest.raises(InputError) as caught:
-        check_number("share", given, above=0, below=1)
+        check_number("share", value, above=0, below=1)
     assert caught.value.what == "share"
     assert re.findall("[<>]=? [0-9.]+", caught.value.expected) == ["> 0", "< 1"]
 

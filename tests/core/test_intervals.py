@@ -44,7 +44,7 @@ def test_a_share_is_taken_over_the_named_axes() -> None:
 def test_trials_that_depend_on_each_other_count_as_so_many(hits, more, independent):
     trials = hits + more
     assume(trials)
-    found = wilson_estimate(hits, trials, independent=independent)
+    estimate = wilson_estimate(hits, trials, independent=independent)
     n = min(independent, trials)
-    np.testing.assert_allclose(found, wilson_estimate(hits / trials * n, n))
-    assert found[0] == hits / trials
+    np.testing.assert_allclose(estimate, wilson_estimate(hits / trials * n, n))
+    assert estimate[0] == hits / trials

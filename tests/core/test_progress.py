@@ -10,13 +10,13 @@ from loopinterp.core.progress import bar, showing, track
 
 
 @pytest.fixture
-def wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def visible_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bars as outside the tests, but from the first moment on."""
     monkeypatch.delenv(progress.SWITCH)
     monkeypatch.setattr(progress, "DELAY", 0.0)
 
 
-@pytest.mark.usefixtures("wanted")
+@pytest.mark.usefixtures("visible_bars")
 def test_a_long_loop_has_a_bar_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(track(range(3), "counting")) == [0, 1, 2]
     captured = capsys.readouterr()
@@ -25,20 +25,20 @@ def test_a_long_loop_has_a_bar_on_stderr(capsys: pytest.CaptureFixture[str]) -> 
     assert "letters" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("wanted")
+@pytest.mark.usefixtures("visible_bars")
 def test_of_loops_inside_loops_the_outermost_has_the_bar(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for _ in track(range(2), "outer"):
         list(track(range(2), "inner"))
-    said = capsys.readouterr().err
-    assert "outer" in said and "inner" not in said
+    shown = capsys.readouterr().err
+    assert "outer" in shown and "inner" not in shown
     next(track(range(2), "left early")).bit_length()
     list(track(range(2), "next"))
     assert "next" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("wanted")
+@pytest.mark.usefixtures("visible_bars")
 def test_a_loop_that_fails_leaves_the_next_its_bar(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ZeroDivisionError):
         [1 // k for k in track(range(2), "fails")]
@@ -46,7 +46,7 @@ def test_a_loop_that_fails_leaves_the_next_its_bar(capsys: pytest.CaptureFixture
     assert "next" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("wanted")
+@pytest.mark.usefixtures("visible_bars")
 def test_a_short_loop_says_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,7 +69,7 @@ def test_bars_can_be_switched_off(
     assert "after it" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("wanted")
+@pytest.mark.usefixtures("visible_bars")
 def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     with bar("steps", total=10_000) as shown:
         for _ in range(10_000):

@@ -83,7 +83,7 @@ class Bare(Result, kind="bare"):
 
 def sample(**changes: Any) -> Sample:
     value = np.arange(6.0).reshape(2, 3)
-    given = {
+    arrays = {
         "accuracy": np.stack([value, value - 1, value + 1], -1),
         "control": np.zeros((2, 3)),
         "right": np.array([True, False]),
@@ -92,7 +92,7 @@ def sample(**changes: Any) -> Sample:
         "coords": {"loop": [0, 4], "length": [8, 16, 32]},
     }
     with study(3, model={"d_model": 8}) as watch:
-        return Sample.of(watch, **(given | changes))
+        return Sample.of(watch, **(arrays | changes))
 
 
 def test_a_result_comes_back_from_disk_whole(tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_the_name_on_disk_is_the_kind_by_default(tmp_path: Path) -> None:
 
 
 def test_tensors_are_taken_as_arrays() -> None:
-    made = sample(control=torch.ones(2, 3, requires_grad=False), right=torch.tensor([1, 0]))
-    assert made.data["control"].values.tolist() == [[1.0] * 3] * 2
+    result = sample(control=torch.ones(2, 3, requires_grad=False), right=torch.tensor([1, 0]))
+    assert result.data["control"].values.tolist() == [[1.0] * 3] * 2
 
 
 def test_a_cell_is_asked_for_by_name() -> None:
@@ -181,9 +181,9 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str, tmp_path: Path) -> No
 
 def test_a_flip_of_any_byte_of_a_result_is_found(tmp_path: Path) -> None:
     path = sample().save(tmp_path)
-    whole = path.read_bytes()
-    for place in range(0, len(whole), 7):
-        flipped = bytearray(whole)
+    original = path.read_bytes()
+    for place in range(0, len(original), 7):
+        flipped = bytearray(original)
         flipped[place] ^= 1
         path.write_bytes(flipped)
         with pytest.raises(CheckpointError):
@@ -212,10 +212,10 @@ def test_arrays_that_do_not_fit_their_axes_are_refused(changes: dict[str, Any]) 
 
 
 def test_axes_in_another_order_are_refused() -> None:
-    made = sample()
-    data = made.data.transpose("length", ...)
+    result = sample()
+    data = result.data.transpose("length", ...)
     with pytest.raises(InputError) as caught:
-        Sample(data=data, provenance=made.provenance)
+        Sample(data=data, provenance=result.provenance)
     assert "'accuracy'" in caught.value.what
     assert str(tuple(Sample.VARIABLES["accuracy"].split())) in caught.value.expected
     assert caught.value.given == str(data["accuracy"].dims)
@@ -262,8 +262,8 @@ def test_what_a_result_says_is_registered_from_outside(capsys: pytest.CaptureFix
     figure = Figure(title="t", plot=Plot(), caption="c")  # pyright: ignore[reportArgumentType]
     findings_of.register(Loud, lambda result: [Finding(kind="x", text=f"a < b{result.note}")])
     figures_of.register(Loud, lambda result: [figure])
-    made = sample()
-    loud = Loud(data=made.data, provenance=made.provenance, note="!")
+    plain = sample()
+    loud = Loud(data=plain.data, provenance=plain.provenance, note="!")
     loud.show()
     assert capsys.readouterr().out == "a < b!\n" and shown == ["plot"]
     shape, arrays = repr(loud).removesuffix(")").split("; ")
@@ -272,7 +272,7 @@ def test_what_a_result_says_is_registered_from_outside(capsys: pytest.CaptureFix
     ]  # fmt: skip
     assert arrays.split(", ") == ["accuracy", "control", "right"]
     assert "<li>a &lt; b!</li>" in loud._repr_html_()
-    assert made.findings() == [] and made.figures() == []
+    assert plain.findings() == [] and plain.figures() == []
 
 
 def test_views_are_imported_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,8 +373,10 @@ def test_no_field_of_a_result_hides_what_every_result_can_do(kind: str) -> None:
     cls = next(c for c in vars(module).values() if getattr(c, "kind", None) == kind)
     shared = {name for name in dir(Result) if not name.startswith("_")}
     shared -= {"VARIABLES", "OPTIONAL", "kind"}  # which each kind declares for itself
-    own = {f.name for f in dataclasses.fields(cls)} - {f.name for f in dataclasses.fields(Result)}
-    assert not own & shared
+    own_fields = {f.name for f in dataclasses.fields(cls)} - {
+        f.name for f in dataclasses.fields(Result)
+    }
+    assert not own_fields & shared
     for name in shared & vars(cls).keys():  # an override does what it is called
         hidden = inspect.signature(getattr(Result, name)).parameters
         assert list(inspect.signature(getattr(cls, name)).parameters)[: len(hidden)] == list(hidden)
@@ -387,10 +389,10 @@ def test_each_kind_is_defined_where_it_is_looked_up_and_knows_no_views(kind: str
     cls = known_kinds()[kind]
     assert cls.__module__ == module
     names = (f"{module}_views", f"{module}_figures", f"{module.rpartition('.')[0]}.figures")
-    beside = [name for name in names if find_spec(name) is not None]
-    assert beside
+    modules = [name for name in names if find_spec(name) is not None]
+    assert modules
     text = Path(str(find_spec(module).origin)).read_text()  # type: ignore[union-attr]
-    for name in beside:
+    for name in modules:
         assert name not in text
         importlib.import_module(name)
     for registry in (findings_of, figures_of):
@@ -399,8 +401,8 @@ def test_each_kind_is_defined_where_it_is_looked_up_and_knows_no_views(kind: str
 
 def test_no_share_below_all_is_said_to_be_all() -> None:
     shares = (1, 0.9999, 0.99, 0.994, 0.42, 0.01, 0.0001, 0)
-    said = ["100%", "99.9%", "99%", "99.4%", "42%", "1%", "0.1%", "0%"]
-    assert [percent(share) for share in shares] == said
+    spelt = ["100%", "99.9%", "99%", "99.4%", "42%", "1%", "0.1%", "0%"]
+    assert [percent(share) for share in shares] == spelt
 
 
 def test_results_that_cannot_be_listed_are_no_results_at_all(tmp_path: Path) -> None:

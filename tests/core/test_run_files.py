@@ -188,9 +188,9 @@ def test_a_given_model_is_known_by_its_weights(tmp_path: Path) -> None:
 def test_times_are_added_and_the_command_stays(tmp_path: Path) -> None:
     record_how_it_was_made(tmp_path, command="make it", seconds={"train": 2.0})
     record_how_it_was_made(tmp_path, seconds={"heads": 1.0})
-    made = read_json(tmp_path / MADE)
-    assert made["command"] == "make it"
-    assert made["stages"] == {"train": 2.0, "heads": 1.0}
+    document = read_json(tmp_path / MADE)
+    assert document["command"] == "make it"
+    assert document["stages"] == {"train": 2.0, "heads": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_stages_that_were_done_before_one_that_failed_are_kept(tmp_path: Path) -
     job.skip("programs", "there is none")
     with pytest.raises(ZeroDivisionError), job.stage("attention", "where do they look?"):
         _ = 1 / 0
-    made = read_json(tmp_path / MADE)
-    assert set(made["stages"]) == {"heads"} and made["unsaid"] == {
+    document = read_json(tmp_path / MADE)
+    assert set(document["stages"]) == {"heads"} and document["unsaid"] == {
         "programs": {"reason": "there is none"}
     }

@@ -163,15 +163,15 @@ def test_a_flipped_header_is_refused(tmp_path: Path) -> None:
 def test_a_flip_of_any_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     storage.write_tensors(path, {"w": torch.ones(4), "é": torch.zeros(3).bool()}, {"a": "1 ×"})
-    whole = path.read_bytes()
-    for place in range(len(whole)):
+    original = path.read_bytes()
+    for place in range(len(original)):
         for bit in (1, 32):
-            flipped = bytearray(whole)
+            flipped = bytearray(original)
             flipped[place] ^= bit
             path.write_bytes(flipped)
             with pytest.raises(CheckpointError):
                 storage.read_tensors(path)
-    path.write_bytes(whole)
+    path.write_bytes(original)
     assert storage.read_metadata(path) == {"a": "1 ×"}
 
 
@@ -346,8 +346,8 @@ def test_a_large_file_that_is_whole_is_read(tmp_path: Path, monkeypatch: Any) ->
     monkeypatch.setattr(storage, "_LARGE", 100)
     arrays = {"a": np.arange(50.0), "empty": np.zeros(0)}
     storage.write_arrays(tmp_path / "a.safetensors", arrays, {"text": "x" * 300})
-    kept, texts = storage.read_arrays(tmp_path / "a.safetensors")
-    assert kept["a"].tolist() == arrays["a"].tolist() and texts["text"] == "x" * 300
+    stored, texts = storage.read_arrays(tmp_path / "a.safetensors")
+    assert stored["a"].tolist() == arrays["a"].tolist() and texts["text"] == "x" * 300
 
 
 HOLDER = (

@@ -73,7 +73,7 @@ def _public_classes() -> dict[str, type]:
 
 
 @cache
-def _made() -> dict[str, Any]:
+def _examples() -> dict[str, Any]:
     """One of each, large enough that a dump would be long."""
     program = programs.get_program("ripple")
     compiled = compiler.compile_program(program, max_length=9)
@@ -91,7 +91,7 @@ def _made() -> dict[str, Any]:
     trace = program.trace(batch.inputs, n_loops=9)
     agreement = compiler.compare_with_program(compiled, batch.inputs, n_loops=9)
     prediction, config = comparison.Prediction(program, pairs), training.RECIPES["addition"]
-    given = training.GivenModelConfig(
+    given_config = training.GivenModelConfig(
         task="addition", model=config.model, max_n=8, origin="given " * 40
     )
     drawn = compiler.draw(compiled.circuit)
@@ -198,7 +198,7 @@ def _made() -> dict[str, Any]:
         "Sweep": SMALL,
         "SweepEvaluation": SMALL.evaluation,
         "SweepScale": training.SweepScale(about="minutes"),
-        "GivenModelConfig": given,
+        "GivenModelConfig": given_config,
         "Recipe": training.get_recipe("addition"),
         "Measurement": training.get_recipe("addition").measured,
         "Card": zoo.get_card("addition"),
@@ -221,19 +221,19 @@ def _made() -> dict[str, Any]:
 
 
 def test_every_public_class_is_among_those_looked_at() -> None:
-    assert _public_classes().keys() - _made().keys() == set()
+    assert _public_classes().keys() - _examples().keys() == set()
 
 
 @pytest.mark.parametrize("name", sorted(_public_classes()))
 def test_an_object_says_itself_in_a_line_or_two(name: str) -> None:
-    made = _made()[name]
-    said = repr(made)
-    assert said and "\n" not in said
-    assert len(said) <= MOST
+    example = _examples()[name]
+    text = repr(example)
+    assert text and "\n" not in text
+    assert len(text) <= MOST
     for dumped in ("tensor(", "array(", "object at 0x", "xarray.Dataset"):
-        assert dumped not in said
-    if hasattr(made, "_repr_html_"):
-        page = made._repr_html_()
+        assert dumped not in text
+    if hasattr(example, "_repr_html_"):
+        page = example._repr_html_()
         assert page.startswith(("<p>", "<pre>", "<style>", "<div")) and "tensor(" not in page
 
 
@@ -241,13 +241,13 @@ def test_an_object_says_itself_in_a_line_or_two(name: str) -> None:
     "name", ["Batch", "Run", "Verdict", "Circuit", "LoopProgram", "LoopedCache", "TrainingConfig"]
 )
 def test_what_is_worth_more_than_a_line_shows_itself_in_a_notebook(name: str) -> None:
-    show: Callable[[], str] = _made()[name]._repr_html_
-    assert len(show()) > len(repr(_made()[name]))
+    show: Callable[[], str] = _examples()[name]._repr_html_
+    assert len(show()) > len(repr(_examples()[name]))
 
 
 def test_a_batch_says_how_many_examples_of_which_length() -> None:
     parts = ("Batch(", "examples=64", "n=8", "n_loops=9", "int64[64, 9]")
-    assert all(part in repr(_made()["Batch"]) for part in parts)
+    assert all(part in repr(_examples()["Batch"]) for part in parts)
     mixed = get_task("addition").sample(
         torch.tensor([3, 5]), generator=torch.Generator().manual_seed(0)
     )

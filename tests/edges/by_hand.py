@@ -51,12 +51,12 @@ def run_by_hand(
                 names = [place + name for name in parts(config, kind)]
                 new = sum(sees(name, receiver, written[name]) for name in names)
                 new = new + (layer.attn.out.bias if kind == "attn" else layer.mlp.fc_out.bias)
-                own = "ln1" if kind == "attn" else "ln2"
+                norm_name = "ln1" if kind == "attn" else "ln2"
                 if config.norm == "sandwich":
-                    new = normed(getattr(layer, f"{own}_post"), new)
+                    new = normed(getattr(layer, f"{norm_name}_post"), new)
                 x = x + new
                 if config.norm == "post":
-                    x = normed(getattr(layer, own), x)
+                    x = normed(getattr(layer, norm_name), x)
         return x, e_now
 
     for at, (kind, place, layer) in enumerate(steps):
@@ -77,8 +77,8 @@ def run_by_hand(
             if "block" in place and config.injection == "sublayer":
                 x = x + e
             if "block" in place and config.injection == "internal":
-                own = getattr(layer, recall)
-                x = x @ own.state.weight.T + e @ own.input.weight.T
+                recalled = getattr(layer, recall)
+                x = x @ recalled.state.weight.T + e @ recalled.input.weight.T
             return x
 
         if kind == "mlp":

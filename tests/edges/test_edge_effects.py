@@ -12,11 +12,11 @@ from loopinterp.edges.edge_effects import SHARES, EdgeEffects, TiedCircuits, are
 from loopinterp.edges.edge_runs import EdgeRuns
 from loopinterp.edges.unrolled_graph import UnrolledGraph
 from tests.edges.by_hand import run_by_hand
-from tests.edges.test_edge_runs import ARCHITECTURES, LOOPS, made, tokens
+from tests.edges.test_edge_runs import ARCHITECTURES, LOOPS, model_with, tokens
 
 
 def effects_of(name: str, *, split: bool = True) -> EdgeEffects:
-    model, (base, source) = made(**ARCHITECTURES[name]), tokens()
+    model, (base, source) = model_with(**ARCHITECTURES[name]), tokens()
     graph = UnrolledGraph(model.config, LOOPS, split=split)
     with torch.no_grad():
         # Or an untrained model answers everything alike.
@@ -36,7 +36,7 @@ def test_exact_effects_are_those_of_runs_by_hand() -> None:
     effects = effects_of("post, loop norm, input", split=False)
     model, (base, source) = effects.model, tokens()
     _, donated = run_by_hand(model, source, LOOPS)
-    found = effects.exact()
+    sizes = effects.exact()
     names = effects.graph.sender_names, effects.graph.receiver_names
     compared = effects.compared
     for s, r in effects.graph.edges.nonzero().tolist()[::9]:
@@ -46,7 +46,7 @@ def test_exact_effects_are_those_of_runs_by_hand() -> None:
             lambda a, b, x, ends=ends: donated[a] if a in ends[0] and b in ends[1] else x,
         )  # fmt: skip
         expected = compared.scores(logits[None])[0, 1]
-        assert found[s, r].mean().item() == pytest.approx(expected, abs=1e-8)
+        assert sizes[s, r].mean().item() == pytest.approx(expected, abs=1e-8)
 
 
 def test_a_tied_edge_is_all_its_edges_at_once_and_gradients_add_up_over_them() -> None:
@@ -61,7 +61,7 @@ def test_a_tied_edge_is_all_its_edges_at_once_and_gradients_add_up_over_them() -
 @pytest.mark.parametrize("name", ["pre", "post, internal", "surround"])
 def test_eap_is_the_slope_of_the_metric_along_each_edge(name: str) -> None:
     effects, small = effects_of(name), 1e-5
-    found = effects.eap().mean(-1)
+    eap_scores = effects.eap().mean(-1)
     graph, (base, source) = effects.graph, tokens()
     runs = EdgeRuns(effects.model, graph, base)
     donor = EdgeRuns(effects.model, graph, source)()[1].detach()
@@ -73,7 +73,7 @@ def test_eap_is_the_slope_of_the_metric_along_each_edge(name: str) -> None:
             with torch.no_grad():
                 ends.append(effects.compared.scores(runs(weights, donor)[0][None])[0, 1])
         slope = (ends[0] - ends[1]) / (2 * small)
-        assert found[s, r].item() == pytest.approx(slope, abs=1e-6)
+        assert eap_scores[s, r].item() == pytest.approx(slope, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["pre", "post, loop norm, input", "sandwich, sublayer"])
@@ -91,12 +91,12 @@ def test_integrated_gradients_add_up_to_the_whole_effect(name: str) -> None:
 
 def test_controls_know_norms_and_draws_only() -> None:
     effects = effects_of("pre")
-    found = effects.magnitude()
+    sizes = effects.magnitude()
     graph, model = effects.graph, effects.model
     r = graph.receivers_named("1:block.1.head.0.v")[0]
     written = effects.base[0].norm(dim=-1).mean(-1)
     expected = written * model.block[1].attn.W_V[0].norm()
-    torch.testing.assert_close(found[0, r], expected.detach())
+    torch.testing.assert_close(sizes[0, r], expected.detach())
     draws = [effects.random(torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
     assert draws[0].equal(draws[1]) and not draws[0].equal(draws[2])
 
@@ -125,32 +125,32 @@ def test_the_top_edges_are_those_of_highest_score_in_order() -> None:
 
 
 def test_pruning_lets_no_edge_go_that_the_threshold_holds() -> None:
-    made = circuits()
-    kept = made.pruned(0.05)
-    n = len(kept)
-    assert 0 < int(kept.sum()) < n
-    assert made.pruned(1e-9).sum() >= kept.sum() >= made.pruned(0.3).sum()
+    tied = circuits()
+    in_circuit = tied.pruned(0.05)
+    n = len(in_circuit)
+    assert 0 < int(in_circuit.sum()) < n
+    assert tied.pruned(1e-9).sum() >= in_circuit.sum() >= tied.pruned(0.3).sum()
     # What it let go last is within the threshold of what is left.
-    f = made.faithfulness(kept)
-    cost = made.minimality(kept)
-    assert bool((cost.isnan() == ~kept).all())
-    one = int(kept.nonzero()[0])
-    without = kept.clone()
+    f = tied.faithfulness(in_circuit)
+    cost = tied.minimality(in_circuit)
+    assert bool((cost.isnan() == ~in_circuit).all())
+    one = int(in_circuit.nonzero()[0])
+    without = in_circuit.clone()
     without[one] = False
-    assert cost[one].item() == pytest.approx(f - made.faithfulness(without))
+    assert cost[one].item() == pytest.approx(f - tied.faithfulness(without))
 
 
 def test_the_whole_graph_is_complete() -> None:
-    made = circuits()
-    whole = torch.ones(len(made.pruned(0.3)), dtype=torch.bool)
-    complete = made.completeness(whole, torch.Generator().manual_seed(0))
+    tied = circuits()
+    every_edge = torch.ones(len(tied.pruned(0.3)), dtype=torch.bool)
+    complete = tied.completeness(every_edge, torch.Generator().manual_seed(0))
     assert complete.without == pytest.approx(0)
     assert complete.mean_gap == complete.largest_gap == 0
-    half = made.completeness(top(torch.rand(len(whole)), 5), torch.Generator().manual_seed(0))
+    half = tied.completeness(top(torch.rand(len(every_edge)), 5), torch.Generator().manual_seed(0))
     assert half.largest_gap >= half.mean_gap > 0
 
 
 def test_edges_at_random_are_as_many_as_asked_for() -> None:
-    made = circuits()
-    n = len(made.pruned(0.3))
-    assert made.at_random(n, torch.Generator().manual_seed(0), draws=2) == pytest.approx([1, 1])
+    tied = circuits()
+    n = len(tied.pruned(0.3))
+    assert tied.at_random(n, torch.Generator().manual_seed(0), draws=2) == pytest.approx([1, 1])

@@ -34,7 +34,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def made(**changes: Any) -> LoopedTransformer:
+def model_with(**changes: Any) -> LoopedTransformer:
     small = {"d_model": 8, "n_heads": 2, "d_vocab": 5, "d_vocab_out": 3, "n_layers": 2, "d_mlp": 6}
     config = LoopedTransformerConfig(
         **{**small, "init_std": 0.4, "positions": "absolute", "n_ctx": 4, **changes}
@@ -73,9 +73,9 @@ def some_paths(model: LoopedTransformer) -> list[tuple[str, str, tuple[str, ...]
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_path_patching_is_that_of_a_run_by_hand(name: str) -> None:
-    model = made(**ARCHITECTURES[name])
+    model = model_with(**ARCHITECTURES[name])
     base, source = tokens()
-    plain, own = run_by_hand(model, base, LOOPS)
+    plain, updates = run_by_hand(model, base, LOOPS)
     _, donated = run_by_hand(model, source, LOOPS)
     torch.testing.assert_close(plain, model(base, n_loops=LOOPS), atol=1e-9, rtol=0)
     moved = 0
@@ -85,7 +85,7 @@ def test_path_patching_is_that_of_a_run_by_hand(name: str) -> None:
         def sees(a, b, output, sender=sender, into=into, through=through):
             if a == sender:
                 return donated[a] if b in into else output
-            return own[a] if a in through and b not in into else output
+            return updates[a] if a in through and b not in into else output
 
         expected, _ = run_by_hand(model, base, LOOPS, sees)
         got = path_patching(
@@ -108,34 +108,34 @@ def test_a_run_without_weights_is_the_model_s_own_and_one_with_all_of_them_the_d
     runs, donors = EdgeRuns(model, graph, base), EdgeRuns(model, graph, source)
     logits, _ = runs()
     torch.testing.assert_close(logits, model(base, n_loops=LOOPS))
-    given, values = donors()
+    drawn_edges, values = donors()
     ones = torch.ones(graph.edges.shape, dtype=torch.float64)
-    torch.testing.assert_close(runs(ones, values)[0], given)
+    torch.testing.assert_close(runs(ones, values)[0], drawn_edges)
     # Weights that all differ, so that no stream is shared, and by example.
     drawn = torch.rand(*graph.edges.shape, generator=torch.Generator().manual_seed(0)).double()
-    apart = runs(drawn, values)[0]
+    separate = runs(drawn, values)[0]
     one_by_one = runs(drawn[..., None].expand(*drawn.shape, len(base)), values)[0]
-    torch.testing.assert_close(apart, one_by_one)
-    torch.testing.assert_close(apart, runs(drawn.requires_grad_(), values)[0])
+    torch.testing.assert_close(separate, one_by_one)
+    torch.testing.assert_close(separate, runs(drawn.requires_grad_(), values)[0])
 
 
 def test_groups_of_neurons_send_their_part_of_the_mlp() -> None:
-    model = made()
+    model = model_with()
     base, source = tokens()
     groups = {"block.1.first": [0, 3], "block.1.second": [1, 2, 4, 5]}
     both = path_patching(
         model, base, source, senders=list(groups), receivers="2:block.0.mlp", neurons=groups,
         n_loops=LOOPS,
     )  # fmt: skip
-    whole = path_patching(
+    patched = path_patching(
         model, base, source, senders="block.1.mlp", receivers="2:block.0.mlp", n_loops=LOOPS
     )
-    torch.testing.assert_close(both, whole)
+    torch.testing.assert_close(both, patched)
     one = path_patching(
         model, base, source, senders="1:block.1.first", receivers="2:block.0.mlp", neurons=groups,
         n_loops=LOOPS,
     )  # fmt: skip
-    _, own = run_by_hand(model, base, LOOPS)
+    _, updates = run_by_hand(model, base, LOOPS)
     # By hand: the MLP's output changed by what two neurons write in the source's run.
     inside = ["blocks.3.mlp.hook_post"]
     neurons = [
@@ -143,7 +143,7 @@ def test_groups_of_neurons_send_their_part_of_the_mlp() -> None:
     ]
     change = (neurons[1][inside[0]] - neurons[0][inside[0]])[..., [0, 3]]
     outwards = model.get_parameter("block.1.mlp.fc_out.weight")
-    changed = own["1:block.1.mlp"] + change @ outwards[:, [0, 3]].T
+    changed = updates["1:block.1.mlp"] + change @ outwards[:, [0, 3]].T
     expected, _ = run_by_hand(
         model, base, LOOPS,
         lambda a, b, x: changed if (a, b) == ("1:block.1.mlp", "2:block.0.mlp") else x,
@@ -152,7 +152,7 @@ def test_groups_of_neurons_send_their_part_of_the_mlp() -> None:
 
 
 def test_all_paths_from_the_input_together_are_the_source_s_run() -> None:
-    model, (base, source) = made(), tokens()
+    model, (base, source) = model_with(), tokens()
     graph = UnrolledGraph(model.config, LOOPS)
     got = path_patching(
         model, base, source, senders="input", receivers=graph.receiver_names, n_loops=LOOPS
@@ -177,9 +177,14 @@ def test_all_paths_from_the_input_together_are_the_source_s_run() -> None:
 )
 def test_what_is_no_path_is_refused(changes: dict[str, Any], what: str) -> None:
     base, source = tokens()
-    asked = {"senders": "0:block.0.mlp", "receivers": "2:block.0.mlp", "n_loops": LOOPS, **changes}
+    arguments = {
+        "senders": "0:block.0.mlp",
+        "receivers": "2:block.0.mlp",
+        "n_loops": LOOPS,
+        **changes,
+    }
     with pytest.raises(InputError) as caught:
-        path_patching(made(), base, source, **asked)
+        path_patching(model_with(), base, source, **arguments)
     assert caught.value.what == what
 
 
@@ -187,6 +192,6 @@ def test_gates_are_refused_as_they_read_the_stream_themselves() -> None:
     base, source = tokens()
     with pytest.raises(InputError) as caught:
         path_patching(
-            made(norm="gated"), base, source, senders="input", receivers="readout", n_loops=2
+            model_with(norm="gated"), base, source, senders="input", receivers="readout", n_loops=2
         )
     assert caught.value.what == "model"

@@ -24,7 +24,7 @@ from loopinterp.edges import (
 from loopinterp.edges.edge_effects import SHARES
 from loopinterp.programs import get_program
 from loopinterp.tasks import get_task
-from tests.edges.test_edge_runs import made, tokens
+from tests.edges.test_edge_runs import model_with, tokens
 
 N = 4
 
@@ -60,60 +60,60 @@ def studied(name: str, *, hidden: bool = False) -> EdgeStudy:
     [("ripple", False), ("parity", False), ("latched_ripple", False), ("parity", True)],
 )
 def test_the_edges_of_a_program_are_found(name: str, hidden: bool) -> None:
-    found, known = studied(name, hidden=hidden), compiled(name, hidden=hidden)
-    table = edges_recovered(found, known)
+    result, known = studied(name, hidden=hidden), compiled(name, hidden=hidden)
+    table = edges_recovered(result, known)
     tied = table.query("graph == 'tied' and truth == 'program' and by == 'size'")
     auroc = dict(zip(tied["score"], tied["auroc"]))
     assert auroc["edge_ig"] >= 0.95
     assert max(auroc["magnitude"], auroc["random"]) < 0.95
     if not hidden:
         # What a latch holds is computed again in any case: no exact test of one edge shows it.
-        missed = program_edges(known) - found.tied_edges()
+        missed = program_edges(known) - result.tied_edges()
         assert missed == ({("block.1.mlp", "block.1.mlp", 1)} if "latched" in name else set())
-        assert found.pruned_faithfulness > 0.95 > found.random_faithfulness + 0.2
+        assert result.pruned_faithfulness > 0.95 > result.random_faithfulness + 0.2
 
 
 def test_faithfulness_is_that_of_circuits_from_nothing_to_everything() -> None:
-    found = studied("ripple")
-    curve = found.data["curve"]
+    result = studied("ripple")
+    curve = result.data["curve"]
     np.testing.assert_allclose(curve.sel(kept=0), 0, atol=1e-6)
     np.testing.assert_allclose(curve.isel(kept=-1), 1, atol=1e-6)
-    whole = found.data["faithfulness"].sel(share=1.0)
-    unrolled = whole.sel(graph="unrolled").drop_sel(score="exact")
-    np.testing.assert_allclose(whole.sel(graph="tied"), 1, atol=1e-6)
+    complete = result.data["faithfulness"].sel(share=1.0)
+    unrolled = complete.sel(graph="unrolled").drop_sel(score="exact")
+    np.testing.assert_allclose(complete.sel(graph="tied"), 1, atol=1e-6)
     np.testing.assert_allclose(unrolled, 1, atol=1e-6)
-    assert found.data["share"].values.tolist() == list(SHARES)
-    areas = found.areas().set_index(["graph", "score"])
+    assert result.data["share"].values.tolist() == list(SHARES)
+    areas = result.areas().set_index(["graph", "score"])
     assert areas.loc[("tied", "edge_ig"), "cmd"] < areas.loc[("tied", "random"), "cmd"]
     assert ("unrolled", "exact") not in areas.index  # it was not asked for
 
 
 def test_a_result_is_saved_tabled_and_made_a_circuit(tmp_path: Path) -> None:
-    found = studied("ripple")
-    back = load_result(found.save(tmp_path))
-    assert isinstance(back, EdgeStudy) and back.data.identical(found.data)
-    assert (back.completeness, back.config) == (found.completeness, found.config)
-    table = found.to_dataframe()
+    result = studied("ripple")
+    back = load_result(result.save(tmp_path))
+    assert isinstance(back, EdgeStudy) and back.data.identical(result.data)
+    assert (back.completeness, back.config) == (result.completeness, result.config)
+    table = result.to_dataframe()
     assert table.columns.tolist() == ["score", "sender", "receiver", "lag", "effect", "size"]
     assert not table.isna().any().any()
     assert (table["size"] >= table["effect"].abs() - 1e-9).all()
-    first = found.tied_edges(score="exact", count=1)
+    first = result.tied_edges(score="exact", count=1)
     assert first == {("coda.0.mlp", "readout", 0)}
     # In a circuit, what goes to later loops goes through the next, and outwards through the last.
-    drawn = {(s, r, min(lag, 1) * r.startswith("block")) for s, r, lag in found.tied_edges()}
-    assert program_edges(found.circuit()) == drawn
-    assert found.to_dataframe("curve")["kept"].max() == found.data["pruned"].count()
+    drawn = {(s, r, min(lag, 1) * r.startswith("block")) for s, r, lag in result.tied_edges()}
+    assert program_edges(result.circuit()) == drawn
+    assert result.to_dataframe("curve")["kept"].max() == result.data["pruned"].count()
     wrong: dict[str, Any]
     for wrong in ({"score": "exact"}, {"count": 3}, {"score": "eap", "count": 1}):
         with pytest.raises(InputError):
-            found.tied_edges(**wrong)
+            result.tied_edges(**wrong)
 
 
 def test_what_it_says_and_shows() -> None:
-    found = studied("ripple")
-    (finding,) = found.findings()
-    assert f"{len(found.tied_edges())} of " in finding.text and "at random" in finding.text
-    figures = found.figures()
+    result = studied("ripple")
+    (finding,) = result.findings()
+    assert f"{len(result.tied_edges())} of " in finding.text and "at random" in finding.text
+    figures = result.figures()
     assert [bool(figure.control) for figure in figures] == [True] * 3
     assert {figure.section for figure in figures} == {"program"}
     drawn: Any = figures[1].plot
@@ -122,51 +122,51 @@ def test_what_it_says_and_shows() -> None:
 
 
 def test_the_graph_has_the_edges_that_were_kept_with_their_effects() -> None:
-    found = studied("ripple")
-    graph = edge_graph(found)
-    assert {(e.source, e.target, e.lag) for e in graph.edges} == found.tied_edges()
-    table = found.to_dataframe().set_index(["score", "sender", "receiver", "lag"])
+    result = studied("ripple")
+    graph = edge_graph(result)
+    assert {(e.source, e.target, e.lag) for e in graph.edges} == result.tied_edges()
+    table = result.to_dataframe().set_index(["score", "sender", "receiver", "lag"])
     for edge in graph.edges:
         row = table.loc[("edge_ig", edge.source, edge.target, edge.lag)]
         assert edge.effect is not None and abs(edge.effect) == pytest.approx(float(row["size"]))
         assert (edge.effect < 0) == (float(row["effect"]) < 0)
-    kept = {float(x) for x in found.data["minimality"].values.flat if not np.isnan(x)}
-    told = " ".join(text for node in graph.nodes for _, text in node.facts)
-    assert all(f"loses {x:.3f}" in told for x in kept)
-    assert found.figures()[2].plot == graph
+    minimality = {float(x) for x in result.data["minimality"].values.flat if not np.isnan(x)}
+    words = " ".join(text for node in graph.nodes for _, text in node.facts)
+    assert all(f"loses {x:.3f}" in words for x in minimality)
+    assert result.figures()[2].plot == graph
 
 
 def test_in_the_graph_slots_are_roles() -> None:
-    model, (base, source) = made(n_layers=1, d_mlp=4), tokens()
-    found = edge_study(
+    model, (base, source) = model_with(n_layers=1, d_mlp=4), tokens()
+    result = edge_study(
         model, base, source, n_loops=2, methods=["eap"], split=True, neurons={"block.0.one": [0]}
     )
     edges = [("input", "block.0.head.1.k", 0), ("block.0.one", "block.0.head.1.v", 1)]
-    graph = edge_graph(found, edges)
+    graph = edge_graph(result, edges)
     assert [(e.target, e.role, e.lag) for e in graph.edges] == [
         ("block.0.head.1", "value", 1), ("block.0.head.1", "key", 0),
     ]  # fmt: skip
     assert {node.label for node in graph.nodes} == {"injected input", "head 0.1", "one"}
     assert graph.title.endswith("by eap")  # they were given: no pruning left them
     with pytest.raises(InputError) as caught:
-        edge_graph(found, [("input", "block.9.mlp", 0)])
+        edge_graph(result, [("input", "block.9.mlp", 0)])
     assert caught.value.what == "edges"
 
 
 def test_groups_slots_and_exact_unrolled_edges_are_options() -> None:
-    model, (base, source) = made(n_layers=1, d_mlp=4), tokens()
-    found = edge_study(
+    model, (base, source) = model_with(n_layers=1, d_mlp=4), tokens()
+    result = edge_study(
         model, base, source, n_loops=2, methods=["exact", "eap"], split=True, curve_points=3,
         neurons={"block.0.one": [0, 2]}, unrolled_exact=True, rank_by="effect", threshold=0.1,
     )  # fmt: skip
-    receivers = found.data["receiver"].values.tolist()
+    receivers = result.data["receiver"].values.tolist()
     assert {"0:block.0.head.1.q", "0:block.0.one", "0:block.0.mlp"} <= set(receivers)
-    exact = found.data["effect"].sel(score="exact", receiver="readout", sender="1:block.0.one")
-    tied = found.data["tied_effect"].sel(
+    exact = result.data["effect"].sel(score="exact", receiver="readout", sender="1:block.0.one")
+    tied = result.data["tied_effect"].sel(
         score="exact", tied_receiver="readout", tied_sender="block.0.one", lag=0
     )
     assert float(exact) == pytest.approx(float(tied))
-    assert not found.data["faithfulness"].isnull().any()
+    assert not result.data["faithfulness"].isnull().any()
 
 
 def by_answer(logits: torch.Tensor) -> torch.Tensor:
@@ -191,12 +191,12 @@ def test_what_makes_no_study_is_refused(what: str, value: Any) -> None:
     base, source = tokens()
     options: dict[str, Any] = {"methods": ["eap"], what: value}
     with pytest.raises(InputError) as caught:
-        edge_study(made(n_layers=1), base, source, n_loops=2, **options)
+        edge_study(model_with(n_layers=1), base, source, n_loops=2, **options)
     assert caught.value.what == what
 
 
 def test_hooks_that_no_run_would_fire_are_refused() -> None:
-    model, (base, source) = made(n_layers=1), tokens()
+    model, (base, source) = model_with(n_layers=1), tokens()
     model.add_hook("loops.0.hook_state_pre", lambda x, hook: x)
     with pytest.raises(HookError):
         edge_study(model, base, source, n_loops=2)
@@ -205,7 +205,7 @@ def test_hooks_that_no_run_would_fire_are_refused() -> None:
 
 
 def test_a_model_whose_logits_are_not_finite_is_refused() -> None:
-    model, (base, source) = made(n_layers=1), tokens()
+    model, (base, source) = model_with(n_layers=1), tokens()
     with torch.no_grad():
         model.unembedding.bias[0] = float("nan")
     with pytest.raises(InputError, match="finite"):

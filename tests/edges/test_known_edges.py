@@ -61,20 +61,20 @@ def test_groups_of_neurons_are_components_by_name() -> None:
 
 def test_found_edges_come_back_from_a_circuit_that_is_saved_and_drawn(tmp_path: Path) -> None:
     edges = RIPPLE | {("block.0.head.1", "block.1.mlp", 1)}
-    made = as_circuit(edges, CONFIG)
-    assert program_edges(made) == edges
-    made.save(tmp_path)
+    circuit = as_circuit(edges, CONFIG)
+    assert program_edges(circuit) == edges
+    circuit.save(tmp_path)
     assert program_edges(Circuit.load(tmp_path)) == edges
-    assert len(draw(made).edges) >= len(edges)
-    unrolled = made.unrolled(3)
+    assert len(draw(circuit).edges) >= len(edges)
+    unrolled = circuit.unrolled(3)
     assert ("2:state of block.1.mlp", "2:block.0.mlp") in unrolled
     assert ("1:block.1.mlp", "2:state of block.1.mlp") in unrolled
 
 
 def test_receivers_of_queries_keys_and_values_are_their_head() -> None:
     split = {("block.0.mlp", f"block.1.head.0.{slot}", 0) for slot in "qkv"}
-    found = program_edges(as_circuit(split, CONFIG))
-    assert found == {("block.0.mlp", "block.1.head.0", 0)}
+    true_edges = program_edges(as_circuit(split, CONFIG))
+    assert true_edges == {("block.0.mlp", "block.1.head.0", 0)}
 
 
 def test_what_is_no_circuit_or_component_is_refused(no_type_checks: None) -> None:

@@ -21,7 +21,7 @@ def graph(n_loops: int = 3, *, split: bool = False, **changes: Any) -> UnrolledG
 
 @pytest.mark.parametrize("split", [False, True])
 def test_there_are_as_many_edges_as_pairs_of_one_before_the_other(split: bool) -> None:
-    made = graph(split=split, **SURROUND)
+    unrolled = graph(split=split, **SURROUND)
     # The prelude's layer, 3 loops of 2, the coda's: at each heads, then the MLP.
     layers, heads, count, written = 8, 2, 0, 1
     for _ in range(layers):
@@ -29,16 +29,16 @@ def test_there_are_as_many_edges_as_pairs_of_one_before_the_other(split: bool) -
         written += heads
         count += written
         written += 1
-    assert int(made.edges.sum()) == count + written
-    assert len(made.sender_names) == written
-    assert len(set(made.receiver_names)) == len(made.receivers)
+    assert int(unrolled.edges.sum()) == count + written
+    assert len(unrolled.sender_names) == written
+    assert len(set(unrolled.receiver_names)) == len(unrolled.receivers)
 
 
 @pytest.mark.parametrize("split", [False, True])
 def test_tied_edges_part_the_unrolled_ones_by_weights_and_lag(split: bool) -> None:
-    made = graph(4, split=split, **SURROUND)
-    assert bool(((made.tied_index >= 0) == made.edges).all())
-    counts = torch.bincount(made.tied_index[made.edges], minlength=len(made.tied_edges))
+    unrolled = graph(4, split=split, **SURROUND)
+    assert bool(((unrolled.tied_index >= 0) == unrolled.edges).all())
+    counts = torch.bincount(unrolled.tied_index[unrolled.edges], minlength=len(unrolled.tied_edges))
     slot = ".k" if split else ""
     expected = {
         ("block.0.mlp", f"block.1.head.0{slot}", 0): 4,
@@ -50,20 +50,20 @@ def test_tied_edges_part_the_unrolled_ones_by_weights_and_lag(split: bool) -> No
         ("prelude.0.mlp", "block.0.mlp", 0): 4,
         ("coda.0.mlp", "readout", 0): 1,
     }
-    found = {edge: int(counts[made.tied_edges.index(edge)]) for edge in expected}
-    assert found == expected
-    assert ("block.1.mlp", "block.0.mlp", 0) not in made.tied_edges
+    multiplicity = {edge: int(counts[unrolled.tied_edges.index(edge)]) for edge in expected}
+    assert multiplicity == expected
+    assert ("block.1.mlp", "block.0.mlp", 0) not in unrolled.tied_edges
 
 
 def test_a_name_without_a_loop_is_every_loop() -> None:
-    made = graph(3, split=True)
-    names = [made.sender_names[k] for k in made.senders_named("block.0.head.1")]
+    unrolled = graph(3, split=True)
+    names = [unrolled.sender_names[k] for k in unrolled.senders_named("block.0.head.1")]
     assert names == [f"{loop}:block.0.head.1" for loop in range(3)]
-    slots = [made.receiver_names[k] for k in made.receivers_named("1:block.0.head.0")]
+    slots = [unrolled.receiver_names[k] for k in unrolled.receivers_named("1:block.0.head.0")]
     assert slots == [f"1:block.0.head.0.{slot}" for slot in "qkv"]
-    assert len(made.receivers_named(["block.0.head.0.q", "readout"])) == 4
+    assert len(unrolled.receivers_named(["block.0.head.0.q", "readout"])) == 4
     with pytest.raises(InputError) as caught:
-        made.senders_named("3:block.0.head.1")
+        unrolled.senders_named("3:block.0.head.1")
     assert caught.value.what == "senders"
     with pytest.raises(InputError) as caught:
         graph(0)

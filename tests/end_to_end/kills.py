@@ -192,11 +192,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*multi-threaded.*fork")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        done = kill_at_random(Path(folder), given.kills, seed=given.seed)
+        done = kill_at_random(Path(folder), arguments.kills, seed=arguments.seed)
     print(
         f"{sum(done.kills.values())} kills ({dict(done.kills)}), {done.in_the_middle} in the "
         f"middle of training, {len(done.runs)} runs: nothing lost, no result that mixes runs"

@@ -43,13 +43,15 @@ def test_the_demo_ends_in_a_report_with_every_study(
     assert finite["kind"] == "verdict" and finite["good"] is True
     algorithm = "ripple from carry = propagate"
     assert finite["value"] == algorithm
-    beside = (out / "comparison.html").read_text()
-    assert document["comparison"] == str(out / "comparison.html") and "None of these" in beside
+    comparison = (out / "comparison.html").read_text()
+    assert document["comparison"] == str(out / "comparison.html") and "None of these" in comparison
     assert Path(document["finite_report"]).read_text().count(algorithm) > 1
-    made = json.loads((out / "made.json").read_text())
-    unsaid = made.get("unsaid", {})  # so small a model may not have learnt a thing to be exchanged
-    assert set(unsaid) <= {"subspaces"}
-    named = {"generalisation", *(study.name for study in STUDIES)} - set(unsaid)
+    record = json.loads((out / "made.json").read_text())
+    skipped = record.get(
+        "unsaid", {}
+    )  # so small a model may not have learnt a thing to be exchanged
+    assert set(skipped) <= {"subspaces"}
+    named = {"generalisation", *(study.name for study in STUDIES)} - set(skipped)
     results = {path.stem: load_result(path) for path in result_files(out / "results")}
     assert set(results) == named
     assert {result.provenance.seed for result in results.values()} <= {0, 1}
@@ -59,7 +61,7 @@ def test_the_demo_ends_in_a_report_with_every_study(
         assert word in report
     # The rest is there when it is asked for; a hundred of these are a program's code.
     assert len(Reader(report).unfolded) <= 1900
-    assert set(made["stages"]) == {"train", *named}
+    assert set(record["stages"]) == {"train", *named}
     assert all(name in done.stderr for name in ("train:", *(f"{name}:" for name in named)))
 
 
@@ -70,8 +72,8 @@ def test_a_training_killed_on_the_way_goes_on_with_the_same_command(
     def train(out: Path) -> list[str]:
         return [*COMMAND, "train", "--task", "addition", *SETTINGS, "--out", str(out)]
 
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    warm_python.run(*train(whole), env=environment()).check_returncode()
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
+    warm_python.run(*train(uninterrupted), env=environment()).check_returncode()
     command = [sys.executable, *train(killed)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment()) as process:
         while not (killed / "state" / "checkpoint.safetensors").exists():
@@ -79,4 +81,4 @@ def test_a_training_killed_on_the_way_goes_on_with_the_same_command(
         process.send_signal(signal.SIGKILL)
     warm_python.run(*train(killed), env=environment()).check_returncode()
     for name in ("metrics.jsonl", "model/model.safetensors", "config.json"):
-        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+        assert (killed / name).read_bytes() == (uninterrupted / name).read_bytes()

@@ -44,8 +44,8 @@ def _assert_no_empty_section(page: str) -> None:
 def test_a_trained_run_of_any_task_is_analysed_and_reported(task: str, tmp_path: Path) -> None:
     run = runs.train_run(_config(task), tmp_path / task, progress=False)
     analysis, page = _analysed(run.folder)
-    asked = {study.name for study in STUDIES} - OF_ADDITION
-    assert set(analysis.results) | set(analysis.skipped) == asked
+    applicable = {study.name for study in STUDIES} - OF_ADDITION
+    assert set(analysis.results) | set(analysis.skipped) == applicable
     assert set(analysis.skipped) <= {"subspaces"}  # no exchange changes what always answers alike
     assert ("had no rival" in page) == (len(list_programs(task)) == 1)
     assert not re.search(r"\b(a|the|its|each|every|of) carry\b", page.lower())
