@@ -207,7 +207,7 @@ def _no_forward_derivative(*_: Any) -> Any:
 
 @cache
 def on_the_cpu(name: str) -> Any:
-    return STUDIES[name](model_for(name), asked_of(name))
+    return STUDIES[name](model_for(name), data_for(name))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def on_the_cpu(name: str) -> Any:
     ],
 )
 def test_studies(name: str, moved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, data = on_the_cpu(name), asked_of(name)
+    here, data = on_the_cpu(name), data_for(name)
     # PyTorch crashes where it differentiates forwards under a dispatch mode; the other way does.
     monkeypatch.setattr(torch.func, "jvp", _no_forward_derivative)
     with pretend_gpu() as device:
@@ -244,7 +244,7 @@ def test_fitted_lenses(kind: str) -> None:
             m, x, n_loops=3, inside=True, targets="own", positions=[1, 2], draws=1
         ),
     }[kind]
-    model, x = model_for("lens_study"), asked_of("lens_study").inputs
+    model, x = model_for("lens_study"), data_for("lens_study").inputs
     here = fit(model, x)
     with pretend_gpu() as device:
         there = fit(model.to(device), x.to(device))
@@ -256,7 +256,7 @@ def test_fitted_lenses(kind: str) -> None:
 
 
 def test_edges_are_refused_elsewhere() -> None:
-    model, data = model_for("edge_study"), asked_of("edge_study")
+    model, data = model_for("edge_study"), data_for("edge_study")
     with pretend_gpu() as device, pytest.raises(InputError, match=r"Pass model\.cpu\(\)"):
         _edges(model.to(device), data.to(device))
 

@@ -43,9 +43,8 @@ def ripple() -> Compiled:
 def test_every_value_of_every_loop_is_compared(ripple):
     agreement = compare_with_program(ripple, INPUTS, n_loops=5)
     assert agreement.values == 6 * INPUTS.numel()
-    assert (
-        exact(agreement) and agreement.wrong_values == {"carry": 0} and agreement.wrong_answers == 0
-    )
+    assert exact(agreement)
+    assert (agreement.wrong_values, agreement.wrong_answers) == ({"carry": 0}, 0)
     assert set(agreement.attention_error) == {"shift_1"}
 
 
@@ -55,9 +54,8 @@ def test_the_comparison_is_the_same_in_parts(ripple, monkeypatch):
     at_once = compare_with_program(ripple, INPUTS, n_loops=4)
     monkeypatch.setattr(agreement, "CHUNK", 1)
     parts = compare_with_program(ripple, INPUTS, n_loops=4)
-    assert (
-        parts.wrong_values == at_once.wrong_values and parts.wrong_answers == at_once.wrong_answers
-    )
+    assert parts.wrong_values == at_once.wrong_values
+    assert parts.wrong_answers == at_once.wrong_answers
     assert parts.state_error == pytest.approx(at_once.state_error, abs=1e-5)
     assert parts.attention_error == pytest.approx(at_once.attention_error, abs=1e-5)
 
@@ -68,9 +66,8 @@ def test_a_head_that_looks_elsewhere_is_found_out(ripple):
     agreement = compare_with_program(ripple, INPUTS, n_loops=2)
     # In place of the key before it, position 2 sees three keys alike.
     assert agreement.attention_error["shift_1"] == pytest.approx(2 / 3)
-    assert (
-        agreement.wrong_values["carry"] > 0 and agreement.wrong_answers > 0 and not agreement.exact
-    )
+    assert agreement.wrong_values["carry"] > 0 and agreement.wrong_answers > 0
+    assert not agreement.exact
 
 
 @torch.no_grad()

@@ -96,9 +96,9 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
 def test_a_model_may_have_more_classes_than_its_answers_and_not_fewer():
     assert compile_program("parity", max_length=5).model.config.d_vocab_out == 3
     assert compile_program("parity", max_length=5, n_outputs=9).model.config.d_vocab_out == 9
-    for loops in (2, 0, -1, True):
+    for n_outputs in (2, 0, -1, True):
         with pytest.raises(InputError) as caught:
-            compile_program("parity", max_length=5, n_outputs=loops)
+            compile_program("parity", max_length=5, n_outputs=n_outputs)
         assert caught.value.what == "n_outputs"
 
 

@@ -47,9 +47,8 @@ def test_the_demo_ends_in_a_report_with_every_study(
     assert document["comparison"] == str(out / "comparison.html") and "None of these" in comparison
     assert Path(document["finite_report"]).read_text().count(algorithm) > 1
     record = json.loads((out / "made.json").read_text())
-    skipped = record.get(
-        "unsaid", {}
-    )  # so small a model may not have learnt a thing to be exchanged
+    # So small a model may have no state whose interchange changes an answer.
+    skipped = record.get("unsaid", {})
     assert set(skipped) <= {"subspaces"}
     named = {"generalisation", *(study.name for study in STUDIES)} - set(skipped)
     results = {path.stem: load_result(path) for path in result_files(out / "results")}
