@@ -140,6 +140,7 @@ class _Subspaces:
                 fix="Pass a wider d_model, or a program of fewer values.",
             )
         square = torch.randn(d_model, d_model, generator=generator, dtype=torch.float64)
+        # Orthonormal rows [value, d_model] for each variable; the rest spans what no variable uses.
         *rows, rest = torch.linalg.qr(square).Q.float().split([*sizes, d_model - sum(sizes)])
         return cls(dict(zip(values, rows)), values, rest)
 
@@ -201,6 +202,7 @@ def _loss(
 
 def _interchange(h: Tensor, source: Tensor, rows: Tensor, where: Tensor) -> Tensor:
     """States with the source's part in a subspace, at some positions."""
+    # rows [rank, d_model] are orthonormal, so that rows.T rows projects on the subspace.
     return h + where[..., None] * ((source - h) @ rows.mT @ rows)
 
 
@@ -217,6 +219,7 @@ def _balanced(
     # Whether each source has each combination of values, [source, pos, kind].
     same = (by_source[..., None] == kinds[:, None, None]).all(0)
     weight = (same / same.sum(0).clamp(min=1)).sum(-1)
+    # weight [source, pos]: a source counts as 1 over the number that share its values.
     return torch.multinomial(weight.T, n_batch, replacement=True, generator=generator).T
 
 
@@ -250,7 +253,8 @@ def _circuit(
         coordinates = (states @ rows.mT).flatten(0, 2).double()
         one_hot = (trace.variables[name].flatten()[:, None] == torch.tensor(values)).double()
         read = torch.linalg.pinv(coordinates) @ one_hot
-        write = torch.linalg.pinv(read)
+        write = torch.linalg.pinv(read)  # [value, dimension]
+        # Back from the subspace to the stream, [value, d_model].
         pair = [(x.to(rows) @ rows).contiguous() for x in (write, read.mT)]
         directions[name] = Directions(write=pair[0], read=pair[1])
         features.append(FeatureNode(name, name, "variable", "block", 0, -1, values))

@@ -158,9 +158,10 @@ def _predicted(
     of_base, of_source = program.run(both, n_loops=n_loops).outputs[-1].chunk(2)
     after = Prediction(program, pairs).exchanged[torch.arange(len(pairs)), pairs.horizon]
     after = after.view(n_loops + 1, n_pos, n, n_pos)  # [loop, place, example, pos]
+    # After the last loop the readout alone follows: the patched position answers as the source.
     after[-1] = torch.where(torch.eye(n_pos).bool()[:, None], of_source, after[-1])
     differ = scored & (of_base != of_source)
-    counted = after[:, :, differ]
+    counted = after[:, :, differ]  # [loop, place, answer that differs]
     right = (counted == of_source[differ]).float().mean(-1)
     return right.masked_fill((counted == UNKNOWN).any(-1), torch.nan)
 

@@ -77,7 +77,7 @@ def compare_with_program(
             reads = states @ read.mT  # [loop, batch, pos, value]
             values = torch.tensor(compiled.circuit.variables[name].values, device=states.device)
             wrong[name] += int((values[reads.argmax(-1)] != expected).sum())
-            one_hot = (expected[..., None] == values).to(reads)
+            one_hot = (expected[..., None] == values).to(reads)  # as reads
             state_error = max(state_error, float((reads - one_hot).abs().max()))
             n_values += expected.numel()
         decided = trace.outputs != UNKNOWN

@@ -52,6 +52,7 @@ def assemble(layout: StreamLayout, n_outputs: int) -> LoopedTransformer:
     for variable, function in lowered.embedded.items():
         table = tables[function.features[0].role if function.features else "tokens"]
         values = np.broadcast_to(function.table, len(table))  # of each token or position
+        # [token or position, value]: one-hot, the variable's first value.
         table[:, variable.slots] = values[:, None] == np.array(variable.values)
     for section, layers in layout.sections.items():
         for number, layer in enumerate(layers):

@@ -80,6 +80,7 @@ class Directions:
         read: Float[Tensor, "d_model new_d_model"],
     ) -> Directions:
         """The same in a residual stream that these matrices write and read."""
+        # Both [value, new_d_model], computed in float64.
         return Directions(
             write=(self.write.double() @ write.double().mT).to(self.write),
             read=(self.read.double() @ read.double()).to(self.read),
@@ -264,6 +265,7 @@ def orthonormal(
     rows: Float[Tensor, "row d_model"], largest: float | None = None
 ) -> Float[Tensor, "rank d_model"]:
     """An orthonormal basis of the span of rows, up to :data:`ROUNDING` of the largest size."""
+    # sizes [k], largest first, and basis [k, d_model]; k is the lesser of row and d_model.
     _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
     if largest is None:
         largest = float(sizes.max()) if len(sizes) else 0.0

@@ -56,6 +56,7 @@ def rotate(compiled: Compiled, *, seed: Seed) -> Compiled:
         ('rotated (seed 0)',)
     """
     plain = weights_of(compiled)
+    # [d_model, d_model], of the whole stream; its transpose undoes it.
     q = _random_rotation(compiled.model.config.d_model, torch.Generator().manual_seed(seed))
     weights = moved(plain, q, q.mT)
     return rebuilt(compiled, weights, compiled.circuit.moved(q, q.mT), f"rotated (seed {seed})")
@@ -136,6 +137,7 @@ def distract(
             fix="Pass heads=1 or neurons=1.",
         )
     plain, old, circuit = weights_of(compiled), compiled.model.config, compiled.circuit
+    # [new_d_model, d_model]: the old stream in the first dimensions, and zeros in the new ones.
     write = torch.eye(old.d_model + width, old.d_model, dtype=torch.float64)
     weights = moved(plain, write, write.mT)
     features, g = StreamFeatures(circuit), torch.Generator().manual_seed(seed)
@@ -175,6 +177,7 @@ def _random_reads(
     spread = sum(float(x.square().sum(-1).mean()) for x in here.centred)
     # Reads of the program have a standard deviation of 1, of other distractors one of 0.5.
     size = max(spread, 1e-12) ** -0.5
+    # [row, d_model] of the program's dimensions, [row, width] of the added ones.
     program = size * normal(rows, len(here.mean), g=g)
     distractors = 0.5 * width**-0.5 * normal(rows, width, g=g)
     return torch.cat([program, distractors], 1), 1.0 - program @ here.mean
@@ -260,6 +263,7 @@ def moved(
     read: Float[Tensor, "d_model new_d_model"],
 ) -> Weights:
     """The weights in a residual stream that these matrices write and read."""
+    # Linear weights are [output, input], embeddings [token, d_model].
     result = {}
     for name, w in weights.items():
         parent, kind = name.split(".")[-2:]
@@ -283,5 +287,6 @@ def normal(*shape: int, g: torch.Generator) -> Tensor:
 
 def _random_rotation(size: int, g: torch.Generator) -> Float[Tensor, "size size"]:
     """An orthogonal matrix, each as likely as any other (Mezzadri 2007, math-ph/0609050)."""
+    # The signs of R's diagonal make the decomposition unique, and so the draw even.
     q, r = torch.linalg.qr(normal(size, size, g=g))
     return q * r.diagonal().sign()

@@ -129,6 +129,7 @@ def classes(holds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Queries that can select nothing are of class -1.
     """
+    # columns [class, key], and the row of it that each query has, [query].
     columns, kind = np.unique(holds.T, axis=0, return_inverse=True)
     some = columns.any(axis=1)
     number = np.where(some, np.cumsum(some) - 1, -1)
@@ -138,6 +139,7 @@ def classes(holds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def causal_codes(indices: Feature) -> tuple[Codes, Codes]:
     """Codes that take 2 points for each position that a key is ahead of its query."""
     positions = np.arange(len(indices.values))
+    # [position, point]: one point for each position but the first, 1 from there on.
     ahead = (positions[:, None] >= positions[None, 1:]).astype(float)
     return Codes(indices, 2 * ahead), Codes(indices, ahead - 1)
 

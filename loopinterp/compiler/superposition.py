@@ -101,7 +101,7 @@ class _Frame:
         """The best linear read of the old stream from the new one, for the states of a site."""
         x = here.span - here.span @ self.protected.mT @ self.protected  # [row, d_model]
         seen = x @ self.mixed.mT  # [row, mixed]
-        if self.residue:
+        if self.residue:  # ridge regression of x on what is seen of it, towards the plain read
             gram = seen.mT @ seen + self.residue**2 * torch.eye(len(self.mixed)).double()
             mixed = torch.linalg.solve(gram, seen.mT @ x + self.residue**2 * self.mixed).mT
         else:
@@ -117,7 +117,7 @@ class _Frame:
             The rows; what to add to their biases, the middle of the interval of their errors
             :math:`(w' W - w) x` over all states x of the site; and half its width.
         """
-        new = rows @ self.read(here)
+        new = rows @ self.read(here)  # [row, new_d_model]
         low, high = here.extremes(new @ self.write - rows)
         return new, -(low + high) / 2, (high - low) / 2
 
@@ -141,6 +141,7 @@ class _Stream:
         self.distractors = unlisted_directions(self.weights, self.circuit)
         spans = [here.span for here in self.features.distinct_sites()]
         others = self.distractors
+        # [rank, d_model] for each site: what stands there beside the distractors.
         self.bases = [orthonormal(span - span @ others.mT @ others) for span in spans]
         self.needed = len(self.distractors) + max(map(len, self.bases))
 
@@ -247,6 +248,7 @@ class _Stream:
                 # output of the values: the same in any basis inside the head.
                 w_q, w_k, w_v = self._by_head(f"{prefix}attn.qkv.weight")[:, node.head]
                 bias = self._by_head(f"{prefix}attn.qkv.bias")[:, node.head]  # [3, d_head]
+                # [row, d_head], of the directions of the site and, last, their mean.
                 queries, keys = here.span @ w_q.mT, here.span @ w_k.mT
                 queries[-1] += bias[0]
                 # The mean, which all keys share, does not move attention.
@@ -280,5 +282,6 @@ def unlisted_directions(weights: Weights, circuit: Circuit) -> Float[Tensor, "ro
         or name.split(".")[-2] in ("out", "fc_out")
     ]
     rows = torch.cat(written)
+    # [rank, d_model], of all features; what rows hold beside it belongs to none.
     listed = orthonormal(torch.cat([d.write.double() for d in circuit.directions.values()]))
     return orthonormal(rows - rows @ listed.mT @ listed, largest=float(rows.norm(dim=-1).max()))

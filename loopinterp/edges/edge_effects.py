@@ -179,6 +179,7 @@ class EdgeEffects:
                 weights = [by_slot[slot]] if slot else by_slot.values()
                 # W_Q, W_K, W_V are [head, d_model, d_head].
                 read.append(torch.stack([weight[reader.head] for weight in weights]).norm())
+        # Size of what a sender writes times the reader's weights: [sender, receiver, batch].
         return written[:, None] * torch.stack(read).to(written)[:, None]
 
     def random(self, generator: torch.Generator) -> Float[Tensor, "sender receiver batch"]:
