@@ -42,7 +42,7 @@ def models(speed: float) -> pd.DataFrame:
 
 @pytest.mark.parametrize("speed", [0.0, 1.0])
 def test_the_table_finds_the_law_or_that_there_is_none(speed: float) -> None:
-    name, learnt, law, *exponents = cells(as_table(models(speed)))
+    name, learnt, law, _, *exponents = cells(as_table(models(speed)))
     assert (name, learnt) == ("made up", "9 of 9") and law.startswith(f"{speed:.2f} (")
     one = "1.00 (1.00 to 1.00)"
     assert exponents == [one, one]

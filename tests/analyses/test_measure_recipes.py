@@ -107,7 +107,7 @@ def test_a_recipe_that_fails_is_named_and_its_file_left_alone(
     monkeypatch.setattr(sys, "argv", ["measure_recipes", *arguments, "--times", "1"])
     assert measure_recipes.main() == 1
     error = capsys.readouterr().err
-    assert "wild: " in error and "base/seed-0: " in error
+    assert "wild: " in error and "seed 0: " in error and "nan" in error
     assert (tmp_path / "wild.json").read_text() == text
     monkeypatch.setattr(sys, "argv", ["measure_recipes", *arguments, "nothing"])
     with pytest.raises(SystemExit):
