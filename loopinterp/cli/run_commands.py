@@ -228,8 +228,7 @@ def evaluate(
     Every example gets its own T(n) loops, a model of a fixed depth its depth. The result is saved
     in RUN/results.
     """
-    from loopinterp.app.workflow import CALIBRATED
-    from loopinterp.models import STOPPING_RULES
+    from loopinterp.app.workflow import CALIBRATED, STOPPING_RULES
 
     options = study_options(seed, device, threads, progress)
     rules, loop_counts = [*(stop or ())], read_numbers("--loops", loops)

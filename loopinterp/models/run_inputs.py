@@ -281,7 +281,7 @@ def _check_kind(inputs: Any, fits: bool, expected: str) -> None:
 
 def need_weights(device: torch.device) -> None:
     """Raise where weights lie on the meta device, which keeps shapes and no numbers."""
-    if device.type == "meta":
+    if device == torch.device("meta"):
         fix = "Call model.to_empty(device='cpu') and load its weights."
         raise InputError("model", expected="weights", given="none, on the meta device", fix=fix)
 

@@ -28,7 +28,6 @@ from loopinterp.pages.explored_run import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loopinterp.adapters import TokenWords
     from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Batch
 
@@ -55,8 +54,8 @@ def explore_change(
     source: int = 1,
     programs: Sequence[LoopProgram] = (),
     plane: ShownPlane | None = None,
-    words: Sequence[str] | TokenWords | None = None,
-    symbols: Sequence[str] | TokenWords | None = None,
+    words: Sequence[Any] | None = None,  # not str: some are looked up when they are asked for
+    symbols: Sequence[Any] | None = None,
     ranks: int = 3,
 ) -> ChangedRun:
     """The first example of a batch, with its state at a loop and position changed.

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from loopinterp.adapters import TokenWords
     from loopinterp.lenses.lens_fits import LensName
     from loopinterp.models import LoopedModel
     from loopinterp.programs.program import LoopProgram
@@ -58,8 +57,8 @@ def explore(
     programs: Sequence[str | LoopProgram] = (),
     examples: PositiveInt = 8,
     n_loops: int | None = None,
-    words: Sequence[str] | TokenWords | None = None,
-    symbols: Sequence[str] | TokenWords | None = None,
+    words: Sequence[Any] | None = None,  # not str: some are looked up when they are asked for
+    symbols: Sequence[Any] | None = None,
     asks: str = "",
     explain: Callable[[Batch], str] | None = None,
     plane: Float[Tensor, "axis d_model"] | None = None,
