@@ -192,7 +192,7 @@ def _explore_prediction(
             implied=implied,
             reasons=[program.name],
             details=[f"The run of {program.name} with the same exchange; ? is left open by it."],
-            said=changed.said(),
+            said=changed.decoded(),
             tokens=changed.tokens(),
             n_classes=changed.n_classes,
             symbols=symbols,

@@ -137,7 +137,7 @@ class ExploredRun:
         """What stands at each position of each example."""
         return [words_at(row, self._words) for row in self.batch.inputs.cpu()]
 
-    def said(self) -> list[str]:
+    def decoded(self) -> list[str]:
         """Each example in the words of its task."""
         say = getattr(self.batch.task, "decode", None)
         return say(self.batch.to("cpu")) if say else [""] * len(self.rows)
@@ -244,7 +244,7 @@ def assemble(
         implied=implied,
         reasons=[words for words, _ in choices],
         details=[sentence for _, sentence in choices],
-        said=[text for run in runs for text in run.said()],
+        said=[text for run in runs for text in run.decoded()],
         tokens=[row for run in runs for row in run.tokens()],
         n_classes=max(run.n_classes for run in runs),
         symbols={str(c): known[c] if c < len(known) else str(c) for c in classes},

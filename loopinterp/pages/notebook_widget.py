@@ -133,6 +133,7 @@ class ExplorerWidget(anywidget.AnyWidget):
                 given=f"{example} and {source}",
                 fix="An interchange takes two: draw more examples.",
             )
+        # The mean is over all shown; an interchange needs the source alone.
         others = [k for k in range(last + 1) if k != example]
         rows = [example, *(others if value == "mean" else [min(source, last)])]
         batch = self._batch[torch.tensor(rows, device=self._batch.inputs.device)]
@@ -151,6 +152,7 @@ class ExplorerWidget(anywidget.AnyWidget):
 
     def _show(self, batch: Batch) -> None:
         self.result = explore(self._model, batch, **self._options)
+        # Rows of the batch that are shown, [example].
         rows = torch.from_numpy(self.result.data["row"].values).to(batch.inputs.device)
         self._batch = batch[rows]
         self.changed, self.said = {}, ""

@@ -88,7 +88,7 @@ def test_words_stay_words_in_the_drawing() -> None:
     hostile = "<script>alert('&')</script>"
     graph = CircuitGraph(hostile, (GraphNode(hostile, "head", hostile, "loop"),), ())
     for layout in (folded(graph, WIDE), unfolded(graph, 2, WHOLE)):
-        svg = ET.fromstring(svg_of(graph, layout, alone=True))
+        svg = ET.fromstring(svg_of(graph, layout, standalone=True))
         assert not any("script" in node.tag for node in svg.iter())
         assert hostile.split("(")[0] in "".join(svg.itertext())
 
@@ -97,7 +97,7 @@ def test_edges_are_as_wide_as_their_effects() -> None:
     nodes = tuple(GraphNode(name, "head", name, "loop", k) for k, name in enumerate("abc"))
     edges = (GraphEdge("a", "b", effect=0.2), GraphEdge("b", "c", effect=-0.4))
     graph = CircuitGraph("effects", nodes, edges)
-    svg = ET.fromstring(svg_of(graph, folded(graph, WIDE), alone=True))
+    svg = ET.fromstring(svg_of(graph, folded(graph, WIDE), standalone=True))
     found = [g for g in svg.iter() if "edge" in g.get("class", "").split()]
     widths = [float(g[0].get("style", "").removeprefix("stroke-width:")) for g in found]
     assert widths[1] == 5 and widths[1] - 0.8 == pytest.approx(2 * (widths[0] - 0.8))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,7 +154,7 @@ def test_without_programs_or_targets_the_rest_is_there(model: LoopedTransformer)
     assert found.tokens == [["e", "d", "b"], ["e", "a", "c"]] and found.n_examples == 3
     assert (found.data["target"] == -1).all() and "variable" not in found.data
     (finding,) = found.findings()
-    assert finding.text == "The model reads the state after each loop."
+    assert finding.kind == "explorer" and not re.search(r"\d", finding.text)
     assert found.said == ["", ""]
 
 
@@ -253,7 +254,7 @@ def test_readings_are_those_of_the_lens_study(
     own = explore(with_coda, batch, examples=2, seed=3)
     assert own.lens == "coda"
     differs = not np.allclose(own.data["entropy"], found.data["entropy"], atol=1e-4)
-    assert differs == (lens != "coda"), "a lens of its own reads otherwise"
+    assert differs == (lens != "coda")  # a fitted lens gives other answers
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -276,7 +277,8 @@ def test_a_fitted_lens_says_after_how_many_loops_and_whether_within_them(
         explore(with_coda, batch, lens=lens, n_loops=4)
     elsewhere = explore(LoopedTransformer(with_coda.config, seed=2), batch, lens=lens, examples=1)
     assert elsewhere.of_other_weights and not found.of_other_weights
-    assert "fitted to other weights" in elsewhere.findings()[-1].text
+    assert "other weights" in elsewhere.findings()[-1].text
+    assert "other weights" not in found.findings()[-1].text
     shared = fit_tuned_lens(with_coda, Addition(), n_loops=3, steps=5, n=4, shared=True)
     same(
         explore(with_coda, batch, lens=shared, examples=2),
@@ -347,10 +349,8 @@ def test_every_reason_and_everything_missing_has_words() -> None:
         for n in (1, 3):
             words, sentence = spell_choice(Chosen(0, reason, {"n": n, **named}))
             assert words and "{" not in sentence and (sentence.endswith(".") or not sentence)
-    assert spell_choice(Chosen(0, Selection.LOST, {"n": 1, "asked": 4}))[1] == (
-        "Wrong after being right: 1 of its 4 answers was right at some loop, and is wrong at the "
-        "end."
-    )
+    _, sentence = spell_choice(Chosen(0, Selection.LOST, {"n": 1, "asked": 4}))
+    assert re.search(r"\b1 of\D+4\b", sentence) and " was " in sentence and " were " not in sentence
     values = {"model": "Mine", "error": "none", "kept": 3, "seen": 9}
     for code in Missing:
         ((what, why),) = spell_missing({code.name: values}).items()
