@@ -147,20 +147,20 @@ def _node(node: GraphNode | None, place: Place) -> tuple[str, str, bool, float]:
     return kind, spoken, bool(note), min(radius, 13)
 
 
-WIDE, FULL, NARROW = 528.0, 880.0, 336.0
+WIDTHS = {"wide": 528.0, "full": 880.0, "narrow": 336.0}
 """Pixels of a drawing: beside the code, in a whole card, and on a phone."""
 
 
 def fragment(graph: GraphParts, n_loops: int = 8) -> Markup:
     """The graph as HTML, folded and with some loops unfolded; a page has style and script once."""
     drawings = {
-        "folded wide": svg_of(graph, folded(graph, WIDE)),
-        "folded narrow": svg_of(graph, folded(graph, NARROW)),
+        "folded wide": svg_of(graph, folded(graph, WIDTHS["wide"])),
+        "folded narrow": svg_of(graph, folded(graph, WIDTHS["narrow"])),
     }
     views = {"folded": "Folded"}
     if any(node.section == "loop" for node in graph.nodes):
-        drawings["unfolded wide"] = svg_of(graph, unfolded(graph, n_loops, FULL))
-        drawings["unfolded narrow"] = svg_of(graph, unfolded(graph, n_loops, NARROW))
+        drawings["unfolded wide"] = svg_of(graph, unfolded(graph, n_loops, WIDTHS["full"]))
+        drawings["unfolded narrow"] = svg_of(graph, unfolded(graph, n_loops, WIDTHS["narrow"]))
         views["unfolded"] = f"{n_loops} loops"
     shown = {node.kind for node in graph.nodes}
     kinds = [kind for kind in KINDS if kind in shown]
