@@ -114,7 +114,8 @@ def test_tasks_and_recipes_are_listed_in_words_and_as_json(command: Command) -> 
     whole = command("recipes", "addition", "--json").json
     assert TrainingConfig.from_dict(whole["config"]) == RECIPES["addition"]
     said = command("recipes", "addition").out
-    settings = dict(line.strip().partition(": ")[::2] for line in said.splitlines())
+    parts = (line.strip().partition(": ") for line in said.splitlines())
+    settings = {name: value for name, _, value in parts}
     assert settings["config.state_noise"] == "0.3" and settings["measured.seeds"] == "0, 1, 2"
     assert "lr" not in said  # a default
 
