@@ -83,6 +83,7 @@ def configure(
                 given=f"--{key} and --set {setting}",
                 fix="Leave one of them out.",
             )
+    # Options are settings too, read by the same parser.
     flagged = (f"{name}={json.dumps(value)}" for name, value in set_by_flag.items())
     return training.apply_settings(config, [*settings, *flagged])
 
@@ -94,6 +95,7 @@ def _recipe_of(name: str) -> training.TrainingConfig:
     if name in known and known[name].generalises:
         return known[name].config
     working = [task for task in tasks.list_tasks() if task in known and known[task].generalises]
+    # Recipes of the task under another name, which do not generalise.
     others = [recipe for recipe in known if known[recipe].config.task == name]
     instead = f"--recipe {others[0]} does not reach far; else" if others else ""
     raise InputError(
@@ -170,9 +172,11 @@ def compile_run(
     )
     for disguise in disguises:
         compiled = getattr(compiler, disguise)(compiled, seed=seed)
+    # Weights and circuit first.
     compiled.circuit.save(folder / MODEL)
     origin = ", ".join([f"compiled from the program {program}", *compiled.circuit.disguises])
     config = given_model_config(compiled.model, task, max_n=max_length, origin=origin)
+    # A seed matters only to disguises.
     hidden = "".join(f"--disguise {name} " for name in disguises)
     hidden += f"--seed {seed} " if disguises else ""
     command = f"loopinterp compile {program} --max-length {max_length} {hidden}--out NEW"

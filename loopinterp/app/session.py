@@ -142,6 +142,7 @@ class Session(ShortRepr):
         room = declared(self.model, "n_ctx")
         k = longest_length(self.task, n)
         while not fits(k) or (room is not None and self.task.n_positions(k) > room):
+            # A task may lack problems of some lengths.
             shorter = longest_length(self.task, k - 1) if k > 1 else k
             if shorter >= k:
                 break
@@ -190,6 +191,7 @@ class Session(ShortRepr):
             program = get_program(name)
             if program.task != self.task.name or len(program.inputs) != self.task.d_vocab:
                 return False
+            # A task with other settings is another task: its modulus, its alphabet.
             solved = get_task(program.task, **program.task_settings)
             return dict(solved.config()) == dict(self.task.config())
 
@@ -266,6 +268,7 @@ def keep_in_memory(
     need_model_of(task, model)
     folder, files = Path(folder), task_files(task)
     paths = {name: str(path) for name, path in files.items()}
+    # Data files may change under the same name.
     digests = {name: digest_file(path) for name, path in files.items()}
     described = {
         "task": task.name,
@@ -278,6 +281,7 @@ def keep_in_memory(
         "distribution": distribution,
     }
     if (folder / CONFIG).is_file():
+        # Through JSON, as the saved description went: tuples become lists.
         _check_same(folder, json.loads(json.dumps(described, default=json_default)))
     else:
         write_json(folder / CONFIG, described)

@@ -144,12 +144,14 @@ def grid_run(
             seed=model.seed,
         )
         model.save(result, "grid")
+        # The grid is complete: nothing is left to go on with.
         unfinished.unlink(missing_ok=True)
     return result
 
 
 def _lengths(model: Session) -> list[int]:
     """Lengths far beyond training; where there is no room for those, parts of what there is."""
+    # Lengths without room collapse into the greatest that has.
     beyond = sorted({model.affordable(model.cutoff * k) for k in (1, 2, 4, 8, 12)})
     if len(beyond) > 1:
         return beyond
@@ -164,6 +166,7 @@ def calibrate_stopping(model: Session) -> models.LengthLine:
 
 def _calibration_lengths(model: Session) -> list[int]:
     last = model.affordable(model.cutoff)
+    # At most six lengths, evenly from the middle of the training lengths to their end.
     upper = last - last // 2
     steps = min(6, upper + 1) - 1
     lengths = (last // 2 + k * upper // max(steps, 1) for k in range(steps + 1))
@@ -186,6 +189,7 @@ def stopping_rules(names: Sequence[str]) -> dict[str, models.StoppingRule]:
         rule: Any = STOPPING_RULES[check_choice("stopping rule", name, [*STOPPING_RULES])]
         field = _number_field(rule)
         try:
+            # The number is read even where the rule takes none, which is refused below.
             value = (int if field == "hold" else float)(number or 0)
         except ValueError:
             field = None
@@ -356,6 +360,7 @@ def demo(
         evaluate_run(finite, lengths=[cutoff, 2 * cutoff, 4 * cutoff], **samples)
         analyze_run(finite, studies=["explorer", "convergence", "decompilation"], **options)
         analyze_run(finite, studies=["programs"], length=2 * cutoff, **options)
+    # The command that gives this run again.
     flags_given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
     flags_given += [f" --set {shlex.quote(setting)}" for setting in settings]
     command = f"loopinterp demo --out {shlex.quote(str(out))}{''.join(flags_given)}"

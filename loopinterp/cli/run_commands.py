@@ -51,8 +51,8 @@ def demo(
         out, seed=seed, settings=settings or (), threads=threads, progress=progress
     )
     read = loopinterp.pages.read_run
-    finite_findings, of_finite = spell_findings(read(pages.finite.parent).results.values())
-    findings, told_own = spell_findings(read(out).results.values())
+    finite_findings, finite_text = spell_findings(read(pages.finite.parent).results.values())
+    findings, run_text = spell_findings(read(out).results.values())
     document = {
         "run": str(out),
         "report": str(pages.report),
@@ -62,8 +62,8 @@ def demo(
         "comparison": str(pages.comparison),
     }
     text = (
-        f"A model whose state is one bit, trained on sums before:\n{of_finite}\n"
-        f"Report: {pages.finite}\n\nThe model trained now:\n{told_own}\n"
+        f"A model whose state is one bit, trained on sums before:\n{finite_text}\n"
+        f"Report: {pages.finite}\n\nThe model trained now:\n{run_text}\n"
         f"Report: {pages.report}\nSide by side: {pages.comparison}\nNext: open them in a browser."
     )
     print_document(document, text, as_json)
@@ -116,10 +116,12 @@ def train(
     from loopinterp.training.device import is_first
 
     flags = {"seed": seed, "steps": steps, "device": device, "precision": precision}
+    # An option that is not given is None, so that it changes no recipe.
     flags |= {"compile": compile_ or None, "threads": threads}
     start = {"task": task, "recipe": recipe, "file": config, "without_recipe": without_recipe}
     chosen = configure(**start, settings=settings or (), flags=flags)
     if without_recipe:
+        # Nothing is known of what this model learns, so its window is said.
         window, some = chosen.model.attention_window, chosen.model.windowed_heads
         seen = "without a window" if window is None else f"with a window of {window} to the left"
         seen += "" if some is None else f" in {some} of {chosen.model.n_heads} heads"
@@ -131,6 +133,7 @@ def train(
     run = train_run(chosen, out, **options)
     if not is_first():  # of several processes, one speaks
         return
+    # A run of no step has no metrics.
     last = run.metrics().tail(1).to_dict("records")
     document: dict[str, Any] = {"run": str(out), "steps": run.steps_done, "seconds": run.seconds}
     document["last"] = last[0] if last else None
@@ -233,6 +236,7 @@ def evaluate(
     options = study_options(seed, device, threads, progress)
     rules, loop_counts = [*(stop or ())], read_numbers("--loops", loops)
     if stopping:
+        # Rules with a number of their own keep it.
         named = [rule.partition("=")[0] for rule in rules]
         rules += [rule for rule in (*STOPPING_RULES, CALIBRATED) if rule not in named]
     asked_for: Any = {"lengths": length, "distributions": distribution, "samples": samples}
@@ -258,6 +262,7 @@ def evaluate(
         names = ("loop_exact_match", "loop_perplexity")
         by_loop = result.to_dataframe(*names)
         document["by_loop"] = by_loop.to_dict("records")
+        # The document has every loop; the printed table those that were asked for.
         by_loop = by_loop[by_loop["loop"].isin(loop_counts)]
         tables.append(by_loop[["loop", "distribution", "length", *names]])
     if rules:
@@ -354,4 +359,5 @@ def sweep(
     text = "\n".join([shown, *unended, f"Table: {table}", f"Figure: {page}"])
     print_document(document, text, as_json)
     if result.failed:
+        # Status 1, as 2 is for bad input.
         raise typer.Exit(1)

@@ -37,6 +37,7 @@ class _Command(TyperCommand):
     """A command that takes no option's name for another option's value (``--out --json``)."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # For each option string, whether a value follows it.
         takes_value = {
             name: not getattr(option, "is_flag", False) and name not in ("--help", "-h")
             for option in self.get_params(ctx)

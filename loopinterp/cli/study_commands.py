@@ -146,6 +146,7 @@ def report(
     It is made from the saved results of `evaluate` and `analyze`, without the model.
     """
     if len(runs) == 1:
+        # One run has a default place, in its folder; several have none.
         path = loopinterp.pages.write_report(runs[0], out)
         document = {"run": str(runs[0]), "report": str(path)}
     elif out is not None:
@@ -195,6 +196,7 @@ def recipes(
 
     if name is not None:
         recipe = loopinterp.training.get_recipe(name)
+        # Without defaults, which the JSON document has.
         in_words = {"recipe": name, **flatten(recipe.to_dict(defaults=False))}
         print_document({"recipe": name, **recipe.to_dict()}, spell_facts(in_words), as_json)
         return
@@ -202,6 +204,7 @@ def recipes(
     for name in loopinterp.training.list_recipes():
         recipe = loopinterp.training.get_recipe(name)
         config, measured = recipe.config, recipe.measured
+        # Counted on a model that is made for it, in its initial state.
         weights = loopinterp.models.LoopedTransformer(config.model).parameters()
         facts = {
             "recipe": name,
@@ -251,6 +254,7 @@ def zoo(
         copied = f"{out}: {card.note} {next_step('analyze', out)}"
         print_document({"run": str(out), **facts}, copied, as_json)
         return
+    # Accuracies are printed as tables.
     about = {key: value for key, value in facts.items() if key not in ("exact_match", "lowest")}
     text = (
         f"{spell_facts(about)}\n\nExact match by loops beyond T(n)\n{card.table().to_string()}"

@@ -56,6 +56,7 @@ def _details(data: xr.Dataset, program: str) -> Iterator[str]:
     """The controls of one model, programs that answer alike, and states that no run reaches."""
     data, quote = data.sel(program=program), f"“{plain(program)}”"
     value = data.sel(estimate="value")
+    # Controls exist only where some pair tests them.
     sentences = []
     if not np.isnan([value["specific"], value["random_change"]]).any():
         sentences.append(
@@ -70,6 +71,7 @@ def _details(data: xr.Dataset, program: str) -> Iterator[str]:
         )
     if sentences:
         yield " ".join(sentences)
+    # Programs, this one included, with the same clean answers.
     names = data["rival"].values[data["alike"].values].tolist()
     if len(names) >= 2:
         which = quoted(names) if len(names) <= 3 else f"{len(names)} programs, {quote} among them,"
@@ -81,6 +83,7 @@ def _details(data: xr.Dataset, program: str) -> Iterator[str]:
     for label in (REACHED, UNREACHED):
         at = data.sel(stratum=f"{MANIFOLD}: {label}")
         share, _, high = at["whole_run"].values
+        # Few inputs tell nothing unless even the upper end is too low.
         known = int(at["whole_run_inputs"]) >= LEAST_INPUTS or high < THRESHOLD
         right = percent(share) if known else "an unknown share (too few inputs)"
         parts.append(f"{right} of {int(at['whole_run_active'])} that make a state {label}")
@@ -124,6 +127,7 @@ def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> 
     at = _early(data).sel(stratum=ALL, program=order[:5])
     first = at.isel(program=0)
     pairs, last = first["active"], int(first["delay"][-1])
+    # The control is that of the first program, on its effective pairs.
     control = Series.of("no interchange", first["no_interchange"], control=True)
     return Figure(
         title="What happens after an interchange, delay by delay",
@@ -147,6 +151,7 @@ def _by_delay(result: ProgramComparison, data: xr.Dataset, order: list[str]) -> 
 
 
 def _misses(data: xr.Dataset, program: str) -> Figure:
+    # By both tokens, where the task has such strata; else by the token alone.
     prefix = BOTH if len(_strata(data, BOTH)) >= 2 else TOKEN
     strata = _strata(data, prefix)
     cells = _early(data, most=12).sel(program=program, stratum=strata)
@@ -222,6 +227,7 @@ def _by_stratum(result: ProgramComparison, data: xr.Dataset, program: str) -> Fi
 def _duels(data: xr.Dataset, order: list[str]) -> Figure:
     names = [plain(p) for p in order]
     at = data.sel(program=order, rival=order, estimate="value")
+    # [program, rival], empty where no pair separates the two.
     followed = at["duel"].where(at["apart"] > 0).assign_coords(program=names, rival=names)
     return Figure(
         title="Where two programs disagree",
@@ -274,6 +280,7 @@ def _circuit(name: str) -> list[Figure]:
 @findings_of.register
 def _head_findings(result: HeadMatch) -> list[Finding]:
     """The selectors that some head computes, or the best match; and those that tell nothing."""
+    # Selectors of nothing or of everything tell no head from an idle one.
     idle = {*result.empty, *result.everything}
     telling = [name for name in result.selectors if name not in idle]
     computed = {s: h for s, h in zip(result.selectors, result.computes) if h and s in telling}
@@ -362,6 +369,7 @@ def _decodability_findings(result: Decodability) -> list[Finding]:
     def readable(name: str) -> set[str]:
         if name not in result.data:
             return set()
+        # Model and program at the same loop, mean over loops: [variable].
         later = result.loop_for_loop(name).sel(loop=slice(1, None)).mean("loop")
         return set(later["variable"].values[(later >= _READABLE).values].tolist())
 

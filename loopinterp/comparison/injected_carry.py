@@ -142,9 +142,9 @@ def _pairs(
     settled, last = 2, int(batch.n_loops.max()) - MOST
     base, source = draw_pairs(len(batch), 64 * per_cell, generator)
     loop = torch.randint(settled + 1, max(last, settled + 1) + 1, base.shape, generator=generator)
-    asked = batch.targets != IGNORE
+    is_asked = batch.targets != IGNORE
     # Equal tokens and opposite carries, at an asked bit: [pair, pos].
-    fits = (tokens[base] == tokens[source]) & (carry[base] != carry[source]) & asked[base]
+    fits = (tokens[base] == tokens[source]) & (carry[base] != carry[source]) & is_asked[base]
     for row in (base, source):
         fits &= chain[row] + 1 + settled <= loop[:, None]
     fits[:, :2] = False  # the first bit has no carry, and no left neighbour

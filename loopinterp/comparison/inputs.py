@@ -91,11 +91,11 @@ def check_batch(
     return fit_to_model(model, batch, needs_loops=needs_loops).to("cpu")
 
 
-def need_inputs(enough: bool, expected: str, given: str = "none", what: str = "data") -> None:
+def need_inputs(enough: bool, expected: str, actual: str = "none", what: str = "data") -> None:
     """Raise unless the inputs are of such a kind, and enough of them."""
     if not enough:
         fix = "Draw more, or longer, inputs."
-        raise InputError(what, expected=expected, given=given, fix=fix)
+        raise InputError(what, expected=expected, given=actual, fix=fix)
 
 
 def named_models(

@@ -106,6 +106,7 @@ class ProgramComparison(Result, kind="program-comparison"):
         if not others:
             return first
 
+        # Doubts of any model, each once, in their order.
         def of_any(name: str) -> list[Any]:
             return list(dict.fromkeys(value for v in each for value in getattr(v, name)))
 
@@ -207,6 +208,7 @@ def compare_programs(
 
         @cache
         def equivalent(first: str, second: str) -> bool:
+            # Equivalence is decided on inputs of a registered task.
             pair = [p for name in (first, second) for p in candidates if p.name == name]
             return pair[0].task in list_tasks() and equivalence(*pair).equivalent
 

@@ -136,11 +136,13 @@ class ReducedModel(ShortRepr):
     Args:
         model: Any looped model that reads tokens.
         directions: Those of each token.
-        kept: Which of them: ``slice(8)`` the first eight, ``slice(8, None)`` all others.
+        subset: Which of them: ``slice(8)`` the first eight, ``slice(8, None)`` all others.
     """
 
-    def __init__(self, model: LoopedModel | Any, directions: StateDirections, kept: slice) -> None:
-        self.model, self.directions, self.kept = model, directions, kept
+    def __init__(
+        self, model: LoopedModel | Any, directions: StateDirections, subset: slice
+    ) -> None:
+        self.model, self.directions, self.subset = model, directions, subset
         # A projection moves nothing from position to position.
         self.device, self.reach = device_of(model), reach(model)
         self.local_step = declared(model, "local_step")
@@ -177,7 +179,8 @@ class ReducedModel(ShortRepr):
         reduced = torch.empty_like(h)
         for k in which.unique().tolist():  # one matrix per row, not per position
             here, mean = which == k, self.directions.means[k]
-            basis = self.directions.directions[k, self.kept]
+            basis = self.directions.directions[k, self.subset]
+            # Projection onto the rows of the basis, [place, d_model].
             reduced[here] = mean + (h[here] - mean) @ basis.mT @ basis
         return reduced
 
@@ -312,8 +315,8 @@ def reduction_study(
     kept_ranks = sorted({rank for rank in ranks if rank < width})
     if not kept_ranks or not chosen:
         expected = f"some kinds, and some ranks below d_model = {width}"
-        given, fix = f"{ranks}, {kinds}", "Leave kinds out, and pass ranks=(1, 2)."
-        raise InputError("ranks, kinds", expected=expected, given=given, fix=fix)
+        actual, fix = f"{ranks}, {kinds}", "Leave kinds out, and pass ranks=(1, 2)."
+        raise InputError("ranks, kinds", expected=expected, given=actual, fix=fix)
     with study(
         seed,
         study="reduction",
@@ -338,8 +341,8 @@ def reduction_study(
             answers = run.interchange()
             for r, rank in enumerate(kept_ranks):
                 reduced, rest = (
-                    _agreement(run, answers, ReducedModel(model, directions, kept), at_end=at_end)
-                    for kept in (slice(rank), slice(rank, None))
+                    _agreement(run, answers, ReducedModel(model, directions, subset), at_end=at_end)
+                    for subset in (slice(rank), slice(rank, None))
                 )
                 counts[:, :, b, r, : run.pairs.longest + 1], whole_runs[:, b, r], clean[b, r] = (
                     reduced
@@ -381,14 +384,14 @@ def _agreement(
         the share that is the model's, by input.
     """
     pairs, reduced = run.pairs, InterchangeRun(model, run.pairs)
-    after, asked = reduced.interchange(), pairs.scored[:, None]
+    after, is_scored = reduced.interchange(), pairs.scored[:, None]
     # Answers that the interchange changes in either model, [pair, delay, pos].
     changed = (answers != run.base) | (after != reduced.base)
     read = run.within  # [pair, delay]
     if at_end:
         read = read & (read.sum(1, keepdim=True) == read.cumsum(1))
-    moved = (changed & asked).any(-1) & read
-    same = ((after == answers) | ~asked).all(-1)
+    moved = (changed & is_scored).any(-1) & read
+    same = ((after == answers) | ~is_scored).all(-1)
     counts, whole_runs = [], []
     for kind in range(len(pairs.strata["kind"].labels)):
         counted = moved & (pairs.strata["kind"].codes == kind)[:, None]
@@ -412,6 +415,7 @@ def _of_each_kind(
     for kind in kinds:
         pairs = (repeated_pairs if kind == "two interchanges" else drawn_pairs)(*drawn)
         if kind == "any loop":
+            # The source is read after any loop, the end included, [pair].
             loops = torch.randint(pairs.n_loops + 1, pairs.loop.shape, generator=generator)
             pairs = replace(pairs, source_loop=loops)
         need_inputs(len(pairs) > 0, _ALIKE)
@@ -426,6 +430,6 @@ def _split(batches: Sequence[Batch]) -> list[Batch]:
     # Whether directions are fitted on each row of each batch.
     chosen = [torch.tensor([tuple(x) in fitted for x in b.inputs.tolist()]) for b in batches]
     least = min(len(fitted), *(int((~rows).sum()) for rows in chosen))
-    expected, given = "inputs to fit directions on, and others to score", f"{len(distinct)} in all"
-    need_inputs(least >= 2, expected, given)
+    expected, actual = "inputs to fit directions on, and others to score", f"{len(distinct)} in all"
+    need_inputs(least >= 2, expected, actual)
     return [batches[0][chosen[0]], *(batch[~rows] for batch, rows in zip(batches, chosen))]

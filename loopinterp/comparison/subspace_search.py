@@ -124,10 +124,12 @@ class SubspaceSearch(Result, kind="subspace-search"):
         are pooled with their neighbours.
         """
         active = self.data["active"].values
+        # Share of effective pairs at each delay, [delay]; 0 where there are none.
         share = self.data["carried"].sel(subspace=subspace, estimate="value").fillna(0).values
         groups = [slice(first, last + 1) for first, last in delay_groups(active, least=60)]
         n = np.array([active[group].sum() for group in groups])
         same = np.array([(share * active)[group].sum() for group in groups])
+        # [group, (value, low, high)]
         estimates = wilson_estimate(same, n, independent=self.scored_inputs).tolist()
         value, low, high = min(estimates, key=lambda estimate: estimate[1])
         return value, low, high
@@ -263,6 +265,7 @@ def runs_to_fit_and_score(
     fitted_on = set(map(tuple, half.inputs.tolist()))
     parts = [half]
     for _, other in map(_halves, batches):
+        # Rows of inputs that nothing was fitted on, [row].
         new = torch.tensor([tuple(row) not in fitted_on for row in other.inputs.tolist()])
         need_inputs(bool(new.any()), "inputs besides those that subspaces are fitted on")
         parts.append(other[new])
@@ -302,6 +305,7 @@ def _fitted(
     **learning: int,
 ) -> Iterator[_Subspace]:
     """The subspaces that each method finds."""
+    # Without a target, the answers after interchanges of the whole state are learned.
     target = None
     if len(names) < len(program.variables):
         target = Prediction(program, fit.pairs, names=names).claims(fit.base).expected
@@ -309,6 +313,7 @@ def _fitted(
         if "learned" in methods:
             yield _Subspace("learned", rank, learn_subspace(fit, rank, target=target, **learning))
         if "principal directions" in methods:
+            # Differences of all positions as one set of vectors, [place, d_model].
             rows = principal_subspace(fit.difference.flatten(0, 1), rank)
             yield _Subspace("principal directions", rank, rows)
     reading = [method for method in methods if method.removesuffix(PER_TOKEN) in READ]
@@ -336,15 +341,18 @@ def _counts(
     everything = run.interchange()
     claims = Prediction(program, run.pairs, names=names).claims(run.base)
     token = run.pairs.tokens[0]
+    # Token at the position of the interchange, as a mask [pair, token].
     of_token = one_hot(token, len(program.inputs)).bool()
 
     def alike(first: Tensor, second: Tensor) -> Bool[Tensor, "pair delay"]:
+        # Equal whole answers: positions [pair, delay, pos] that are not scored count as equal.
         return ((first == second) | ~run.pairs.scored[:, None]).all(-1)
 
     def answers() -> Iterator[tuple[Tensor, ...]]:
         """Those after an interchange of each subspace, and of its complement."""
         for subspace in subspaces:
             rows = subspace.rows[token] if subspace.rows.ndim > 2 else subspace.rows
+            # The part of the change in the subspace, and the rest: [part, pair, …, d_model].
             part = project(run.difference, rows)
             states = run.base_state + torch.stack([part, run.difference - part])
             yield run.after(states).unbind()
@@ -356,6 +364,7 @@ def _counts(
     for inside, outside in answers():
         same = alike(inside, everything)
         effective = (~alike(inside, run.base) | claims.changes) & run.within
+        # Right at every effective delay, and effective at some, [pair].
         always = moved.any(-1) & (same | ~moved).all(-1)
         by_delay = {
             "same": same & moved,

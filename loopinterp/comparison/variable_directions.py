@@ -80,6 +80,7 @@ class LabelledStates(NamedTuple):
         self, directions: Directions = probe_directions
     ) -> Float[Tensor, "token rank d_model"]:
         """:meth:`subspace` for each token at the position; rows of 0 where there are fewer."""
+        # [rank, d_model] of each token; ranks may differ.
         spans = [self.subspace(directions, self.tokens == token) for token in range(self.n_tokens)]
         return pad_sequence(spans, batch_first=True)
 
@@ -97,12 +98,13 @@ def labelled_states(
     inputs = batch.inputs.to(device_of(model))
     last = int(batch.n_loops.max())
     loops = spread_loops(last, 12)
-    asked = (batch.targets != IGNORE).to(inputs.device)
+    is_asked = (batch.targets != IGNORE).to(inputs.device)
     # States of asked positions, one loop after the other: [place, d_model].
-    states = torch.cat([h[asked] for t, h in iterate(model, inputs, last) if t in loops])
+    states = torch.cat([h[is_asked] for t, h in iterate(model, inputs, last) if t in loops])
     trace = program.trace(inputs, n_loops=last).variables
-    labels = torch.stack([torch.cat([trace[n][t][asked] for t in loops]) for n in names])
-    tokens = inputs[asked].repeat(len(loops))
+    # The value of each variable at the same places, [variable, place].
+    labels = torch.stack([torch.cat([trace[n][t][is_asked] for t in loops]) for n in names])
+    tokens = inputs[is_asked].repeat(len(loops))
     order = torch.randperm(len(states), generator=torch.Generator().manual_seed(0))
     order = order.to(states.device)
     return LabelledStates(states[order], tokens[order], labels[:, order], len(program.inputs))

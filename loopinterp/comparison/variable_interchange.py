@@ -198,15 +198,15 @@ def interchange_study(
             generator=torch.Generator().manual_seed(seed),
         )
         counts = _count_all(model, finder, after, seed)
-        made = counts.sel(intervention=list(INTERVENTIONS))
+        outcomes = counts.sel(intervention=list(INTERVENTIONS))
         clean = counts.sel(intervention=_CLEAN)
         return VariableInterchange.of(
             watch,
-            coords={axis: x.values for axis, x in made.coords.items()},
-            agreement=wilson_estimate(made.right, made.n, independent=len(batch)),
-            pairs=made.n,
-            whole_run=wilson_estimate(made.run_right, made.run_n, independent=len(batch)),
-            whole_run_pairs=made.run_n,
+            coords={axis: x.values for axis, x in outcomes.coords.items()},
+            agreement=wilson_estimate(outcomes.right, outcomes.n, independent=len(batch)),
+            pairs=outcomes.n,
+            whole_run=wilson_estimate(outcomes.run_right, outcomes.run_n, independent=len(batch)),
+            whole_run_pairs=outcomes.run_n,
             undisturbed=wilson_estimate(clean.right, clean.n)[..., 0],
             program=chosen.name,
             ranks={name: len(rows) for name, rows in bases.items()},
@@ -272,22 +272,22 @@ def _outcomes(
     """
     prediction = finder.predict(variable, pairs)
     effective = _effective(prediction)
-    made = {
+    controls = {
         VARIABLE: Control(pairs, effective),
         RANDOM: Control(pairs, effective),
         ANOTHER_LOOP: finder.another_loop(variable, prediction),
         SAME_VALUE: finder.same_value(variable, pairs),
     }
-    subspace = dict.fromkeys(made, finder.subspaces.get(variable))
+    subspace = dict.fromkeys(controls, finder.subspaces.get(variable))
     if other := finder.another_variable(variable, prediction):
-        name, made[ANOTHER_VARIABLE] = other
+        name, controls[ANOTHER_VARIABLE] = other
         subspace[ANOTHER_VARIABLE] = finder.subspaces[name]
 
     # All interventions go through one run; each only on the pairs on which it counts.
-    rows = {name: control.counts.any(1).nonzero().squeeze(1) for name, control in made.items()}
+    rows = {name: control.counts.any(1).nonzero().squeeze(1) for name, control in controls.items()}
     rows = {name: row for name, row in rows.items() if len(row)}
     sizes = [len(row) for row in rows.values()]
-    joined = join([made[n].pairs[row] for n, row in rows.items()], "intervention", tuple(rows))
+    joined = join([controls[n].pairs[row] for n, row in rows.items()], "intervention", tuple(rows))
     run = InterchangeRun(model, joined)
     changes = dict(zip(rows, run.difference.split(sizes)))
     for name, change in changes.items():
@@ -304,7 +304,7 @@ def _outcomes(
     yield _CLEAN, pairs, ((clean == prediction.base) | ~decided).all(-1), effective
     for (name, row), read in zip(rows.items(), answers.split(sizes)):
         expected = unchanged if name == SAME_VALUE else claims
-        yield name, pairs[row], expected[row].agree(read), made[name].counts[row]
+        yield name, pairs[row], expected[row].agree(read), controls[name].counts[row]
 
 
 class Control(NamedTuple):
@@ -382,8 +382,8 @@ class VariablePairs(ShortRepr):
         distance = 2 * (loops - pairs.loop).abs() + (loops < pairs.loop)
         distance = distance.masked_fill(equal & (loops != pairs.loop), 2 * len(values))
         distance = distance.masked_fill(loops == pairs.loop, 2 * len(values) - 1)
-        made = replace(pairs, source_loop=distance.argmin(0))
-        return Control(made, _otherwise(right, self.predict(variable, made)))
+        moved = replace(pairs, source_loop=distance.argmin(0))
+        return Control(moved, _otherwise(right, self.predict(variable, moved)))
 
     def another_variable(self, variable: str, right: Prediction) -> tuple[str, Control] | None:
         """The variable with a subspace that differs in most of the pairs."""
@@ -438,6 +438,7 @@ def _differ(
     pairs: InterchangePairs,
 ) -> Bool[Tensor, "pair delay"]:
     """Whether two answers differ at an asked position where both are decided, before the end."""
+    # Both decided, at scored positions, [pair, delay, pos].
     decided = (first != UNKNOWN) & (second != UNKNOWN) & pairs.scored[:, None]
     within = torch.arange(first.shape[1]) <= pairs.horizon[:, None]
     return ((first != second) & decided).any(-1) & within

@@ -82,8 +82,8 @@ def _variable_figure(result: VariableInterchange, delay: str) -> Figure:
     variables = [str(name) for name in at["variable"].values]
     shown = at.assign_coords(variable=[plain(name) for name in variables])
     agreement = shown["agreement"].sel(estimate="value")
-    made = [x for x in INTERVENTIONS if at["pairs"].sel(intervention=x).any()]
-    panels = {x: agreement.sel(intervention=x) for x in made}
+    names = [x for x in INTERVENTIONS if at["pairs"].sel(intervention=x).any()]
+    panels = {x: agreement.sel(intervention=x) for x in names}
     panels["agreement without an exchange"] = shown["undisturbed"]
     layout: dict[str, Any] = {"x_title": "loops before the exchange", "scale": "mass", "columns": 3}
     sizes = ", ".join(

@@ -58,6 +58,7 @@ def held_out(
     again.set_state(generator.get_state())
     usual = agreement(model, program, drawn_pairs(batch, n_loops, number, generator))
     trace = program.trace(batch.inputs, n_loops=n_loops)
+    # All variables after every loop, [variable, (loop, input, pos)].
     variables = torch.stack([x.flatten() for x in trace.variables.values()])
     # One number for each combination of the variables' values, [loop, input, pos].
     values = variables.unique(dim=1, return_inverse=True)[1].view(n_loops + 1, *batch.inputs.shape)
@@ -84,11 +85,11 @@ def agreement(
         Columns ``what``, ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high``.
     """
     run, prediction = InterchangeRun(model, pairs), Prediction(program, pairs)
-    outputs, asked = prediction.trace.outputs, pairs.asked
+    outputs, is_asked = prediction.trace.outputs, pairs.asked
     undecided = outputs < 0
-    same = (outputs == run.natural.cpu()) | undecided | ~asked
+    same = (outputs == run.natural.cpu()) | undecided | ~is_asked
     # At the end an answer must be given, and be the model's.
-    same[-1] &= ~(undecided[-1] & asked)
+    same[-1] &= ~(undecided[-1] & is_asked)
     rows = [(CLEAN, same.all(-1).flatten(), torch.arange(same.shape[1]).repeat(len(same)))]
 
     clean, after, within = run.base.cpu(), run.interchange().cpu(), run.within.cpu()

@@ -286,30 +286,30 @@ def same_program(
     if recurring is None or not {*recurring[0].values()} <= {*recurring[1].values()}:
         return None
     # Cells of the start that never recur may be those of the program all the same.
-    whole = _classes(table, of_program, inputs.asked)
+    all_cells = _classes(table, of_program, inputs.asked)
     values: dict[Cell, tuple[int, ...]] = {}
-    for mine, its in (recurring,) if whole is None else (recurring, whole):
+    for mine, its in (recurring,) if all_cells is None else (recurring, all_cells):
         # The first cell of the program in each class stands for it.
         of_class = {c: variables[cell] for cell, c in reversed(its.items())}
         values = {cell: of_class[c] for cell, c in mine.items() if c in of_class} | values
-    alike = whole is not None and all(
-        whole[0][pair[1], value] == whole[1][pair[1], of_program.starts[pair]]
+    alike = all_cells is not None and all(
+        all_cells[0][pair[1], value] == all_cells[1][pair[1], of_program.starts[pair]]
         for pair, value in table.starts.items()
     )
     guess = {pair: values.get((pair[1], value)) for pair, value in table.starts.items()}
     return SameProgram(program, guess, alike, values)
 
 
-def same_algorithm(one: TransitionTable, other: TransitionTable, asked: Collection[int]) -> bool:
+def same_algorithm(one: TransitionTable, other: TransitionTable, tokens: Collection[int]) -> bool:
     """Whether two tables are one up to their first guesses: each can be all that the other is."""
-    classes = _classes(one, other, asked, recurring=True)
+    classes = _classes(one, other, tokens, recurring=True)
     return classes is not None and set(classes[0].values()) == set(classes[1].values())
 
 
 def _classes(
     one: TransitionTable,
     other: TransitionTable,
-    asked: Collection[int],
+    tokens: Collection[int],
     *,
     recurring: bool = False,
 ) -> tuple[dict[Cell, int], dict[Cell, int]] | None:
@@ -322,7 +322,7 @@ def _classes(
     """
     edge = (-1, EDGE)
     views, transitions = {}, []
-    for k, table in enumerate((one.asked_at(asked), other.asked_at(asked))):
+    for k, table in enumerate((one.asked_at(tokens), other.asked_at(tokens))):
         cells = {(cell[0], value) for (_, cell), value in table.steps.items()}
         cells = cells if recurring else table.answer_of.keys()
         views |= {(k, cell): (cell[0], y) for cell, y in table.answer_of.items() if cell in cells}

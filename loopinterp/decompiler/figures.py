@@ -139,6 +139,7 @@ def _circuit(result: Decompilation) -> Figure:
 def _evidence(result: Decompilation) -> Figure:
     agreement = result.data["agreement"]
     names = ["clean run" if what == CLEAN else what for what in agreement["what"].values]
+    # The axis begins a tenth below the lowest interval, or below what is needed.
     lowest = float(np.nanmin([*agreement.values.flatten(), ENOUGH]))
     learnt = f"learnt from interchanges on inputs of length {', '.join(map(str, result.read_at))}"
     if result.claim.transitions:

@@ -55,7 +55,7 @@ def program_of(
     readable = readable and len(table.cells) <= 14
     known = programs_of(task)
     words = words_of(known) if readable else None
-    messages, starts = Messages.of(table), {(own, v) for (_, own), v in table.starts.items()}
+    messages, starts = Messages.of(table), {(token, v) for (_, token), v in table.starts.items()}
     # Message 0 leaves most starts as they are, the last one fewest.
     n_changed = [
         sum(messages.becomes.get((cell, m), cell[1]) != cell[1] for cell in starts)
@@ -272,7 +272,7 @@ def _from_start(table: TransitionTable, messages: Messages) -> dict[Cell, int]:
     """
     numbers: dict[Cell, int] = {}
     for token, size in table.sizes.items():
-        first = [value for (_, own), value in table.starts.items() if own == token] or [0]
+        first = [value for (_, t), value in table.starts.items() if t == token] or [0]
         queue, order = [max(first, key=first.count), *range(size)], []
         while queue:
             value = queue.pop(0)
@@ -336,10 +336,10 @@ class _Writer:
         sent = self._written("sends", cells, [sends[cell] for cell in cells])
         arrives = shift_right(sent, 1, default=sends.get(EDGE, 0))
         cells, message = zip(*becomes)
-        beside = (arrives, message, self.messages.n)
+        left = (arrives, message, self.messages.n)
         after = [self.values[cell[0], v] for (cell, _), v in becomes.items()]
         steps = [
-            self._written(f"{v}_next", cells, [values[k] for values in after], beside)
+            self._written(f"{v}_next", cells, [values[k] for values in after], left)
             for k, v in enumerate(self.names)
         ]
         answers = self.table.answer_of
@@ -370,12 +370,12 @@ class _Writer:
         name: str,
         cells: Sequence[Cell],
         values: Sequence[int],
-        beside: tuple[Seq, Sequence[int], int] | None = None,
+        left: tuple[Seq, Sequence[int], int] | None = None,
         atoms: Sequence[Atom] = (),
     ) -> Seq:
         """An expression with one of ``values`` in each case: a cell, and its left neighbourhood.
 
-        The value -1 of a cell stands for all of its token. ``beside`` is a sequence to the left,
+        The value -1 of a cell stands for all of its token. ``left`` is a sequence to the left,
         its value in each case and the number of its values; ``atoms`` are others to build with.
         """
         token = torch.tensor([token for token, _ in cells])
@@ -384,8 +384,8 @@ class _Writer:
             sizes = [max(each) + 1 for each in zip(*self.values.values())]
             variables = torch.tensor([self.values[cell] for cell in cells])
             keys += zip(map(var, self.names), variables.unbind(1), sizes)
-        if beside is not None:
-            keys.append((beside[0], torch.tensor(beside[1]), beside[2]))
+        if left is not None:
+            keys.append((left[0], torch.tensor(left[1]), left[2]))
         if self.words is not None:
             of_token = [Atom(word, _applied(word, token)) for word in self.words.values()]
             of_keys = [Atom(x, each) for x, each, _ in keys[1:]]

@@ -120,8 +120,8 @@ def refine(
     seen: dict[int, set[int]] = {}
     for clean in (each.clean for each in runs):
         for token in clean.tokens.unique().tolist():
-            given = clean.answers[:, clean.tokens == token].unique().tolist()
-            seen.setdefault(token, set()).update(given)
+            answers = clean.answers[:, clean.tokens == token].unique().tolist()
+            seen.setdefault(token, set()).update(answers)
     regions = StateRegions({token: tuple(sorted(seen[token])) for token in sorted(seen)})
     stages = [_Stage.of(runs, regions, [list(map(regions.values, each.both)) for each in runs])]
     for _ in track(range(len(seen) * most_values), "cut"):

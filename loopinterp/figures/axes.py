@@ -119,13 +119,13 @@ class Series(ShortRepr):
     markers: bool | None = None
 
     @classmethod
-    def of(cls, name: str, values: xr.DataArray, **look: Any) -> Self:
+    def of(cls, name: str, values: xr.DataArray, **style: Any) -> Self:
         """A line along the one axis of some values; an estimate brings its interval.
 
         Args:
             name: As the legend shows it.
             values: Along one axis, whose coordinates are the line's ``x``.
-            look: ``control``, ``colour``, ``markers``.
+            style: ``control``, ``colour``, ``markers``.
         """
         along = [axis for axis in values.dims if axis != ESTIMATE]
         if len(along) != 1:
@@ -137,9 +137,9 @@ class Series(ShortRepr):
             )
         x = values[along[0]].values
         if ESTIMATE not in values.dims:
-            return cls(name, x, values.values, **look)
+            return cls(name, x, values.values, **style)
         value, low, high = (values.sel({ESTIMATE: end}).values for end in ENDS)
-        return cls(name, x, value, low=low, high=high, **look)
+        return cls(name, x, value, low=low, high=high, **style)
 
     @classmethod
     def each(
@@ -149,7 +149,7 @@ class Series(ShortRepr):
         name: Callable[[Any], str] = str,
         *,
         in_order: bool = False,
-        **look: Any,
+        **style: Any,
     ) -> list[Self]:
         """A line for each coordinate of an axis, along the other one; see :meth:`of`.
 
@@ -158,12 +158,12 @@ class Series(ShortRepr):
             axis: The one that has a line for each of its coordinates.
             name: From the coordinate to the line's name.
             in_order: Whether colours are in an order that the eye can follow.
-            look: ``control``, ``colour``, ``markers``.
+            style: ``control``, ``colour``, ``markers``.
         """
         places = values[axis].values.tolist()
         shades = [{"colour": c} if in_order else {} for c in ramp(len(places))]
         lines = zip(places, values.transpose(axis, ...), shades)
-        return [cls.of(name(place), line, **look, **shade) for place, line, shade in lines]
+        return [cls.of(name(place), line, **style, **shade) for place, line, shade in lines]
 
 
 @dataclass(frozen=True)
@@ -186,6 +186,7 @@ def panel_figure(
     """Empty axes in a grid; ``layout.meta`` tells the report how to lay them out anew."""
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
+    # Cells of the grid that hold a panel, [row, column]; the last row may be short.
     in_use = np.arange(rows * columns).reshape(rows, columns) < len(titles)
     figure = make_subplots(
         rows,
@@ -219,6 +220,7 @@ def panel_figure(
 def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend: bool) -> None:
     x = list(line.x)
     shade = series_colour(line, place)
+    # The interval band has the colour of its line, at 18%.
     faint = shade  # a colour of CSS has no other
     if shade[0] == "#":
         faint = f"rgba({','.join(map(str, hex_to_rgb(shade)))},0.18)"
@@ -287,6 +289,7 @@ def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) ->
 
 def _is_far_right(figure: go.Figure, value: float, panel: int, log: bool) -> bool:
     on_panel: Any = figure.select_traces({"xaxis": f"x{suffix(panel)}"})
+    # Names of categories have no place on a scale.
     numbers = [v for t in on_panel for v in t.x if isinstance(v, (int, float, np.number))]
     if log and value > 0:
         numbers = [math.log10(v) for v in numbers if v > 0]
@@ -315,6 +318,7 @@ def axis_range(
     kind: dict[str, Any] = {"type": "log"} if log else {}
     positive = [v for v in (limits or values) if v > 0] if log else []
     if positive and max(positive) > 20 * min(positive):
+        # At most about six labels on an axis.
         decades = math.log10(max(positive) / min(positive))
         kind |= {"dtick": max(1, math.ceil(decades / 6)), "exponentformat": "power"}
     if limits is None:

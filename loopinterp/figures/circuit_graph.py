@@ -72,6 +72,7 @@ def visible_controls(text: str) -> str:
         >>> visible_controls("a\\u202eb")
         'a⟨202e⟩b'
     """
+    # Embeddings and overrides of direction, and isolates.
     controls = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
     return text.translate({c: f"⟨{c:04x}⟩" for c in controls})
 
@@ -93,8 +94,8 @@ def _macros() -> Any:
     return environment.get_template("circuit.html.j2").module
 
 
-def svg_of(graph: GraphParts, layout: Layout, *, alone: bool = False) -> Markup:
-    """The drawing of a graph as an SVG element; alone, with its own style, it is a file."""
+def svg_of(graph: GraphParts, layout: Layout, *, standalone: bool = False) -> Markup:
+    """The drawing of a graph as an SVG element; standalone, with its own style, it is a file."""
     nodes = graph.by_id
     largest = max((abs(e.effect) for e in graph.edges if e.effect is not None), default=0.0)
     return _macros().svg(
@@ -103,7 +104,7 @@ def svg_of(graph: GraphParts, layout: Layout, *, alone: bool = False) -> Markup:
         edges=[(route, *_edge(graph, route, largest)) for route in layout.routes],
         rows=[(label, _kind(nodes.get(label.node), label.node)) for label in layout.labels],
         nodes=[(place, *_node(nodes.get(place.node), place)) for place in layout.places],
-        style=asset("circuit.css") if alone else "",
+        style=asset("circuit.css") if standalone else "",
     )
 
 
@@ -117,6 +118,7 @@ def _edge(graph: GraphParts, route: Route, largest: float) -> tuple[str, float, 
     classes += ["later"] if edge.lag else []
     classes += [f"as-{edge.role}"] if edge.role else []
     x, y = route.tip
+    # The arrowhead grows with the line.
     half = 3 + width / 3
     if route.down:
         tip = f"M{x - half:.1f} {y - 6:.1f}L{x:.1f} {y:.1f}L{x + half:.1f} {y - 6:.1f}Z"
@@ -139,25 +141,26 @@ def _node(node: GraphNode | None, place: Place) -> tuple[str, str, bool, float]:
     note = f", {node.note}" if node and node.note else ""
     name = node.label if node else place.node
     spoken = f"{'injected input' if kind == 'input' else kind} {name}{note}{where}"
+    # Boxes with words have small corners; variables and inputs are pills.
     radius = min(place.height / 2, 6 if place.lines else 4)
     radius = place.height / 2 if kind in ("variable", "input") else radius
     return kind, spoken, bool(note), min(radius, 13)
 
 
-WIDE, WHOLE, NARROW = 528.0, 880.0, 336.0
+WIDTHS = {"wide": 528.0, "full": 880.0, "narrow": 336.0}
 """Pixels of a drawing: beside the code, in a whole card, and on a phone."""
 
 
 def fragment(graph: GraphParts, n_loops: int = 8) -> Markup:
     """The graph as HTML, folded and with some loops unfolded; a page has style and script once."""
     drawings = {
-        "folded wide": svg_of(graph, folded(graph, WIDE)),
-        "folded narrow": svg_of(graph, folded(graph, NARROW)),
+        "folded wide": svg_of(graph, folded(graph, WIDTHS["wide"])),
+        "folded narrow": svg_of(graph, folded(graph, WIDTHS["narrow"])),
     }
     views = {"folded": "Folded"}
     if any(node.section == "loop" for node in graph.nodes):
-        drawings["unfolded wide"] = svg_of(graph, unfolded(graph, n_loops, WHOLE))
-        drawings["unfolded narrow"] = svg_of(graph, unfolded(graph, n_loops, NARROW))
+        drawings["unfolded wide"] = svg_of(graph, unfolded(graph, n_loops, WIDTHS["full"]))
+        drawings["unfolded narrow"] = svg_of(graph, unfolded(graph, n_loops, WIDTHS["narrow"]))
         views["unfolded"] = f"{n_loops} loops"
     shown = {node.kind for node in graph.nodes}
     kinds = [kind for kind in KINDS if kind in shown]
@@ -206,13 +209,13 @@ class CircuitGraph(GraphParts):
             InputError: A negative number of loops, or a width in which no words have room.
         """
         layout = unfolded(self, n_loops, width) if n_loops else folded(self, width)
-        return svg_of(self, layout, alone=True)
+        return svg_of(self, layout, standalone=True)
 
     def _repr_html_(self) -> str:
         """The graph with its own style and script, as a notebook keeps it."""
-        alone = Markup("<style>{}</style>{}<script>{}</script>")
+        template = Markup("<style>{}</style>{}<script>{}</script>")
         style, script = Markup(asset("circuit.css")), Markup(asset("circuit.js"))
-        return alone.format(style, fragment(self), script)
+        return template.format(style, fragment(self), script)
 
     def show(self) -> None:
         """Show it: in a notebook below the cell, else as a page in a browser."""

@@ -134,6 +134,7 @@ class _Folded:
             else:
                 self.targets[edge.source].append(edge.target)
         looping = dict.fromkeys(graph.edges[k].source for k in sorted(self.back))
+        # One lane at the right for each node that the next loop reads.
         self.lane = {source: number for number, source in enumerate(looping)}
         self.right = _LANE * len(self.lane) + (_PAD if self.lane else 0)
         self.room = width - _GUTTER - self.right - 2 * _PAD
@@ -173,6 +174,7 @@ class _Folded:
             passing = len(self._passing(r)) * _HOLD
             needed = sum(self.size[n][0] + _GAP for n in rank) + passing
             if needed - _GAP > self.room and len(rank) > 1:
+                # As many boxes as there is room for, at least one, stay in the first rank.
                 half, used = 0, passing
                 while half < len(rank) - 1 and (
                     half == 0 or used + self.size[rank[half]][0] <= self.room
@@ -231,6 +233,7 @@ class _Folded:
         for k, gap in enumerate(gaps):
             offsets.append(offsets[-1] + widths[k] / 2 + gap + widths[k + 1] / 2)
         most = max(self.room - (offsets[-1] + widths[-1] / 2 if row else 0), 0.0)
+        # Left ends that keep the order and are nearest to the goals, without gaps and widths.
         free = _increasing([w - o for w, o in zip(goals, offsets)])
         return {(r, item): min(max(f, 0.0), most) + o for item, f, o in zip(row, free, offsets)}
 
@@ -249,6 +252,7 @@ class _Folded:
     def _stack(self) -> list[Band]:
         """The sections, one below the other; sets top and height of each rank."""
         edges = self.graph.edges
+        # Edges to the next loop leave below a rank and enter above one.
         below, above = defaultdict(set), defaultdict(set)
         for k in self.back:
             below[self.rank_of[edges[k].source]].add(edges[k].source)
@@ -357,6 +361,7 @@ def unfolded(graph: GraphParts, n_loops: int, width: float) -> Layout:
     letters, side = (27, 34.0) if width > 600 else (15, 18.0)
     names = letters * _CHAR + 18
     after = _NODE + 3 if any(node.kind == "variable" for node in rows) else 0.0
+    # Width of a loop's column.
     pitch = (width - names - 2 * side - after) / n_loops
     stages = sorted({n.stage for n in rows if n.section == "loop"})
     y = {n.id: 26.0 + ROW * (k + 0.5) for k, n in enumerate(rows)}
@@ -368,6 +373,7 @@ def unfolded(graph: GraphParts, n_loops: int, width: float) -> Layout:
         if node.section != "loop":
             places[node.id] = Place(node.id, x_outside[node.section], y[node.id], size, size)
             continue
+        # Stages of one loop go from left to right inside its column.
         within = pitch * (stages.index(node.stage) + 0.75) / (len(stages) + 0.6)
         columns = [names + side + pitch * loop + within for loop in range(n_loops)]
         if node.kind == "variable":  # once more, after the last loop
@@ -379,6 +385,7 @@ def unfolded(graph: GraphParts, n_loops: int, width: float) -> Layout:
     routes, rails = [], dict[str, tuple[str, float, float, float]]()
     for source, target, number in graph.unfolded(n_loops):
         a, b = places[source], places[target]
+        # What is read in every loop comes from a rail along its row.
         at_rail = a.loop is None and (b.loop or 0) > 0
         at_rail |= section_of[a.node] == "input" and section_of[b.node] == "readout"
         start = (b.x - min(pitch / 3, 26), a.y) if at_rail else (a.x + a.width / 2, a.y)

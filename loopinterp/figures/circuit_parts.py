@@ -107,9 +107,9 @@ class GraphParts(ShortRepr):
                 wrong.append(("edges", "lags of 0, 1 or 2", repr(edge.lag)))
             if edge.effect is not None and not math.isfinite(edge.effect):
                 wrong.append(("edges", "effects that are finite", repr(edge.effect)))
-        for what, expected, given in wrong:
+        for what, expected, actual in wrong:
             fix = "Graphs are best made by loopinterp.compiler.draw."
-            raise InputError(f"{what} of a circuit graph", expected=expected, given=given, fix=fix)
+            raise InputError(f"{what} of a circuit graph", expected=expected, given=actual, fix=fix)
 
     @property
     def by_id(self) -> dict[str, GraphNode]:
@@ -130,15 +130,18 @@ class GraphParts(ShortRepr):
         for number, edge in enumerate(self.edges):
             source, target = self.by_id[edge.source], self.by_id[edge.target]
             inside = (source.section == "loop", target.section == "loop")
+            # Within the loop: from every loop to the same or a later one.
             if inside == (True, True):
                 last = n_loops + (target.kind == "variable")
                 for loop in range(min(n_loops, last - edge.lag)):
                     later = loop + edge.lag
                     edges.append((f"{loop}:{source.id}", f"{later}:{target.id}", number))
+            # Out of the loop: only what the last loop leaves is read.
             elif inside == (True, False):
                 last = n_loops if source.kind == "variable" else n_loops - 1
                 last = max(last - edge.lag, 0)
                 edges.append((f"{last}:{source.id}", target.id, number))
+            # Into the loop.
             elif inside == (False, True):
                 first, last = 0, n_loops
                 if target.kind == "variable":  # at the start, or by every loop
@@ -159,6 +162,7 @@ class GraphParts(ShortRepr):
         for node in self.nodes:
             names = [node.id, node.label, *node.names[:1]]
             if node.kind == "variable":
+                # Variables of several programs may have one name.
                 names = [f"{self.title}.{node.label}"]
             keys = dict.fromkeys(names)
             more = [tuple(fact) for key in keys for fact in facts.get(key, ())]

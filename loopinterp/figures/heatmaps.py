@@ -82,6 +82,7 @@ def heatmap_panels(
     height = max(360, 0 if _is_numeric(y) else 19 * len(y))
     figure = panel_figure(list(panels), columns, panel_height=height, square=square)
     hover = f"{x_title} %{{x}}<br>{y_title} %{{y}}<br>{value_title} %{{z:.3g}}<extra></extra>"
+    # Lines between cells, as long as cells are larger than lines.
     gap = 1 if max(first.shape) <= 40 else 0
     for k, (title, values) in enumerate(panels.items()):
         figure.add_heatmap(
@@ -140,6 +141,7 @@ def category_maps(
             given=f"numbers from {low:g} to {high:g}",
             fix="Name every category.",
         )
+    # Each colour at both ends of its interval: steps instead of a gradient.
     steps = [((k + end) / count, shade) for k, shade in enumerate(colours) for end in (0, 1)]
     style = {"colorscale": steps, "zmin": -0.5, "zmax": count - 0.5, "showscale": False}
     for trace, values in zip(figure.select_traces({"type": "heatmap"}), panels.values()):
@@ -149,6 +151,7 @@ def category_maps(
     figure.layout.coloraxis = None
     for name, shade in zip(names, colours):
         square = {"symbol": "square", "size": 10, "color": shade}
+        # A trace without points, for its entry in the legend.
         figure.add_scatter(x=[None], y=[None], mode="markers", marker=square, name=name, **axes(0))
     return figure.update_layout(showlegend=True)
 
@@ -189,6 +192,7 @@ def loop_slider_figure(
         y_down=True,
     )
     loops = [str(loop) for loop in values[loop_axis].values]
+    # One frame per loop, with the maps [row, column] of all panels.
     figure.frames = [
         go.Frame(name=loop, data=[go.Heatmap(z=z) for z in maps], traces=list(range(len(titles))))
         for loop, maps in zip(loops, values.values.astype(np.float32))
@@ -225,10 +229,12 @@ def _cell_range(at: np.ndarray) -> list[float] | None:
     steps = np.diff(at) if _is_numeric(at) else np.array([])
     if not steps.size or not np.allclose(steps, steps[0]):
         return None
+    # Half a cell beyond the outer centres.
     return [float(at[0] - steps[0] / 2), float(at[-1] + steps[0] / 2)]
 
 
 def _limits(panels: Mapping[str, xr.DataArray]) -> tuple[float, float]:
     everything = np.concatenate([values.values.reshape(-1) for values in panels.values()])
+    # NaN marks empty cells.
     finite = everything[np.isfinite(everything)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)

@@ -87,6 +87,7 @@ def line_panels(
             key = (line.name, line.control)
             first = key not in places
             if first:
+                # Controls and other lines go through their own styles.
                 places[key] = sum(control == line.control for _, control in places)
             add_line(figure, line, k, places[key], legend=first)
         figure.layout[f"xaxis{suffix(k)}"].update(
@@ -129,6 +130,7 @@ def bars_with_intervals(
         place += not bars.control
         interval = None
         if bars.low is not None and bars.high is not None:
+            # Plotly takes distances from the value, not ends.
             up = np.asarray(bars.high, float) - values
             down = values - np.asarray(bars.low, float)
             interval = {"array": up, "arrayminus": down, "thickness": 1.5, "width": 5}
@@ -160,6 +162,7 @@ def by_head(values: xr.DataArray) -> xr.DataArray:
     n_layers, n_heads = values.sizes["layer"], values.sizes["head"]
     places = np.ndindex(n_layers, n_heads)
     names = [f"head {head}" if n_layers == 1 else f"head {layer}.{head}" for layer, head in places]
+    # Layers and heads as one axis of heads.
     one = values.stack(by_head=("layer", "head"), create_index=False)
     one = one.drop_vars(("layer", "head"), errors="ignore")
     return one.rename(by_head="head").assign_coords(head=names)
@@ -187,6 +190,7 @@ def joined(paths: np.ndarray) -> np.ndarray:
         >>> joined(np.ones((2, 1, 2))).tolist()
         [[1.0, 1.0], [nan, nan], [1.0, 1.0], [nan, nan]]
     """
+    # [path, 1, axis]: NaN interrupts a line.
     gap = np.full_like(paths[:, :1], np.nan, dtype=float)
     return np.concatenate([paths, gap], axis=1).reshape(-1, paths.shape[-1])
 

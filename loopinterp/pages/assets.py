@@ -106,6 +106,7 @@ def table_download(table: pd.DataFrame, name: str) -> Download:
     text = table.to_csv(index=False, lineterminator="\n", float_format="%.6g").encode()
     kind, suffix = "text/csv;charset=utf-8", "csv"
     if len(text) > 400_000:
+        # Without a time, the same table gives the same bytes.
         text, kind, suffix = gzip.compress(text, mtime=0), "application/gzip", "csv.gz"
     fits = len(text) <= _LARGEST
     href = f"data:{kind};base64,{base64.b64encode(text).decode()}" if fits else ""
@@ -126,6 +127,7 @@ def explorer_asset(name: str) -> Markup:
     """The explorer's ``style``, or the ``script`` that shows the explorations of a page."""
     if name == "style":
         return Markup(read_asset("explorer.css"))
+    # In a function of its own: nothing of it is a global of the page.
     on_page = read_asset("explorer_page.js")
     return Markup(f'(() => {{\n"use strict";\n{script()}\n{on_page}}})();')
 

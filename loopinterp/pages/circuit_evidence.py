@@ -44,6 +44,7 @@ def evidence_by_name(results: Mapping[str, Result], problems: list[Problem]) -> 
 def _of_ablation(result: Result, facts: dict[str, list[tuple[str, str]]]) -> None:
     data = result.data.isel(pos=0)
     everywhere = str(data["when"].values[0])
+    # Exact match without ablation.
     clean = percent(data["reference_exact_match"].sel(estimate="value"))
     for part in map(str, data["part"].values):
         at = data.sel({"part": part, "when": everywhere, "estimate": "value"})
@@ -57,6 +58,7 @@ def _of_ablation(result: Result, facts: dict[str, list[tuple[str, str]]]) -> Non
 
 
 def _of_heads(result: Result, facts: dict[str, list[tuple[str, str]]]) -> None:
+    # Means over all loops, by selector and head.
     means = result.data[["overlap", "overlap_even", "overlap_other_input"]].mean("loop")
     for selector, head in zip(map(str, means["selector"].values), getattr(result, "assigned", [])):
         if not head:
@@ -108,6 +110,7 @@ def _of_interchange(result: Result, facts: dict[str, list[tuple[str, str]]]) -> 
             at = result.data.sel(intervention=name, variable=variable, estimate="value")
             n, share = at["whole_run_pairs"].values, at["whole_run"].values
             if n.sum():
+                # Mean share over loops, weighted by pairs.
                 mean = float(np.nansum(share * n) / n.sum())
                 texts.append(f"{name} {percent(mean)} of {int(n.sum())}")
         text = f"Whole runs that follow the program after an exchange of: {'; '.join(texts)}."

@@ -98,6 +98,7 @@ def _render(records: dict[str, RunRecord]) -> str:
     figures = figure_views(compared_figures(tables["curves"], runs), undrawn, count(1))
     rows = finding_rows(tables, runs)
     settings = differing_settings(tables, runs)
+    # Settings that some runs do not have and that are equal in all others.
     lacking = settings.isna().any(axis=1) & (settings.nunique(axis=1) < 2)
     tasks = {record.task.replace("_", " ") for record in records.values() if record.task}
     by_result = tables["findings"].groupby("result", sort=False)
@@ -170,6 +171,7 @@ def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
 def _verdicts(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, Cell]:
     """The verdict of each run; an empty one where there is none."""
     verdicts: Any = findings[findings["kind"] == "verdict"]
+    # A run has one verdict; of more, the first stands for it.
     first = {str(line.run): line for line in verdicts.drop_duplicates("run").itertuples()}
     return {
         run: Cell(line.value, None if line.good is None else bool(line.good), line.text)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from loopinterp.programs.trace import Trace
 
 
-class Reason(Enum):
+class Selection(Enum):
     """Why an example is shown, in a few words and in a sentence."""
 
     AS_GIVEN = ("as given", "")
@@ -72,7 +72,7 @@ class Chosen:
     """An example by its row in the batch, why it is shown, and the values that the reason names."""
 
     row: int
-    reason: Reason
+    reason: Selection
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -80,7 +80,7 @@ def spell_choice(one: Chosen) -> tuple[str, str]:
     """Why an example is shown, in a few words and in a sentence.
 
     Example:
-        >>> spell_choice(Chosen(3, Reason.WRONG, {"n": 1, "asked": 4}))
+        >>> spell_choice(Chosen(3, Selection.WRONG, {"n": 1, "asked": 4}))
         ('wrong', 'Wrong at the end: 1 of 4 answers.')
     """
     words, sentence = one.reason.value
@@ -137,7 +137,7 @@ class ExploredRun:
         """What stands at each position of each example."""
         return [words_at(row, self._words) for row in self.batch.inputs.cpu()]
 
-    def said(self) -> list[str]:
+    def decoded(self) -> list[str]:
         """Each example in the words of its task."""
         say = getattr(self.batch.task, "decode", None)
         return say(self.batch.to("cpu")) if say else [""] * len(self.rows)
@@ -244,7 +244,7 @@ def assemble(
         implied=implied,
         reasons=[words for words, _ in choices],
         details=[sentence for _, sentence in choices],
-        said=[text for run in runs for text in run.said()],
+        said=[text for run in runs for text in run.decoded()],
         tokens=[row for run in runs for row in run.tokens()],
         n_classes=max(run.n_classes for run in runs),
         symbols={str(c): known[c] if c < len(known) else str(c) for c in classes},

@@ -13,7 +13,7 @@ from loopinterp.models.study_examples import examples_for
 from loopinterp.pages.changed_run import PutIn, explore_change
 from loopinterp.pages.exploration import page_data, read_asset, script
 from loopinterp.pages.explore_study import explore
-from loopinterp.pages.explored_run import Chosen, Reason, spell_choice
+from loopinterp.pages.explored_run import Chosen, Selection, spell_choice
 from loopinterp.pages.typed_examples import typed_example
 from loopinterp.programs.registry import get_program
 
@@ -133,6 +133,7 @@ class ExplorerWidget(anywidget.AnyWidget):
                 given=f"{example} and {source}",
                 fix="An interchange takes two: draw more examples.",
             )
+        # The mean is over all shown; an interchange needs the source alone.
         others = [k for k in range(last + 1) if k != example]
         rows = [example, *(others if value == "mean" else [min(source, last)])]
         batch = self._batch[torch.tensor(rows, device=self._batch.inputs.device)]
@@ -140,7 +141,7 @@ class ExplorerWidget(anywidget.AnyWidget):
             self._model, batch, loop=loop, pos=pos, put_in=value, programs=self._programs
         )
         data, named = page_data(run), {"loop": loop, "pos": pos, "source": source + 1}
-        why = Chosen(example, Reason[value.upper()], named)
+        why = Chosen(example, Selection[value.upper()], named)
         data["examples"][0]["detail"] = spell_choice(why)[1]
         # A program of which nothing is there has nothing to say.
         data["predicted"] = {
@@ -151,6 +152,7 @@ class ExplorerWidget(anywidget.AnyWidget):
 
     def _show(self, batch: Batch) -> None:
         self.result = explore(self._model, batch, **self._options)
+        # Rows of the batch that are shown, [example].
         rows = torch.from_numpy(self.result.data["row"].values).to(batch.inputs.device)
         self._batch = batch[rows]
         self.changed, self.said = {}, ""

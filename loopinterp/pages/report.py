@@ -155,6 +155,7 @@ def in_short(text: str, most: int = 2) -> tuple[str, str]:
         >>> in_short("It is. It was, in 0.5% of runs. It will be. Perhaps.")
         ('It is. It was, in 0.5% of runs.', 'It will be. Perhaps.')
     """
+    # A full stop within a number is followed by no capital.
     sentences = re.split(r"(?<=[.!?]) (?=[A-Z“])", text)
     return " ".join(sentences[:most]), " ".join(sentences[most:])
 
@@ -164,6 +165,7 @@ def _context(record: RunRecord) -> dict[str, Any]:
     figures, undrawn = made_figures(record)
     made_views = figure_views(figures, undrawn, itertools.count(1))
     shown = {view.section.key for view in sections}
+    # Graphs of circuits are HTML; all other figures are drawn by Plotly.
     views = [view for section in sections for view in section.all_figures]
     graphs = [view for view in views if view.html]
     drawn = [view for view in views if not view.html] + (made_views if record.is_run else [])
@@ -228,6 +230,7 @@ def _versions(record: RunRecord) -> dict[str, str]:
     from loopinterp import __version__
 
     versions = dict(record.made.get("versions", {}))
+    # Where the run wrote down no version, that of its studies is shown.
     studies = sorted({r.provenance.version for r in record.results.values()} - {""})
     if "loopinterp" not in versions and studies:
         versions["loopinterp"] = ", ".join(studies)
@@ -313,6 +316,7 @@ def write_circuit_page(circuit: Any, out: str | Path) -> Path:
         InputError: It is none of them, or too large to be looked at; or the file is there and no
             such page, or cannot be written.
     """
+    # A compiled model has its circuit as an attribute.
     is_graph = isinstance(circuit, CircuitGraph)
     graph = circuit if is_graph else draw(getattr(circuit, "circuit", circuit))
     out = need_page(out)

@@ -137,6 +137,7 @@ class RunRecord(ShortRepr):
     @property
     def stage_seconds(self) -> Mapping[str, float]:
         """Wall time by stage: as the run wrote it, else that of each study."""
+        # Runs without made.json know the times of their studies alone.
         of_studies = {name: result.provenance.wall_time for name, result in self.results.items()}
         return self.made.get("stages") or of_studies
 

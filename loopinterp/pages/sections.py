@@ -191,6 +191,7 @@ class _Shown:
 
 def section_views(record: RunRecord) -> tuple[list[SectionView], list[Problem]]:
     """The sections that have something to show, in reading order, and what cannot be shown."""
+    # In the order in which studies were made; those of unknown order come last, by name.
     order = {name: place for place, name in enumerate(record.made.get("stages", {}))}
     shown: list[_Shown] = []
     problems: list[Problem] = []
@@ -260,6 +261,7 @@ def _view(
     def belongs(key: str) -> bool:
         return key not in known if section is OTHER else key == section.key
 
+    # The study whose verdict heads the report comes first, like the section's own.
     verdicts_of = {one.name: [f for f in one.findings if f.kind == "verdict"] for one in shown}
     shown = sorted(shown, key=lambda one: one.name != section.key and not verdicts_of[one.name])
     numbers, parts = itertools.count(1), []

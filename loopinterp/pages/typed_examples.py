@@ -136,6 +136,7 @@ def _read_words(text: str, words: Sequence[str]) -> list[int]:
         >>> _read_words("10=EOS 1", ["0", "1", "=", "EOS"])
         [1, 0, 2, 3, 1]
     """
+    # Longest words first, so that "10" is not read as "1" and "0".
     known = sorted(range(len(words)), key=lambda k: -len(words[k]))
     tokens, at = [], 0
     while at < len(text):
@@ -161,6 +162,7 @@ def _read_words(text: str, words: Sequence[str]) -> list[int]:
 def _full_output(task: FullOutput, tokens: Sequence[int]) -> Batch:
     """With what such a task puts around a prompt; what is after an ``=`` is left out."""
     eos, bos = task.equals + 1, task.equals + 2
+    # Padding, EOS and BOS have greater numbers than ``=``.
     prompt = [t for t in until(tokens, task.equals) if t < task.equals]
     n = next(k for k in range(1, len(prompt) + 2) if task.prompt_length(k) >= len(prompt))
     inputs = torch.tensor([[bos, *prompt, task.equals]])
@@ -224,6 +226,7 @@ def _(task: ChessPuzzles, text: str) -> Batch | None:
     targets = torch.full((1, 64), IGNORE)
     if re.fullmatch("([a-h][1-8]){2}", move):
         targets = torch.zeros_like(targets)
+        # 1 marks the square that is left, 2 the one that is entered.
         targets[0, [square_of(move[:2]), square_of(move[2:])]] = torch.tensor([1, 2])
     one = torch.ones(1, dtype=torch.int64)
     return Batch(torch.tensor([squares]), targets, one, one * task.n_loops(1), task)
@@ -259,6 +262,7 @@ def _(task: PrefixSum, text: str) -> Batch | None:
     form = re.fullmatch(r"\s*running (?:XOR|sum mod \d+) of ([\d ]+) =.*", text)
     if form is None:
         return None
+    # Digits above 9 have spaces between them.
     digits = form[1].split() if task.modulus > 10 else list(form[1].replace(" ", ""))
     return task.from_bits(torch.tensor([[int(d) for d in digits]]), torch.tensor([len(digits)]))
 
@@ -300,6 +304,7 @@ def _(task: AbacusSorting, text: str) -> Batch | None:
 def _least_first(numbers: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Digits [1, number, width], the least significant first, and how many of each count."""
     n_digits = [len(number) for number in numbers]
+    # Zeros fill the more significant digits up to one width.
     rows = [[int(d) for d in n[::-1]] + [0] * (max(n_digits) - len(n)) for n in numbers]
     return torch.tensor([rows]), torch.tensor([n_digits])
 
@@ -315,6 +320,7 @@ def _numbers_example(task: object, text: str) -> Batch | None:
     if form is None:
         return None
     a, b = int(form[1]), int(form[3])
+    # 0 has one bit.
     n_bits = [max(x.bit_length(), 1) for x in (a, b)]
     if isinstance(task, NextToken):
         wrapped = _numbers_example(task.task, text)

@@ -146,7 +146,7 @@ def of_ones_own(monkeypatch: pytest.MonkeyPatch) -> str:
 
     @register_study("state-size", __name__, "convergence", tasks=("addition",))
     def _state_size(session: Session) -> Result:
-        """How large is the state?"""
+        """How large?"""
         batch = session.sample(session.length(4), 8)
         with study(session.seed) as watch:
             states = bind(session.model, batch.inputs).run(session.n_loops(4))
@@ -165,7 +165,7 @@ def test_a_study_that_is_registered_is_made_read_and_reported(
     analysis = workflow.analyze_run(run, studies=[of_ones_own], progress=False)
     assert analysis.results.keys() == {of_ones_own}
     check_entry(registry.STUDIES[-1])
-    assert registry.STUDIES[-1].about == "how large is the state?"
+    assert registry.STUDIES[-1].about == "how large?"
     assert isinstance(load_result(analysis.files[of_ones_own]), StateSize)
     page = write_report(run, tmp_path / "report.html").read_text()
     section = page[page.index('<section id="convergence"') :].partition("</section>")[0]

@@ -100,12 +100,11 @@ def test_a_node_is_chosen_by_keyboard_and_tells_what_it_is(page: Page) -> None:
         if page.evaluate("document.activeElement.classList.contains('head')"):
             break
         page.keyboard.press("ArrowDown")
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == (
-        "head shift_1, head 1.0"
-    )
+    label, code = "head shift_1, head 1.0", "select(indices, indices - 1"
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == label
     page.keyboard.press("Enter")
-    told = page.locator(".circuit-facts").inner_text()
-    assert "select(indices, indices - 1" in told and "new carry" in told
+    facts = page.locator(".circuit-facts").inner_text()
+    assert code in facts and "new carry" in facts
     assert page.locator(".folded.wide .edge.near").count() == 4
     assert page.locator(".circuit-code .near").first.inner_text() == "shift_right"
     page.keyboard.press("Escape")
@@ -161,8 +160,8 @@ def test_its_page_has_no_fault_of_accessibility_and_can_be_printed(
     page.emulate_media(media="print")
     assert page.locator("button:visible").count() == 0
     assert page.evaluate(_FAULTS) == []
-    code = page.locator(".circuit-code")
-    assert code.evaluate("(node) => node.scrollHeight <= node.clientHeight + 1")
+    fits = "(node) => node.scrollHeight <= node.clientHeight + 1"
+    assert page.locator(".circuit-code").evaluate(fits)
     page.context.close()
 
 

@@ -153,7 +153,8 @@ def test_it_is_used_by_keyboard_alone(page: Page) -> None:
     found = page.evaluate(state)
     assert (found["example"], found["loop"], found["pos"]) == (1, BITS, 0)
     said = page.locator(".x-sr").inner_text()
-    assert said.startswith(f"loop {BITS}, position 0, BOS: answers")
+    place = f"loop {BITS}, position 0, BOS: answers"
+    assert said.startswith(place)
     page.keyboard.press("Home")
     page.keyboard.press(" ")
     page.wait_for_function(f"() => {state}.loop > 2")
@@ -204,7 +205,8 @@ def test_a_pointer_shows_a_cell_without_choosing_it(page: Page) -> None:
     there = box["x"] + 7.5 * box["width"] / (BITS + 1), box["y"] + box["height"] - 3
     page.mouse.move(*there)
     page.wait_for_function(f"(old) => ({shown})() !== old", arg=chosen)
-    assert page.evaluate(shown).startswith(f"State of position 7 after loop {BITS + 1} ")
+    title = f"State of position 7 after loop {BITS + 1} "
+    assert page.evaluate(shown).startswith(title)
     assert page.evaluate(state) == before and page.locator(".x-sr").inner_text() == live
     page.mouse.move(box["x"] - 200, 5)
     page.wait_for_function(f"(old) => ({shown})() === old", arg=chosen)
@@ -214,7 +216,8 @@ def test_a_pointer_shows_a_cell_without_choosing_it(page: Page) -> None:
     page.mouse.move(*there)
     page.wait_for_function(f"(old) => ({shown})() !== old", arg=chosen)
     page.locator(".x-scroll").press("ArrowDown")
-    assert page.evaluate(shown).startswith("State of position 3 after loop 3 ")
+    title = "State of position 3 after loop 3 "
+    assert page.evaluate(shown).startswith(title)
     page.locator(".x-scroll").press("ArrowUp")
     # Playing goes on under a pointer that lies on a cell, and the pointer shows nothing then.
     page.mouse.move(there[0], there[1] - 30)
@@ -244,7 +247,8 @@ def test_on_paper_the_chosen_example_is_a_grid_of_lines_with_its_caption(
     # Light whatever the screen has: the paper's own white, and words that are dark.
     assert shown.locator("svg > rect").first.get_attribute("fill") == "rgb(255, 255, 255)"
     assert shown.locator("p").inner_text().startswith("Example 3. ")
-    assert "Framed: loop 7, position" in shown.locator("p").inner_text()
+    framed = "Framed: loop 7, position"
+    assert framed in shown.locator("p").inner_text()
     assert opened.complaints == []
     page.context.close()
 
@@ -299,7 +303,8 @@ def test_hostile_words_stay_text(browser: Browser, explored: Exploration, tmp_pa
     page = ready(opened)
     page.keyboard.press("Tab")
     page.evaluate("document.querySelector('.explorer').explorer.select({ loop: 5, pos: 2 })")
-    assert page.locator(".explorer img, .explorer script").count() == 0
+    injected = page.locator(".explorer img, .explorer script")
+    assert injected.count() == 0
     assert page.locator(".x-detail").inner_text() == HOSTILE[0]
     assert page.locator(".x-said").inner_text() == "⟨202e⟩abc␀"
     assert "⟨202e⟩abc␀" in page.locator(".x-sr").inner_text()

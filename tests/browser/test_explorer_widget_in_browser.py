@@ -64,7 +64,8 @@ def test_a_state_is_put_in_and_three_runs_are_stepped_together(
     answered(page, 1)
     second = page.locator(".explorer").nth(1)
     title = second.locator(".x-detail").inner_text()
-    assert title == f"After loop 5, position 5 is given the state of example {source + 1}."
+    put_in = f"After loop 5, position 5 is given the state of example {source + 1}."
+    assert title == put_in
     state = "(node) => [node.explorer.state.loop, node.explorer.state.pos]"
     assert second.evaluate(state) == [5, 5]
     # Bit 4 of 1 + 126 is 1; with the carry of 1 + 127 it is 0, and that is in the run beside.
@@ -80,7 +81,8 @@ def test_a_state_is_put_in_and_three_runs_are_stepped_together(
     third.evaluate("(node) => node.explorer.select({ loop: 5, pos: 5 })")
     assert first.evaluate(state) == second.evaluate(state) == [5, 5]
     assert third.evaluate(answer) == "0"
-    assert "The run of ripple" in third.locator(".x-detail").inner_text()
+    detail = "The run of ripple"
+    assert detail in third.locator(".x-detail").inner_text()
     # What it has not is not shown, nor made up.
     assert third.locator(".x-plane").count() == 0 and "entropy" not in third.inner_text()
     third.get_by_label("Variable").select_option(label="ripple's claim")
@@ -101,19 +103,21 @@ def test_of_zeros_a_program_makes_no_claim_and_that_is_said(page: Page) -> None:
     page.get_by_role("button", name="Put in here").click()
     answered(page, 1)
     assert page.locator(".explorer:visible").count() == 2
-    assert page.get_by_text("ripple makes no claim").is_visible()
+    claim = page.get_by_text("ripple makes no claim")
+    assert claim.is_visible()
 
 
 def test_an_example_is_typed_and_what_is_none_is_refused(page: Page) -> None:
     page.get_by_label("Example", exact=True).fill("5 + 6")
     page.get_by_role("button", name="Show").press("Enter")
     answered(page, 1)
-    assert page.locator(".x-said").nth(1).inner_text() == "0101 + 0110 = 1011 mod 2^4"
+    by_hand = "0101 + 0110 = 1011 mod 2^4"
+    assert page.locator(".x-said").nth(1).inner_text() == by_hand
     page.get_by_label("Example", exact=True).fill("<img src=x>")
     page.get_by_label("Example", exact=True).press("Enter")
     answered(page, 2)
-    alert = page.get_by_role("alert").inner_text()
-    assert "'<img src=x>' at place 0" in alert and page.locator("img").count() == 0
+    alert, refused = page.get_by_role("alert").inner_text(), "'<img src=x>' at place 0"
+    assert refused in alert and page.locator("img").count() == 0
 
 
 def test_it_has_no_fault_of_accessibility(page: Page) -> None:

@@ -71,7 +71,8 @@ def test_they_stand_side_by_side_or_one_below_the_other(page: Page) -> None:
     below = page.viewport_size == {"width": PHONE, "height": 844}
     assert (second_left == left) == below and (second_top != top) == below
     assert page.evaluate(_OVERFLOW) <= 0
-    assert page.locator("#explorers > div > section > h3").all_inner_texts() == ["ripple", "late"]
+    headings = page.locator("#explorers > div > section > h3")
+    assert headings.all_inner_texts() == ["ripple", "late"]
     assert "plain" in page.locator("#explorers .missing").inner_text()
     assert faults_of_accessibility(page) == []
 

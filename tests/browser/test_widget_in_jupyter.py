@@ -144,7 +144,8 @@ def test_the_widget_is_stepped_chosen_in_and_asked_in_jupyterlab(page: Page) -> 
     assert first.evaluate(state) == second.evaluate(state) == [6, 3]
     second.scroll_into_view_if_needed()
     keep(page, "side-by-side")
-    assert page.get_by_text("ripple makes no claim").is_visible()
+    claim = page.get_by_text("ripple makes no claim")
+    assert claim.is_visible()
 
     page.get_by_label("Example", exact=True).scroll_into_view_if_needed()
     run_until_shown(page, first)

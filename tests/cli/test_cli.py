@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -113,8 +114,10 @@ def test_tasks_and_recipes_are_listed_in_words_and_as_json(command: Command) -> 
     whole = command("recipes", "addition", "--json").json
     assert TrainingConfig.from_dict(whole["config"]) == RECIPES["addition"]
     said = command("recipes", "addition").out
-    assert "  config.state_noise: 0.3\n" in said and "measured.seeds: 0, 1, 2" in said
-    assert "lr" not in said, "defaults are left out"
+    parts = (line.strip().partition(": ") for line in said.splitlines())
+    settings = {name: value for name, _, value in parts}
+    assert settings["config.state_noise"] == "0.3" and settings["measured.seeds"] == "0, 1, 2"
+    assert "lr" not in said  # a default
 
 
 def test_a_prompt_is_shown_on_a_page_of_its_own(command: Command, tmp_path: Path) -> None:
@@ -137,7 +140,7 @@ def test_the_zoo_is_listed_shown_and_copied(command: Command, tmp_path: Path) ->
     assert all(name in command("zoo").out for name in listed)
     card = command("zoo", "parity-no-window", "--json").json
     assert card["recipe"] == "parity-no-window" and card["fails_at"]
-    assert "Exact match by loops beyond T(n)" in command("zoo", "parity-no-window").out
+    assert "beyond T(n)" in command("zoo", "parity-no-window").out
     out = tmp_path / "mine"
     assert f"Next: loopinterp analyze {out}" in command("zoo", "parity", "--out", out).out
     answer = command("evaluate", out, "--length", 4, "--samples", 8, "--json", "--no-progress")
@@ -170,7 +173,7 @@ def test_a_task_without_a_recipe_is_refused_with_what_there_is(
     small = ("--steps", 1, "--set", "model.d_model=16", "--set", "model.n_heads=2")
     answer = command(*arguments, "--without-recipe", *small, "--no-progress")
     assert answer.status == 0
-    assert "No recipe is used for prefix_sum" in answer.err
+    assert "No recipe" in answer.err and "prefix_sum" in answer.err
 
 
 def test_a_recipe_that_does_not_reach_far_has_to_be_named(
@@ -226,7 +229,7 @@ def test_several_runs_are_put_side_by_side_and_opened(
     answer = command("report", run, other, "--out", page, "--open", "--json")
     assert answer.json == {"runs": [str(run), str(other)], "report": str(page)}
     assert opened == [page.resolve().as_uri()]
-    assert "2 runs side by side" in page.read_text()
+    assert "2 runs" in page.read_text()
     assert_refused(command("report", run, other), "--out", "the file to write")
     assert_refused(command("report", run, run, "--out", page), "two or more, each once")
 
@@ -329,15 +332,17 @@ def test_what_was_left_out_and_what_comes_next_is_said(
 ) -> None:
     out = tmp_path / "a run"
     said = command("compile", "parity", "--max-length", 6, "--out", out).out
-    assert said.endswith(f"Next: loopinterp analyze '{out}'\n")
+    analyze, report = f"loopinterp analyze '{out}'\n", f"loopinterp report '{out}'\n"
+    assert said.endswith(f"Next: {analyze}")
     kept = tuple(one for one in STUDIES if one.name in ("wavefront", "attention"))
     monkeypatch.setattr(workflow, "STUDIES", kept)
     said = command("analyze", out, "--no-progress").out
-    assert "- wavefront: left out because it asks about addition and not about parity." in said
-    assert said.endswith(f"Next: loopinterp report '{out}'\n")
-    assert set(command("analyze", out, "--json").json["left_out"]) == {"wavefront"}
+    assert said.endswith(f"Next: {report}")
+    left_out = command("analyze", out, "--json").json["left_out"]
+    assert set(left_out) == {"wavefront"}
+    assert re.search(rf"^- wavefront: .*{left_out['wavefront']}\.$", said, flags=re.MULTILINE)
     said = command("evaluate", out, "--samples", 4, "--length", 2, "--no-progress").out
-    assert said.endswith(f"Next: loopinterp analyze '{out}'\n")
+    assert said.endswith(f"Next: {analyze}")
 
 
 def test_words_come_by_default_and_name_the_report(command: Command, run: Path) -> None:
@@ -543,7 +548,8 @@ def test_a_sweep_is_a_table_and_a_page_and_its_status_says_what_failed(
     failing = json.loads(file.read_text()) | {"grid": {"model.n_heads": [3, 4], "steps": [2]}}
     (tmp_path / "failing.json").write_text(json.dumps(failing))
     answer = command("sweep", tmp_path / "failing.json", "--out", tmp_path / "two", "--no-progress")
-    assert answer.status == 1 and "2 of 4 cells failed: n_heads=3, steps=2, seed 0" in answer.out
+    failed = "n_heads=3, steps=2, seed 0"
+    assert answer.status == 1 and re.search(rf"\b2 of 4\b.*: {failed}", answer.out)
     assert "n_heads=4, steps=2" in answer.out
     assert_refused(command("sweep", file, "--out", out, "--scale", "paper"), "scale", "'paper'")
     assert_refused(command("sweep", file, "--out", out, "--cluster-set", "x"), "KEY=VALUE")
@@ -778,12 +784,14 @@ def test_a_study_without_room_is_refused_when_asked_for_and_else_left_out_with_t
     answer = command("analyze", out, "--json")
     assert set(answer.json["results"]) == {"stabilisation", "heads"}
     assert set(answer.json["unsaid"]) == {"wavefront"}
-    assert "wavefront: cannot be said because carries need 16 bits" in answer.err
-    assert "wavefront: cannot be said because" in command("analyze", out, "--no-progress").out
+    reason = answer.json["unsaid"]["wavefront"]
+    assert "16 bits" in reason
+    for said in (answer.err, command("analyze", out, "--no-progress").out):
+        assert re.search(f"wavefront: .*{reason}", said)
     command("report", out)
     said = command("analyze", out, "--study", "heads", "--no-progress").out
     assert said.endswith(f"Next: loopinterp report {out}\n")
-    assert "Wavefront: cannot be said because carries need" in (out / "report.html").read_text()
+    assert re.search(f"Wavefront: .*{reason}", (out / "report.html").read_text())
 
 
 @pytest.mark.parametrize(
@@ -848,7 +856,8 @@ def test_a_script_of_ones_own_goes_on_with_itself(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["my tasks.py"])
     said = command("compile", "parity", "--max-length", 4, "--out", tmp_path / "a").out
-    assert said.endswith(f"Next: python 'my tasks.py' analyze {tmp_path / 'a'}\n")
+    script = "python 'my tasks.py' analyze"
+    assert said.endswith(f"Next: {script} {tmp_path / 'a'}\n")
     monkeypatch.setattr(sys, "argv", ["/somewhere/loopinterp/__main__.py"])
     said = command("compile", "parity", "--max-length", 4, "--out", tmp_path / "b").out
     assert said.endswith(f"Next: loopinterp analyze {tmp_path / 'b'}\n")
@@ -889,12 +898,10 @@ def test_without_a_recipe_it_is_said_which_model_is_trained(
         "--no-progress",
     )
     other = command(*arguments, "--set", "model.attention_window=none", "--out", tmp_path / "wide")
-    assert other.err == "No recipe is used for copy: this is the demo's model, without a window.\n"
+    assert "No recipe" in other.err and "without a window" in other.err
     answer = command(*arguments, "--out", tmp_path / "run")
     assert answer.status == 0
-    assert answer.err == (
-        "No recipe is used for copy: this is the demo's model, with a window of 1 to the left.\n"
-    )
+    assert "No recipe" in answer.err and "window of 1" in answer.err
 
 
 @pytest.mark.parametrize("arguments", [["nosuch"], ["train"], ["evaluate"], ["tasks", "--what"]])
@@ -1042,7 +1049,7 @@ def test_bits_are_dropped_and_each_stage_is_said(command: Command, tmp_path: Pat
     [stage] = answer.json["stages"]  # two steps teach nothing
     assert (stage["bits"], stage["learnt"], answer.json["smallest"]) == (2, False, None)
     assert Path(stage["run"]) == out / "bits-2"
-    assert "No stage is right" in command(*again).out
+    assert command(*again).out.rstrip().splitlines()[-1].startswith("No stage")
     refused = command("train", "--task", "addition", "--drop-bits", "--out", tmp_path / "other")
     assert_refused(refused, "state_code", "Set model.state_code=4")
     assert not (tmp_path / "other").exists()

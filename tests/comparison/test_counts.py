@@ -59,7 +59,7 @@ def test_counts_are_those_made_by_hand(evidence, name, label):
     stratum = counts.sel(stratum="all" if label is None else f"token: {label}")
     assert stratum.active.values.tolist() == active and stratum.right.values.tolist() == right
     assert (int(stratum.run_active), int(stratum.run_right)) == (run_active, run_right)
-    assert 0 < run_right < run_active, "the case tells counts apart"
+    assert 0 < run_right < run_active  # the three counts differ
     assert stratum.active_inputs.values.tolist() == [len(inputs) for inputs in active_inputs]
     assert int(stratum.run_inputs) == len(run_inputs) < run_active
     if label is None:

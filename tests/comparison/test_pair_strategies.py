@@ -165,6 +165,7 @@ def test_strata_say_token_left_token_when_and_where():
         return strata[stratum].labels[int(strata[stratum].codes[k])]
 
     thirds = ("first third", "second third", "last third")
+    source_loop = "loop of the source"
     for k in range(len(pairs)):
         row, at, loop = pairs.inputs[pairs.base[k]], int(pairs.positions[k, 0]), int(pairs.loop[k])
         own, left = names[row[at]], names[row[at - 1]]
@@ -176,7 +177,7 @@ def test_strata_say_token_left_token_when_and_where():
         assert label("loop", k) == thirds[3 * max(loop - 1, 0) // (pairs.n_loops - 1)]
         earlier = int(pairs.source_loop[k]) - loop
         loops = "the same" if not earlier else "a later one" if earlier > 0 else "an earlier one"
-        assert label("loop of the source", k) == loops
+        assert label(source_loop, k) == loops
         assert pairs.second is not None
         again = int(pairs.second.position[k]) == at
         where = "at the same position" if again else "at another position"

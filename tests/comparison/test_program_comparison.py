@@ -378,4 +378,4 @@ def test_a_program_that_one_input_in_a_hundred_does_not_follow_is_not_named(seed
     found = compare_programs(mixed, ["ripple", "sticky_ripple"], Addition(), n=[8, 10], seed=seed)
     assert found.verdict.identified is None
     _, low, high = found.data["whole_run"].sel(program="ripple", stratum="all").values[0]
-    assert low < 0.993 < high, "the share of 4,096 inputs of each length"
+    assert low < 0.993 < high  # the share of 4,096 inputs of each length

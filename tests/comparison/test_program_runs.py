@@ -282,7 +282,7 @@ def test_the_subspace_of_a_variable_holds_the_direction_of_each_value(program_mo
     assert torch.equal(rows, torch.stack([model.direction("carry", v) for v in (-1, 0, 1)]))
     with pytest.raises(InputError) as refused:
         model.subspace("cary")
-    assert refused.value.what == "variable of program latched_chain"
+    assert refused.value.what.split()[-1] == "latched_chain" and "cary" in refused.value.given
 
 
 @pytest.mark.parametrize("name", ["ripple_held_2", "ripple_held_by_token", "sticky_ripple"])

@@ -55,7 +55,7 @@ def test_directions_may_turn_with_the_token():
     everywhere = labelled.subspace()
     for token in range(4):
         assert float((table[token] @ everywhere.mT).norm()) > 0.9
-    assert not table[program.inputs.index("BOS")].any(), "a token of which no answer is asked"
+    assert not table[program.inputs.index("BOS")].any()  # it has no target
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 40])

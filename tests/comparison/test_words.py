@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, get_args
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_an_identified_program_is_stated_with_its_numbers():
         identified="a", closest="a", longest_delay=7, untested=["x: 1"], off_distribution=0.93
     )
     text = verdict_in_words(verdict, TWO, ProgramOffset())
-    assert text.startswith("The model runs “a”")
+    assert "runs “a”" in text.partition(".")[0]
     for part in ("0 to 7 loops", "34% of 100", "64 inputs", "29%", "1 stratum", "93%"):
         assert part in text
 
@@ -140,8 +141,8 @@ def test_the_clean_share_is_that_of_the_program_it_is_given_for():
     data = arrays({"b": 0.5, "c": 0.4, "a": 0.3}, {"b": 0.2, "c": 0.99, "a": 0.98})
     verdict = Verdict(identified=None, closest="b", clean_fits=["c", "a"], followed_for=1)
     text = verdict_in_words(verdict, data, ProgramOffset())
-    assert "“a” at 98% of loops" in text and "1 other" in text
-    assert "“b” for 1 loop" in text
+    assert re.search(r"“a” at 98%", text) and "1 other" in text
+    assert re.search(r"“b”\D+\b1 loop\b", text)
 
 
 def test_a_program_offset_is_stated_unless_it_is_plain():

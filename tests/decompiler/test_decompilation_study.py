@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def test_a_known_program_is_given_with_its_evidence() -> None:
     assert float(found.worst().sel(estimate="value")) == 1
     assert found.claim.grade == "exact" and found.claim.checked_to == 7
     assert found.claim.read_at == (5,)
-    assert "checked, 4, 5, 7, nothing" in found.findings()[0].text
+    assert "4, 5, 7" in found.findings()[0].text
     assert (found.data["judged"] > 0).all()
 
 
@@ -82,9 +83,10 @@ def test_it_is_read_back_as_it_was_saved(name: str, tmp_path: Path) -> None:
 
 def test_delays_are_said_in_words() -> None:
     (text,) = (f.text for f in of_program("ripple_held_2").findings() if "follows" in f.text)
-    assert "after 1 to 2 loops" in text
-    assert "1 → 0 at “a=0 b=0”" in text and "0 → 1 at “a=1 b=0”" in text
-    assert "0 → 1 at “a=0 b=0”" not in text  # that takes 1 loop
+    assert "1 to 2" in text
+    late = set(re.findall(r"(\d) → (\d)\D+a=(\d) b=(\d)", text))
+    assert {("1", "0", "0", "0"), ("0", "1", "1", "0")} <= late
+    assert ("0", "1", "0", "0") not in late  # that takes 1 loop
 
 
 def test_figures_have_the_code_and_an_answer_for_every_pair_that_meets() -> None:
@@ -105,8 +107,11 @@ def test_long_tables_are_not_spelt_out() -> None:
     from loopinterp.decompiler.figures import _short
 
     code = "program p\n  next: {" + ", ".join(f"{k}: 1" for k in range(99)) + "}, otherwise 0"
-    assert _short(code) == "program p\n  next: a table of 99 entries"
-    assert _short("  sends: {0: 1}, otherwise 0") == "  sends: {0: 1}, otherwise 0"
+    first, table = _short(code).splitlines()
+    assert first == "program p" and table.startswith("  next: ")
+    assert "99" in table and "{" not in table
+    short_table = "  sends: {0: 1}, otherwise 0"
+    assert _short(short_table) == short_table
 
 
 @pytest.mark.parametrize("given", [{"n": 1}, {"n": (4, 0)}, {"lengths": [1]}, {"n_exchanges": 3}])
@@ -127,8 +132,9 @@ def test_a_finite_model_is_said_to_be_what_it_is_at_any_length():
     """A model with a state code whose weights are trained: the zoo's."""
     run = load_pretrained("addition-finite")
     result = decompilation_study(run.model(), run.task(), n=4)
-    assert result.identified == "ripple from carry = carry_at_first"
+    name = "ripple from carry = carry_at_first"
+    assert result.identified == name
     assert result.claim.transitions == 73
     (first, *_) = result.findings()
-    assert "“ripple from carry = carry_at_first”" in first.text
+    assert f"“{name}”" in first.text
     assert "any length" in first.text and "73 transitions" in first.text

@@ -98,4 +98,5 @@ def test_what_reads_farther_is_not_cut_into_regions() -> None:
     program = get_program("lookahead")
     model = compile_program(program, max_length=6).model
     found = decompile(model, get_task("addition"), n=5, sharp=False, n_exchanges=200)
-    assert found.program is None and "more than the left neighbour" in found.reason
+    assert found.program is None and found.refusal is not None
+    assert found.refusal.code == "reads-farther"

@@ -46,7 +46,7 @@ def test_a_table_by_hand_is_run_as_it_says() -> None:
     )
     tokens = torch.tensor([[1, 0, 1, 1]])
     *_, last = automaton.run(tokens, 4)
-    assert last.tolist() == [[1, 1, 0, 1]], "the running sum modulo 2"
+    assert last.tolist() == [[1, 1, 0, 1]]  # the running sum modulo 2
     (_, after) = automaton.run(tokens, 1, values=torch.tensor([[0, 1, 0, 0]]))
     assert after.tolist() == [[1, 0, 0, 1]]
 

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from loopinterp.compiler import draw, draw_program
 from loopinterp.figures import CircuitGraph, GraphEdge, GraphNode
-from loopinterp.figures.circuit_graph import NARROW, WHOLE, WIDE, svg_of
+from loopinterp.figures.circuit_graph import WIDTHS, svg_of
 from loopinterp.figures.circuit_layout import folded, unfolded
 from loopinterp.programs import get_program, list_programs
 from tests.figures.drawn_paths import faults
+
+WIDE, FULL, NARROW = WIDTHS.values()
 
 PLACES = [("prelude", 0), ("loop", -1), ("loop", 0), ("loop", 1), ("loop", 2), ("readout", 0)]
 
@@ -21,7 +23,7 @@ PLACES = [("prelude", 0), ("loop", -1), ("loop", 0), ("loop", 1), ("loop", 2), (
 def test_every_stock_program_can_be_read_folded_and_unfolded(name: str) -> None:
     graph = draw_program(get_program(name))
     layouts = [folded(graph, WIDE), folded(graph, NARROW)]
-    layouts += [unfolded(graph, 8, width) for width in (WHOLE, NARROW)]
+    layouts += [unfolded(graph, 8, width) for width in (FULL, NARROW)]
     for layout in (*layouts, folded(draw(get_program(name)), NARROW)):
         assert list(faults(layout)) == []
     assert {place.node for place in layouts[0].places} == set(graph.by_id)
@@ -87,8 +89,8 @@ def test_edges_to_the_next_loop_go_around_and_others_go_down() -> None:
 def test_words_stay_words_in_the_drawing() -> None:
     hostile = "<script>alert('&')</script>"
     graph = CircuitGraph(hostile, (GraphNode(hostile, "head", hostile, "loop"),), ())
-    for layout in (folded(graph, WIDE), unfolded(graph, 2, WHOLE)):
-        svg = ET.fromstring(svg_of(graph, layout, alone=True))
+    for layout in (folded(graph, WIDE), unfolded(graph, 2, FULL)):
+        svg = ET.fromstring(svg_of(graph, layout, standalone=True))
         assert not any("script" in node.tag for node in svg.iter())
         assert hostile.split("(")[0] in "".join(svg.itertext())
 
@@ -97,7 +99,7 @@ def test_edges_are_as_wide_as_their_effects() -> None:
     nodes = tuple(GraphNode(name, "head", name, "loop", k) for k, name in enumerate("abc"))
     edges = (GraphEdge("a", "b", effect=0.2), GraphEdge("b", "c", effect=-0.4))
     graph = CircuitGraph("effects", nodes, edges)
-    svg = ET.fromstring(svg_of(graph, folded(graph, WIDE), alone=True))
+    svg = ET.fromstring(svg_of(graph, folded(graph, WIDE), standalone=True))
     found = [g for g in svg.iter() if "edge" in g.get("class", "").split()]
     widths = [float(g[0].get("style", "").removeprefix("stroke-width:")) for g in found]
     assert widths[1] == 5 and widths[1] - 0.8 == pytest.approx(2 * (widths[0] - 0.8))

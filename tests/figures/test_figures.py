@@ -290,14 +290,16 @@ def test_what_cannot_be_drawn_is_explained() -> None:
         line_panels([], x_title="x")
     with pytest.raises(InputError, match=r"^panels:"):
         heatmap_panels({}, value_title="v")
-    with pytest.raises(InputError, match=r"^line 'a':.*'pos': 1"):
+    with pytest.raises(InputError) as caught:
         Series.of("a", cells([[0]], pos=[0], loop=[0]))
+    assert caught.value.what == "line 'a'" and "'pos': 1" in caught.value.given
 
 
 def test_heat_maps_of_different_axes_are_refused() -> None:
     one = cells([[0]], pos=[0], loop=[0])
-    with pytest.raises(InputError, match=r"^heat map 'b':"):
+    with pytest.raises(InputError) as caught:
         heatmap_panels({"a": one, "b": one.T}, value_title="v")
+    assert caught.value.what == "heat map 'b'"
     with pytest.raises(InputError, match=r"^scale:.*diverging"):
         heatmap_panels({"": one}, value_title="v", scale="divergin")  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from loopinterp.dynamics import convergence_study
 from loopinterp.pages import explore, read_report, read_run, write_comparison, write_report
 from loopinterp.pages.comparison import Cell, _verdicts, differing_settings, finding_rows
 from loopinterp.pages.exploration import page_json
-from loopinterp.pages.run_record import RunRecord
+from loopinterp.pages.run_record import Problem, RunRecord, Trouble, spell_problem
 from loopinterp.pages.tables import tables_of
 from loopinterp.tasks import get_task
 from tests.pages import synthetic
@@ -125,7 +125,8 @@ def test_explorers_are_given_what_was_kept_and_runs_without_are_told_how(tmp_pat
     given = re.findall(r'class="exploration-json">(.*?)</script>', text, re.DOTALL)
     assert given == [page_json(found)]
     assert "&lt;b&gt;</h3>" in text and "<b></h3>" not in text
-    assert "c: explorer has values that cannot be shown (IndexError)" in text
+    problem = spell_problem(Problem(Trouble.RESULT_VALUES, "explorer", "IndexError"))
+    assert f"c: {problem}" in text
     sentence = "No examples are kept of <code>c</code>, <code>d</code>: <code>loopinterp analyze"
     assert sentence in text
     none = write_comparison(runs[1:], tmp_path / "none.html").read_text()
