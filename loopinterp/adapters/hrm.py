@@ -142,8 +142,8 @@ class HRMAdapter(NestedModel):
             if not checked and not (inputs.shape[1] > n_puzzle and good.all()):
                 expected = f"the number of a puzzle, 0 to {number - 1}, the same at the first "
                 expected += f"{n_puzzle} positions of each example, and tokens"
-                given = f"{inputs.shape[1]} positions, {puzzle[~good.all(1)][:1].tolist()} of them"
-                raise InputError("inputs", expected=expected, given=given, fix=fix)
+                got = f"{inputs.shape[1]} positions, {puzzle[~good.all(1)][:1].tolist()} of them"
+                raise InputError("inputs", expected=expected, given=got, fix=fix)
             inputs = torch.cat((torch.zeros_like(puzzle), inputs[:, n_puzzle:]), dim=1)
         return super().input_context(inputs, offset, all_pairs=all_pairs, checked=checked)
 

@@ -69,8 +69,8 @@ class HuginnAdapter(PublishedModel):
         config, parts = published.config, published.transformer
         if noise := getattr(config, "test_time_noise", 0):
             expected = "steps that draw nothing: test_time_noise = 0"
-            given, fix = f"test_time_noise = {noise}", "Set model.config.test_time_noise = 0."
-            raise InputError("model", expected=expected, given=given, fix=fix)
+            got, fix = f"test_time_noise = {noise}", "Set model.config.test_time_noise = 0."
+            raise InputError("model", expected=expected, given=got, fix=fix)
         self._seed = seed
         n_heads = int(config.num_attention_heads)
         self._d_head = int(config.n_embd) // n_heads

@@ -60,17 +60,17 @@ class OuroAdapter(PublishedModel):
     def __init__(self, published: Any) -> None:
         config, inner = published.config, published.model
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            expected, given = "attention to all positions before", "layer_types = sliding_attention"
+            expected, got = "attention to all positions before", "layer_types = sliding_attention"
             fix = "Load it with use_sliding_window=False, as published."
-            raise InputError("model", expected=expected, given=given, fix=fix)
+            raise InputError("model", expected=expected, given=got, fix=fix)
         angles = inner.rotary_emb.inv_freq
         if not bool((angles > 0).all() and (angles.diff() < 0).all()):
             # transformers 5 makes a model without numbers, and fills in what is saved alone: code
             # that was written for transformers 4 is left without its angles.
             expected = "positions turned by less from each pair of features to the next"
-            given = f"rotary_emb.inv_freq = {angles.tolist()[:4]} …"
+            got = f"rotary_emb.inv_freq = {angles.tolist()[:4]} …"
             fix = "Set model.model.rotary_emb.inv_freq after loading, and call adapt(model)."
-            raise InputError("model", expected=expected, given=given, fix=fix)
+            raise InputError("model", expected=expected, given=got, fix=fix)
         attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
         self._d_head = int(attention.head_dim)
         n_heads = attention.q_proj.out_features // self._d_head

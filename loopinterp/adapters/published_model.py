@@ -263,9 +263,9 @@ class PublishedModel(HookedRun):
         Raises:
             InputError: If it has no gate that says so.
         """
-        expected, given = "one with a gate or head that says when to stop", type(self).__name__
+        expected, got = "one with a gate or head that says when to stop", type(self).__name__
         fix = "Use a rule that reads states or logits, such as ResidualBelow or ReadoutKL."
-        raise InputError("model", expected=expected, given=given, fix=fix)
+        raise InputError("model", expected=expected, given=got, fix=fix)
 
     # What attention is told
 

@@ -37,8 +37,8 @@ class WithConflicts(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, expected, fix, given in self._conflicts():
-            value = repr(attrgetter(name)(self)) if given is None else given
+        for name, expected, fix, got in self._conflicts():
+            value = repr(attrgetter(name)(self)) if got is None else got
             raise ConfigError(name, expected=expected, given=value, fix=fix)
 
     def _conflicts(self) -> Iterator[Conflict]:

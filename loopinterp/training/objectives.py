@@ -95,9 +95,9 @@ def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Qu
         return _step_dependent(config, n_loops, batch.targets, generator)
     last = int(n_loops.max()) if config.n_loops is None else config.n_loops
     if last < 1:
-        expected, given = "at least one loop", f"T(n) = {last} for every example of the batch"
+        expected, got = "at least one loop", f"T(n) = {last} for every example of the batch"
         fix = "Set objective.n_loops."
-        raise InputError("n_loops", expected=expected, given=given, fix=fix)
+        raise InputError("n_loops", expected=expected, given=got, fix=fix)
     loops = [last]  # of all examples alike
     if config.kind == "every":
         loops = list(range(1, last + 1))

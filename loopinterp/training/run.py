@@ -98,8 +98,8 @@ class RunError(CheckpointError):
 
     def __init__(self, fault: RunFault, what: str, **values: object) -> None:
         self.fault = fault
-        expected, given, fix = (text.format(**values) for text in fault.value)
-        super().__init__(what, expected=expected, given=given, fix=fix)
+        expected, got, fix = (text.format(**values) for text in fault.value)
+        super().__init__(what, expected=expected, given=got, fix=fix)
 
 
 @dataclass(frozen=True, repr=False)

@@ -114,8 +114,8 @@ class _Packing:
         lengths = []
         for one in questions:
             place = torch.arange(1, one.targets.shape[-1] + 1)
-            asked = (one.targets != IGNORE).any(0)  # [example, pos]
-            lengths.append((asked * place).amax(1).clamp(min=1))
+            has_answer = (one.targets != IGNORE).any(0)  # [example, pos]
+            lengths.append((has_answer * place).amax(1).clamp(min=1))
         lengths = torch.stack(lengths).gather(1, order)
         if square and lengths.sum() > 0.9 * lengths.numel() * lengths.max():
             lengths = torch.full_like(lengths, int(lengths.max()))

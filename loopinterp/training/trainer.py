@@ -262,8 +262,8 @@ class Trainer(ShortRepr):
         """
         if self._unread:
             expected, fix = "steps that are known to be finite", "Call trainer.read() first."
-            given = f"{len(self._unread)} that have not been read"
-            raise InputError("training state", expected=expected, given=given, fix=fix)
+            got = f"{len(self._unread)} that have not been read"
+            raise InputError("training state", expected=expected, given=got, fix=fix)
         # Names as in the checkpoint's file: weights/, ema/, exp_avg/, exp_avg_sq/, random/.
         tensors = {f"weights/{k}": v for k, v in self.model.named_parameters()}
         tensors |= {f"ema/{k}": v for k, v in self.ema.shadow.items()}
@@ -396,15 +396,15 @@ class Trainer(ShortRepr):
         # On the device nothing has changed since that step, see advance.
         self.steps_done = self.ema.n_updates = step - 1
         self._spoiled.fill_(False)
-        what, given = f"{wrong[0]} at step {step}", str(numbers[wrong[0]])
+        what, got = f"{wrong[0]} at step {step}", str(numbers[wrong[0]])
         if wrong == ["largest weight"]:
             counts = {k: int((~x.isfinite()).sum()) for k, x in self.model.named_parameters()}
             name = next(name for name, count in counts.items() if count)
-            what, given = f"weights {name} after step {step}", f"{counts[name]} that are not"
+            what, got = f"weights {name} after step {step}", f"{counts[name]} that are not"
         raise InputError(
             what,
             expected="finite numbers",
-            given=given,
+            given=got,
             fix=f"Lower optimiser.lr (now {self.config.optimiser.lr:g}), set optimiser.clip=1, or "
             "train longer warm-up (optimiser.warmup_steps), in a new folder; what was saved "
             "before this step is kept.",

@@ -165,9 +165,9 @@ def make_entry(
         fix = "Name its recipe."
         raise InputError("recipe", expected="that of the run", given="none", fix=fix)
     if recipe is not None and not (run.is_trained and run.finished):
-        what, given = f"run {run.folder}", f"one of {run.steps_done} steps"
+        what, got = f"run {run.folder}", f"one of {run.steps_done} steps"
         fix = "Go on with its training; or pass recipe=None, if it was trained elsewhere."
-        raise InputError(what, expected="one that was trained to its end", given=given, fix=fix)
+        raise InputError(what, expected="one that was trained to its end", given=got, fix=fix)
     changes: dict[str, Any] = {}
     if recipe is not None:  # where it was trained changes nothing that is asked
         usual, changed = (flatten(c.to_dict()) for c in (get_recipe(recipe).config, run.config))

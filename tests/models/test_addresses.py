@@ -140,7 +140,8 @@ def test_every_address_fires_once_with_the_shape_it_promises(name: str) -> None:
 
     model.run_with_hooks(x, n_loops=3, fwd_hooks=[(lambda name: True, note)])
     assert sorted(fired) == sorted(model.addresses(3).addresses)
-    assert fired == list(model.addresses(3).addresses), "addresses stand in the order they fire"
+    # Addresses are listed in the order they fire.
+    assert fired == list(model.addresses(3).addresses)
 
 
 def test_resolve_index_errors() -> None:

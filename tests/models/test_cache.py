@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from loopinterp.core.errors import CheckpointError, HookError, InputError
 from loopinterp.core.storage import write_tensors
 from loopinterp.models import LoopedCache
 from tests.models.variants import VARIANTS, build, some_inputs
+from tests.refusals import naming
 
 T = 4
 
@@ -165,8 +168,9 @@ def test_a_damaged_or_foreign_cache_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"^cache "):
         LoopedCache.load(tmp_path, cache.model)
     shard.unlink()
-    with pytest.raises(CheckpointError, match="No such file"):
+    with naming(f".*{shard.name}", CheckpointError) as caught:
         LoopedCache.load(tmp_path, cache.model)
+    assert caught.value.given == os.strerror(errno.ENOENT)
 
 
 @pytest.mark.parametrize("elsewhere", ["../shard.safetensors", "{far}/shard.safetensors"])
@@ -180,7 +184,8 @@ def test_an_index_that_names_files_of_other_folders_is_refused(
     (tmp_path / "cache" / shard).rename(tmp_path / "shard.safetensors")
     changed = {**index, "files": {elsewhere.format(far=tmp_path): names}}
     (tmp_path / "cache" / "cache.json").write_text(json.dumps(changed))
-    with pytest.raises(CheckpointError, match=r"^file in cache"):
+    path = tmp_path / "cache" / "cache.json"
+    with naming(f"file in cache {path}", CheckpointError):
         LoopedCache.load(tmp_path / "cache", cache.model)
 
 
@@ -278,7 +283,7 @@ def test_moves_casts_slices_and_drops_the_batch_axis() -> None:
     assert isinstance(some, LoopedCache)
     assert some.stack("resid_post").shape == (T, 2, 7, 16)
     assert cache.to(dtype=torch.float16).nbytes == size // 2
-    assert "activations of 4 loops" in repr(cache)
+    assert f"{len(cache)} activations of {T} loops" in repr(cache)
     _, one = model.run_with_cache(x[:1], n_loops=T, remove_batch_dim=True)
     assert one.stack("resid_post").shape == (T, 7, 16)
     with pytest.raises(InputError, match=r"^batch size:"):
@@ -351,7 +356,7 @@ def test_a_damaged_index_is_refused(tmp_path: Path, change: dict[str, object]) -
     with pytest.raises(CheckpointError, match=r"^cache "):
         LoopedCache.load(tmp_path, cache.model)
     path.write_text("[]")
-    with pytest.raises(CheckpointError, match="a JSON object"):
+    with naming(f".*{path.name}", CheckpointError):
         LoopedCache.load(tmp_path, cache.model)
 
 

@@ -53,7 +53,7 @@ def test_the_oracle_stops_each_example_at_its_own_loop() -> None:
     states = model.states(INPUTS, 4)
     for row, loop in enumerate(n_loops.tolist()):
         torch.testing.assert_close(stopped.state[row], states[loop, row])
-    assert model.rows == [4, 2, 2, 1], "examples that stopped must leave the computation"
+    assert model.rows == [4, 2, 2, 1]  # examples that stopped leave the computation
 
 
 def test_a_limit_cuts_the_oracle_short_and_says_so() -> None:
@@ -127,7 +127,7 @@ def test_maximum_confidence_can_be_confidently_wrong_early() -> None:
     logits = torch.zeros(4, 1, 1, 2)
     logits[1, 0, 0, 0], logits[3, 0, 0, 1] = 9.0, 5.0
     stopped = run_until(Scripted(logits), torch.zeros(1, 1), MaxConfidence(), max_loops=3)
-    assert stopped.loop.tolist() == [1], "the rule follows confidence, not correctness"
+    assert stopped.loop.tolist() == [1]  # the rule follows confidence, not correctness
 
 
 @pytest.mark.parametrize("rule", [MaxConfidence(), ReadoutKL(0.1), ResidualBelow(0.1)])
@@ -139,7 +139,7 @@ def test_what_is_not_a_number_never_fires_and_is_no_answer(rule) -> None:
     assert run_rules(model, torch.zeros(2, 1), [rule], max_loops=3).tolist() == [[3, 3]]
     with pytest.raises(InputError) as refused:
         run_until(model, torch.zeros(2, 1), rule, max_loops=3)
-    assert "[0, 1] of 2" in refused.value.given
+    assert str([0, 1]) in refused.value.given
 
 
 def test_nan_on_the_way_to_an_answer_is_none_of_it() -> None:

@@ -242,7 +242,7 @@ def test_a_steady_drift_has_no_acceleration() -> None:
     model = Halving()
     model.step = lambda h, e: h + 1.0
     stopped = run_until(model, INPUTS, AccelerationBelow(1e-4), max_loops=9)
-    assert stopped.loop.tolist() == [3] * 4, "the first loop with two accelerations"
+    assert stopped.loop.tolist() == [3] * 4  # the first loop with two accelerations
 
 
 def test_one_hit_is_not_enough(generator: torch.Generator) -> None:

@@ -103,7 +103,7 @@ def test_activation_by_activation_it_is_the_untied_model(
     n_layers = model.config.layers_total(n_loops)
     ours = {name for name in cache if not name.startswith("loops.")}
     assert {f"blocks.{k}.{site}" for k in range(n_layers) for site in [*SITES, SCORES]} < ours
-    assert ours <= set(bridge_cache.keys()), "every name of ours is one of TransformerLens'"
+    assert ours <= set(bridge_cache.keys())
     compare_activations(cache, bridge_cache, ours)
 
 
@@ -152,7 +152,7 @@ def test_an_edit_does_what_it_does_there(kind: str, edit: Callable[..., Any], si
     given = ours.model.run_with_hooks(ours.clean, fwd_hooks=hooks)
     close(given, other.model.run_with_hooks(ours.clean, fwd_hooks=hooks))
     assert not torch.equal(given, before)
-    assert torch.equal(ours.model(ours.clean), before), "the hook is gone afterwards"
+    assert torch.equal(ours.model(ours.clean), before)  # the hook is removed afterwards
 
 
 @pytest.mark.parametrize("kind", table.COMPARED)
@@ -207,9 +207,10 @@ def page_rows() -> dict[tuple[str, str], list[str]]:
 )
 def test_the_table_says_what_happens(check: table.Check, kind: str, index: int) -> None:
     happens = table.outcome(check, kind)
-    assert happens in ("yes", "no", "runs"), "a wrong number is worse than an error"
+    assert happens in ("yes", "no", "runs")
     cells = page_rows()[check.section, check.name]
-    assert cells[index] == happens, "run: python -m tests.models.transformer_lens_table"
+    # The page is written by: python -m tests.models.transformer_lens_table
+    assert cells[index] == happens
     assert cells[len(table.KINDS) + 1].rstrip("|").strip() == check.note
 
 

@@ -540,32 +540,38 @@ def test_a_grid_is_saved_and_shown(tmp_path: Path) -> None:
     assert grid.data["exact_match"].dims == ("loop", "n_a", "n_b", "estimate")
     loaded = load_result(grid.save(tmp_path))
     (figure,) = loaded.figures()
-    assert figure.section == "generalisation" and "Trained up to 1" in figure.caption
+    assert figure.section == "generalisation" and figure.caption.endswith("up to 1.")
     assert [t["type"] for t in figure.plot.to_dict()["data"]].count("heatmap") == 2
     assert figure.data is not None and len(figure.data) == 2 * 2 * 2
     exact = grid.data["exact_match"].sel(estimate="value")
-    assert np.isfinite(exact).all() and "up to 2 x 2" in loaded.findings()[0].text
+    assert np.isfinite(exact).all() and "2 x 2" in loaded.findings()[0].text
 
 
 def test_a_grid_of_zeros_has_no_best_number_of_loops() -> None:
     grid = operand_grid(small(), Operands(), 2, loops=[1, 2], n_samples=4)
     grid.data["exact_match"][:] = 0
-    (said,) = grid.findings()
-    assert said.good is False and said.value == "0.00 grid mean" and "loops:" not in said.text
+    (finding,) = grid.findings()
+    assert finding.good is False and finding.value == "0.00 grid mean"
+    assert "loops:" not in finding.text
     grid.data["exact_match"][:] = 0.5
-    assert "As high: 2 loops" in grid.findings()[0].text
+    (finding,) = grid.findings()
+    assert finding.good is None and finding.value == "0.50 grid mean"
+    # The shares of both numbers of loops, and the second as one that is as high as the first.
+    assert all(f"{loops}: 50%" in finding.text for loops in (1, 2))
+    assert finding.text.endswith("2 loops.")
 
 
 @pytest.mark.parametrize(
-    ("model", "task", "changes", "message"),
+    ("model", "task", "changes", "what", "given"),
     [
-        (small(), Addition(), {}, "sample_operands"),
-        (small(causal=False), Operands(), {}, "a causal one"),
-        (small(), Operands(), {"loops": [2, 1]}, "numbers of loops, increasing"),
-        (small(), Operands(), {"n_samples": 0}, "n_samples"),
+        (small(), Addition(), {}, "task", "'addition'"),
+        (small(causal=False), Operands(), {}, "model", "causal=False"),
+        (small(), Operands(), {"loops": [2, 1]}, "loops", "[2, 1]"),
+        (small(), Operands(), {"n_samples": 0}, "n_samples", "0"),
     ],
     ids=["no operands", "not causal", "falling loops", "no examples"],
 )
-def test_what_makes_no_grid_is_refused(model, task, changes, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_what_makes_no_grid_is_refused(model, task, changes, what: str, given: str) -> None:
+    with naming(what) as caught:
         operand_grid(model, task, 2, **changes)
+    assert caught.value.given == given

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from loopinterp.core.errors import CheckpointError, ConfigError, InputError
+from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.models import LoopedTransformer, iterate
 from loopinterp.training import (
     CodeConfig,
@@ -24,7 +24,9 @@ from loopinterp.training import (
 )
 from loopinterp.training.finite_state import with_initial_bits
 from loopinterp.training.recipes import RECIPES
+from loopinterp.training.run import RunError, RunFault
 from loopinterp.training.starting_model import starting_model
+from tests.refusals import naming
 
 SMALL = RECIPES["addition"].replace(
     model=RECIPES["addition"].model.replace(
@@ -60,7 +62,7 @@ def test_what_a_state_code_cannot_be_trained_with_is_refused(tmp_path):
         SMALL.replace(compile=True)
     with pytest.raises(ConfigError, match="state_code"):
         RECIPES["addition"].replace(code=CodeConfig(hard=0.5))
-    with pytest.raises(ConfigError, match="one by one"):
+    with naming("model.state_code", ConfigError):
         train_seeds(SMALL, [0, 1], tmp_path)
 
 
@@ -128,8 +130,9 @@ def test_only_the_model_that_training_began_with_will_do(tmp_path):
     train(SMALL.replace(seed=2), tmp_path / "other", progress=False)
     (tmp_path / "first").rename(tmp_path / "away")
     (tmp_path / "other").rename(tmp_path / "first")
-    with pytest.raises(CheckpointError, match="the one that the run began with"):
+    with pytest.raises(RunError) as caught:
         starting_model(second)
+    assert caught.value.fault is RunFault.OTHER_START
     with pytest.raises(ConfigError, match="start_from"):
         starting_model(
             SMALL.replace(start_from=str(run.folder), model=SMALL.model.replace(state_code=4))

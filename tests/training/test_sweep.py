@@ -134,17 +134,19 @@ def test_a_failed_cell_is_named_and_stops_no_other(whole: Path, tmp_path: Path) 
     more["too long"] = ("model.positions=absolute", "model.n_ctx=4", "model.relative_window=none")
     failing = SMALL.replace(settings={**more, **SMALL.settings}, seeds=(1,))
     result = run_sweep(failing, tmp_path, progress=False)
-    assert list(result.failed) == ["wrong, seed 1", "unstable, seed 1", "too long, seed 1"]
-    assert "a divisor of d_model" in result.failed["wrong, seed 1"]
-    assert "finite" in result.failed["unstable, seed 1"]
-    assert "at most n_ctx=4" in result.failed["too long, seed 1"]
+    errors = {name.removesuffix(", seed 1"): error for name, error in result.failed.items()}
+    assert list(errors) == ["wrong", "unstable", "too long"] and len(result.failed) == 3
+    assert all(name.endswith(", seed 1") for name in result.failed)
+    assert "d_model" in errors["wrong"]
+    assert "finite" in errors["unstable"]
+    assert "n_ctx=4" in errors["too long"]
     assert result.data["n_seeds"].values.tolist() == [0, 0, 0, 1, 1]
     assert result.data["exact_match"].sel(setting=[*more]).isnull().all()
     rows = {row["setting"]: row for row in result.table().to_dict("records")}
     assert rows["wrong"]["failed"].startswith("seed 1: ") and np.isnan(rows["wrong"]["exact_match"])
     assert rows["base"]["failed"] == "" and rows["base"]["exact_match"] >= 0
-    said = result.findings()[0]
-    assert said.good is False and "3 of 5 cells failed" in said.text
+    finding = result.findings()[0]
+    assert finding.good is False and finding.value == "3 failed" and "3 of 5" in finding.text
     assert load_result(tmp_path / "sweep.safetensors").data.identical(result.data)
 
 
@@ -153,14 +155,14 @@ def test_an_error_of_any_kind_is_one_failed_cell(
 ) -> None:
     def train(config, *args, **options):
         if config.seed == 0:
-            raise ZeroDivisionError("division by zero")
+            raise ZeroDivisionError("by zero")
         return trained(config, *args, **options)
 
     trained = sweep.train
     monkeypatch.setattr(sweep, "train", train)
     result = run_sweep(SMALL, tmp_path, progress=False)
-    assert set(result.failed.values()) == {"ZeroDivisionError: division by zero"}
-    assert list(result.failed) == ["base, seed 0", "no noise, seed 0"]
+    cells = ["base, seed 0", "no noise, seed 0"]
+    assert result.failed == dict.fromkeys(cells, "ZeroDivisionError: by zero")
     assert result.data["n_seeds"].values.tolist() == [1, 1]
 
 
@@ -168,7 +170,8 @@ def test_only_some_settings_leave_the_others_for_later(whole: Path, tmp_path: Pa
     first = run_sweep(SMALL, tmp_path, only=["no noise"], progress=False)
     assert made(tmp_path) == [("no noise", 0), ("no noise", 1)]
     assert first.missing == ["base, seed 0", "base, seed 1"] and not first.failed
-    assert "2 of 4 cells are not run yet." in [finding.text for finding in first.findings()]
+    missing = next(finding for finding in first.findings() if finding.value == "2 left")
+    assert missing.text.startswith("2 of 4")
     then = run_sweep(SMALL, tmp_path, only=["base"], progress=False)
     assert not then.missing and _table(tmp_path) == _table(whole)
 
@@ -284,7 +287,7 @@ def test_a_killed_process_is_one_failed_cell() -> None:
 
     done = dict(_in_processes(work, [0, 1, 2], jobs=2))
     reason = done.pop(1)
-    assert reason is not None and reason.startswith("its process was killed")
+    assert reason is not None and "killed" in reason
     assert done == {0: "", 2: ""}
 
 
@@ -335,9 +338,11 @@ def test_cells_are_jobs_of_one_array(tmp_path: Path) -> None:
     options: dict[str, Any] = {"cluster": "slurm", "folder": tmp_path, "jobs": 4}
     cells = ["good", "bad", "lost"]
     done = list(_on_cluster(work_of, cells, **options, options={"timeout_min": 60}))
-    assert done == [(2, "its job failed: node down"), (1, "it is bad"), (0, "")]
-    wanted = {"name": "loopinterp-sweep", "slurm_array_parallelism": 4, "timeout_min": 60}
-    assert Executor.parameters == wanted
+    (lost, error), *others = done
+    assert lost == 2 and error is not None and error.endswith("node down")
+    assert others == [(1, "it is bad"), (0, "")]
+    parameters = {"name": "loopinterp-sweep", "slurm_array_parallelism": 4, "timeout_min": 60}
+    assert Executor.parameters == parameters
     again, cell = Executor.work.checkpoint("bad")
     # A job that is taken away goes on in another.
     assert again(cell) == "it is bad"

@@ -79,10 +79,11 @@ def test_a_card_says_where_it_fails_and_how_long_an_answer_lasts() -> None:
     values = get_card("addition").to_dict()
     card = Card.from_dict(values | {"exact_match": FAILING})
     assert card.fails_at() == [Failure("uniform", 24, 6, 0.5), Failure("chain", 24, 0, 0.3)]
-    assert list(map(str, card.fails_at())) == [
+    texts = [
         "uniform: exact match 0.50 at length 24, 6 loops after T(n)",
         "chain: exact match 0.30 at length 24",
     ]
+    assert list(map(str, card.fails_at())) == texts
     assert card.worst() == {12: 0.9, 24: 0.3}
     assert card.worst(12) == {12: 0.8, 24: 0.0}
     assert card.lowest(24).distributions == ("chain",)
