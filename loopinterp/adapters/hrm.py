@@ -138,6 +138,7 @@ class HRMAdapter(NestedModel):
         if n_puzzle and isinstance(inputs, torch.Tensor) and inputs.dim() == 2:
             number = len(self.published.inner.puzzle_emb.weights)
             puzzle, fix = inputs[:, :n_puzzle], "Pass model.with_puzzle(tokens, puzzles)."
+            # [batch, puzzle pos]: one number that the model has, the same at all its positions.
             good = (puzzle == puzzle[:, :1]) & (puzzle >= 0) & (puzzle < number)
             if not checked and not (inputs.shape[1] > n_puzzle and good.all()):
                 expected = f"the number of a puzzle, 0 to {number - 1}, the same at the first "
@@ -264,7 +265,7 @@ class TRMAdapter(HRMAdapter):
         """``sigmoid(stop)``, or ``sigmoid(stop - go on)`` where the model learnt to go on."""
         if not self.published.inner.config.no_ACT_continue:
             return super().exit_probability(state)
-        stop = self.halting(state)[..., 0].float()
+        stop = self.halting(state)[..., 0].float()  # [..., batch], the same at every position
         return stop.sigmoid()[..., None].expand(state.shape[:-1])
 
     def _layer_sites(self) -> Sites:

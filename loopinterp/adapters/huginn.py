@@ -117,6 +117,7 @@ class HuginnAdapter(PublishedModel):
         # By the inverse of the distribution, as uniform numbers are drawn one after the other.
         below = torch.rand(e.shape[1:], generator=generator, dtype=torch.float64)
         least = math.erfc(3 / math.sqrt(2)) / 2
+        # [pos, d_state]: normal quantiles of the share between -3 and 3 deviations.
         noise = torch.special.ndtri(least + (1 - 2 * least) * below)
         return (noise * std * float(self.published.emb_scale)).to(e).expand_as(e)
 

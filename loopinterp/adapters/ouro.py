@@ -124,7 +124,7 @@ class OuroAdapter(PublishedModel):
             h = self.layer(layer, h, context, taps.at("block", loop, k))
         h = tap("hook_state_post", self.end_loop(h, e, tap))
         if tap.listens("hook_exit_gate"):
-            tap("hook_exit_gate", self.exit_probability(h)[..., None])
+            tap("hook_exit_gate", self.exit_probability(h)[..., None])  # [batch, pos, 1]
         return h
 
     def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
@@ -144,6 +144,7 @@ class OuroAdapter(PublishedModel):
         x = weighted_norm(layer.input_layernorm_2, attention.o_proj(join_heads(z)), tap, "ln1_post")
         h = tap("hook_resid_mid", h + tap("hook_attn_out", x))
         x = weighted_norm(layer.post_attention_layernorm, h, tap, "ln2")
+        # [batch, pos, d_mlp] inside, back to d_model for the stream.
         x = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x), mlp.act_fn, tap))
         x = weighted_norm(layer.post_attention_layernorm_2, x, tap, "ln2_post")
         return tap("hook_resid_post", h + tap("hook_mlp_out", x))

@@ -43,7 +43,6 @@ METRICS = "metrics.jsonl"
 MODEL = "model"
 WEIGHTS = "model/model.safetensors"
 CHECKPOINT = "state/checkpoint.safetensors"
-LOCK = "state/lock"
 IN_MEMORY = "in_memory"
 """The entry of ``config.json`` with the class of a model whose weights are not in the folder."""
 

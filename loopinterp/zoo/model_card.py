@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CARD = "card.json"
-TIMES_THE_CUTOFF = (1, 2, 4, 8)
-_WELL = 0.9
+TIMES_THE_CUTOFF = (1, 2, 4, 8)  # lengths of a card
 
 
 class Failure(NamedTuple):
@@ -117,9 +116,10 @@ class Card(Settings):
 
     def fails_at(self) -> list[Failure]:
         """Where exact match falls under .9 first, and where a right answer is lost first."""
-        failures = []
+        failures, least = [], 0.9  # least: exact match that does not count as a failure
         for distribution, by_length in self.exact_match.items():
-            wrong = [n for n, shares in by_length.items() if shares[0] < _WELL]
+            # Lengths at which T(n) loops do not suffice.
+            wrong = [n for n, shares in by_length.items() if shares[0] < least]
             if wrong:
                 n = wrong[0]
                 failures.append(Failure(distribution, n, 0, by_length[n][0]))
@@ -128,7 +128,7 @@ class Card(Settings):
                 k: n
                 for n, shares in by_length.items()
                 for k, share in shares.items()
-                if k > 0 and share < _WELL <= shares[0]
+                if k > 0 and share < least <= shares[0]
             }
             if lost:
                 k, n = min(lost.items())
