@@ -44,9 +44,15 @@ def jittered(model: LoopedTransformer) -> LoopedTransformer:
 
 def small(norm: str, norm_type: str, injection: str, **options: Any) -> LoopedTransformer:
     """A narrow model on one place of the grid."""
-    given: dict[str, Any] = {"d_model": 8, "n_heads": 2, "d_mlp": 8, "d_vocab": 6, "d_vocab_out": 3}
-    given |= {"norm": norm, "norm_type": norm_type, "injection": injection} | options
-    return jittered(LoopedTransformer(LoopedTransformerConfig(**given)))
+    settings: dict[str, Any] = {
+        "d_model": 8,
+        "n_heads": 2,
+        "d_mlp": 8,
+        "d_vocab": 6,
+        "d_vocab_out": 3,
+    }
+    settings |= {"norm": norm, "norm_type": norm_type, "injection": injection} | options
+    return jittered(LoopedTransformer(LoopedTransformerConfig(**settings)))
 
 
 def inputs(model: LoopedTransformer) -> Tensor:
@@ -94,7 +100,7 @@ def test_parts_sum_to_the_logit_of_every_kind_of_model(name: str) -> None:
     check_sums(jittered(build(name)), n_loops=4)
 
 
-class Held:
+class RunOutputs:
     """A run whose norms keep their scales and whose sublayers keep what they put out.
 
     What is left is linear in the stream: an oracle for direct effects, part by part.
@@ -142,12 +148,12 @@ def test_a_part_is_what_its_ablation_takes_away(norm: str, norm_type: str, injec
     model = small(norm, norm_type, injection, loop_norm=True, n_loops=2, n_coda=1)
     x, (right, wrong) = inputs(model), answers()
     logits, cache = model.run_with_cache(x)
-    held, kinds = Held(model, x, cache), set()
+    outputs, kinds = RunOutputs(model, x, cache), set()
     for part in cache.logit_attribution(right, incorrect_tokens=wrong, from_loop=0):
         if part.part.item().endswith("bias"):
             continue
         kinds.add(part.part.item())
-        change = difference(logits - held.without(*site_of(part)), right, wrong)
+        change = difference(logits - outputs.without(*site_of(part)), right, wrong)
         torch.testing.assert_close(torch.from_numpy(part.values), change, atol=1e-9, rtol=1e-9)
     injected = injection in ("input", "concat", "gated_output")
     assert kinds == {"state", "head", "mlp"} | ({"injection"} if injected else set())
@@ -187,26 +193,26 @@ def test_classes_broadcast_as_in_transformer_lens() -> None:
     shared = cache.logit_attribution(torch.tensor([[0, 1, 2, 0, 1, 2, 0]]))
     assert shared[:, 2, 1].identical(cache.logit_attribution(1)[:, 2, 1])
     difference = expected - cache.logit_attribution(0)
-    found = cache.logit_attribution(each, incorrect_tokens=0)
-    assert abs(found - difference).max() < 1e-10
+    result = cache.logit_attribution(each, incorrect_tokens=0)
+    assert abs(result - difference).max() < 1e-10
 
 
 @pytest.mark.parametrize("name", ["demo", "surround"])
 def test_a_cache_without_batch_axis(name: str) -> None:
     model = jittered(build(name))
     x = some_inputs(model)[:1]
-    whole = model.run_with_cache(x, n_loops=4)[1].logit_attribution(1, loop=1)
+    full = model.run_with_cache(x, n_loops=4)[1].logit_attribution(1, loop=1)
     _, cache = model.run_with_cache(x, n_loops=4, remove_batch_dim=True)
-    alone = cache.logit_attribution(torch.ones(7, dtype=torch.long), loop=1)
-    assert alone.dims == ("component", "pos")
-    assert abs(alone - whole[:, 0]).max() < 1e-10
+    single = cache.logit_attribution(torch.ones(7, dtype=torch.long), loop=1)
+    assert single.dims == ("component", "pos")
+    assert abs(single - full[:, 0]).max() < 1e-10
 
 
 @pytest.mark.parametrize("positions", [slice(2, 5), -1])
 def test_a_cache_of_some_positions(positions: Any) -> None:
-    whole, part = cached().logit_attribution(1), cached(pos_slice=positions).logit_attribution(1)
+    full, part = cached().logit_attribution(1), cached(pos_slice=positions).logit_attribution(1)
     here = positions if isinstance(positions, slice) else [positions]
-    assert abs(part.values - whole.values[:, :, here]).max() < 1e-10
+    assert abs(part.values - full.values[:, :, here]).max() < 1e-10
     with pytest.raises(InputError, match="pos_slice"):
         cached("surround", pos_slice=positions).logit_attribution(1)
 
@@ -223,7 +229,7 @@ def test_a_run_that_stopped_early_is_read_where_it_stopped() -> None:
 
 def test_what_cannot_be_right_is_refused() -> None:
     cache = cached()
-    for wrong, given in (
+    for wrong, shown in (
         (3, "3"),
         (-1, "-1"),
         (torch.zeros(2, dtype=torch.long), "tensor"),
@@ -232,7 +238,7 @@ def test_what_cannot_be_right_is_refused() -> None:
     ):
         with naming("tokens") as caught:
             cache.logit_attribution(wrong)
-        assert "0 to 2" in caught.value.expected and caught.value.given.startswith(given)
+        assert "0 to 2" in caught.value.expected and caught.value.given.startswith(shown)
     with pytest.raises(InputError, match=r"^from_loop:"):
         cache.logit_attribution(1, loop=1, from_loop=2)
     with pytest.raises(HookError, match=r"^loop:"):
@@ -296,8 +302,8 @@ def test_a_cache_of_what_is_read_is_enough(name: str) -> None:
         model.run_with_cache(inputs(model), n_loops=3, names_filter=chosen)[1]
         for chosen in (for_logit_attribution, None)
     )
-    found, expected = (cache.logit_attribution(1, from_loop=0) for cache in caches)
-    assert (found.component == expected.component).all() and abs(found - expected).max() < 1e-9
+    actual, expected = (cache.logit_attribution(1, from_loop=0) for cache in caches)
+    assert (actual.component == expected.component).all() and abs(actual - expected).max() < 1e-9
 
 
 def test_rounding_where_a_difference_is_zero_is_no_fault() -> None:
@@ -336,10 +342,10 @@ def test_a_run_of_other_loops_for_each_example_has_no_last_one() -> None:
     # Asked for by its number, a loop is that of every example.
     for loop in range(4):
         ended_here = ENDS.eq(loop + 1).numpy()
-        found = cache.logit_attribution(1, loop=loop).sum("component").values
+        result = cache.logit_attribution(1, loop=loop).sum("component").values
         expected = model(x, n_loops=4, return_type="all_logits")[loop + 1, ..., 1].detach().numpy()
-        assert abs(found - expected).max() < 1e-10
-        assert abs(found - logits[..., 1].detach().numpy())[ended_here].max(initial=0) < 1e-10
+        assert abs(result - expected).max() < 1e-10
+        assert abs(result - logits[..., 1].detach().numpy())[ended_here].max(initial=0) < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -380,8 +386,8 @@ def test_positions_in_another_order_are_refused_where_a_coda_looks_at_them() -> 
     backwards = [6, 5, 4, 3, 2, 1, 0]
     with pytest.raises(InputError, match=r"^cache:"):
         cached("surround", pos_slice=backwards).logit_attribution(1)
-    whole = cached("surround", pos_slice=slice(0, 7)).logit_attribution(1)
-    assert whole.identical(cached("surround").logit_attribution(1))
+    full = cached("surround", pos_slice=slice(0, 7)).logit_attribution(1)
+    assert full.identical(cached("surround").logit_attribution(1))
     turned = cached(pos_slice=backwards).logit_attribution(1)
     assert abs(turned.values - cached().logit_attribution(1).values[:, :, ::-1]).max() < 1e-10
 

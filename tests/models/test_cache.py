@@ -91,11 +91,11 @@ def test_every_way_to_name_an_activation() -> None:
 def test_positions_are_sliced_on_the_right_axis() -> None:
     model = build("demo")
     x = some_inputs(model)
-    _, whole = model.run_with_cache(x, n_loops=T)
+    _, full = model.run_with_cache(x, n_loops=T)
     _, part = model.run_with_cache(x, n_loops=T, pos_slice=slice(1, 3))
     for name, activation in part.items():
         axis = {"q": 1, "k": 1, "v": 1, "z": 1}.get(name.rsplit("_", 1)[-1], -2)
-        expected = whole[name].narrow(axis, 1, 2)
+        expected = full[name].narrow(axis, 1, 2)
         torch.testing.assert_close(activation, expected, atol=0, rtol=0)
 
 
@@ -160,8 +160,8 @@ def test_a_damaged_or_foreign_cache_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"^cache "):
         LoopedCache.load(tmp_path, build("demo"))
     shard = next(tmp_path.glob("*.safetensors"))
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[: len(whole) // 2])
+    content = shard.read_bytes()
+    shard.write_bytes(content[: len(content) // 2])
     with pytest.raises(CheckpointError, match="truncated"):
         LoopedCache.load(tmp_path, cache.model)
     write_tensors(shard, {"other": torch.zeros(1)})
@@ -312,8 +312,8 @@ def test_no_positions_is_an_error() -> None:
 
 def test_a_slice_does_not_hold_the_whole() -> None:
     cache = cached("demo", n_loops=2, pos_slice=slice(1, 2))
-    held = sum(x.untyped_storage().nbytes() for x in cache.values())
-    assert held == cache.nbytes
+    n_bytes = sum(x.untyped_storage().nbytes() for x in cache.values())
+    assert n_bytes == cache.nbytes
 
 
 def test_layers_where_there_are_none() -> None:

@@ -143,8 +143,8 @@ def test_fire_is_an_mlp_of_the_share_of_the_distance(
     bias = FireBias(3, threshold).double()
     torch.nn.init.constant_(bias.log_c, math.log(c))
     place = torch.arange(n_pos)
-    found = bias(place[None, :, None], place[None, None])
-    assert found.shape == (1, 3, n_pos, n_pos)
+    values = bias(place[None, :, None], place[None, None])
+    assert values.shape == (1, 3, n_pos, n_pos)
     weights = {name: x.tolist() for name, x in bias.mlp.state_dict().items()}
     threshold = math.exp(bias.log_threshold.item())
     for query in range(n_pos):
@@ -157,7 +157,7 @@ def test_fire_is_an_mlp_of_the_share_of_the_distance(
             for head in range(3):
                 products = map(operator.mul, weights["2.weight"][head], hidden)
                 expected = sum(products) + weights["2.bias"][head]
-                assert found[0, head, query, key].item() == pytest.approx(expected, abs=1e-9)
+                assert values[0, head, query, key].item() == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("settings", [{}, {"attention_window": 3}, {"causal": False}])
@@ -201,8 +201,8 @@ def test_without_a_window_scores_have_the_bias_at_every_distance(causal: bool) -
     for query in range(7):
         for key in range(query + 1 if causal else 7):
             bias = table[:, max(-2, min(2, key - query)) + 2]
-            found = cache[site][..., query, key] - without[..., query, key]
-            torch.testing.assert_close(found, bias.expand(3, -1), atol=1e-5, rtol=0)
+            added = cache[site][..., query, key] - without[..., query, key]
+            torch.testing.assert_close(added, bias.expand(3, -1), atol=1e-5, rtol=0)
         assert (cache[site][..., query, query + 1 :] == -torch.inf).all() or not causal
 
 

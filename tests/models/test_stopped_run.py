@@ -172,11 +172,11 @@ def test_a_batch_equals_its_examples_one_by_one(
 ) -> None:
     inputs = torch.tensor(targets).view(-1, 1, 1).expand(-1, 2, 3).contiguous()
     for rule in (ResidualBelow(10.0**-exponent), ReadoutKL(10.0**-exponent), MaxConfidence()):
-        together = run_until(Halving(rate), inputs, rule, max_loops=12)
+        joint = run_until(Halving(rate), inputs, rule, max_loops=12)
         for row in range(len(targets)):
-            alone = run_until(Halving(rate), inputs[row : row + 1], rule, max_loops=12)
-            assert together.loop[row] == alone.loop[0] and together.fired[row] == alone.fired[0]
-            torch.testing.assert_close(together.state[row], alone.state[0])
+            single = run_until(Halving(rate), inputs[row : row + 1], rule, max_loops=12)
+            assert joint.loop[row] == single.loop[0] and joint.fired[row] == single.fired[0]
+            torch.testing.assert_close(joint.state[row], single.state[0])
 
 
 @given(exponents=st.tuples(st.floats(0.5, 4), st.floats(0.5, 4)))
@@ -238,8 +238,8 @@ def test_rules_run_together_stop_where_each_does_alone(seed: int) -> None:
     mask = torch.rand(5, 3, generator=generator) < 0.5
     mask[:, 1] = True
     options = {"max_loops": 10, "mask": mask, "n_loops": n_loops}
-    together = run_rules(model, inputs, rules, **options)
-    for rule, loops in zip(rules, together):
+    joint = run_rules(model, inputs, rules, **options)
+    for rule, loops in zip(rules, joint):
         assert loops.tolist() == run_until(model, inputs, rule, **options).loop.tolist(), rule
 
 

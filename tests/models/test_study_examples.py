@@ -143,14 +143,14 @@ def test_a_batch_knows_its_task_wherever_it_goes():
     of_nobody = replace(batch, task=None)
     assert examples_for(build("plain", d_vocab=16), of_nobody) is of_nobody
 
-    class Own(Addition):
+    class Renamed(Addition):
         """A task of a user's own, whose batches do not say so."""
 
         def sample(self, *args: Any, **options: Any) -> Batch:
             return replace(super().sample(*args, **options), task=None)
 
-    own = Own()
-    assert as_batch(own, n=3, batch_size=2).task is own
+    task = Renamed()
+    assert as_batch(task, n=3, batch_size=2).task is task
 
 
 def test_inputs_alone_want_loops_but_of_a_model_with_a_depth():

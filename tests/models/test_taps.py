@@ -200,11 +200,11 @@ def test_what_is_free_is_what_the_system_or_the_group_leaves(tmp_path: Path) -> 
 def test_on_a_gpu_what_pytorch_holds_for_reuse_is_free() -> None:
     device = torch.device("cuda")
     before = _free_bytes(device)
-    held = torch.empty(256 * 1024**2, dtype=torch.uint8, device=device)
+    allocated = torch.empty(256 * 1024**2, dtype=torch.uint8, device=device)
     during = _free_bytes(device)
     assert before is not None and during is not None
-    assert before - during >= held.numel() * 0.99
-    del held
+    assert before - during >= allocated.numel() * 0.99
+    del allocated
     assert abs(before - (_free_bytes(device) or 0)) < 64 * 1024**2
 
 

@@ -75,10 +75,10 @@ def test_protocol_methods_run_the_same_loops(name: str) -> None:
 def test_a_run_can_stop_and_go_on(name: str) -> None:
     model = build(name)
     x = some_inputs(model)
-    whole = model(x, n_loops=T)
+    full = model(x, n_loops=T)
     middle = model(x, n_loops=T, stop_at_loop=2, return_type="state")
     rest = model(x, n_loops=T, start_at_loop=2, state=middle)
-    torch.testing.assert_close(rest, whole, atol=1e-5, rtol=0)
+    torch.testing.assert_close(rest, full, atol=1e-5, rtol=0)
     states = model(x, n_loops=T, start_at_loop=2, state=middle, return_type="states")
     assert len(states) == T - 2 + 1
 
@@ -252,20 +252,20 @@ def test_an_offset_for_each_example_is_each_example_with_its_own(name: str) -> N
     bound = model.bind(x, position_offset=offsets)
     rows = torch.tensor([3, 1])
     state = dict(bound.select(rows).run(2))[2]
-    found = {
+    result = {
         "fast": model(x, **offset),
         "cached": logits,
         "hooked": model.run_with_hooks(x, fwd_hooks=[("hook_embed", lambda e, hook: e)], **offset),
         "bound": bound.readout(dict(bound.run(2))[2]),
     }
-    for how, values in found.items():
+    for how, values in result.items():
         torch.testing.assert_close(values, expected, msg=lambda text, how=how: f"{how}: {text}")
     torch.testing.assert_close(model.readout(state), expected[rows])
     torch.testing.assert_close(model.embed(x, position_offset=offsets), bound.e)
     assert not torch.allclose(model(x, n_loops=2), expected)
     site = "loops.1.blocks.0.hook_resid_post"
-    alone = model.run_with_cache(x[1:2], n_loops=2, position_offset=7)[1]
-    torch.testing.assert_close(cache[site][1:2], alone[site])
+    single = model.run_with_cache(x[1:2], n_loops=2, position_offset=7)[1]
+    torch.testing.assert_close(cache[site][1:2], single[site])
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ def test_what_a_state_code_cannot_be_trained_with_is_refused(tmp_path):
 
 def test_a_stopped_run_ends_with_the_weights_of_one_that_was_not(tmp_path):
     config = SMALL.replace(code=CodeConfig(random_everywhere=0.4, random_somewhere=0.4))
-    whole, stopped = Trainer(config), Trainer(config)
-    for trainer, steps in ((whole, 4), (stopped, 2)):
+    full, stopped = Trainer(config), Trainer(config)
+    for trainer, steps in ((full, 4), (stopped, 2)):
         for _ in range(steps):
             trainer.step()
     again = Trainer(config)
@@ -77,7 +77,7 @@ def test_a_stopped_run_ends_with_the_weights_of_one_that_was_not(tmp_path):
     again.load({name: x.clone() for name, x in tensors.items()}, metadata, tmp_path)
     for _ in range(2):
         again.step()
-    for one, other in zip(whole.model.parameters(), again.model.parameters()):
+    for one, other in zip(full.model.parameters(), again.model.parameters()):
         assert torch.equal(one, other)
 
 
@@ -148,21 +148,21 @@ def test_stages_go_on_while_they_learn_and_end_where_none_does(tmp_path, monkeyp
     names = ["bits-3", "bits-2", "bits-1", "bits-2-from-anywhere", "bits-1-from-anywhere"]
     learnt = {"bits-3", "bits-2", "bits-2-from-anywhere"}
 
-    class Found:
+    class Measured:
         def __init__(self, name: str) -> None:
             self.share = float(name in learnt)
 
-        def lowest(self, n: int) -> Found:
+        def lowest(self, n: int) -> Measured:
             return self
 
     tried = iter(names)
-    monkeypatch.setattr(finite_state, "evaluate", lambda *args, **kwargs: Found(next(tried)))
+    monkeypatch.setattr(finite_state, "evaluate", lambda *args, **kwargs: Measured(next(tried)))
     monkeypatch.setattr(finite_state, "_MOST_STARTS", 1)  # no initial bits are chosen
     stages = train_finite(SMALL, tmp_path, progress=False)
     assert [stage.run.folder.name for stage in stages] == names
-    found = smallest_stage(stages)
-    assert found is not None and found.run.folder.name == "bits-2-from-anywhere"
-    assert found.run.config.model.state_code == 2
+    smallest = smallest_stage(stages)
+    assert smallest is not None and smallest.run.folder.name == "bits-2-from-anywhere"
+    assert smallest.run.config.model.state_code == 2
     began = [stage.run.config.to_dict()["start_from"] for stage in stages]
     folders = [str(tmp_path / name) for name in ("bits-3", "bits-2", "bits-2", names[3])]
     assert began == [None, *folders]
@@ -202,8 +202,8 @@ def test_turned_bits_change_where_a_model_starts_and_nothing_else(bits):
 def test_initial_bits_of_the_fewest_cells_are_chosen_among_the_right_ones(tmp_path, monkeypatch):
     run = train(SMALL, tmp_path / "bits-3", progress=False)
     model, refused = run.model(), []
-    own, best, second = (-1, -1, -1), (1, 1, -1), (-1, 1, 1)
-    cells = {best: 5, second: 6, own: 7}
+    initial, best, second = (-1, -1, -1), (1, 1, -1), (-1, 1, 1)
+    cells = {best: 5, second: 6, initial: 7}
 
     def started(bits):
         return with_initial_bits(model, torch.tensor(bits)).state_dict()["code.read.weight"]
@@ -226,7 +226,7 @@ def test_initial_bits_of_the_fewest_cells_are_chosen_among_the_right_ones(tmp_pa
     assert same(chosen.run.model(), second) and chosen.run.cutoff == run.cutoff
     again = finite_state._with_chosen_start(stage, tmp_path, resume=True)
     assert again is not None and again.run.folder == chosen.run.folder
-    cells[own] = 4  # nothing has fewer
+    cells[initial] = 4  # nothing has fewer
     assert finite_state._with_chosen_start(stage, tmp_path / "other", resume=True) is None
 
 

@@ -139,10 +139,10 @@ def test_findings_name_failures_first_and_then_every_setting() -> None:
 
 def test_settings_that_are_all_zero_have_no_best() -> None:
     result = made_up({})
-    apart = result.findings()[2].text
+    text = result.findings()[2].text
     result.data["exact_match"] *= 0
     alike = result.findings()[2].text
-    assert "best" in alike and "best" not in apart
+    assert "best" in alike and "best" not in text
     assert result.lowest("base", 8).share == 0 and len(result.lowest("base", 8).distributions) == 2
 
 
