@@ -97,7 +97,7 @@ class Card(Settings):
         """Exact match: a row for each distribution and length, a column for each extra loop."""
         import pandas as pd
 
-        rows = {
+        rows = {  # (distribution, length) with shares by extra loop
             (d, n): shares
             for d, by_length in self.exact_match.items()
             for n, shares in by_length.items()
@@ -168,7 +168,7 @@ def make_entry(
         what, got = f"run {run.folder}", f"one of {run.steps_done} steps"
         fix = "Go on with its training; or pass recipe=None, if it was trained elsewhere."
         raise InputError(what, expected="one that was trained to its end", given=got, fix=fix)
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {}  # dotted names with values that are not the recipe's
     if recipe is not None:  # where it was trained changes nothing that is asked
         usual, changed = (flatten(c.to_dict()) for c in (get_recipe(recipe).config, run.config))
         changes = {k: v for k, v in changed.items() if k != "device" and usual.get(k, ...) != v}

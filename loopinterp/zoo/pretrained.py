@@ -46,6 +46,7 @@ def load_pretrained(name: str, folder: str | Path | None = None) -> Run:
         return Run.load(entry)
     folder = Path(folder)
     need_writable(folder)
+    # A copy that is there already is taken, if it is one of this entry.
     if (folder / CONFIG).exists():
         if Owner.of_run(folder) != Owner.of_run(entry):
             need_free_folder(folder)
