@@ -195,8 +195,8 @@ def test_silent_and_unknown_hooks_are_errors() -> None:
         (torch.zeros(2, 3, dtype=torch.bool), {}, "integers"),
         (torch.full((2, 3), 6), {}, "^inputs: .*6 to 6"),
         (torch.zeros(2, 0, dtype=torch.long), {}, "integers"),
-        (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 0}, "an integer >= 1, got 0"),
-        (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 2.0}, "an integer >= 1"),
+        (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 0}, "^n_loops: .*got 0"),
+        (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 2.0}, r"^n_loops: .*2\.0"),
         (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 2, "stop_at_loop": 3}, "^stop_at_loop:"),
         (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 2, "start_at_loop": 1}, "^state:"),
         (
@@ -204,7 +204,7 @@ def test_silent_and_unknown_hooks_are_errors() -> None:
             {"n_loops": 2, "start_at_loop": 1, "state": torch.zeros(2, 4, 16)},
             r"^state: .*\[2, 3, 16\]",
         ),
-        (torch.zeros(2, 3, dtype=torch.long), {"return_type": "logit"}, "Did you mean 'logits'"),
+        (torch.zeros(2, 3, dtype=torch.long), {"return_type": "logit"}, "^return_type: .*'logits'"),
         (torch.zeros(2, 3, dtype=torch.long), {"position_offset": 1}, "^position_offset:"),
         (
             torch.zeros(2, 3, dtype=torch.long),
