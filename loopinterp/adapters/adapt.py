@@ -75,15 +75,15 @@ def tokenize(tokenizer: Any, prompt: str, *, n_ctx: int | None = None) -> Int[Te
         InputError: If it has no token, or too many, or is no text that UTF-8 can write.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
-        given = f"{prompt[:40]!r}, with half of a pair of surrogates or a byte of another code"
+        got = f"{prompt[:40]!r}, with half of a pair of surrogates or a byte of another code"
         fix = "Write it in UTF-8."
-        raise InputError("prompt", expected="text that UTF-8 can write", given=given, fix=fix)
+        raise InputError("prompt", expected="text that UTF-8 can write", given=got, fix=fix)
     tokens = list(tokenizer(prompt)["input_ids"])
     if not tokens or (n_ctx is not None and len(tokens) > n_ctx):
         most = "" if n_ctx is None else f", at most {n_ctx}"
-        given = f"{prompt[:40]!r}, of {len(tokens)} tokens"
+        got = f"{prompt[:40]!r}, of {len(tokens)} tokens"
         fix = "Write some words." if not tokens else "Shorten it."
-        raise InputError("prompt", expected=f"one token or more{most}", given=given, fix=fix)
+        raise InputError("prompt", expected=f"one token or more{most}", given=got, fix=fix)
     return torch.tensor([tokens])
 
 
@@ -133,12 +133,12 @@ def _unreadable(what: str, name: str, error: Exception) -> InputError:
     message = " ".join(str(error).split())
     if "trust_remote_code" in message:
         expected = "code that transformers has, or your leave to run the code beside the weights"
-        given, fix = "code of its own", "Read it, and add trust_remote_code (--trust-remote-code)."
+        got, fix = "code of its own", "Read it, and add trust_remote_code (--trust-remote-code)."
     else:
         expected = f"a {what} that transformers can read"
-        given = f"{type(error).__name__}: {message[:200]}"
+        got = f"{type(error).__name__}: {message[:200]}"
         fix = "Check the name or folder, and whether it is complete."
-    return InputError(f"{what} of {name}", expected=expected, given=given, fix=fix)
+    return InputError(f"{what} of {name}", expected=expected, given=got, fix=fix)
 
 
 def load_published(

@@ -138,12 +138,13 @@ class HRMAdapter(NestedModel):
         if n_puzzle and isinstance(inputs, torch.Tensor) and inputs.dim() == 2:
             number = len(self.published.inner.puzzle_emb.weights)
             puzzle, fix = inputs[:, :n_puzzle], "Pass model.with_puzzle(tokens, puzzles)."
+            # [batch, puzzle pos]: one number that the model has, the same at all its positions.
             good = (puzzle == puzzle[:, :1]) & (puzzle >= 0) & (puzzle < number)
             if not checked and not (inputs.shape[1] > n_puzzle and good.all()):
                 expected = f"the number of a puzzle, 0 to {number - 1}, the same at the first "
                 expected += f"{n_puzzle} positions of each example, and tokens"
-                given = f"{inputs.shape[1]} positions, {puzzle[~good.all(1)][:1].tolist()} of them"
-                raise InputError("inputs", expected=expected, given=given, fix=fix)
+                got = f"{inputs.shape[1]} positions, {puzzle[~good.all(1)][:1].tolist()} of them"
+                raise InputError("inputs", expected=expected, given=got, fix=fix)
             inputs = torch.cat((torch.zeros_like(puzzle), inputs[:, n_puzzle:]), dim=1)
         return super().input_context(inputs, offset, all_pairs=all_pairs, checked=checked)
 
@@ -264,7 +265,7 @@ class TRMAdapter(HRMAdapter):
         """``sigmoid(stop)``, or ``sigmoid(stop - go on)`` where the model learnt to go on."""
         if not self.published.inner.config.no_ACT_continue:
             return super().exit_probability(state)
-        stop = self.halting(state)[..., 0].float()
+        stop = self.halting(state)[..., 0].float()  # [..., batch], the same at every position
         return stop.sigmoid()[..., None].expand(state.shape[:-1])
 
     def _layer_sites(self) -> Sites:

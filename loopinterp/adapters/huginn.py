@@ -69,8 +69,8 @@ class HuginnAdapter(PublishedModel):
         config, parts = published.config, published.transformer
         if noise := getattr(config, "test_time_noise", 0):
             expected = "steps that draw nothing: test_time_noise = 0"
-            given, fix = f"test_time_noise = {noise}", "Set model.config.test_time_noise = 0."
-            raise InputError("model", expected=expected, given=given, fix=fix)
+            got, fix = f"test_time_noise = {noise}", "Set model.config.test_time_noise = 0."
+            raise InputError("model", expected=expected, given=got, fix=fix)
         self._seed = seed
         n_heads = int(config.num_attention_heads)
         self._d_head = int(config.n_embd) // n_heads
@@ -117,6 +117,7 @@ class HuginnAdapter(PublishedModel):
         # By the inverse of the distribution, as uniform numbers are drawn one after the other.
         below = torch.rand(e.shape[1:], generator=generator, dtype=torch.float64)
         least = math.erfc(3 / math.sqrt(2)) / 2
+        # [pos, d_state]: normal quantiles of the share between -3 and 3 deviations.
         noise = torch.special.ndtri(least + (1 - 2 * least) * below)
         return (noise * std * float(self.published.emb_scale)).to(e).expand_as(e)
 

@@ -191,4 +191,5 @@ class NestedModel(PublishedModel):
 
     def start(self, slow: Tensor, fast: Tensor, e: Tensor) -> Tensor:
         """A state of two parts, each given for every position or for all."""
+        # [batch, pos, 2 d_model], in the order of site_map.state_parts: z_H, z_L.
         return torch.cat((slow.expand_as(e), fast.expand_as(e)), dim=-1).to(e)

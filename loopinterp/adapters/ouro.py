@@ -60,17 +60,17 @@ class OuroAdapter(PublishedModel):
     def __init__(self, published: Any) -> None:
         config, inner = published.config, published.model
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            expected, given = "attention to all positions before", "layer_types = sliding_attention"
+            expected, got = "attention to all positions before", "layer_types = sliding_attention"
             fix = "Load it with use_sliding_window=False, as published."
-            raise InputError("model", expected=expected, given=given, fix=fix)
+            raise InputError("model", expected=expected, given=got, fix=fix)
         angles = inner.rotary_emb.inv_freq
         if not bool((angles > 0).all() and (angles.diff() < 0).all()):
             # transformers 5 makes a model without numbers, and fills in what is saved alone: code
             # that was written for transformers 4 is left without its angles.
             expected = "positions turned by less from each pair of features to the next"
-            given = f"rotary_emb.inv_freq = {angles.tolist()[:4]} …"
+            got = f"rotary_emb.inv_freq = {angles.tolist()[:4]} …"
             fix = "Set model.model.rotary_emb.inv_freq after loading, and call adapt(model)."
-            raise InputError("model", expected=expected, given=given, fix=fix)
+            raise InputError("model", expected=expected, given=got, fix=fix)
         attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
         self._d_head = int(attention.head_dim)
         n_heads = attention.q_proj.out_features // self._d_head
@@ -124,7 +124,7 @@ class OuroAdapter(PublishedModel):
             h = self.layer(layer, h, context, taps.at("block", loop, k))
         h = tap("hook_state_post", self.end_loop(h, e, tap))
         if tap.listens("hook_exit_gate"):
-            tap("hook_exit_gate", self.exit_probability(h)[..., None])
+            tap("hook_exit_gate", self.exit_probability(h)[..., None])  # [batch, pos, 1]
         return h
 
     def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
@@ -144,6 +144,7 @@ class OuroAdapter(PublishedModel):
         x = weighted_norm(layer.input_layernorm_2, attention.o_proj(join_heads(z)), tap, "ln1_post")
         h = tap("hook_resid_mid", h + tap("hook_attn_out", x))
         x = weighted_norm(layer.post_attention_layernorm, h, tap, "ln2")
+        # [batch, pos, d_mlp] inside, back to d_model for the stream.
         x = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x), mlp.act_fn, tap))
         x = weighted_norm(layer.post_attention_layernorm_2, x, tap, "ln2_post")
         return tap("hook_resid_post", h + tap("hook_mlp_out", x))

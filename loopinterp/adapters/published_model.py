@@ -111,12 +111,12 @@ def split_heads(
     x: Float[Tensor, "batch pos width"], d_head: int
 ) -> Float[Tensor, "batch head pos d_head"]:
     """The features of each head."""
-    return x.unflatten(-1, (-1, d_head)).transpose(1, 2)
+    return x.unflatten(-1, (-1, d_head)).transpose(1, 2)  # via [batch, pos, head, d_head]
 
 
 def join_heads(z: Float[Tensor, "batch head pos d_head"]) -> Float[Tensor, "batch pos width"]:
     """The features of all heads, side by side."""
-    return z.transpose(1, 2).flatten(2)
+    return z.transpose(1, 2).flatten(2)  # heads next to each other in one axis
 
 
 def gated(
@@ -263,9 +263,9 @@ class PublishedModel(HookedRun):
         Raises:
             InputError: If it has no gate that says so.
         """
-        expected, given = "one with a gate or head that says when to stop", type(self).__name__
+        expected, got = "one with a gate or head that says when to stop", type(self).__name__
         fix = "Use a rule that reads states or logits, such as ResidualBelow or ReadoutKL."
-        raise InputError("model", expected=expected, given=given, fix=fix)
+        raise InputError("model", expected=expected, given=got, fix=fix)
 
     # What attention is told
 

@@ -79,6 +79,7 @@ class Attention(nn.Module):
             if change_of(self.qkv) is None:
                 name = "QKV"[which]
                 weight, bias = getattr(self, f"W_{name}"), getattr(self, f"b_{name}")
+                # [batch, head, pos, d_head]: each head reads an input of its own.
                 parts[which] = torch.einsum("bphm,hmd->bhpd", fork, weight) + bias[:, None]
             else:
                 # Called for all heads: each head's input gives all heads' parts, of which it takes
@@ -150,6 +151,7 @@ def _scores(
     context: AttentionContext,
 ) -> Float[Tensor, "batch head query key"]:
     r"""``q k^T / sqrt(d_head)`` plus bias, minus infinity where attention is barred."""
+    # [batch, head, query, key]; q is scaled first, which is fewer products than scaling scores.
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
     if context.mask is not None:
         return scores + context.mask
@@ -214,13 +216,14 @@ def attend_near(
     shifts = [slice(window - back, window - back + n_pos) for back in range(window + 1)]
     scores = torch.stack([(q * k[:, :, shift]).sum(-1) for shift in shifts])
     if bias is not None:
+        # [distance, 1, head, 1]: the same bias for every example and position.
         scores = scores + bias.T[:, None, :, None]
     if bool((first < window).any()):
         # A query at place p has no key at a distance beyond p.
         place = first[:, None] + torch.arange(n_pos, device=q.device)
         back = torch.arange(window + 1, device=q.device)[:, None, None]
         scores = scores.masked_fill((place < back)[:, :, None], float("-inf"))
-    pattern = scores.softmax(0)[..., None]
+    pattern = scores.softmax(0)[..., None]  # [distance, batch, head, pos, 1]
     # The mean of the values, distance by distance: [batch, head, pos, d_head].
     z = pattern[0] * v[:, :, shifts[0]]
     for weight, shift in zip(pattern[1:], shifts[1:]):

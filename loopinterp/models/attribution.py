@@ -97,6 +97,7 @@ class AttributionPass:
 
     def write(self, name: str, x: Tensor, part: str = "") -> None:
         """Note what a vector written to the stream here adds to the logit."""
+        # [batch, pos]: the dot product of the vector with the direction of the logit.
         self.add(name, (x.to(self._dtype) * self.direction).sum(-1), part)
 
     def write_heads(
@@ -160,6 +161,7 @@ class AttributionPass:
 
     def through_linear(self, weight: Float[Tensor, "d_out d_in"]) -> None:
         """``x -> W x``."""
+        # [..., d_out] @ [d_out, d_in]: what a unit of each input adds to the logit.
         self.direction = self.direction @ weight.to(self._dtype)
 
     @contextmanager

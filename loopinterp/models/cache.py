@@ -53,21 +53,6 @@ _SUM = _SUM_IN_LOOP.also(
     loop_norm=(False,),
     state_code=(None,),
 )
-_LAYER_READOUT = Needs(
-    "a model that reads logits from a layer's output by its final norm",
-    "Use model(inputs, return_type='all_logits'): the readout of every loop.",
-    {"loop_norm": (False,), "state_code": (None,), "n_coda": (0,), "final_norm": (True,)},
-)
-_ONE_NORM = Needs(
-    "parts that reach the final norm through no other norm",
-    "Use cache.logit_attribution(tokens), which goes through every norm.",
-    {"loop_norm": (False,), "state_code": (None,), **_SUM_IN_LOOP.settings},
-)
-_NORMS = Needs(
-    "a model with a pre-norm and a final norm",
-    "Multiply with model.W_U directly, or use cache.logit_attribution(tokens).",
-    {"norm": ("pre", "sandwich", "gated"), "final_norm": (True,)},
-)
 _UNWEIGHTED = "a final norm of weight 1 and bias 0, so that W_U alone reads its output"
 
 
@@ -297,8 +282,23 @@ class LoopedCache(ActivationCache):
     compute_head_results = _only_if("compute_head_results", DIRECT_WRITES)
     stack_head_results = _only_if("stack_head_results", DIRECT_WRITES)
     get_neuron_results = _only_if("get_neuron_results", DIRECT_WRITES)
-    logit_attrs = _only_if("logit_attrs", _ONE_NORM, folded=True)
-    logit_lens = _only_if("logit_lens", _LAYER_READOUT)
+    logit_attrs = _only_if(
+        "logit_attrs",
+        Needs(
+            "parts that reach the final norm through no other norm",
+            "Use cache.logit_attribution(tokens), which goes through every norm.",
+            {"loop_norm": (False,), "state_code": (None,), **_SUM_IN_LOOP.settings},
+        ),
+        folded=True,
+    )
+    logit_lens = _only_if(
+        "logit_lens",
+        Needs(
+            "a model that reads logits from a layer's output by its final norm",
+            "Use model(inputs, return_type='all_logits'): the readout of every loop.",
+            {"loop_norm": (False,), "state_code": (None,), "n_coda": (0,), "final_norm": (True,)},
+        ),
+    )
 
     def apply_ln_to_stack(self, residual_stack: Any, layer: Any = None, **options: Any) -> Any:
         """TransformerLens' ``apply_ln_to_stack``: parts of a stream over the scale of a norm.
@@ -306,7 +306,12 @@ class LoopedCache(ActivationCache):
         Raises:
             InputError: At a final norm that has weights, or without one.
         """
-        _NORMS.check(self.model.config, "apply_ln_to_stack")
+        needed = Needs(
+            "a model with a pre-norm and a final norm",
+            "Multiply with model.W_U directly, or use cache.logit_attribution(tokens).",
+            {"norm": ("pre", "sandwich", "gated"), "final_norm": (True,)},
+        )
+        needed.check(self.model.config, "apply_ln_to_stack")
         model: Any = self.model
         if layer in (None, -1, model.cfg.n_layers):
             _need_folded(self.model, "apply_ln_to_stack")

@@ -147,6 +147,7 @@ class _Recomputed:
 
     def logits(self, last: Int[Tensor, " batch"], seen: int) -> Float[Tensor, "batch d_vocab_out"]:
         """What is said of the token at ``last``, of ``seen`` positions that any example has."""
+        # [batch, pos, d_vocab_out], read at the last known position of each example.
         return self._run(self.tokens[:, :seen])[self.rows, last]
 
     def _run(self, inputs: Tensor) -> Tensor:
@@ -194,6 +195,7 @@ class _Cached(_Recomputed):
         if self.start is None:
             h = read = model.initial_state(e)
         else:
+            # [batch, pos, d_state]: an initial state that depends on the position alone.
             h = read = self.start[places].expand(len(e), -1, -1)
         for loop in range(self.n_loops):
             h = model.run_loop(h, e, context, loop=loop)
@@ -203,7 +205,7 @@ class _Cached(_Recomputed):
     def input_context(self, places: Int[Tensor, "#batch pos"]) -> AttentionContext:
         """What attention is told about those positions, as queries over all that are known."""
         model, known = self.model, self.tokens[:, : self.seen]
-        key = torch.arange(self.seen, device=places.device)[None, None]
+        key = torch.arange(self.seen, device=places.device)[None, None]  # [1, 1, key]
         offset = model.qk_offset(known, self.offset)
         if offset is not None:
             # Indexed by rows and places: [batch, pos, head, d_head], turned back to heads first.
@@ -211,6 +213,7 @@ class _Cached(_Recomputed):
         rotation = None
         if self.rotation is not None:
             cos, sin = self.rotation
+            # [batch, 1, pos, d_head], alike for all heads.
             rotation = cos[places][:, None], sin[places][:, None]
 
         def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

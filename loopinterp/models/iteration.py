@@ -120,7 +120,7 @@ def _check_finite(values: Tensor, what: str, loop: int, *, state: Tensor | None 
     # One sum shows that all are finite; where gradients are wanted, training looks at the loss.
     if values.requires_grad or values.sum().isfinite():
         return
-    bad = ~values.isfinite().flatten(1).all(1)
+    bad = ~values.isfinite().flatten(1).all(1)  # [batch]: examples with a value that is not finite
     if state is not None:
         bad &= state.isfinite().flatten(1).all(1)
     if bad.any():
@@ -272,6 +272,7 @@ def need_repeatable(model: Any, inputs: Tensor) -> None:
     while (wrapped := declared(inner, "wrapped")) is not None:
         inner = wrapped
     one = inputs[:1]
+    # The example that differs from the first one at the most positions.
     unlike = int((inputs != one).flatten(1).sum(1).argmax())
     other = inputs[unlike : unlike + 1] if unlike else inputs.flip(1)
     first, again = (bind(model, one) for _ in range(2))

@@ -287,6 +287,7 @@ class StateCode(nn.Module):
         smooth = torch.tanh(soft.gain * z)
         straight = smooth + (_sign(z) - smooth).detach()
         noisy = smooth + soft.noise * torch.randn(z.shape, **how)
+        # [batch, pos, bit]: each bit is hard with probability `hard`, else soft with noise.
         return straight.where(torch.rand(z.shape, **how) < soft.hard, noisy)
 
     def attribute(self, backward: AttributionPass) -> None:

@@ -96,7 +96,7 @@ def block_places(
     first = torch.arange(0, n_pos, length, device=device)[:, None]
     query = first + torch.arange(length, device=device)
     key = first + torch.arange(-window, length, device=device)
-    return query[:, :, None], key[:, None, :]
+    return query[:, :, None], key[:, None, :]  # [block, query, 1] and [block, 1, key]
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,7 @@ class AttentionContext:
         mask, rotation, offset = self.mask, self.rotation, self.qk_offset
         if self.is_causal:
             ahead = torch.full((n_pos - start, n_pos), float("-inf"), device=like.device)
+            # [1, 1, query, key]: row 0 is the query at `start`, so that the diagonal moves with it.
             mask = ahead.triu(start + 1)[None, None].to(like.dtype)
         elif mask is not None:
             mask = mask[:, :, start:]
@@ -300,7 +301,7 @@ def abacus_positions(
         [[1, 2, 0, 1]]
     """
     known = torch.tensor(digit_tokens).to(tokens.device, non_blocking=True)
-    digits = torch.isin(tokens, known)
+    digits = torch.isin(tokens, known)  # [batch, pos]: whether each token is a digit
     # Digits so far, less those before the number began, is the index within the number.
     count = digits.cumsum(-1)
     before_number = torch.where(digits, 0, count).cummax(-1).values

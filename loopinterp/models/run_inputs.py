@@ -231,7 +231,7 @@ def check_inputs(
         fits = is_batch and inputs.shape[-1] == config.d_features and inputs.is_floating_point()
         _check_kind(inputs, fits, f"floats [batch, pos, d_features={config.d_features}]")
     elif checked:
-        _check_kind(inputs, _are_tokens(inputs), _TOKENS)
+        _check_kind(inputs, _are_tokens(inputs))
     else:
         check_tokens(inputs, config.d_vocab)
     check_device(inputs, device)
@@ -256,23 +256,24 @@ def check_device(inputs: Tensor, device: torch.device) -> None:
         raise InputError("inputs", expected=f"a tensor on {device}", given=got, fix=fix)
 
 
-_TOKENS = "integers [batch, pos] (uint8 or int8 to int64)"
-
-
 def _are_tokens(inputs: Any) -> bool:
     return isinstance(inputs, torch.Tensor) and inputs.dtype in TOKEN_TYPES and inputs.dim() == 2
 
 
 def check_tokens(inputs: Tensor, d_vocab: int, fix: str = "Use the model's own task.") -> None:
     """Raise unless the inputs are tokens of a vocabulary."""
-    _check_kind(inputs, _are_tokens(inputs), _TOKENS)
+    _check_kind(inputs, _are_tokens(inputs))
     low, high = int(inputs.min()), int(inputs.max())
     if low < 0 or high >= d_vocab:
         expected = f"tokens from 0 to {d_vocab - 1}"
         raise InputError("inputs", expected=expected, given=f"{low} to {high}", fix=fix)
 
 
-def _check_kind(inputs: Any, fits: bool, expected: str) -> None:
+def _check_kind(
+    inputs: Any,
+    fits: bool,
+    expected: str = "integers [batch, pos] (uint8 or int8 to int64)",  # tokens
+) -> None:
     if not fits or inputs.shape[1] == 0:
         fix = "Give what the task's sampler gives: task.sample(...).inputs."
         raise InputError("inputs", expected=expected, given=spell(inputs), fix=fix)

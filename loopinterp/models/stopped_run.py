@@ -233,7 +233,7 @@ def first_ready(
 ) -> Int[Tensor, " batch"]:
     """The first score at or below the tolerance, or the least; the last loop where none is."""
     scores = torch.where(scores.isnan(), math.inf, scores)
-    limit = scores.amin(0) if tolerance is None else tolerance
+    limit = scores.amin(0) if tolerance is None else tolerance  # [batch], or one for all
     # [loop, batch]; argmax gives the first True of each example.
     ready = (scores <= limit) & (scores < math.inf)
     return torch.where(ready.any(0), ready.int().argmax(0), len(scores) - 1)
@@ -276,7 +276,7 @@ def _stop_at_first(
     while True:
         score = rule.score(view).to(scores.dtype)
         scores[view.loop, rows] = score
-        ready = score <= tolerance
+        ready = score <= tolerance  # [running]: examples that stop here
         leaving = torch.ones_like(ready) if view.loop == horizon else ready
         loops[rows[ready]], fired[rows[ready]] = view.loop, True
         if leaving.all():
@@ -304,7 +304,7 @@ def _choose_best(iteration: Iteration, view: LoopView, rule: StoppingRule, horiz
     for loop in range(horizon + 1):
         view = view.next(iteration.step(view.state, view.loop)) if loop else view
         scores.append(rule.score(view).to(best.dtype))
-        better = scores[-1] < best
+        better = scores[-1] < best  # [batch]: examples whose best loop so far is this one
         best = torch.where(better, scores[-1], best)
         loops[better] = loop
         # At the end the last loop stands in wherever no score was a number.

@@ -162,6 +162,7 @@ class ReadoutKL(_Rule):
         if view.previous is None:
             return view.constant(math.inf)
         now, before = view.log_probs, view.previous.log_probs
+        # KL(now || before) at each position [batch, pos], summed over classes.
         return view.worst((now.exp() * (now - before)).sum(-1))
 
 
@@ -260,6 +261,7 @@ class EntropyBelow(_Rule):
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """The largest entropy over the scored positions."""
+        # Entropy -sum p log p at each position [batch, pos], summed over classes.
         return view.worst(torch.special.entr(view.log_probs.exp()).sum(-1))
 
 
@@ -278,6 +280,7 @@ class ConfidenceAbove(_AtThreshold):
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
         """The largest probability over the scored positions that is left to other classes."""
+        # 1 - max p at each position [batch, pos]; expm1 keeps digits where p is close to 1.
         return view.worst(-torch.expm1(view.log_probs.amax(-1)))
 
 
@@ -355,7 +358,7 @@ class MaxConfidence:
         # Cross-entropy against the argmax is minus its log-probability: [batch, pos].
         doubt = -view.log_probs.amax(-1) * view.mask
         if self.per == "sample":
-            return doubt.sum(-1) / view.mask.sum(-1)
+            return doubt.sum(-1) / view.mask.sum(-1)  # [batch]: mean over scored positions
         return (doubt.sum() / view.mask.sum()).expand(doubt.shape[0])
 
 

@@ -36,6 +36,7 @@ class LinearMap(nn.Linear):
         # Of several models: [model, row, d_in] times [model, d_in, d_out].
         if bias is None:
             return torch.bmm(input, weight.transpose(1, 2))
+        # [model, row, d_out]: one product of matrices for each model.
         return torch.baddbmm(bias[:, None], input, weight.transpose(1, 2))
 
 

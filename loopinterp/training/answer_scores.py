@@ -93,6 +93,7 @@ def score(
     exact, share = _right_by_example(logits.argmax(-1), targets)
     has_target = targets != IGNORE
     dtype = torch.promote_types(logits.dtype, torch.float32)
+    # [batch, pos, 1]: class 0 stands in where nothing is asked, and is masked out below.
     right_class = targets.masked_fill(~has_target, 0)[..., None]
     # [batch, pos]: negative log-probability of the right class
     surprise = -logits.log_softmax(-1, dtype=dtype).gather(-1, right_class)[..., 0]
@@ -105,7 +106,7 @@ def _right_by_example(
 ) -> tuple[Bool[Tensor, " batch"], Float[Tensor, " batch"]]:
     """Whether each example is wholly right, and the share of its positions that are."""
     has_target = targets != IGNORE
-    right = (answer == targets) & has_target
+    right = (answer == targets) & has_target  # [batch, pos]
     return (right | ~has_target).all(-1), right.sum(-1).double() / has_target.sum(-1).double()
 
 
@@ -145,6 +146,7 @@ def constant_scores(targets: Int[Tensor, "batch pos"]) -> tuple[float, float]:
         >>> constant_scores(torch.tensor([[IGNORE, 0, 2], [1, 2, IGNORE]]))
         (0.5, 0.75)
     """
+    # [example, pos]: the targets of each example moved to its first columns, in their order.
     answers = targets.gather(1, (targets == IGNORE).int().argsort(dim=1, stable=True))
     has_target = answers != IGNORE  # from the first column on, wherever an answer starts
     weight = has_target.double() / has_target.sum(1, keepdim=True)
@@ -266,6 +268,7 @@ def calibrate_stopping(
     worst = exact.min(0)  # [length, loop]
     lines = [_best_line(table, n_positions) for table in (*exact, worst)]
     stops = [[min(line.loops(n), last) for n in n_positions] for line in lines]
+    # Mean exact match on the worst distribution, of each line at its own loops.
     reached = [float(worst[np.arange(len(cells)), loops].mean()) for loops in stops]
     good = [line for line, share in zip(lines, reached) if share >= max(reached) - _TOLERANCE]
     return max(good, key=lambda line: (line.slope, line.offset))
@@ -297,7 +300,7 @@ def _best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
     for slack in (2, 1, 0):
         # The worst of the loops within the slack; beyond the last loop the last one counts.
         lowest = minimum_filter1d(exact, 2 * slack + 1, axis=1, mode="nearest")
-        score = lowest[np.arange(len(n_positions)), loops].mean(1)
+        score = lowest[np.arange(len(n_positions)), loops].mean(1)  # [line]: mean over lengths
         best = score.max()
         fewest = np.where(score >= best - 1e-9, loops.sum(1), np.inf).argmin()
         if chosen is None or best > reached + _TOLERANCE:

@@ -37,8 +37,8 @@ class WithConflicts(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, expected, fix, given in self._conflicts():
-            value = repr(attrgetter(name)(self)) if given is None else given
+        for name, expected, fix, got in self._conflicts():
+            value = repr(attrgetter(name)(self)) if got is None else got
             raise ConfigError(name, expected=expected, given=value, fix=fix)
 
     def _conflicts(self) -> Iterator[Conflict]:
@@ -252,7 +252,7 @@ class CodeConfig(Settings):
 
     The share of hard signs is ``hard`` up to the share ``harden_from`` of the steps, grows
     linearly, and is 1 from ``harden_to`` on. As it grows, the gain goes from ``gain`` to
-    :data:`HARD_GAIN` and the noise from ``noise`` to 0.
+    3 and the noise from ``noise`` to 0.
 
     Attributes:
         hard: Share of hard signs at first.
@@ -263,7 +263,7 @@ class CodeConfig(Settings):
         random_everywhere: Share of the examples whose initial bits are drawn at every position. The
             answer is asked for all the same, so that a position must not rely on where it started.
         random_somewhere: Share of the examples whose initial bits are drawn at
-            :data:`SOMEWHERE` of their positions.
+            a tenth of their positions.
     """
 
     hard: Share = 0.0
@@ -302,13 +302,6 @@ class CodeConfig(Settings):
         if progress >= self.harden_to:
             return 1.0
         return max(0.0, round((progress - self.harden_from) / span, 12)) if span else 0.0
-
-
-HARD_GAIN = 3.0
-"""Steepness of ``tanh`` whose signs are all hard."""
-
-SOMEWHERE = 0.1
-"""Share of the positions whose initial bits are drawn, in ``random_somewhere`` of the examples."""
 
 
 @settings

@@ -41,11 +41,11 @@ def resolve_device(name: str) -> torch.device:
         raise unknown_name("device", name, ("auto", "cpu", "cuda"))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(match[1] or 0) >= count:
-        given, fix = f"only {count} of them", f"Use a number below {count}."
+        got, fix = f"only {count} of them", f"Use a number below {count}."
         if not count:
-            given, fix = "none on this machine", "Use --device cpu."
+            got, fix = "none on this machine", "Use --device cpu."
         expected = "a GPU that PyTorch can use"
-        raise InputError(f"device {name!r}", expected=expected, given=given, fix=fix)
+        raise InputError(f"device {name!r}", expected=expected, given=got, fix=fix)
     return torch.device(name)
 
 
@@ -184,9 +184,9 @@ def joined(config: TrainingConfig) -> Iterator[Processes]:
     """
     count = n_processes()
     if count > config.batch_size:
-        expected, given = f"an example at least for each of {count} processes", config.batch_size
+        expected, got = f"an example at least for each of {count} processes", config.batch_size
         fix = "Start fewer processes, or take larger batches."
-        raise ConfigError("batch_size", expected=expected, given=str(given), fix=fix)
+        raise ConfigError("batch_size", expected=expected, given=str(got), fix=fix)
     if count > 1 and ":" in config.device:
         expected = f"cuda, of which each of {count} processes takes its own card"
         fix, what = "Pass --device cuda.", f"device {config.device!r}"

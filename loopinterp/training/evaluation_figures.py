@@ -28,24 +28,23 @@ if TYPE_CHECKING:
 _GREATEST = 1e6
 """Perplexities above are drawn there: a model that is sure of a wrong answer has any."""
 
-_NAMES = {
-    "uniform": "random inputs",
-    "chain": "full carry chains",
-    "propagate": "carry-rich digits",
-    "biased": "biased bits",
-    "mixed": "operands of mixed lengths",
-    "equal": "operands of equal length",
-    "independent": "operands of independent lengths",
-    "nines": "operands of nines",
-    "few": "few distinct elements",
-    "distinct": "distinct elements only",
-    "varied": "varied numbers of distinct elements",
-}
-
 
 def readable(distribution: str) -> str:
     """The name of a distribution in words."""
-    return _NAMES.get(distribution, distribution)
+    names = {
+        "uniform": "random inputs",
+        "chain": "full carry chains",
+        "propagate": "carry-rich digits",
+        "biased": "biased bits",
+        "mixed": "operands of mixed lengths",
+        "equal": "operands of equal length",
+        "independent": "operands of independent lengths",
+        "nines": "operands of nines",
+        "few": "few distinct elements",
+        "distinct": "distinct elements only",
+        "varied": "varied numbers of distinct elements",
+    }
+    return names.get(distribution, distribution)
 
 
 def cutoff_mark(trained_up_to: int | None) -> list[Reference]:

@@ -39,7 +39,6 @@ from loopinterp.training.device import (
 from loopinterp.training.run import (
     CHECKPOINT,
     CONFIG,
-    LOCK,
     METRICS,
     MODEL,
     WEIGHTS,
@@ -196,7 +195,7 @@ def _claimed(
     trainer = _build(config, processes)
     fix = "Wait for the other training to end, stop it, or train into another folder."
     with (
-        only_writer(folder / LOCK, f"training in {folder}", fix=fix),
+        only_writer(folder / "state/lock", f"training in {folder}", fix=fix),
         cpu_threads(config.threads),
     ):
         _check_claim(folder, config, resume)  # again: another may have begun, and ended, meanwhile

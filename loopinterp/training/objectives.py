@@ -67,6 +67,7 @@ class Questions:
         """Loss and answer, from the logits of each question."""
         targets = send(self.targets, logits.device)
         if self.combine is None:
+            # Questions and examples are one axis: a mean over all targets of all questions.
             loss = cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1))
         else:
             losses = [cross_entropy(y, right) for y, right in zip(logits, targets)]
@@ -95,9 +96,9 @@ def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Qu
         return _step_dependent(config, n_loops, batch.targets, generator)
     last = int(n_loops.max()) if config.n_loops is None else config.n_loops
     if last < 1:
-        expected, given = "at least one loop", f"T(n) = {last} for every example of the batch"
+        expected, got = "at least one loop", f"T(n) = {last} for every example of the batch"
         fix = "Set objective.n_loops."
-        raise InputError("n_loops", expected=expected, given=given, fix=fix)
+        raise InputError("n_loops", expected=expected, given=got, fix=fix)
     loops = [last]  # of all examples alike
     if config.kind == "every":
         loops = list(range(1, last + 1))
@@ -118,8 +119,8 @@ def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Qu
 
     weighted = config.kind == "every" or len(loops) > 1
     return Questions(
-        torch.tensor(loops)[:, None].expand(-1, len(batch)),
-        batch.targets.expand(len(loops), -1, -1),
+        torch.tensor(loops)[:, None].expand(-1, len(batch)),  # [ask, batch]
+        batch.targets.expand(len(loops), -1, -1),  # [ask, batch, pos]
         mean if weighted else None,
         answer=-1 if config.kind == "every" else 0,
     )
@@ -182,6 +183,7 @@ def answers_at(
         still = int((ends > loop).sum())
         if still < len(state):
             running, state = rows.select(slice(0, still)), state[:still]
+    # [answer] each: the question, and the row in the order of running.
     question, row = torch.cat(places).unbind(1)
     back = torch.empty_like(loops)
     back[question, order[row]] = torch.arange(len(question))
@@ -196,10 +198,6 @@ def cross_entropy(
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
 
 
-_MOMENTUM = 0.9
-_STATE = ("longest", "running_accuracy", "n_steps", "grown_at", "done_at")
-
-
 class Curriculum:
     """Draws one length per example, uniform in ``min_n .. M``; M grows with the accuracy.
 
@@ -211,6 +209,9 @@ class Curriculum:
         longest: M: the greatest length drawn now.
         done_at: Step at which M reached its greatest value, or None.
     """
+
+    _momentum = 0.9  # of the running accuracy
+    _saved = ("longest", "running_accuracy", "n_steps", "grown_at", "done_at")
 
     def __init__(self, config: CurriculumConfig) -> None:
         self.config = config
@@ -227,7 +228,7 @@ class Curriculum:
 
     def update(self, exact_match: float) -> None:
         """Take in the share of examples that the last step got wholly right."""
-        self.running_accuracy += (1 - _MOMENTUM) * (exact_match - self.running_accuracy)
+        self.running_accuracy += (1 - self._momentum) * (exact_match - self.running_accuracy)
         self.n_steps += 1
         if self._may_grow(self.n_steps, self.running_accuracy):
             self.longest += 1
@@ -242,7 +243,7 @@ class Curriculum:
         For ``accuracy`` the running accuracy reaches ``1 - (1 - a) momentum^n`` at most.
         """
         # The running accuracy if every answer of these steps were right.
-        highest = 1 - (1 - self.running_accuracy) * _MOMENTUM**n_steps
+        highest = 1 - (1 - self.running_accuracy) * self._momentum**n_steps
         # Within the rounding of that many additions.
         return self._may_grow(self.n_steps + n_steps, highest + 1e-9)
 
@@ -256,10 +257,10 @@ class Curriculum:
 
     def state(self) -> dict[str, float | int | None]:
         """JSON-ready; :meth:`load` takes it back."""
-        return {name: getattr(self, name) for name in _STATE}
+        return {name: getattr(self, name) for name in self._saved}
 
     def load(self, state: dict[str, float | int | None]) -> None:
-        for name in _STATE:
+        for name in self._saved:
             setattr(self, name, state[name])
 
 

@@ -136,8 +136,8 @@ class Recipe(WithConflicts):
             yield Conflict(name, expected, fix, given=f"none of {', '.join(left)}")
         cutoff, lengths = self.config.curriculum.max_n, self.measured.lengths
         if cutoff not in lengths:
-            given = ", ".join(map(str, lengths)) or "no length that all distributions have"
-            yield Conflict(name, f"the training cutoff, {cutoff}, among the lengths", fix, given)
+            got = ", ".join(map(str, lengths)) or "no length that all distributions have"
+            yield Conflict(name, f"the training cutoff, {cutoff}, among the lengths", fix, got)
 
     @property
     def generalises(self) -> bool:

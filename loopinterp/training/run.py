@@ -43,7 +43,6 @@ METRICS = "metrics.jsonl"
 MODEL = "model"
 WEIGHTS = "model/model.safetensors"
 CHECKPOINT = "state/checkpoint.safetensors"
-LOCK = "state/lock"
 IN_MEMORY = "in_memory"
 """The entry of ``config.json`` with the class of a model whose weights are not in the folder."""
 
@@ -98,8 +97,8 @@ class RunError(CheckpointError):
 
     def __init__(self, fault: RunFault, what: str, **values: object) -> None:
         self.fault = fault
-        expected, given, fix = (text.format(**values) for text in fault.value)
-        super().__init__(what, expected=expected, given=given, fix=fix)
+        expected, got, fix = (text.format(**values) for text in fault.value)
+        super().__init__(what, expected=expected, given=got, fix=fix)
 
 
 @dataclass(frozen=True, repr=False)

@@ -78,9 +78,9 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
     first = results[0]
     for at, result in enumerate(results[1:], 1):
         if name := _difference(first, result):
-            expected, given = "an evaluation of the same cells as results[0]", f"another {name}"
+            expected, got = "an evaluation of the same cells as results[0]", f"another {name}"
             fix = "Evaluate all seeds with the same options."
-            raise InputError(f"results[{at}]", expected=expected, given=given, fix=fix)
+            raise InputError(f"results[{at}]", expected=expected, given=got, fix=fix)
     # A seed that is given twice would count as two models.
     weights = [digests for r in results if (digests := tuple(r.provenance.weights))]
     if len({*weights}) < len(weights):

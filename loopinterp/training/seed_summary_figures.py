@@ -22,9 +22,6 @@ from loopinterp.training.seed_summary import SeedSummary, SweepResult, mean_and_
 if TYPE_CHECKING:
     import xarray as xr
 
-_MOST_LINES = 5
-"""Lines on one panel, as many as there are colours."""
-
 _WORDS = {
     "exact_match": "exact match",
     "bit_accuracy": "bit accuracy",
@@ -127,7 +124,7 @@ def _(result: SweepResult) -> list[Figure]:
         cells = cells[[name, f"{name}_se"]].rename({name: measure, f"{name}_se": f"{measure}_se"})
         if along == "length":
             cells = cells.sel(extra_loop=nearest_extra_loop(result))
-        if len(ran) <= _MOST_LINES:
+        if len(ran) <= 5:  # lines on one panel, as many as there are colours
             marks = _cutoffs(
                 result, result.data["setting"].values.tolist(), "longest in training", along
             )

@@ -110,12 +110,13 @@ class _Packing:
         loops = torch.full((len(questions), n_asks, questions[0].loops.shape[1]), -1)
         for seed, one in enumerate(questions):
             loops[seed, : len(one.loops)] = one.loops
+        # [seed, example]: examples by their last loop, those that run longest first.
         order = loops.amax(1).argsort(dim=1, descending=True, stable=True)
         lengths = []
         for one in questions:
             place = torch.arange(1, one.targets.shape[-1] + 1)
-            asked = (one.targets != IGNORE).any(0)  # [example, pos]
-            lengths.append((asked * place).amax(1).clamp(min=1))
+            has_answer = (one.targets != IGNORE).any(0)  # [example, pos]
+            lengths.append((has_answer * place).amax(1).clamp(min=1))
         lengths = torch.stack(lengths).gather(1, order)
         if square and lengths.sum() > 0.9 * lengths.numel() * lengths.max():
             lengths = torch.full_like(lengths, int(lengths.max()))
@@ -125,7 +126,7 @@ class _Packing:
     def __post_init__(self) -> None:
         self.n_pos = int(self.lengths.max())
         self.is_square = bool((self.lengths == self.n_pos).all())
-        self.starts = self.lengths.cumsum(1) - self.lengths
+        self.starts = self.lengths.cumsum(1) - self.lengths  # [seed, example]: first place
         # Example and position of each place [seed, place]; 0 behind the end of a row.
         inside = torch.arange(self.n_pos) < self.lengths[:, :, None]  # [seed, example, pos]
         seed, example, pos = inside.nonzero(as_tuple=True)
@@ -183,7 +184,7 @@ class _Packing:
                 rows.append(state.flatten(0, 1)[send(at, state.device)])
                 places.append((seed, ask, self.order[seed, example], pos))
         seed, ask, example, pos = (torch.cat(parts) for parts in zip(*places))
-        values = torch.cat(rows)
+        values = torch.cat(rows)  # [answer, d_model], at the indices above
         shape = (*self.loops.shape, n_pos)
         at = ((seed * shape[1] + ask) * shape[2] + example) * shape[3] + pos
         states = values.new_zeros(math.prod(shape), values.shape[-1])
@@ -239,6 +240,7 @@ class _PackedAttention:
             return torch.stack(masks).movedim(-1, 0).expand(-1, -1, -1, config.n_heads)
         query, key = place[None, :, None], place[None, None]
         if models[0].relative_bias is not None:
+            # [seed, 1, head, query, key]: each model has a bias of its own.
             bias = torch.stack([mask(model, query, key) for model in models])
         # On a CPU causal attention that is fused is the slower, of rows as short as these.
         elif config.attention_window is not None or place.device.type == "cpu":
@@ -277,13 +279,13 @@ class _Squares:
         seed = torch.arange(self.n_seeds)[:, None, None]
         pos = torch.arange(self.n_pos)
         lengths, starts = packing.lengths[:, :n_examples], packing.starts[:, :n_examples]
-        ended = torch.arange(n_examples) >= torch.tensor(examples)[:, None]
+        ended = torch.arange(n_examples) >= torch.tensor(examples)[:, None]  # [seed, example]
         idle = (pos >= lengths[..., None]) | ended[..., None]
         # [seed, example, pos]: the place of each position of the square, in the rows one after the
         # other; and [seed, place]: back from there
         there = (seed * n_places + starts[..., None] + pos).masked_fill(idle, 0)
         example, pos = packing.example[:, :n_places], packing.pos[:, :n_places]
-        behind = torch.arange(n_places) >= torch.tensor(places)[:, None]
+        behind = torch.arange(n_places) >= torch.tensor(places)[:, None]  # [seed, place]
         back = ((seed[..., 0] * n_examples + example) * self.n_pos + pos).masked_fill(behind, 0)
         self.there, self.idle, self.back, self.behind = (
             send(x.flatten(), device) for x in (there, idle, back, behind)
@@ -302,6 +304,7 @@ class _Squares:
             if bias.shape[:3].numel() > 1:
                 bias = bias.expand(self.n_seeds, shape[0] // self.n_seeds, shape[1], -1, -1)
             q, bias = q.flatten(0, 1), bias.flatten(0, 2)
+            # [example and head, query, key]
             scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=shape[-1] ** -0.5)
             z = (scores.softmax(-1).to(v) @ v).view(shape)
         z = z.transpose(1, 2).flatten(0, 1)  # [place, head, d_head]
@@ -350,7 +353,7 @@ class _KeyByKey(Function):
         scores = bias.clone()  # [distance, seed, place, head]
         for d in range(min(len(bias), n)):
             scores[d, :, d:].add_((q[:, d:] * k[:, : n - d]).sum(-1), alpha=scale)
-        p = scores.softmax(0).to(q)
+        p = scores.softmax(0).to(q)  # the share of each distance
         ctx.save_for_backward(q, k, v, p)
         ctx.scale = scale
         return _mixed(p, v).transpose(1, 2)
@@ -362,6 +365,7 @@ class _KeyByKey(Function):
         dp = torch.zeros_like(p)  # gradients: of the shares, and of the scores
         for d in range(min(len(p), n)):
             dp[d, :, d:] = (g[:, d:] * v[:, : n - d]).sum(-1)
+        # The derivative of a softmax over distances: [distance, seed, place, head].
         ds = p * (dp - (p * dp).sum(0))
         scaled = ds * ctx.scale
         gradients = _mixed(scaled, k), _mixed(scaled, q, back=True), _mixed(p, g, back=True)

@@ -30,33 +30,33 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
     model = Run.load(config.start_from).model()
     if config.start_sha256 not in (None, digest_tensors(model.state_dict())):
         raise RunError(RunFault.OTHER_START, f"model of {config.start_from}")
-    wanted, given = config.model, model.config
-    n_bits, n_wanted = given.state_code or 0, wanted.state_code or 0
-    changes = {"state_code": wanted.state_code, "initial_state": wanted.initial_state}
-    if given.replace(**changes) != wanted or n_bits < n_wanted or (n_bits > 0) != (n_wanted > 0):
+    target, source = config.model, model.config
+    n_bits, n_target = source.state_code or 0, target.state_code or 0
+    changes = {"state_code": target.state_code, "initial_state": target.initial_state}
+    if source.replace(**changes) != target or n_bits < n_target or (n_bits > 0) != (n_target > 0):
         raise ConfigError(
             "start_from",
             expected="a run of the same architecture, with as many bits in its state code or more",
-            given=f"one with {n_bits} bits" if n_bits < n_wanted else "another architecture",
+            given=f"one with {n_bits} bits" if n_bits < n_target else "another architecture",
             fix="Leave model as that run has it, but for fewer bits in model.state_code.",
         )
-    if n_bits == n_wanted:
+    if n_bits == n_target:
         return model
     generator = stream(config.seed, "dropped bits")
     ends = config.curriculum.min_n, config.curriculum.max_n + 1
     lengths = torch.randint(*ends, (256,), generator=generator)
     task, distribution = config.make_task(), config.distribution
     batch = task.sample(lengths, generator=generator, distribution=distribution)
-    asked = ask(config.objective, batch, stream(config.seed, "dropped bits"))
+    question = ask(config.objective, batch, stream(config.seed, "dropped bits"))
 
     @torch.no_grad()
     def loss(model: LoopedTransformer) -> float:
         """Cross-entropy of the answers where the objective first asks for them."""
-        logits = answers_at(model.bind(batch.inputs), asked.loops[:1])
-        return float(cross_entropy(logits[0], asked.targets[0]))
+        logits = answers_at(model.bind(batch.inputs), question.loops[:1])
+        return float(cross_entropy(logits[0], question.targets[0]))
 
     # One bit at a time: the one without which the loss is lowest.
-    for _ in range(n_bits - n_wanted):
+    for _ in range(n_bits - n_target):
         model = min(_without_each_bit(model), key=loss)
     return model
 

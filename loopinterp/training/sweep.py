@@ -189,17 +189,17 @@ def _on_cluster(
         helpers: Any = import_module("submitit.helpers")
     except ImportError as error:
         fix = "Install it where the jobs will run too: pip install 'loopinterp[cluster]'."
-        given = "a Python without it"
-        raise InputError("cluster", expected="submitit", given=given, fix=fix) from error
+        got = "a Python without it"
+        raise InputError("cluster", expected="submitit", given=got, fix=fix) from error
     bound = {} if jobs is None else {"slurm_array_parallelism": jobs}
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         executor.update_parameters(name="loopinterp-sweep", **bound, **options)
     except (ValueError, NameError, TypeError, RuntimeError) as error:
-        what, given = f"cluster {cluster!r}", f"another ({error})"
+        what, got = f"cluster {cluster!r}", f"another ({error})"
         expected = "one that submitit has here, with options that it takes"
         fix = "See submitit.AutoExecutor for the names."
-        raise InputError(what, expected=expected, given=given, fix=fix) from error
+        raise InputError(what, expected=expected, given=got, fix=fix) from error
     submitted = executor.map_array(_Requeued(work), cells)
     places = {id(job): place for place, job in enumerate(submitted)}
     for job in helpers.as_completed(submitted):

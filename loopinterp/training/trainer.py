@@ -19,7 +19,6 @@ from loopinterp.models.checkpoints import check_tensors
 from loopinterp.models.layers import Softening
 from loopinterp.models.taps import recording_gradients
 from loopinterp.tasks.task import IGNORE
-from loopinterp.training.config import HARD_GAIN, SOMEWHERE
 from loopinterp.training.device import (
     ONE_PROCESS,
     Processes,
@@ -205,6 +204,7 @@ class Trainer(ShortRepr):
         # Without clipping the norm is measured all the same.
         limit = math.inf if settings.clip is None else settings.clip
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        # Loss, norm of the gradient, exact match.
         metrics = torch.stack([shares[0], norm.float(), shares[1]])
         self._spoiled |= ~metrics[:2].isfinite().all()
         # PyTorch's flag from the scaling of gradients: a step in which it is 1 changes nothing.
@@ -262,8 +262,8 @@ class Trainer(ShortRepr):
         """
         if self._unread:
             expected, fix = "steps that are known to be finite", "Call trainer.read() first."
-            given = f"{len(self._unread)} that have not been read"
-            raise InputError("training state", expected=expected, given=given, fix=fix)
+            got = f"{len(self._unread)} that have not been read"
+            raise InputError("training state", expected=expected, given=got, fix=fix)
         # Names as in the checkpoint's file: weights/, ema/, exp_avg/, exp_avg_sq/, random/.
         tensors = {f"weights/{k}": v for k, v in self.model.named_parameters()}
         tensors |= {f"ema/{k}": v for k, v in self.ema.shadow.items()}
@@ -341,7 +341,7 @@ class Trainer(ShortRepr):
         hardness = settings.hardness(self.steps_done / self.config.steps)
         softening = Softening(
             hard=settings.hard + (1 - settings.hard) * hardness,
-            gain=settings.gain + (HARD_GAIN - settings.gain) * hardness,
+            gain=settings.gain + (3.0 - settings.gain) * hardness,  # tanh(3 z) with all signs hard
             noise=settings.noise * (1 - hardness),
             generator=self.generators["code"],
         )
@@ -358,7 +358,8 @@ class Trainer(ShortRepr):
         how = {"generator": generator, "device": h.device, "dtype": h.dtype}
         bits = torch.randint(2, (*h.shape[:2], code.n_bits), generator=generator, device=h.device)
         example, place = torch.rand(len(h), 1, **how), torch.rand(h.shape[:2], **how)
-        drawn = (example < everywhere) | ((example < everywhere + somewhere) & (place < SOMEWHERE))
+        # [batch, pos]: all positions of some examples, and a tenth of the positions of others.
+        drawn = (example < everywhere) | ((example < everywhere + somewhere) & (place < 0.1))
         return replace(iteration, h0=code.state(2.0 * bits - 1).to(h).where(drawn[..., None], h))
 
     def noise(self, like: Tensor, running: Iterable[int]) -> list[Tensor]:
@@ -396,15 +397,15 @@ class Trainer(ShortRepr):
         # On the device nothing has changed since that step, see advance.
         self.steps_done = self.ema.n_updates = step - 1
         self._spoiled.fill_(False)
-        what, given = f"{wrong[0]} at step {step}", str(numbers[wrong[0]])
+        what, got = f"{wrong[0]} at step {step}", str(numbers[wrong[0]])
         if wrong == ["largest weight"]:
             counts = {k: int((~x.isfinite()).sum()) for k, x in self.model.named_parameters()}
             name = next(name for name, count in counts.items() if count)
-            what, given = f"weights {name} after step {step}", f"{counts[name]} that are not"
+            what, got = f"weights {name} after step {step}", f"{counts[name]} that are not"
         raise InputError(
             what,
             expected="finite numbers",
-            given=given,
+            given=got,
             fix=f"Lower optimiser.lr (now {self.config.optimiser.lr:g}), set optimiser.clip=1, or "
             "train longer warm-up (optimiser.warmup_steps), in a new folder; what was saved "
             "before this step is kept.",

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CARD = "card.json"
-TIMES_THE_CUTOFF = (1, 2, 4, 8)
-_WELL = 0.9
+TIMES_THE_CUTOFF = (1, 2, 4, 8)  # lengths of a card
 
 
 class Failure(NamedTuple):
@@ -98,7 +97,7 @@ class Card(Settings):
         """Exact match: a row for each distribution and length, a column for each extra loop."""
         import pandas as pd
 
-        rows = {
+        rows = {  # (distribution, length) with shares by extra loop
             (d, n): shares
             for d, by_length in self.exact_match.items()
             for n, shares in by_length.items()
@@ -117,9 +116,10 @@ class Card(Settings):
 
     def fails_at(self) -> list[Failure]:
         """Where exact match falls under .9 first, and where a right answer is lost first."""
-        failures = []
+        failures, least = [], 0.9  # least: exact match that does not count as a failure
         for distribution, by_length in self.exact_match.items():
-            wrong = [n for n, shares in by_length.items() if shares[0] < _WELL]
+            # Lengths at which T(n) loops do not suffice.
+            wrong = [n for n, shares in by_length.items() if shares[0] < least]
             if wrong:
                 n = wrong[0]
                 failures.append(Failure(distribution, n, 0, by_length[n][0]))
@@ -128,7 +128,7 @@ class Card(Settings):
                 k: n
                 for n, shares in by_length.items()
                 for k, share in shares.items()
-                if k > 0 and share < _WELL <= shares[0]
+                if k > 0 and share < least <= shares[0]
             }
             if lost:
                 k, n = min(lost.items())
@@ -165,10 +165,10 @@ def make_entry(
         fix = "Name its recipe."
         raise InputError("recipe", expected="that of the run", given="none", fix=fix)
     if recipe is not None and not (run.is_trained and run.finished):
-        what, given = f"run {run.folder}", f"one of {run.steps_done} steps"
+        what, got = f"run {run.folder}", f"one of {run.steps_done} steps"
         fix = "Go on with its training; or pass recipe=None, if it was trained elsewhere."
-        raise InputError(what, expected="one that was trained to its end", given=given, fix=fix)
-    changes: dict[str, Any] = {}
+        raise InputError(what, expected="one that was trained to its end", given=got, fix=fix)
+    changes: dict[str, Any] = {}  # dotted names with values that are not the recipe's
     if recipe is not None:  # where it was trained changes nothing that is asked
         usual, changed = (flatten(c.to_dict()) for c in (get_recipe(recipe).config, run.config))
         changes = {k: v for k, v in changed.items() if k != "device" and usual.get(k, ...) != v}

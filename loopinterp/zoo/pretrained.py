@@ -46,6 +46,7 @@ def load_pretrained(name: str, folder: str | Path | None = None) -> Run:
         return Run.load(entry)
     folder = Path(folder)
     need_writable(folder)
+    # A copy that is there already is taken, if it is one of this entry.
     if (folder / CONFIG).exists():
         if Owner.of_run(folder) != Owner.of_run(entry):
             need_free_folder(folder)
@@ -56,9 +57,9 @@ def load_pretrained(name: str, folder: str | Path | None = None) -> Run:
         if file == entry / CONFIG or not file.is_file():
             continue
         if target.exists() and read_bytes(target) != read_bytes(file):
-            what, given = f"output folder {folder}", f"one with another {name_there}"
+            what, got = f"output folder {folder}", f"one with another {name_there}"
             expected, fix = "a new folder, or a copy of this model", "Choose another folder."
-            raise InputError(what, expected=expected, given=given, fix=fix)
+            raise InputError(what, expected=expected, given=got, fix=fix)
         write_bytes(target, read_bytes(file))
     minutes = get_card(name).minutes
     record_how_it_was_made(

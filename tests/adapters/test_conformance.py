@@ -76,9 +76,9 @@ def test_an_adapter_is_found_by_what_the_model_is_and_shares_its_weights(name: s
 @every
 def test_an_example_alone_gives_what_it_gives_in_a_batch(name: str) -> None:
     model, tokens = adapted(name), tokens_of(name)
-    together = model(tokens)
+    joint = model(tokens)
     for k in range(len(tokens)):
-        assert close(model(tokens[k : k + 1]), together[k : k + 1])
+        assert close(model(tokens[k : k + 1]), joint[k : k + 1])
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -95,8 +95,8 @@ def test_a_later_token_changes_nothing_before_it(name: str) -> None:
 def test_half_precision_gives_half_precision(name: str) -> None:
     model, tokens = adapt(KINDS[name].build().bfloat16()), tokens_of(name)
     expected = adapted(name)(tokens, n_loops=2)
-    given = model(tokens, n_loops=2).float()
-    assert (given - expected).abs().mean() < 0.1 * expected.abs().mean()
+    logits = model(tokens, n_loops=2).float()
+    assert (logits - expected).abs().mean() < 0.1 * expected.abs().mean()
 
 
 @every
@@ -182,8 +182,8 @@ def test_every_activation_that_is_no_reading_is_part_of_the_computation(name: st
             return x * (1 + noise) + 0.1 * noise
 
         hooks = [(address.name, other)]
-        found = model.run_with_hooks(tokens, n_loops=2, fwd_hooks=hooks)
-        assert (found - logits).abs().max() > 1e-4, component
+        result = model.run_with_hooks(tokens, n_loops=2, fwd_hooks=hooks)
+        assert (result - logits).abs().max() > 1e-4, component
 
 
 @every
@@ -229,25 +229,25 @@ def test_the_memory_of_a_cache_is_known_before_it_is_made(name: str) -> None:
     for options in ways:
         _, cache = model.run_with_cache(tokens, n_loops=3, **options)
         assert model.cache_nbytes(batch, n_pos, n_loops=3, **options) == cache.nbytes
-    kept: dict[str, Any] = {"names_filter": ["resid_mid", "z", "attn_scores"]}
-    _, cache = model.run_with_cache(tokens, n_loops=2, pos_slice=slice(1, 3), **kept)
-    assert model.cache_nbytes(batch, n_pos, n_loops=2, n_kept=2, **kept) == cache.nbytes
+    selection: dict[str, Any] = {"names_filter": ["resid_mid", "z", "attn_scores"]}
+    _, cache = model.run_with_cache(tokens, n_loops=2, pos_slice=slice(1, 3), **selection)
+    assert model.cache_nbytes(batch, n_pos, n_loops=2, n_kept=2, **selection) == cache.nbytes
 
 
 @every
 def test_filters_keep_what_they_name(name: str) -> None:
     model, tokens = adapted(name), tokens_of(name)
-    _, whole = model.run_with_cache(tokens, n_loops=3)
+    _, full = model.run_with_cache(tokens, n_loops=3)
     chosen: dict[str, Any] = {"names_filter": "hook_resid_post", "loops": slice(1, None)}
     _, cache = model.run_with_cache(tokens, n_loops=3, pos_slice=[0, -1], **chosen)
     assert len(cache) == 2 * model.site_map.n_layers
     for key in cache:
-        assert close(cache[key], whole[key][:, [0, -1]])
-    stacked = whole.stack("resid_post", layer=slice(None))
+        assert close(cache[key], full[key][:, [0, -1]])
+    stacked = full.stack("resid_post", layer=slice(None))
     assert stacked.shape[:2] == (3, model.site_map.n_layers)
     states = model(tokens, n_loops=3, return_type="states")
-    assert close(whole.stack("hook_state_post"), states[1:])
-    assert close(whole.stack("hook_state_pre"), states[:-1])
+    assert close(full.stack("hook_state_post"), states[1:])
+    assert close(full.stack("hook_state_pre"), states[:-1])
 
 
 @every
@@ -428,12 +428,12 @@ def test_decoding_with_a_slot_for_each_loop_and_layer_is_running_the_whole_again
         how: dict[str, Any] = {"n_loops": n_loops, "max_new_tokens": 6}
         cached = greedy_decode(model, prompts, **how)
         assert torch.equal(cached, greedy_decode(model, prompts, use_cache=False, **how))
-    alone = greedy_decode(model, [prompts[0]], n_loops=2, max_new_tokens=6)
+    single = greedy_decode(model, [prompts[0]], n_loops=2, max_new_tokens=6)
     by_hand = torch.tensor([prompts[0]])
     for _ in range(6):
-        said = model(by_hand, n_loops=2)[:, -1].argmax(-1)
-        by_hand = torch.cat((by_hand, said[:, None]), 1)
-    assert torch.equal(alone, by_hand[:, 3:])
+        token = model(by_hand, n_loops=2)[:, -1].argmax(-1)
+        by_hand = torch.cat((by_hand, token[:, None]), 1)
+    assert torch.equal(single, by_hand[:, 3:])
 
 
 @pytest.mark.parametrize("name", sorted(set(KINDS) - set(CAUSAL)))
@@ -466,11 +466,11 @@ def test_a_gate_is_cached_and_stops_a_run_at_its_cumulative_probability(name: st
             for k in range(len(tokens))
         ]
         rule = GateAbove(gate, threshold, cumulated=True)
-        found = run_until(model, tokens, rule, max_loops=n_loops)
-        assert found.loop.tolist() == expected
+        single = run_until(model, tokens, rule, max_loops=n_loops)
+        assert single.loop.tolist() == expected
     rules = [GateAbove(gate, 0.3, cumulated=True), ResidualBelow(0.5), GateAbove(gate, 0.6)]
-    together = run_rules(model, tokens, rules, max_loops=n_loops)
-    for rule, loops in zip(rules, together):
+    joint = run_rules(model, tokens, rules, max_loops=n_loops)
+    for rule, loops in zip(rules, joint):
         assert torch.equal(run_until(model, tokens, rule, max_loops=n_loops).loop, loops)
 
 

@@ -70,13 +70,13 @@ def test_puzzles_beyond_the_range_of_small_tokens_stay_what_they_are() -> None:
 def test_a_run_that_is_told_nothing_is_all_segments_of_the_published_evaluation() -> None:
     published, tokens = hrm.tiny(halt_max_steps=3), _tokens()
     batch = {"inputs": tokens, "puzzle_identifiers": torch.zeros(3).int()}
-    carry, told, segments = published.initial_carry(batch), {}, 0
+    carry, outputs, segments = published.initial_carry(batch), {}, 0
     while not segments or not carry.halted.all():
-        carry, told = published(carry, batch)
+        carry, outputs = published(carry, batch)
         segments += 1
     model = _adapted(published)
     assert (segments, model.n_loops) == (3, 6)
-    assert (model(tokens) - told["logits"]).abs().max() <= 1e-5
+    assert (model(tokens) - outputs["logits"]).abs().max() <= 1e-5
 
 
 def test_the_halting_head_is_read_after_every_loop() -> None:
@@ -85,11 +85,11 @@ def test_the_halting_head_is_read_after_every_loop() -> None:
     _, cache = model.run_with_cache(tokens, n_loops=4, names_filter="hook_halt")
     assert cache.stack("hook_halt").shape == (4, 3, 2)
     for n_loops in (2, 4):  # ends of segments
-        told = hrm.segments(published, tokens, n_loops)
-        expected = torch.stack([told["q_halt_logits"], told["q_continue_logits"]], -1)
+        outputs = hrm.segments(published, tokens, n_loops)
+        expected = torch.stack([outputs["q_halt_logits"], outputs["q_continue_logits"]], -1)
         assert (cache[f"loops.{n_loops - 1}.hook_halt"] - expected).abs().max() <= 1e-5
         state = model(tokens, n_loops=n_loops, return_type="state")
-        stops = told["q_halt_logits"] > told["q_continue_logits"]
+        stops = outputs["q_halt_logits"] > outputs["q_continue_logits"]
         probability = model.exit_probability(state)
         assert probability.shape == (3, 6)
         assert torch.equal((probability > 0.5).all(-1), stops)
@@ -101,8 +101,8 @@ def test_a_run_stops_where_the_halting_head_first_says_so() -> None:
         published.inner.q_head.bias.copy_(torch.tensor([-0.9, 0.0]))
     ends = torch.full((3,), 9)
     for n_loops in range(8, 0, -1):
-        told = hrm.segments(published, tokens, n_loops)
-        ends[told["q_halt_logits"] > told["q_continue_logits"]] = n_loops
+        outputs = hrm.segments(published, tokens, n_loops)
+        ends[outputs["q_halt_logits"] > outputs["q_continue_logits"]] = n_loops
     model = _adapted(published)
     stopped = run_until(model, tokens, GateAbove(model.exit_probability), max_loops=9)
     assert torch.equal(stopped.loop, ends)
@@ -173,9 +173,9 @@ def test_the_halting_head_stops_where_the_published_code_does(alone: bool) -> No
         published.inner.q_head.bias.copy_(torch.tensor([-0.35, 0.6]))
     model, stops = _adapted_trm(published), []
     for n_loops in (2, 4, 6, 8):
-        told = trm.segments(published, tokens, n_loops)
-        other = 0 if alone else told["q_continue_logits"]
-        stops.append(told["q_halt_logits"] > other)
+        outputs = trm.segments(published, tokens, n_loops)
+        other = 0 if alone else outputs["q_continue_logits"]
+        stops.append(outputs["q_halt_logits"] > other)
         state = model(tokens, n_loops=n_loops, return_type="state")
         assert torch.equal((model.exit_probability(state) > 0.5).all(-1), stops[-1])
     assert 0 < torch.stack(stops).float().mean() < 1  # it does both

@@ -27,13 +27,13 @@ def test_a_seed_is_a_start_and_a_position_has_its_own() -> None:
 def test_the_start_is_distributed_as_the_published_one() -> None:
     published = huginn.tiny()
     e = torch.zeros(1, 4000, 32)
-    own, theirs = adapt(published).initial_state(e), published.initialize_state(e)
-    assert own.std().item() == pytest.approx(theirs.std().item(), rel=0.02)
-    assert own.abs().max().item() == pytest.approx(theirs.abs().max().item(), rel=0.02)
+    ours, theirs = adapt(published).initial_state(e), published.initialize_state(e)
+    assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.02)
+    assert ours.abs().max().item() == pytest.approx(theirs.abs().max().item(), rel=0.02)
     shares = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9])
     some = (slice(None), slice(0, None, 16))
-    quantiles = [torch.quantile(x[some].flatten(), shares) for x in (own, theirs)]
-    assert torch.allclose(quantiles[0], quantiles[1], atol=0.05 * own.std().item() + 0.01)
+    quantiles = [torch.quantile(x[some].flatten(), shares) for x in (ours, theirs)]
+    assert torch.allclose(quantiles[0], quantiles[1], atol=0.05 * ours.std().item() + 0.01)
 
 
 def test_a_start_of_the_published_code_is_gone_on_from() -> None:
@@ -57,7 +57,7 @@ def test_more_positions_than_angles_and_noise_at_each_step_are_refused() -> None
 def test_an_answer_may_fill_all_positions_that_the_model_knows(use_cache: bool) -> None:
     model = adapt(huginn.tiny())
     prompt = torch.arange(61)[None]
-    said = greedy_decode(model, prompt, n_loops=1, max_new_tokens=4, use_cache=use_cache)
-    assert said.shape == (1, 4)  # 61 + 3 positions are read
+    answers = greedy_decode(model, prompt, n_loops=1, max_new_tokens=4, use_cache=use_cache)
+    assert answers.shape == (1, 4)  # 61 + 3 positions are read
     with naming("inputs"):
         greedy_decode(model, prompt, n_loops=1, max_new_tokens=5, use_cache=use_cache)

@@ -171,13 +171,13 @@ def test_each_part_is_the_gradient_of_its_direct_path(name: str, loop: int, from
     right, wrong = answers(tokens, model.config.d_vocab_out)
     logits = model(tokens, n_loops=3, return_type="all_logits").detach()[loop + 1]
     _, cache = model.run_with_cache(tokens, n_loops=3)
-    found = cache.logit_attribution(right, incorrect_tokens=wrong, loop=loop, from_loop=from_loop)
+    result = cache.logit_attribution(right, incorrect_tokens=wrong, loop=loop, from_loop=from_loop)
     chosen = [logits.gather(-1, classes[..., None])[..., 0] for classes in (right, wrong)]
-    assert abs(found.sum("component") - (chosen[0] - chosen[1]).numpy()).max() < 1e-5
+    assert abs(result.sum("component") - (chosen[0] - chosen[1]).numpy()).max() < 1e-5
 
     start = cache[f"loops.{from_loop}.hook_state_pre"].detach()
     kinds, expected = oracle(name, model, tokens, right, wrong, start, loop + 1 - from_loop)
-    written = found[~found.part.isin(["adapter bias"])]
+    written = result[~result.part.isin(["adapter bias"])]
     words = {"head": "heads"}
     assert [words.get(part, part) for part in written.part.values.tolist()] == kinds
     torch.testing.assert_close(
@@ -191,8 +191,8 @@ def test_each_part_is_the_gradient_of_its_direct_path(name: str, loop: int, from
 def test_parts_stand_where_the_sites_do(name: str) -> None:
     model, tokens = adapt(KINDS[name].build()), tokens_of(name)
     _, cache = model.run_with_cache(tokens, n_loops=2)
-    found, sizes = cache.logit_attribution(1, from_loop=0), model.site_map
-    heads = found[found.part == "head"]
+    result, sizes = cache.logit_attribution(1, from_loop=0), model.site_map
+    heads = result[result.part == "head"]
     places = [
         (loop, layer, head)
         for loop in range(2)
@@ -201,33 +201,33 @@ def test_parts_stand_where_the_sites_do(name: str) -> None:
     ]
     places += [(-1, k, head) for k in range(sizes.n_coda) for head in range(sizes.n_heads)]
     assert list(zip(*(heads[axis].values.tolist() for axis in ("loop", "layer", "head")))) == places
-    assert len(set(found.component.values)) == len(found)
-    by_loop = found.groupby("loop").sum()
+    assert len(set(result.component.values)) == len(result)
+    by_loop = result.groupby("loop").sum()
     assert by_loop.loop.values.tolist() == [-1, 0, 1]
     # Taken apart from a later loop on, the parts of that loop are the same.
     later = cache.logit_attribution(1, from_loop=1)
-    same = found[found.loop == 1]
+    same = result[result.loop == 1]
     assert abs(later[later.loop == 1].values - same.values).max() < 1e-6
 
 
 @pytest.mark.parametrize("name", [*KINDS, "trm-mixing"])
 def test_a_cache_of_what_is_read_is_enough(name: str) -> None:
     model, tokens = adapt(BUILD[name]()), tokens_of(name.replace("-mixing", ""))
-    _, whole = model.run_with_cache(tokens, n_loops=2)
+    _, full = model.run_with_cache(tokens, n_loops=2)
     _, cache = model.run_with_cache(tokens, n_loops=2, names_filter=for_logit_attribution)
-    assert cache.nbytes < 0.6 * whole.nbytes
-    found, expected = (x.logit_attribution(1, from_loop=0) for x in (cache, whole))
+    assert cache.nbytes < 0.6 * full.nbytes
+    result, expected = (x.logit_attribution(1, from_loop=0) for x in (cache, full))
     # Attention is fused where nobody looks at patterns, and rounds otherwise.
-    assert (found.component == expected.component).all() and abs(found - expected).max() < 1e-5
+    assert (result.component == expected.component).all() and abs(result - expected).max() < 1e-5
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_half_precision_is_attributed_to_its_rounding(name: str) -> None:
     model, tokens = adapt(KINDS[name].build().bfloat16()), tokens_of(name)
     logits, cache = model.run_with_cache(tokens)
-    found = cache.logit_attribution(1, from_loop=0)
-    gap = abs(found.sum("component") - logits[..., 1].detach().float().numpy()).max()
-    assert gap < 0.05 * abs(found).sum("component").max()
+    result = cache.logit_attribution(1, from_loop=0)
+    gap = abs(result.sum("component") - logits[..., 1].detach().float().numpy()).max()
+    assert gap < 0.05 * abs(result).sum("component").max()
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -266,9 +266,9 @@ def test_a_coda_needs_all_positions_and_a_readout_of_one_does_not() -> None:
     with pytest.raises(InputError, match="pos_slice"):
         model.run_with_cache(tokens, pos_slice=[-1])[1].logit_attribution(1)
     model = adapt(KINDS["hrm_text"].build())
-    whole = model.run_with_cache(tokens)[1].logit_attribution(1, from_loop=0)
+    full = model.run_with_cache(tokens)[1].logit_attribution(1, from_loop=0)
     last = model.run_with_cache(tokens, pos_slice=[-1])[1].logit_attribution(1, from_loop=0)
-    assert abs(last.values - whole.values[..., [-1]]).max() < 1e-6
+    assert abs(last.values - full.values[..., [-1]]).max() < 1e-6
 
 
 def test_an_adapter_that_does_not_say_its_way_back_is_refused_with_what_to_write() -> None:

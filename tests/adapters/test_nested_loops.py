@@ -65,9 +65,9 @@ def test_a_change_after_one_fast_cycle_is_that_of_the_native_forward_there(
     end = "ln_cycle.hook_normalized" if name == "hrm_text" else "hook_resid_post"
     site = f"loops.{loop}.inner.{cycle}.blocks.1.{end}"
     hooks = [(site, lambda x, hook: x + change)]
-    found = model.run_with_hooks(tokens, n_loops=LOOPS, fwd_hooks=hooks)
-    assert _close(found, expected)
-    assert not _close(found, model(tokens, n_loops=LOOPS))
+    result = model.run_with_hooks(tokens, n_loops=LOOPS, fwd_hooks=hooks)
+    assert _close(result, expected)
+    assert not _close(result, model(tokens, n_loops=LOOPS))
     _, clean = model.run_with_cache(tokens, n_loops=LOOPS)
     with model.hooks(hooks, n_loops=LOOPS):
         _, cache = model.run_with_cache(tokens, n_loops=LOOPS)

@@ -79,12 +79,12 @@ def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
     model, base, source = adapted(name), tokens_of(name, 2, 5), tokens_of(name, 2, 5, seed=1)
     n_loops, loop = 3, 1
     ends = model(base, n_loops=n_loops), model(source, n_loops=n_loops)
-    found = interventions.patching_sweep(
+    result = interventions.patching_sweep(
         model, base, source, n_loops=n_loops, component=component, loops=[loop], metric=_metric
     )
     states = model(source, n_loops=n_loops, return_type="states")
     at = {"loop": loop, "pos": "all"}
-    for layer in found.data["layer"].values:
+    for layer in result.data["layer"].values:
         site = model.site(
             "hook_state_pre" if component == "state" else component,
             loop=loop,
@@ -92,7 +92,7 @@ def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
             n_loops=n_loops,
         )
         _, cache = model.run_with_cache(source, n_loops=n_loops, names_filter=site)
-        for head in found.data["head"].values:
+        for head in result.data["head"].values:
             if component == "state":
                 put = states[loop]
                 hooks = [(site, lambda x, hook, put=put: put)]
@@ -112,7 +112,7 @@ def test_a_patching_sweep_is_what_hooks_do(name: str, component: str) -> None:
             logits = model.run_with_hooks(base, n_loops=n_loops, fwd_hooks=hooks)
             measured = [float(_metric(x.detach()).mean()) for x in (logits, *ends)]
             effect = (measured[0] - measured[1]) / (measured[2] - measured[1])
-            swept = found.data["effect"].sel(**at, layer=layer, head=head).item()
+            swept = result.data["effect"].sel(**at, layer=layer, head=head).item()
             assert swept == pytest.approx(effect, abs=1e-3)
 
 
@@ -152,10 +152,10 @@ def test_a_state_of_one_prompt_in_the_run_of_another(name: str) -> None:
 def test_without_what_one_loop_writes_it_is_the_run_in_which_hooks_write_nothing(name: str) -> None:
     model, batch = adapted(name), _batch(name)
     parts = [part for part in ("attn_out", "mlp_out") if f"hook_{part}" in model.addresses().kinds]
-    found = interventions.ablation_study(
+    result = interventions.ablation_study(
         model, batch, components=parts, kinds=("zero",), when=("one",), together=True
     )
-    agrees = found.data["agreement"].sel(part="all of them", pos="all", estimate="value").squeeze()
+    agrees = result.data["agreement"].sel(part="all of them", pos="all", estimate="value").squeeze()
     clean = model(batch.inputs).argmax(-1)
     for loop in range(model.n_loops):
         sites = [model.site(part, loop=loop, layer=slice(None)) for part in parts]
@@ -190,8 +190,8 @@ def test_transformer_lens_patches_every_loop_of_it(name: str) -> None:
     model: Any = adapted(name)
     unrolled = model.unroll(2)
     _, cache = unrolled.run_with_cache(source)
-    found = patching.get_act_patch_resid_pre(unrolled, base, cache, lambda x: x[0, -1, 0])
-    assert found.shape == (model.site_map.layers_total(2), 3)
+    result = patching.get_act_patch_resid_pre(unrolled, base, cache, lambda x: x[0, -1, 0])
+    assert result.shape == (model.site_map.layers_total(2), 3)
     site = model.site("resid_pre", loop=1, layer=0, n_loops=2)
 
     def put(x: Any, hook: Any) -> Any:
@@ -200,7 +200,7 @@ def test_transformer_lens_patches_every_loop_of_it(name: str) -> None:
 
     by_hand = unrolled.run_with_hooks(base, fwd_hooks=[(site, put)])[0, -1, 0]
     number = int(site.split(".")[1])
-    assert found[number, -1].item() == pytest.approx(by_hand.item(), abs=1e-5)
+    assert result[number, -1].item() == pytest.approx(by_hand.item(), abs=1e-5)
 
 
 @every

@@ -10,6 +10,7 @@ import torch
 from loopinterp.core.errors import HookError
 from loopinterp.models.addresses import AddressBook, SiteMap, resolve_index
 from tests.models.variants import VARIANTS, build, some_inputs
+from tests.refusals import naming
 
 
 def _book(name: str = "surround", n_loops: int = 3) -> AddressBook:
@@ -70,38 +71,47 @@ def test_the_surround_is_hooked_and_cached_by_its_alias() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("address", "what", "given"),
     [
-        ({"section": "coda", "loop": 0}, "no loop: it happens once per run"),
-        ({"section": "coda", "layer": 2}, "layer of the coda: expected an index from -2 to 1"),
-        ({"section": "middle"}, "one of block, coda, prelude"),
+        ({"section": "coda", "loop": 0}, "site 'attn.hook_pattern'", "loop=0"),
+        ({"section": "coda", "layer": 2}, "layer of the coda", "2"),
+        ({"section": "middle"}, "section", "'middle'"),
         (
             {"component": "hook_state_pre", "section": "coda"},
-            "no section: it happens once per loop",
+            "site 'hook_state_pre'",
+            "section='coda'",
         ),
     ],
 )
-def test_wrong_addresses_in_the_surround(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(HookError, match=message):
-        AddressBook.site(_book(), **{"component": "pattern", **given})
+def test_wrong_addresses_in_the_surround(address: dict[str, Any], what: str, given: str) -> None:
+    with naming(what, HookError) as caught:
+        AddressBook.site(_book(), **{"component": "pattern", **address})
+    assert caught.value.given == given
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "ends"),
     [
-        ("coda.2.attn.hook_pattern", "an index from -2 to 1"),
-        ("loops.3.blocks.0.attn.hook_pattern", "an index from -3 to 2"),
-        ("loops.0.blocks.2.attn.hook_pattern", "an index from -2 to 1"),
-        ("loops.0.blocks.0.attn.hook_patern", "Did you mean 'attn.hook_pattern'"),
-        ("blocks.9.hook_resid_post", r"blocks\.0 to blocks\.8"),
-        ("loops.7.hook_state_pre", "an index from -3 to 2"),
-        ("loops.7.nonsense", r"loops\.0 to loops\.2"),
-        ("nonsense", "expected one of"),
+        ("coda.2.attn.hook_pattern", ["-2", "1"]),
+        ("loops.3.blocks.0.attn.hook_pattern", ["-3", "2"]),
+        ("loops.0.blocks.2.attn.hook_pattern", ["-2", "1"]),
+        ("blocks.9.hook_resid_post", ["blocks.0", "blocks.8"]),
+        ("loops.7.hook_state_pre", ["-3", "2"]),
+        ("loops.7.nonsense", ["loops.0", "loops.2"]),
     ],
 )
-def test_wrong_names_say_what_is_right(name: str, message: str) -> None:
-    with pytest.raises(HookError, match=message):
+def test_indices_out_of_range_are_refused_with_the_range(name: str, ends: list[str]) -> None:
+    with pytest.raises(HookError) as caught:
         _book().resolve(name)
+    assert " to ".join(ends) in caught.value.expected
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with naming("component", HookError) as caught:
+        _book().resolve("loops.0.blocks.0.attn.hook_patern")
+    assert "'attn.hook_pattern'" in caught.value.fix
+    with naming("hook 'nonsense'|hook", HookError):
+        _book().resolve("nonsense")
 
 
 def test_a_layer_makes_no_sense_once_per_loop() -> None:
@@ -140,7 +150,8 @@ def test_every_address_fires_once_with_the_shape_it_promises(name: str) -> None:
 
     model.run_with_hooks(x, n_loops=3, fwd_hooks=[(lambda name: True, note)])
     assert sorted(fired) == sorted(model.addresses(3).addresses)
-    assert fired == list(model.addresses(3).addresses), "addresses stand in the order they fire"
+    # Addresses are listed in the order they fire.
+    assert fired == list(model.addresses(3).addresses)
 
 
 def test_resolve_index_errors() -> None:

@@ -26,7 +26,7 @@ def model_with(name: str, window: int) -> LoopedTransformer:
     return model
 
 
-def whole(model: LoopedTransformer, inputs: Tensor, n_loops: int) -> Tensor:
+def full_run(model: LoopedTransformer, inputs: Tensor, n_loops: int) -> Tensor:
     """The run in which somebody looks at the patterns, all pairs of positions."""
     return model.run_with_cache(inputs, n_loops=n_loops, names_filter="pattern")[0]
 
@@ -38,11 +38,11 @@ def test_equals_attention_under_the_whole_mask(name: str, window: int) -> None:
     inputs = some_inputs(model, batch=2, n_pos=N_POS)
     context = model.input_context(inputs, 0)
     assert context.window == window and pays(N_POS, window)
-    ours, expected = model(inputs, n_loops=3), whole(model, inputs, 3)
+    ours, expected = model(inputs, n_loops=3), full_run(model, inputs, 3)
     torch.testing.assert_close(ours, expected, atol=1e-11, rtol=1e-11)
     single = model.float()
     torch.testing.assert_close(
-        single(inputs, n_loops=1), whole(single, inputs, 1), atol=1e-5, rtol=1e-5
+        single(inputs, n_loops=1), full_run(single, inputs, 1), atol=1e-5, rtol=1e-5
     )
 
 
@@ -52,7 +52,7 @@ def test_gradients_are_the_same(name: str) -> None:
     inputs = some_inputs(model, batch=2, n_pos=N_POS)
     gradients = [
         torch.autograd.grad(out.square().mean(), list(model.parameters()), allow_unused=True)
-        for out in (model(inputs, n_loops=2), whole(model, inputs, 2))
+        for out in (model(inputs, n_loops=2), full_run(model, inputs, 2))
     ]
     for ours, expected in zip(*gradients):
         torch.testing.assert_close(ours, expected, atol=1e-11, rtol=1e-8)
@@ -64,7 +64,7 @@ def test_lengths_that_do_not_fill_their_blocks(n_pos: int) -> None:
     inputs = some_inputs(model, batch=1, n_pos=n_pos)
     assert model.input_context(inputs, 0).window == 1
     torch.testing.assert_close(
-        model(inputs, n_loops=2), whole(model, inputs, 2), atol=1e-11, rtol=1e-11
+        model(inputs, n_loops=2), full_run(model, inputs, 2), atol=1e-11, rtol=1e-11
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from loopinterp.core.errors import CheckpointError, HookError, InputError
 from loopinterp.core.storage import write_tensors
 from loopinterp.models import LoopedCache
 from tests.models.variants import VARIANTS, build, some_inputs
+from tests.refusals import naming
 
 T = 4
 
@@ -88,11 +91,11 @@ def test_every_way_to_name_an_activation() -> None:
 def test_positions_are_sliced_on_the_right_axis() -> None:
     model = build("demo")
     x = some_inputs(model)
-    _, whole = model.run_with_cache(x, n_loops=T)
+    _, full = model.run_with_cache(x, n_loops=T)
     _, part = model.run_with_cache(x, n_loops=T, pos_slice=slice(1, 3))
     for name, activation in part.items():
         axis = {"q": 1, "k": 1, "v": 1, "z": 1}.get(name.rsplit("_", 1)[-1], -2)
-        expected = whole[name].narrow(axis, 1, 2)
+        expected = full[name].narrow(axis, 1, 2)
         torch.testing.assert_close(activation, expected, atol=0, rtol=0)
 
 
@@ -157,16 +160,17 @@ def test_a_damaged_or_foreign_cache_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"^cache "):
         LoopedCache.load(tmp_path, build("demo"))
     shard = next(tmp_path.glob("*.safetensors"))
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[: len(whole) // 2])
+    content = shard.read_bytes()
+    shard.write_bytes(content[: len(content) // 2])
     with pytest.raises(CheckpointError, match="truncated"):
         LoopedCache.load(tmp_path, cache.model)
     write_tensors(shard, {"other": torch.zeros(1)})
     with pytest.raises(CheckpointError, match=r"^cache "):
         LoopedCache.load(tmp_path, cache.model)
     shard.unlink()
-    with pytest.raises(CheckpointError, match="No such file"):
+    with naming(f".*{shard.name}", CheckpointError) as caught:
         LoopedCache.load(tmp_path, cache.model)
+    assert caught.value.given == os.strerror(errno.ENOENT)
 
 
 @pytest.mark.parametrize("elsewhere", ["../shard.safetensors", "{far}/shard.safetensors"])
@@ -180,7 +184,8 @@ def test_an_index_that_names_files_of_other_folders_is_refused(
     (tmp_path / "cache" / shard).rename(tmp_path / "shard.safetensors")
     changed = {**index, "files": {elsewhere.format(far=tmp_path): names}}
     (tmp_path / "cache" / "cache.json").write_text(json.dumps(changed))
-    with pytest.raises(CheckpointError, match=r"^file in cache"):
+    path = tmp_path / "cache" / "cache.json"
+    with naming(f"file in cache {path}", CheckpointError):
         LoopedCache.load(tmp_path / "cache", cache.model)
 
 
@@ -278,7 +283,7 @@ def test_moves_casts_slices_and_drops_the_batch_axis() -> None:
     assert isinstance(some, LoopedCache)
     assert some.stack("resid_post").shape == (T, 2, 7, 16)
     assert cache.to(dtype=torch.float16).nbytes == size // 2
-    assert "activations of 4 loops" in repr(cache)
+    assert f"{len(cache)} activations of {T} loops" in repr(cache)
     _, one = model.run_with_cache(x[:1], n_loops=T, remove_batch_dim=True)
     assert one.stack("resid_post").shape == (T, 7, 16)
     with pytest.raises(InputError, match=r"^batch size:"):
@@ -307,8 +312,8 @@ def test_no_positions_is_an_error() -> None:
 
 def test_a_slice_does_not_hold_the_whole() -> None:
     cache = cached("demo", n_loops=2, pos_slice=slice(1, 2))
-    held = sum(x.untyped_storage().nbytes() for x in cache.values())
-    assert held == cache.nbytes
+    n_bytes = sum(x.untyped_storage().nbytes() for x in cache.values())
+    assert n_bytes == cache.nbytes
 
 
 def test_layers_where_there_are_none() -> None:
@@ -351,7 +356,7 @@ def test_a_damaged_index_is_refused(tmp_path: Path, change: dict[str, object]) -
     with pytest.raises(CheckpointError, match=r"^cache "):
         LoopedCache.load(tmp_path, cache.model)
     path.write_text("[]")
-    with pytest.raises(CheckpointError, match="a JSON object"):
+    with naming(f".*{path.name}", CheckpointError):
         LoopedCache.load(tmp_path, cache.model)
 
 

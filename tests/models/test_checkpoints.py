@@ -156,19 +156,19 @@ def test_pushing_writes_the_same_files(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_hub_is_asked_for_marked_names_only(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requests = []
 
     def download(name: str, **options: object) -> str:
-        asked.append((name, options["revision"]))
+        requests.append((name, options["revision"]))
         return str(saved)
 
     monkeypatch.setattr("loopinterp.models.checkpoints.snapshot_download", download)
     for mistyped in ("runs/dmo", "owner/name", saved.parent / "modle", "n" * 5000):
         with pytest.raises(CheckpointError, match=r"^model .*hf:owner/name"):
             LoopedTransformer.from_pretrained(mistyped)
-    assert asked == []
+    assert requests == []
     model = LoopedTransformer.from_pretrained("hf:owner/name", revision="main")
-    assert asked == [("owner/name", "main")]
+    assert requests == [("owner/name", "main")]
     assert model.config == build("demo").config
 
 

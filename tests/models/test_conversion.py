@@ -154,9 +154,9 @@ def test_weights_that_do_not_fit_are_named() -> None:
     del weights["ln_final.bias"]
     weights["head.scale"] = torch.ones(1)
     weights["embedding.weight"] = weights["embedding.weight"].T
-    said = "ln_final.bias is missing; head.scale is not known; "
-    said += f"embedding.weight is [{D}, 5], not [5, {D}]"
-    with pytest.raises(InputError, match=re.escape(said)):
+    faults = "ln_final.bias is missing; head.scale is not known; "
+    faults += f"embedding.weight is [{D}, 5], not [5, {D}]"
+    with pytest.raises(InputError, match=re.escape(faults)):
         convert_model(original, CONFIG, weights, INPUTS, n_loops=LOOPS)
 
 
@@ -172,8 +172,10 @@ def test_weights_that_do_not_fit_are_named() -> None:
 def test_a_difference_is_said_where_it_arises(weight: str, where: str) -> None:
     changed = _weights(_original())[weight].clone()
     changed.view(-1)[1] += 0.1
-    found = first_difference(_original(), _converted(**{weight: changed}), INPUTS, n_loops=LOOPS)
-    assert found is not None and found.site == where
+    difference = first_difference(
+        _original(), _converted(**{weight: changed}), INPUTS, n_loops=LOOPS
+    )
+    assert difference is not None and difference.site == where
     weights = _weights(_original()) | {weight: changed}
     with pytest.raises(InputError, match=rf"^converted model: .*in {where}: "):
         convert_model(_original(), CONFIG, weights, INPUTS, n_loops=LOOPS)
@@ -190,8 +192,8 @@ class _LateBump(Original):
 def test_a_later_loop_is_told_from_what_it_carries_on() -> None:
     late = _LateBump().eval()
     late.load_state_dict(_original().state_dict())
-    found = first_difference(late, _converted(), INPUTS, n_loops=LOOPS)
-    assert found is not None and found.site == "loop 2"
+    difference = first_difference(late, _converted(), INPUTS, n_loops=LOOPS)
+    assert difference is not None and difference.site == "loop 2"
     assert first_difference(late, _converted(), INPUTS, n_loops=2) is None
 
 
@@ -206,9 +208,9 @@ def test_activations_say_which_component_of_the_loop_it_is() -> None:
     }
     changed = _weights(_original())["block.0.mlp.fc_in.bias"] + 0.5
     wrong = _converted(**{"block.0.mlp.fc_in.bias": changed})
-    found = first_difference(_original(), wrong, INPUTS, n_loops=LOOPS, activations=theirs)
-    assert found is not None and found.site == "blocks.0.mlp.hook_post"
-    assert found.place is not None and str(found).endswith(f" here at {found.place}")
+    difference = first_difference(_original(), wrong, INPUTS, n_loops=LOOPS, activations=theirs)
+    assert difference is not None and difference.site == "blocks.0.mlp.hook_post"
+    assert difference.place is not None and str(difference).endswith(f" here at {difference.place}")
     outside = {"hook_embed": cache["hook_embed"]}
     with pytest.raises(InputError, match=r"^activations: .*hook_embed"):
         first_difference(right, right, INPUTS, n_loops=LOOPS, activations=outside)
@@ -236,8 +238,10 @@ TASK_INPUTS = torch.tensor([[2, 0, 1, 3], [3, 3, 1, 0]])
 def test_it_reads_and_answers_as_the_model_does_in_its_own_tokens() -> None:
     model = LoopedTransformer(BASE)
     mapped = WithVocabulary(model, tokens=TOKENS, answers=ANSWERS)
-    own = torch.tensor(TOKENS)[TASK_INPUTS]
-    for (_, theirs), (_, ours) in zip(iterate(model, own, 2), iterate(mapped, TASK_INPUTS, 2)):
+    task_tokens = torch.tensor(TOKENS)[TASK_INPUTS]
+    for (_, theirs), (_, ours) in zip(
+        iterate(model, task_tokens, 2), iterate(mapped, TASK_INPUTS, 2)
+    ):
         assert torch.equal(theirs, ours)
         assert torch.equal(
             model.readout(theirs)[..., [41, 40]],
@@ -412,10 +416,10 @@ def test_what_is_left_out_stays_and_the_model_itself_does_not_change():
     model = build("tied", d_vocab=6)
     before = {name: x.clone() for name, x in model.state_dict().items()}
     inputs = torch.tensor([[0, 5, 2]])
-    said = model(inputs, n_loops=2)
-    torch.testing.assert_close(fold_vocabulary(model)(inputs, n_loops=2), said)
+    logits = model(inputs, n_loops=2)
+    torch.testing.assert_close(fold_vocabulary(model)(inputs, n_loops=2), logits)
     answered = fold_vocabulary(model, answers=[4, 1])(inputs, n_loops=2)
-    torch.testing.assert_close(answered, said[..., [4, 1]])
+    torch.testing.assert_close(answered, logits[..., [4, 1]])
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     model.loop_rule = LoopRule(3)
     assert fold_vocabulary(model, answers=[1, 2]).loop_rule == LoopRule(3)
@@ -425,11 +429,11 @@ def test_what_is_left_out_stays_and_the_model_itself_does_not_change():
 def test_a_folded_model_is_kept_as_a_run_and_the_mapped_one_says_how(tmp_path: Path):
     theirs, words = build("plain", d_vocab=16, d_vocab_out=16), [2, 3, 4, 5, 14, 15]
     mapped = WithVocabulary(theirs, tokens=words, answers=[0, 1])
-    given = {"task": Addition(), "max_n": 4, "origin": "written elsewhere"}
+    options = {"task": Addition(), "max_n": 4, "origin": "written elsewhere"}
     with pytest.raises(InputError, match=r"WithVocabulary.*fold_vocabulary"):
-        Run.from_model(mapped, folder=tmp_path / "run", **given)  # type: ignore[arg-type]
+        Run.from_model(mapped, folder=tmp_path / "run", **options)  # type: ignore[arg-type]
     ours = fold_vocabulary(theirs, tokens=words, answers=[0, 1])
-    run = Run.from_model(ours, folder=tmp_path / "run", **given)
+    run = Run.from_model(ours, folder=tmp_path / "run", **options)
     inputs = torch.tensor([[4, 3, 1, 0]])
     torch.testing.assert_close(run.model()(inputs, n_loops=2), ours(inputs, n_loops=2))
 

@@ -57,15 +57,15 @@ def test_threads_with_hooks_at_one_place_each_have_their_own() -> None:
         hooks = [(SITE, lambda a, hook: a * factor)]
         return model.run_with_hooks(x, n_loops=3, fwd_hooks=hooks)
 
-    alone = {factor: scaled(factor) for factor in (0.0, 3.0)}
+    by_factor = {factor: scaled(factor) for factor in (0.0, 3.0)}
     inner = []
 
     def outer(activation: Tensor, hook: Any) -> Tensor:
         inner.append(in_another_thread(torch.no_grad()(lambda: scaled(3.0))))
         return activation * 0.0
 
-    given = model.run_with_hooks(x, n_loops=3, fwd_hooks=[(SITE, outer)])
-    assert torch.equal(given, alone[0.0]) and torch.equal(inner[0], alone[3.0])
+    logits = model.run_with_hooks(x, n_loops=3, fwd_hooks=[(SITE, outer)])
+    assert torch.equal(logits, by_factor[0.0]) and torch.equal(inner[0], by_factor[3.0])
 
 
 @torch.no_grad()
@@ -195,8 +195,8 @@ def test_hooks_end_with_their_block_also_for_a_task_that_began_inside_it() -> No
         block_ended.set()
         return hooked, await task
 
-    with ThreadPoolExecutor(1) as apart:  # where no event loop is running, as one may be here
-        hooked, after = apart.submit(asyncio.run, main()).result()
+    with ThreadPoolExecutor(1) as pool:  # where no event loop is running, as one may be here
+        hooked, after = pool.submit(asyncio.run, main()).result()
     assert not torch.equal(hooked, clean)
     assert torch.equal(after, clean)
 
@@ -272,16 +272,16 @@ def test_checkpointed_runs_have_the_gradients_of_their_hooks(use_reentrant: bool
         return weight.grad.clone()
 
     needs = torch.ones(1, requires_grad=True)
-    wanted = gradient(run_hooked(needs))
+    expected = gradient(run_hooked(needs))
     inside = checkpoint(run_hooked, needs, use_reentrant=use_reentrant)
-    assert torch.allclose(gradient(inside), wanted, atol=1e-6)
+    assert torch.allclose(gradient(inside), expected, atol=1e-6)
     with model.unroll(3).hooks(fwd_hooks=[(SITE, zero)]):
         model(tokens, n_loops=3)
         with pytest.raises(HookError):
             checkpoint(run, needs, use_reentrant=use_reentrant)
     model.unroll(3).add_hook(SITE, zero)
     stays = checkpoint(run, needs, use_reentrant=use_reentrant)
-    assert torch.allclose(gradient(stays), wanted, atol=1e-6)
+    assert torch.allclose(gradient(stays), expected, atol=1e-6)
 
 
 @pytest.mark.usefixtures("no_type_checks")  # whose code cannot be traced
@@ -341,7 +341,7 @@ def test_hooks_for_another_number_of_loops_leave_those_that_are_on() -> None:
 def test_a_model_with_hooks_is_not_stepped_past_them() -> None:
     model = build("demo", n_loops=3)
     x, twin = some_inputs(model), model.unroll(5)
-    whole = list(iterate(model, x, 2))[-1][1]
+    states = list(iterate(model, x, 2))[-1][1]
 
     def refused() -> None:
         for other in (model, twin, WithVocabulary(model)):
@@ -355,7 +355,7 @@ def test_a_model_with_hooks_is_not_stepped_past_them() -> None:
     model.add_hook("loops.1.blocks.0.attn.hook_z", lambda z, hook: z * 0)
     refused()
     model.reset_hooks()
-    assert (list(iterate(model, x, 2))[-1][1] == whole).all()
+    assert (list(iterate(model, x, 2))[-1][1] == states).all()
 
 
 @pytest.mark.usefixtures("no_type_checks")

@@ -68,10 +68,10 @@ def test_the_states_of_an_ordinary_run(name: str) -> None:
 def test_a_run_goes_on_from_a_state() -> None:
     model = build("abacus on q and k")
     inputs = some_inputs(model)
-    whole = [h for _, h in iterate(model, inputs, 5)]
-    rest = list(iterate(model, inputs, 3, state=whole[2]))
+    states = [h for _, h in iterate(model, inputs, 5)]
+    rest = list(iterate(model, inputs, 3, state=states[2]))
     assert [loop for loop, _ in rest] == [0, 1, 2, 3]
-    for (_, ours), theirs in zip(rest, whole[2:]):
+    for (_, ours), theirs in zip(rest, states[2:]):
         torch.testing.assert_close(ours, theirs)
 
 
@@ -218,12 +218,12 @@ def test_learning_goes_on_at_the_loop_of_each_pair(kind: type[Timed]) -> None:
 def test_patching_finds_what_it_finds_where_the_state_counts(kind: type[Timed]) -> None:
     net, (base, source, other) = kind(), (tokens(seed=k) for k in (1, 2, 3))
     options = {"component": "state", "positions": "each", "n_loops": 7, "other": other}
-    effect, wanted = (
+    effect, expected = (
         patching_sweep(model, base, source, **options).data["effect"].values.squeeze()
         for model in (net, Clock(net))
     )
-    assert abs(effect - wanted).max() < 1e-4
-    assert abs(wanted).max() > 0.1
+    assert abs(effect - expected).max() < 1e-4
+    assert abs(expected).max() > 0.1
 
 
 def test_lenses_exits_explorer_and_decoding_count_loops() -> None:
@@ -238,9 +238,9 @@ def test_lenses_exits_explorer_and_decoding_count_loops() -> None:
     assert (explore(net, x, n_loops=7).data["answer"].values.shape[0]) > 0
     assert torch.equal(answer_of(net, x, 7), want[7])
     spoken = Timed(d_vocab_out=N_TOKENS)
-    said = greedy_decode(spoken, x[:1], max_new_tokens=1, n_loops=5)
+    token = greedy_decode(spoken, x[:1], max_new_tokens=1, n_loops=5)
     last = spoken.readout(by_hand(spoken, x[:1], range(5)))[0, -1].argmax()
-    assert int(said[0, -1]) == int(last)
+    assert int(token[0, -1]) == int(last)
 
 
 def answer_of(net: Timed, x: torch.Tensor, n_loops: int) -> torch.Tensor:
@@ -254,8 +254,8 @@ def test_the_jacobian_lens_differentiates_the_loops_that_come() -> None:
     h = by_hand(net, x, range(2)).requires_grad_()
     end = by_hand(net, x, range(2, 3), h)
     rows = [torch.autograd.grad(end[..., i].sum(), h, retain_graph=True)[0] for i in range(12)]
-    wanted = torch.stack([row.mean((0, 1)) for row in rows])
-    torch.testing.assert_close(lens.matrix[2], wanted)
+    expected = torch.stack([row.mean((0, 1)) for row in rows])
+    torch.testing.assert_close(lens.matrix[2], expected)
 
 
 def test_the_map_of_one_loop_is_asked_for() -> None:
@@ -292,15 +292,15 @@ def test_studies_of_trajectories_seek_no_limit_of_it() -> None:
             return super().step(h, e, loop % MOST)
 
     batch, net = as_batch(Addition(), n=3, batch_size=4), Long(d_vocab_out=2)
-    found = convergence_study(net, batch, n_loops=12)
-    assert not found.one_map
-    assert set(found.data["limit_status"].values.tolist()) == {Status.OUT_OF_BUDGET}
-    assert found.data["spectral_radius"].isnull().all()
-    residual = found.data["residual"].values[1:]
+    result = convergence_study(net, batch, n_loops=12)
+    assert not result.one_map
+    assert set(result.data["limit_status"].values.tolist()) == {Status.OUT_OF_BUDGET}
+    assert result.data["spectral_radius"].isnull().all()
+    residual = result.data["residual"].values[1:]
     states = [by_hand(net, batch.inputs, [k % MOST for k in range(t)]) for t in range(13)]  # type: ignore[arg-type]
     moved = [(b - a).norm(dim=-1) / b.norm(dim=-1) for a, b in pairwise(states)]
     torch.testing.assert_close(torch.from_numpy(residual), torch.stack(moved).detach())
-    assert any("index" in finding.text for finding in found.findings())
+    assert any("index" in finding.text for finding in result.findings())
     assert geometry_study(net, batch, n_loops=12).data["limit_status"].size == 4
     assert extrapolation_study(net, batch, n_loops=12).findings()
 
@@ -431,9 +431,9 @@ CASES: list[tuple[Callable[..., Timed], str]] = [
 @pytest.mark.parametrize(("kind", "method"), CASES)
 def test_the_method_that_does_not_repeat_is_named(kind: Callable[..., Timed], method: str) -> None:
     model = kind()
-    for asked in (model, WithVocabulary(model)):
+    for each in (model, WithVocabulary(model)):
         with pytest.raises(InputError) as error:
-            need_repeatable(asked, torch.tensor([[0, 1, 2, 3], [3, 3, 0, 1]]))
+            need_repeatable(each, torch.tensor([[0, 1, 2, 3], [3, 3, 0, 1]]))
         assert error.value.what == f"{method} of {type(model).__name__}"
 
 

@@ -155,9 +155,9 @@ def test_logit_attribution_goes_through_the_code(norm):
     model = coded(norm=norm)
     x = inputs()
     logits, cache = model.run_with_cache(x, n_loops=3)
-    wanted = torch.randint(2, x.shape, generator=torch.Generator().manual_seed(1))
-    parts = cache.logit_attribution(wanted)
-    given_logits = logits.gather(-1, wanted[..., None])[..., 0]
+    expected = torch.randint(2, x.shape, generator=torch.Generator().manual_seed(1))
+    parts = cache.logit_attribution(expected)
+    given_logits = logits.gather(-1, expected[..., None])[..., 0]
     total = torch.tensor(parts.sum("component").values, dtype=logits.dtype)
     torch.testing.assert_close(total, given_logits, atol=1e-4, rtol=1e-4)
 

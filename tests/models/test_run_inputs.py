@@ -14,6 +14,7 @@ from loopinterp.models import LoopedTransformer, LoopRule, bind, iterate, run_un
 from loopinterp.models.run_inputs import check_dtype, check_ends, loop_span
 from loopinterp.models.stopping import Fixed
 from tests.models.variants import VARIANTS, build, some_inputs
+from tests.refusals import naming
 
 
 def test_spans() -> None:
@@ -74,8 +75,9 @@ def test_empty_batches_are_refused_alike() -> None:
         lambda: next(iterate(model, x, 2)),
         lambda: run_until(model, x, Fixed(2)),
     ):
-        with pytest.raises(InputError, match=r"^inputs: .*empty batch"):
+        with naming("inputs") as caught:
             run()
+        assert "empty" in caught.value.given
 
 
 def test_types_by_name() -> None:
@@ -106,12 +108,12 @@ def ruled(name: str = "demo") -> LoopedTransformer:
 def test_each_example_is_read_as_if_run_alone(name: str) -> None:
     model = build(name)
     x = some_inputs(model)
-    alone = torch.cat(
+    single = torch.cat(
         [model(x[i : i + 1], n_loops=5, stop_at_loop=int(end)) for i, end in enumerate(ENDS)]
     )
-    torch.testing.assert_close(model(x, n_loops=ENDS), alone, atol=1e-5, rtol=0)
+    torch.testing.assert_close(model(x, n_loops=ENDS), single, atol=1e-5, rtol=0)
     cached, cache = model.run_with_cache(x, n_loops=ENDS)
-    torch.testing.assert_close(cached, alone, atol=1e-5, rtol=0)
+    torch.testing.assert_close(cached, single, atol=1e-5, rtol=0)
     assert cache.n_loops == 5
     states = model(x, n_loops=5, return_type="states")
     read = model(x, n_loops=ENDS, return_type="state")
@@ -123,12 +125,12 @@ def test_hooks_of_each_example_count_up_to_its_own_end() -> None:
     model = build("demo")
     x = some_inputs(model)
     hooks = [("loops.3.blocks.0.hook_mlp_out", lambda a, hook: a * 0)]
-    given = model.run_with_hooks(x, n_loops=ENDS, fwd_hooks=hooks)
+    actual = model.run_with_hooks(x, n_loops=ENDS, fwd_hooks=hooks)
     plain = model(x, n_loops=ENDS)
-    assert torch.equal(given[:2], plain[:2]), "read before the hook's loop"
-    alone = model.run_with_hooks(x[2:], n_loops=5, fwd_hooks=hooks)
-    torch.testing.assert_close(given[2:], alone, atol=1e-5, rtol=0)
-    assert (given[2] - plain[2]).abs().max() > 1e-3
+    assert torch.equal(actual[:2], plain[:2])  # both end before the hook's loop
+    single = model.run_with_hooks(x[2:], n_loops=5, fwd_hooks=hooks)
+    torch.testing.assert_close(actual[2:], single, atol=1e-5, rtol=0)
+    assert (actual[2] - plain[2]).abs().max() > 1e-3
 
 
 @pytest.mark.usefixtures("no_type_checks")
@@ -158,11 +160,11 @@ def test_a_run_that_is_not_told_makes_the_loops_of_its_length() -> None:
     model = ruled()
     for n_pos in (3, 5, 7):
         x = some_inputs(model, n_pos=n_pos)
-        told = model(x, n_loops=n_pos - 1)
-        assert torch.equal(model(x), told)
-        assert not torch.allclose(told, model(x, n_loops=1), atol=1e-3)
+        explicit = model(x, n_loops=n_pos - 1)
+        assert torch.equal(model(x), explicit)
+        assert not torch.allclose(explicit, model(x, n_loops=1), atol=1e-3)
         logits, cache = model.run_with_cache(x)
-        torch.testing.assert_close(logits, told, atol=1e-5, rtol=0)
+        torch.testing.assert_close(logits, explicit, atol=1e-5, rtol=0)
         assert cache.n_loops == n_pos - 1
         size = model.cache_nbytes(3, n_pos, names_filter="resid_post")
         assert size == cache.stack("resid_post").nbytes
@@ -223,11 +225,11 @@ def test_a_number_that_is_said_does_away_with_the_rule() -> None:
 
 def in_another_thread(function: Callable[[], Any]) -> Any:
     """What a function returns when another thread calls it."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(function()))
     thread.start()
     thread.join(60)
-    return found[0]
+    return seen[0]
 
 
 @torch.no_grad()
@@ -240,13 +242,13 @@ def test_threads_do_not_change_each_others_number_of_loops() -> None:
         assert torch.equal(in_another_thread(torch.no_grad()(lambda: model(x))), two)
     seen: list[Any] = []
 
-    def look(activation: torch.Tensor, hook: Any) -> None:
+    def record(activation: torch.Tensor, hook: Any) -> None:
         seen.append(in_another_thread(torch.no_grad()(lambda: (model.n_loops, model(x)))))
 
-    given = model.run_with_hooks(
-        x, n_loops=5, fwd_hooks=[("loops.4.blocks.0.hook_resid_pre", look)]
+    actual = model.run_with_hooks(
+        x, n_loops=5, fwd_hooks=[("loops.4.blocks.0.hook_resid_pre", record)]
     )
-    torch.testing.assert_close(given, model(x, n_loops=5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual, model(x, n_loops=5), atol=1e-5, rtol=0)
     assert seen[0][0] == 2 and torch.equal(seen[0][1], two)
     assert model.n_loops == 2
 

@@ -53,7 +53,7 @@ def test_the_oracle_stops_each_example_at_its_own_loop() -> None:
     states = model.states(INPUTS, 4)
     for row, loop in enumerate(n_loops.tolist()):
         torch.testing.assert_close(stopped.state[row], states[loop, row])
-    assert model.rows == [4, 2, 2, 1], "examples that stopped must leave the computation"
+    assert model.rows == [4, 2, 2, 1]  # examples that stopped leave the computation
 
 
 def test_a_limit_cuts_the_oracle_short_and_says_so() -> None:
@@ -127,7 +127,7 @@ def test_maximum_confidence_can_be_confidently_wrong_early() -> None:
     logits = torch.zeros(4, 1, 1, 2)
     logits[1, 0, 0, 0], logits[3, 0, 0, 1] = 9.0, 5.0
     stopped = run_until(Scripted(logits), torch.zeros(1, 1), MaxConfidence(), max_loops=3)
-    assert stopped.loop.tolist() == [1], "the rule follows confidence, not correctness"
+    assert stopped.loop.tolist() == [1]  # the rule follows confidence, not correctness
 
 
 @pytest.mark.parametrize("rule", [MaxConfidence(), ReadoutKL(0.1), ResidualBelow(0.1)])
@@ -139,7 +139,7 @@ def test_what_is_not_a_number_never_fires_and_is_no_answer(rule) -> None:
     assert run_rules(model, torch.zeros(2, 1), [rule], max_loops=3).tolist() == [[3, 3]]
     with pytest.raises(InputError) as refused:
         run_until(model, torch.zeros(2, 1), rule, max_loops=3)
-    assert "[0, 1] of 2" in refused.value.given
+    assert str([0, 1]) in refused.value.given
 
 
 def test_nan_on_the_way_to_an_answer_is_none_of_it() -> None:
@@ -172,11 +172,11 @@ def test_a_batch_equals_its_examples_one_by_one(
 ) -> None:
     inputs = torch.tensor(targets).view(-1, 1, 1).expand(-1, 2, 3).contiguous()
     for rule in (ResidualBelow(10.0**-exponent), ReadoutKL(10.0**-exponent), MaxConfidence()):
-        together = run_until(Halving(rate), inputs, rule, max_loops=12)
+        joint = run_until(Halving(rate), inputs, rule, max_loops=12)
         for row in range(len(targets)):
-            alone = run_until(Halving(rate), inputs[row : row + 1], rule, max_loops=12)
-            assert together.loop[row] == alone.loop[0] and together.fired[row] == alone.fired[0]
-            torch.testing.assert_close(together.state[row], alone.state[0])
+            single = run_until(Halving(rate), inputs[row : row + 1], rule, max_loops=12)
+            assert joint.loop[row] == single.loop[0] and joint.fired[row] == single.fired[0]
+            torch.testing.assert_close(joint.state[row], single.state[0])
 
 
 @given(exponents=st.tuples(st.floats(0.5, 4), st.floats(0.5, 4)))
@@ -238,8 +238,8 @@ def test_rules_run_together_stop_where_each_does_alone(seed: int) -> None:
     mask = torch.rand(5, 3, generator=generator) < 0.5
     mask[:, 1] = True
     options = {"max_loops": 10, "mask": mask, "n_loops": n_loops}
-    together = run_rules(model, inputs, rules, **options)
-    for rule, loops in zip(rules, together):
+    joint = run_rules(model, inputs, rules, **options)
+    for rule, loops in zip(rules, joint):
         assert loops.tolist() == run_until(model, inputs, rule, **options).loop.tolist(), rule
 
 

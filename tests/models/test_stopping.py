@@ -242,7 +242,7 @@ def test_a_steady_drift_has_no_acceleration() -> None:
     model = Halving()
     model.step = lambda h, e: h + 1.0
     stopped = run_until(model, INPUTS, AccelerationBelow(1e-4), max_loops=9)
-    assert stopped.loop.tolist() == [3] * 4, "the first loop with two accelerations"
+    assert stopped.loop.tolist() == [3] * 4  # the first loop with two accelerations
 
 
 def test_one_hit_is_not_enough(generator: torch.Generator) -> None:
@@ -263,10 +263,12 @@ def test_an_answer_is_held_where_plain_python_says(hold: int, generator: torch.G
         Scripted(logits), torch.zeros(6, 2), AnswerHeld(hold), max_loops=15, mask=mask
     )
     for row in range(6):
-        said = [logits[t, row].argmax(-1)[mask[row]].tolist() for t in range(16)]
-        held = [t for t in range(hold, 16) if all(said[t - k] == said[t] for k in range(hold + 1))]
-        assert stopped.loop[row] == (held[0] if held else 15)
-        assert stopped.fired[row] == bool(held)
+        answers = [logits[t, row].argmax(-1)[mask[row]].tolist() for t in range(16)]
+        stops_at = [
+            t for t in range(hold, 16) if all(answers[t - k] == answers[t] for k in range(hold + 1))
+        ]
+        assert stopped.loop[row] == (stops_at[0] if stops_at else 15)
+        assert stopped.fired[row] == bool(stops_at)
 
 
 MASK = torch.tensor([[True, False], [True, True]]).repeat(3, 1)
@@ -289,12 +291,14 @@ def test_entropy_is_at_most_the_tolerance_everywhere(
     tolerance: float, generator: torch.Generator
 ) -> None:
     logits = logits_of(generator)
-    found = stops(logits, EntropyBelow(tolerance))
+    loops = stops(logits, EntropyBelow(tolerance))
     p = logits.double().softmax(-1).tolist()
     for row in range(6):
-        asked = [k for k in range(2) if MASK[row, k]]
-        worst = [max(-sum(q * math.log(q) for q in p[t][row][k]) for k in asked) for t in range(12)]
-        assert found[row] == next((t for t in range(12) if worst[t] <= tolerance), 11)
+        scored = [k for k in range(2) if MASK[row, k]]
+        worst = [
+            max(-sum(q * math.log(q) for q in p[t][row][k]) for k in scored) for t in range(12)
+        ]
+        assert loops[row] == next((t for t in range(12) if worst[t] <= tolerance), 11)
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.9, 0.99])
@@ -302,12 +306,12 @@ def test_confidence_is_at_least_the_threshold_everywhere(
     threshold: float, generator: torch.Generator
 ) -> None:
     logits = logits_of(generator)
-    found = stops(logits, ConfidenceAbove(threshold))
+    loops = stops(logits, ConfidenceAbove(threshold))
     p = logits.double().softmax(-1).tolist()
     for row in range(6):
-        asked = [k for k in range(2) if MASK[row, k]]
-        least = [min(max(p[t][row][k]) for k in asked) for t in range(12)]
-        assert found[row] == next((t for t in range(12) if least[t] >= threshold), 11)
+        scored = [k for k in range(2) if MASK[row, k]]
+        least = [min(max(p[t][row][k]) for k in scored) for t in range(12)]
+        assert loops[row] == next((t for t in range(12) if least[t] >= threshold), 11)
 
 
 @pytest.mark.parametrize("per_example", [False, True])
@@ -332,7 +336,7 @@ def test_a_cumulated_gate_counts_the_loops_before(
     def gate(h: torch.Tensor) -> torch.Tensor:
         return share[h[:, 0, 0].long(), h[:, 0, 1].long()]
 
-    found = stops(torch.zeros(12, 6, 2, 3), GateAbove(gate, threshold, cumulated=True))
+    loops = stops(torch.zeros(12, 6, 2, 3), GateAbove(gate, threshold, cumulated=True))
     for row in range(6):
         stopped = []
         for k in (k for k in range(2) if MASK[row, k]):
@@ -342,7 +346,7 @@ def test_a_cumulated_gate_counts_the_loops_before(
                 by_then.append(1 - going)
             stopped.append(by_then)
         ready = [t for t in range(1, 12) if min(each[t] for each in stopped) >= threshold]
-        assert found[row] == min(ready, default=11)
+        assert loops[row] == min(ready, default=11)
 
 
 def test_sureness_close_to_one_is_not_rounded_away() -> None:

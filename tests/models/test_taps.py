@@ -190,8 +190,9 @@ def test_what_is_free_is_what_the_system_or_the_group_leaves(tmp_path: Path) -> 
     (mounted / "job" / "memory.stat").write_text("anon 400\ninactive_file 250\n")
     old = {"memory__limit_in_bytes": "500\n", "memory__usage_in_bytes": "600\n"}
     group("memory/a/b", **old, memory__stat="inactive_file 7\ntotal_inactive_file 50\n")
-    found = list(taps._left_in_groups(member, mounted))
-    assert found == [0, 550], "over its limit nothing is left; of the other, 1000 - 700 + 250"
+    free_by_group = list(taps._left_in_groups(member, mounted))
+    # The first group is over its limit.
+    assert free_by_group == [0, 1000 - 700 + 250]
     assert list(taps._left_in_groups(tmp_path / "none", mounted)) == []
 
 
@@ -199,11 +200,11 @@ def test_what_is_free_is_what_the_system_or_the_group_leaves(tmp_path: Path) -> 
 def test_on_a_gpu_what_pytorch_holds_for_reuse_is_free() -> None:
     device = torch.device("cuda")
     before = _free_bytes(device)
-    held = torch.empty(256 * 1024**2, dtype=torch.uint8, device=device)
+    allocated = torch.empty(256 * 1024**2, dtype=torch.uint8, device=device)
     during = _free_bytes(device)
     assert before is not None and during is not None
-    assert before - during >= held.numel() * 0.99
-    del held
+    assert before - during >= allocated.numel() * 0.99
+    del allocated
     assert abs(before - (_free_bytes(device) or 0)) < 64 * 1024**2
 
 

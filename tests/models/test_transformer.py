@@ -75,10 +75,10 @@ def test_protocol_methods_run_the_same_loops(name: str) -> None:
 def test_a_run_can_stop_and_go_on(name: str) -> None:
     model = build(name)
     x = some_inputs(model)
-    whole = model(x, n_loops=T)
+    full = model(x, n_loops=T)
     middle = model(x, n_loops=T, stop_at_loop=2, return_type="state")
     rest = model(x, n_loops=T, start_at_loop=2, state=middle)
-    torch.testing.assert_close(rest, whole, atol=1e-5, rtol=0)
+    torch.testing.assert_close(rest, full, atol=1e-5, rtol=0)
     states = model(x, n_loops=T, start_at_loop=2, state=middle, return_type="states")
     assert len(states) == T - 2 + 1
 
@@ -195,8 +195,8 @@ def test_silent_and_unknown_hooks_are_errors() -> None:
         (torch.zeros(2, 3, dtype=torch.bool), {}, "integers"),
         (torch.full((2, 3), 6), {}, "^inputs: .*6 to 6"),
         (torch.zeros(2, 0, dtype=torch.long), {}, "integers"),
-        (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 0}, "an integer >= 1, got 0"),
-        (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 2.0}, "an integer >= 1"),
+        (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 0}, "^n_loops: .*got 0"),
+        (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 2.0}, r"^n_loops: .*2\.0"),
         (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 2, "stop_at_loop": 3}, "^stop_at_loop:"),
         (torch.zeros(2, 3, dtype=torch.long), {"n_loops": 2, "start_at_loop": 1}, "^state:"),
         (
@@ -204,7 +204,7 @@ def test_silent_and_unknown_hooks_are_errors() -> None:
             {"n_loops": 2, "start_at_loop": 1, "state": torch.zeros(2, 4, 16)},
             r"^state: .*\[2, 3, 16\]",
         ),
-        (torch.zeros(2, 3, dtype=torch.long), {"return_type": "logit"}, "Did you mean 'logits'"),
+        (torch.zeros(2, 3, dtype=torch.long), {"return_type": "logit"}, "^return_type: .*'logits'"),
         (torch.zeros(2, 3, dtype=torch.long), {"position_offset": 1}, "^position_offset:"),
         (
             torch.zeros(2, 3, dtype=torch.long),
@@ -252,20 +252,20 @@ def test_an_offset_for_each_example_is_each_example_with_its_own(name: str) -> N
     bound = model.bind(x, position_offset=offsets)
     rows = torch.tensor([3, 1])
     state = dict(bound.select(rows).run(2))[2]
-    found = {
+    result = {
         "fast": model(x, **offset),
         "cached": logits,
         "hooked": model.run_with_hooks(x, fwd_hooks=[("hook_embed", lambda e, hook: e)], **offset),
         "bound": bound.readout(dict(bound.run(2))[2]),
     }
-    for how, values in found.items():
+    for how, values in result.items():
         torch.testing.assert_close(values, expected, msg=lambda text, how=how: f"{how}: {text}")
     torch.testing.assert_close(model.readout(state), expected[rows])
     torch.testing.assert_close(model.embed(x, position_offset=offsets), bound.e)
     assert not torch.allclose(model(x, n_loops=2), expected)
     site = "loops.1.blocks.0.hook_resid_post"
-    alone = model.run_with_cache(x[1:2], n_loops=2, position_offset=7)[1]
-    torch.testing.assert_close(cache[site][1:2], alone[site])
+    single = model.run_with_cache(x[1:2], n_loops=2, position_offset=7)[1]
+    torch.testing.assert_close(cache[site][1:2], single[site])
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,16 @@ def model_of(**settings: Any) -> LoopedTransformer:
 def test_the_loss_is_that_of_the_next_token() -> None:
     model = model_of()
     logits = model(TOKENS)
-    wanted = torch.nn.functional.cross_entropy(logits[0, :-1], TOKENS[0, 1:], reduction="none")
-    assert torch.allclose(model.loss_fn(logits, TOKENS, per_token=True)[0], wanted, atol=1e-6)
-    assert torch.allclose(model(TOKENS, return_type="loss"), wanted.mean(), atol=1e-6)
+    expected = torch.nn.functional.cross_entropy(logits[0, :-1], TOKENS[0, 1:], reduction="none")
+    assert torch.allclose(model.loss_fn(logits, TOKENS, per_token=True)[0], expected, atol=1e-6)
+    assert torch.allclose(model(TOKENS, return_type="loss"), expected.mean(), atol=1e-6)
     both, loss = model(TOKENS, return_type="both")
-    assert torch.equal(both, logits) and torch.allclose(loss, wanted.mean(), atol=1e-6)
+    assert torch.equal(both, logits) and torch.allclose(loss, expected.mean(), atol=1e-6)
     assert model(TOKENS, return_type=None) is None
     ablated = model.run_with_hooks(
         TOKENS, return_type="loss", fwd_hooks=[("blocks.0.hook_mlp_out", lambda x, hook: x * 0)]
     )
-    assert not torch.allclose(ablated, wanted.mean())
+    assert not torch.allclose(ablated, expected.mean())
 
 
 @pytest.mark.parametrize("settings", [{"d_vocab_out": 2}, {"causal": False}])
@@ -49,12 +49,12 @@ def test_a_model_that_predicts_no_next_token_has_no_such_loss(settings: dict[str
 @pytest.mark.parametrize("layer", range(-6, 6))
 def test_a_run_ends_before_a_layer(layer: int) -> None:
     model = model_of()
-    _, whole = model.run_with_cache(TOKENS)
-    wanted = whole["resid_pre", layer % 6]
+    _, full = model.run_with_cache(TOKENS)
+    expected = full["resid_pre", layer % 6]
     stream, cache = model.run_with_cache(TOKENS, stop_at_layer=layer, names_filter=_before(layer))
-    for found in (stream, model(TOKENS, stop_at_layer=layer)):  # fused attention, and explicit
-        assert torch.allclose(found, wanted, atol=1e-5)
-    assert all(torch.allclose(cache[name], whole[name], atol=1e-5) for name in cache)
+    for result in (stream, model(TOKENS, stop_at_layer=layer)):  # fused attention, and explicit
+        assert torch.allclose(result, expected, atol=1e-5)
+    assert all(torch.allclose(cache[name], full[name], atol=1e-5) for name in cache)
     with pytest.raises(InputError):
         cache.logit_attribution(1)  # it read no logits
 
@@ -98,15 +98,15 @@ def test_composition_scores_are_norms_of_products(mode: Literal["Q", "K", "V"]) 
     write = model.W_V[1, 0] @ model.W_O[1, 0]  # [d_model, d_model], of a row vector
     read = model.W_Q[4, 1] @ model.W_K[4, 1].T
     read = {"Q": read, "K": read.T, "V": model.W_V[4, 1] @ model.W_O[4, 1]}[mode]
-    wanted = (write @ read).norm() / write.norm() / read.norm()
-    assert torch.allclose(scores[1, 0, 4, 1], wanted, atol=1e-5)
+    expected = (write @ read).norm() / write.norm() / read.norm()
+    assert torch.allclose(scores[1, 0, 4, 1], expected, atol=1e-5)
     assert scores[4, 0, 1, 1] == 0 and scores[1, 0, 1, 1] == 0
 
 
 def test_tokens_are_shown_as_their_numbers() -> None:
     model = model_of()
     assert model.to_str_tokens(TOKENS) == ["1", "2", "3", "4", "0"]
-    assert (model.to_string(TOKENS), model.to_string(4)) == (["1 2 3 4 0"], "4")
+    assert model.to_string(TOKENS) == [" ".join("12340")] and model.to_string(4) == "4"
     assert model.get_token_position(3, TOKENS) == 2
     assert model.to_single_token(3) == 3
 
@@ -252,10 +252,10 @@ def test_an_adapter_refuses_what_asks_for_weights_by_name() -> None:
 def test_gradients_are_stacked_over_loops() -> None:
     model = model_of()
     _, cache = model.run_with_cache(TOKENS, incl_bwd=True, loss_fn=lambda x: x[0, -1, 0])
-    wanted = torch.stack([cache[f"blocks.{2 * t + 1}.hook_resid_post_grad"] for t in range(3)])
-    assert torch.equal(cache.stack("hook_resid_post_grad"), wanted)
-    assert torch.equal(cache.stack("resid_post_grad", loops=[0, 2]), wanted[[0, 2]])
-    assert torch.equal(cache["loops.1.blocks.1.hook_resid_post_grad"], wanted[1])
+    expected = torch.stack([cache[f"blocks.{2 * t + 1}.hook_resid_post_grad"] for t in range(3)])
+    assert torch.equal(cache.stack("hook_resid_post_grad"), expected)
+    assert torch.equal(cache.stack("resid_post_grad", loops=[0, 2]), expected[[0, 2]])
+    assert torch.equal(cache["loops.1.blocks.1.hook_resid_post_grad"], expected[1])
     both = cache.stack("attn.hook_pattern_grad", layer=[0, 1])
     assert torch.equal(both[2, 0], cache["blocks.4.attn.hook_pattern_grad"])
     with pytest.raises(HookError):
@@ -277,12 +277,12 @@ def _detached(model: LoopedTransformer) -> Any:
 
 
 def test_a_loss_without_a_gradient_says_which_reason() -> None:
-    given = []
+    actual = []
     for run in (_frozen, _no_grad, _detached, lambda m: m.run_with_cache(TOKENS, incl_bwd=True)):
         with pytest.raises(InputError) as raised:
             run(model_of())
-        given.append(raised.value.given)
-    assert len(set(given)) == 4
+        actual.append(raised.value.given)
+    assert len(set(actual)) == 4
 
 
 @pytest.mark.parametrize("return_type", ["logits", "state"])

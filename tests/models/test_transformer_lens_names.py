@@ -56,8 +56,13 @@ INJECTED = {
 
 def looped(generator: torch.Generator, **options: Any) -> LoopedTransformer:
     """A model whose every weight, norms and biases included, is off its initial value."""
-    given: dict[str, Any] = {"d_model": 16, "n_heads": 4, "d_vocab": 11, "d_vocab_out": 5} | options
-    model = LoopedTransformer(LoopedTransformerConfig(**given), seed=0).eval()
+    settings: dict[str, Any] = {
+        "d_model": 16,
+        "n_heads": 4,
+        "d_vocab": 11,
+        "d_vocab_out": 5,
+    } | options
+    model = LoopedTransformer(LoopedTransformerConfig(**settings), seed=0).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
@@ -70,11 +75,11 @@ def close(given: torch.Tensor, expected: torch.Tensor) -> None:
 
 def compare_activations(ours: Any, theirs: Any, names: set[str]) -> None:
     for name in sorted(names):
-        given, expected = ours[name], theirs[name]
+        actual, expected = ours[name], theirs[name]
         if name.endswith(SCORES) and expected.isfinite().all():
-            given = given.softmax(-1)  # the bridge gives the pattern under this name
+            actual = actual.softmax(-1)  # the bridge gives the pattern under this name
         torch.testing.assert_close(
-            given, expected, atol=1e-5, rtol=1e-5, msg=lambda m, name=name: f"{name}: {m}"
+            actual, expected, atol=1e-5, rtol=1e-5, msg=lambda m, name=name: f"{name}: {m}"
         )
 
 
@@ -103,7 +108,7 @@ def test_activation_by_activation_it_is_the_untied_model(
     n_layers = model.config.layers_total(n_loops)
     ours = {name for name in cache if not name.startswith("loops.")}
     assert {f"blocks.{k}.{site}" for k in range(n_layers) for site in [*SITES, SCORES]} < ours
-    assert ours <= set(bridge_cache.keys()), "every name of ours is one of TransformerLens'"
+    assert ours <= set(bridge_cache.keys())
     compare_activations(cache, bridge_cache, ours)
 
 
@@ -149,10 +154,10 @@ def test_an_edit_does_what_it_does_there(kind: str, edit: Callable[..., Any], si
         pytest.xfail("the bridge changes what the MLP reads, but not the stream beside it")
     hooks = [(f"blocks.3.{site}", edit)]
     before = ours.model(ours.clean)
-    given = ours.model.run_with_hooks(ours.clean, fwd_hooks=hooks)
-    close(given, other.model.run_with_hooks(ours.clean, fwd_hooks=hooks))
-    assert not torch.equal(given, before)
-    assert torch.equal(ours.model(ours.clean), before), "the hook is gone afterwards"
+    actual = ours.model.run_with_hooks(ours.clean, fwd_hooks=hooks)
+    close(actual, other.model.run_with_hooks(ours.clean, fwd_hooks=hooks))
+    assert not torch.equal(actual, before)
+    assert torch.equal(ours.model(ours.clean), before)  # the hook is removed afterwards
 
 
 @pytest.mark.parametrize("kind", table.COMPARED)
@@ -207,9 +212,10 @@ def page_rows() -> dict[tuple[str, str], list[str]]:
 )
 def test_the_table_says_what_happens(check: table.Check, kind: str, index: int) -> None:
     happens = table.outcome(check, kind)
-    assert happens in ("yes", "no", "runs"), "a wrong number is worse than an error"
+    assert happens in ("yes", "no", "runs")
     cells = page_rows()[check.section, check.name]
-    assert cells[index] == happens, "run: python -m tests.models.transformer_lens_table"
+    # The page is written by: python -m tests.models.transformer_lens_table
+    assert cells[index] == happens
     assert cells[len(table.KINDS) + 1].rstrip("|").strip() == check.note
 
 
@@ -269,9 +275,9 @@ def test_what_heads_and_mlps_read_alone_is_what_they_read_there(kind: str, flag:
         compare_activations(mine, theirs, names)
         for site in sites:
             hooks = [(f"blocks.3.{site}", push)]
-            given = ours.model.run_with_hooks(ours.clean, fwd_hooks=hooks)
-            assert (given - before).abs().max() > 1e-3
-            close(given, other.model.run_with_hooks(ours.clean, fwd_hooks=hooks))
+            actual = ours.model.run_with_hooks(ours.clean, fwd_hooks=hooks)
+            assert (actual - before).abs().max() > 1e-3
+            close(actual, other.model.run_with_hooks(ours.clean, fwd_hooks=hooks))
     finally:
         for setting in (ours, other):
             getattr(setting.model, f"set_{flag}")(False)
@@ -283,13 +289,13 @@ def test_stacked_weights_are_those_of_the_bridge() -> None:
     ours, bridge = (setting.model for setting in table.settings("plain"))
     for name in ("Q", "K", "V", "O", "in", "out"):
         for kind in ("W", "b"):
-            given = getattr(ours, f"{kind}_{name}")
-            assert len(given) == ours.cfg.n_layers
-            close(given, getattr(bridge, f"{kind}_{name}"))
+            actual = getattr(ours, f"{kind}_{name}")
+            assert len(actual) == ours.cfg.n_layers
+            close(actual, getattr(bridge, f"{kind}_{name}"))
     for name in ("QK", "OV"):
-        given, expected = getattr(ours, name), getattr(bridge, name)
-        close(given.AB, expected.AB)
-        assert given.svd()[1].shape == (6, 2, 6)
+        actual, expected = getattr(ours, name), getattr(bridge, name)
+        close(actual.AB, expected.AB)
+        assert actual.svd()[1].shape == (6, 2, 6)
     with ours.unrolled(1):
         assert len(ours.W_Q) == 2
 

@@ -80,11 +80,11 @@ INPUTS = torch.tensor([[0, 1, 2, 3], [5, 4, 3, 3]])
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_an_adapter_counts(name: str) -> None:
     adapted, merged = adapted_and_merged(name)
-    wanted = merged(INPUTS, n_loops=N_LOOPS)
-    assert not torch.allclose(model_of()(INPUTS, n_loops=N_LOOPS), wanted, atol=1e-3)
-    assert torch.allclose(adapted(INPUTS, n_loops=N_LOOPS), wanted, atol=1e-5)
+    expected = merged(INPUTS, n_loops=N_LOOPS)
+    assert not torch.allclose(model_of()(INPUTS, n_loops=N_LOOPS), expected, atol=1e-3)
+    assert torch.allclose(adapted(INPUTS, n_loops=N_LOOPS), expected, atol=1e-5)
     cached, _ = adapted.run_with_cache(INPUTS, n_loops=N_LOOPS)  # the explicit path
-    assert torch.allclose(cached, wanted, atol=1e-5)
+    assert torch.allclose(cached, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
@@ -97,7 +97,7 @@ def test_an_adapter_is_trained(name: str) -> None:
 
 @pytest.mark.parametrize("site", ["hook_q_input", "hook_k_input", "hook_v_input"])
 def test_forks_pass_through_an_adapter(site: str) -> None:
-    found = []
+    result = []
     for model in adapted_and_merged("block.1.attn.qkv"):
         model.set_use_split_qkv_input(True)
 
@@ -106,8 +106,8 @@ def test_forks_pass_through_an_adapter(site: str) -> None:
             return x
 
         hooks = [(f"loops.1.blocks.1.attn.{site}", halve)]
-        found.append(model.run_with_hooks(INPUTS, n_loops=N_LOOPS, fwd_hooks=hooks))
-    assert torch.allclose(found[0], found[1], atol=1e-5)
+        result.append(model.run_with_hooks(INPUTS, n_loops=N_LOOPS, fwd_hooks=hooks))
+    assert torch.allclose(result[0], result[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
@@ -255,7 +255,7 @@ def test_a_model_as_it_is_made_is_plain(variant: str) -> None:
     need_plain(model, "test", saved=True)
 
 
-def _of(n_models: int, *shape: int) -> torch.Tensor:
+def _stack_of(n_models: int, *shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(n_models + sum(shape))
     return torch.randn(n_models, *shape, generator=generator, dtype=torch.float64)
 
@@ -268,20 +268,20 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 @pytest.mark.parametrize("biased", [True, False])
 def test_each_model_maps_and_norms_its_own_rows(biased: bool) -> None:
-    x, weight, scale = _of(3, 7, 4), _of(3, 5, 4), _of(3, 4)
-    bias, shift = (_of(3, 5), _of(3, 4) + 1) if biased else (None, None)
+    x, weight, scale = _stack_of(3, 7, 4), _stack_of(3, 5, 4), _stack_of(3, 4)
+    bias, shift = (_stack_of(3, 5), _stack_of(3, 4) + 1) if biased else (None, None)
     mapped, normed = _linear(x, weight, bias), norm(x, scale, shift, 1e-5)
     for model in range(3):
-        own, moved = (None if b is None else b[model] for b in (bias, shift))
-        torch.testing.assert_close(mapped[model], F.linear(x[model], weight[model], own))
+        shift_of_model, moved = (None if b is None else b[model] for b in (bias, shift))
+        torch.testing.assert_close(mapped[model], F.linear(x[model], weight[model], shift_of_model))
         if moved is None:
-            alone = F.rms_norm(x[model], (4,), scale[model], 1e-5)
+            single = F.rms_norm(x[model], (4,), scale[model], 1e-5)
         else:
-            alone = F.layer_norm(x[model], (4,), scale[model], moved, 1e-5)
-        torch.testing.assert_close(normed[model], alone)
+            single = F.layer_norm(x[model], (4,), scale[model], moved, 1e-5)
+        torch.testing.assert_close(normed[model], single)
 
 
 def test_weights_of_one_model_give_the_numbers_of_pytorch() -> None:
-    x, weight, bias = _of(2, 3, 4), _of(5, 4), _of(5)
+    x, weight, bias = _stack_of(2, 3, 4), _stack_of(5, 4), _stack_of(5)
     assert torch.equal(_linear(x, weight, bias), F.linear(x, weight, bias))
     assert torch.equal(norm(x, weight[0], None, 1e-5), F.rms_norm(x, (4,), weight[0], 1e-5))

@@ -148,7 +148,7 @@ def _interchange(s: Setting) -> tuple[Any, ...]:
 
 def _das(s: Setting) -> Any:
     with torch.enable_grad():
-        found = analysis.fit_das(
+        result = analysis.fit_das(
             s.model,
             _SITE,
             s.corrupted,
@@ -160,7 +160,7 @@ def _das(s: Setting) -> Any:
             source_positions=_last(s),
             epochs=1,
         )
-    return found.losses
+    return result.losses
 
 
 def _attribution(s: Setting, granularity: Any) -> Any:
@@ -183,10 +183,10 @@ def _by_head(s: Setting) -> Any:
     if isinstance(s.model, TransformerBridge):
         heads: Any = s.clean_cache.stack_head_results(pos_slice=-1, incl_remainder=True)
         return s.clean_cache.logit_attrs(heads, tokens=1, pos_slice=-1)
-    found = analysis.direct_logit_attribution(
+    result = analysis.direct_logit_attribution(
         s.model, answer_tokens=1, unit="head", pos=-1, cache=s.clean_cache
     )
-    return found.attribution
+    return result.attribution
 
 
 CACHE = {
@@ -354,16 +354,16 @@ def patching_functions() -> list[str]:
 
 def cache_methods() -> list[str]:
     """Every public method of ActivationCache."""
-    wanted = {"__getitem__", "__iter__", "__len__"}
-    return sorted(n for n in vars(ActivationCache) if not n.startswith("_") or n in wanted)
+    dunders = {"__getitem__", "__iter__", "__len__"}
+    return sorted(n for n in vars(ActivationCache) if not n.startswith("_") or n in dunders)
 
 
 def checks() -> list[Check]:
     """All checks; a method that TransformerLens adds must be given one."""
-    made = [Check("cache", name, *CACHE[name]) for name in cache_methods()]
+    checks = [Check("cache", name, *CACHE[name]) for name in cache_methods()]
     for name in patching_functions():
-        made.append(Check("patching", name, _patching(name), _PATHS if "direct" in name else ""))
-    return made + [Check("tools", name, *entry) for name, entry in TOOLS.items()]
+        checks.append(Check("patching", name, _patching(name), _PATHS if "direct" in name else ""))
+    return checks + [Check("tools", name, *entry) for name, entry in TOOLS.items()]
 
 
 @functools.cache
@@ -410,12 +410,12 @@ def settings(kind: str) -> tuple[Setting, Setting]:
         other = NaiveLooped(looped, N_LOOPS)
     if kind == "sandwich":
         other = None
-    made = []
+    both = []
     for model in filter(None, (looped.unroll(N_LOOPS), other)):
         with torch.no_grad():
             caches = [model.run_with_cache(tokens)[1] for tokens in (clean, corrupted)]
-        made.append(Setting(model, clean, corrupted, *caches))
-    return made[0], made[-1]
+        both.append(Setting(model, clean, corrupted, *caches))
+    return both[0], both[-1]
 
 
 def fold_of(looped: LoopedTransformer) -> LoopedTransformer:
@@ -460,14 +460,14 @@ def outcome(check: Check, kind: str) -> str:
     try:
         with torch.no_grad():
             try:
-                given = check.run(ours)
+                actual = check.run(ours)
             except REFUSALS:
                 return "no"
             except Exception as error:
                 return f"error: {type(error).__name__}"
             if other is ours:
                 return "runs"
-            return "yes" if same(given, check.run(other)) else "differs"
+            return "yes" if same(actual, check.run(other)) else "differs"
     finally:
         logging.disable(logging.NOTSET)
 

@@ -25,8 +25,8 @@ def logits_at(w: Weights, tokens: Tensor, ends: Tensor, *, n_layers: int, n_head
             h = gpt2_layer(w, f"block.{layer}", h, n_heads)
         h = norm(w, "ln_loop", h)
         states.append(h)
-    own = torch.stack(states)[ends - 1, torch.arange(len(tokens))]
-    return linear(w, "unembedding", own)
+    final = torch.stack(states)[ends - 1, torch.arange(len(tokens))]
+    return linear(w, "unembedding", final)
 
 
 def gpt2_layer(w: Weights, name: str, h: Tensor, n_heads: int) -> Tensor:

@@ -186,25 +186,25 @@ def test_shares_of_a_batch_make_the_step_of_the_whole(
     tiny: TrainingConfig, kind: str, count: int
 ) -> None:
     config, table = configured(tiny, kind), Table(count)
-    alone = Trainer(config)
-    expected = [alone.step() for _ in range(6)]
+    single = Trainer(config)
+    expected = [single.step() for _ in range(6)]
     shares = [Trainer(config, InStep(rank, count, table)) for rank in range(count)]
     with ThreadPoolExecutor(count) as threads:
-        made = list(threads.map(lambda t: [t.step() for _ in range(6)], shares))
-    assert all(one == made[0] for one in made)  # to the last bit: none needs another's state
-    for one, other in zip(made[0], expected):
+        metrics = list(threads.map(lambda t: [t.step() for _ in range(6)], shares))
+    assert all(one == metrics[0] for one in metrics)  # to the last bit: none needs another's state
+    for one, other in zip(metrics[0], expected):
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
     generator = torch.Generator().manual_seed(0)
     inputs = config.make_task().sample(3, batch_size=5, generator=generator).inputs
     with torch.no_grad():
         # Weights that change nothing, as biases of keys, are moved by rounding alone.
-        ours, theirs = (t.averaged_model()(inputs, n_loops=3) for t in (shares[-1], alone))
+        ours, theirs = (t.averaged_model()(inputs, n_loops=3) for t in (shares[-1], single))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
     states = [share.state() for share in shares]
     for name, tensor in states[0][0].items():
         assert all(torch.equal(tensor, state[0][name]) for state in states), name
     for name in ("objective", "noise"):
-        assert torch.equal(*(t.generators[name].get_state() for t in (alone, shares[0])))
+        assert torch.equal(*(t.generators[name].get_state() for t in (single, shares[0])))
 
 
 def test_a_step_that_is_not_finite_for_one_is_so_for_all(tiny: TrainingConfig) -> None:
@@ -241,7 +241,7 @@ def test_torchrun_goes_on_with_a_run_of_one_process(
     tiny: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends as the one process would have; one process writes, and says so once."""
-    whole, real = train(tiny, tmp_path / "whole", progress=False), Trainer.advance
+    full, real = train(tiny, tmp_path / "whole", progress=False), Trainer.advance
 
     def stopping(self: Trainer) -> None:
         if self.steps_done == 12:
@@ -258,13 +258,13 @@ def test_torchrun_goes_on_with_a_run_of_one_process(
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 24
     run = Run.load(tmp_path / "run")
-    ours, theirs = run.metrics(), whole.metrics()
+    ours, theirs = run.metrics(), full.metrics()
     assert ours["step"].tolist() == theirs["step"].tolist()
     for name in ("loss", "exact_match", "grad_norm", "longest_n", "lr"):
         assert ours[name].tolist() == pytest.approx(theirs[name].tolist(), rel=1e-4), name
     inputs = tiny.make_task().sample(3, batch_size=8, generator=torch.Generator()).inputs
     with torch.no_grad():
-        logits = [one.model()(inputs) for one in (run, whole)]
+        logits = [one.model()(inputs) for one in (run, full)]
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-4)
 
 

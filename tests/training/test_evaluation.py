@@ -146,9 +146,9 @@ def test_scores_are_those_of_the_plain_model(tiny: TrainingConfig) -> None:
     )
     answer = model(batch.inputs, n_loops=5).argmax(-1)[:, 1:]
     right = answer == batch.targets[:, 1:]
-    found = result.data.sel(length=4, distribution="uniform", extra_loop=0, estimate="value")
-    assert float(found["exact_match"]) == pytest.approx(right.all(1).double().mean().item())
-    assert float(found["bit_accuracy"]) == pytest.approx(right.double().mean().item())
+    cell = result.data.sel(length=4, distribution="uniform", extra_loop=0, estimate="value")
+    assert float(cell["exact_match"]) == pytest.approx(right.all(1).double().mean().item())
+    assert float(cell["bit_accuracy"]) == pytest.approx(right.double().mean().item())
 
 
 def test_every_example_is_read_after_its_own_loops() -> None:
@@ -346,8 +346,8 @@ def test_hindsight_is_the_best_row_of_the_curve() -> None:
     at = stopped["stopped_at"].sel(rule=BEST).astype(int)
     assert (curve.sel(loop=at) == best).all()
     assert (stopped["stopped_exact_match"].sel(rule=ANY) >= best).all()
-    own = curve.sel(length=9, loop=10)
-    assert (own == stopped["exact_match"].sel(length=9, extra_loop=0)).all()
+    at_rule = curve.sel(length=9, loop=10)
+    assert (at_rule == stopped["exact_match"].sel(length=9, extra_loop=0)).all()
 
 
 def test_numbers_of_loops_need_not_depend_on_the_length() -> None:
@@ -381,8 +381,8 @@ def test_exact_match_is_that_of_greedy_generation(n_pause: int, n_loops: int | N
         trainer.step()
     model = trainer.model.eval()
     model.loop_rule = LoopRule(n_loops) if n_loops else None
-    found = evaluate(model, task, [3, 4], n_samples=64, seed=3)
-    shares = found.data["exact_match"].sel(extra_loop=0, distribution="uniform", estimate="value")
+    result = evaluate(model, task, [3, 4], n_samples=64, seed=3)
+    shares = result.data["exact_match"].sel(extra_loop=0, distribution="uniform", estimate="value")
     for n in (3, 4):
         generator = stream(3, f"evaluation uniform {n}")
         batch = task.sample(n, batch_size=64, generator=generator, distribution="uniform")
@@ -405,12 +405,15 @@ def test_perplexity_is_that_of_pytorchs_cross_entropy(tiny: TrainingConfig) -> N
     drawn = stream(3, "evaluation uniform 4")
     batch = task.sample(4, batch_size=50, generator=drawn, distribution="uniform")
     cells = result.data.sel(length=4, distribution="uniform")
-    for loops, found in ((5, cells["perplexity"].sel(extra_loop=0)), (2, cells["loop_perplexity"])):
+    for loops, perplexity in (
+        (5, cells["perplexity"].sel(extra_loop=0)),
+        (2, cells["loop_perplexity"]),
+    ):
         logits = model(batch.inputs, n_loops=loops)
         doubt = F.cross_entropy(logits.mT, batch.targets, reduction="none", ignore_index=IGNORE)
         expected = doubt.sum(1).div(4).mean().exp().item()
         low, value, high = (
-            float(found.sel(estimate=e).squeeze()) for e in ("low", "value", "high")
+            float(perplexity.sel(estimate=e).squeeze()) for e in ("low", "value", "high")
         )
         assert value == pytest.approx(expected, rel=1e-5)
         assert low < value < high
@@ -498,8 +501,8 @@ def generated(model: LoopedTransformer, batch: Batch, loops: int) -> list[bool]:
         places = (target != IGNORE).nonzero()[:, 0].tolist()
         tokens = row[: places[0] + 1]
         for _ in places:
-            said = model(tokens[None], n_loops=loops)[0, -1].argmax()
-            tokens = torch.cat([tokens, said[None]])
+            answer = model(tokens[None], n_loops=loops)[0, -1].argmax()
+            tokens = torch.cat([tokens, answer[None]])
         right.append(tokens[places[0] + 1 :].tolist() == target[places].tolist())
     return right
 
@@ -508,16 +511,16 @@ def test_one_pass_scores_what_greedy_generation_writes() -> None:
     model, task = trained(), Operands()
     generator = torch.Generator().manual_seed(5)
     batch = task.sample_operands(1, 1, batch_size=40, generator=generator)
-    found = scores_at(model, batch, [2])[2].exact.tolist()
-    assert found == generated(model, batch, 2)
+    exact = scores_at(model, batch, [2])[2].exact.tolist()
+    assert exact == generated(model, batch, 2)
     # Both kinds of answers.
-    assert 0 < sum(found) < 40
+    assert 0 < sum(exact) < 40
 
 
 def test_a_grid_that_was_stopped_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     model, task, file = small(), Operands(), tmp_path / "cells.safetensors"
     options = {"loops": [1, 3], "n_samples": 6}
-    whole = operand_grid(model, task, 2, **options)
+    full = operand_grid(model, task, 2, **options)
 
     class Killed(Operands):
         def sample_operands(self, n_a, n_b, **rest) -> Batch:
@@ -529,7 +532,7 @@ def test_a_grid_that_was_stopped_goes_on_with_the_same_numbers(tmp_path: Path) -
         operand_grid(model, Killed(), 2, unfinished=file, **options)
     Operands.drawn = 0
     again = operand_grid(model, task, 2, unfinished=file, **options)
-    assert again.data.identical(whole.data) and Operands.drawn == 2
+    assert again.data.identical(full.data) and Operands.drawn == 2
     # Cells of other weights are not taken for this model's.
     operand_grid(small(loop_norm=False), task, 2, unfinished=file, **options)
     assert Operands.drawn == 6
@@ -540,32 +543,38 @@ def test_a_grid_is_saved_and_shown(tmp_path: Path) -> None:
     assert grid.data["exact_match"].dims == ("loop", "n_a", "n_b", "estimate")
     loaded = load_result(grid.save(tmp_path))
     (figure,) = loaded.figures()
-    assert figure.section == "generalisation" and "Trained up to 1" in figure.caption
+    assert figure.section == "generalisation" and figure.caption.endswith("up to 1.")
     assert [t["type"] for t in figure.plot.to_dict()["data"]].count("heatmap") == 2
     assert figure.data is not None and len(figure.data) == 2 * 2 * 2
     exact = grid.data["exact_match"].sel(estimate="value")
-    assert np.isfinite(exact).all() and "up to 2 x 2" in loaded.findings()[0].text
+    assert np.isfinite(exact).all() and "2 x 2" in loaded.findings()[0].text
 
 
 def test_a_grid_of_zeros_has_no_best_number_of_loops() -> None:
     grid = operand_grid(small(), Operands(), 2, loops=[1, 2], n_samples=4)
     grid.data["exact_match"][:] = 0
-    (said,) = grid.findings()
-    assert said.good is False and said.value == "0.00 grid mean" and "loops:" not in said.text
+    (finding,) = grid.findings()
+    assert finding.good is False and finding.value == "0.00 grid mean"
+    assert "loops:" not in finding.text
     grid.data["exact_match"][:] = 0.5
-    assert "As high: 2 loops" in grid.findings()[0].text
+    (finding,) = grid.findings()
+    assert finding.good is None and finding.value == "0.50 grid mean"
+    # The shares of both numbers of loops, and the second as one that is as high as the first.
+    assert all(f"{loops}: 50%" in finding.text for loops in (1, 2))
+    assert finding.text.endswith("2 loops.")
 
 
 @pytest.mark.parametrize(
-    ("model", "task", "changes", "message"),
+    ("model", "task", "changes", "what", "given"),
     [
-        (small(), Addition(), {}, "sample_operands"),
-        (small(causal=False), Operands(), {}, "a causal one"),
-        (small(), Operands(), {"loops": [2, 1]}, "numbers of loops, increasing"),
-        (small(), Operands(), {"n_samples": 0}, "n_samples"),
+        (small(), Addition(), {}, "task", "'addition'"),
+        (small(causal=False), Operands(), {}, "model", "causal=False"),
+        (small(), Operands(), {"loops": [2, 1]}, "loops", "[2, 1]"),
+        (small(), Operands(), {"n_samples": 0}, "n_samples", "0"),
     ],
     ids=["no operands", "not causal", "falling loops", "no examples"],
 )
-def test_what_makes_no_grid_is_refused(model, task, changes, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_what_makes_no_grid_is_refused(model, task, changes, what: str, given: str) -> None:
+    with naming(what) as caught:
         operand_grid(model, task, 2, **changes)
+    assert caught.value.given == given

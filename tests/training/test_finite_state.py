@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from loopinterp.core.errors import CheckpointError, ConfigError, InputError
+from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.models import LoopedTransformer, iterate
 from loopinterp.training import (
     CodeConfig,
@@ -24,7 +24,9 @@ from loopinterp.training import (
 )
 from loopinterp.training.finite_state import with_initial_bits
 from loopinterp.training.recipes import RECIPES
+from loopinterp.training.run import RunError, RunFault
 from loopinterp.training.starting_model import starting_model
+from tests.refusals import naming
 
 SMALL = RECIPES["addition"].replace(
     model=RECIPES["addition"].model.replace(
@@ -60,14 +62,14 @@ def test_what_a_state_code_cannot_be_trained_with_is_refused(tmp_path):
         SMALL.replace(compile=True)
     with pytest.raises(ConfigError, match="state_code"):
         RECIPES["addition"].replace(code=CodeConfig(hard=0.5))
-    with pytest.raises(ConfigError, match="one by one"):
+    with naming("model.state_code", ConfigError):
         train_seeds(SMALL, [0, 1], tmp_path)
 
 
 def test_a_stopped_run_ends_with_the_weights_of_one_that_was_not(tmp_path):
     config = SMALL.replace(code=CodeConfig(random_everywhere=0.4, random_somewhere=0.4))
-    whole, stopped = Trainer(config), Trainer(config)
-    for trainer, steps in ((whole, 4), (stopped, 2)):
+    full, stopped = Trainer(config), Trainer(config)
+    for trainer, steps in ((full, 4), (stopped, 2)):
         for _ in range(steps):
             trainer.step()
     again = Trainer(config)
@@ -75,7 +77,7 @@ def test_a_stopped_run_ends_with_the_weights_of_one_that_was_not(tmp_path):
     again.load({name: x.clone() for name, x in tensors.items()}, metadata, tmp_path)
     for _ in range(2):
         again.step()
-    for one, other in zip(whole.model.parameters(), again.model.parameters()):
+    for one, other in zip(full.model.parameters(), again.model.parameters()):
         assert torch.equal(one, other)
 
 
@@ -128,8 +130,9 @@ def test_only_the_model_that_training_began_with_will_do(tmp_path):
     train(SMALL.replace(seed=2), tmp_path / "other", progress=False)
     (tmp_path / "first").rename(tmp_path / "away")
     (tmp_path / "other").rename(tmp_path / "first")
-    with pytest.raises(CheckpointError, match="the one that the run began with"):
+    with pytest.raises(RunError) as caught:
         starting_model(second)
+    assert caught.value.fault is RunFault.OTHER_START
     with pytest.raises(ConfigError, match="start_from"):
         starting_model(
             SMALL.replace(start_from=str(run.folder), model=SMALL.model.replace(state_code=4))
@@ -145,21 +148,21 @@ def test_stages_go_on_while_they_learn_and_end_where_none_does(tmp_path, monkeyp
     names = ["bits-3", "bits-2", "bits-1", "bits-2-from-anywhere", "bits-1-from-anywhere"]
     learnt = {"bits-3", "bits-2", "bits-2-from-anywhere"}
 
-    class Found:
+    class Measured:
         def __init__(self, name: str) -> None:
             self.share = float(name in learnt)
 
-        def lowest(self, n: int) -> Found:
+        def lowest(self, n: int) -> Measured:
             return self
 
     tried = iter(names)
-    monkeypatch.setattr(finite_state, "evaluate", lambda *args, **kwargs: Found(next(tried)))
+    monkeypatch.setattr(finite_state, "evaluate", lambda *args, **kwargs: Measured(next(tried)))
     monkeypatch.setattr(finite_state, "_MOST_STARTS", 1)  # no initial bits are chosen
     stages = train_finite(SMALL, tmp_path, progress=False)
     assert [stage.run.folder.name for stage in stages] == names
-    found = smallest_stage(stages)
-    assert found is not None and found.run.folder.name == "bits-2-from-anywhere"
-    assert found.run.config.model.state_code == 2
+    smallest = smallest_stage(stages)
+    assert smallest is not None and smallest.run.folder.name == "bits-2-from-anywhere"
+    assert smallest.run.config.model.state_code == 2
     began = [stage.run.config.to_dict()["start_from"] for stage in stages]
     folders = [str(tmp_path / name) for name in ("bits-3", "bits-2", "bits-2", names[3])]
     assert began == [None, *folders]
@@ -199,8 +202,8 @@ def test_turned_bits_change_where_a_model_starts_and_nothing_else(bits):
 def test_initial_bits_of_the_fewest_cells_are_chosen_among_the_right_ones(tmp_path, monkeypatch):
     run = train(SMALL, tmp_path / "bits-3", progress=False)
     model, refused = run.model(), []
-    own, best, second = (-1, -1, -1), (1, 1, -1), (-1, 1, 1)
-    cells = {best: 5, second: 6, own: 7}
+    initial, best, second = (-1, -1, -1), (1, 1, -1), (-1, 1, 1)
+    cells = {best: 5, second: 6, initial: 7}
 
     def started(bits):
         return with_initial_bits(model, torch.tensor(bits)).state_dict()["code.read.weight"]
@@ -223,7 +226,7 @@ def test_initial_bits_of_the_fewest_cells_are_chosen_among_the_right_ones(tmp_pa
     assert same(chosen.run.model(), second) and chosen.run.cutoff == run.cutoff
     again = finite_state._with_chosen_start(stage, tmp_path, resume=True)
     assert again is not None and again.run.folder == chosen.run.folder
-    cells[own] = 4  # nothing has fewer
+    cells[initial] = 4  # nothing has fewer
     assert finite_state._with_chosen_start(stage, tmp_path / "other", resume=True) is None
 
 

@@ -44,22 +44,22 @@ class Stopped(Exception):
 
 
 @pytest.fixture(scope="module")
-def _whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("run") / "whole"
 
 
 @pytest.fixture
-def whole(tiny: TrainingConfig, _whole: Path) -> Path:
+def run_folder(tiny: TrainingConfig, _run_folder: Path) -> Path:
     """The folder of an uninterrupted run, made once; it is not to be changed."""
-    if not _whole.exists():
-        train(tiny, _whole, progress=False)
-    return _whole
+    if not _run_folder.exists():
+        train(tiny, _run_folder, progress=False)
+    return _run_folder
 
 
 @pytest.fixture
-def copy(whole: Path, tmp_path: Path) -> Path:
+def copy(run_folder: Path, tmp_path: Path) -> Path:
     """A finished run that may be spoiled."""
-    return Path(shutil.copytree(whole, tmp_path / "copy"))
+    return Path(shutil.copytree(run_folder, tmp_path / "copy"))
 
 
 def train_until(
@@ -88,8 +88,8 @@ def assert_same_run(one: Path, other: Path) -> None:
         assert torch.equal(left[name], right[name]), name
 
 
-def test_a_run_leaves_what_it_promises(tiny: TrainingConfig, whole: Path) -> None:
-    run = Run.load(whole)
+def test_a_run_leaves_what_it_promises(tiny: TrainingConfig, run_folder: Path) -> None:
+    run = Run.load(run_folder)
     assert run.config == tiny
     assert run.finished
     assert run.steps_done == 24
@@ -99,7 +99,7 @@ def test_a_run_leaves_what_it_promises(tiny: TrainingConfig, whole: Path) -> Non
     assert {"loss", "exact_match", "longest_n", "lr", "grad_norm"} < set(metrics.columns)
     assert run.model().config == tiny.model
     assert run.task().name == "addition"
-    files = {str(p.relative_to(whole)) for p in whole.rglob("*") if p.is_file()}
+    files = {str(p.relative_to(run_folder)) for p in run_folder.rglob("*") if p.is_file()}
     assert files == {
         "config.json",
         "metrics.jsonl",
@@ -110,22 +110,22 @@ def test_a_run_leaves_what_it_promises(tiny: TrainingConfig, whole: Path) -> Non
     }
 
 
-def test_the_model_of_a_run_knows_its_loops(whole: Path) -> None:
-    run = Run.load(whole)
+def test_the_model_of_a_run_knows_its_loops(run_folder: Path) -> None:
+    run = Run.load(run_folder)
     model, task = run.model(), run.task()
     assert model.n_loops == task.n_loops(run.cutoff) == 4
     generator = torch.Generator().manual_seed(0)
     for n in (1, 3, 6):
         batch = task.sample(n, batch_size=5, generator=generator)
         with torch.no_grad():
-            given, told = model(batch.inputs), model(batch.inputs, n_loops=task.n_loops(n))
-        assert torch.equal(given, told)
+            logits, explicit = model(batch.inputs), model(batch.inputs, n_loops=task.n_loops(n))
+        assert torch.equal(logits, explicit)
     mixed = task.sample(torch.tensor([2, 5, 3]), generator=generator)
     with torch.no_grad():
-        given = model(mixed.inputs, n_loops=mixed.n_loops)
+        logits = model(mixed.inputs, n_loops=mixed.n_loops)
         for row, (n, n_loops) in enumerate(zip(mixed.n.tolist(), mixed.n_loops.tolist())):
-            alone = model(mixed.inputs[row : row + 1, : task.n_positions(n)], n_loops=n_loops)
-            torch.testing.assert_close(given[row, : alone.shape[1]], alone[0])
+            single = model(mixed.inputs[row : row + 1, : task.n_positions(n)], n_loops=n_loops)
+            torch.testing.assert_close(logits[row, : single.shape[1]], single[0])
     again = deepcopy(model)
     assert again.loop_rule == model.loop_rule
 
@@ -148,9 +148,9 @@ def test_a_run_of_an_ordinary_transformer_is_one_loop_deep(
     config = tiny.replace(objective=ObjectiveConfig(kind="last", n_loops=1), steps=2)
     trained = train(config, tmp_path / "trained", progress=False)
     model, task = trained.model(), trained.task()
-    given = Run.from_model(model, task, tmp_path / "given", max_n=3, origin="trained elsewhere")
+    by_hand = Run.from_model(model, task, tmp_path / "given", max_n=3, origin="trained elsewhere")
     inputs = task.sample(5, batch_size=2, generator=torch.Generator().manual_seed(0)).inputs
-    for run in (trained, Run.load(given.folder)):
+    for run in (trained, Run.load(by_hand.folder)):
         one = run.model()
         assert one.n_loops == one.cfg.n_layers == 1
         assert torch.equal(one(inputs), one(inputs, n_loops=1))
@@ -168,27 +168,28 @@ def test_a_run_is_asked_after_the_loops_that_it_was_trained_for(
     model, task = trained.model(), trained.task()
     Run.from_model(model, task, tmp_path / "b", max_n=3, origin="x")
     inputs = task.sample(5, batch_size=2, generator=torch.Generator().manual_seed(0)).inputs
-    found = []
+    tables = []
     for run in (trained, Run.load(tmp_path / "b")):
         one = run.model()
         assert one.n_loops == 7
         assert torch.equal(one(inputs), one(inputs, n_loops=11))
         result = evaluate(one, task, [5], n_samples=40, extra_loops=[0, 2])
-        found.append(result.data)
+        tables.append(result.data)
         assert result.depth is None
-        assert "ceil(2 T(n)) - 1" in result.figures()[0].caption
+        caption = result.figures()[0].caption
+        assert "2 T(n)" in caption and str(one.loop_rule) in caption
         studied = open_run(run.folder)
         assert studied.n_loops(5) == 11
-        asked = examples_for(one, studied.sample(5, 3))
-        assert asked.n_loops.tolist() == [11] * 3
-    assert found[0].equals(found[1])
+        examples = examples_for(one, studied.sample(5, 3))
+        assert examples.n_loops.tolist() == [11] * 3
+    assert tables[0].equals(tables[1])
     plain = evaluate(model.unroll(7), task, [5], n_samples=40, extra_loops=[5, 7]).data
     same = plain.assign_coords(extra_loop=[0, 2])[["exact_match", "bit_accuracy"]]
-    assert same.equals(found[0][["exact_match", "bit_accuracy"]])
+    assert same.equals(tables[0][["exact_match", "bit_accuracy"]])
 
 
 def test_a_run_from_before_a_setting_existed_is_gone_on_with(
-    tiny: TrainingConfig, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: TrainingConfig, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_until(tiny, tmp_path / "run", 13, monkeypatch)
     values = json.loads((tmp_path / "run/config.json").read_text())
@@ -201,21 +202,21 @@ def test_a_run_from_before_a_setting_existed_is_gone_on_with(
         texts |= {"config": config_hash(values)} if name == CHECKPOINT else {}
         write_tensors(tmp_path / "run" / name, tensors, texts)
     run = train(tiny, tmp_path / "run", progress=False)
-    assert run.metrics().equals(Run.load(whole).metrics())
+    assert run.metrics().equals(Run.load(run_folder).metrics())
 
 
-def test_saved_weights_are_the_average(tiny: TrainingConfig, whole: Path) -> None:
+def test_saved_weights_are_the_average(tiny: TrainingConfig, run_folder: Path) -> None:
     trainer = Trainer(tiny)
     for _ in range(tiny.steps):
         trainer.step()
-    for name, weight in Run.load(whole).model().named_parameters():
+    for name, weight in Run.load(run_folder).model().named_parameters():
         assert torch.equal(weight, trainer.ema.shadow[name])
 
 
 @pytest.mark.parametrize("stops", [(3,), (5,), (13, 13, 17), (23,)])
 def test_a_stopped_run_ends_like_a_whole_one(
     tiny: TrainingConfig,
-    whole: Path,
+    run_folder: Path,
     stops: tuple[int, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -223,7 +224,7 @@ def test_a_stopped_run_ends_like_a_whole_one(
     for stop in stops:
         train_until(tiny, tmp_path / "run", stop, monkeypatch)
     train(tiny, tmp_path / "run", progress=False)
-    assert_same_run(tmp_path / "run", whole)
+    assert_same_run(tmp_path / "run", run_folder)
 
 
 @pytest.mark.parametrize("kind", ["progressive", "step_dependent"])
@@ -240,7 +241,7 @@ def test_drawn_loops_are_resumed_as_well(
 
 def test_a_half_written_line_of_metrics_is_made_again(
     tiny: TrainingConfig,
-    whole: Path,
+    run_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -249,17 +250,17 @@ def test_a_half_written_line_of_metrics_is_made_again(
         file.write('{"step": 14, "lo')
     assert len(Run.load(tmp_path / "run").metrics()) >= 5
     train(tiny, tmp_path / "run", progress=False)
-    assert_same_run(tmp_path / "run", whole)
+    assert_same_run(tmp_path / "run", run_folder)
 
 
 def test_a_model_that_lags_its_checkpoint_is_caught_up(
-    tiny: TrainingConfig, whole: Path, copy: Path
+    tiny: TrainingConfig, run_folder: Path, copy: Path
 ) -> None:
     (copy / "model/model.safetensors").unlink()
     with refused(RunFault.NO_MODEL):
         Run.load(copy).model()
     train(tiny, copy, progress=False)
-    assert_same_run(copy, whole)
+    assert_same_run(copy, run_folder)
 
 
 def test_leftovers_of_cut_writes_are_swept_up_and_nothing_of_the_users(
@@ -277,7 +278,7 @@ def test_leftovers_of_cut_writes_are_swept_up_and_nothing_of_the_users(
 
 
 def test_the_second_trainer_in_a_folder_is_refused(
-    tiny: TrainingConfig, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: TrainingConfig, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, real = tmp_path / "run", Trainer.advance
 
@@ -292,7 +293,7 @@ def test_the_second_trainer_in_a_folder_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "advance", meddled_with)
         train(tiny, run, progress=False)
-    assert_same_run(run, whole)
+    assert_same_run(run, run_folder)
 
 
 @pytest.mark.parametrize(
@@ -337,17 +338,17 @@ def test_a_run_without_checkpoint_has_no_steps(
     ],
 )
 def test_another_configuration_names_the_setting(
-    tiny: TrainingConfig, whole: Path, changes: dict[str, Any], key: str
+    tiny: TrainingConfig, run_folder: Path, changes: dict[str, Any], key: str
 ) -> None:
-    before = {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()}
+    before = {p: p.read_bytes() for p in run_folder.rglob("*") if p.is_file()}
     with pytest.raises(ConfigError, match=key):
-        train(tiny.replace(**changes), whole, progress=False)
-    assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == before
+        train(tiny.replace(**changes), run_folder, progress=False)
+    assert {p: p.read_bytes() for p in run_folder.rglob("*") if p.is_file()} == before
 
 
-def test_a_run_is_never_overwritten(tiny: TrainingConfig, whole: Path) -> None:
+def test_a_run_is_never_overwritten(tiny: TrainingConfig, run_folder: Path) -> None:
     with refused(RunFault.TAKEN):
-        train(tiny, whole, progress=False, resume=False)
+        train(tiny, run_folder, progress=False, resume=False)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "model/model.safetensors", CHECKPOINT])
@@ -359,8 +360,8 @@ def test_a_folder_of_something_else_is_refused(
         train(tiny, tmp_path, progress=False)
 
 
-def test_a_model_folder_is_not_a_run(tiny: TrainingConfig, whole: Path) -> None:
-    folder = whole / "model"
+def test_a_model_folder_is_not_a_run(tiny: TrainingConfig, run_folder: Path) -> None:
+    folder = run_folder / "model"
     with refused(RunFault.OTHER_JSON):
         Run.load(folder)
     with refused(RunFault.OTHER_JSON):
@@ -394,14 +395,14 @@ def test_no_gpu_is_refused_before_anything_is_written(
 
 
 def test_auto_is_written_down_as_what_it_was(
-    tiny: TrainingConfig, whole: Path, tmp_path: Path
+    tiny: TrainingConfig, run_folder: Path, tmp_path: Path
 ) -> None:
     if torch.cuda.is_available():
         pytest.fail("this test expects a machine without a GPU")
     config = tiny.replace(device="auto")
     run = train(config, tmp_path / "run", progress=False)
     assert isinstance(run.config, TrainingConfig) and run.config.device == "cpu"
-    assert_same_run(tmp_path / "run", whole)
+    assert_same_run(tmp_path / "run", run_folder)
     train(config, tmp_path / "run", progress=False)
 
 
@@ -475,9 +476,9 @@ def test_a_model_of_another_architecture_is_refused(tiny: TrainingConfig, copy: 
 def test_a_flip_of_any_byte_of_a_checkpoint_is_found(
     tiny: TrainingConfig, copy: Path, name: str
 ) -> None:
-    whole = (copy / name).read_bytes()
-    for place in range(0, len(whole), len(whole) // 40):
-        flipped = bytearray(whole)
+    content = (copy / name).read_bytes()
+    for place in range(0, len(content), len(content) // 40):
+        flipped = bytearray(content)
         flipped[place] ^= 1
         (copy / name).write_bytes(flipped)
         with pytest.raises(CheckpointError):

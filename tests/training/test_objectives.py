@@ -58,8 +58,8 @@ def apply(config: ObjectiveConfig, model: LoopedTransformer, batch: Batch) -> Su
 
 def plain_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean over asked positions, without ignore_index."""
-    asked = targets != IGNORE
-    picked = logits.float().log_softmax(-1)[asked].gather(-1, targets[asked][:, None])
+    has_target = targets != IGNORE
+    picked = logits.float().log_softmax(-1)[has_target].gather(-1, targets[has_target][:, None])
     return -picked.mean()
 
 
@@ -100,11 +100,11 @@ ABACUS = {
 def test_step_dependent_equals_each_example_run_alone(changes: dict[str, object]) -> None:
     model, batch = small_model(**changes), mixed_batch()
     supervised = apply(ObjectiveConfig(kind="step_dependent"), model, batch)
-    alone = torch.cat(
+    single = torch.cat(
         [model(batch.inputs[k : k + 1], n_loops=int(batch.n_loops[k])) for k in range(len(batch))]
     )
-    naive = plain_loss(alone, batch.targets)
-    torch.testing.assert_close(supervised.logits, alone)
+    naive = plain_loss(single, batch.targets)
+    torch.testing.assert_close(supervised.logits, single)
     torch.testing.assert_close(supervised.loss, naive)
     ours, theirs = gradients(model, supervised.loss), gradients(model, naive)
     assert ours.keys() == theirs.keys()
@@ -168,20 +168,20 @@ def test_holding_asks_a_share_of_the_examples_a_second_time() -> None:
 def test_what_is_due_is_asked_before_the_end() -> None:
     """An answer with k answers after it is due k loops before T(n), and never before that."""
     batch, generator = mixed_batch(tuple(range(1, 7)) * 50), torch.Generator().manual_seed(0)
-    asked = ask(ObjectiveConfig(due_share=0.5), batch, generator)
-    assert torch.equal(asked.loops[0], batch.n_loops)
-    assert torch.equal(asked.targets[0], batch.targets)
-    early = (asked.targets[1] != IGNORE).any(-1) | (asked.loops[1] < batch.n_loops)
+    questions = ask(ObjectiveConfig(due_share=0.5), batch, generator)
+    assert torch.equal(questions.loops[0], batch.n_loops)
+    assert torch.equal(questions.targets[0], batch.targets)
+    early = (questions.targets[1] != IGNORE).any(-1) | (questions.loops[1] < batch.n_loops)
     assert 0.35 < float(early.double().mean()) < 0.65
     seen = set()
     for row in early.nonzero().flatten().tolist():
-        k, total = int(asked.loops[1, row]), int(batch.n_loops[row])
+        k, total = int(questions.loops[1, row]), int(batch.n_loops[row])
         assert 1 <= k <= total
         places = (batch.targets[row] != IGNORE).nonzero().flatten().tolist()
         due = [p for rank, p in enumerate(reversed(places)) if rank >= total - k]
-        got = (asked.targets[1, row] != IGNORE).nonzero().flatten().tolist()
+        got = (questions.targets[1, row] != IGNORE).nonzero().flatten().tolist()
         assert got == sorted(due)
-        assert torch.equal(asked.targets[1, row, got], batch.targets[row, got])
+        assert torch.equal(questions.targets[1, row, got], batch.targets[row, got])
         seen.add((total, k))
     # Every number of loops is drawn.
     assert len(seen) > 15
@@ -216,9 +216,9 @@ def test_progressive_mixes_the_last_loop_with_a_drawn_one() -> None:
 def test_other_loops_than_those_of_the_task(kind: Any, scale: float, extra: int) -> None:
     """T(n) wrong by k, and T(n) of another slope, against each example run as long by hand."""
     model, batch = small_model(), mixed_batch()
-    asked = [max(1, math.ceil(scale * t) + extra) for t in batch.n_loops.tolist()]
-    asked = asked if kind == "step_dependent" else [max(asked)] * len(asked)
-    by_hand = torch.cat([model(x[None], n_loops=t) for x, t in zip(batch.inputs, asked)])
+    loops = [max(1, math.ceil(scale * t) + extra) for t in batch.n_loops.tolist()]
+    loops = loops if kind == "step_dependent" else [max(loops)] * len(loops)
+    by_hand = torch.cat([model(x[None], n_loops=t) for x, t in zip(batch.inputs, loops)])
     config = ObjectiveConfig(kind=kind, loop_scale=scale, extra_loops=extra)
     supervised = apply(config, model, batch)
     torch.testing.assert_close(supervised.logits, by_hand)
@@ -249,8 +249,8 @@ def test_progressive_at_both_ends_of_its_weight(alpha: float) -> None:
         supervise(config, bind(model, batch.inputs), batch, generator=generator).loss
         for _ in range(30)
     ]
-    found = {r for loss in got for r in (1, 2, 3) if torch.isclose(loss, losses[r])}
-    assert found == ({3} if alpha == 0 else {1, 2, 3})
+    rounds = {r for loss in got for r in (1, 2, 3) if torch.isclose(loss, losses[r])}
+    assert rounds == ({3} if alpha == 0 else {1, 2, 3})
 
 
 def test_every_loop_is_a_weighted_mean_over_loops() -> None:

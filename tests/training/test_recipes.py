@@ -156,7 +156,7 @@ def test_to_add_a_recipe_is_to_add_a_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"seeds": []}, "exact_match: expected shares of one seed at least"),
         ({"exact_match": {}}, "exact_match: expected shares"),
@@ -177,9 +177,9 @@ def test_to_add_a_recipe_is_to_add_a_file(folder: Path) -> None:
         ({"on": ""}, "on: expected text"),
     ],
 )
-def test_what_was_not_measured_is_refused(change: dict[str, Any], said: str) -> None:
+def test_what_was_not_measured_is_refused(change: dict[str, Any], message: str) -> None:
     values = {"about": "A.", "config": _as_code()["addition"].to_dict()}
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         Recipe.from_dict({**values, "measured": MEASURED | change})
     with pytest.raises(ConfigError, match="measured: expected"):
         Recipe.from_dict(values)
@@ -194,8 +194,8 @@ def test_a_recipe_is_worth_its_lowest_distribution_and_a_seed_may_be_unmeasured_
     only = measured.replace(exact_match={**measured.exact_match, "chain": {12: (None, 0.25)}})
     assert only.worst() == {12: 0.25} and only.lowest(12).distributions == ("chain",)
     assert only.reach() == (0, 12)
-    held = {"uniform": {12: (1.0,), 24: (1.0,), 96: (0.5,)}, "chain": {12: (1.0,), 24: (1.0,)}}
-    part = measured.replace(seeds=(0,), exact_match=held)
+    shares = {"uniform": {12: (1.0,), 24: (1.0,), 96: (0.5,)}, "chain": {12: (1.0,), 24: (1.0,)}}
+    part = measured.replace(seeds=(0,), exact_match=shares)
     # That others were not measured there hides no failure.
     assert part.reach() == (24, 96)
     assert not get_recipe("multiplication-two-bits").generalises
@@ -241,10 +241,10 @@ def test_a_recipe_generalises_if_it_holds_at_one_and_a_half_times(
 def test_a_recipe_generalises_if_its_seeds_do_on_the_whole() -> None:
     recipe = get_recipe("addition")
     for shares, most in (((1.0, 0.75, 1.0), True), ((1.0, 0.2, 1.0), False)):
-        found = {"uniform": {12: (1.0,) * 3, 18: shares}}
+        by_distribution = {"uniform": {12: (1.0,) * 3, 18: shares}}
         right = {12: (1.0,) * 3, 18: (1.0,) * 3}
-        found |= {"propagate": right, "chain": right}
-        measured = recipe.measured.replace(seeds=(0, 1, 2), exact_match=found)
+        by_distribution |= {"propagate": right, "chain": right}
+        measured = recipe.measured.replace(seeds=(0, 1, 2), exact_match=by_distribution)
         assert recipe.replace(measured=measured).generalises is most
 
 

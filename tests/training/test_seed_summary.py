@@ -21,11 +21,11 @@ OPTIONS = {"n_samples": 12, "loops": [1], "trained_up_to": 3}
 
 
 def seeds(lengths: tuple[int, ...] = (1, 3), n: int = 3, **options) -> list[EvaluationResult]:
-    found = []
+    results = []
     for seed in range(n):
         model = LoopedTransformer(TINY.model, seed=seed)
-        found.append(evaluate(model, Addition(), lengths, **OPTIONS | options))
-    return found
+        results.append(evaluate(model, Addition(), lengths, **OPTIONS | options))
+    return results
 
 
 @pytest.mark.parametrize("name", ["exact_match", "bit_accuracy", "loop_exact_match"])
@@ -86,8 +86,8 @@ def test_other_cells_and_single_seeds_are_refused() -> None:
 
 def test_other_settings_of_a_task_are_no_other_seed() -> None:
     results = []
-    for seed, of in enumerate(("copy", "parity")):
-        task = NextToken(of=of)
+    for seed, name in enumerate(("copy", "parity")):
+        task = NextToken(of=name)
         config = TINY.model.replace(d_vocab=task.d_vocab, d_vocab_out=task.d_vocab_out)
         results.append(evaluate(LoopedTransformer(config, seed=seed), task, [2], n_samples=4))
     with naming(r"results\[1\]"):

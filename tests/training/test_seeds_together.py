@@ -37,9 +37,9 @@ def examples(most: int = 4) -> st.SearchStrategy[Lengths]:
     ) | many.map(lambda rows: [rows, rows[::-1]])
 
 
-def asked_of(drawn: Lengths) -> list[Questions]:
+def questions_of(drawn: Lengths) -> list[Questions]:
     """The first seed is asked twice, the others once; padding differs between seeds."""
-    found = []
+    questions = []
     for seed, rows in enumerate(drawn):
         width = max(length for length, *_ in rows) + seed
         targets = torch.full((2, len(rows), width), IGNORE)
@@ -47,8 +47,8 @@ def asked_of(drawn: Lengths) -> list[Questions]:
             targets[0, row, length - 1] = row
         loops = torch.tensor([[a, b] for _, a, b in rows]).T
         n_asks = 1 if seed else 2
-        found.append(Questions(loops[:n_asks], targets[:n_asks]))
-    return found
+        questions.append(Questions(loops[:n_asks], targets[:n_asks]))
+    return questions
 
 
 NOPE = {"positions": "none", "relative_window": None, "attention_window": None}
@@ -91,16 +91,16 @@ def test_each_seed_makes_the_steps_it_makes_alone(
     # Lengths that differ between seeds: the widest batch pads the others.
     values["curriculum"] |= {"max_n": 3, "start_n": 1, "interval": 20}
     configs = [TrainingConfig.from_dict(values | {"seed": seed}) for seed in (0, 3)]
-    together, alone = ([Trainer(config) for config in configs] for _ in range(2))
+    joint, one_by_one = ([Trainer(config) for config in configs] for _ in range(2))
     for _ in range(steps):
-        advance_together(together)
-        expected = [trainer.step() for trainer in alone]
-        for trainer, other in zip(together, expected):
+        advance_together(joint)
+        expected = [trainer.step() for trainer in one_by_one]
+        for trainer, other in zip(joint, expected):
             [one] = read(trainer)
             assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
     generator = torch.Generator().manual_seed(0)
-    inputs = together[0].task.sample(4, batch_size=8, generator=generator).inputs
-    for one, other in zip(together, alone):
+    inputs = joint[0].task.sample(4, batch_size=8, generator=generator).inputs
+    for one, other in zip(joint, one_by_one):
         # Weights that change nothing, as biases of keys, are moved by rounding alone.
         with torch.no_grad():
             ours, theirs = (t.averaged_model()(inputs, n_loops=4) for t in (one, other))
@@ -151,13 +151,13 @@ def test_runs_of_seeds_are_ordinary_runs(
     runs = train_seeds(config, [4, 5], tmp_path / "seeds", progress=False)
     for seed, run, folder in zip((4, 5), runs, folders):
         assert run.folder == folder
-        alone = train(config.replace(seed=seed), tmp_path / f"alone-{seed}", progress=False)
+        single = train(config.replace(seed=seed), tmp_path / f"alone-{seed}", progress=False)
         again = Run.load(folder)
         assert again.finished and again.seconds > 0
-        assert again.config == alone.config
-        files = [{str(p.relative_to(f)) for p in f.rglob("*")} for f in (folder, alone.folder)]
+        assert again.config == single.config
+        files = [{str(p.relative_to(f)) for p in f.rglob("*")} for f in (folder, single.folder)]
         assert files[0] == files[1]
-        ours, theirs = again.metrics(), alone.metrics()
+        ours, theirs = again.metrics(), single.metrics()
         assert ours.to_numpy() == pytest.approx(theirs.to_numpy(), rel=1e-4, abs=1e-5)
 
 
@@ -198,12 +198,14 @@ def alone(model: LoopedTransformer, q: Any, k: Any, v: Any) -> torch.Tensor:
 def test_each_example_attends_as_it_does_alone(
     kind: str, drawn: Lengths, square: bool, loop: int
 ) -> None:
-    asked = asked_of(drawn)
-    models = [model_of(kind, seed) for seed in range(len(asked))]
-    packing = _Packing.pack_questions(asked, square=square and not _goes_by_key(models[0].config))
+    questions = questions_of(drawn)
+    models = [model_of(kind, seed) for seed in range(len(questions))]
+    packing = _Packing.pack_questions(
+        questions, square=square and not _goes_by_key(models[0].config)
+    )
     assume(loop < len(packing.running))
     n_examples, n_places = packing.running[loop]
-    bound = [m.bind(torch.zeros(one.targets.shape[1:]).long()) for m, one in zip(models, asked)]
+    bound = [m.bind(torch.zeros(one.targets.shape[1:]).long()) for m, one in zip(models, questions)]
     attend = _PackedAttention(models, bound, packing).of_loop(loop).attend
     assert attend is not None
     shape, generator = (4, len(models), 2, max(n_places), 3), torch.Generator().manual_seed(loop)
@@ -214,16 +216,16 @@ def test_each_example_attends_as_it_does_alone(
     for seed, model in enumerate(models):
         for row in range(n_examples[seed]):
             start, length = (int(x[seed, row]) for x in (packing.starts, packing.lengths))
-            own = slice(start, start + length)
-            wanted = alone(model, *(x[seed, :, own] for x in qkv))
-            torch.testing.assert_close(z[seed, :, own], wanted)
-            for found, of in ((z[seed, :, own], ours), (wanted, theirs)):
-                of.append((found * g[seed, :, own]).sum())
+            places = slice(start, start + length)
+            expected = alone(model, *(x[seed, :, places] for x in qkv))
+            torch.testing.assert_close(z[seed, :, places], expected)
+            for z_of_seed, inputs in ((z[seed, :, places], ours), (expected, theirs)):
+                inputs.append((z_of_seed * g[seed, :, places]).sum())
     gradients = [
         torch.autograd.grad(
-            torch.stack(of).sum(), weights, retain_graph=True, materialize_grads=True
+            torch.stack(inputs).sum(), weights, retain_graph=True, materialize_grads=True
         )
-        for of in (ours, theirs)
+        for inputs in (ours, theirs)
     ]
     torch.testing.assert_close(*gradients)
 
@@ -231,23 +233,23 @@ def test_each_example_attends_as_it_does_alone(
 @settings(max_examples=15)
 @given(examples())
 def test_a_row_has_each_position_once_and_those_that_run_first(drawn: Lengths) -> None:
-    asked = asked_of(drawn)
-    packing = _Packing.pack_questions(asked)
+    questions = questions_of(drawn)
+    packing = _Packing.pack_questions(questions)
     names = [  # of each position: its example, and its place there
         torch.cartesian_prod(torch.arange(len(rows)), torch.arange(one.targets.shape[-1]))
         .view(len(rows), -1, 2)
         .double()
-        for rows, one in zip(drawn, asked)
+        for rows, one in zip(drawn, questions)
     ]
     packed = packing.pack(names)
-    for seed, (rows, one) in enumerate(zip(drawn, asked)):
+    for seed, (rows, one) in enumerate(zip(drawn, questions)):
         ends = one.loops.amax(0).tolist()
-        wanted = [
+        expected = [
             [row, pos]
             for row in sorted(range(len(rows)), key=lambda row: -ends[row])
             for pos in range(rows[row][0])
         ]
-        assert packed[seed, : len(wanted)].tolist() == wanted
+        assert packed[seed, : len(expected)].tolist() == expected
         for loop, (n_examples, n_places) in enumerate(packing.running, 1):
             running = [row for row in range(len(rows)) if ends[row] >= loop]
             assert n_examples[seed] == len(running)
@@ -258,8 +260,8 @@ def test_a_row_has_each_position_once_and_those_that_run_first(drawn: Lengths) -
 @given(examples())
 def test_answers_are_found_where_they_were_asked_for(drawn: Lengths) -> None:
     """Each state names its seed, loop, example and position; so do the answers."""
-    asked = asked_of(drawn)
-    packing = _Packing.pack_questions(asked)
+    questions = questions_of(drawn)
+    packing = _Packing.pack_questions(questions)
     example = packing.order.gather(1, packing.example)
     at = torch.stack([example, packing.pos], -1).double()
     n_places = [at.shape[1], *(max(places) for _, places in packing.running)]
@@ -269,7 +271,7 @@ def test_answers_are_found_where_they_were_asked_for(drawn: Lengths) -> None:
         for loop, n in enumerate(n_places)
     ]
     answers = packing.answers(states)
-    for seed, (rows, one) in enumerate(zip(drawn, asked)):
+    for seed, (rows, one) in enumerate(zip(drawn, questions)):
         for ask, loops in enumerate(one.loops.tolist()):
             for row, (length, *_) in enumerate(rows):
                 for pos in range(length):
@@ -279,16 +281,16 @@ def test_answers_are_found_where_they_were_asked_for(drawn: Lengths) -> None:
 @settings(max_examples=15)
 @given(examples())
 def test_noise_meets_the_examples_that_run_in_turn(drawn: Lengths) -> None:
-    asked = asked_of(drawn)
-    packing = _Packing.pack_questions(asked)
+    questions = questions_of(drawn)
+    packing = _Packing.pack_questions(questions)
     for loop, (n_examples, n_places) in enumerate(packing.running):
-        noise = [torch.randn(n, one.targets.shape[-1], 3) for n, one in zip(n_examples, asked)]
+        noise = [torch.randn(n, one.targets.shape[-1], 3) for n, one in zip(n_examples, questions)]
         packed = packing.pack_noise(noise, loop)
-        for seed, own in enumerate(noise):
-            lengths = packing.lengths[seed, : len(own)].tolist()
-            rows = [row[:length] for row, length in zip(own, lengths)]
-            wanted = torch.cat([*rows, torch.zeros(max(n_places) - n_places[seed], 3)])
-            assert torch.equal(packed[seed], wanted)
+        for seed, noise_of_seed in enumerate(noise):
+            lengths = packing.lengths[seed, : len(noise_of_seed)].tolist()
+            rows = [row[:length] for row, length in zip(noise_of_seed, lengths)]
+            expected = torch.cat([*rows, torch.zeros(max(n_places) - n_places[seed], 3)])
+            assert torch.equal(packed[seed], expected)
 
 
 def test_a_square_that_is_nearly_full_is_run_whole() -> None:

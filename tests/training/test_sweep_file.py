@@ -32,9 +32,9 @@ SHIPPED = sorted((Path(__file__).parents[2] / "analyses" / "sweeps").glob("*.jso
 @settings(max_examples=10)
 def test_a_grid_is_all_combinations(chosen: dict[str, list]) -> None:
     sweep = SMALL.replace(settings={}, grid={key: tuple(v) for key, v in chosen.items()})
-    wanted = list(itertools.product(*chosen.values()))
-    assert len(sweep.changes) == len(wanted)
-    for name, values in [*zip(sweep.changes, wanted)][-2:]:
+    expected = list(itertools.product(*chosen.values()))
+    assert len(sweep.changes) == len(expected)
+    for name, values in [*zip(sweep.changes, expected)][-2:]:
         flat = flatten(sweep.config_of(name, 1).to_dict())
         assert [flat[key] for key in chosen] == list(values) and flat["seed"] == 1
 
@@ -107,15 +107,15 @@ def test_a_setting_that_cannot_be_is_found_out_when_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_every_setting_of_a_shipped_sweep_makes_a_step(file: Path) -> None:
-    whole = Sweep.read(file)
-    sweep = whole.at()
+    full = Sweep.read(file)
+    sweep = full.at()
     small = ["model.d_model=8", "model.n_heads=2", "batch_size=1", "steps=1", "device=cpu"]
     for name in sweep.changes:
         config = sweep.config_of(name, sweep.seeds[0])
         assert config.model.n_ctx is None or config.model.n_ctx > max(sweep.evaluation.lengths)
         assert 0 < Trainer(apply_settings(config, small)).step()["loss"] < 20
-    for scale in whole.scales:
-        sweep = whole.at(scale)
+    for scale in full.scales:
+        sweep = full.at(scale)
         configs = {repr(sweep.config_of(name, 0).to_dict()) for name in sweep.changes}
         # No two settings are the same.
         assert len(configs) == len(sweep.changes)

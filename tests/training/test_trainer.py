@@ -74,19 +74,19 @@ def test_gradients_are_clipped(tiny: TrainingConfig) -> None:
 
 
 def test_state_and_load_go_on_bit_by_bit(tiny: TrainingConfig) -> None:
-    whole, stopped = Trainer(tiny), Trainer(tiny)
+    full, stopped = Trainer(tiny), Trainer(tiny)
     for _ in range(9):
-        whole.step()
+        full.step()
         stopped.step()
     tensors, metadata = stopped.state()
     saved = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     thawed = Trainer(tiny)
     thawed.load(saved, metadata, HERE)
-    assert [thawed.step() for _ in range(9)] == [whole.step() for _ in range(9)]
-    for one, other in zip(whole.model.parameters(), thawed.model.parameters(), strict=True):
+    assert [thawed.step() for _ in range(9)] == [full.step() for _ in range(9)]
+    for one, other in zip(full.model.parameters(), thawed.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    for name in whole.ema.shadow:
-        assert torch.equal(whole.ema.shadow[name], thawed.ema.shadow[name])
+    for name in full.ema.shadow:
+        assert torch.equal(full.ema.shadow[name], thawed.ema.shadow[name])
 
 
 @pytest.mark.parametrize("kind", ["missing", "extra", "shape", "dtype"])
@@ -118,13 +118,13 @@ def test_counters_that_cannot_be_read_are_refused(tiny: TrainingConfig) -> None:
 def test_steps_read_late_are_those_read_at_once(tiny: TrainingConfig) -> None:
     config = tiny.replace(log_every=100, checkpoint_every=100)
     at_once, late = Trainer(config), Trainer(config)
-    expected, found, readings = [at_once.step() for _ in range(14)], [], 0
+    expected, metrics, readings = [at_once.step() for _ in range(14)], [], 0
     for _ in range(14):
         late.advance()
         if late.due:
-            found += late.read()
+            metrics += late.read()
             readings += 1
-    assert found + late.read() == expected
+    assert metrics + late.read() == expected
     assert readings == 2  # after 5 and 10 steps, where the curriculum grows
     for one, other in zip(at_once.state()[0].values(), late.state()[0].values(), strict=True):
         assert torch.equal(one, other)
@@ -198,13 +198,13 @@ def test_each_example_may_draw_its_own_start(
         "abacus_max_offset": 30,
     }
     trainer = Trainer(TrainingConfig.from_dict(values))
-    given: list[torch.Tensor] = []
+    batches: list[torch.Tensor] = []
     monkeypatch.setattr(
-        trainer, "_bind", lambda inputs, position_offset, checked: given.append(position_offset)
+        trainer, "_bind", lambda inputs, position_offset, checked: batches.append(position_offset)
     )
     for _ in range(20):
         trainer.bind(trainer.draw())
-    drawn = torch.stack(given)
+    drawn = torch.stack(batches)
     assert drawn.shape == (20, 64)
     assert drawn.unique().tolist() == list(range(31))
     assert (drawn.min(1).values < drawn.max(1).values).all()

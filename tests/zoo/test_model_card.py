@@ -64,25 +64,26 @@ def test_only_a_finished_run_of_training_becomes_an_entry(
     with naming("run .*"):
         make_entry(Run.load(unfinished), tmp_path / "new", **make)
     model = LoopedTransformer(run.config.model)
-    given = Run.from_model(model, run.task(), tmp_path / "given", max_n=3, origin="given")
+    run_of_model = Run.from_model(model, run.task(), tmp_path / "given", max_n=3, origin="given")
     with naming("run .*"):
-        make_entry(given, tmp_path / "new", **make)
+        make_entry(run_of_model, tmp_path / "new", **make)
     with naming("recipe"):
         make_entry(run, tmp_path / "new", **{**make, "recipe": None})
     assert not (tmp_path / "new").exists()
-    card = make_entry(given, tmp_path / "new", **{**make, "recipe": None})
+    card = make_entry(run_of_model, tmp_path / "new", **{**make, "recipe": None})
     assert (card.recipe, card.minutes, card.changes) == (None, None, {})
-    assert Run.load(tmp_path / "new").config == given.config
+    assert Run.load(tmp_path / "new").config == run_of_model.config
 
 
 def test_a_card_says_where_it_fails_and_how_long_an_answer_lasts() -> None:
     values = get_card("addition").to_dict()
     card = Card.from_dict(values | {"exact_match": FAILING})
     assert card.fails_at() == [Failure("uniform", 24, 6, 0.5), Failure("chain", 24, 0, 0.3)]
-    assert list(map(str, card.fails_at())) == [
+    texts = [
         "uniform: exact match 0.50 at length 24, 6 loops after T(n)",
         "chain: exact match 0.30 at length 24",
     ]
+    assert list(map(str, card.fails_at())) == texts
     assert card.worst() == {12: 0.9, 24: 0.3}
     assert card.worst(12) == {12: 0.8, 24: 0.0}
     assert card.lowest(24).distributions == ("chain",)

@@ -103,7 +103,8 @@ def test_a_copy_is_a_run_as_any_other(tmp_path: Path) -> None:
     workflow.analyze_run(run.folder, studies=["attention"], progress=False)
     page = write_report(run.folder).read_text()
     assert "cannot be shown" not in page
-    assert "loopinterp zoo parity --out NEW" in page
+    command = "loopinterp zoo parity --out NEW"
+    assert command in page
     results = contents(run.folder / "results")
     assert set(results) == {"attention.safetensors", "generalisation.safetensors"}
     again = load_pretrained("parity", tmp_path / "mine")

@@ -290,8 +290,8 @@ class ACTWrapper(nn.Module):
         )
         state, logits, (stop, go_on) = self.inner(state, batch)
         steps = torch.where(carry.halted, 0, carry.steps) + 1
-        told = {"logits": logits, "q_halt_logits": stop, "q_continue_logits": go_on}
-        return Carry(state, steps, steps >= self.config.halt_max_steps, batch), told
+        outputs = {"logits": logits, "q_halt_logits": stop, "q_continue_logits": go_on}
+        return Carry(state, steps, steps >= self.config.halt_max_steps, batch), outputs
 
 
 class HierarchicalReasoningModel_ACTV1(ACTWrapper):
@@ -319,16 +319,16 @@ def segments(
     if puzzles is None:
         puzzles = torch.zeros(len(tokens), dtype=torch.int32)
     batch = {"inputs": tokens, "puzzle_identifiers": puzzles}
-    config, carry, told = model.inner.config, model.initial_carry(batch), {}
+    config, carry, outputs = model.inner.config, model.initial_carry(batch), {}
     cycles, most = config.H_cycles, config.halt_max_steps
     config.H_cycles = cycles if n_loops % cycles == 0 else n_loops
     config.halt_max_steps = n_loops  # or the run would begin anew
     try:
         for _ in range(n_loops // config.H_cycles):
-            carry, told = model(carry, batch)
+            carry, outputs = model(carry, batch)
     finally:
         config.H_cycles, config.halt_max_steps = cycles, most
-    return told
+    return outputs
 
 
 def native(

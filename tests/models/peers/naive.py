@@ -64,13 +64,13 @@ class NaiveLooped:
         return x
 
     def run_with_cache(self, tokens: Tensor) -> tuple[Tensor, ActivationCache]:
-        kept: dict[str, Tensor] = {}
+        recorded: dict[str, Tensor] = {}
 
         def keep(name: str, x: Tensor) -> Tensor:
-            kept[name] = x.clone()
+            recorded[name] = x.clone()
             return x
 
-        return self._run(tokens, keep), ActivationCache(kept, self)
+        return self._run(tokens, keep), ActivationCache(recorded, self)
 
     def _run(self, tokens: Tensor, edit: Edit) -> Tensor:
         weights = self._weights
