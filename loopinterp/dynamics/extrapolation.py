@@ -140,11 +140,12 @@ def _follow(model: LoopedModel, batch: Batch, counted: Tensor, n_loops: int) -> 
     arrays: dict[str, list[Tensor]] = defaultdict(list)
     run = runs.stream_measures(iteration := bind(model, batch.inputs), n_loops)
     for loop, h, measures in track(run, "loops", total=n_loops + 1):
-        right = correctness(likeliest(iteration.read(h, loop)), batch.targets)
+        right = correctness(likeliest(iteration.read(h, loop)), batch.targets)  # [batch, pos]
         arrays["exact"].append(exact_match(right).bool())
         arrays["accuracy"].append(((right == 1) * share).sum(dim=1).float())
         arrays["residual_max"].append(measures.residual_max.float())
         for name in ("residual", "norm"):
+            # Weighted by position, [batch, pos]
             values = torch.where(counted, getattr(measures, name) * share, 0)
             arrays[name].append(values.sum(dim=1).float())
         for name in ("contraction", "cosine"):

@@ -71,7 +71,8 @@ def test_fates_part_rest_from_right(halving: ConvergenceResult) -> None:
     right = halving.data["right"].copy()
     right[-1] = np.where(right[-1] < 0, -1, 0)
     lost = dataclasses.replace(halving, data=halving.data.assign(right=right)).fates()
-    assert (lost == "rests wrong, was right at T(n)").all()
+    fate = "rests wrong, was right at T(n)"
+    assert (lost == fate).all()
 
 
 def test_right_from_counts_to_the_end(halving: ConvergenceResult) -> None:

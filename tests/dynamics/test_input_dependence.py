@@ -75,7 +75,7 @@ def test_none_is_where_the_start_alone_decides() -> None:
 def test_a_limit_that_all_share_has_no_spread_to_divide() -> None:
     result = input_dependence_study(MapModel(lambda h, e: h / 2 + 1), batch())
     (finding,) = result.findings()
-    assert finding.good is False and finding.value == "one limit for all"
+    assert finding.good is False and finding.value.startswith("one limit")
     assert result.spread() < 1e-4
 
 

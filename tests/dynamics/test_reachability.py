@@ -133,7 +133,7 @@ def test_the_figures_show_the_control(tmp_path: Path) -> None:
     plot: Any = starts.plot
     bars, control = plot.data
     assert list(bars.y) == ["own", "zeros", "noise 1", "noise 2", "other 1", "other 2"]
-    assert list(control.x) == [0.0] and "cosine of the limits" in starts.control
+    assert list(control.x) == [0.0] and "cosine" in starts.control
     assert kicks.data is not None and (kicks.data["back"] == 1).all()
 
 

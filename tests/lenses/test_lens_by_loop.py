@@ -232,7 +232,7 @@ def test_right_answers_are_classes_of_the_model() -> None:
     batch = Batch(inputs=model.inputs, targets=targets, n=counts, n_loops=counts)
     with pytest.raises(InputError) as caught:
         lens_study(model, batch)
-    assert caught.value.what == "targets of the batch"
+    assert caught.value.what.startswith("targets") and "4" in caught.value.given
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -304,23 +304,24 @@ def test_the_logit_lens_reads_a_bit_when_the_carry_study_says(trained: LoopedTra
     row, pos = sample.row.numpy(), sample.pos.numpy()
     for chain, arrived in enumerate(first.astype(int)):
         accuracy = read[:, row[chain], pos[chain]].mean(1)
-        assert (accuracy[1:arrived] == 0.5).all(), "nothing is read before the carry can be there"
-        assert accuracy[arrived] >= 0.6, "some of it is, at once"
-        assert (accuracy[arrived + 1 :] == 1).all(), "and all of it, one loop later, for good"
+        assert (accuracy[1:arrived] == 0.5).all()  # at chance before the carry can be there
+        assert accuracy[arrived] >= 0.6
+        assert (accuracy[arrived + 1 :] == 1).all()  # from one loop later on
     shuffled = result.data["reading_top"].sel(layer="state", reading="shuffled").mean("batch")
     assert float(shuffled.max()) < 0.85  # on all positions, most of which have short chains
 
 
 def test_where_two_lenses_are_one_the_findings_say_so() -> None:
-    said = {}
+    texts = {}
     for kind in ("plain", "prelude and coda"):
         for lens in ("logit", "coda"):
-            found = lens_study(transformer(kind), tokens(), lens=lens, n_loops=2)
-            said[kind, lens] = found.findings()[0].text
-    assert "(the model's own readout, as it has no coda)" in said["plain", "logit"]
-    assert "(logit and coda lens: it has no coda)" in said["plain", "coda"]
-    assert "Through the logit lens the" in said["prelude and coda", "logit"]
-    assert "(the coda lens)" in said["prelude and coda", "coda"]
+            result = lens_study(transformer(kind), tokens(), lens=lens, n_loops=2)
+            texts[kind, lens] = result.findings()[0].text
+            assert ("no coda" in texts[kind, lens]) == (kind == "plain")
+    assert "own readout" in texts["plain", "logit"]
+    assert "(logit and coda" in texts["plain", "coda"]
+    assert "logit lens the" in texts["prelude and coda", "logit"]
+    assert "(the coda lens)" in texts["prelude and coda", "coda"]
 
 
 @pytest.mark.parametrize("wrongly", [False, True])
@@ -333,9 +334,10 @@ def test_a_reading_that_is_further_off_than_nothing_is_said_to_be(wrongly: bool)
         logits[1:4, ::2], logits[1:4, 1::2] = wrong.flip(0), wrong
     model = Told(logits)
     result = lens_study(model, model.inputs, n_loops=4)
-    told = result.findings()[1]
-    assert told.good is None, "an intermediate value is as far from the end as a misread state"
-    assert ("After loops 1 to 3 " in told.text) == wrongly
+    beyond_chance = result.findings()[1]
+    # An intermediate value is as far from the end as a misread state, so neither is bad.
+    assert beyond_chance.good is None
+    assert (" 1 to 3 " in beyond_chance.text) == wrongly
 
 
 def test_exact_intermediate_values_are_no_fault_of_the_lens() -> None:
@@ -370,7 +372,7 @@ def test_a_result_is_read_back_and_says_what_it_shows(tmp_path: Path) -> None:
         if not isinstance(lens, str):
             assert "plain" in result.data["reading"]
         lines = {trace.name for trace in figures[0].plot.data if trace.name}
-        assert "components of the state shuffled" in lines
+        assert any("shuffled" in line for line in lines)
         assert any("layer 1" in line for line in lines)
 
 

@@ -141,9 +141,10 @@ def test_a_common_subexpression_is_computed_once():
 
 
 def test_a_value_missing_from_a_table_is_named():
+    table = tok_map(tokens, {0: 1})
     with pytest.raises(InputError) as caught:
-        evaluate(tok_map(tokens, {0: 1}), torch.tensor([[0, 5]]))
-    assert caught.value.what == "table of tok_map(tokens, {0: 1})" and "5" in caught.value.given
+        evaluate(table, torch.tensor([[0, 5]]))
+    assert caught.value.what == f"table of {table!r}" and "5" in caught.value.given
     with pytest.raises(InputError):
         evaluate(tok_map(tokens, {}), torch.tensor([[0]]))
 

@@ -180,7 +180,8 @@ def test_settled_is_the_first_loop_from_which_a_variable_stays():
             assert settled[row, pos] == by_hand
     with pytest.raises(InputError) as caught:
         trace.settled("carries")
-    assert (caught.value.what, caught.value.given) == ("variable of program ripple", "'carries'")
+    assert caught.value.what == f"variable of program {RIPPLE.name}"
+    assert caught.value.given == repr("carries")
 
 
 TOKENS = torch.tensor([[4, 3, 1, 2]])

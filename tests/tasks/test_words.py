@@ -168,16 +168,18 @@ def test_other_answers_are_shown_where_they_are_wrong(capsys: pytest.CaptureFixt
     answers[0, 1] = 1
     task.show(batch, answers, most=2)
     shown = capsys.readouterr().out.splitlines()
-    assert shown == [
+    lines = [
         "0011 + 0101 = 1000 mod 2^4, answered 1001",
         "0001 + 0001 = 0010 mod 2^4",
         "… and 1 more",
     ]
+    assert shown == lines
 
 
 def test_a_class_that_is_no_symbol_of_an_answer_is_a_question_mark() -> None:
     batch = TokenAddition().encode([(1, 1)], n=2)
-    assert TokenAddition().decode(batch, torch.full_like(batch.targets, 9)) == ["01 + 01 = ????"]
+    text = "01 + 01 = ????"
+    assert TokenAddition().decode(batch, torch.full_like(batch.targets, 9)) == [text]
 
 
 def test_what_is_not_of_the_task_is_refused() -> None:
