@@ -55,8 +55,8 @@ def test_every_figure_of_convergence_has_accuracy_in_it(result: ConvergenceResul
         _check(figure)
         assert figure.section == "convergence"
         names = {trace.name for trace in _traces(figure)}
-        beside = names & ACCURACY or "right" in str(figure.plot.data)
-        assert beside, figure.title
+        has_accuracy = names & ACCURACY or "right" in str(figure.plot.data)
+        assert has_accuracy, figure.title
 
 
 def test_lines_are_the_numbers_of_the_result(result: ConvergenceResult) -> None:

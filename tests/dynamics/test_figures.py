@@ -30,7 +30,7 @@ def test_there_is_a_line_for_each_length() -> None:
         plot: Any = figure.plot
         lines = {trace.name: trace for trace in plot.data[:4] if trace.fill != "toself"}
         assert list(lines["n = 2"].y) == [0.0] * 3 + [1.0] * (n_loops - 3)
-        assert "n = 3" in lines and f"{AnswerFate.KEPT.value}: 4" in figure.control
+        assert "n = 3" in lines and f"{AnswerFate.STABLE.value}: 4" in figure.control
         assert {"T(n)", "longest training run"} <= {a.text for a in plot.layout.annotations}
         assert (plot.layout.xaxis.type == "log") == (n_loops == 80)
         assert figure.data is not None and set(figure.data["n"]) == {2, 3}

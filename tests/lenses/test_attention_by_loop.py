@@ -45,8 +45,8 @@ def test_mass_by_distance_is_the_mean_along_diagonals() -> None:
     assert result.data["distance"].values.tolist() == [0, 1, 2]
     for distance in range(3):
         cells = [float(p[q, q - distance]) for p in pattern for q in range(distance, 6)]
-        found = result.data["mass"].sel(loop=1, layer=0, head=0, distance=distance)
-        assert float(found.sel(estimate="value")) == pytest.approx(np.mean(cells))
+        mass = result.data["mass"].sel(loop=1, layer=0, head=0, distance=distance)
+        assert float(mass.sel(estimate="value")) == pytest.approx(np.mean(cells))
 
 
 def test_a_model_that_attends_evenly_equals_its_control() -> None:
@@ -132,8 +132,8 @@ def test_what_a_key_receives_is_the_mean_over_all_others_that_see_it() -> None:
     _, cache = looped.run_with_cache(tokens(), n_loops=2)
     pattern = cache.stack("attn.hook_pattern").detach()[1, :, 0]
     cells = [float(p[q, 2]) for p in pattern for q in range(3, 6)]
-    found = result.data["received"].sel(loop=1, layer=0, head=0, key=2, estimate="value")
-    assert float(found) == pytest.approx(np.mean(cells))
+    received = result.data["received"].sel(loop=1, layer=0, head=0, key=2, estimate="value")
+    assert float(received) == pytest.approx(np.mean(cells))
     assert float(result.data["received_even"][0, 2]) == pytest.approx(
         np.mean([1 / 4, 1 / 5, 1 / 6])
     )

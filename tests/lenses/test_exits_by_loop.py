@@ -40,9 +40,9 @@ def told(seed: int = 0, n_examples: int = 12) -> tuple[Told, Batch]:
 
 def exact_of(model: Told, batch: Batch) -> list[list[bool]]:
     answers = model.logits.argmax(-1).tolist()
-    wanted = batch.targets.tolist()
+    targets = batch.targets.tolist()
     return [
-        [all(w in (a, IGNORE) for a, w in zip(row, want)) for row, want in zip(loop, wanted)]
+        [all(w in (a, IGNORE) for a, w in zip(row, want)) for row, want in zip(loop, targets)]
         for loop in answers
     ]
 
@@ -59,24 +59,24 @@ def test_accuracy_agreement_and_the_oracle_are_those_of_plain_python() -> None:
     shares = [sum(row) / 12 for row in exact[1:]]
     assert result.best_loop() == (max(shares), 1 + shares.index(max(shares)))
     first = [next((t for t in range(1, 8) if exact[t][b]), LOOPS) for b in range(12)]
-    found = [any(exact[t][b] for t in range(1, 8)) for b in range(12)]
-    assert result.oracle() == (sum(found) / 12, sum(first) / 12)
+    ever_right = [any(exact[t][b] for t in range(1, 8)) for b in range(12)]
+    assert result.oracle() == (sum(ever_right) / 12, sum(first) / 12)
 
 
 def test_the_answer_of_another_is_looked_for_at_every_loop() -> None:
     model, batch = told()
-    found = exit_study(model, batch).data["another"].values
-    answers, wanted = model.logits.argmax(-1).tolist(), batch.targets.tolist()
+    another = exit_study(model, batch).data["another"].values
+    answers, targets = model.logits.argmax(-1).tolist(), batch.targets.tolist()
     for b in range(12):
-        other = wanted[b - 1]
-        if other == wanted[b]:
-            assert np.isnan(found[b])
+        other = targets[b - 1]
+        if other == targets[b]:
+            assert np.isnan(another[b])
             continue
         hits = [
             all(w in (a, IGNORE) for a, w in zip(answers[t][b], other)) for t in range(1, LOOPS + 1)
         ]
-        assert found[b] == any(hits)
-    assert 0 < np.nanmean(found) < 1 and np.isnan(found).any()
+        assert another[b] == any(hits)
+    assert 0 < np.nanmean(another) < 1 and np.isnan(another).any()
 
 
 def test_a_rule_stops_where_run_until_does() -> None:
@@ -179,10 +179,10 @@ def test_with_inputs_alone_right_is_what_the_last_loop_says() -> None:
 
 def test_it_does_not_depend_on_how_many_examples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = told()
-    whole = exit_study(model, batch)
+    full = exit_study(model, batch)
     monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 1)
     parts = exit_study(model, batch)
-    for name, values in whole.data.items():
+    for name, values in full.data.items():
         np.testing.assert_allclose(parts.data[name], values, rtol=1e-5)
 
 

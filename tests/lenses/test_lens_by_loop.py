@@ -125,8 +125,8 @@ def test_a_reading_is_the_readout_of_what_the_lens_makes_of_a_place() -> None:
     for place in places(model, x, 2, inside=True):
         read = model.readout(lens.transport(place.residual, place.loop, place.layer))
         label = "state" if place.layer is None else f"layer {place.layer}"
-        own = result.data["answer"].sel(loop=place.loop, layer=label)
-        np.testing.assert_array_equal(own, read.argmax(-1))
+        answer = result.data["answer"].sel(loop=place.loop, layer=label)
+        np.testing.assert_array_equal(answer, read.argmax(-1))
         plain = model.unembedding(model.ln_final(place.ended)).argmax(-1)
         np.testing.assert_array_equal(logit.data["answer"].sel(loop=place.loop, layer=label), plain)
 
@@ -152,8 +152,8 @@ def test_shuffled_components_are_read_by_the_same_lens() -> None:
         for order in orders:
             q = model.readout(h[..., order]).log_softmax(-1)
             gaps.append((end.exp() * (end - q)).sum(-1).mean(1))
-        found = result.data["reading_kl"].sel(loop=loop, layer="state", reading="shuffled")
-        np.testing.assert_allclose(found, torch.stack(gaps).mean(0), rtol=1e-4, atol=1e-6)
+        shuffled = result.data["reading_kl"].sel(loop=loop, layer="state", reading="shuffled")
+        np.testing.assert_allclose(shuffled, torch.stack(gaps).mean(0), rtol=1e-4, atol=1e-6)
 
 
 def test_the_diagonal_of_the_transfer_is_each_loops_own_reading() -> None:
@@ -161,9 +161,9 @@ def test_the_diagonal_of_the_transfer_is_each_loops_own_reading() -> None:
     lens = fit_jacobian_lens(model, tokens(seed=4), n_loops=4)
     data = lens_study(model, tokens(), lens=lens).data
     for loop in range(5):
-        own = data["reading_kl"].sel(loop=loop, layer="state", reading="lens")
+        own_kl = data["reading_kl"].sel(loop=loop, layer="state", reading="lens")
         np.testing.assert_allclose(
-            data["transfer_kl"].sel(translator=loop, applied=loop), own, rtol=1e-4, atol=1e-6
+            data["transfer_kl"].sel(translator=loop, applied=loop), own_kl, rtol=1e-4, atol=1e-6
         )
     identity = data["transfer_kl"].sel(translator=4)
     plain = data["reading_kl"].sel(reading="plain", layer="state")
@@ -174,11 +174,11 @@ def test_the_diagonal_of_the_transfer_is_each_loops_own_reading() -> None:
 
 def test_some_positions_are_those_of_all() -> None:
     model = transformer("prelude and coda")
-    whole = lens_study(model, tokens(), lens="coda", n_loops=3, inside=True)
+    full = lens_study(model, tokens(), lens="coda", n_loops=3, inside=True)
     some = lens_study(model, tokens(), lens="coda", n_loops=3, inside=True, positions=[-1, 1])
     assert some.data["pos"].values.tolist() == [3, 1]
     for name in ("answer", "rank", "kl", "probability", "settled", "flips"):
-        np.testing.assert_allclose(some.data[name], whole.data[name].sel(pos=[3, 1]), rtol=1e-6)
+        np.testing.assert_allclose(some.data[name], full.data[name].sel(pos=[3, 1]), rtol=1e-6)
 
 
 def test_right_answers_are_wanted_where_they_are_known() -> None:
@@ -195,10 +195,10 @@ def test_right_answers_are_wanted_where_they_are_known() -> None:
 
 
 def test_it_does_not_depend_on_how_many_examples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = lens_study(transformer("loop norm"), tokens(), n_loops=3, inside=True)
+    full = lens_study(transformer("loop norm"), tokens(), n_loops=3, inside=True)
     monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 1)
     parts = lens_study(transformer("loop norm"), tokens(), n_loops=3, inside=True)
-    for name, values in whole.data.items():
+    for name, values in full.data.items():
         np.testing.assert_allclose(parts.data[name], values, rtol=1e-4, atol=1e-6)
 
 
@@ -219,10 +219,10 @@ def test_a_lens_is_fitted_on_others_than_it_reads(lens: Any) -> None:
 
 
 def test_positions_keep_the_order_they_are_asked_in() -> None:
-    whole = lens_study(transformer(), tokens(), n_loops=2)
+    full = lens_study(transformer(), tokens(), n_loops=2)
     turned = lens_study(transformer(), tokens(), n_loops=2, positions=[3, 2, 1, 0])
     assert turned.data["pos"].values.tolist() == [3, 2, 1, 0]
-    np.testing.assert_array_equal(turned.data["kl"], whole.data["kl"][..., ::-1])
+    np.testing.assert_array_equal(turned.data["kl"], full.data["kl"][..., ::-1])
 
 
 def test_right_answers_are_classes_of_the_model() -> None:

@@ -227,8 +227,8 @@ def test_a_model_of_a_fixed_depth_is_probed_up_to_it() -> None:
     model: Any = CarryToy()
     model.loop_rule = LoopRule(3)
     short: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "loops"}
-    found = carry_study(model, Addition(), **short)
-    assert found.data["loop"].values.tolist() == [0, 1, 2, 3]
+    result = carry_study(model, Addition(), **short)
+    assert result.data["loop"].values.tolist() == [0, 1, 2, 3]
     model.loop_rule = LoopRule(1)
     with pytest.raises(InputError) as caught:
         carry_study(model, Addition(), **short)
@@ -271,8 +271,8 @@ def test_every_carry_is_what_python_says(task: Addition, generator: torch.Genera
                 "propagate": x ^ y,
                 "sum": (x + y + carry) & 1,
             }
-            found = dict(zip(VARIABLES, sample.variables[:, chain, k].tolist()))
-            assert found == expected
+            variables = dict(zip(VARIABLES, sample.variables[:, chain, k].tolist()))
+            assert variables == expected
 
 
 @FORMATS
@@ -297,8 +297,8 @@ def test_positions_and_own_bits_are_mixed(generator: torch.Generator) -> None:
     sample = sample_chains(Addition(), 24, max_chain=12, n_pairs=40, generator=generator)
     for chain in range(12):
         assert len(set(sample.pos[chain].tolist())) > 4
-        own = sample.variables[VARIABLES.index("propagate"), chain].float().mean()
-        assert 0.4 < own < 0.95
+        propagate_share = sample.variables[VARIABLES.index("propagate"), chain].float().mean()
+        assert 0.4 < propagate_share < 0.95
 
 
 @pytest.mark.parametrize("n_pairs", [1, 40])

@@ -34,8 +34,8 @@ def test_a_sample_agrees_with_what_the_task_says_of_itself(name, settings):
         if distribution != "mixed":  # factors, or operands, of several lengths
             assert batch.n_loops.tolist() == [task.n_loops(7)] * 5
         assert int(batch.n_loops.max()) <= task.n_loops(7)
-        asked = batch.targets[batch.targets >= 0]
-        assert int(asked.max()) < task.d_vocab_out
+        answers = batch.targets[batch.targets >= 0]
+        assert int(answers.max()) < task.d_vocab_out
         torch.testing.assert_close(task.targets(batch), batch.targets)
         if task.d_vocab is not None:
             assert int(batch.inputs.max()) < task.d_vocab

@@ -145,11 +145,11 @@ def test_the_words_give_back_the_tokens_and_the_answer_of_plain_python(
         for row, line in enumerate(task.decode(batch)):
             question, answer = line.split(" = ")
             again = _encoded(task, question)
-            own = _unpadded(batch, task, row)
-            common = min(len(own), again.inputs.shape[1])
-            assert torch.equal(again.inputs[0, :common], own[:common])
+            unpadded = _unpadded(batch, task, row)
+            common = min(len(unpadded), again.inputs.shape[1])
+            assert torch.equal(again.inputs[0, :common], unpadded[:common])
             # Shorter operands than there might be leave more padding.
-            assert set(own[common:].tolist()) <= {getattr(task, "end", None)}
+            assert set(unpadded[common:].tolist()) <= {getattr(task, "end", None)}
             assert answer == _right(task, question)
 
 
@@ -157,8 +157,11 @@ def test_the_words_give_back_the_tokens_and_the_answer_of_plain_python(
 def test_inputs_alone_are_said_without_an_answer(name: str, settings: dict[str, object]) -> None:
     task = get_task(name, **settings)
     batch = task.sample(4, batch_size=3, generator=torch.Generator().manual_seed(1))
-    whole, questions = task.decode(batch), task.decode(batch.inputs)
-    assert all(line.startswith(said) and said.endswith("=") for line, said in zip(whole, questions))
+    lines, questions = task.decode(batch), task.decode(batch.inputs)
+    assert all(
+        line.startswith(question) and question.endswith("=")
+        for line, question in zip(lines, questions)
+    )
 
 
 def test_other_answers_are_shown_where_they_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:
