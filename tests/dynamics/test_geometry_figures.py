@@ -26,7 +26,7 @@ def layered() -> GeometryResult:
     return geometry_study(model, Addition(), n=3, batch_size=4, n_loops=16)
 
 
-def _of(matrix: torch.Tensor, **options: Any) -> GeometryResult:
+def _study_of(matrix: torch.Tensor, **options: Any) -> GeometryResult:
     return geometry_study(LinearModel(matrix, threshold=5.0), batch(), limit_steps=40, **options)
 
 
@@ -61,7 +61,7 @@ def test_figures_have_controls_tables_and_accuracy(layered: GeometryResult) -> N
 
 
 def test_paths_are_drawn_by_class_with_their_limits() -> None:
-    result = _of(0.5 * torch.eye(3), n_trajectories=2)
+    result = _study_of(0.5 * torch.eye(3), n_trajectories=2)
     right = result.data["right"].isel(batch=slice(2)).values
     settling, wrong = "settling (fixed point)", "settling (fixed point), wrong"
     plane, space = result.figures()[2:4]
@@ -82,16 +82,16 @@ def test_paths_are_drawn_by_class_with_their_limits() -> None:
 
 
 def test_the_plane_alone_where_there_are_two_features_and_nothing_of_what_is_not_finite() -> None:
-    assert len(_of(0.5 * torch.eye(2)).figures()) == 3
-    burst = _of(1e6 * torch.eye(2), n_loops=20)
+    assert len(_study_of(0.5 * torch.eye(2)).figures()) == 3
+    burst = _study_of(1e6 * torch.eye(2), n_loops=20)
     assert len(burst.figures()) == 2
     assert burst.findings()[1].value == "not finite"
 
 
 def test_classes_are_said_with_the_wrong_among_them() -> None:
-    ends = _of(0.5 * torch.eye(2)).findings()[0]
+    ends = _study_of(0.5 * torch.eye(2)).findings()[0]
     assert ends.good is True and "100% settle; " in ends.text and "wrong answer" in ends.text
-    turns = _of(rotation(1.0)).findings()[0]
+    turns = _study_of(rotation(1.0)).findings()[0]
     assert turns.good is False and "100% drift" in turns.text and turns.value == "0% settling"
 
 
@@ -99,7 +99,7 @@ def test_one_point_is_told_from_few_directions() -> None:
     forgets = geometry_study(MapModel(lambda h, e: h / 2 + 1 + 0 * e), batch())
     finding = forgets.findings()[1]
     assert finding.good is False and finding.value == "one point"
-    knows = _of(0.5 * torch.eye(2)).findings()[1]
+    knows = _study_of(0.5 * torch.eye(2)).findings()[1]
     assert "effectively 1.0 directions" in knows.text and "limits" in knows.text
 
 

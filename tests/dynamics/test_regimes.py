@@ -277,7 +277,7 @@ KNOWN: dict[str, tuple[Tensor, SettlingClass]] = {
 BEYOND_FLOAT32 = {name for name in KNOWN if "1e-6" in name}
 
 
-def of(states: Tensor) -> tuple[SettlingClass, SettlingClasses]:
+def settling_of(states: Tensor) -> tuple[SettlingClass, SettlingClasses]:
     classes = classify_settling(states)
     return SettlingClass(int(classes.settling)), classes
 
@@ -285,9 +285,9 @@ def of(states: Tensor) -> tuple[SettlingClass, SettlingClasses]:
 @pytest.mark.parametrize("name", KNOWN)
 def test_systems_of_known_class(name: str) -> None:
     states, expected = KNOWN[name]
-    assert of(states)[0] is expected
+    assert settling_of(states)[0] is expected
     if name not in BEYOND_FLOAT32:
-        assert of(states.float())[0] is expected
+        assert settling_of(states.float())[0] is expected
 
 
 @given(st.floats(0.3, 0.985), st.floats(0, math.pi), st.booleans())
@@ -295,7 +295,7 @@ def test_the_rate_of_a_linear_map_is_its_spectral_radius(
     radius: float, angle: float, real: bool
 ) -> None:
     states = linear(scalar(radius) if real else turning(radius, angle))
-    kind, classes = of(states)
+    kind, classes = settling_of(states)
     assert kind is SETTLING
     if not classes.rate.isnan():  # not yet at rest
         assert classes.rate.item() == pytest.approx(radius, rel=1e-3)
@@ -303,37 +303,37 @@ def test_the_rate_of_a_linear_map_is_its_spectral_radius(
 
 def test_the_exponent_of_a_power_law() -> None:
     # x' = x - x^3 goes as (2 t)^(-1/2), so its updates as t^(-3/2).
-    assert of(cubic(2000))[1].exponent.item() == pytest.approx(1.5, abs=0.02)
-    assert of(FALL.sqrt()[:, None])[1].exponent.item() == pytest.approx(0.5, abs=0.02)
+    assert settling_of(cubic(2000))[1].exponent.item() == pytest.approx(1.5, abs=0.02)
+    assert settling_of(FALL.sqrt()[:, None])[1].exponent.item() == pytest.approx(0.5, abs=0.02)
 
 
 def test_an_update_too_small_for_the_rounding_of_the_state_is_none() -> None:
     slide = 1 + 1e-7 * FALL[:, None]
-    assert of(slide)[0] is DRIFTING
+    assert settling_of(slide)[0] is DRIFTING
     # In single precision that slide is at most a rounding error now and then.
-    kind, classes = of(slide.float())
+    kind, classes = settling_of(slide.float())
     assert kind is SETTLING and classes.rate.isnan() and classes.exponent.isnan()
 
 
 def test_a_slide_is_no_power_though_its_relative_residual_is() -> None:
     slide = FALL[:, None] + 1
     relative = (slide[1:] - slide[:-1]).norm(dim=-1) / slide[1:].norm(dim=-1)
-    assert relative[-1] < relative[0] / 30 and of(slide)[0] is DRIFTING
+    assert relative[-1] < relative[0] / 30 and settling_of(slide)[0] is DRIFTING
 
 
 def test_a_power_looks_geometric_to_a_short_look_and_not_to_a_long_one() -> None:
     # From 0.1 on it goes as (t + 50)^(-1/2), which is nearly straight over loops 12 to 24.
     states = cubic(200, start=0.1)
-    assert of(states[:25])[0] is SETTLING and of(states)[0] is MARGINAL
+    assert settling_of(states[:25])[0] is SETTLING and settling_of(states)[0] is MARGINAL
 
 
 def test_thresholds_move_the_lines() -> None:
     states = linear(scalar(0.999))
-    assert of(states)[0] is MARGINAL
+    assert settling_of(states)[0] is MARGINAL
     loose = classify_settling(states, SettlingCriteria(fall=0.99))
     assert SettlingClass(int(loose.settling)) is SETTLING
     noisy = 1 + 1e-9 * random_state(N_LOOPS + 1, 4)
-    assert of(noisy)[0] is DRIFTING
+    assert settling_of(noisy)[0] is DRIFTING
     coarse = classify_settling(noisy, SettlingCriteria(rounding=1e9))
     assert SettlingClass(int(coarse.settling)) is SETTLING
 
@@ -357,7 +357,7 @@ def test_a_batch_gives_what_its_trajectories_give_one_by_one_of_falling_updates(
 def test_the_class_does_not_depend_on_scale_of_falling_updates(scale: float) -> None:
     for name in ("real", "cubic", "circle"):
         states, expected = KNOWN[name]
-        assert of(scale * states)[0] is expected
+        assert settling_of(scale * states)[0] is expected
 
 
 def test_runs_too_short_and_criteria_out_of_range_are_refused_of_falling_updates() -> None:

@@ -228,17 +228,17 @@ def test_a_batch_in_parts_gives_what_the_whole_gives(
         sizes.append(len(h))
         return iteration.advance(h, e, context)
 
-    def found() -> Eigenvalues:
+    def eigenvalues() -> Eigenvalues:
         sizes.clear()
         step = replace(iteration, advance=advance).step
         return leading_eigenvalues(
             step, h, 2, tol=1e-6, max_vectors=6, vectors=True, positions=where
         )
 
-    full = found()
+    full = eigenvalues()
     assert set(sizes) == {3} and full.converged.all()
     monkeypatch.setattr(runs, "CHUNK_BYTES", 1)
-    parts = found()
+    parts = eigenvalues()
     assert set(sizes) == {1} and parts.converged.all()
     # Each ends when it has converged by itself; the whole went on until all had.
     assert parts.n_products <= full.n_products
@@ -292,8 +292,8 @@ def test_all_values_of_a_trained_model_agree_with_its_dense_jacobian() -> None:
     size = h.numel()
     dense = jacobian.reshape(1, size, size)
     eigenvalues = torch.linalg.eigvals(dense).abs().sort(dim=1, descending=True)[0]
-    found = leading_eigenvalues(iteration.step, h, 4, tol=1e-5)
-    torch.testing.assert_close(found.values.abs(), eigenvalues[:, :4], rtol=1e-3, atol=0)
+    leading = leading_eigenvalues(iteration.step, h, 4, tol=1e-5)
+    torch.testing.assert_close(leading.values.abs(), eigenvalues[:, :4], rtol=1e-3, atol=0)
     sigma = torch.linalg.svdvals(dense)
     top = largest_singular_values(iteration.step, h, 3, tol=1e-5)
     torch.testing.assert_close(top.values, sigma[:, :3], rtol=1e-3, atol=0)

@@ -23,7 +23,7 @@ from tests.models.variants import build, some_inputs
 BATCH, POS, CLASSES = 6, 5, 3
 
 
-def asked(inputs: torch.Tensor, n_loops: Any = LOOPS, classes: int = CLASSES) -> Batch:
+def batch_of(inputs: torch.Tensor, n_loops: Any = LOOPS, classes: int = CLASSES) -> Batch:
     """Random answers to some inputs; at the first position nothing is asked."""
     generator = torch.Generator().manual_seed(1)
     targets = torch.randint(classes, inputs.shape[:2], generator=generator)
@@ -56,7 +56,7 @@ def cell(found: AblationStudy, name: str, **where: Any) -> float:
 
 @pytest.mark.parametrize("part", ["head 1.0", "head 0.1", "MLP 0", "attention 1"])
 def test_zero_is_the_untied_model_whose_weights_of_that_part_are_zero(part):
-    model, batch = without_injection(n_layers=2, d_mlp=8), asked(tokens())
+    model, batch = without_injection(n_layers=2, d_mlp=8), batch_of(tokens())
     result = ablation_study(
         model,
         batch,
@@ -88,7 +88,7 @@ def test_zero_is_the_untied_model_whose_weights_of_that_part_are_zero(part):
 
 @torch.no_grad()
 def test_without_any_component_the_residual_alone_holds_the_state():
-    model, batch = without_injection(n_layers=2), asked(tokens())
+    model, batch = without_injection(n_layers=2), batch_of(tokens())
     result = ablation_study(
         model, batch, components=("attn_out", "mlp_out"), kinds=("zero",), together=True
     )
@@ -103,7 +103,7 @@ def test_without_any_component_the_residual_alone_holds_the_state():
 @torch.no_grad()
 def test_a_mean_at_one_position_is_a_hook_that_puts_it_there(variant, component):
     model = build(variant, init_std=0.8)
-    batch = asked(some_inputs(model, batch=BATCH, n_pos=POS))
+    batch = batch_of(some_inputs(model, batch=BATCH, n_pos=POS))
     result = ablation_study(
         model, batch, components=(component,), kinds=("mean",), when=("one",), positions="each"
     )
@@ -126,7 +126,7 @@ def test_a_mean_at_one_position_is_a_hook_that_puts_it_there(variant, component)
 
 @torch.no_grad()
 def test_a_group_of_neurons_at_the_mean_of_each_token():
-    model, batch = without_injection(), asked(tokens())
+    model, batch = without_injection(), batch_of(tokens())
     result = ablation_study(
         model,
         batch,
@@ -154,7 +154,7 @@ def test_a_group_of_neurons_at_the_mean_of_each_token():
 
 def test_among_examples_that_are_alike_mean_and_resample_change_nothing():
     model = build("demo", init_std=0.8)
-    batch = asked(some_inputs(model, batch=1, n_pos=POS).expand(4, -1))
+    batch = batch_of(some_inputs(model, batch=1, n_pos=POS).expand(4, -1))
     result = ablation_study(model, batch, kinds=("mean", "resample"), when=("all", "one"))
     assert (result.data["agreement"].sel(estimate="value") == 1).all()
     same = result.reference("margin").sel(estimate="value").item()
@@ -167,8 +167,8 @@ def test_examples_that_end_sooner_are_read_there():
     inputs = some_inputs(model, batch=BATCH, n_pos=POS)
     ends = torch.tensor([1, 3, 2, 3, 1, 2])
     args: dict[str, Any] = {"kinds": ("zero",), "when": ("all", "one")}
-    mixed = ablation_study(model, asked(inputs, ends), **args)
-    full = asked(inputs, ends)
+    mixed = ablation_study(model, batch_of(inputs, ends), **args)
+    full = batch_of(inputs, ends)
     for part in mixed.data["part"].values:
         for when in ("all loops", "loop 1"):
             expected = 0.0
@@ -228,7 +228,7 @@ def test_a_part_that_says_nothing_of_the_input_is_a_constant() -> None:
 
 def test_few_changed_answers_are_unclear_and_none_are_idle() -> None:
     model = without_injection()
-    result = ablation_study(model, asked(tokens()), kinds=("resample",), when=("all",))
+    result = ablation_study(model, batch_of(tokens()), kinds=("resample",), when=("all",))
     kept = result.data["agreement"].copy()
     parts = result.data["part"].values.tolist()
     for part, n_changed, need in zip(parts, (0, 1, 5), ("idle", "unclear", "needed")):
@@ -252,7 +252,7 @@ def test_noise_is_as_long_as_the_change_and_inside_the_part(generator):
 
 
 def test_an_ablation_is_what_it_is_again_and_is_saved(tmp_path):
-    model, batch = without_injection(), asked(tokens())
+    model, batch = without_injection(), batch_of(tokens())
     args: dict[str, Any] = {"when": ("all", "one"), "loops": [0, -1], "seed": 3}
     result = ablation_study(model, batch, **args)
     assert result.data.equals(ablation_study(model, batch, **args).data)
@@ -266,7 +266,7 @@ def test_an_ablation_is_what_it_is_again_and_is_saved(tmp_path):
 
 @pytest.mark.usefixtures("no_type_checks")
 def test_what_cannot_be_ablated_is_said():
-    model, batch = without_injection(), asked(tokens())
+    model, batch = without_injection(), batch_of(tokens())
 
     def refused(what: str, model: Any = model, data: Batch = batch, **changes: Any) -> None:
         with pytest.raises(InputError) as caught:
@@ -289,13 +289,13 @@ def test_what_cannot_be_ablated_is_said():
     refused("mean_over", mean_over="head")
     refused("data", data=batch[:1])
     features = build("features")
-    refused("mean_over", features, asked(some_inputs(features)), mean_over="token")
+    refused("mean_over", features, batch_of(some_inputs(features)), mean_over="token")
 
 
 def test_spans_of_loops() -> None:
     when = ("all", "one", "from", "upto")
     result = ablation_study(
-        without_injection(), asked(tokens()), kinds=("zero",), when=when, loops=[1]
+        without_injection(), batch_of(tokens()), kinds=("zero",), when=when, loops=[1]
     )
     names = ["all loops", "loop 1", "from loop 1", "up to loop 1"]
     assert result.data["when"].values.tolist() == names

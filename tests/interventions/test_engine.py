@@ -142,7 +142,7 @@ WINDOWED = {
     },
     "as wide as the sequence": {"attention_window": 8},
 }
-WHOLE = {
+OTHER_MODELS = {
     "no window": {},
     "both ways": {"causal": False},
     "both ways, window": {"causal": False, "attention_window": 1},
@@ -161,17 +161,17 @@ WHOLE = {
 
 
 @pytest.mark.parametrize(("sites", "twice"), [(1, False), (3, False), (1, True), (2, True)])
-@pytest.mark.parametrize("name", [*WINDOWED, *WHOLE])
+@pytest.mark.parametrize("name", [*WINDOWED, *OTHER_MODELS])
 def test_an_exchange_is_one_run_by_hand(name, sites, twice):
-    model = random_model(**(WINDOWED | WHOLE)[name])
+    model = random_model(**(WINDOWED | OTHER_MODELS)[name])
     if name in WINDOWED:
         assert reach(model) is not None
     check(model, random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=sites, twice=twice))
 
 
-@pytest.mark.parametrize("name", [*WINDOWED, *WHOLE])
+@pytest.mark.parametrize("name", [*WINDOWED, *OTHER_MODELS])
 def test_a_model_behind_a_vocabulary_goes_on_as_it_does(name):
-    changes = (WINDOWED | WHOLE)[name]
+    changes = (WINDOWED | OTHER_MODELS)[name]
     model = random_model(**changes)
     if name == "fire in a window":
         with torch.no_grad():  # so that places count

@@ -44,8 +44,8 @@ class Affine:
         return A, b
 
 
-class Told:
-    """Says after t loops what it was told to: logits ``[loop, example, pos, class]``.
+class Scripted:
+    """A looped model whose logits are given: ``[loop, example, pos, class]``.
 
     An input is the number of its example, at each position. The state counts loops and holds it.
     """

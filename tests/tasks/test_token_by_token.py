@@ -22,8 +22,8 @@ from loopinterp.tasks import (
 )
 from tests.tasks.answers import ANSWERS, SETTINGS, spelled
 
-MADE = [get_task(name, **settings) for name, settings in SETTINGS]
-TASKS = [task for task in MADE if isinstance(task, TokenByToken)]
+EVERY_TASK = [get_task(name, **settings) for name, settings in SETTINGS]
+TASKS = [task for task in EVERY_TASK if isinstance(task, TokenByToken)]
 
 
 def drawn(task: TokenByToken, seed: int, distribution: str | None = None) -> Batch:
