@@ -55,11 +55,13 @@ class SecantSolver(Settings, Solver):
         dx, dg = state.memory
         before = at_least_single(state.x)
         g = at_least_single(state.fx) - before
-        gamma = self.coefficients(dx, dg, g).nan_to_num(0, 0, 0).to(g)
+        gamma = self.coefficients(dx, dg, g).nan_to_num(0, 0, 0).to(g)  # [batch, window]
         plain = before + self.mixing * g
+        # The mixed step without the part that the kept differences already explain, [batch, size]
         x = plain - torch.einsum("bwn,bw->bn", dx + self.mixing * dg, gamma)
         x = torch.where(x.isfinite().all(dim=-1, keepdim=True), x, plain).to(state.x)
         new = advance(f, state, x)
+        # Zero clears the memory of a restarted example
         keep = (~(new.residual > self.restart * new.best)).to(g)[:, None, None]
         after = at_least_single(x)
         dx = _push(dx, after - before)[:, : self.window] * keep
@@ -75,7 +77,7 @@ def _solve_small(matrix: Float[Tensor, "batch window window"], target: Tensor) -
 
 def _push(history: Differences, new: Flat) -> Float[Tensor, "batch longer size"]:
     """Put the newest row first; rows that are not finite become zero."""
-    new = torch.where(new.isfinite().all(dim=-1, keepdim=True), new, 0)
+    new = torch.where(new.isfinite().all(dim=-1, keepdim=True), new, 0)  # [batch, size]
     return torch.cat([new[:, None], history], dim=1)
 
 
@@ -234,4 +236,5 @@ class NewtonKrylov(Settings, Solver):
             left = (target - small @ y).flatten(1).norm(dim=-1)
             answer[:, : k + 1] = torch.where(unmet.cpu()[:, None], y[..., 0], answer[:, : k + 1])
             unmet = unmet & (left.to(goal) > goal)
+        # The step d as a combination of Krylov vectors, [batch, size]
         return torch.einsum("bkn,bk->bn", basis[:, :-1], answer.to(g)), products

@@ -217,7 +217,7 @@ def basin_map(
         search = {"n_loops": n_loops, "tol": tol, "same": same}
         bound = iteration, clean_limits, batch.targets, counted
         here, there = (_follow(plane, starts, k, *bound, **search) for k in (0, 1))
-        back = near.argsort()
+        back = near.argsort()  # undoes the order from near to far, [start]
         maps = {name: values[back].reshape(points, points) for name, values in here.items()}
         return BasinMapResult.of(
             watch,
@@ -313,6 +313,7 @@ class StatePlane:
 
     def at(self, places: Float[Tensor, "row axis"]) -> Float[Tensor, "row pos d_model"]:
         """The states at some places."""
+        # In-plane displacement over the unit, [row, pos, d_model]
         moved = einsum(places.to(self.axes), self.axes, "row k, k p d -> row p d")
         return (self.centre.double() + self.unit * moved).to(self.centre)
 

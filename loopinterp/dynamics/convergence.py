@@ -144,7 +144,7 @@ class ConvergenceResult(Result, kind="convergence"):
         exact = (self.data["right"] != 0).all("pos")
         first, last = exact.sel(loop=self.data["answer_loops"]), exact.isel(loop=-1)
         rests = ((self.settling_times() < np.inf) | ~self.data["counted"]).all("pos")
-        place = 3 * ~rests + np.where(last, 0, np.where(first, 2, 1))
+        place = 3 * ~rests + np.where(last, 0, np.where(first, 2, 1))  # index into FATES, [batch]
         return place.copy(data=np.array(FATES)[place.values])
 
     def regime_counts(self) -> dict[str, int]:
@@ -280,5 +280,5 @@ def _readouts(
 def _from_loop(values: Tensor, first: int) -> Tensor:
     """Put NaN before loop ``first``, so that entry ``t`` belongs to the state after ``t`` loops."""
     values = values.float()
-    missing = values.new_full((first, *values.shape[1:]), float("nan"))
+    missing = values.new_full((first, *values.shape[1:]), float("nan"))  # [first, batch]
     return torch.cat([missing, values])

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 class AnswerFate(Enum):
     """Whether an answer is right at T(n), after the last loop, and in between."""
 
-    KEPT = "right and stays right"
+    STABLE = "right and stays right"
     LOST_BETWEEN = "right at both, lost in between"
     LOST = "right, then lost"
-    FOUND = "wrong, then found"
+    GAINED = "wrong, then found"
     WRONG = "wrong at both"
 
 
@@ -82,10 +82,10 @@ class ExtrapolationResult(Result, kind="extrapolation"):
         first, last = self.at_answer(), exact.isel(loop=-1)
         always_right = exact.where(loop >= self.data["answer_loops"], other=True).all("loop")
         fates = {
-            AnswerFate.KEPT: always_right,
+            AnswerFate.STABLE: always_right,
             AnswerFate.LOST_BETWEEN: first & last & ~always_right,
             AnswerFate.LOST: first & ~last,
-            AnswerFate.FOUND: ~first & last,
+            AnswerFate.GAINED: ~first & last,
             AnswerFate.WRONG: ~first & ~last,
         }
         return {fate: int(examples.sum()) for fate, examples in fates.items()}
@@ -140,11 +140,12 @@ def _follow(model: LoopedModel, batch: Batch, counted: Tensor, n_loops: int) -> 
     arrays: dict[str, list[Tensor]] = defaultdict(list)
     run = runs.stream_measures(iteration := bind(model, batch.inputs), n_loops)
     for loop, h, measures in track(run, "loops", total=n_loops + 1):
-        right = correctness(likeliest(iteration.read(h, loop)), batch.targets)
+        right = correctness(likeliest(iteration.read(h, loop)), batch.targets)  # [batch, pos]
         arrays["exact"].append(exact_match(right).bool())
         arrays["accuracy"].append(((right == 1) * share).sum(dim=1).float())
         arrays["residual_max"].append(measures.residual_max.float())
         for name in ("residual", "norm"):
+            # Weighted by position, [batch, pos]
             values = torch.where(counted, getattr(measures, name) * share, 0)
             arrays[name].append(values.sum(dim=1).float())
         for name in ("contraction", "cosine"):

@@ -42,7 +42,7 @@ def _(result: ExtrapolationResult) -> list[Finding]:
     text = (
         f"{percent(first)} of the answers are right at {result.answered_after} and "
         f"{percent(last)} after {result.n_loops} loops: of {result.data.sizes['batch']}, "
-        f"{fates[AnswerFate.LOST]} right ones end wrong, {fates[AnswerFate.FOUND]} wrong "
+        f"{fates[AnswerFate.LOST]} right ones end wrong, {fates[AnswerFate.GAINED]} wrong "
         f"ones end right, and {between} right at both are lost in between."
     )
     good = last >= max(first, 0.99) and not between

@@ -139,9 +139,10 @@ def find_fixed_point(
                 if state.n_steps < max_iter:  # patience ends nothing that is coming round again
                     now[watch.checking & (now == Status.STALLED)] = int(Status.RUNNING)
             status = torch.where(done, status, now)
+            # The last finite iterate of each example, [batch, size]
             finite = torch.where(state.x.isfinite().all(dim=-1, keepdim=True), state.x, finite)
             residuals.append(state.residual)
-    residual = torch.stack(residuals)
+    residual = torch.stack(residuals)  # [step, batch]
     finite = finite.reshape(x0.shape)
     return FixedPoint(finite, status, residual, n_steps, state.evaluations, period)
 
@@ -244,6 +245,7 @@ class CycleWatch:
         if lag > 1:  # after one step it would be a fixed point
             self.period = torch.where(near & ~self.checking, lag, self.period)
         period = self.period.clamp(min=1)
+        # Full turns since the anchor, at multiples of the period, else 0, [batch]
         turns = torch.where(self.checking & (lag % period == 0), lag // period, 0)
         returned = turns > 0
         self.worst = torch.where(returned, torch.maximum(self.worst, miss), self.worst)

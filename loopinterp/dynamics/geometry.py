@@ -183,6 +183,7 @@ def geometry_study(
             states = runs.run_loops(iteration, n_loops)
             limits = limits_of_run(iteration, states, max_loops=limit_steps, tol=limit_tol)
             reached = limits.found  # [batch]
+            # Limit points, NaN where none was reached, [batch, pos, d_model]
             middle = centre(iteration, limits).masked_fill(~reached[:, None, None], float("nan"))
             sets.add("loops", states[:, tokens])
             sets.add(EMBEDDING, iteration.e[tokens])
@@ -190,7 +191,7 @@ def geometry_study(
             n_shown = max(0, min(n_trajectories, len(batch)) - rows.start)
             shown.append(torch.cat([states[:, :n_shown], middle[None, :n_shown]]))
             answers = [likeliest(iteration.read(state, loop)) for loop, state in enumerate(states)]
-            right = correctness(torch.stack(answers), batch.targets[rows])
+            right = correctness(torch.stack(answers), batch.targets[rows])  # [loop, batch, pos]
             classes = classify_settling(states)
             part = {
                 "exact": exact_match(right).bool(),
@@ -235,5 +236,5 @@ def _paths(states: Tensor, counted: Tensor) -> dict[str, Tensor]:
     else:
         axes = principal_axes(trajectories[:, through], n_components)
         path, explained = axes.project(states).float(), axes.explained.float()
-    path = path.masked_fill(~(through[..., None]), float("nan"))
+    path = path.masked_fill(~(through[..., None]), float("nan"))  # [loop, shown, pos, component]
     return {"path": path[:-1], "path_limit": path[-1], "explained": explained}

@@ -33,11 +33,6 @@ from loopinterp.figures import (
     space_figure,
 )
 
-_NO_LAYERS = {
-    NoLayers.NO_HOOKS.value: "the model has no hooks inside its loop",
-    NoLayers.ONE_LAYER.value: "the block has one layer",
-}
-
 _ONE_POINT = 1e-3
 """Spread, relative to the size of the states, up to which a set counts as one point."""
 
@@ -96,7 +91,11 @@ def _dimension(result: GeometryResult) -> Finding:
 
 def _layers(result: GeometryResult) -> Finding:
     if result.no_layers:
-        why = _NO_LAYERS.get(result.no_layers, result.no_layers)  # older files have the clause
+        reasons = {
+            NoLayers.NO_HOOKS.value: "the model has no hooks inside its loop",
+            NoLayers.ONE_LAYER.value: "the block has one layer",
+        }
+        why = reasons.get(result.no_layers, result.no_layers)  # older files have the clause
         text = f"Limits of layers inside the loop are not compared: {why}."
         return Finding(text, value="not compared")
     rests, n_layers = result.rests(), result.data.sizes["layer"]

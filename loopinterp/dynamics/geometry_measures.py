@@ -112,6 +112,7 @@ def principal_axes(
     check_integer("n_components", n_components, least=1, most=min(rows.shape))
     mean = rows.mean(dim=0)  # [d_model]
     _, singular, axes = torch.linalg.svd(rows - mean, full_matrices=False)  # axes in rows
+    # The component of largest modulus, made positive to fix each sign, [axis, 1]
     largest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
     axes = axes * torch.where(largest < 0, -1, 1)
     variance = singular**2
@@ -132,6 +133,7 @@ def _rank(singular: Float[Tensor, "*lead value"]) -> Float[Tensor, "*lead"]:
 def _participation(singular: Float[Tensor, "*lead value"]) -> Float[Tensor, "*lead"]:
     """Participation ratio; 0 where all singular values are 0."""
     largest = singular.amax(dim=-1, keepdim=True)
+    # Over the largest, so that squares cannot overflow
     variance = (singular / torch.where(largest > 0, largest, 1)) ** 2
     squares = (variance**2).sum(dim=-1)
     return variance.sum(dim=-1) ** 2 / torch.where(squares == 0, 1, squares)
@@ -178,7 +180,7 @@ class StateMoments:
         if about_zero:
             middle = self.origin + mean
             gram += self.count * middle[..., :, None] * middle[..., None, :]
-        known = gram.isfinite().all(dim=-1).all(dim=-1)
+        known = gram.isfinite().all(dim=-1).all(dim=-1)  # [*lead]
         values = torch.linalg.eigvalsh(torch.where(known[..., None, None], gram, 0))  # ascending
         # Directions without any spread get no more than the rounding of the others.
         nothing = values <= values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
@@ -190,6 +192,7 @@ class StateMoments:
     def spread(self) -> Float[Tensor, "*lead"]:
         """Root mean square distance from the mean over the root mean square norm; 0 by rounding."""
         mean = self.total / self.count
+        # Mean square distance from the origin, [*lead]
         squares = self.products.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / self.count
         variance = (squares - (mean**2).sum(dim=-1)).clamp_min(0)
         size = variance + ((self.origin + mean) ** 2).sum(dim=-1)

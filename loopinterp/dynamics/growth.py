@@ -132,7 +132,7 @@ def transient_growth(
             if space.upper.shape[1] > 2 and (residual[:, 0] <= tol).all():
                 break
         assert space is not None  # at least one vector was made
-        norms.append(torch.from_numpy(value[:, 0]))
+        norms.append(torch.from_numpy(value[:, 0]))  # norm of this power of the Jacobian, [batch]
         known.append(torch.from_numpy(residual[:, 0] <= tol))
         if (torch.stack(norms).amin(0) < 1).all():
             break
@@ -231,6 +231,7 @@ def lyapunov_exponents(
             loops[block] += 1
     means = total / loops[:, None, None].to(total)  # [block, batch, k]
     value = total.sum(0) / n_loops
+    # Half-width of the interval from blocks, [batch, k]
     half = float(student.ppf(0.975, n_blocks - 1)) * means.std(dim=0) / n_blocks**0.5
     half = torch.where(value.isfinite(), half, 0)
     ends = (value, value - half, value + half)

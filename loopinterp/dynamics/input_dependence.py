@@ -146,11 +146,13 @@ def input_dependence_study(
             starts = other_starts(clean_limits.state, generator, n_noise=n_noise, n_others=n_others)
             ends = [clean_limits, *(seek(iteration, start) for start in starts.values())]
             limits = torch.stack([centre(iteration, end) for end in ends])  # [start, batch, pos, d]
-            middle = limits[0]
+            middle = limits[0]  # limit points of the clean runs, [batch, pos, d_model]
             answer = likeliest(iteration.read(clean_limits.state, int(clean_limits.loops.max())))
             effect, changes = _substitute(model, batch, middle, answer, seek, n_substituted)
         reached = clean_limits.found
+        # Examples with a limit from every start, [batch]
         everywhere = torch.stack([end.found for end in ends]).all(dim=0)
+        # Mean squared norm of a limit
         size = _squared(middle[reached], 0, counted[reached]).mean().clamp_min(1e-30)
         over_inputs = _squared(middle, middle[reached].mean(dim=0), counted) / size
         over_starts = _squared(limits, limits.mean(dim=0), counted).mean(dim=0) / size
@@ -264,4 +266,5 @@ def _parts(n_rows: int, state: Tensor) -> Iterator[slice]:
 
 
 def _squared(state: Tensor, middle: Tensor | float, counted: Tensor) -> Tensor:
+    # Squared distance over counted positions, [..., batch]
     return torch.where(counted, ((state - middle) ** 2).sum(dim=-1), 0).sum(dim=-1)

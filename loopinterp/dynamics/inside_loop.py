@@ -165,7 +165,7 @@ def _follow(model: HookedRun, batch: Batch, n_loops: int) -> dict[str, Tensor]:
 
 def _by_loop_and_layer(values: list[Tensor], n_layers: int) -> Float[Tensor, "loop layer ..."]:
     """Values of all loops but the first, in which nothing is compared: NaN there."""
-    from_second = torch.stack(values).unflatten(0, (-1, n_layers))
+    from_second = torch.stack(values).unflatten(0, (-1, n_layers))  # [loop - 1, layer, ...]
     return torch.cat([torch.full_like(from_second[:1], float("nan")), from_second])
 
 

@@ -72,7 +72,7 @@ class KrylovSchur:
             self._restart(row)
         at, active = self.length, ~self.exhausted
         w = self.operator.apply(self.basis[self.rows, at])
-        spanned = self.basis[:, : int(at.max()) + 1]
+        spanned = self.basis[:, : int(at.max()) + 1]  # [batch, vector, size]
         unit, coefficients, norm = orthogonalise(spanned, w)
         full = at + 1 >= self.operator.sizes  # the next vector would fill the space
         lost = (norm == 0) & ~full & active
@@ -167,6 +167,7 @@ class Bidiagonal:
         some, floor = [*range(k), -1], torch.finfo(self.right.dtype).eps ** (2 / 3)
         for length, rows in _by_length(self.lengths):
             left, value, _ = torch.linalg.svd(self.upper[rows, :length, :length])
+            # Residual norm of each singular triplet, [row, value]
             leftover = self.beta[rows, None] * left[:, -1].abs()
             residual = leftover / torch.maximum(value, floor * value[:, :1]).clamp_min(1e-300)
             values[rows], residuals[rows] = value.numpy()[:, some], residual.numpy()[:, some]

@@ -119,7 +119,7 @@ def limits_of_run(
         ends = Limits(states[-1], status, torch.zeros_like(status), torch.zeros_like(status))
     else:
         ends = find_limits(iteration, states[-1], **search)
-    finite = states.isfinite().flatten(2).all(dim=2).all(dim=0)
+    finite = states.isfinite().flatten(2).all(dim=2).all(dim=0)  # [batch]
     return replace(ends, status=torch.where(finite, ends.status, int(Status.DIVERGED)))
 
 
@@ -175,6 +175,7 @@ def limit_distances(
         there = compared(state)
         gap = (here - there).norm(dim=-1) / there.norm(dim=-1).clamp_min(ZERO)
         cosine = torch.cosine_similarity(here, there, dim=-1)
+        # Of the nearest state around the other limit, [batch]
         alignment = torch.where(gap < distance, cosine, alignment)
         distance = torch.minimum(gap, distance)
     unknown, nan = ~(ends.found & others.found), float("nan")
@@ -190,7 +191,7 @@ def answered_right(
         exact_match(correctness(likeliest(iteration.read(state, loop)), targets)).bool()
         for state in around(iteration, ends)
     ]
-    return torch.stack(right).all(dim=0)
+    return torch.stack(right).all(dim=0)  # [batch]
 
 
 @dataclass

@@ -173,6 +173,7 @@ def reachability_study(
 
         fates = [fate(end) for end in reached.values()]
         after = [fate(end) for end in kicked]
+        # Number of each example, [batch]
         each = torch.arange(len(batch), device=clean_limits.status.device)
         other_distance, other_alignment = limit_distances(
             clean_limits.select(each.roll(-1)), clean_limits, iteration, counted

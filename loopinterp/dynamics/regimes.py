@@ -277,8 +277,8 @@ def _late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
     fix = "Run more loops, or shorten the window."
     check_integer("window", window, most=len(states) - 1, fix=fix)
     late = states[-(window + 1) :].reshape(window + 1, -1, states.shape[-1])
-    finite = late.isfinite().all(dim=-1).all(dim=0)
-    late = torch.where(finite[:, None], late, 0).double()
+    finite = late.isfinite().all(dim=-1).all(dim=0)  # [trajectory]
+    late = torch.where(finite[:, None], late, 0).double()  # [loop, trajectory, d_model]
     largest = late.abs().amax(dim=(0, 2)).clamp_min(torch.finfo(torch.float64).tiny)
     return late / largest[:, None], finite
 
@@ -311,7 +311,7 @@ def _recurrence(late: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     minimum under the tolerance, after a lag at which the trajectory was well away.
     """
     centred = late - late.mean(dim=0)
-    variance = (centred**2).sum(dim=-1).mean(dim=0)
+    variance = (centred**2).sum(dim=-1).mean(dim=0)  # [trajectory]
     lags = len(late) // 2
     miss = [torch.zeros_like(variance)]  # one minus the autocorrelation at each lag
     for lag in range(1, lags + 2):
@@ -338,6 +338,7 @@ def _rotation(late: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # Scaling both components to equal size makes an ellipse a circle, so that it turns evenly.
     angle = torch.atan2(vectors[:, :, -2], vectors[:, :, -1])  # [trajectory, loop]
     step = angle[:, 1:] - angle[:, :-1]  # turn of each loop
+    # Mean unit vector of the turns, complex, [trajectory]
     mean = torch.polar(torch.ones_like(step), step).mean(dim=-1)
     two_dimensional = values[:, -2] > 1e-6 * values[:, -1]
     evenness = torch.where(two_dimensional, mean.abs(), 0)

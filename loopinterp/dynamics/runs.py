@@ -93,6 +93,7 @@ def stream_measures(
                 update = h - before
                 size = torch.linalg.vector_norm(update, dim=-1)
                 residual = share_of_size(size, norm)
+                # Maximum norms, [batch]
                 most = update.abs().amax(dim=(1, 2)), h.abs().amax(dim=(1, 2))
                 residual_max = share_of_size(*most)
                 if last is not None and last_size is not None:

@@ -111,6 +111,7 @@ class SolverState:
     def keep(self, old: SolverState, rows: Bool[Tensor, " batch"]) -> SolverState:
         """This state, but with some examples left as they were in ``old``."""
         each = ("gap", "size", "best", "since_best", "evaluations")
+        # [batch] each
         values = {name: torch.where(rows, getattr(old, name), getattr(self, name)) for name in each}
         x = torch.where(rows[:, None], old.x, self.x)
         fx = torch.where(rows[:, None], old.fx, self.fx)

@@ -418,7 +418,7 @@ class _Runs:
             states.append(self._loop(states[-1], {site: record(x) for site, x in lists.items()}))
         self._states = torch.stack(states)  # h_0 .. h_T, [loop, batch, pos, d_model]
         self.activations = {site: torch.stack(values) for site, values in lists.items()}
-        self._asked, self._right = batch.targets != IGNORE, batch.targets.clamp(min=0).long()
+        self._is_asked, self._right = batch.targets != IGNORE, batch.targets.clamp(min=0).long()
         self._clean_answers = self._logits(range(len(states), 0)).argmax(-1)
 
     def measure(
@@ -429,11 +429,11 @@ class _Runs:
         answers, right = logits.argmax(-1), self._right[..., None]
         # Margin of each answer [batch, pos]: the right logit less the largest other one.
         others = logits.scatter(-1, right, float("-inf")).amax(-1)
-        margin = (logits.gather(-1, right)[..., 0] - others).double() * self._asked
+        margin = (logits.gather(-1, right)[..., 0] - others).double() * self._is_asked
         by_example = {
-            "exact_match": ((answers == self._right) | ~self._asked).all(1),
-            "agreement": ((answers == self._clean_answers) | ~self._asked).all(1),
-            "margin": margin.sum(1) / self._asked.sum(1).clamp(min=1),
+            "exact_match": ((answers == self._right) | ~self._is_asked).all(1),
+            "agreement": ((answers == self._clean_answers) | ~self._is_asked).all(1),
+            "margin": margin.sum(1) / self._is_asked.sum(1).clamp(min=1),
         }
         return {name: x.double().cpu().numpy() for name, x in by_example.items()}
 

@@ -200,15 +200,15 @@ def check_run(
 
 def chosen_loops(loops: Index, n_loops: int) -> list[int]:
     """The loops to patch, counted from the start; an InputError if there is none."""
-    wanted = resolve_index(loops, n_loops, "loop")[0]
-    if not wanted:
+    chosen = resolve_index(loops, n_loops, "loop")[0]
+    if not chosen:
         raise InputError(
             "loops",
             expected=f"at least one of the loops 0 to {n_loops - 1}",
             given=f"{loops!r}, which holds none",
             fix="Leave loops out to patch all of them.",
         )
-    return wanted
+    return chosen
 
 
 def chosen_positions(

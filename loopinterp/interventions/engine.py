@@ -245,9 +245,10 @@ class InterchangeRun(ShortRepr):
         in_order = pairs[self.pairs.loop[pairs].argsort(stable=True)]
         if self.pairs.second is None:
             return list(in_order.split(_AT_A_TIME))
-        made = self.pairs.second.made[in_order]
-        both = in_order[~made].split(_AT_A_TIME), in_order[made].split(_AT_A_TIME)
-        return [rows for parts in both for rows in parts if len(rows)]
+        has_second = self.pairs.second.made[in_order]
+        single, double = in_order[~has_second], in_order[has_second]
+        parts = *single.split(_AT_A_TIME), *double.split(_AT_A_TIME)
+        return [rows for rows in parts if len(rows)]
 
     def _fronts(
         self, runs: LightCone, rows: Tensor, base: Tensor, state: Tensor
@@ -301,14 +302,14 @@ def _check_ranges(pairs: InterchangePairs) -> None:
         ("loop", pairs.loop, pairs.n_loops),
         ("source_loop", pairs.source_loop, pairs.n_loops),
     ]
-    if pairs.second is not None and bool((made := pairs.second.made).any()):
-        second = pairs.second.map(lambda column: column[made])
+    if pairs.second is not None and bool((has_second := pairs.second.made).any()):
+        second = pairs.second.map(lambda column: column[has_second])
         ranges += [
             ("second.source", second.source, n_inputs - 1),
             ("second.position", second.position, n_pos - 1),
             ("second.loop", second.loop, pairs.n_loops),
             ("second.source_loop", second.source_loop, pairs.n_loops),
-            ("second.loop, after the first", second.loop - pairs.loop[made], pairs.n_loops),
+            ("second.loop, after the first", second.loop - pairs.loop[has_second], pairs.n_loops),
         ]
     for name, values, last in ranges:
         if not bool(((values >= 0) & (values <= last)).all()):

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from loopinterp.interventions.engine import InterchangeRun
 
-DELAYS = 10
-"""Learning looks at the answers at delays 0 .. 9."""
-
 
 @checked
 def learn_subspace(
@@ -55,7 +52,7 @@ def learn_subspace(
     Source: distributed alignment search, Geiger et al., arXiv 2303.02536.
     """
     generator = torch.Generator().manual_seed(seed)
-    delays = min(DELAYS, run.pairs.longest + 1)
+    delays = min(10, run.pairs.longest + 1)  # learning looks at the answers at delays 0 .. 9
     answers = run.interchange() if target is None else target
     crop = _Crop(run, delays)
     # An interchange that changes nothing teaches nothing.

@@ -157,14 +157,14 @@ class LightCone:
         self, front: Front, row: Int[Tensor, " row"], logits: Float[Tensor, "input pos d_vocab_out"]
     ) -> Float[Tensor, "row pos d_vocab_out"]:
         """Logits of all positions at the end; ``logits`` are those of the clean runs."""
-        held = front.reached.nonzero(as_tuple=True)
-        place = held[0], front.place[held]
+        cells = front.reached.nonzero(as_tuple=True)  # (row, column) of positions inside the cone
+        place = cells[0], front.place[cells]
         if self._reads_places:
             read = logits[row]
-            read[place] = self.iteration.readout(front.h)[held]
+            read[place] = self.iteration.readout(front.h)[cells]
             return read
         states = self.states[-1, row]
-        states[place] = front.h[held]
+        states[place] = front.h[cells]
         return self.iteration.readout(states)
 
     def _step(self, h: Tensor, e: Tensor, loop: int, row: Tensor, taps: Taps | None) -> Tensor:
@@ -259,9 +259,9 @@ class LightCone:
         MiB). Attention that goes block by block within a window has no mask of all pairs to cut.
         """
         run, width = self.iteration, declared(self.model, "attention_window") or 0
-        own = isinstance(run.context, AttentionContext) and run.context.window is None
+        has_full_mask = isinstance(run.context, AttentionContext) and run.context.window is None
         near = self.reach is None or 0 < width <= min(NEAR, self.states.shape[2] - 1)
-        if not (own and near and declared(self.model, "causal")):
+        if not (has_full_mask and near and declared(self.model, "causal")):
             return None
         keys: list[list[tuple[Tensor, Tensor]]] = []
 

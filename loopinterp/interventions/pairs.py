@@ -142,8 +142,9 @@ class InterchangePairs(ShortRepr):
     def to(self, device: torch.device | str) -> Self:
         """The same pairs on another device."""
         moved = self._map(lambda column: column.to(device))
-        inputs, asked = self.inputs.to(device), self.asked.to(device)
-        return dataclasses.replace(moved, inputs=inputs, asked=asked)
+        return dataclasses.replace(
+            moved, inputs=self.inputs.to(device), asked=self.asked.to(device)
+        )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """With each column of the pairs changed."""
@@ -159,18 +160,18 @@ class InterchangePairs(ShortRepr):
         loop, source, source_loop = (
             x[:, None].expand(-1, n_sites) for x in (self.loop, self.source, self.source_loop)
         )
-        made = torch.ones_like(self.positions, dtype=torch.bool)
-        first = Sites(self.positions, loop, source, source_loop, made)
+        every = torch.ones_like(self.positions, dtype=torch.bool)
+        first = Sites(self.positions, loop, source, source_loop, every)
         if self.second is None:
             return first
         # A pair without a second interchange repeats its base's clean state.
-        made = self.second.made
+        has_second = self.second.made
         later = (
-            self.second.position.where(made, self.positions[:, 0]),
-            self.second.loop.where(made, self.loop),
-            self.second.source.where(made, self.base),
-            self.second.source_loop.where(made, self.loop),
-            made,
+            self.second.position.where(has_second, self.positions[:, 0]),
+            self.second.loop.where(has_second, self.loop),
+            self.second.source.where(has_second, self.base),
+            self.second.source_loop.where(has_second, self.loop),
+            has_second,
         )
         return Sites(*(torch.cat([x, y[:, None]], dim=1) for x, y in zip(first, later)))
 

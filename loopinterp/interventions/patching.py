@@ -408,10 +408,10 @@ class _ParallelPatches:
         sources = self.values[:, 1:]  # [loop, source, batch, ...]
         first, back = positions.int().argmax(1), positions.flip(1).int().argmax(1)
 
-        def put(new: slice, held: Int[Tensor, "row held"], x: Tensor) -> Tensor:
+        def put(new: slice, place: Int[Tensor, "row place"], x: Tensor) -> Tensor:
             """The activation of rows that begin, at the positions held, with the patch in it."""
-            inside = held.clamp(max=n_pos - 1)
-            here = positions[new].gather(1, inside) & (held < n_pos)
+            inside = place.clamp(max=n_pos - 1)
+            here = positions[new].gather(1, inside) & (place < n_pos)
             index = loop[new, None], source[new, None], row[new, None]
             one = torch.arange(n_heads or 1, device=device) == head[new, None]
             if is_attention:  # x is [row, head, query, key]
@@ -421,16 +421,16 @@ class _ParallelPatches:
                 values = sources[(*index, slice(None), inside[:, :, None], keys[:, None])]
                 values, here = values.movedim(-1, 1), here[:, None, :, None]
                 if square:  # keys past the end are none
-                    here = here & (held < n_pos)[:, None, None]
+                    here = here & (place < n_pos)[:, None, None]
                 here = here & one[:, :, None, None]
             else:  # x is [row, pos, feature] or [row, pos, head, feature]
                 values, here = sources[(*index, inside)], here[:, :, None]
                 here = here if n_heads is None else here[..., None] & one[:, None, :, None]
             return torch.where(here, values, x)
 
-        def within(new: slice, held: Tensor) -> Taps:
+        def within(new: slice, place: Tensor) -> Taps:
             def change(x: Tensor) -> Tensor:  # rows that begin are the last ones
-                patched = put(new, held, x[new])
+                patched = put(new, place, x[new])
                 return torch.cat([x[: new.start], patched]) if new.start else patched
 
             assert self.layer_key is not None

@@ -75,6 +75,7 @@ class AttentionResult(Result, kind="attention"):
         return self._furthest("received") if is_place else None
 
     def _furthest(self, name: str) -> dict[str, int]:
+        # [layer, head, distance or key]
         above = self.data[name].sel({ESTIMATE: "value"}).mean("loop") - self.data[f"{name}_even"]
         best = above.argmax(list(map(str, above.dims)))
         return {str(axis): int(above[axis][at]) for axis, at in best.items()}

@@ -97,12 +97,13 @@ class ExitResult(Result, kind="exits"):
         An example that is never right is read after the last loop.
         """
         exact = self.data["exact"].values[1:]  # [loop, batch]
+        # First right loop of each example, [batch]
         first = np.where(exact.any(0), exact.argmax(0) + 1, self.n_loops)
         return float(exact.any(0).mean()), float(first.mean())
 
     def best_loop(self) -> tuple[float, int]:
         """The greatest share that is right after one number of loops for all, and that number."""
-        exact = self.data["exact"].mean("batch").values[1:]
+        exact = self.data["exact"].mean("batch").values[1:]  # [loop]
         return float(exact.max()), int(exact.argmax()) + 1
 
     def gain(self, rule: str) -> tuple[float, float, float]:
@@ -201,6 +202,7 @@ def exit_study(
         # The right answer of the next example. The same one twice is no other one, and being
         # found says nothing then.
         other = right.roll(1, 0)
+        # Given after some loop, [batch]
         at_some = ((answers[1:] == other) | (other == IGNORE)).all(-1).any(0)
         another = torch.where((other == right).all(1), math.nan, at_some.double())
         return ExitResult.of(
@@ -257,7 +259,7 @@ def _follow(model: Any, inputs: Tensor, targets: Tensor | None, n_loops: int) ->
         series["cosine"].append(cosine.nanmedian(dim=1).values.float())
         before = log_p
     arrays = {name: torch.stack(values) for name, values in series.items()}  # [loop, batch, ...]
-    answers = arrays["_answer"]
+    answers = arrays["_answer"]  # [loop, batch, pos]
     right_answers = answers[-1] if targets is None else targets
     arrays["exact"] = exact_match(correctness(answers, right_answers)).bool()
     arrays["agreement"] = ((answers == answers[-1]) * share).sum(-1).float()
@@ -274,6 +276,7 @@ def _sweep(
 
     def stopped(score: Tensor, tolerance: float) -> tuple[float, float, float]:
         loops = first_ready(score, tolerance)  # where each example stops
+        # Share right where each example stops
         right = exact.gather(0, loops[None])[0].double().mean()
         return float(right), float(loops.double().mean()), float(by_loop[loops].mean())
 
@@ -282,6 +285,7 @@ def _sweep(
         score[0] = math.inf  # no loop was made
         finite = score[score.isfinite()].double()
         steps = torch.linspace(0, 1, n_steps, dtype=torch.float64)
+        # From the least finite score to the greatest
         tolerances = finite.quantile(steps).float().tolist() if len(finite) else [0.0] * n_steps
         tolerances = [-math.inf, *tolerances]
         rows = [stopped(score, tolerance) for tolerance in tolerances]

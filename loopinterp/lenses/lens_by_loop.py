@@ -288,8 +288,8 @@ class PlaceReader:
         self, model: Any, inputs: Tensor, name: str, fitted: FittedLens | None = None
     ) -> None:
         self.iteration, self._name, self._fitted = bind(model, inputs), name, fitted
-        self.own = self.iteration.readout
-        self.plain = readout_without_coda(model, inputs) or self.own
+        self.readout = self.iteration.readout
+        self.plain = readout_without_coda(model, inputs) or self.readout
 
     @property
     def reads_layers(self) -> bool:
@@ -306,9 +306,9 @@ class PlaceReader:
     def at(self, place: LoopResidual) -> Tensor:
         """The reading of a place."""
         if self._fitted is None:
-            return (self.plain if self._name == "logit" else self.own)(place.ended)
+            return (self.plain if self._name == "logit" else self.readout)(place.ended)
         h = place.ended if self._fitted.kind == "tuned" else place.residual
-        return self.own(self._fitted.transport(h, place.loop, place.layer))
+        return self.readout(self._fitted.transport(h, place.loop, place.layer))
 
 
 @dataclass
@@ -354,7 +354,7 @@ class _LensReader:
         lens = PlaceReader(self.model, inputs, self.name, self.fitted)
         log_p = self._log(lens.iteration.read(run[-1].residual, self.n_loops))
         if targets is None:
-            target_class = log_p.argmax(-1)
+            target_class = log_p.argmax(-1)  # [batch, pos]
         else:
             targets = targets[:, self.positions]
             target_class = targets.where(targets != IGNORE, -1)
@@ -372,7 +372,7 @@ class _LensReader:
                 measured[name].append(values)
             read = {"lens": [log_q], "shuffled": []}
             read["plain"], read["coda"] = (
-                [self._log(readout(place.ended))] for readout in (lens.plain, lens.own)
+                [self._log(readout(place.ended))] for readout in (lens.plain, lens.readout)
             )
             for order in orders:
                 order = order.to(first.device)
@@ -382,12 +382,16 @@ class _LensReader:
                 shuffled = place._replace(residual=residual, ended=ended)
                 read["shuffled"].append(self._log(lens.at(shuffled)))
             for reading in self.readings:
+                # Mean over positions, [batch]
                 gaps = [(_divergence(log_p, one) * share).sum(1) for one in read[reading]]
+                # [batch]
                 tops = [((one.argmax(-1) == target_class) * share).sum(1) for one in read[reading]]
                 readings["reading_kl"].append(torch.stack(gaps).mean(0))
                 readings["reading_top"].append(torch.stack(tops).mean(0))
+        # [loop, layer, batch, pos]
         arrays = {k: self._laid_out(torch.stack(v)) for k, v in measured.items()}
         for name, values in readings.items():
+            # [place, reading, batch]
             by_reading = torch.stack(values).unflatten(0, (len(run), len(self.readings)))
             arrays[name] = torch.stack([self._laid_out(x) for x in by_reading.unbind(1)])
         answers = arrays["answer"][:, -1]  # of the states, [loop, batch, pos]
@@ -396,7 +400,7 @@ class _LensReader:
             1 + stable_from(answers[1:]) if self.n_loops > 1 else torch.ones_like(target_class)
         )
         if self.transferred:
-            arrays["transfer_kl"] = self._transfer(run, lens.own, log_p, share)
+            arrays["transfer_kl"] = self._transfer(run, lens.readout, log_p, share)
         p = log_p.exp() * share[..., None]  # [batch, pos, class]
         arrays["_mean"], arrays["_negentropy"] = p.sum(1), (p * log_p).nan_to_num().sum((1, 2))
         return arrays
@@ -416,12 +420,14 @@ class _LensReader:
                 moved = self.fitted.transport(states[applied], translator)
                 gap = _divergence(log_p, self._log(readout(moved)))
                 rows.append((gap * share).sum(1))  # [batch]
+        # [translator, applied, batch]
         return torch.stack(rows).unflatten(0, (len(self.transferred),) * 2)
 
     def _laid_out(self, values: Tensor) -> Tensor:
         """Values of all places as [loop, layer, …], with nothing where loop 0 has no layers."""
         n = len(self.layers)
         empty = -1 if not values.is_floating_point() else torch.nan
+        # Loop 0: the state alone is a place
         before = torch.full_like(values[:1].expand(n - 1, *values.shape[1:]), empty)
         return torch.cat([before, values]).unflatten(0, (self.n_loops + 1, n))
 
@@ -435,7 +441,7 @@ def _divergence(
     log_p: Float[Tensor, "*at d_vocab_out"], log_q: Float[Tensor, "*at d_vocab_out"]
 ) -> Float[Tensor, "*at"]:
     r""":math:`\mathrm{KL}(p \| q)` in nats, of log-probabilities."""
-    terms = log_p.exp() * (log_p - log_q)
+    terms = log_p.exp() * (log_p - log_q)  # [*at, d_vocab_out]
     return torch.where(log_p == -torch.inf, 0, terms).sum(-1).clamp(min=0)
 
 
@@ -463,7 +469,7 @@ def _baselines(run: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     )
     mean = mean_p.mean(0)  # one distribution for all, [class]
     common = mean.log().clamp(min=-1e4)
-    counts = torch.bincount(target_class[target_class >= 0], minlength=2)
+    counts = torch.bincount(target_class[target_class >= 0], minlength=2)  # [class]
     n_targets = (target_class >= 0).sum(1).clamp(min=1)
     return {
         "unigram_kl": (negentropy - mean_p @ common).clamp(min=0),

@@ -36,7 +36,7 @@ def _(result: LensResult) -> list[Finding]:
     if result.lens == "coda":
         lens += " (the coda lens)" if result.has_coda else " (logit and coda lens: it has no coda)"
     text = (
-        f"Through {lens} the {_wanted(result)} is on top at {percent(top[1])} of positions after 1 "
+        f"Through {lens} the {_target(result)} is on top at {percent(top[1])} of positions after 1 "
         f"loop, at {percent(top[-1])} after {result.n_loops}; readings stay from loop {half:.0f} "
         f"on at half of them, from loop {float(settled.max()):.0f} on at all."
     )
@@ -110,7 +110,7 @@ def _opening(result: LensResult) -> str:
     return NAMES[result.lens].replace("the", "The", 1)
 
 
-def _wanted(result: LensResult) -> str:
+def _target(result: LensResult) -> str:
     return "right answer" if result.targets else "answer of the last loop"
 
 
@@ -165,7 +165,7 @@ def _by_loop(result: LensResult) -> Figure:
         title=f"{_opening(result)} by loop",
         plot=line_panels(panels, x_title="loop"),
         caption=(
-            f"Above, the share of positions asked at which the {_wanted(result)} is on top if the "
+            f"Above, the share of positions asked at which the {_target(result)} is on top if the "
             "state is read after that many loops; below, how far the reading is from the last "
             f"loop's. Means over {result.data.sizes['batch']} examples with 95% intervals; loop 0 "
             "is the initial state."
@@ -194,7 +194,7 @@ def _by_position(result: LensResult) -> Figure:
         title="The wanted class by position",
         plot=plot,
         caption=(
-            f"Mean probability that the reading gives to the {_wanted(result)}; positions where "
+            f"Mean probability that the reading gives to the {_target(result)}; positions where "
             "nothing is asked stay empty."
         ),
         control="A lens that reads nothing gives every row the same colour at a position.",

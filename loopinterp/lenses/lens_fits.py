@@ -157,10 +157,12 @@ def _gradients(
         h = torch.stack(read[part]).to(matrix.dtype)  # [place, batch, pos, d_model]
         maps = slice(None) if len(matrix) == 1 else part
         with recording_gradients():
+            # [place, batch, pos, d_model]
             moved = torch.einsum("sbpi,soi->sbpo", h, matrix[maps].expand(len(h), -1, -1))
             moved = moved + offset[maps].expand(len(h), -1)[:, None, None]
             log_q = readout(moved.flatten(0, 1).to(last.dtype)).to(matrix.dtype).log_softmax(-1)
             gap = (log_p.exp() * (log_p - log_q.unflatten(0, h.shape[:2]))).sum(-1)  # [s, b, p]
+            # Summed over places, mean over positions
             loss = (gap * counted).sum() / counted.sum().clamp(min=1)
             if not loss.requires_grad:
                 raise InputError(
@@ -333,7 +335,7 @@ def _transports(
                 ) from error
             for row, gradient in zip(sums.values(), gradients):
                 if gradient is not None:  # else nothing of this place reaches the end
-                    weighted = as_wide(gradient, width) * weights
+                    weighted = as_wide(gradient, width) * weights  # [batch, pos, from]
                     row[i] += weighted.to(row.dtype).sum((0, 1)) / n_draws
     return sums
 

@@ -275,6 +275,7 @@ def _cell_probes(
     fitted = probe.fresh().fit(states[..., :split, :], labels[:, None, :, :split])
     truth = labels[:, None, :, split:]
     right = (fitted.predict(states[..., split:, :]) == truth).double()
+    # Of each class
     recalls = [(right * (truth == cls)).sum(-1) / (truth == cls).sum(-1) for cls in (0, 1)]
     return right.mean(-1), torch.stack(recalls).mean(0)
 
@@ -329,6 +330,7 @@ def _code_lengths(
     """Online code lengths of the carries on a shuffled part of the pairs trained on."""
     carry, control = (labels[which, :, :split].flatten() for which in (_CARRY, len(VARIABLES)))
     pairs = torch.randperm(len(carry) // 2, generator=generator)[:1024]
+    # Both members of each pair, side by side
     order = torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten().to(carry.device)
 
     def bits(states: Tensor, y: Tensor) -> Tensor:
@@ -466,7 +468,7 @@ def _draw_pairs(
     index = torch.arange(n)  # bits of an addition
     which = (uniform(n_pairs, 1) * len(PROPAGATE_PROBABILITIES)).long()
     enriched = uniform(n_pairs, n) < torch.tensor(PROPAGATE_PROBABILITIES)[which]
-    step = 1 + (uniform(n_pairs, n) * (max_chain + 1)).long()
+    step = 1 + (uniform(n_pairs, n) * (max_chain + 1)).long()  # bits between deciders
     deciders = (step.cumsum(1) - 1 - (uniform(n_pairs, 1) * step[:, :1]).long()).clamp_max(n)
     even = torch.ones(n_pairs, n + 1, dtype=torch.bool).scatter(1, deciders, False)[:, :n]
     propagates = torch.where(uniform(n_pairs, 1) < 0.5, enriched, even)

@@ -270,6 +270,7 @@ def _stack_targets(
                 given=describe_tensor(y),
                 fix="Give one class for each place, IGNORE where there is none.",
             )
+    # [target, loop, batch, pos]
     return torch.stack([y.long().expand(n_loops, batch, n_pos) for y in targets.values()])
 
 

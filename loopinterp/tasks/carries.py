@@ -53,6 +53,7 @@ def carries(
         [1, 1, 1, 0]
     """
     start = chain_start(a, b)
+    # 1 where the chain starts by generating, [*batch, pos]
     return torch.where(start >= 0, (a & b).gather(-1, start.clamp(min=0)), 0)
 
 

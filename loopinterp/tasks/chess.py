@@ -26,8 +26,9 @@ SYMBOLS = ".+PNBRQKCpnbrqkc"
 """Tokens of squares, by number: an empty one, one where a pawn may be taken in passing, the own
 pieces, of rooks those that may castle (C), and the other side's."""
 
-_ROOKS = {"Q": 56, "K": 63, "q": 0, "k": 7}
-_KINGS = {"Q": 60, "K": 60, "q": 4, "k": 4}
+_HOMES = {"Q": (56, 60), "K": (63, 60), "q": (0, 4), "k": (7, 4)}
+"""Squares of the rook and the king that a right to castle needs unmoved."""
+
 _FROM, _TO = 1, 2
 _LOOPS = 30
 """T(n) of arXiv 2604.15259: no number of loops is known to be enough."""
@@ -240,7 +241,7 @@ class Position:
         """
         board, passing = list(self.board), self.passing
         for right in self.castling:
-            board[_ROOKS[right]] = "C" if right.isupper() else "c"
+            board[_HOMES[right][0]] = "C" if right.isupper() else "c"
         if passing is not None:
             pawn, behind = ("P", passing + 8) if self.white else ("p", passing - 8)
             sides = [side for side in (-1, 1) if 0 <= passing % 8 + side < 8]
@@ -287,9 +288,7 @@ class Position:
             corner = end // 8 * 8 + (7 if end > start else 0)
             board[corner], board[(start + end) // 2] = ".", board[corner]
         touched = {start, end}
-        castling = "".join(
-            right for right in self.castling if not touched & {_ROOKS[right], _KINGS[right]}
-        )
+        castling = "".join(right for right in self.castling if touched.isdisjoint(_HOMES[right]))
         passing = (start + end) // 2 if pawn and abs(end - start) == 16 else None
         return replace(
             self, board="".join(board), white=not self.white, castling=castling, passing=passing
@@ -328,7 +327,7 @@ def read_fen(fen: str) -> Position:
     _need(bool(known), "FEN", "w or b, and - or some of KQkq", fen)
     rights = castling.replace("-", "")
     for right in rights:
-        home = board[_ROOKS[right]] + board[_KINGS[right]]
+        home = "".join(board[square] for square in _HOMES[right])
         expected = f"king and rook at home for the right {right}"
         _need(home == ("RK" if right.isupper() else "rk"), "FEN", expected, fen)
     behind = re.fullmatch("-|[a-h]" + ("6" if side == "w" else "3"), passing)

@@ -173,7 +173,7 @@ class Maze(Sampler):
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         passages = grow(n, generator)
-        there = _corner(n, passages.shape[-1])
+        there = _corner(n, passages.shape[-1])  # cells of the maze, [batch, row, column]
         luck = uniform(there.shape, generator).masked_fill(~there, -1).flatten(1)
         # The two cells with the most luck; of a maze of one cell that one twice.
         order = luck.argsort(1, descending=True)
@@ -186,6 +186,7 @@ class Maze(Sampler):
             goal = farthest(passages, start)
             start = farthest(passages, goal)
         bits = torch.tensor(_PASSAGES, device=n.device)[:, None, None]
+        # One token for each cell, [batch, row, column]
         cells = (passages * bits).sum(1) + START * start + GOAL * goal
         tokens = cells.masked_fill(~there, PAD).flatten(1)
         path, _ = fill_dead_ends(passages, start | goal)
@@ -229,12 +230,12 @@ def grow(
         there = here[:, None] + step
         # [batch, way]: neighbours inside the maze that were not visited
         free = inside[here] & ~visited.gather(1, there.clamp(0, width**2 - 1))
-        luck = uniform(free.shape, generator)
+        luck = uniform(free.shape, generator)  # the free way with the most luck is taken
         way = luck.masked_fill(~free, -1).argmax(1)
         goes = free.any(1)
         there = there[rows, way]
         on = rows[goes]
-        passages[on, here[on], way[on]] = True
+        passages[on, here[on], way[on]] = True  # open from both sides: way + 2 is the opposite one
         passages[on, there[on], (way[on] + 2) % 4] = True
         visited[on, there[on]] = True
         stack[rows, depth] = here

@@ -60,6 +60,7 @@ def cut(
     """``length`` columns of each row from ``start`` on, then zeros."""
     longest = int(length.max())
     column = torch.arange(longest, device=rows.device)
+    # [batch, longest]
     values = rows.gather(1, (start[:, None] + column).clamp(max=rows.shape[1] - 1))
     return values.masked_fill(~inside(length, longest), 0)
 
@@ -84,6 +85,7 @@ def split(
     start = torch.cat([torch.zeros_like(ends[:, :1]), ends[:, :-1] + 1], dim=1)
     length = (ends - start).clamp(min=0)
     longest = max(int(length.max()), 1)
+    # Columns of each part, [batch, part, longest]
     at = (start[..., None] + torch.arange(longest, device=rows.device)).clamp(max=rows.shape[1] - 1)
     values = rows.gather(1, at.flatten(1)).view_as(at)
     return values.masked_fill(~inside(length, longest), 0), length
@@ -124,7 +126,7 @@ def to_digits(numbers: Sequence[int], n: int, base: int) -> Int[Tensor, "number 
 
 def carry_over(columns: Int[Tensor, "batch width"], base: int) -> Int[Tensor, "batch width"]:
     """Digits of numbers given as column sums; the carry out of the last column is dropped."""
-    carry = torch.zeros_like(columns[:, 0])
+    carry = torch.zeros_like(columns[:, 0])  # [batch]
     digits = []
     for column in columns.unbind(dim=1):
         total = column + carry
@@ -147,7 +149,7 @@ def product_digits(
 def n_significant(digits: Int[Tensor, "batch width"]) -> Int[Tensor, " batch"]:
     """How many digits each number has without leading zeros; 0 has none."""
     column = torch.arange(1, digits.shape[1] + 1, device=digits.device)
-    return ((digits > 0) * column).amax(dim=1)
+    return ((digits > 0) * column).amax(dim=1)  # place of the last digit that is not 0
 
 
 def lead(

@@ -147,8 +147,10 @@ class AbacusSorting(TokenByToken):
         for part in digits.split(18, dim=2):
             key = (part * 10 ** torch.arange(part.shape[2], device=tokens.device)).sum(dim=2)
             key = key.masked_fill(~there, torch.iinfo(torch.int64).max)
+            # Positions in the order so far, [batch, number]
             order = order.gather(1, key.gather(1, order).argsort(dim=1, stable=True))
         named = letters.gather(1, order)
+        # Letters with commas between, [batch, 2 * number]
         answer = torch.stack([named, torch.full_like(named, _COMMA)], 2).flatten(1)
         return equals, answer, 2 * count - 1
 
@@ -188,6 +190,7 @@ class AbacusSorting(TokenByToken):
             model = lead(model, n_digits, leading[:, :1].expand(-1, most))
             at = integers(0, width, (rows, most, 1), generator)
             digits = model.scatter(2, at, integers(0, 10, (rows, most, 1), generator))
+            # A leading digit drawn as 0 is taken back
             digits = torch.where((digits[..., -1:] > 0) | (width == 1), digits, model)
         return self.from_digits(digits, n_digits * inside(n, most), letters)
 

@@ -176,13 +176,14 @@ class Sudoku(Sampler):
         """Puzzles with so many blanks, and the digits there."""
         puzzles, solutions = torch.tensor(pool(self.box), device=n.device).unbind(1)
         blanks = (puzzles == 0).sum(1)  # the most first
-        enough = (blanks >= n[:, None]).sum(1)
+        enough = (blanks >= n[:, None]).sum(1)  # puzzles with as many blanks, [batch]
         which = (uniform((len(n),), generator) * enough).long()
         # [batch, cell]: the puzzle's blanks in a random order, of which the first n stay blank
         order = uniform((len(n), self.side**2), generator)
         order = order.masked_fill(puzzles[which] > 0, 2).argsort(1).argsort(1)
         blank, cells = order < n[:, None], self._places(len(n), generator)
         digits = _shuffled(self.side, len(n), generator) + 1
+        # With digits and cells exchanged, [batch, cell]
         solution = digits.gather(1, solutions[which].gather(1, cells) - 1)
         blank = blank.gather(1, cells)
         return solution.masked_fill(blank, 0), solution.masked_fill(~blank, IGNORE)
@@ -345,6 +346,7 @@ def _units(box: int, device: torch.device) -> Float[Tensor, "cell unit"]:
 
 def _written(cells: Int[Tensor, "batch cell"], box: int) -> Float[Tensor, "batch digit cell"]:
     """1 where a digit stands."""
+    # The class of blanks is dropped
     return F.one_hot(cells, box**2 + 1)[..., 1:].transpose(1, 2).float()
 
 

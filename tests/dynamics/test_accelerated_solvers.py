@@ -74,11 +74,11 @@ def _iterates(solver: Broyden, matrix: torch.Tensor, n: int) -> np.ndarray:
         return torch.tanh(x @ matrix.T + 1)
 
     state = solver.init(f, torch.zeros(1, len(matrix)).double())
-    found = []
+    iterates = []
     for _ in range(n):
         state = solver.step(f, state)
-        found.append(state.x[0].numpy())
-    return np.stack(found)
+        iterates.append(state.x[0].numpy())
+    return np.stack(iterates)
 
 
 @pytest.mark.parametrize("mixing", [1.0, 0.4])
@@ -95,8 +95,8 @@ def test_iterates_are_those_of_a_dense_jacobian_updated_step_by_step(mixing: flo
         jacobian += np.outer(g(x + step) - g(x) - jacobian @ step, step) / (step @ step)
         x = x + step
         expected.append(x)
-    found = _iterates(Broyden(mixing=mixing), matrix, 8)
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    iterates = _iterates(Broyden(mixing=mixing), matrix, 8)
+    np.testing.assert_allclose(iterates, expected, rtol=1e-9)
     # A window that forgets goes another way, from the first step on that it has forgotten.
     short = _iterates(Broyden(window=2, mixing=mixing), matrix, 8)
     np.testing.assert_allclose(short[:3], expected[:3], rtol=1e-9)
@@ -183,8 +183,8 @@ def test_a_step_that_would_make_it_worse_is_shortened() -> None:
         state = solver.step(f, state)
         gaps.append(state.gap.item())
     assert gaps[2] < gaps[1] < gaps[0]
-    whole = solver.replace(backtracks=0)
-    assert torch.equal(whole.step(f, whole.init(f, start)).x, f(start))  # then the loop's own step
+    full = solver.replace(backtracks=0)
+    assert torch.equal(full.step(f, full.init(f, start)).x, f(start))  # then the loop's own step
     point = find_fixed_point(f, start, solver=solver)
     assert point.converged.all() and point.state.item() == pytest.approx(1.0)
 
@@ -198,8 +198,8 @@ def test_examples_that_are_done_cost_nothing_more() -> None:
     start = torch.zeros(2, 1).double()
     both = find_fixed_point(f, start, 1e-10, solver="newton-krylov")
     rate = rate[:1]
-    alone = find_fixed_point(f, start[:1], 1e-10, solver="newton-krylov")
-    assert both.evaluations[0] == alone.evaluations[0] < both.evaluations[1]
+    single = find_fixed_point(f, start[:1], 1e-10, solver="newton-krylov")
+    assert both.evaluations[0] == single.evaluations[0] < both.evaluations[1]
 
 
 @pytest.mark.parametrize(

@@ -116,10 +116,10 @@ def test_wells_are_parted_by_a_line_and_their_shares_are_those_of_geometry() -> 
     rings = result.by_distance()
     radius = rings["distance"].values
     expected = 1 - np.arccos(1 / radius.clip(1)) / np.pi
-    own = rings.sel(limit=0)
-    assert (own.sel(estimate="low") <= expected + 0.02).all()
-    assert (own.sel(estimate="high") >= expected - 0.02).all()
-    np.testing.assert_allclose(own.sel(estimate="value"), expected, atol=0.06)
+    shares = rings.sel(limit=0)
+    assert (shares.sel(estimate="low") <= expected + 0.02).all()
+    assert (shares.sel(estimate="high") >= expected - 0.02).all()
+    np.testing.assert_allclose(shares.sel(estimate="value"), expected, atol=0.06)
     total = result.shares().sel(estimate="value").sum("limit")
     assert float(total) == pytest.approx(1)
     assert dict(zip(result.data["corner"].values, result.data["corner_reached"].values)) == {
@@ -178,11 +178,11 @@ def test_a_space_of_limits_has_no_radius() -> None:
 
 
 def test_the_control_tells_a_limit_of_this_input_from_one_of_all() -> None:
-    own = mapped(lambda h, e: h / 2 + e)
-    everywhere, control = own.shares().sel(limit=0), own.next_reaches_own()
+    result = mapped(lambda h, e: h / 2 + e)
+    everywhere, control = result.shares().sel(limit=0), result.next_reaches_own()
     assert everywhere.sel(estimate="value") == 1 and control.sel(estimate="value") == 0
-    assert (own.data["next_reached"] == 0).all() and own.radius() == pytest.approx(2)
-    assert own.findings()[0].good is True
+    assert (result.data["next_reached"] == 0).all() and result.radius() == pytest.approx(2)
+    assert result.findings()[0].good is True
     shared = mapped(lambda h, e: h / 2 + 1 + 0 * e)
     assert shared.next_reaches_own().sel(estimate="value") == 1
     (finding,) = shared.findings()
@@ -200,8 +200,8 @@ def test_each_start_of_a_trained_model_goes_where_it_goes_alone() -> None:
     model, examples = _addition()
     result = basin_map(model, examples, example=1, points=5, corners=("other 1", "zeros"))
     iteration = bind(model, examples.inputs)
-    own = find_limits(iteration, iteration.h0, max_loops=200)
-    here, corner = own.state[1], own.state[2]
+    limits = find_limits(iteration, iteration.h0, max_loops=200)
+    here, corner = limits.state[1], limits.state[2]
     unit = here.norm()
     assert result.unit == pytest.approx(unit.item(), rel=1e-5)
     # In the two oblique directions of the corners, the plane is that of barycentric mixtures.
@@ -211,19 +211,19 @@ def test_each_start_of_a_trained_model_goes_where_it_goes_alone() -> None:
         a, b = np.linalg.solve(basis, place)
         start = here + a * (corner - here) + b * (0 - here)
         just = iteration.select(slice(1, 2))
-        alone = find_limits(just, start[None], max_loops=200)
-        gap = (alone.state[0] - here)[examples.targets[1] >= 0].norm()
-        asked = here[examples.targets[1] >= 0].norm()
+        single = find_limits(just, start[None], max_loops=200)
+        gap = (single.state[0] - here)[examples.targets[1] >= 0].norm()
+        size = here[examples.targets[1] >= 0].norm()
         cell = result.data.isel(y=row, x=column)
-        assert float(cell["distance"]) == pytest.approx((gap / asked).item(), abs=1e-3)
-        assert abs(int(cell["loops"]) - int(alone.loops)) <= 1
-        assert int(cell["status"]) == int(alone.status)
+        assert float(cell["distance"]) == pytest.approx((gap / size).item(), abs=1e-3)
+        assert abs(int(cell["loops"]) - int(single.loops)) <= 1
+        assert int(cell["status"]) == int(single.status)
 
 
 def test_parts_of_the_grid_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = mapped(wells, points=9)
+    full = mapped(wells, points=9)
     monkeypatch.setattr(runs, "CHUNK_BYTES", 8 * 16 * 30)  # thirty starts at a time
-    assert mapped(wells, points=9).data.equals(whole.data)
+    assert mapped(wells, points=9).data.equals(full.data)
 
 
 def test_a_map_and_reachability_agree_on_the_limit_of_the_next_input() -> None:
@@ -231,10 +231,10 @@ def test_a_map_and_reachability_agree_on_the_limit_of_the_next_input() -> None:
     study = reachability_study(model, examples, n_noise=1, n_others=1, kicks=(0.1,), n_draws=1)
     far = study.data["distance"].sel(start="other 1").values > study.same
     for example in range(len(examples)):
-        found = basin_map(
+        result = basin_map(
             model, examples, example=example, points=3, corners=("other 1", "noise 1")
         )
-        assert (int(found.data["corner_reached"].sel(corner="other 1")) > 0) == far[example]
+        assert (int(result.data["corner_reached"].sel(corner="other 1")) > 0) == far[example]
 
 
 def test_the_same_seed_gives_the_same_map() -> None:
@@ -324,9 +324,9 @@ def test_corners_are_taken_by_name_or_as_states_and_chosen_where_limits_differ()
 
     def corners(of: Any, tokens: list[int]) -> dict[str, torch.Tensor]:
         iteration = bind(model, torch.tensor(tokens)[:, None])
-        own = find_limits(iteration, iteration.h0, max_loops=100)
+        limits = find_limits(iteration, iteration.h0, max_loops=100)
         generator = torch.Generator().manual_seed(0)
-        return corner_states(of, iteration, own, counted, generator, same=0.01)
+        return corner_states(of, iteration, limits, counted, generator, same=0.01)
 
     assert [*corners(None, [1, 1, 5])] == ["other 2", "noise 1"]  # 1 and 1 have one limit
     assert [*corners(None, [1, 1, 1])] == ["noise 2", "noise 1"]

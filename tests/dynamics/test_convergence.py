@@ -71,7 +71,8 @@ def test_fates_part_rest_from_right(halving: ConvergenceResult) -> None:
     right = halving.data["right"].copy()
     right[-1] = np.where(right[-1] < 0, -1, 0)
     lost = dataclasses.replace(halving, data=halving.data.assign(right=right)).fates()
-    assert (lost == "rests wrong, was right at T(n)").all()
+    fate = "rests wrong, was right at T(n)"
+    assert (lost == fate).all()
 
 
 def test_right_from_counts_to_the_end(halving: ConvergenceResult) -> None:
@@ -161,11 +162,11 @@ def test_where_the_run_leaves_all_bounds_there_is_no_distance_to_a_limit() -> No
 
 def test_a_position_that_does_not_count_does_not_spoil_the_means_of_the_readout() -> None:
     model = MapModel(lambda h, e: h * torch.where(e[..., :1] > 5, 3.0, 0.5) + e)
-    alone = convergence_study(model, batch_of_ones(1), n_loops=100)
+    single = convergence_study(model, batch_of_ones(1), n_loops=100)
     batch = dataclasses.replace(batch_of_ones(1), inputs=torch.tensor([[9, 1, 1]]))
     beside = convergence_study(model, batch, n_loops=100)
     for name in ("kl", "entropy", "margin"):
-        np.testing.assert_array_equal(beside.data[name], alone.data[name], err_msg=name)
+        np.testing.assert_array_equal(beside.data[name], single.data[name], err_msg=name)
 
 
 def test_solvers_agree_on_the_limit_of_a_contraction() -> None:
@@ -193,17 +194,18 @@ def _transformer_batch() -> tuple[LoopedTransformer, Batch]:
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = _transformer_batch()
-    whole = convergence_study(model, batch, n_loops=15, n_spectral=4)
+    full = convergence_study(model, batch, n_loops=15, n_spectral=4)
     monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 3 * 16 * 6 * 64)
     parts = convergence_study(model, batch, n_loops=15, n_spectral=4)
     for name in ConvergenceResult.VARIABLES:
         np.testing.assert_allclose(
-            parts.data[name], whole.data[name], atol=2e-3, rtol=2e-3, err_msg=name
+            parts.data[name], full.data[name], atol=2e-3, rtol=2e-3, err_msg=name
         )
-    found = (whole.data["limit_status"] == Status.CONVERGED).values.nonzero()[0][:4]
+    converged = (full.data["limit_status"] == Status.CONVERGED).values.nonzero()[0][:4]
     assert (
-        len(found)
-        and whole.data["spectral_radius"].notnull().values.nonzero()[0].tolist() == found.tolist()
+        len(converged)
+        and full.data["spectral_radius"].notnull().values.nonzero()[0].tolist()
+        == converged.tolist()
     )
 
 

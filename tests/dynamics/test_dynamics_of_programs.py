@@ -68,10 +68,10 @@ def known(name: str) -> Known:
 def test_each_position_settles_with_the_program_and_is_a_fixed_point(name: str) -> None:
     it = known(name)
     states = run_loops(it.iteration, N_LOOPS)
-    found = settling_time(relative_residual(states))  # the first loop that moves nothing
+    settled = settling_time(relative_residual(states))  # the first loop that moves nothing
     last_change = torch.stack([it.trace.settled(v) for v in it.trace.variables]).amax(dim=0)
     assert last_change.max() < N_LOOPS
-    assert torch.equal(found, last_change + 1)
+    assert torch.equal(settled, last_change + 1)
     assert (classify_regimes(states).regime == Regime.FIXED_POINT).all()
 
 
@@ -91,7 +91,7 @@ def test_the_limit_holds_the_programs_final_values(name: str) -> None:
 @pytest.mark.parametrize("name", list_programs())
 def test_an_input_has_as_many_limits_as_the_program_has_ends(name: str) -> None:
     it = known(name)
-    found = reachability_study(
+    result = reachability_study(
         it.compiled.model,
         it.batch,
         n_noise=0,
@@ -108,14 +108,14 @@ def test_an_input_has_as_many_limits_as_the_program_has_ends(name: str) -> None:
     # Zeros hold no value of any variable. From there the model comes to the one limit if every
     # variable is made anew of the tokens, and else where some variable has no value still: to a
     # limit more, which is no state of the program.
-    of_zeros = found.data["distance"].sel(start="zeros").values > found.same
-    assert (found.data["n_limits"].values - of_zeros).tolist() == expected
+    of_zeros = result.data["distance"].sel(start="zeros").values > result.same
+    assert (result.data["n_limits"].values - of_zeros).tolist() == expected
     own = it.end_from()
     for k in range(1, OTHERS + 1):
         same = (ends[:, k] == own).all(dim=1)
-        reached = found.data["distance"].sel(start=f"other {k}").values <= found.same
+        reached = result.data["distance"].sel(start=f"other {k}").values <= result.same
         assert reached.tolist() == same.tolist()
-    assert (found.data["kick_distance"] < 1e-4).all()  # units are flat: a small kick is wiped
+    assert (result.data["kick_distance"] < 1e-4).all()  # units are flat: a small kick is wiped
     iteration = it.iteration
     from_zeros = find_limits(iteration, torch.zeros_like(iteration.h0), max_loops=200)
     circuit = it.compiled.circuit
@@ -167,16 +167,16 @@ def test_cycles_are_as_many_as_the_program_has() -> None:
     compiled = compile_program(counts, max_length=2)
     each = torch.full((4,), 2)
     batch = Batch(inputs, torch.zeros_like(inputs), each, each)
-    found = reachability_study(
+    result = reachability_study(
         compiled.model, batch, n_noise=0, n_others=3, kicks=(0.01,), n_draws=1, positions="all"
     )
     # The sum turns with both; their difference modulo 3 stays, and tells cycles apart: 0, 0, 1, 2.
     difference = (inputs[:, 1] - inputs[:, 0]) % 3
     expected = difference.unique().numel()
-    of_zeros = found.data["distance"].sel(start="zeros").values > found.same
-    assert (found.data["n_limits"].values - of_zeros).tolist() == [expected] * 4
+    of_zeros = result.data["distance"].sel(start="zeros").values > result.same
+    assert (result.data["n_limits"].values - of_zeros).tolist() == [expected] * 4
     for k in (1, 2, 3):
         same = difference.roll(-k) == difference
-        reached = found.data["distance"].sel(start=f"other {k}").values <= found.same
+        reached = result.data["distance"].sel(start=f"other {k}").values <= result.same
         # An input's cycle holds its tokens too; those are not the start's but its own.
         assert reached.tolist() == same.tolist()

@@ -61,10 +61,10 @@ def test_each_example_is_scored_at_its_own_loop() -> None:
     result = extrapolation_study(model, batch, n_loops=8)
     assert result.at_answer().values.tolist() == [False, True]
     assert result.fates() == {
-        AnswerFate.KEPT: 1,
+        AnswerFate.STABLE: 1,
         AnswerFate.LOST_BETWEEN: 0,
         AnswerFate.LOST: 0,
-        AnswerFate.FOUND: 1,
+        AnswerFate.GAINED: 1,
         AnswerFate.WRONG: 0,
     }
 
@@ -72,10 +72,10 @@ def test_each_example_is_scored_at_its_own_loop() -> None:
 def test_fates_are_counted_each_by_itself() -> None:
     # Right or wrong after loops 4 = T(n), 5 and 6; what is before does not count.
     fates = {
-        AnswerFate.KEPT: (1, 1, 1),
+        AnswerFate.STABLE: (1, 1, 1),
         AnswerFate.LOST_BETWEEN: (1, 0, 1),
         AnswerFate.LOST: (1, 1, 0),
-        AnswerFate.FOUND: (0, 0, 1),
+        AnswerFate.GAINED: (0, 0, 1),
         AnswerFate.WRONG: (0, 1, 0),
     }
     counts = dict(zip(fates, (1, 2, 3, 4, 5)))
@@ -95,26 +95,26 @@ def test_against_the_models_own_run() -> None:
     result = extrapolation_study(model, batch, n_loops=10, trained_loops=3)
     assert result.data["length"].values.tolist() == [1, 2, 4, 4]
     answers = model(batch.inputs, n_loops=result.n_loops, return_type="all_logits").argmax(-1)
-    asked = batch.targets != IGNORE
-    right = (answers == batch.targets) & asked
-    np.testing.assert_array_equal(result.data["exact"], (right | ~asked).all(-1))
-    expected = right.sum(-1) / asked.sum(-1)
+    is_asked = batch.targets != IGNORE
+    right = (answers == batch.targets) & is_asked
+    np.testing.assert_array_equal(result.data["exact"], (right | ~is_asked).all(-1))
+    expected = right.sum(-1) / is_asked.sum(-1)
     np.testing.assert_allclose(result.data["accuracy"], expected.numpy(), atol=1e-6)
     residual = relative_residual(run_loops(bind(model, batch.inputs), result.n_loops))
-    mean = (residual * asked).sum(-1) / asked.sum(-1)
+    mean = (residual * is_asked).sum(-1) / is_asked.sum(-1)
     np.testing.assert_allclose(result.data["residual"][1:], mean.numpy(), atol=1e-5)
     assert result.data["residual"][0].isnull().all()
 
 
 def test_parts_of_the_batch_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = LinearModel(0.5 * torch.eye(2), threshold=1.9)
-    whole = extrapolation_study(model, batch_of_ones(n_examples=5))
-    assert whole.n_loops == 10 * 4
+    full = extrapolation_study(model, batch_of_ones(n_examples=5))
+    assert full.n_loops == 10 * 4
     monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 2 * 4 * 3 * 2 * 4)
     parts = extrapolation_study(model, batch_of_ones(n_examples=5))
-    assert parts.data.equals(whole.data)
-    loaded = load_result(whole.save(tmp_path))
-    assert isinstance(loaded, type(whole)) and loaded.fates() == whole.fates()
+    assert parts.data.equals(full.data)
+    loaded = load_result(full.save(tmp_path))
+    assert isinstance(loaded, type(full)) and loaded.fates() == full.fates()
 
 
 def test_a_run_that_diverges_is_scored_all_the_same() -> None:

@@ -58,38 +58,38 @@ def test_the_study_against_the_measures_on_all_states(
     transformer: LoopedTransformer, result: GeometryResult
 ) -> None:
     data, examples = result.data, as_batch(Addition(), n=3, batch_size=4)
-    asked = examples.targets >= 0
+    is_asked = examples.targets >= 0
     states = run_loops(bind(transformer, examples.inputs), 24)
-    assert result.n_loops == 24 and data["set_size"].sel(set="embedding") == int(asked.sum())
-    np.testing.assert_allclose(data["rank"], effective_rank(states[:, asked]), rtol=1e-4)
-    expected = participation_ratio(states[:, asked])
+    assert result.n_loops == 24 and data["set_size"].sel(set="embedding") == int(is_asked.sum())
+    np.testing.assert_allclose(data["rank"], effective_rank(states[:, is_asked]), rtol=1e-4)
+    expected = participation_ratio(states[:, is_asked])
     np.testing.assert_allclose(data["participation"], expected, rtol=1e-4)
-    embedded = effective_rank(transformer.embed(examples.inputs)[asked]).detach()
+    embedded = effective_rank(transformer.embed(examples.inputs)[is_asked]).detach()
     np.testing.assert_allclose(data["set_rank"].sel(set="embedding"), embedded, rtol=1e-4)
-    centred = states[:, asked] - states[:, asked].mean(dim=1, keepdim=True)
-    spread = centred.flatten(1).norm(dim=1) / states[:, asked].flatten(1).norm(dim=1)
+    centred = states[:, is_asked] - states[:, is_asked].mean(dim=1, keepdim=True)
+    spread = centred.flatten(1).norm(dim=1) / states[:, is_asked].flatten(1).norm(dim=1)
     np.testing.assert_allclose(data["spread"], spread, rtol=1e-4)
     np.testing.assert_array_equal(data["settling"], classify_settling(states).settling)
-    axes = principal_axes(states[:, :2][:, :, asked[:2].any(0)], 3)
+    axes = principal_axes(states[:, :2][:, :, is_asked[:2].any(0)], 3)
     np.testing.assert_allclose(data["explained"], axes.explained, rtol=1e-3)
     right = transformer.readout(states[7]).argmax(-1) == examples.targets
-    np.testing.assert_array_equal(data["exact"].sel(loop=7), (right | ~asked).all(dim=1))
+    np.testing.assert_array_equal(data["exact"].sel(loop=7), (right | ~is_asked).all(dim=1))
 
 
 def test_layers_are_followed_over_the_same_loops(
     transformer: LoopedTransformer, result: GeometryResult
 ) -> None:
     examples = as_batch(Addition(), n=3, batch_size=4)
-    asked = examples.targets >= 0
+    is_asked = examples.targets >= 0
     _, cache = transformer.run_with_cache(examples.inputs, n_loops=3)
-    after = cache.stack("resid_post", layer=1).detach() * asked[..., None]
+    after = cache.stack("resid_post", layer=1).detach() * is_asked[..., None]
     moved = (after[2] - after[1]).flatten(1).norm(dim=1) / after[2].flatten(1).norm(dim=1)
-    found = result.data["layer_residual"].sel(loop=3, layer=1)
-    np.testing.assert_allclose(found, moved, rtol=1e-4)
+    residual = result.data["layer_residual"].sel(loop=3, layer=1)
+    np.testing.assert_allclose(residual, moved, rtol=1e-4)
     assert result.data["layer_residual"].sel(loop=slice(0, 1)).isnull().all()
     pairs = result.of_pairs("layer_cosine")
     assert pairs["pair"].values.tolist() == ["0 and 1"] and not result.no_layers
-    np.testing.assert_array_equal(pairs.isnull()[0], ~asked)
+    np.testing.assert_array_equal(pairs.isnull()[0], ~is_asked)
 
 
 def test_parts_of_a_batch_give_the_same(
@@ -114,21 +114,21 @@ def test_saving_and_the_same_seed(result: GeometryResult, tmp_path: Path) -> Non
 
 def test_limits_and_paths_of_a_contraction_in_the_plane() -> None:
     model = LinearModel(0.5 * torch.eye(2), threshold=1.0)
-    found = geometry_study(model, batch(), n_trajectories=3, positions="all")
+    result = geometry_study(model, batch(), n_trajectories=3, positions="all")
     # e = (token, 1): all states lie on a line through inputs that differ in one feature.
-    assert found.no_layers == "no hooks"
-    np.testing.assert_allclose(found.data["rank"][1:], 1, rtol=1e-6)
-    assert found.data["rank"][0] == 0 and (found.data["limit_status"] == Status.CONVERGED).all()
-    np.testing.assert_allclose(found.data["set_rank"].sel(set="limits"), 1, rtol=1e-6)
-    assert (found.data["settling"] == SettlingClass.SETTLING).all() and found.rests().all()
-    path, end = found.data["path"], found.data["path_limit"]
+    assert result.no_layers == "no hooks"
+    np.testing.assert_allclose(result.data["rank"][1:], 1, rtol=1e-6)
+    assert result.data["rank"][0] == 0 and (result.data["limit_status"] == Status.CONVERGED).all()
+    np.testing.assert_allclose(result.data["set_rank"].sel(set="limits"), 1, rtol=1e-6)
+    assert (result.data["settling"] == SettlingClass.SETTLING).all() and result.rests().all()
+    path, end = result.data["path"], result.data["path_limit"]
     np.testing.assert_allclose(path.isel(loop=-1), end, atol=1e-3)
     # Along orthonormal axes of the plane distances are kept.
     length = np.linalg.norm(path.isel(loop=-1) - path.isel(loop=0), axis=-1)
     limits = model.limit(batch().inputs[:3]).norm(dim=-1)
     np.testing.assert_allclose(length, limits, rtol=1e-4)
-    assert found.data["control_rank"].mean() == pytest.approx(1.98, abs=0.05)
-    counts = found.classes().sel(settling="settling")
+    assert result.data["control_rank"].mean() == pytest.approx(1.98, abs=0.05)
+    counts = result.classes().sel(settling="settling")
     assert counts.sum() == 18 and counts.sel(answer="not asked") == 6
 
 

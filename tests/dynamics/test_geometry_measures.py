@@ -27,8 +27,8 @@ def test_ranks_against_numpy(shape: tuple[int, int], centred: bool) -> None:
     else:
         variance = singular**2
         expected = np.exp(scipy.stats.entropy(singular)), variance.sum() ** 2 / (variance**2).sum()
-    found = effective_rank(states, centred=centred), participation_ratio(states, centred=centred)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    ranks = effective_rank(states, centred=centred), participation_ratio(states, centred=centred)
+    np.testing.assert_allclose(ranks, expected, rtol=1e-6)
 
 
 @given(st.integers(1, 6), st.floats(0.1, 10))
@@ -55,23 +55,23 @@ def test_one_point_has_no_dimension_and_rounding_makes_none() -> None:
 
 def test_sets_are_measured_each_for_itself() -> None:
     states = random_state(2, 3, 10, 4)
-    together = effective_rank(states)
-    assert together.shape == (2, 3)
-    torch.testing.assert_close(together[1, 2], effective_rank(states[1, 2]))
+    batched = effective_rank(states)
+    assert batched.shape == (2, 3)
+    torch.testing.assert_close(batched[1, 2], effective_rank(states[1, 2]))
 
 
 def test_principal_axes_against_scikit_learn() -> None:
     states = random_state(20, 3, 7) * torch.arange(1.0, 8)
-    found = principal_axes(states, 3)
+    axes = principal_axes(states, 3)
     oracle = PCA(3).fit(states.reshape(-1, 7).numpy())
-    np.testing.assert_allclose(found.explained, oracle.explained_variance_ratio_, rtol=1e-9)
-    sign = np.sign((oracle.components_ * found.axes.numpy()).sum(axis=1))
-    np.testing.assert_allclose(found.axes, sign[:, None] * oracle.components_, atol=1e-9)
+    np.testing.assert_allclose(axes.explained, oracle.explained_variance_ratio_, rtol=1e-9)
+    sign = np.sign((oracle.components_ * axes.axes.numpy()).sum(axis=1))
+    np.testing.assert_allclose(axes.axes, sign[:, None] * oracle.components_, atol=1e-9)
     expected = sign * oracle.transform(states.reshape(-1, 7).numpy())
-    projected = found.project(states)
+    projected = axes.project(states)
     assert projected.shape == (20, 3, 3)
     np.testing.assert_allclose(projected.reshape(-1, 3), expected, atol=1e-9)
-    assert (found.axes.gather(1, found.axes.abs().argmax(1, keepdim=True)) > 0).all()
+    assert (axes.axes.gather(1, axes.axes.abs().argmax(1, keepdim=True)) > 0).all()
 
 
 def test_fewer_states_than_features_and_one_point() -> None:
@@ -112,17 +112,17 @@ def test_parts_add_up_to_the_whole() -> None:
 def test_what_is_not_finite_has_no_values_and_spoils_no_other_set() -> None:
     states = random_state(2, 10, 3)
     states[1, 4, 0] = float("inf")
-    found = StateMoments(states).singular_values()
-    assert found[0].isfinite().all() and found[1].isnan().all()
+    singular = StateMoments(states).singular_values()
+    assert singular[0].isfinite().all() and singular[1].isnan().all()
 
 
 def test_a_small_spread_far_from_zero_is_measured() -> None:
     states = 1e6 + 1e-3 * random_state(50, 4)
     centred = states - states.mean(dim=0)
-    found = StateMoments(states[:7])
-    found.add(states[7:])
+    moments = StateMoments(states[:7])
+    moments.add(states[7:])
     expected = torch.linalg.svdvals(centred).flip(0)
-    torch.testing.assert_close(found.singular_values(), expected, rtol=1e-4, atol=0.0)
+    torch.testing.assert_close(moments.singular_values(), expected, rtol=1e-4, atol=0.0)
 
 
 def test_the_control_has_as_many_vectors() -> None:
@@ -130,8 +130,8 @@ def test_the_control_has_as_many_vectors() -> None:
     sets.add("loops", random_state(3, 6, 40))
     sets.add("few", random_state(3, 40))
     sets.add("none", random_state(0, 40))
-    made = sets.measures("loops", ["few", "none"], torch.Generator().manual_seed(0))
-    assert made["set_size"].tolist() == [3, 0] and made["rank"].shape == (3,)
+    arrays = sets.measures("loops", ["few", "none"], torch.Generator().manual_seed(0))
+    assert arrays["set_size"].tolist() == [3, 0] and arrays["rank"].shape == (3,)
     # Three vectors about their mean span two dimensions, however many features there are.
-    assert made["control_rank"][0].mean().item() == pytest.approx(2, abs=0.05)
-    assert made["set_rank"][1].isnan() and made["control_participation"][1].isnan().all()
+    assert arrays["control_rank"][0].mean().item() == pytest.approx(2, abs=0.05)
+    assert arrays["set_rank"][1].isnan() and arrays["control_participation"][1].isnan().all()

@@ -45,8 +45,8 @@ def test_non_normality_is_one_for_a_rotation_and_grows_with_shear() -> None:
     turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).reshape(2, 2)
     assert non_normality(linear(0.5 * turn), _zeros(1, 2)).ratio.item() == pytest.approx(1)
     shear = torch.tensor([[0.5, 3.0], [0.0, 0.4]], dtype=torch.float64)
-    found = non_normality(linear(shear), _zeros(1, 2))
-    assert found.ratio.item() == pytest.approx(torch.linalg.svdvals(shear)[0].item() / 0.5)
+    measured = non_normality(linear(shear), _zeros(1, 2))
+    assert measured.ratio.item() == pytest.approx(torch.linalg.svdvals(shear)[0].item() / 0.5)
     nilpotent = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
     assert non_normality(linear(nilpotent), _zeros(1, 2)).ratio.item() > 1e6
 
@@ -58,10 +58,10 @@ def test_transient_growth_of_a_jordan_block_and_where_it_is_closed() -> None:
     exact = [
         torch.linalg.matrix_norm(torch.linalg.matrix_power(block, t), 2).item() for t in range(40)
     ]
-    found = transient_growth(linear(block), _zeros(1, 4), 40)
-    assert found.largest.item() == pytest.approx(max(exact), rel=0.01)
-    assert found.at.item() == int(np.argmax(exact)) and found.closed.all()
-    assert len(found.norms) == 1 + next(t for t, norm in enumerate(exact) if norm < 1)
+    growth = transient_growth(linear(block), _zeros(1, 4), 40)
+    assert growth.largest.item() == pytest.approx(max(exact), rel=0.01)
+    assert growth.at.item() == int(np.argmax(exact)) and growth.closed.all()
+    assert len(growth.norms) == 1 + next(t for t, norm in enumerate(exact) if norm < 1)
     short = transient_growth(linear(block), _zeros(1, 4), 3)
     assert not short.closed.any() and short.at.item() == 3
     calm = transient_growth(linear(0.5 * torch.eye(2).double()), _zeros(1, 2))
@@ -128,19 +128,19 @@ def test_linear_systems_to_one_percent_of_the_exact_numbers(name: str) -> None:
 
 def test_all_exponents_of_a_fixed_point_are_logarithms_of_its_eigenvalues() -> None:
     matrix, _ = SYSTEMS["non-normal"]
-    found = lyapunov_exponents(
+    exponents = lyapunov_exponents(
         linear(matrix), torch.zeros(2, 4, dtype=torch.float64), 40, 4, discard=60
     )
     expected = torch.tensor([0.8, 0.6, 0.4, 0.2], dtype=torch.float64).log()
-    torch.testing.assert_close(found.values, expected.expand(2, 4), rtol=1e-4, atol=1e-5)
-    assert (found.high - found.low < 1e-3).all()
+    torch.testing.assert_close(exponents.values, expected.expand(2, 4), rtol=1e-4, atol=1e-5)
+    assert (exponents.high - exponents.low < 1e-3).all()
 
 
 def test_chaos_of_the_logistic_map_is_log_two_within_its_interval() -> None:
     start = torch.rand(64, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = lyapunov_exponents(lambda x: 4 * x * (1 - x), start, 400)
-    assert found.values.mean().item() == pytest.approx(math.log(2), abs=0.007)
-    covered = (found.low <= math.log(2)) & (math.log(2) <= found.high)
+    exponents = lyapunov_exponents(lambda x: 4 * x * (1 - x), start, 400)
+    assert exponents.values.mean().item() == pytest.approx(math.log(2), abs=0.007)
+    covered = (exponents.low <= math.log(2)) & (math.log(2) <= exponents.high)
     assert 0.8 < covered.double().mean() <= 1
 
 
@@ -149,17 +149,17 @@ def test_chaos_and_area_of_the_henon_map() -> None:
         return torch.stack([1 - 1.4 * z[:, 0] ** 2 + z[:, 1], 0.3 * z[:, 0]], dim=1)
 
     start = 0.1 * torch.rand(64, 2, generator=torch.Generator().manual_seed(0)).double()
-    found = lyapunov_exponents(henon, start, 400, 2, discard=50)
-    assert found.values[:, 0].mean().item() == pytest.approx(0.419, abs=0.005)
+    exponents = lyapunov_exponents(henon, start, 400, 2, discard=50)
+    assert exponents.values[:, 0].mean().item() == pytest.approx(0.419, abs=0.005)
     # The map shrinks every area by .3, so the two exponents add up to its logarithm.
-    total = found.values.sum(1)
+    total = exponents.values.sum(1)
     torch.testing.assert_close(total, torch.full_like(total, math.log(0.3)))
 
 
 def test_a_cycle_has_its_multiplier_over_its_period() -> None:
     start = torch.full((1, 1), 0.3, dtype=torch.float64)
-    found = lyapunov_exponents(lambda x: 3.2 * x * (1 - x), start, 200, discard=200)
-    assert found.values.item() == pytest.approx(math.log(0.16) / 2, rel=1e-3)
+    exponents = lyapunov_exponents(lambda x: 3.2 * x * (1 - x), start, 200, discard=200)
+    assert exponents.values.item() == pytest.approx(math.log(0.16) / 2, rel=1e-3)
 
 
 def test_each_example_has_its_own_and_what_diverges_or_vanishes_is_said() -> None:
@@ -168,10 +168,10 @@ def test_each_example_has_its_own_and_what_diverges_or_vanishes_is_said() -> Non
     def step(x: Tensor) -> Tensor:
         return torch.where(rates == 4, x**2, rates * x)
 
-    found = lyapunov_exponents(step, torch.full((4, 1), 3.0, dtype=torch.float64), 40)
-    assert found.values[:2, 0].exp().tolist() == pytest.approx([0.5, 2.0])
-    assert found.values[2].item() == -math.inf
-    for ends in (found.values, found.low, found.high):
+    exponents = lyapunov_exponents(step, torch.full((4, 1), 3.0, dtype=torch.float64), 40)
+    assert exponents.values[:2, 0].exp().tolist() == pytest.approx([0.5, 2.0])
+    assert exponents.values[2].item() == -math.inf
+    for ends in (exponents.values, exponents.low, exponents.high):
         assert ends[3].isnan().all() and not ends[:3].isnan().any()
 
 
@@ -189,10 +189,12 @@ def test_bad_options_are_refused_of_lyapunov() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_states_in_half_precision_have_exponents_to_its_rounding(dtype: torch.dtype) -> None:
-    found = lyapunov_exponents(lambda x: x * torch.tensor([0.5, 0.25]).to(x), _ones(dtype), 16, k=2)
-    assert found.values.dtype == dtype
+    exponents = lyapunov_exponents(
+        lambda x: x * torch.tensor([0.5, 0.25]).to(x), _ones(dtype), 16, k=2
+    )
+    assert exponents.values.dtype == dtype
     expected = torch.tensor([[0.5, 0.25]]).log().to(dtype)
-    torch.testing.assert_close(found.values, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+    torch.testing.assert_close(exponents.values, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
 
 
 def _ones(dtype: torch.dtype) -> Tensor:

@@ -75,7 +75,7 @@ def test_none_is_where_the_start_alone_decides() -> None:
 def test_a_limit_that_all_share_has_no_spread_to_divide() -> None:
     result = input_dependence_study(MapModel(lambda h, e: h / 2 + 1), batch())
     (finding,) = result.findings()
-    assert finding.good is False and finding.value == "one limit for all"
+    assert finding.good is False and finding.value.startswith("one limit")
     assert result.spread() < 1e-4
 
 
@@ -123,14 +123,16 @@ def test_sensitivity_is_that_of_the_dense_implicit_function_theorem() -> None:
         h, e = limit.state, iteration.e
         jacobian = dense_jacobian(iteration.step, h)
         into = dense_jacobian(lambda x: iteration.advance(h, x, iteration.context), e)
-        whole = torch.linalg.solve(torch.eye(24).to(jacobian) - jacobian, into)
+        full = torch.linalg.solve(torch.eye(24).to(jacobian) - jacobian, into)
         # Blocks [pos, feature, source, feature].
-        blocks = whole.unflatten(1, (3, 8)).unflatten(3, (3, 8)).pow(2).sum(dim=(2, 4)).sqrt()
+        blocks = full.unflatten(1, (3, 8)).unflatten(3, (3, 8)).pow(2).sum(dim=(2, 4)).sqrt()
         scale = e.norm(dim=-1)[:, None, :] / 8**0.5 / h.norm(dim=-1)[:, :, None]
         expected = (blocks * scale).mT
-        found = limit_sensitivity(iteration, h, n_probes=100, tol=1e-6)
-    torch.testing.assert_close(found, expected, rtol=0.2, atol=1e-6)
-    assert (found[:, 1, 0] == 0).all() and (found[:, 2, :2] == 0).all()  # a causal model
+        sensitivity = limit_sensitivity(iteration, h, n_probes=100, tol=1e-6)
+    torch.testing.assert_close(sensitivity, expected, rtol=0.2, atol=1e-6)
+    assert (sensitivity[:, 1, 0] == 0).all() and (
+        sensitivity[:, 2, :2] == 0
+    ).all()  # a causal model
 
 
 def test_without_a_limit_nothing_is_claimed() -> None:

@@ -94,13 +94,13 @@ def test_heads_freeze_when_their_change_stays_small(batch: Batch) -> None:
     change[:, 0, :, 1] = np.array([np.nan, 1, 0.01, 0.01, 0.5])[:, None]
     change[:, 1, :, 0] = np.array([np.nan, 1, 0.01, 0.01, 0.01])[:, None]
     change[:, 1, :, 1] = 1.0
-    made = dataclasses.replace(
+    changed = dataclasses.replace(
         result, data=result.data.assign(change=result.data["change"].copy(data=change))
     )
-    assert made.frozen_at().values.tolist() == [[3, -1], [2, -1]]
-    (finding,) = made.findings()
+    assert changed.frozen_at().values.tolist() == [[3, -1], [2, -1]]
+    (finding,) = changed.findings()
     assert "2 to 3" in finding.text and finding.value.startswith("2 of 4")
-    (figure,) = made.figures()
+    (figure,) = changed.figures()
     traces: list[Any] = list(figure.plot.select_traces())
     line = next(t for t in traces if t.name == "head 1.0")
     assert list(line.y) == [1, 0.01, 0.01, 0.01]
@@ -116,8 +116,8 @@ def test_a_head_that_never_changes_is_frozen_from_the_first_change_on(batch: Bat
     result = attention_stabilisation_study(LoopedTransformer(CONFIG), batch, n_loops=4)
     change = result.data["change"].copy(deep=True)
     change[1:, 0, :, 0] = 0.0
-    made = dataclasses.replace(result, data=result.data.assign(change=change))
-    assert made.frozen_at().sel(layer=0, head=0) == 1
+    changed = dataclasses.replace(result, data=result.data.assign(change=change))
+    assert changed.frozen_at().sel(layer=0, head=0) == 1
 
 
 def test_a_single_loop_is_refused(batch: Batch) -> None:
@@ -160,26 +160,26 @@ def centred(vector: torch.Tensor) -> torch.Tensor:
 
 def test_layers_that_add_known_vectors_have_known_limits() -> None:
     first, second = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
-    found = layer_limits(adding(first, second), TOKENS, n_loops=60)
+    limits = layer_limits(adding(first, second), TOKENS, n_loops=60)
     # The loop norm leaves the direction of what is added, at a norm of the root of the width.
     entering = centred(first + second)
     entering = entering / entering.norm() * 8**0.5
     after = torch.stack([entering + first, entering + first + second])
     cosine = torch.cosine_similarity(*after, dim=0)
     torch.testing.assert_close(
-        found.cosine[0, 1], cosine.expand_as(found.cosine[0, 1]), atol=1e-4, rtol=0
+        limits.cosine[0, 1], cosine.expand_as(limits.cosine[0, 1]), atol=1e-4, rtol=0
     )
     distance = second.norm() / (after.norm(dim=1).sum() / 2)
     torch.testing.assert_close(
-        found.distance[1, 0], distance.expand_as(found.distance[1, 0]), atol=1e-4, rtol=0
+        limits.distance[1, 0], distance.expand_as(limits.distance[1, 0]), atol=1e-4, rtol=0
     )
-    assert (found.residual[-1] < 1e-5).all() and (found.residual[1] > 1e-3).any()
+    assert (limits.residual[-1] < 1e-5).all() and (limits.residual[1] > 1e-3).any()
 
 
 def test_a_layer_that_does_nothing_has_the_limit_of_the_one_before() -> None:
     vector = torch.randn(8, generator=torch.Generator().manual_seed(0))
-    found = layer_limits(adding(vector, torch.zeros(8)), TOKENS, n_loops=20)
-    assert (found.distance == 0).all() and (found.cosine > 1 - 1e-6).all()
+    limits = layer_limits(adding(vector, torch.zeros(8)), TOKENS, n_loops=20)
+    assert (limits.distance == 0).all() and (limits.cosine > 1 - 1e-6).all()
 
 
 def test_against_the_cache() -> None:
@@ -187,15 +187,15 @@ def test_against_the_cache() -> None:
     _, cache = model.run_with_cache(TOKENS, n_loops=n_loops)
     states = torch.stack([cache.stack("resid_post", layer=k) for k in range(3)], dim=1).detach()
     counted = torch.tensor([[False, True, True, True], [True, True, False, True]])
-    found = layer_limits(model, TOKENS, n_loops=n_loops, counted=counted)
-    assert found.residual.shape == (5, 3, 2) and found.residual[0].isnan().all()
+    limits = layer_limits(model, TOKENS, n_loops=n_loops, counted=counted)
+    assert limits.residual.shape == (5, 3, 2) and limits.residual[0].isnan().all()
     kept = states * counted[..., None]
     moved = (kept[1:] - kept[:-1]).flatten(3).norm(dim=3) / kept[1:].flatten(3).norm(dim=3)
-    torch.testing.assert_close(found.residual[1:], moved)
+    torch.testing.assert_close(limits.residual[1:], moved)
     a, b = states[-1, 0], states[-1, 2]
-    torch.testing.assert_close(found.cosine[0, 2], torch.cosine_similarity(a, b, dim=-1))
+    torch.testing.assert_close(limits.cosine[0, 2], torch.cosine_similarity(a, b, dim=-1))
     apart = 2 * (a - b).norm(dim=-1) / (a.norm(dim=-1) + b.norm(dim=-1))
-    torch.testing.assert_close(found.distance[2, 0], apart)
+    torch.testing.assert_close(limits.distance[2, 0], apart)
 
 
 def test_what_has_no_layers_to_compare_is_refused() -> None:

@@ -79,12 +79,12 @@ def test_jvp_where_an_operation_has_no_forward_derivative() -> None:
 
 def test_dense_jacobian_against_autograd() -> None:
     iteration, h = small_transformer(loop_norm=True), random_state(3, 4, 8)
-    found = dense_jacobian(iteration.step, h)
+    jacobian = dense_jacobian(iteration.step, h)
     for row in range(3):
         one = iteration.select(torch.tensor([row]))
         expected = torch.autograd.functional.jacobian(one.step, h[row : row + 1])
         assert isinstance(expected, Tensor)
-        torch.testing.assert_close(found[row], expected.reshape(32, 32))
+        torch.testing.assert_close(jacobian[row], expected.reshape(32, 32))
 
 
 @pytest.mark.parametrize("options", TRANSFORMERS, ids=str)
@@ -103,17 +103,21 @@ def test_products_at_chosen_positions_are_those_of_a_block() -> None:
     step, h = small_transformer(causal=False).step, random_state(3, 4, 8)
     v, dense = random_state(3, 4, 8).flip(0), dense_jacobian(step, h).unflatten(2, (4, 8))
     dense = dense.unflatten(1, (4, 8))
-    own = torch.tensor([[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 1, 0]]).bool()
+    by_example = torch.tensor([[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 1, 0]]).bool()
     same = torch.tensor([False, True, False, True])
-    for positions, mask in (([1, -1], same.expand(3, -1)), (same, same.expand(3, -1)), (own, own)):
+    for positions, mask in (
+        ([1, -1], same.expand(3, -1)),
+        (same, same.expand(3, -1)),
+        (by_example, by_example),
+    ):
         for product, letters in ((jvp, "bpdqe,bqe->bpd"), (vjp, "bpdqe,bpd->bqe")):
-            kept = v * mask[..., None]
-            expected = torch.einsum(letters, dense, kept) * mask[..., None]
+            masked = v * mask[..., None]
+            expected = torch.einsum(letters, dense, masked) * mask[..., None]
             torch.testing.assert_close(product(step, h, v, positions=positions), expected)
-    operator = JacobianOperator(step, h, own)
+    operator = JacobianOperator(step, h, by_example)
     assert operator.sizes.tolist() == [16, 8, 24]
     drawn = operator.random(torch.Generator().manual_seed(0)).unflatten(1, (4, 8))
-    assert ((drawn != 0).any(2) == own).all()
+    assert ((drawn != 0).any(2) == by_example).all()
 
 
 def test_a_loop_without_a_backward_derivative_is_refused() -> None:

@@ -31,16 +31,16 @@ def test_what_a_restart_holds_is_still_a_krylov_relation() -> None:
 
 def test_the_leading_schur_vectors_are_the_largest_and_no_pair_is_split() -> None:
     square = random_state(12, 12).numpy()
-    kept, form, turn = leading_schur(square, k=3)
+    size, form, turn = leading_schur(square, k=3)
     np.testing.assert_allclose(turn @ form @ turn.T, square, atol=1e-12)
     moduli = np.sort(np.abs(np.linalg.eigvals(square)))[::-1]
-    own = np.sort(np.abs(np.linalg.eigvals(form[:kept, :kept])))[::-1]
-    np.testing.assert_allclose(own, moduli[:kept])
-    assert 3 < kept < 12 and form[kept, kept - 1] == 0
+    leading = np.sort(np.abs(np.linalg.eigvals(form[:size, :size])))[::-1]
+    np.testing.assert_allclose(leading, moduli[:size])
+    assert 3 < size < 12 and form[size, size - 1] == 0
     same = np.roll(np.eye(10), 1, axis=0)  # all on the unit circle: any part is as good
-    kept, form, turn = leading_schur(same, k=2)
+    size, form, turn = leading_schur(same, k=2)
     np.testing.assert_allclose(turn @ form @ turn.T, same, atol=1e-12)
-    assert form[kept, kept - 1] == 0
+    assert form[size, size - 1] == 0
 
 
 def test_golub_kahan_keeps_its_relation_where_the_space_is_exhausted() -> None:

@@ -107,10 +107,10 @@ def test_limits_are_numbered_as_one_after_the_other_would(
     distinct = DistinctLimits(stays(3), torch.ones(3, 1, dtype=torch.bool), SAME)
     # However they come, in one part or two.
     parts = [part for part in (slice(0, cut), slice(cut, len(rows))) if rows[part]]
-    found = torch.cat([distinct.number(ends.select(part), example[part]) for part in parts])
+    numbers = torch.cat([distinct.number(ends.select(part), example[part]) for part in parts])
     for k in range(3):
         expected = greedy(values[example == k].float().tolist())
-        assert found[example == k].tolist() == expected
+        assert numbers[example == k].tolist() == expected
         assert distinct.count()[k].item() == len({*expected})
 
 

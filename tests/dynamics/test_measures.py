@@ -40,21 +40,21 @@ def _random(*shape: int) -> Tensor:
 
 def test_relative_residual_against_loops_over_tokens() -> None:
     states = _random(5, 2, 3, 4)
-    found = relative_residual(states)
-    assert found.shape == (4, 2, 3)
+    residual = relative_residual(states)
+    assert residual.shape == (4, 2, 3)
     for loop in range(1, 5):
         for example in range(2):
             for pos in range(3):
                 now, before = states[loop, example, pos], states[loop - 1, example, pos]
                 expected = math.dist(now, before) / math.hypot(*now)
-                assert found[loop - 1, example, pos].item() == pytest.approx(expected)
+                assert residual[loop - 1, example, pos].item() == pytest.approx(expected)
 
 
 def test_the_maximum_norm_over_a_sequence() -> None:
     states = _random(5, 2, 3, 4).flatten(2)
-    found = relative_residual(states, norm="max")
+    residual = relative_residual(states, norm="max")
     expected = (states[3] - states[2]).abs().amax(-1) / states[3].abs().amax(-1)
-    torch.testing.assert_close(found[2], expected)
+    torch.testing.assert_close(residual[2], expected)
 
 
 def test_residual_does_not_depend_on_the_scale_of_the_states() -> None:
@@ -219,8 +219,8 @@ def _held(answers: list[int], hold: int | None) -> int:
 )
 def test_stable_from_against_its_definition(answers: list[list[int]], hold: int | None) -> None:
     hold = hold if hold is None else min(hold, len(answers) - 1)
-    found = stable_from(torch.tensor(answers), hold=hold)
-    assert found.tolist() == [_held(list(column), hold) for column in zip(*answers)]
+    loops = stable_from(torch.tensor(answers), hold=hold)
+    assert loops.tolist() == [_held(list(column), hold) for column in zip(*answers)]
 
 
 def test_hold_longer_than_the_run_is_refused() -> None:

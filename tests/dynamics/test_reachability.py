@@ -30,7 +30,7 @@ class FromHalf(MapModel):
         return 0.5 * torch.ones_like(e)
 
 
-def found(function: Callable[[Tensor, Tensor], Tensor], **options: Any) -> ReachabilityResult:
+def study_of(function: Callable[[Tensor, Tensor], Tensor], **options: Any) -> ReachabilityResult:
     return reachability_study(FromHalf(function), batch(), **options)
 
 
@@ -69,7 +69,7 @@ def test_the_limits_of_two_inputs_are_compared_as_a_control() -> None:
 
 
 def test_wells_are_told_apart() -> None:
-    result = found(wells)
+    result = study_of(wells)
     # Zeros stay where they are, noise falls into any well, and all own limits are one.
     assert (result.data["status"].sel(start=["own", "zeros"]) == Status.CONVERGED).all()
     reached = dict(zip(result.data["start"].values, value(result.reached())))
@@ -80,7 +80,7 @@ def test_wells_are_told_apart() -> None:
 
 
 def test_a_kick_within_the_well_is_undone_and_one_beyond_it_is_not() -> None:
-    result = found(wells, n_draws=8, kicks=(0.1, 1.0))
+    result = study_of(wells, n_draws=8, kicks=(0.1, 1.0))
     back = value(result.recovered())
     assert back[0] == 1 and 0 < back[1] < 0.9
     assert result.findings()[1].value == "kicks to 0.1"
@@ -89,14 +89,14 @@ def test_a_kick_within_the_well_is_undone_and_one_beyond_it_is_not() -> None:
 
 
 def test_a_limit_that_all_inputs_share_is_no_success() -> None:
-    result = found(lambda h, e: h / 2 + 1 + 0 * e)
+    result = study_of(lambda h, e: h / 2 + 1 + 0 * e)
     assert value(result.one_limit()) == 1 and not result.own_limit_differs().any()
     (finding, _) = result.findings()
     assert finding.good is False and finding.value.endswith("100%")
 
 
 def test_where_every_state_stays_each_start_has_a_limit_of_its_own() -> None:
-    result = found(lambda h, e: h + 0 * e, n_noise=1, n_others=1)
+    result = study_of(lambda h, e: h + 0 * e, n_noise=1, n_others=1)
     # The own limits of all examples are their common start.
     assert (result.data["n_limits"] == 3).all()
     assert value(result.reached()).tolist() == [1, 0, 0, 1]
@@ -110,7 +110,7 @@ def test_cycles_are_limits_that_are_compared_where_they_are_nearest() -> None:
     def flip(h: Tensor, e: Tensor) -> Tensor:
         return e - (h - e) / (h - e).norm(dim=-1, keepdim=True).clamp_min(1e-6)
 
-    result = found(flip, n_loops=80)
+    result = study_of(flip, n_loops=80)
     assert (result.data["period"] == 2).all()
     assert result.found().all() and value(result.reached().sel(start="own")) == 1
     here, there = (result.data["alignment"].sel(start=name) for name in ("own", "zeros"))
@@ -133,12 +133,12 @@ def test_the_figures_show_the_control(tmp_path: Path) -> None:
     plot: Any = starts.plot
     bars, control = plot.data
     assert list(bars.y) == ["own", "zeros", "noise 1", "noise 2", "other 1", "other 2"]
-    assert list(control.x) == [0.0] and "cosine of the limits" in starts.control
+    assert list(control.x) == [0.0] and "cosine" in starts.control
     assert kicks.data is not None and (kicks.data["back"] == 1).all()
 
 
 def test_the_same_seed_gives_the_same_numbers() -> None:
-    runs = [found(wells, seed=seed).data["kick_distance"].values for seed in (1, 1, 2)]
+    runs = [study_of(wells, seed=seed).data["kick_distance"].values for seed in (1, 1, 2)]
     np.testing.assert_array_equal(runs[0], runs[1])
     assert (runs[0] != runs[2]).any()
 
@@ -158,7 +158,7 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 )
 def test_bad_options_are_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(InputError, match=what):
-        found(wells, **options)
+        study_of(wells, **options)
 
 
 def test_one_example_is_too_few() -> None:

@@ -108,17 +108,17 @@ def test_fixed_points(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", RETURNING)
 def test_orbits_that_return_have_a_whole_period(name: str, dtype: torch.dtype) -> None:
     states, period = RETURNING[name]
-    found = classify_regimes(states.to(dtype))
-    assert Regime(int(found.regime)) is Regime.ORBIT
-    assert found.period.item() == period
+    regimes = classify_regimes(states.to(dtype))
+    assert Regime(int(regimes.regime)) is Regime.ORBIT
+    assert regimes.period.item() == period
 
 
 @pytest.mark.parametrize("name", TURNING)
 def test_irrational_rotations_are_orbits_with_the_period_of_their_angle(name: str) -> None:
     states, period = TURNING[name]
-    found = classify_regimes(states)
-    assert Regime(int(found.regime)) is Regime.ORBIT
-    assert found.period.item() == pytest.approx(period, rel=0.01)
+    regimes = classify_regimes(states)
+    assert Regime(int(regimes.regime)) is Regime.ORBIT
+    assert regimes.period.item() == pytest.approx(period, rel=0.01)
 
 
 @pytest.mark.parametrize("name", DRIFTS)
@@ -155,23 +155,23 @@ def test_the_logistic_map_goes_from_rest_through_orbits_to_chaos() -> None:
         model = MapModel(lambda h, e, growth=growth: growth * h * (1 - h))
         model.initial_state = lambda e: torch.full_like(e, 0.3)
         states = run_loops(bind(model, torch.zeros(1, 1, dtype=torch.int64)), 400)
-        found = classify_regimes(states, RegimeCriteria(window=80))
-        assert Regime(int(found.regime)) is regime, growth
-        assert period is None or found.period.item() == period
+        regimes = classify_regimes(states, RegimeCriteria(window=80))
+        assert Regime(int(regimes.regime)) is regime, growth
+        assert period is None or regimes.period.item() == period
 
 
 def test_a_batch_gives_what_its_trajectories_give_one_by_one() -> None:
     groups = (COMING_TO_REST, DRIFTS, GROWING, IRREGULAR)
     all_states = [s for group in groups for s in group.values()]
     all_states += [s for s, _ in [*RETURNING.values(), *TURNING.values()]]
-    together = torch.stack(all_states, dim=1)[:, :, None]
-    whole = classify_regimes(together)
-    assert whole.regime.shape == (len(all_states), 1)
+    batch = torch.stack(all_states, dim=1)[:, :, None]
+    full = classify_regimes(batch)
+    assert full.regime.shape == (len(all_states), 1)
     for row, states in enumerate(all_states):
-        alone = classify_regimes(states)
-        assert whole.regime[row, 0] == alone.regime
-        torch.testing.assert_close(whole.period[row, 0], alone.period, equal_nan=True)
-    assert set(whole.regime.unique().tolist()) == set(Regime)
+        single = classify_regimes(states)
+        assert full.regime[row, 0] == single.regime
+        torch.testing.assert_close(full.period[row, 0], single.period, equal_nan=True)
+    assert set(full.regime.unique().tolist()) == set(Regime)
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
@@ -277,17 +277,17 @@ KNOWN: dict[str, tuple[Tensor, SettlingClass]] = {
 BEYOND_FLOAT32 = {name for name in KNOWN if "1e-6" in name}
 
 
-def of(states: Tensor) -> tuple[SettlingClass, SettlingClasses]:
-    found = classify_settling(states)
-    return SettlingClass(int(found.settling)), found
+def settling_of(states: Tensor) -> tuple[SettlingClass, SettlingClasses]:
+    classes = classify_settling(states)
+    return SettlingClass(int(classes.settling)), classes
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_systems_of_known_class(name: str) -> None:
     states, expected = KNOWN[name]
-    assert of(states)[0] is expected
+    assert settling_of(states)[0] is expected
     if name not in BEYOND_FLOAT32:
-        assert of(states.float())[0] is expected
+        assert settling_of(states.float())[0] is expected
 
 
 @given(st.floats(0.3, 0.985), st.floats(0, math.pi), st.booleans())
@@ -295,59 +295,61 @@ def test_the_rate_of_a_linear_map_is_its_spectral_radius(
     radius: float, angle: float, real: bool
 ) -> None:
     states = linear(scalar(radius) if real else turning(radius, angle))
-    kind, found = of(states)
+    kind, classes = settling_of(states)
     assert kind is SETTLING
-    if not found.rate.isnan():  # not yet at rest
-        assert found.rate.item() == pytest.approx(radius, rel=1e-3)
+    if not classes.rate.isnan():  # not yet at rest
+        assert classes.rate.item() == pytest.approx(radius, rel=1e-3)
 
 
 def test_the_exponent_of_a_power_law() -> None:
     # x' = x - x^3 goes as (2 t)^(-1/2), so its updates as t^(-3/2).
-    assert of(cubic(2000))[1].exponent.item() == pytest.approx(1.5, abs=0.02)
-    assert of(FALL.sqrt()[:, None])[1].exponent.item() == pytest.approx(0.5, abs=0.02)
+    assert settling_of(cubic(2000))[1].exponent.item() == pytest.approx(1.5, abs=0.02)
+    assert settling_of(FALL.sqrt()[:, None])[1].exponent.item() == pytest.approx(0.5, abs=0.02)
 
 
 def test_an_update_too_small_for_the_rounding_of_the_state_is_none() -> None:
     slide = 1 + 1e-7 * FALL[:, None]
-    assert of(slide)[0] is DRIFTING
+    assert settling_of(slide)[0] is DRIFTING
     # In single precision that slide is at most a rounding error now and then.
-    kind, found = of(slide.float())
-    assert kind is SETTLING and found.rate.isnan() and found.exponent.isnan()
+    kind, classes = settling_of(slide.float())
+    assert kind is SETTLING and classes.rate.isnan() and classes.exponent.isnan()
 
 
 def test_a_slide_is_no_power_though_its_relative_residual_is() -> None:
     slide = FALL[:, None] + 1
     relative = (slide[1:] - slide[:-1]).norm(dim=-1) / slide[1:].norm(dim=-1)
-    assert relative[-1] < relative[0] / 30 and of(slide)[0] is DRIFTING
+    assert relative[-1] < relative[0] / 30 and settling_of(slide)[0] is DRIFTING
 
 
 def test_a_power_looks_geometric_to_a_short_look_and_not_to_a_long_one() -> None:
     # From 0.1 on it goes as (t + 50)^(-1/2), which is nearly straight over loops 12 to 24.
     states = cubic(200, start=0.1)
-    assert of(states[:25])[0] is SETTLING and of(states)[0] is MARGINAL
+    assert settling_of(states[:25])[0] is SETTLING and settling_of(states)[0] is MARGINAL
 
 
 def test_thresholds_move_the_lines() -> None:
     states = linear(scalar(0.999))
-    assert of(states)[0] is MARGINAL
+    assert settling_of(states)[0] is MARGINAL
     loose = classify_settling(states, SettlingCriteria(fall=0.99))
     assert SettlingClass(int(loose.settling)) is SETTLING
     noisy = 1 + 1e-9 * random_state(N_LOOPS + 1, 4)
-    assert of(noisy)[0] is DRIFTING
+    assert settling_of(noisy)[0] is DRIFTING
     coarse = classify_settling(noisy, SettlingCriteria(rounding=1e9))
     assert SettlingClass(int(coarse.settling)) is SETTLING
 
 
 def test_a_batch_gives_what_its_trajectories_give_one_by_one_of_falling_updates() -> None:
-    alone = [s for s, _ in KNOWN.values() if len(s) == N_LOOPS + 1]
-    wide = torch.stack([torch.nn.functional.pad(s, (0, 5 - s.shape[1])) for s in alone], dim=1)
-    together = classify_settling(wide[:, :, None].double())
-    assert together.settling.shape == (len(alone), 1)
-    for row, states in enumerate(alone):
-        found = classify_settling(states.double())
-        assert together.settling[row, 0] == found.settling
-        torch.testing.assert_close(together.rate[row, 0], found.rate, equal_nan=True)
-    assert {*together.settling.flatten().tolist()} == {*SettlingClass}
+    trajectories = [s for s, _ in KNOWN.values() if len(s) == N_LOOPS + 1]
+    wide = torch.stack(
+        [torch.nn.functional.pad(s, (0, 5 - s.shape[1])) for s in trajectories], dim=1
+    )
+    batched = classify_settling(wide[:, :, None].double())
+    assert batched.settling.shape == (len(trajectories), 1)
+    for row, states in enumerate(trajectories):
+        classes = classify_settling(states.double())
+        assert batched.settling[row, 0] == classes.settling
+        torch.testing.assert_close(batched.rate[row, 0], classes.rate, equal_nan=True)
+    assert {*batched.settling.flatten().tolist()} == {*SettlingClass}
     assert [kind.label for kind in SettlingClass] == ["settling", "marginal", "drifting"]
 
 
@@ -355,7 +357,7 @@ def test_a_batch_gives_what_its_trajectories_give_one_by_one_of_falling_updates(
 def test_the_class_does_not_depend_on_scale_of_falling_updates(scale: float) -> None:
     for name in ("real", "cubic", "circle"):
         states, expected = KNOWN[name]
-        assert of(scale * states)[0] is expected
+        assert settling_of(scale * states)[0] is expected
 
 
 def test_runs_too_short_and_criteria_out_of_range_are_refused_of_falling_updates() -> None:

@@ -65,29 +65,29 @@ def test_they_are_those_of_the_whole_run() -> None:
     ):
         n_loops = 60  # far enough for updates of the contraction to drown in rounding
         states = run_loops(bind(model, torch.tensor([[1, 2, 3], [4, 5, 0]])), n_loops)
-        found = measured(model, n_loops)
+        measures = measured(model, n_loops)
         options = {"rtol": 1e-4, "atol": 1e-6, "equal_nan": True}
-        torch.testing.assert_close(found.norm, states.norm(dim=-1), **options)
-        torch.testing.assert_close(found.residual[1:], relative_residual(states), **options)
+        torch.testing.assert_close(measures.norm, states.norm(dim=-1), **options)
+        torch.testing.assert_close(measures.residual[1:], relative_residual(states), **options)
         of_sequence = relative_residual(states.flatten(2), norm="max")
-        torch.testing.assert_close(found.residual_max[1:], of_sequence, **options)
+        torch.testing.assert_close(measures.residual_max[1:], of_sequence, **options)
         rates = contraction_rates(states).per_loop
-        torch.testing.assert_close(found.contraction[2:], rates, **options)
-        torch.testing.assert_close(found.cosine[2:], update_cosine(states), **options)
-        assert found.residual[0].isnan().all() and found.contraction[:2].isnan().all()
+        torch.testing.assert_close(measures.contraction[2:], rates, **options)
+        torch.testing.assert_close(measures.cosine[2:], update_cosine(states), **options)
+        assert measures.residual[0].isnan().all() and measures.contraction[:2].isnan().all()
 
 
 def test_a_rotation_turns_by_its_angle_for_ever() -> None:
-    found = measured(LinearModel(rotation(0.7)), 1000)
+    measures = measured(LinearModel(rotation(0.7)), 1000)
     torch.testing.assert_close(
-        found.cosine[2:], torch.full((999, 2, 3), math.cos(0.7)), atol=1e-3, rtol=0
+        measures.cosine[2:], torch.full((999, 2, 3), math.cos(0.7)), atol=1e-3, rtol=0
     )
-    torch.testing.assert_close(found.contraction[2:], torch.ones(999, 2, 3), atol=1e-3, rtol=0)
+    torch.testing.assert_close(measures.contraction[2:], torch.ones(999, 2, 3), atol=1e-3, rtol=0)
 
 
 def test_what_leaves_the_finite_numbers_is_measured_to_the_end() -> None:
-    found = measured(MapModel(lambda h, e: 10 * h + e), 60)
-    assert found.norm[-1].isinf().all() and found.residual[-1].isnan().all()
-    torch.testing.assert_close(found.contraction[10], torch.full((2, 3), 10.0))
+    measures = measured(MapModel(lambda h, e: 10 * h + e), 60)
+    assert measures.norm[-1].isinf().all() and measures.residual[-1].isnan().all()
+    torch.testing.assert_close(measures.contraction[10], torch.full((2, 3), 10.0))
     half = MapModel(lambda h, e: (10 * h + e).bfloat16().to(h))
     assert measured(half, 45).norm[-1].isinf().all()

@@ -123,15 +123,15 @@ def test_a_batch_gives_what_its_examples_give_one_by_one(solver: Solver) -> None
     def make(offset: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda x: torch.tanh(x.flip(-1)) / 2 + offset
 
-    together = find_fixed_point(make(offsets), torch.zeros_like(offsets), solver=solver)
+    batched = find_fixed_point(make(offsets), torch.zeros_like(offsets), solver=solver)
     for row in range(3):
-        alone = offsets[row : row + 1]
-        single = find_fixed_point(make(alone), torch.zeros_like(alone), solver=solver)
-        assert together.n_steps[row] == single.n_steps[0]
-        assert together.status[row] == single.status[0]
-        torch.testing.assert_close(together.state[row], single.state[0])
+        one = offsets[row : row + 1]
+        single = find_fixed_point(make(one), torch.zeros_like(one), solver=solver)
+        assert batched.n_steps[row] == single.n_steps[0]
+        assert batched.status[row] == single.status[0]
+        torch.testing.assert_close(batched.state[row], single.state[0])
         n_steps = int(single.n_steps[0])
-        torch.testing.assert_close(together.residuals[: n_steps + 1, row], single.residuals[:, 0])
+        torch.testing.assert_close(batched.residuals[: n_steps + 1, row], single.residuals[:, 0])
 
 
 @every_solver

@@ -29,11 +29,11 @@ def random_pairs(
     second = None
     if twice:
         later = loop + (torch.rand(count, generator=generator) * (n_loops - loop + 1)).long()
-        made = torch.rand(count, generator=generator) < 0.5
+        has_second = torch.rand(count, generator=generator) < 0.5
         second = SecondInterchange(
             source=drawn(len(inputs)),
             position=drawn(inputs.shape[1]),
-            loop=later.where(made, torch.tensor(NO_LOOP)),
+            loop=later.where(has_second, torch.tensor(NO_LOOP)),
             source_loop=drawn(n_loops + 1),
         )
     return InterchangePairs(

@@ -23,7 +23,7 @@ from tests.models.variants import build, some_inputs
 BATCH, POS, CLASSES = 6, 5, 3
 
 
-def asked(inputs: torch.Tensor, n_loops: Any = LOOPS, classes: int = CLASSES) -> Batch:
+def batch_of(inputs: torch.Tensor, n_loops: Any = LOOPS, classes: int = CLASSES) -> Batch:
     """Random answers to some inputs; at the first position nothing is asked."""
     generator = torch.Generator().manual_seed(1)
     targets = torch.randint(classes, inputs.shape[:2], generator=generator)
@@ -40,13 +40,13 @@ def margin(logits: torch.Tensor, batch: Batch) -> float:
     """Right answer less the largest other, answer by answer."""
     examples = []
     for b in range(len(batch)):
-        own = []
+        margins = []
         for p in range(batch.targets.shape[1]):
             right = int(batch.targets[b, p])
             if right != IGNORE:
                 others = [float(x) for c, x in enumerate(logits[b, p]) if c != right]
-                own.append(float(logits[b, p, right]) - max(others))
-        examples.append(sum(own) / len(own))
+                margins.append(float(logits[b, p, right]) - max(others))
+        examples.append(sum(margins) / len(margins))
     return sum(examples) / len(examples)
 
 
@@ -56,8 +56,8 @@ def cell(found: AblationStudy, name: str, **where: Any) -> float:
 
 @pytest.mark.parametrize("part", ["head 1.0", "head 0.1", "MLP 0", "attention 1"])
 def test_zero_is_the_untied_model_whose_weights_of_that_part_are_zero(part):
-    model, batch = without_injection(n_layers=2, d_mlp=8), asked(tokens())
-    found = ablation_study(
+    model, batch = without_injection(n_layers=2, d_mlp=8), batch_of(tokens())
+    result = ablation_study(
         model,
         batch,
         components=("z", "attn_out", "mlp_out"),
@@ -66,7 +66,7 @@ def test_zero_is_the_untied_model_whose_weights_of_that_part_are_zero(part):
     )
     kind, _, where = part.partition(" ")
     layer = int(where.split(".")[0])
-    for name, (first, last) in zip(found.data["when"].values, found.spans):
+    for name, (first, last) in zip(result.data["when"].values, result.spans):
         deep = untied(model)
         with torch.no_grad():
             for loop in range(first, last + 1):
@@ -80,22 +80,22 @@ def test_zero_is_the_untied_model_whose_weights_of_that_part_are_zero(part):
                     linear.bias.zero_()
             logits = deep(batch.inputs, n_loops=1)
         at = {"part": part, "ablation": "zero", "when": name}
-        assert cell(found, "margin", **at) == pytest.approx(margin(logits, batch), abs=1e-5)
+        assert cell(result, "margin", **at) == pytest.approx(margin(logits, batch), abs=1e-5)
         plain = model(batch.inputs, n_loops=LOOPS).argmax(-1)
         same = (logits.argmax(-1) == plain) | (batch.targets == IGNORE)
-        assert cell(found, "agreement", **at) == pytest.approx(float(same.all(1).double().mean()))
+        assert cell(result, "agreement", **at) == pytest.approx(float(same.all(1).double().mean()))
 
 
 @torch.no_grad()
 def test_without_any_component_the_residual_alone_holds_the_state():
-    model, batch = without_injection(n_layers=2), asked(tokens())
-    found = ablation_study(
+    model, batch = without_injection(n_layers=2), batch_of(tokens())
+    result = ablation_study(
         model, batch, components=("attn_out", "mlp_out"), kinds=("zero",), together=True
     )
-    assert found.data["part"].values[-1] == "all of them"
-    alone = model.readout(model.embed(batch.inputs))
+    assert result.data["part"].values[-1] == "all of them"
+    logits = model.readout(model.embed(batch.inputs))
     at = {"part": "all of them", "ablation": "zero", "when": "all loops"}
-    assert cell(found, "margin", **at) == pytest.approx(margin(alone, batch), abs=1e-5)
+    assert cell(result, "margin", **at) == pytest.approx(margin(logits, batch), abs=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["demo", "surround", "post rms", "features", "fire"])
@@ -103,8 +103,8 @@ def test_without_any_component_the_residual_alone_holds_the_state():
 @torch.no_grad()
 def test_a_mean_at_one_position_is_a_hook_that_puts_it_there(variant, component):
     model = build(variant, init_std=0.8)
-    batch = asked(some_inputs(model, batch=BATCH, n_pos=POS))
-    found = ablation_study(
+    batch = batch_of(some_inputs(model, batch=BATCH, n_pos=POS))
+    result = ablation_study(
         model, batch, components=(component,), kinds=("mean",), when=("one",), positions="each"
     )
     layer, head, pos = model.config.n_layers - 1, 1, 2
@@ -121,13 +121,13 @@ def test_a_mean_at_one_position_is_a_hook_that_puts_it_there(variant, component)
             component, f"post {layer}"
         )
         at = {"part": part, "ablation": "mean", "when": f"loop {loop}", "pos": pos}
-        assert cell(found, "margin", **at) == pytest.approx(margin(logits, batch), abs=1e-5)
+        assert cell(result, "margin", **at) == pytest.approx(margin(logits, batch), abs=1e-5)
 
 
 @torch.no_grad()
 def test_a_group_of_neurons_at_the_mean_of_each_token():
-    model, batch = without_injection(), asked(tokens())
-    found = ablation_study(
+    model, batch = without_injection(), batch_of(tokens())
+    result = ablation_study(
         model,
         batch,
         components=(),
@@ -149,17 +149,17 @@ def test_a_group_of_neurons_at_the_mean_of_each_token():
     name = model.site("mlp.hook_post", loop=1, layer=0, n_loops=LOOPS)
     logits = model.run_with_hooks(batch.inputs, n_loops=LOOPS, fwd_hooks=[(name, put)])
     at = {"part": "some 0", "ablation": "mean", "when": "loop 1"}
-    assert cell(found, "margin", **at) == pytest.approx(margin(logits, batch), abs=1e-5)
+    assert cell(result, "margin", **at) == pytest.approx(margin(logits, batch), abs=1e-5)
 
 
 def test_among_examples_that_are_alike_mean_and_resample_change_nothing():
     model = build("demo", init_std=0.8)
-    batch = asked(some_inputs(model, batch=1, n_pos=POS).expand(4, -1))
-    found = ablation_study(model, batch, kinds=("mean", "resample"), when=("all", "one"))
-    assert (found.data["agreement"].sel(estimate="value") == 1).all()
-    same = found.reference("margin").sel(estimate="value").item()
-    np.testing.assert_allclose(found.data["margin"].sel(estimate="value"), same, atol=1e-5)
-    assert set(found.roles().values()) == {"idle"}  # nothing is needed where nothing is changed
+    batch = batch_of(some_inputs(model, batch=1, n_pos=POS).expand(4, -1))
+    result = ablation_study(model, batch, kinds=("mean", "resample"), when=("all", "one"))
+    assert (result.data["agreement"].sel(estimate="value") == 1).all()
+    same = result.reference("margin").sel(estimate="value").item()
+    np.testing.assert_allclose(result.data["margin"].sel(estimate="value"), same, atol=1e-5)
+    assert set(result.roles().values()) == {"idle"}  # nothing is needed where nothing is changed
 
 
 def test_examples_that_end_sooner_are_read_there():
@@ -167,15 +167,15 @@ def test_examples_that_end_sooner_are_read_there():
     inputs = some_inputs(model, batch=BATCH, n_pos=POS)
     ends = torch.tensor([1, 3, 2, 3, 1, 2])
     args: dict[str, Any] = {"kinds": ("zero",), "when": ("all", "one")}
-    mixed = ablation_study(model, asked(inputs, ends), **args)
-    whole = asked(inputs, ends)
+    mixed = ablation_study(model, batch_of(inputs, ends), **args)
+    full = batch_of(inputs, ends)
     for part in mixed.data["part"].values:
         for when in ("all loops", "loop 1"):
             expected = 0.0
             for row in range(BATCH):
-                own = ablation_study(model, whole[row : row + 1], **args)
-                names = own.data["when"].values
-                measure = own.data["margin"] if when in names else own.reference("margin")
+                result = ablation_study(model, full[row : row + 1], **args)
+                names = result.data["when"].values
+                measure = result.data["margin"] if when in names else result.reference("margin")
                 at = {"part": part, "ablation": "zero", "when": when, "pos": "all"}
                 at = at if when in names else {}
                 expected += measure.sel(**at, estimate="value").item() / BATCH
@@ -185,57 +185,57 @@ def test_examples_that_end_sooner_are_read_there():
 
 def test_of_a_compiled_circuit_used_heads_are_needed_and_distractors_are_not():
     compiled = distract(compile_program("ripple", max_length=6), heads=2, neurons=4, seed=0)
-    found = ablation_study(compiled.model, Addition(), n=5, batch_size=32)
+    result = ablation_study(compiled.model, Addition(), n=5, batch_size=32)
     used = {f"head {node.layer}.{node.head}" for node in compiled.circuit.heads}
-    assert found.reference().sel(estimate="value") == 1
-    heads = [str(x) for x in found.data["part"].values if str(x).startswith("head")]
+    assert result.reference().sel(estimate="value") == 1
+    heads = [str(x) for x in result.data["part"].values if str(x).startswith("head")]
     assert used < set(heads)
     for head in heads:
-        own = found.data.sel(part=head, when="all loops", pos="all", estimate="value")
+        effect = result.data.sel(part=head, when="all loops", pos="all", estimate="value")
         if head in used:
-            assert (own["exact_match"] < 1).all() and (own["agreement"] < 1).all()
+            assert (effect["exact_match"] < 1).all() and (effect["agreement"] < 1).all()
         else:
-            assert (own["agreement"] == 1).all() and (own["control_agreement"] == 1).all()
-            undisturbed = found.reference("margin").sel(estimate="value").item()
-            np.testing.assert_allclose(own["margin"], undisturbed, rtol=1e-3)
+            assert (effect["agreement"] == 1).all() and (effect["control_agreement"] == 1).all()
+            undisturbed = result.reference("margin").sel(estimate="value").item()
+            np.testing.assert_allclose(effect["margin"], undisturbed, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["sticky_ripple", "ripple", "carry_save", "parity"])
 def test_the_head_that_all_depends_on_is_needed_also_where_noise_does_the_same(name: str) -> None:
     compiled = compile_program(name, max_length=8)
     task = get_task(compiled.program.task)
-    found = ablation_study(compiled.model, task, n=5, batch_size=64, when=("all",))
+    result = ablation_study(compiled.model, task, n=5, batch_size=64, when=("all",))
     (used,) = (f"head {h.layer}.{h.head}" for h in compiled.circuit.heads if h.section == "block")
-    judged = found.judged().set_index(["part", "ablation"])
+    judged = result.judged().set_index(["part", "ablation"])
     for kind in ("zero", "mean", "resample"):
         assert judged.loc[(used, kind), "need"] == "needed"
-    assert found.roles()[used] == "information"
+    assert result.roles()[used] == "information"
     # Noise of the norm of zero ablation destroys the answers too, and denies nothing.
     assert judged.loc[(used, "zero"), "noise"] > 0.5
-    others = [part for part in found.roles() if part.startswith("head") and part != used]
-    assert {found.roles()[part] for part in others} <= {"idle"}
+    others = [part for part in result.roles() if part.startswith("head") and part != used]
+    assert {result.roles()[part] for part in others} <= {"idle"}
 
 
 def test_a_part_that_says_nothing_of_the_input_is_a_constant() -> None:
     # The first MLP of lookahead counts loops: the same in all inputs, and needed.
     compiled = compile_program("lookahead", max_length=7)
-    found = ablation_study(compiled.model, Addition(), n=6, batch_size=64, when=("all",))
-    assert found.roles()["MLP 0"] == "constant"
-    needs = found.judged().set_index(["part", "ablation"])["need"]
+    result = ablation_study(compiled.model, Addition(), n=6, batch_size=64, when=("all",))
+    assert result.roles()["MLP 0"] == "constant"
+    needs = result.judged().set_index(["part", "ablation"])["need"]
     assert needs["MLP 0", "zero"] == "needed"
     assert needs["MLP 0", "mean"] == needs["MLP 0", "resample"] == "idle"
 
 
 def test_few_changed_answers_are_unclear_and_none_are_idle() -> None:
     model = without_injection()
-    found = ablation_study(model, asked(tokens()), kinds=("resample",), when=("all",))
-    kept = found.data["agreement"].copy()
-    parts = found.data["part"].values.tolist()
+    result = ablation_study(model, batch_of(tokens()), kinds=("resample",), when=("all",))
+    kept = result.data["agreement"].copy()
+    parts = result.data["part"].values.tolist()
     for part, n_changed, need in zip(parts, (0, 1, 5), ("idle", "unclear", "needed")):
         n = 64
         estimate = wilson_estimate(n - n_changed, n)
         kept.loc[{"part": part}] = estimate
-        changed = dataclasses.replace(found, data=found.data.assign(agreement=kept))
+        changed = dataclasses.replace(result, data=result.data.assign(agreement=kept))
         row = changed.judged().set_index("part").loc[part]
         assert row["need"] == need
         assert row["low"] == pytest.approx(wilson_estimate(n_changed, n)[1])
@@ -252,13 +252,13 @@ def test_noise_is_as_long_as_the_change_and_inside_the_part(generator):
 
 
 def test_an_ablation_is_what_it_is_again_and_is_saved(tmp_path):
-    model, batch = without_injection(), asked(tokens())
+    model, batch = without_injection(), batch_of(tokens())
     args: dict[str, Any] = {"when": ("all", "one"), "loops": [0, -1], "seed": 3}
-    found = ablation_study(model, batch, **args)
-    assert found.data.equals(ablation_study(model, batch, **args).data)
-    assert found.data["when"].values.tolist() == ["all loops", "loop 0", "loop 2"]
-    read = load_result(found.save(tmp_path))
-    assert isinstance(read, AblationStudy) and read.data.equals(found.data)
+    result = ablation_study(model, batch, **args)
+    assert result.data.equals(ablation_study(model, batch, **args).data)
+    assert result.data["when"].values.tolist() == ["all loops", "loop 0", "loop 2"]
+    read = load_result(result.save(tmp_path))
+    assert isinstance(read, AblationStudy) and read.data.equals(result.data)
     assert read.spans == [[0, 2], [0, 0], [2, 2]]
     assert read.findings()[0].value.endswith("of 3") and read.figures()[0].control
     assert not any(point.fwd_hooks for point in model.hook_points())
@@ -266,7 +266,7 @@ def test_an_ablation_is_what_it_is_again_and_is_saved(tmp_path):
 
 @pytest.mark.usefixtures("no_type_checks")
 def test_what_cannot_be_ablated_is_said():
-    model, batch = without_injection(), asked(tokens())
+    model, batch = without_injection(), batch_of(tokens())
 
     def refused(what: str, model: Any = model, data: Batch = batch, **changes: Any) -> None:
         with pytest.raises(InputError) as caught:
@@ -289,17 +289,17 @@ def test_what_cannot_be_ablated_is_said():
     refused("mean_over", mean_over="head")
     refused("data", data=batch[:1])
     features = build("features")
-    refused("mean_over", features, asked(some_inputs(features)), mean_over="token")
+    refused("mean_over", features, batch_of(some_inputs(features)), mean_over="token")
 
 
 def test_spans_of_loops() -> None:
     when = ("all", "one", "from", "upto")
-    found = ablation_study(
-        without_injection(), asked(tokens()), kinds=("zero",), when=when, loops=[1]
+    result = ablation_study(
+        without_injection(), batch_of(tokens()), kinds=("zero",), when=when, loops=[1]
     )
     names = ["all loops", "loop 1", "from loop 1", "up to loop 1"]
-    assert found.data["when"].values.tolist() == names
-    assert found.spans == [[0, LOOPS - 1], [1, 1], [1, LOOPS - 1], [0, 1]]
+    assert result.data["when"].values.tolist() == names
+    assert result.spans == [[0, LOOPS - 1], [1, 1], [1, LOOPS - 1], [0, 1]]
 
 
 def test_a_model_without_hooks_is_refused() -> None:

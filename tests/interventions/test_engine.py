@@ -55,10 +55,10 @@ def tokens(seed: int = 0) -> torch.Tensor:
 
 def states(model: LoopedTransformer, row: torch.Tensor, n_loops: int) -> list[torch.Tensor]:
     iteration = bind(model, row[None])
-    found = [iteration.h0]
+    reached = [iteration.h0]
     for _ in range(n_loops):
-        found.append(iteration.step(found[-1]))
-    return found
+        reached.append(iteration.step(reached[-1]))
+    return reached
 
 
 @torch.no_grad()
@@ -95,18 +95,18 @@ def by_hand(
 def check(model: LoopedTransformer, pairs: InterchangePairs, rows: torch.Tensor | None = None):
     """Every pair is what it is by hand, and past its end what it is at its end, undisturbed."""
     run = InterchangeRun(model, pairs)
-    found = run.interchange(rows)
-    assert found.shape == (len(pairs), pairs.longest + 1, pairs.inputs.shape[1])
+    answers = run.interchange(rows)
+    assert answers.shape == (len(pairs), pairs.longest + 1, pairs.inputs.shape[1])
     natural = answers_by_loop(model, pairs.inputs, pairs.n_loops)
     after = None if rows is not None else run.states_after(run.source_state)
     for k in range(len(pairs)):
         horizon = int(pairs.horizon[k])
-        assert torch.equal(found[k, : horizon + 1], by_hand(model, pairs, k, rows))
+        assert torch.equal(answers[k, : horizon + 1], by_hand(model, pairs, k, rows))
         assert run.within[k].sum() == horizon + 1
         if after is not None:
             h, readout = after[k, : horizon + 1], bind(model, pairs.inputs[pairs.base[k]][None])
             read = torch.cat([answer(readout.readout(one[None])) for one in h])
-            assert torch.equal(read, found[k, : horizon + 1])
+            assert torch.equal(read, answers[k, : horizon + 1])
             if horizon and (
                 pairs.second is None or not pairs.second.made[k]
             ):  # each is a step from the one before, at every position
@@ -114,7 +114,7 @@ def check(model: LoopedTransformer, pairs: InterchangePairs, rows: torch.Tensor 
                 torch.testing.assert_close(h[-1], stepped, atol=1e-5, rtol=1e-4)
         undisturbed = natural[int(pairs.loop[k]) :, pairs.base[k]]
         assert torch.equal(run.base[k, : horizon + 1], undisturbed)
-    assert bool((found != run.base).any())
+    assert bool((answers != run.base).any())
 
 
 WINDOWED = {
@@ -142,7 +142,7 @@ WINDOWED = {
     },
     "as wide as the sequence": {"attention_window": 8},
 }
-WHOLE = {
+OTHER_MODELS = {
     "no window": {},
     "both ways": {"causal": False},
     "both ways, window": {"causal": False, "attention_window": 1},
@@ -161,17 +161,17 @@ WHOLE = {
 
 
 @pytest.mark.parametrize(("sites", "twice"), [(1, False), (3, False), (1, True), (2, True)])
-@pytest.mark.parametrize("name", [*WINDOWED, *WHOLE])
+@pytest.mark.parametrize("name", [*WINDOWED, *OTHER_MODELS])
 def test_an_exchange_is_one_run_by_hand(name, sites, twice):
-    model = random_model(**(WINDOWED | WHOLE)[name])
+    model = random_model(**(WINDOWED | OTHER_MODELS)[name])
     if name in WINDOWED:
         assert reach(model) is not None
     check(model, random_pairs(tokens(), n_loops=N_LOOPS, count=40, sites=sites, twice=twice))
 
 
-@pytest.mark.parametrize("name", [*WINDOWED, *WHOLE])
+@pytest.mark.parametrize("name", [*WINDOWED, *OTHER_MODELS])
 def test_a_model_behind_a_vocabulary_goes_on_as_it_does(name):
-    changes = (WINDOWED | WHOLE)[name]
+    changes = (WINDOWED | OTHER_MODELS)[name]
     model = random_model(**changes)
     if name == "fire in a window":
         with torch.no_grad():  # so that places count
@@ -181,8 +181,8 @@ def test_a_model_behind_a_vocabulary_goes_on_as_it_does(name):
     pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=40)
     run = InterchangeRun(mapped, pairs)
     assert torch.equal(run.after(run.base_state), run.base)
-    own = InterchangeRun(model, replace(pairs, inputs=torch.tensor(words)[pairs.inputs]))
-    assert torch.equal(run.interchange(), own.interchange())
+    behind = InterchangeRun(model, replace(pairs, inputs=torch.tensor(words)[pairs.inputs]))
+    assert torch.equal(run.interchange(), behind.interchange())
 
 
 @given(
@@ -209,10 +209,10 @@ def test_a_subspace_for_each_pair_is_the_same_as_one_at_a_time(window):
     pairs = random_pairs(tokens(), n_loops=N_LOOPS, count=12, sites=2)
     gauss = torch.randn(12, D_MODEL, 3, generator=torch.Generator().manual_seed(0))
     rows = torch.linalg.qr(gauss).Q.mT
-    found = InterchangeRun(model, pairs).interchange(rows)
+    answers = InterchangeRun(model, pairs).interchange(rows)
     for k in range(12):
         horizon = int(pairs.horizon[k])
-        assert torch.equal(found[k, : horizon + 1], by_hand(model, pairs, k, rows[k]))
+        assert torch.equal(answers[k, : horizon + 1], by_hand(model, pairs, k, rows[k]))
 
 
 def test_the_complement_is_what_the_subspace_leaves():
@@ -363,9 +363,9 @@ def test_a_projection_keeps_the_part_that_lies_in_the_subspace(generator):
 def test_a_random_change_keeps_the_norm_and_favours_no_direction(generator):
     change = torch.zeros(4000, 1, 6)
     change[:, 0, 0] = torch.arange(4000) / 100
-    found = random_change(change, generator)
-    assert torch.allclose(found.norm(dim=-1), change.norm(dim=-1), atol=1e-4)
-    directions = found[1:, 0] / found[1:, 0].norm(dim=-1, keepdim=True)
+    changed = random_change(change, generator)
+    assert torch.allclose(changed.norm(dim=-1), change.norm(dim=-1), atol=1e-4)
+    directions = changed[1:, 0] / changed[1:, 0].norm(dim=-1, keepdim=True)
     assert torch.allclose(directions.square().mean(0), torch.full((6,), 1 / 6), atol=0.02)
     assert torch.allclose(directions.mean(0), torch.zeros(6), atol=0.03)
 

@@ -38,7 +38,7 @@ def drawn(
     )
     generator = torch.Generator().manual_seed(0)
     base, source = torch.randint(5, (2, 12, POS), generator=generator)
-    found = patching_sweep(
+    result = patching_sweep(
         LoopedTransformer(config, seed=0),
         base,
         source,
@@ -47,7 +47,7 @@ def drawn(
         positions=positions,
         metric=metric,
     )
-    return PatchingSweep.load(found.save(folder))
+    return PatchingSweep.load(result.save(folder))
 
 
 @pytest.mark.parametrize(("n_layers", "n_prelude", "component", "positions"), CASES)

@@ -61,8 +61,8 @@ def configured(name: str, seed: int = 0) -> LoopedTransformer:
 
 
 def inputs_of(model: LoopedTransformer, seed: int = 0, batch: int = 3) -> torch.Tensor:
-    found = some_inputs(model, batch=batch, n_pos=N_POS, seed=seed)
-    return found.double() if found.is_floating_point() else found
+    inputs = some_inputs(model, batch=batch, n_pos=N_POS, seed=seed)
+    return inputs.double() if inputs.is_floating_point() else inputs
 
 
 @torch.no_grad()
@@ -76,7 +76,7 @@ def check(model: LoopedTransformer, component: str, seed: int, positions: Any = 
     def metric(logits: torch.Tensor) -> torch.Tensor:  # no change of any logit leaves it alone
         return (logits.double() * weights).sum((1, 2))
 
-    found = patching_sweep(
+    result = patching_sweep(
         model,
         base,
         source,
@@ -86,8 +86,8 @@ def check(model: LoopedTransformer, component: str, seed: int, positions: Any = 
         metric=metric,
         other=other,
     )
-    span = found.metric_source - found.metric_base
-    cells = found.data.stack(cell=("loop", "layer", "head", "pos"), create_index=False)
+    span = result.metric_source - result.metric_base
+    cells = result.data.stack(cell=("loop", "layer", "head", "pos"), create_index=False)
     names = {}
     for cell in torch.randperm(cells.sizes["cell"], generator=generator)[:CELLS].tolist():
         one = cells.isel(cell=cell)
@@ -114,7 +114,7 @@ def check(model: LoopedTransformer, component: str, seed: int, positions: Any = 
 
             patched = model.run_with_hooks(base, n_loops=LOOPS, fwd_hooks=[(name, put)])
             expected = float(metric(patched).mean())
-            measured = float(one[measure]) * span + found.metric_base
+            measured = float(one[measure]) * span + result.metric_base
             assert measured == pytest.approx(expected, rel=1e-7, abs=1e-7)
 
 
@@ -163,14 +163,14 @@ def test_a_changed_state_goes_on_as_the_plain_iteration(name):
         for kind in (model, *([WithVocabulary(model)] if model.config.token_input else [])):
             cone = LightCone(kind, bind(kind, inputs), states, keep_keys=keep_keys)
             front = cone.finish(row, loop, pos, pos, Change(state=put_in))
-            found = cone.read(front, row, bound.readout(states[-1]))
+            logits = cone.read(front, row, bound.readout(states[-1]))
             for k in range(4):
                 one = bound.select(row[k : k + 1])
                 h = states[loop[k], row[k : k + 1]].clone()
                 h[0, pos[k]] = noise[k]
                 for _ in range(int(loop[k]), LOOPS):
                     h = one.step(h)
-                torch.testing.assert_close(found[k], one.readout(h)[0], atol=1e-7, rtol=1e-7)
+                torch.testing.assert_close(logits[k], one.readout(h)[0], atol=1e-7, rtol=1e-7)
 
 
 @torch.no_grad()
@@ -204,11 +204,11 @@ def test_a_donor_that_has_the_same_is_not_run(monkeypatch):
         return finish(self, row, *rest)
 
     monkeypatch.setattr(LightCone, "finish", counted)
-    found = patching_sweep(
+    result = patching_sweep(
         model, base, source, n_loops=1, component="state", loops=[0], positions="each", other=base
     )
     assert sum(rows) == int((base != source).sum()) < base.numel()
-    assert found.data["effect"].sel(loop=0, pos=0).item() == 0.0
+    assert result.data["effect"].sel(loop=0, pos=0).item() == 0.0
 
 
 @pytest.mark.parametrize("window", [1, 2, 4])
@@ -222,7 +222,7 @@ def test_attention_distance_by_distance_is_that_under_the_mask(window):
             config, N_POS, bias=model.relative_bias, device=model.device, dtype=model.dtype
         )
         q, k, v = torch.randn(3, 5, 2, N_POS, 8)
-        whole = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=context.mask)
+        full = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=context.mask)
         start = torch.arange(5) % 4
         held = start[:, None] + torch.arange(-window, 4)
         each = torch.arange(5)[:, None]
@@ -230,6 +230,6 @@ def test_attention_distance_by_distance_is_that_under_the_mask(window):
         q = q[each, :, held[:, window:]].transpose(1, 2)
         assert context.mask is not None
         bias = context.mask[0, :, -1].flip(-1)[:, : window + 1]
-        found = attend_near(q, k, v, window=window, bias=bias, first=start)
-        expected = whole[each, :, held[:, window:]].transpose(1, 2)
-    torch.testing.assert_close(found, expected)
+        output = attend_near(q, k, v, window=window, bias=bias, first=start)
+        expected = full[each, :, held[:, window:]].transpose(1, 2)
+    torch.testing.assert_close(output, expected)

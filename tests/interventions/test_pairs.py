@@ -20,9 +20,9 @@ from tests.interventions.random_pairs import random_pairs
 @pytest.fixture
 def pairs() -> InterchangePairs:
     tokens = torch.arange(12).view(3, 4)
-    made = random_pairs(tokens, n_loops=5, count=20, sites=2)
+    drawn = random_pairs(tokens, n_loops=5, count=20, sites=2)
     parity = Stratum(("even", "odd"), torch.arange(20) % 2)
-    return dataclasses.replace(made, strata={"parity": parity})
+    return dataclasses.replace(drawn, strata={"parity": parity})
 
 
 @pytest.mark.parametrize(("n_inputs", "most"), [(2, 1), (2, 9), (5, 7), (5, 100), (40, 8)])
@@ -65,7 +65,7 @@ def test_some_of_the_pairs_keep_all_that_belongs_to_them(pairs, rows):
 @pytest.mark.parametrize(("n_loops", "made"), [(None, 9), (4, 4)])
 def test_exchanges_of_a_batch_run_for_its_longest_t_of_n_unless_told(n_loops, made, generator):
     batch = Addition().sample(torch.tensor([3, 8, 5]), generator=generator)
-    of = InterchangePairs.of(
+    pairs = InterchangePairs.of(
         batch,
         base=torch.tensor([0, 1]),
         source=torch.tensor([2, 0]),
@@ -73,9 +73,9 @@ def test_exchanges_of_a_batch_run_for_its_longest_t_of_n_unless_told(n_loops, ma
         loop=torch.tensor([1, 3]),
         n_loops=n_loops,
     )
-    assert of.n_loops == made and of.horizon.tolist() == [made - 1, made - 3]
-    assert torch.equal(of.source_loop, of.loop)
-    assert torch.equal(of.asked, batch.targets != IGNORE)
+    assert pairs.n_loops == made and pairs.horizon.tolist() == [made - 1, made - 3]
+    assert torch.equal(pairs.source_loop, pairs.loop)
+    assert torch.equal(pairs.asked, batch.targets != IGNORE)
 
 
 def test_horizons_run_from_the_exchange_to_the_end(pairs):

@@ -112,7 +112,7 @@ HEADS = ("hook_z", "q", "pattern")
 def test_every_patch_is_that_of_the_unrolled_untied_model(component, each):
     model = without_injection(n_layers=2, n_prelude=1, n_coda=1)
     base, source, other = tokens()
-    found = patching_sweep(
+    result = patching_sweep(
         model,
         base,
         source,
@@ -126,8 +126,8 @@ def test_every_patch_is_that_of_the_unrolled_untied_model(component, each):
     full = IN_LAYERS[component]
     heads = range(2) if component in HEADS else [None]
     places = range(POS) if each else [None]
-    assert found.data["recovered"].shape == (LOOPS, 2, len(heads), len(places))
-    around = found.around()
+    assert result.data["recovered"].shape == (LOOPS, 2, len(heads), len(places))
+    around = result.around()
     assert {name: part.sizes["layer"] for name, part in around.items()} == {"prelude": 1, "coda": 1}
     for k in range(2 + LOOPS * 2):
         for h, head in enumerate(heads):
@@ -140,7 +140,7 @@ def test_every_patch_is_that_of_the_unrolled_untied_model(component, each):
                     section = around["coda" if k else "prelude"].sel(layer=0)
                 else:
                     loop, layer = divmod(k - 1, 2)
-                    section = found.data.sel(loop=loop, layer=layer)
+                    section = result.data.sel(loop=loop, layer=layer)
                 cell = section.isel(head=h, pos=p)
                 measured = [float(cell[name]) for name in MEASURES]
                 np.testing.assert_allclose(measured, expected, atol=1e-4)
@@ -151,7 +151,7 @@ def test_a_patch_of_the_state_is_that_of_the_plain_iteration(variant):
     model = build(variant, init_std=0.8)
     base, source, other = (some_inputs(model, seed=k) for k in range(3))
     chosen = torch.arange(len(base)) % base.shape[1]
-    found = patching_sweep(
+    result = patching_sweep(
         model, base, source, n_loops=LOOPS, component="state", positions=chosen, other=other
     )
     runs = []
@@ -163,9 +163,9 @@ def test_a_patch_of_the_state_is_that_of_the_plain_iteration(variant):
         runs.append(passed)
     it = bind(model, base)
     ends = it.readout(runs[0][-1]), bind(model, source).readout(runs[1][-1])
-    axes = {axis: values.values.tolist() for axis, values in found.data.coords.items()}
+    axes = {axis: values.values.tolist() for axis, values in result.data.coords.items()}
     assert axes == {"loop": [0, 1, 2, 3], "layer": ["state"], "head": ["all"], "pos": ["chosen"]}
-    assert found.around() == {}
+    assert result.around() == {}
     for t in range(LOOPS + 1):
         expected = []
         for donor in runs[1:]:
@@ -175,7 +175,7 @@ def test_a_patch_of_the_state_is_that_of_the_plain_iteration(variant):
             for _ in range(t, LOOPS):
                 h = it.step(h)
             expected += by_hand(it.readout(h), *ends)
-        measured = [found.data[name].sel(loop=t).item() for name in MEASURES]
+        measured = [result.data[name].sel(loop=t).item() for name in MEASURES]
         np.testing.assert_allclose(measured, expected, atol=1e-4)
 
 
@@ -189,9 +189,9 @@ def test_what_happens_once_per_loop_is_patched_by_loop(variant):
     after = patching_sweep(model, base, source, component="hook_state_post", **args)
     assert before.data["layer"].values.tolist() == ["loop"] and not before.around()
     for measure in MEASURES:
-        whole = states.data[measure].values
-        np.testing.assert_allclose(before.data[measure].values, whole[:-1], atol=1e-4)
-        np.testing.assert_allclose(after.data[measure].values, whole[1:], atol=1e-4)
+        full = states.data[measure].values
+        np.testing.assert_allclose(before.data[measure].values, full[:-1], atol=1e-4)
+        np.testing.assert_allclose(after.data[measure].values, full[1:], atol=1e-4)
     assert "`state_pre` in loop" in before.findings()[0].text
     assert before.figures()
 
@@ -208,10 +208,10 @@ def test_patching_clean_into_clean_changes_nothing(seed, component, positions, v
     model = build(variant, seed=seed % 97, init_std=1.0)
     base, source = some_inputs(model, seed=seed), some_inputs(model, seed=seed + 1)
     assume(bool((model(base, n_loops=2).argmax(-1) != model(source, n_loops=2).argmax(-1)).any()))
-    found = patching_sweep(
+    result = patching_sweep(
         model, base, source, n_loops=2, component=component, positions=positions, other=base
     )
-    for section in (found.data, *found.around().values()):
+    for section in (result.data, *result.around().values()):
         np.testing.assert_array_equal(section["control_recovered"], 0)
         np.testing.assert_allclose(section["control_effect"], 0, atol=1e-3)
 
@@ -220,9 +220,9 @@ def test_patching_clean_into_clean_changes_nothing(seed, component, positions, v
 def test_the_whole_stream_carries_everything_where_nothing_is_injected(component):
     model = without_injection(n_layers=2)
     base, source, _ = tokens()
-    found = patching_sweep(model, base, source, n_loops=LOOPS, component=component)
-    np.testing.assert_array_equal(found.data["recovered"], 1)
-    np.testing.assert_allclose(found.data["effect"], 1, atol=1e-5)
+    result = patching_sweep(model, base, source, n_loops=LOOPS, component=component)
+    np.testing.assert_array_equal(result.data["recovered"], 1)
+    np.testing.assert_allclose(result.data["effect"], 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "abacus on q and k"])
@@ -230,8 +230,8 @@ def test_the_last_state_carries_everything_whatever_is_injected(variant):
     """The readout sees the state alone: the source's input no longer counts."""
     model = build(variant, init_std=0.8)
     base, source = some_inputs(model, seed=1), some_inputs(model, seed=2)
-    found = patching_sweep(model, base, source, n_loops=LOOPS, component="state")
-    cells = found.data.squeeze(["layer", "head", "pos"])
+    result = patching_sweep(model, base, source, n_loops=LOOPS, component="state")
+    cells = result.data.squeeze(["layer", "head", "pos"])
     assert cells["recovered"].sel(loop=LOOPS) == 1
     assert float(cells["effect"].sel(loop=LOOPS)) == pytest.approx(1, abs=1e-6)
     if model.config.initial_state != "embedding":  # the start knows nothing of the input
@@ -242,8 +242,8 @@ def test_the_last_state_carries_everything_whatever_is_injected(variant):
 def test_a_state_before_the_last_does_not_where_the_input_is_injected():
     model = build("demo", init_std=0.8)
     base, source = some_inputs(model, seed=1), some_inputs(model, seed=2)
-    found = patching_sweep(model, base, source, n_loops=LOOPS, component="state")
-    assert (abs(found.data["effect"].isel(loop=slice(-1)) - 1) > 1e-3).all()
+    result = patching_sweep(model, base, source, n_loops=LOOPS, component="state")
+    assert (abs(result.data["effect"].isel(loop=slice(-1)) - 1) > 1e-3).all()
 
 
 def test_only_the_heads_of_a_compiled_circuit_carry_anything():
@@ -252,11 +252,11 @@ def test_only_the_heads_of_a_compiled_circuit_carry_anything():
         Addition().sample(7, batch_size=32, generator=torch.Generator().manual_seed(k))
         for k in range(2)
     )
-    found = patching_sweep(compiled.model, batch.inputs, other.inputs, n_loops=7, component="z")
+    result = patching_sweep(compiled.model, batch.inputs, other.inputs, n_loops=7, component="z")
     used = {(node.layer, node.head) for node in compiled.circuit.heads}
-    sizes = found.data.sizes
+    sizes = result.data.sizes
     for layer, head in np.ndindex(sizes["layer"], sizes["head"]):
-        cells = found.data.sel(layer=layer, head=head, pos="all")
+        cells = result.data.sel(layer=layer, head=head, pos="all")
         patched = cells["effect"]
         if (layer, head) in used:  # early carries are made anew: late ones decide
             assert patched[-1] > 0.1
@@ -270,11 +270,11 @@ def test_scored_positions_are_the_only_ones_that_count():
     base, source, other = tokens(seed=4)
     scored = torch.zeros(BATCH, POS, dtype=torch.bool)
     scored[:, -1] = True
-    found = patching_sweep(
+    result = patching_sweep(
         model, base, source, n_loops=2, positions="each", scored=scored, other=other
     )
     differ = model(base, n_loops=2).argmax(-1) != model(source, n_loops=2).argmax(-1)
-    assert found.n_scored == int(differ[:, -1].sum()) > 0
+    assert result.n_scored == int(differ[:, -1].sum()) > 0
     # Attention is causal, so only the last position still matters to the last answer in a late
     # layer; a patch of the first position after the last attention does nothing.
     late = patching_sweep(
@@ -291,15 +291,15 @@ def test_another_metric_is_scaled_from_base_to_source():
     def first_logit(logits: torch.Tensor) -> torch.Tensor:
         return logits[:, -1, 0]
 
-    found = patching_sweep(
+    result = patching_sweep(
         model, base, source, n_loops=2, component="mlp_out", metric=first_logit, other=other
     )
-    assert found.metric == "first_logit"
+    assert result.metric == "first_logit"
     with torch.no_grad():
         ends = [float(model(x, n_loops=2)[:, -1, 0].mean()) for x in (base, source)]
-    assert [found.metric_base, found.metric_source] == pytest.approx(ends)
-    whole = patching_sweep(model, base, source, n_loops=2, metric=first_logit)
-    np.testing.assert_allclose(whole.data["effect"], 1, atol=1e-5)
+    assert [result.metric_base, result.metric_source] == pytest.approx(ends)
+    full = patching_sweep(model, base, source, n_loops=2, metric=first_logit)
+    np.testing.assert_allclose(full.data["effect"], 1, atol=1e-5)
 
 
 def test_side_by_side_is_one_by_one(monkeypatch):
@@ -346,30 +346,31 @@ def test_no_source_meets_itself_in_the_control():
 def test_the_table_the_files_and_the_words(tmp_path):
     model = without_injection(n_layers=2, n_prelude=1, n_coda=2)
     base, source, _ = tokens()
-    found = patching_sweep(model, base, source, n_loops=2, component="z", positions="each")
-    read = load_result(found.save(tmp_path))
+    result = patching_sweep(model, base, source, n_loops=2, component="z", positions="each")
+    read = load_result(result.save(tmp_path))
     assert isinstance(read, PatchingSweep)
     frame = read.to_dataframe()
     assert frame.columns.tolist()[:5] == ["section", "loop", "layer", "head", "pos"]
     assert frame["section"].value_counts().to_dict() == {"block": 32, "coda": 16, "prelude": 8}
     assert frame["loop"].isna().sum() == 24
     row = frame.query("section == 'block' and loop == 1 and layer == 0 and head == 1 and pos == 2")
-    cell = found.data["effect"].sel(loop=1, layer=0, head=1, pos=2)
+    cell = result.data["effect"].sel(loop=1, layer=0, head=1, pos=2)
     assert row["effect"].tolist() == [cell.item()]
     row = frame.query("section == 'coda' and layer == 1 and head == 0 and pos == 3")
-    cell = found.around()["coda"]["control_effect"].sel(layer=1, head=0, pos=3)
+    cell = result.around()["coda"]["control_effect"].sel(layer=1, head=0, pos=3)
     assert row["control_effect"].tolist() == [cell.item()]
     assert len(read.to_dataframe("effect")) == 32
-    (said,) = read.findings()
-    assert said.text.endswith("do.") and said.value.endswith("%") and "head" in said.text
+    (finding,) = read.findings()
+    assert finding.text.endswith("do.") and finding.value.endswith("%") and "head" in finding.text
 
 
 def test_the_summary_says_where_a_patch_does_most():
     model = without_injection()
     base, source, _ = tokens()
-    whole = patching_sweep(model, base, source, n_loops=2)
-    assert whole.findings()[0].value == "100%"
-    assert "in loop 0, layer 0 at all positions" in whole.findings()[0].text
+    full = patching_sweep(model, base, source, n_loops=2)
+    assert full.findings()[0].value == "100%"
+    text = full.findings()[0].text
+    assert all(part in text for part in ("in loop 0,", "layer 0", "at all positions"))
     state = patching_sweep(model, base, source, n_loops=2, component="state")
     assert "after 0 loops" in state.findings()[0].text
 
@@ -384,11 +385,11 @@ class Foreign:
 
 def test_states_of_a_model_without_hooks_are_patched_like_those_of_one_with():
     model, (base, source, _) = without_injection(), tokens()
-    own = patching_sweep(model, base, source, n_loops=LOOPS, component="state", positions="each")
+    result = patching_sweep(model, base, source, n_loops=LOOPS, component="state", positions="each")
     foreign = patching_sweep(
         Foreign(model), base, source, n_loops=LOOPS, component="state", positions="each"
     )
-    xr.testing.assert_allclose(own.data, foreign.data, atol=1e-5)
+    xr.testing.assert_allclose(result.data, foreign.data, atol=1e-5)
     with pytest.raises(InputError, match="hooks"):
         patching_sweep(Foreign(model), base, source, n_loops=LOOPS)
 
@@ -425,14 +426,14 @@ def test_what_cannot_be_patched_is_said():
 def test_between_batches_only_what_is_asked_is_scored():
     task, model = Parity(), compile_program("parity", max_length=8).model
     base, source = (as_batch(task, n=4, batch_size=16, seed=k) for k in (0, 1))
-    asked = base.targets != IGNORE
-    assert not asked.all()
-    found = patching_sweep(model, base, source)
-    by_hand = patching_sweep(model, base.inputs, source.inputs, n_loops=4, scored=asked)
-    assert found.data.equals(by_hand.data) and found.n_scored == by_hand.n_scored
+    is_asked = base.targets != IGNORE
+    assert not is_asked.all()
+    result = patching_sweep(model, base, source)
+    by_hand = patching_sweep(model, base.inputs, source.inputs, n_loops=4, scored=is_asked)
+    assert result.data.equals(by_hand.data) and result.n_scored == by_hand.n_scored
     everywhere = patching_sweep(model, base.inputs, source.inputs, n_loops=4)
-    assert everywhere.n_scored > found.n_scored
-    assert patching_sweep(model, base, source, scored=~asked).n_scored > 0  # where one says so
+    assert everywhere.n_scored > result.n_scored
+    assert patching_sweep(model, base, source, scored=~is_asked).n_scored > 0  # where one says so
 
 
 def test_examples_of_several_lengths_want_a_number_of_loops():
@@ -444,9 +445,9 @@ def test_examples_of_several_lengths_want_a_number_of_loops():
             patching_sweep(model, *pair)
         assert caught.value.what == "base and source"
     asked = (mixed[0].targets != IGNORE) & (mixed[1].targets != IGNORE)
-    found = patching_sweep(model, *mixed, n_loops=4)
+    result = patching_sweep(model, *mixed, n_loops=4)
     inputs = [batch.inputs for batch in mixed]
-    assert found.data.equals(patching_sweep(model, *inputs, n_loops=4, scored=asked).data)
+    assert result.data.equals(patching_sweep(model, *inputs, n_loops=4, scored=asked).data)
 
 
 @pytest.mark.usefixtures("no_type_checks")
@@ -461,11 +462,11 @@ def test_positions_that_are_no_tensor_of_one_each_are_refused(positions: object)
 def test_a_sweep_of_zeros_has_no_best_place_and_one_of_ties_counts_them():
     model = without_injection()
     base, source, _ = tokens()
-    whole = patching_sweep(model, base, source, n_loops=2)
-    n_places = len(whole.to_dataframe())
-    whole.data["recovered"][:] = whole.data["control_recovered"][:] = 0
-    (said,) = whole.findings()
-    assert said.value == "none" and f" {n_places} places" in said.text
-    whole.data["recovered"][:] = 1
-    (said,) = whole.findings()
-    assert said.value == "100%" and f"{n_places} of {n_places}" in said.text
+    full = patching_sweep(model, base, source, n_loops=2)
+    n_places = len(full.to_dataframe())
+    full.data["recovered"][:] = full.data["control_recovered"][:] = 0
+    (finding,) = full.findings()
+    assert finding.value == "none" and f" {n_places} places" in finding.text
+    full.data["recovered"][:] = 1
+    (finding,) = full.findings()
+    assert finding.value == "100%" and f"{n_places} of {n_places}" in finding.text

@@ -44,8 +44,8 @@ class Affine:
         return A, b
 
 
-class Told:
-    """Says after t loops what it was told to: logits ``[loop, example, pos, class]``.
+class Scripted:
+    """A looped model whose logits are given: ``[loop, example, pos, class]``.
 
     An input is the number of its example, at each position. The state counts loops and holds it.
     """
@@ -87,10 +87,10 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def transformer(kind: str = "plain", **changes: Any) -> LoopedTransformer:
     settings: dict[str, Any] = {"d_model": 8, "n_heads": 2, "d_vocab": 5, "d_vocab_out": 4}
-    made = LoopedTransformer(LoopedTransformerConfig(**(settings | KINDS[kind] | changes)), seed=0)
-    if made.gate is not None:
-        torch.nn.init.constant_(made.gate, 0.7)  # large enough to be missed
-    return made
+    model = LoopedTransformer(LoopedTransformerConfig(**(settings | KINDS[kind] | changes)), seed=0)
+    if model.gate is not None:
+        torch.nn.init.constant_(model.gate, 0.7)  # large enough to be missed
+    return model
 
 
 def tokens(n_examples: int = 6, n_pos: int = 4, seed: int = 0) -> Tensor:

@@ -36,11 +36,11 @@ def lens(**changes: Any) -> FittedLens:
 
 
 def test_a_place_has_its_own_map_and_the_end_none() -> None:
-    made, h = lens(), torch.randn(4, 5, 3)
+    fitted, h = lens(), torch.randn(4, 5, 3)
     for loop in (0, 1):
-        expected = torch.einsum("oi,bpi->bpo", made.matrix[loop], h) + made.offset[loop]
-        torch.testing.assert_close(made.transport(h, loop), expected)
-    assert made.transport(h, 2) is h
+        expected = torch.einsum("oi,bpi->bpo", fitted.matrix[loop], h) + fitted.offset[loop]
+        torch.testing.assert_close(fitted.transport(h, loop), expected)
+    assert fitted.transport(h, 2) is h
 
 
 def test_one_map_may_serve_all_places() -> None:
@@ -61,11 +61,11 @@ def test_a_place_or_width_that_was_not_fitted_is_refused(
 
 
 def test_a_layer_may_be_narrower_than_the_state() -> None:
-    made, x = lens(kind="jacobian", places=[(1, 0), (1, None)], n_layers=1), torch.randn(4, 2)
-    expected = x @ made.matrix[0, :, :2].T + made.offset[0]
-    torch.testing.assert_close(made.transport(x, 1, 0), expected)
+    fitted, x = lens(kind="jacobian", places=[(1, 0), (1, None)], n_layers=1), torch.randn(4, 2)
+    expected = x @ fitted.matrix[0, :, :2].T + fitted.offset[0]
+    torch.testing.assert_close(fitted.transport(x, 1, 0), expected)
     with pytest.raises(InputError, match="width 2"):
-        made.transport(x, 1)
+        fitted.transport(x, 1)
 
 
 def test_states_keep_their_type() -> None:
@@ -80,11 +80,11 @@ def test_maps_and_places_fit_each_other() -> None:
 
 @pytest.mark.parametrize("places", [[(0, None), (1, 1)], [(1, 0), (1, None)]])
 def test_a_file_gives_back_the_lens(places: list[Any], tmp_path: Path) -> None:
-    made = lens(places=places, n_layers=2)
-    again = FittedLens.load(made.save(tmp_path / "lens.safetensors"))
-    assert torch.equal(again.matrix, made.matrix) and torch.equal(again.offset, made.offset)
+    fitted = lens(places=places, n_layers=2)
+    again = FittedLens.load(fitted.save(tmp_path / "lens.safetensors"))
+    assert torch.equal(again.matrix, fitted.matrix) and torch.equal(again.offset, fitted.offset)
     for name in ("kind", "places", "n_loops", "n_layers", "n_examples", "made"):
-        assert getattr(again, name) == getattr(made, name)
+        assert getattr(again, name) == getattr(fitted, name)
 
 
 def test_another_file_is_no_lens(tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_layers_have_the_numbers_of_transformer_lens(kind: str, tmp_path: Path) 
     from transformer_lens.tools.analysis import JacobianLens
 
     model = transformer(kind, n_layers=2)
-    made = fit_jacobian_lens(model, tokens(), n_loops=3, inside=True)
-    theirs = made.to_transformer_lens()
+    fitted = fit_jacobian_lens(model, tokens(), n_loops=3, inside=True)
+    theirs = fitted.to_transformer_lens()
     theirs.save(str(tmp_path / "lens.pt"), dtype=torch.float32)
     read = JacobianLens.load(str(tmp_path / "lens.pt"))
     before = model.config.n_prelude
@@ -119,23 +119,23 @@ def test_layers_have_the_numbers_of_transformer_lens(kind: str, tmp_path: Path) 
             if model.site("resid_post", loop=t, layer=k, n_loops=3)
             == f"blocks.{flat}.hook_resid_post"
         ]  # fmt: skip
-        own = made.matrix[made.places.index((loop + 1, layer))]
-        assert torch.equal(read.jacobians[flat], own)
+        matrix = fitted.matrix[fitted.places.index((loop + 1, layer))]
+        assert torch.equal(read.jacobians[flat], matrix)
     h = torch.randn(2, 8)
     again = FittedLens.from_transformer_lens(read, n_loops=3, n_layers=2, n_before=before)
     for loop, layer in again.places:
         torch.testing.assert_close(
-            again.transport(h, loop, layer), made.transport(h, loop, layer), atol=1e-6, rtol=0
+            again.transport(h, loop, layer), fitted.transport(h, loop, layer), atol=1e-6, rtol=0
         )
 
 
 def test_states_of_loops_may_stand_for_layers() -> None:
-    made = fit_jacobian_lens(transformer(), tokens(), n_loops=3)
-    theirs = made.to_transformer_lens()
+    fitted = fit_jacobian_lens(transformer(), tokens(), n_loops=3)
+    theirs = fitted.to_transformer_lens()
     assert theirs.source_layers == [0, 1] and theirs.metadata["source"] == "states of loops"
     again = FittedLens.from_transformer_lens(theirs, n_loops=3)
     assert again.places == [(1, None), (2, None)]
-    assert torch.equal(again.matrix, made.matrix[1:])
+    assert torch.equal(again.matrix, fitted.matrix[1:])
 
 
 def test_what_its_format_does_not_have_is_refused() -> None:
@@ -158,11 +158,11 @@ def test_places_are_those_of_one_whole_run(kind: str) -> None:
     model, x = transformer(kind), tokens()
     _, cache = model.run_with_cache(x, n_loops=3)
     states = dict(iterate(model, x, 3))
-    found = list(places(model, x, 3, inside=True))
+    run = list(places(model, x, 3, inside=True))
     layers = model.config.n_layers
-    wanted = [(0, None), *((t, k) for t in (1, 2, 3) for k in (*range(layers), None))]
-    assert [(p.loop, p.layer) for p in found] == wanted
-    for place in found:
+    expected_places = [(0, None), *((t, k) for t in (1, 2, 3) for k in (*range(layers), None))]
+    assert [(p.loop, p.layer) for p in run] == expected_places
+    for place in run:
         if place.layer is None:
             expected = states[place.loop]
         else:
@@ -172,8 +172,8 @@ def test_places_are_those_of_one_whole_run(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loop_that_ends_at_its_last_layer_leaves_its_state(kind: str) -> None:
-    found = list(places(transformer(kind), tokens(), 2, inside=True))
-    for before, state in itertools.pairwise(found):
+    run = list(places(transformer(kind), tokens(), 2, inside=True))
+    for before, state in itertools.pairwise(run):
         if state.layer is None:
             torch.testing.assert_close(before.ended, state.residual, atol=1e-5, rtol=0)
             assert torch.equal(state.ended, state.residual)
@@ -182,9 +182,9 @@ def test_a_loop_that_ends_at_its_last_layer_leaves_its_state(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_loop_leaves_is_what_a_hook_at_its_last_layer_says(kind: str) -> None:
     model, x = transformer(kind, n_layers=3), tokens()
-    found = list(places(model, x, 2, inside=True))
-    states = [place.residual for place in found if place.layer is None]
-    for place in found:
+    run = list(places(model, x, 2, inside=True))
+    states = [place.residual for place in run if place.layer is None]
+    for place in run:
         if place.layer in (0, 1):
             loop = place.loop - 1
             span = {"n_loops": 2, "start_at_loop": loop, "stop_at_loop": loop + 1}
@@ -202,19 +202,19 @@ def test_a_model_that_does_not_say_what_follows_its_layers_is_asked_by_a_hook() 
             model.site, model.run_with_cache, model.run_with_hooks, model.bind
         )  # fmt: skip
 
-    for place, own in zip(places(Hidden(), x, 2, inside=True), shown, strict=True):
-        torch.testing.assert_close(place.ended, own.ended, atol=1e-5, rtol=0)
+    for place, expected in zip(places(Hidden(), x, 2, inside=True), shown, strict=True):
+        torch.testing.assert_close(place.ended, expected.ended, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_live_places_are_the_same_and_lead_to_the_end(kind: str, inside: bool) -> None:
     model, x = transformer(kind), tokens()
-    *found, last = places(model, x, 2, inside=inside)
+    *run, last = places(model, x, 2, inside=inside)
     end, live = live_places(model, x, 2, inside=inside)
     torch.testing.assert_close(end, last.residual, atol=1e-5, rtol=0)
-    assert list(live) == [(place.loop, place.layer) for place in found]
-    for place in found:
+    assert list(live) == [(place.loop, place.layer) for place in run]
+    for place in run:
         torch.testing.assert_close(live[place[:2]], place.residual, atol=1e-5, rtol=0)
     for gradient in torch.autograd.grad(end.square().sum(), list(live.values())):
         assert gradient.abs().max() > 0

@@ -43,18 +43,18 @@ def test_one_translator_for_all_finds_what_all_share() -> None:
     assert lens.shared and len(lens.matrix) == 1
     torch.testing.assert_close(lens.matrix[0], model.M, atol=0.02, rtol=0)
     shared = fit_tuned_lens(model, inputs(64), n_loops=3, shared=True, steps=50)
-    own = fit_tuned_lens(model, inputs(64), n_loops=3, steps=50)
-    assert shared.matrix.shape == (1, 3, 3) and own.matrix.shape == (3, 3, 3)
+    separate = fit_tuned_lens(model, inputs(64), n_loops=3, steps=50)
+    assert shared.matrix.shape == (1, 3, 3) and separate.matrix.shape == (3, 3, 3)
 
 
 def test_a_readout_in_parts_gives_the_same_lens(monkeypatch: pytest.MonkeyPatch) -> None:
     model = transformer("prelude and coda")
     options: dict[str, Any] = {"n_loops": 2, "inside": True, "steps": 3}
-    whole = fit_tuned_lens(model, tokens(), **options)
-    assert len(whole.places) == 6 - 1  # the last layer leaves the last state
+    full = fit_tuned_lens(model, tokens(), **options)
+    assert len(full.places) == 6 - 1  # the last layer leaves the last state
     monkeypatch.setattr("loopinterp.lenses.lens_fits._LOGITS_AT_ONCE", 1)
     parts = fit_tuned_lens(model, tokens(), **options)
-    torch.testing.assert_close(parts.matrix, whole.matrix, atol=1e-5, rtol=0)
+    torch.testing.assert_close(parts.matrix, full.matrix, atol=1e-5, rtol=0)
 
 
 def test_layers_are_brought_nearer_to_the_end() -> None:
@@ -98,10 +98,10 @@ def test_what_is_not_asked_does_not_count() -> None:
     counts = torch.full((16,), 2)
     batch = Batch(inputs=x, targets=targets, n=counts, n_loops=counts)
     asked = fit_tuned_lens(model, batch, steps=5)
-    alone = fit_tuned_lens(model, x[:, :1], n_loops=2, steps=5)
-    torch.testing.assert_close(asked.matrix, alone.matrix)
+    single = fit_tuned_lens(model, x[:, :1], n_loops=2, steps=5)
+    torch.testing.assert_close(asked.matrix, single.matrix)
     both = fit_tuned_lens(model, x, n_loops=2, steps=5)
-    assert (both.matrix - alone.matrix).abs().max() > 1e-4
+    assert (both.matrix - single.matrix).abs().max() > 1e-4
 
 
 def test_weights_are_left_as_they_are() -> None:
@@ -185,10 +185,10 @@ def test_the_transport_is_that_of_finite_differences(kind: str) -> None:
 @torch.no_grad()
 def test_the_effect_on_the_own_position_is_had_by_random_signs() -> None:
     model, x = transformer("loop norm", n_layers=1).double(), tokens(2, 2)
-    own = differences(model, x, 2, (0, None), own=True)
+    exact = differences(model, x, 2, (0, None), own=True)
     every = differences(model, x, 2, (0, None))
-    found = fit_jacobian_lens(model, x, n_loops=2, targets="own", draws=150).matrix[0]
-    assert (found - own).norm() < 0.1 * own.norm() < (every - own).norm()
+    estimate = fit_jacobian_lens(model, x, n_loops=2, targets="own", draws=150).matrix[0]
+    assert (estimate - exact).norm() < 0.1 * exact.norm() < (every - exact).norm()
 
 
 def test_a_model_whose_loops_are_one_map_has_its_powers() -> None:
@@ -235,11 +235,11 @@ def test_positions_are_those_of_source_and_target() -> None:
 
 def test_it_does_not_depend_on_how_many_examples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = transformer("loop norm"), tokens()
-    whole = fit_jacobian_lens(model, x, n_loops=3, centred=True)
+    full = fit_jacobian_lens(model, x, n_loops=3, centred=True)
     monkeypatch.setattr("loopinterp.dynamics.runs.CHUNK_BYTES", 1)
     parts = fit_jacobian_lens(model, x, n_loops=3, centred=True)
-    torch.testing.assert_close(parts.matrix, whole.matrix, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(parts.offset, whole.offset, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(parts.matrix, full.matrix, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(parts.offset, full.offset, atol=1e-5, rtol=1e-4)
 
 
 def test_weights_are_left_as_they_are_of_jacobian_lens() -> None:

@@ -47,8 +47,8 @@ def test_a_transport_is_what_a_small_change_does(name: str) -> None:
             added = torch.zeros_like(h)
             added[:, pos] = size * v
             moved = moved + (iteration.step(h + added) - iteration.step(h - added)).sum((0, 1))
-    found = moved.double() / (2 * size) / (2 * 3)
-    assert (J @ v.double() - found).norm() < 1e-3 * found.norm()
+    slope = moved.double() / (2 * size) / (2 * 3)
+    assert (J @ v.double() - slope).norm() < 1e-3 * slope.norm()
 
 
 @every
@@ -70,5 +70,5 @@ def test_a_gate_is_compared_with_the_other_rules(name: str) -> None:
     assert result.data["rule"].values.tolist()[-2:] == ["gate", "gate, cumulated"]
     gate = GateAbove(model.exit_probability, cumulated=True)
     stopped = run_until(model, x, gate, max_loops=5)
-    own = float(result.data["own_loops"].sel(rule="gate, cumulated"))
-    assert own == pytest.approx(float(stopped.loop.float().mean()))
+    loops = float(result.data["own_loops"].sel(rule="gate, cumulated"))
+    assert loops == pytest.approx(float(stopped.loop.float().mean()))

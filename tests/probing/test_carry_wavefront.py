@@ -70,8 +70,8 @@ def test_the_half_that_cannot_fail_is_labelled_as_that(ripple: CarryStudyResult)
         assert result.reach == reach
         np.testing.assert_array_equal(result.data["in_reach"], arrived(result, reach))
         (finding,) = result.findings()
-        assert "as soon as it can arrive" in finding.text
-        assert "light cone" in finding.text and "whatever the model has learned" in finding.text
+        assert finding.good and "as soon as" in finding.text
+        assert f"({reach} position" in finding.text and "light cone" in finding.text
 
 
 def test_a_model_that_could_see_further_is_judged_by_where_it_does_not_read() -> None:
@@ -89,7 +89,7 @@ def test_a_late_carry_is_not_said_to_be_read_as_soon_as_it_can_arrive() -> None:
     late = dataclasses.replace(study_of(CarryToy()), reach=2)
     (finding,) = late.findings()
     assert not finding.good and "as soon as" not in finding.text
-    assert "travels 1.00 positions" in finding.text and "accuracy of 0.50 at worst" in finding.text
+    assert "travels 1.00 positions" in finding.text and "0.50 at worst" in finding.text
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -150,7 +150,7 @@ def test_a_position_or_two_make_no_wavefront(ripple: CarryStudyResult) -> None:
     result = dataclasses.replace(ripple, data=ripple.data.assign(accuracy=few))
     assert np.isfinite(result.first_loop).sum() == 3
     assert np.isnan(result.speed)
-    assert "3 of 8 chain lengths" in result.findings()[0].text
+    assert "3 of 8" in result.findings()[0].text
 
 
 def test_carries_that_are_all_read_at_once_are_not_said_to_be_too_few(
@@ -162,7 +162,7 @@ def test_carries_that_are_all_read_at_once_are_not_said_to_be_too_few(
     assert result.speed == np.inf
     (finding,) = result.findings()
     assert finding.value == "no wavefront" and "too few" not in finding.text
-    assert "8 of 8 chain lengths" in finding.text and "no later than short ones" in finding.text
+    assert "8 of 8" in finding.text and "no later" in finding.text
 
 
 def test_code_length_falls_as_the_front_advances(ripple: CarryStudyResult) -> None:
@@ -227,8 +227,8 @@ def test_a_model_of_a_fixed_depth_is_probed_up_to_it() -> None:
     model: Any = CarryToy()
     model.loop_rule = LoopRule(3)
     short: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "loops"}
-    found = carry_study(model, Addition(), **short)
-    assert found.data["loop"].values.tolist() == [0, 1, 2, 3]
+    result = carry_study(model, Addition(), **short)
+    assert result.data["loop"].values.tolist() == [0, 1, 2, 3]
     model.loop_rule = LoopRule(1)
     with pytest.raises(InputError) as caught:
         carry_study(model, Addition(), **short)
@@ -259,7 +259,7 @@ def test_every_carry_is_what_python_says(task: Addition, generator: torch.Genera
             travelled, source = 1, bit - 1
             while source >= 0 and bits[source][0] != bits[source][1]:
                 travelled, source = travelled + 1, source - 1
-            assert source >= 0, "a chain that runs back to the start has no source"
+            assert source >= 0  # a chain that runs back to the start has none
             assert travelled == chain + 1
             low = [sum(pair[side] << i for i, pair in enumerate(bits[:bit])) for side in (0, 1)]
             carry = sum(low) >> bit
@@ -271,8 +271,8 @@ def test_every_carry_is_what_python_says(task: Addition, generator: torch.Genera
                 "propagate": x ^ y,
                 "sum": (x + y + carry) & 1,
             }
-            found = dict(zip(VARIABLES, sample.variables[:, chain, k].tolist()))
-            assert found == expected
+            variables = dict(zip(VARIABLES, sample.variables[:, chain, k].tolist()))
+            assert variables == expected
 
 
 @FORMATS
@@ -297,8 +297,8 @@ def test_positions_and_own_bits_are_mixed(generator: torch.Generator) -> None:
     sample = sample_chains(Addition(), 24, max_chain=12, n_pairs=40, generator=generator)
     for chain in range(12):
         assert len(set(sample.pos[chain].tolist())) > 4
-        own = sample.variables[VARIABLES.index("propagate"), chain].float().mean()
-        assert 0.4 < own < 0.95
+        propagate_share = sample.variables[VARIABLES.index("propagate"), chain].float().mean()
+        assert 0.4 < propagate_share < 0.95
 
 
 @pytest.mark.parametrize("n_pairs", [1, 40])

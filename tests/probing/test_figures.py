@@ -55,8 +55,8 @@ def test_the_heat_map_shows_the_wavefront_and_its_controls(
     front = next(t for t in plot_of(figures[0]).data if t.type == "scatter")
     chains = result.data["chain_length"].values.tolist()
     assert list(front.x) == list(front.y) == chains
-    assert front.name == "edge of the light cone"
-    assert "nothing can be read" in figures[0].caption and figures[0].data is not None
+    assert "light cone" in front.name and "light cone" in figures[0].caption
+    assert figures[0].data is not None
     assert "in_reach" in figures[0].data
     assert "cannot fail" in figures[1].caption
 

@@ -81,8 +81,8 @@ def answer(task: Task, tokens: list[int], n: int) -> list[int]:
 def every_input(task: Task, n: int) -> Batch:
     """All inputs of length n, or as many random ones; all answered right by the task itself."""
     batch = _every_input(task, n)
-    asked = zip(batch.inputs.tolist(), batch.targets.tolist())
-    for tokens, targets in asked:
+    pairs = zip(batch.inputs.tolist(), batch.targets.tolist())
+    for tokens, targets in pairs:
         assert [t for t in targets if t != IGNORE] == answer(task, tokens, n)
     return batch
 

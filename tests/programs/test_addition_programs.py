@@ -253,8 +253,8 @@ def test_spans_double_and_say_what_their_bits_do():
                 x = sum(int(a[row, j]) << k for k, j in enumerate(bits))
                 y = sum(int(b[row, j]) << k for k, j in enumerate(bits))
                 assert trace.variables["makes"][t, row, pos] == (x + y) >> len(bits)
-                whole = len(bits) == 2**t
-                passes = int(whole and x ^ y == 2 ** len(bits) - 1)
+                full = len(bits) == 2**t
+                passes = int(full and x ^ y == 2 ** len(bits) - 1)
                 assert trace.variables["passes"][t, row, pos] == passes
 
 

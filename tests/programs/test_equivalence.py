@@ -53,9 +53,11 @@ RIPPLE = get_program("ripple")
 @pytest.mark.parametrize("name", list_programs())
 def test_every_program_is_itself(name):
     program = get_program(name)
-    found = equivalence_at(program, program, ProgramOffset(), lengths=(3,), interventions=SCREENED)
-    assert found.equivalent
-    assert found.interventions["changes"].any() or name == "unique_set"
+    comparison = equivalence_at(
+        program, program, ProgramOffset(), lengths=(3,), interventions=SCREENED
+    )
+    assert comparison.equivalent
+    assert comparison.interventions["changes"].any() or name == "unique_set"
 
 
 @pytest.mark.parametrize(
@@ -63,13 +65,15 @@ def test_every_program_is_itself(name):
 )
 def test_what_tells_a_held_ripple_from_the_plain_one_is_what_plain_python_says(name):
     n, n_loops = 4, 3
-    found = equivalence_at(get_program("ripple"), get_program(name), ProgramOffset(), lengths=(n,))
-    assert found.natural_share == 0
+    comparison = equivalence_at(
+        get_program("ripple"), get_program(name), ProgramOffset(), lengths=(n,)
+    )
+    assert comparison.natural_share == 0
     inputs = inputs_of(Addition(), (n,), EXAMPLES, seed=0).inputs.tolist()
     natural = [simulated("ripple", x, n_loops=n_loops) for x in inputs]
     of_first = ("source", "position", "loop", "source_loop")
     columns = ("base", *of_first, *(f"second_{name}" for name in of_first), "changes", "differ")
-    rows = list(zip(*(found.interventions[column].tolist() for column in columns)))
+    rows = list(zip(*(comparison.interventions[column].tolist() for column in columns)))
     assert len(rows) == min(INTERVENTIONS, len(inputs) * (n + 1) * (n_loops + 1))
     for base, *first_and_second, changes, differ in rows:
         x, given = inputs[base], []
@@ -83,14 +87,14 @@ def test_what_tells_a_held_ripple_from_the_plain_one_is_what_plain_python_says(n
         undisturbed = natural[base][first_loop:]
         assert changes == (plain != undisturbed or held != undisturbed)
     assert 0 < sum(row[-1] for row in rows) < sum(row[-2] for row in rows)
-    across = found.interventions["loop"] != found.interventions["source_loop"]
+    across = comparison.interventions["loop"] != comparison.interventions["source_loop"]
     assert 0.4 < across.mean() < 0.6
-    assert 0.03 < (found.interventions["second_loop"] >= 0).mean() < 0.1
+    assert 0.03 < (comparison.interventions["second_loop"] >= 0).mean() < 0.1
 
 
 def test_every_intervention_is_each_other_state_that_a_token_comes_to_at_a_position():
     n, program = 3, get_program("ripple_held_2")
-    found = equivalence_at(RIPPLE, program, ProgramOffset(), lengths=(n,), interventions=None)
+    comparison = equivalence_at(RIPPLE, program, ProgramOffset(), lengths=(n,), interventions=None)
     n_loops = program.n_loops(n)
     batch = every_input(Addition(), n)
     assert batch.inputs[:, 1:].tolist() == [list(x) for x in product(range(4), repeat=n)]
@@ -105,7 +109,7 @@ def test_every_intervention_is_each_other_state_that_a_token_comes_to_at_a_posit
         return {state(row, position, loop) for row in rows for loop in range(n_loops + 1)}
 
     rows = range(len(batch))
-    wanted = {
+    expected = {
         (base, position, loop, given)
         for position in range(n + 1)
         for given in states(rows, position)
@@ -113,14 +117,14 @@ def test_every_intervention_is_each_other_state_that_a_token_comes_to_at_a_posit
         if given[0] == batch.inputs[base, position] and given != state(base, position, loop)
     }
     columns = ("base", "position", "loop", "source", "source_loop")
-    made = [
+    interventions = [
         (base, position, loop, state(source, position, source_loop))
         for base, position, loop, source, source_loop in zip(
-            *(found.interventions[column].tolist() for column in columns)
+            *(comparison.interventions[column].tolist() for column in columns)
         )
     ]
-    assert len(made) == len(wanted) and {*made} == wanted
-    assert found.exhaustive and not found.equivalent
+    assert len(interventions) == len(expected) and {*interventions} == expected
+    assert comparison.exhaustive and not comparison.equivalent
 
 
 def test_a_program_that_errs_on_one_input_is_told_apart_by_all_interventions():
@@ -128,8 +132,8 @@ def test_a_program_that_errs_on_one_input_is_told_apart_by_all_interventions():
     step = RIPPLE.step["carry"] & ~reduce(and_, exception)
     other = changed(RIPPLE, "excepted", step={"carry": step})
     assert equivalence(RIPPLE, other, lengths=(5,), interventions=128, exhaustive_to=0).equivalent
-    found = equivalence(RIPPLE, other, lengths=(5,), interventions=None)
-    assert not found.equivalent and found.share < 0.01
+    comparison = equivalence(RIPPLE, other, lengths=(5,), interventions=None)
+    assert not comparison.equivalent and comparison.share < 0.01
 
 
 @pytest.mark.parametrize("name", ["ripple_held_2", "ripple_held_until_kill"])
@@ -139,7 +143,7 @@ def test_states_after_two_interchanges_are_those_of_every_two_one_by_one(name):
     n_loops = 2
     batch = every_input(Addition(), n)
     runs = PairedRuns(RIPPLE, held, ProgramOffset(), batch, n_loops)
-    found, complete = repeated_states(runs, torch.Generator())
+    counts, complete = repeated_states(runs, torch.Generator())
     clean = [p.trace(batch.inputs, n_loops).variables for p in each]
 
     def state(row, loop):
@@ -148,9 +152,9 @@ def test_states_after_two_interchanges_are_those_of_every_two_one_by_one(name):
     def step(row, values):
         after, k = [], 0
         for p in each:
-            own = {v: torch.tensor([values[k + j]]) for j, v in enumerate(p.variables)}
-            k += len(own)
-            run = p.run(batch.inputs[row : row + 1], n_loops=1, variables=own)
+            variables = {v: torch.tensor([values[k + j]]) for j, v in enumerate(p.variables)}
+            k += len(variables)
+            run = p.run(batch.inputs[row : row + 1], n_loops=1, variables=variables)
             after += [tuple(x[1, 0].tolist()) for x in run.variables.values()]
         return tuple(after)
 
@@ -165,17 +169,17 @@ def test_states_after_two_interchanges_are_those_of_every_two_one_by_one(name):
             if token == batch.inputs[row, p] and given != tuple(x[p] for x in values):
                 yield tuple((*x[:p], g, *x[p + 1 :]) for x, g in zip(values, given))
 
-    wanted = set()
+    expected = set()
     for row in rows:
         once, twice = set(), set()
         for loop in loops:
             once, twice = ({step(row, x) for x in some} for some in (once, twice))
             once |= set(interchanged(row, state(row, loop)))
             twice |= {y for x in once for y in interchanged(row, x)}
-            wanted |= {(row, loop, x) for x in twice}
-    assert complete and found.number == len(wanted)
-    assert found.differ == sum(
-        any(x[0][p] != x[1][p] for p in range(1, n + 1)) for _, _, x in wanted
+            expected |= {(row, loop, x) for x in twice}
+    assert complete and counts.number == len(expected)
+    assert counts.differ == sum(
+        any(x[0][p] != x[1][p] for p in range(1, n + 1)) for _, _, x in expected
     )
 
 
@@ -197,11 +201,11 @@ def test_what_only_another_loop_or_a_second_change_brings_out_is_told_apart(name
         (held_out_of_phase, across_loops),
         (forgotten_the_second_time, repeated),
     ):
-        found = equivalence_at(
+        comparison = equivalence_at(
             program, mutation(program, variable), ProgramOffset(), lengths=(6, 8)
         )
-        made = found.interventions
-        assert found.natural_share == 0 and made["differ"].any()
+        made = comparison.interventions
+        assert comparison.natural_share == 0 and made["differ"].any()
         assert only_by(made)[made["differ"]].all()
         short = equivalence(program, mutation(program, variable), lengths=(4,))
         assert short.every_single == (4,) and not short.equivalent
@@ -255,9 +259,9 @@ def test_a_program_is_found_a_loop_ahead_a_position_to_the_left_or_with_late_ans
     ):
         assert not equivalence_at(RIPPLE, other, ProgramOffset()).equivalent
         if offset in alignments():
-            found = equivalence(RIPPLE, other)
-            assert found.equivalent
-            assert found.program_offset == offset
+            comparison = equivalence(RIPPLE, other)
+            assert comparison.equivalent
+            assert comparison.program_offset == offset
     assert equivalence(carries_out(), RIPPLE).program_offset == ProgramOffset(offset=1)
 
 
@@ -281,7 +285,7 @@ def test_programs_of_different_tasks_are_refused():
 
 def test_programs_that_take_no_loop_are_compared_where_they_begin():
     at_once = replace(get_program("carry_save"), name="at_once", n_loops=Linear(slope=0))
-    found = equivalence(at_once, at_once)
-    assert found.equivalent and found.program_offset == ProgramOffset()
+    comparison = equivalence(at_once, at_once)
+    assert comparison.equivalent and comparison.program_offset == ProgramOffset()
     with pytest.raises(InputError, match=r"^lengths:"):
         equivalence(at_once, at_once, lengths=())

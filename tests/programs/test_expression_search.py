@@ -28,31 +28,32 @@ def evaluated(expression: Seq) -> torch.Tensor:
 @given(st.lists(st.integers(0, 1), min_size=8, max_size=8))
 def test_what_is_found_has_the_values_that_were_wanted(wanted: list[int]) -> None:
     target = torch.tensor(wanted)
-    found = shortest_expression(target, ATOMS)
-    if found is not None:
-        assert torch.equal(evaluated(found), target)
+    expression = shortest_expression(target, ATOMS)
+    if expression is not None:
+        assert torch.equal(evaluated(expression), target)
 
 
 @pytest.mark.parametrize(
     ("target", "size"), [(A, 1), (1 - B, 2), (A & B, 3), (A ^ C, 3), (A | (B & C), 5)]
 )
 def test_nothing_is_longer_than_it_need_be(target: torch.Tensor, size: int) -> None:
-    found = shortest_expression(target, ATOMS)
-    assert found is not None and len(postorder([found])) == size
+    expression = shortest_expression(target, ATOMS)
+    assert expression is not None and len(postorder([expression])) == size
     assert size == 1 or shortest_expression(target, ATOMS, largest=size - 1) is None
 
 
 def test_sums_modulo_are_found_and_a_divisor_is_a_constant() -> None:
     x, y = (torch.arange(25) // 5, torch.arange(25) % 5)
     atoms = [Atom(var("x"), x), Atom(var("y"), y)]
-    assert repr(shortest_expression((x + y) % 5, atoms)) == "(var('x') + var('y')) % 5"
+    code = "(var('x') + var('y')) % 5"
+    assert repr(shortest_expression((x + y) % 5, atoms)) == code
     assert shortest_expression(x % y.clamp(min=1), atoms, largest=3) is None
 
 
 def test_words_of_tokens_are_atoms_like_others() -> None:
     word = tok_map(tokens, {3: 1}, default=0, name="generate")
-    found = shortest_expression(A | C, [Atom(word, A), Atom(var("carry"), C)])
-    assert found is not None and "generate" in repr(found) and "|" in repr(found)
+    expression = shortest_expression(A | C, [Atom(word, A), Atom(var("carry"), C)])
+    assert expression is not None and "generate" in repr(expression) and "|" in repr(expression)
 
 
 def test_an_atom_of_other_cases_is_refused() -> None:

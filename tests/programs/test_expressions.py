@@ -77,22 +77,27 @@ def test_nodes_that_nobody_holds_are_forgotten():
 
 def test_operators_read_naturally():
     g, p, c = tok_map(tokens, {3: 1}, default=0, name="g"), var("p"), var("c")
-    assert repr(g | (p & c)).endswith("| (var('p') & var('c'))")
-    assert repr(1 - c + 2) == "(full(1) - var('c')) + 2"
-    assert repr(~(-c)) == "~(-var('c'))"
-    assert repr(1 ^ c) == "full(1) ^ var('c')"
-    assert repr(where(c >= 0, abs(c), -1)) == "where(var('c') >= 0, abs(var('c')), -1)"
-    assert repr(shift_right(c, 2, default=-1)) == "shift_right(var('c'), 2, default=-1)"
-    assert repr(3 * c % 2 // 1) == "((full(3) * var('c')) % 2) // 1"
-    assert repr(2 + (0 | (1 & c))) == "full(2) + (full(0) | (full(1) & var('c')))"
+    code_of = {
+        g | (p & c): f"{g!r} | (var('p') & var('c'))",
+        1 - c + 2: "(full(1) - var('c')) + 2",
+        ~(-c): "~(-var('c'))",
+        1 ^ c: "full(1) ^ var('c')",
+        where(c >= 0, abs(c), -1): "where(var('c') >= 0, abs(var('c')), -1)",
+        shift_right(c, 2, default=-1): "shift_right(var('c'), 2, default=-1)",
+        3 * c % 2 // 1: "((full(3) * var('c')) % 2) // 1",
+        2 + (0 | (1 & c)): "full(2) + (full(0) | (full(1) & var('c')))",
+    }
+    for expression, code in code_of.items():
+        assert repr(expression) == code
 
 
 def test_a_shift_stands_for_a_named_selection():
     shift = shift_right(var("c"), 3, default=5)
     assert isinstance(shift, ShiftRight)
-    assert repr(shift.expanded) == (
+    code = (
         "aggregate(select(indices, indices - 3, '==', name='shift_3'), var('c'), 'mean', default=5)"
     )
+    assert repr(shift.expanded) == code
 
 
 def test_shared_parts_are_counted_once_but_written_out_within_bounds():

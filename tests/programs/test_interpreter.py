@@ -61,10 +61,10 @@ def test_every_expression_agrees_with_the_reference(expr, data):
 @given(SEQUENCES, sequences())
 def test_a_batch_gives_what_its_examples_give_alone(expr, data):
     x, variables = data
-    together = evaluate(expr, x, variables)
+    batched = evaluate(expr, x, variables)
     for i in range(len(x)):
-        alone = evaluate(expr, x[i : i + 1], {n: v[i : i + 1] for n, v in variables.items()})
-        assert torch.equal(together[i], alone[0])
+        single = evaluate(expr, x[i : i + 1], {n: v[i : i + 1] for n, v in variables.items()})
+        assert torch.equal(batched[i], single[0])
 
 
 @settings(max_examples=100, deadline=None)
@@ -141,9 +141,10 @@ def test_a_common_subexpression_is_computed_once():
 
 
 def test_a_value_missing_from_a_table_is_named():
+    table = tok_map(tokens, {0: 1})
     with pytest.raises(InputError) as caught:
-        evaluate(tok_map(tokens, {0: 1}), torch.tensor([[0, 5]]))
-    assert caught.value.what == "table of tok_map(tokens, {0: 1})" and "5" in caught.value.given
+        evaluate(table, torch.tensor([[0, 5]]))
+    assert caught.value.what == f"table of {table!r}" and "5" in caught.value.given
     with pytest.raises(InputError):
         evaluate(tok_map(tokens, {}), torch.tensor([[0]]))
 
@@ -161,9 +162,9 @@ def test_the_advice_against_a_division_by_zero_changes_no_other_result(op):
     with pytest.raises(InputError) as caught:
         evaluate(seq_map(op, indices, tokens), inputs)
     assert "where(x," in caught.value.fix
-    found = evaluate(seq_map(op, indices, where(tokens, tokens, 1)), inputs)
+    values = evaluate(seq_map(op, indices, where(tokens, tokens, 1)), inputs)
     python = {"floordiv": int.__floordiv__, "mod": int.__mod__}[op]
-    assert found[inputs != 0].tolist() == [python(i, x) for i, x in ((0, -2), (2, 3), (3, -3))]
+    assert values[inputs != 0].tolist() == [python(i, x) for i, x in ((0, -2), (2, 3), (3, -3))]
 
 
 def test_an_unknown_variable_is_named():

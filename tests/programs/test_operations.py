@@ -50,8 +50,8 @@ def reduced(rows: list[list[bool]], value: Row, mode: str, default: int) -> Row:
         if not seen:
             out.append(default)
         elif mode == "mean":
-            whole = abs(sum(seen)) // len(seen)
-            out.append(whole if sum(seen) >= 0 else -whole)
+            quotient = abs(sum(seen)) // len(seen)
+            out.append(quotient if sum(seen) >= 0 else -quotient)
         else:
             out.append(max(seen) if mode == "max" else min(seen))
     return out
@@ -141,8 +141,8 @@ WIDE = st.integers(-5, 5) | st.sampled_from([-(2**63), 2**63 - 1, 2**62, -(10**9
 def test_a_table_of_near_or_far_keys_is_looked_up_exactly(table, values, default):
     keys = torch.tensor(sorted(table), dtype=torch.int64)
     new = torch.tensor([table[key] for key in sorted(table)], dtype=torch.int64)
-    found = look_up(torch.tensor([values]), keys, new, default)
-    assert found.tolist() == [[table.get(value, default) for value in values]]
+    read = look_up(torch.tensor([values]), keys, new, default)
+    assert read.tolist() == [[table.get(value, default) for value in values]]
 
 
 @settings(max_examples=200, deadline=None)

@@ -52,8 +52,8 @@ def test_after_t_loops_a_position_holds_the_state_that_the_last_t_symbols_lead_t
             for token in tokens[max(pos + 1 - t, 0) : pos + 1]:
                 state = transitions[state][token] if token < 2 else state
             assert trace.variables["state"][t, row, pos] == state
-    asked = batch.targets >= 0
-    assert torch.equal(trace.outputs[-1][asked], batch.targets[asked])
+    is_asked = batch.targets >= 0
+    assert torch.equal(trace.outputs[-1][is_asked], batch.targets[is_asked])
     assert torch.equal(trace.variables["state"][-1], task.states(batch))
 
 

@@ -92,7 +92,7 @@ def test_a_program_cannot_be_changed_afterwards():
 
 
 def test_a_program_prints_as_code():
-    assert str(build()).splitlines() == [
+    lines = [
         "program mine for prefix_sum: T(n) = n",
         "  prepare",
         "    x = full(0)",
@@ -102,6 +102,7 @@ def test_a_program_prints_as_code():
         "  finish",
         "    x",
     ]
+    assert str(build()).splitlines() == lines
 
 
 def test_assignments_are_simultaneous_and_unset_variables_keep_their_value():
@@ -130,11 +131,13 @@ def test_a_line_never_goes_below_zero():
 
 
 def test_counts_print_as_formulas_and_compare():
-    assert [repr(c) for c in (Linear(), Linear(offset=1), Linear(slope=2, offset=-3))] == [
-        "n",
-        "n + 1",
-        "2 n - 3",
-    ]
-    assert repr(Linear(slope=0, offset=1)) == "1"
-    assert repr(CeilLog2()) == "ceil(log2(n))"
+    formulas = {
+        "n": Linear(),
+        "n + 1": Linear(offset=1),
+        "2 n - 3": Linear(slope=2, offset=-3),
+        "1": Linear(slope=0, offset=1),
+        "ceil(log2(n))": CeilLog2(),
+    }
+    for formula, count in formulas.items():
+        assert repr(count) == formula
     assert Linear(offset=1) == Linear(offset=1) != Linear()

@@ -6,8 +6,8 @@ from loopinterp.programs.program_offset import ProgramOffset, alignments
 
 
 def test_the_alignments_are_the_plain_one_and_all_its_neighbours():
-    found = list(alignments())
-    assert found[0] == ProgramOffset()
+    offsets = list(alignments())
+    assert offsets[0] == ProgramOffset()
     neighbours = {ProgramOffset(*one) for one in product((-1, 0, 1), (0, 1), (0, 1))}
-    assert set(found) == neighbours and len(found) == len(neighbours)
-    assert len({str(one) for one in found}) == len(found)
+    assert set(offsets) == neighbours and len(offsets) == len(neighbours)
+    assert len({str(one) for one in offsets}) == len(offsets)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 EDGES = [sign * 2**bits + off for bits in (7, 8, 15, 31, 53) for sign in (-1, 1) for off in (-1, 0)]
 NEAR = st.integers(-3, 9)
 WIDE = NEAR | st.sampled_from(EDGES)
-WHOLE = WIDE | st.sampled_from([-(2**63), -(2**63) + 1, 2**63 - 2, 2**63 - 1])
+INTEGERS = WIDE | st.sampled_from([-(2**63), -(2**63) + 1, 2**63 - 2, 2**63 - 1])
 RELATIONS = [[(1, 1), (-1, 2), (2**31, 0)], [(i, 3 * i - 5) for i in range(70)]]
 
 Rows = list[list[int]]
@@ -38,7 +38,7 @@ def rows(draw: st.DrawFn, values: st.SearchStrategy[int], batch: int, pos: int) 
 def selections(draw: st.DrawFn, values: st.SearchStrategy[int]) -> tuple:
     """Keys, queries, values, predicate, and whether it is causal."""
     batch, pos = draw(st.integers(1, 5)), draw(st.integers(1, 8))
-    of_one_kind = st.sampled_from([NEAR, WIDE, WHOLE])
+    of_one_kind = st.sampled_from([NEAR, WIDE, INTEGERS])
     k, q = (draw(rows(draw(of_one_kind), batch, pos)) for _ in range(2))
     value = draw(rows(values, batch, pos))
     predicate = draw(st.sampled_from([*PREDICATES, *RELATIONS]))
@@ -74,7 +74,7 @@ def _reduce(xs: list[int], mode: str) -> int:
     return max(xs) if mode == "max" else min(xs)
 
 
-def made(case: tuple) -> tuple[Selection, torch.Tensor, list[list[list[bool]]]]:
+def built(case: tuple) -> tuple[Selection, torch.Tensor, list[list[list[bool]]]]:
     k, q, value, predicate, causal = case
     given_as = predicate if isinstance(predicate, str) else tuple(predicate)
     mine = Selection(torch.tensor(k), torch.tensor(q), given_as, causal)
@@ -97,7 +97,7 @@ PARTS = st.sampled_from([(2**18, 2**16), (2**18, 1), (2**18, 60), (100, 100), (2
 @given(selections(NEAR), PARTS)
 def test_a_selection_and_how_many_keys_it_has(case, parts):
     with in_parts(*parts):
-        mine, _, chosen = made(case)
+        mine, _, chosen = built(case)
         assert mine.all().tolist() == chosen
         assert mine.width().tolist() == [[sum(row) for row in rows] for rows in chosen]
 
@@ -113,17 +113,17 @@ def test_on_a_cpu_no_more_is_taken_at_a_time_than_was_said():
 @given(selections(WIDE), st.integers(-9, 9), PARTS)
 def test_the_mean_of_what_is_selected(case, default, parts):
     with in_parts(*parts):
-        mine, value, chosen = made(case)
+        mine, value, chosen = built(case)
         expected = reduced(chosen, value.tolist(), "mean", default)
         assert mine.mean(value, default).tolist() == expected
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
 @settings(max_examples=400, deadline=None)
-@given(selections(WHOLE), st.integers(-9, 9), PARTS)
+@given(selections(INTEGERS), st.integers(-9, 9), PARTS)
 def test_the_largest_and_the_smallest_of_what_is_selected(mode, case, default, parts):
     with in_parts(*parts):
-        mine, value, chosen = made(case)
+        mine, value, chosen = built(case)
         expected = reduced(chosen, value.tolist(), mode, default)
         assert mine.extreme(value, mode, default).tolist() == expected
 

@@ -47,8 +47,8 @@ def test_long_inputs_of_mixed_lengths_are_answered_at_t_of_the_longest(name):
         batch = task.sample(n, generator=generator, distribution=distribution)
         outputs = program.trace(batch.inputs, program.n_loops(64)).outputs[-1]
         for row in range(len(batch)):
-            asked = outputs[row][batch.targets[row] != IGNORE].tolist()
-            assert asked == answer(task, batch.inputs[row].tolist(), int(batch.n[row]))
+            answers = outputs[row][batch.targets[row] != IGNORE].tolist()
+            assert answers == answer(task, batch.inputs[row].tolist(), int(batch.n[row]))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

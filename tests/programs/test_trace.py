@@ -88,8 +88,8 @@ def test_selectors_that_depend_on_the_example_are_traced_for_each():
     back = seen.trace(x, n_loops=2).selectors["same"]
     for loop in range(2):
         for i in range(2):
-            wanted = (x[i][None, :] == (x[i][:, None] + loop) % 3).tril()
-            assert torch.equal(back[loop, i], wanted)
+            is_source = (x[i][None, :] == (x[i][:, None] + loop) % 3).tril()
+            assert torch.equal(back[loop, i], is_source)
     assert seen.trace(x, n_loops=0).selectors["same"].shape == (0, 2, 3, 3)
 
 
@@ -106,16 +106,16 @@ def test_an_unknown_selector_is_named():
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_run_can_be_taken_up_at_any_loop(name):
     program, x = get_program(name), inputs(name)
-    whole = program.trace(x, n_loops=6)
+    full = program.trace(x, n_loops=6)
     for start in range(7):
-        state = {variable: whole.variables[variable][start] for variable in program.step}
+        state = {variable: full.variables[variable][start] for variable in program.step}
         rest = program.run(x, n_loops=6, start_at_loop=start, variables=state)
         assert (rest.start, rest.n_loops) == (start, 6)
-        assert torch.equal(rest.outputs, whole.outputs[start:])
+        assert torch.equal(rest.outputs, full.outputs[start:])
         for variable, values in rest.variables.items():
-            assert torch.equal(values, whole.variables[variable][start:])
+            assert torch.equal(values, full.variables[variable][start:])
         for selector, selected in rest.selectors.items():
-            assert torch.equal(selected, whole.selectors[selector][start:])
+            assert torch.equal(selected, full.selectors[selector][start:])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -180,7 +180,8 @@ def test_settled_is_the_first_loop_from_which_a_variable_stays():
             assert settled[row, pos] == by_hand
     with pytest.raises(InputError) as caught:
         trace.settled("carries")
-    assert (caught.value.what, caught.value.given) == ("variable of program ripple", "'carries'")
+    assert caught.value.what == f"variable of program {RIPPLE.name}"
+    assert caught.value.given == repr("carries")
 
 
 TOKENS = torch.tensor([[4, 3, 1, 2]])

@@ -44,10 +44,10 @@ def check(task: DecimalOperands, batch: Batch) -> None:
             right = str(math.prod(numbers))
         answer = answer.rstrip("$")
         assert answer == right[::-1]
-        asked = [ALPHABET[t] for t in targets if t != IGNORE]
-        assert "".join(asked) == answer + "$"
+        answers = [ALPHABET[t] for t in targets if t != IGNORE]
+        assert "".join(answers) == answer + "$"
         first = text.index("=")
-        assert targets[first : first + len(asked)] == [ALPHABET.index(c) for c in answer + "$"]
+        assert targets[first : first + len(answers)] == [ALPHABET.index(c) for c in answer + "$"]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=repr)

@@ -64,8 +64,8 @@ def test_the_longest_chain_at_five_hundred_bits():
 def test_leading_axes_are_free():
     g = torch.Generator().manual_seed(0)
     a, b = torch.randint(2, (2, 2, 3, 8), generator=g)
-    together = carries.carries(a, b)
-    assert together.shape == (2, 3, 8)
+    batched = carries.carries(a, b)
+    assert batched.shape == (2, 3, 8)
     for i in range(2):
         for j in range(3):
-            assert torch.equal(together[i, j], carries.carries(a[i, j], b[i, j]))
+            assert torch.equal(batched[i, j], carries.carries(a[i, j], b[i, j]))

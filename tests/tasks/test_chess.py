@@ -78,7 +78,8 @@ def test_the_side_to_move_plays_up_the_board() -> None:
     # No pawn stands beside, or it stands on the other edge of the board.
     for fen in ("4k3/8/8/8/4P3/8/8/4K3 b - e3", "4k3/8/8/7p/P7/8/8/4K3 b - a3"):
         assert "+" not in seen(fen)
-    assert "+" in seen("4k3/8/8/Pp6/8/8/8/4K3 w - b6")
+    fen = "4k3/8/8/Pp6/8/8/8/4K3 w - b6"
+    assert "+" in seen(fen)
 
 
 @given(st.sampled_from([START, f"{CASTLE} w Kq -", "4k3/8/8/Pp6/8/8/8/4K3 w - b6"]))

@@ -36,10 +36,10 @@ def check(task: FullOutput, batch: Batch) -> None:
         prompt = text[1 : text.index("=")]
         assert text == "^" + prompt + "=" + "." * (len(text) - len(prompt) - 2)
         answer = ANSWERS[task.name](prompt)
-        asked = "".join(classes[t] for t in targets[len(prompt) + 1 :])
+        answer_text = "".join(classes[t] for t in targets[len(prompt) + 1 :])
         assert targets[: len(prompt) + 1] == [IGNORE] * (len(prompt) + 1)
-        assert asked == answer + "." * (len(asked) - len(answer))
-        assert len(asked) > len(answer)
+        assert answer_text == answer + "." * (len(answer_text) - len(answer))
+        assert len(answer_text) > len(answer)
 
 
 @pytest.mark.parametrize("n", range(1, 9))

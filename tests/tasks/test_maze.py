@@ -17,11 +17,11 @@ from tests.tasks.answers import maze_path
 
 def graph_of(passages: Tensor) -> nx.Graph:
     """The passages of one maze [4, row, column] between cells that have any, both ways alike."""
-    found = nx.DiGraph()
+    graph = nx.DiGraph()
     for way, i, j in passages.nonzero().tolist():
-        found.add_edge((i, j), (i + WAYS[way][0], j + WAYS[way][1]))
-    assert all(found.has_edge(b, a) for a, b in found.edges)
-    return found.to_undirected()
+        graph.add_edge((i, j), (i + WAYS[way][0], j + WAYS[way][1]))
+    assert all(graph.has_edge(b, a) for a, b in graph.edges)
+    return graph.to_undirected()
 
 
 def _grown(sizes: list[int], seed: int) -> tuple[list[int], Tensor]:

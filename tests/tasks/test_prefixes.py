@@ -216,7 +216,8 @@ def test_a_language_of_ones_own_is_a_task_and_its_name_is_protected(monkeypatch)
     assert get_task(task.name, **task.config()) == task
     assert task.d_vocab == 5 and task.symbols == ("a", "b", "c", "BOS", "PAD")
     batch = task.encode(["abcabc", "abca"])
-    assert task.decode(batch)[0] == "in abc_star, prefixes of abcabc = 001001"
+    text = "in abc_star, prefixes of abcabc = 001001"
+    assert task.decode(batch)[0] == text
     for kind in task.distributions:
         batch = task.sample(6, batch_size=9, generator=torch.Generator(), distribution=kind)
         for row, answer in zip(batch.inputs.tolist(), batch.targets[:, -1].tolist()):

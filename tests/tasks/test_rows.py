@@ -35,11 +35,11 @@ def test_what_was_joined_can_be_cut_out_again(rows, more):
     ]
     plus = same(99, columns[0][1])
     width = max(len(a) + 1 + len(b) for a, b in rows) + more
-    whole = join([columns[0], plus, columns[1]], width=width, fill=-1)
-    for got, (a, b) in zip(whole.tolist(), rows):
+    full = join([columns[0], plus, columns[1]], width=width, fill=-1)
+    for got, (a, b) in zip(full.tolist(), rows):
         assert got == [*a, 99, *b, *[-1] * (width - len(a) - len(b) - 1)]
     start = columns[0][1] + 1
-    for got, (_, b) in zip(cut(whole, start, columns[1][1]).tolist(), rows):
+    for got, (_, b) in zip(cut(full, start, columns[1][1]).tolist(), rows):
         assert got == [*b, *[0] * (max(len(b) for _, b in rows) - len(b))]
 
 

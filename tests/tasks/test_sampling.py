@@ -81,11 +81,11 @@ def test_mixed_lengths_are_padded_and_answered_as_if_alone(task):
     assert batch.n_loops.tolist() == [task.n_loops(int(k)) for k in n]
     assert batch.inputs.shape[1] == task.n_positions(9)
     for row, length in enumerate(n.tolist()):
-        own = list(task.unpadded(range(batch.inputs.shape[1]), length))
-        assert len(own) == task.n_positions(length)
-        alone = task.targets(batch.inputs[row : row + 1, own])
-        assert torch.equal(batch.targets[row, own], alone[0])
-        rest = set(range(batch.inputs.shape[1])) - set(own)
+        columns = list(task.unpadded(range(batch.inputs.shape[1]), length))
+        assert len(columns) == task.n_positions(length)
+        single = task.targets(batch.inputs[row : row + 1, columns])
+        assert torch.equal(batch.targets[row, columns], single[0])
+        rest = set(range(batch.inputs.shape[1])) - set(columns)
         beyond = task.d_vocab_out - 1 if isinstance(task, FullOutput) else IGNORE
         assert {int(batch.targets[row, at]) for at in rest} <= {beyond}
 

@@ -33,10 +33,10 @@ def check(task: AbacusSorting, batch: Batch) -> None:
         right = ",".join(letter for letter, _ in in_order)
         text = written(tokens)
         assert text.split("=")[1].rstrip("$") == right
-        asked = [SYMBOLS[t] for t in targets if t != IGNORE]
-        assert "".join(asked) == right + "$"
+        answers = [SYMBOLS[t] for t in targets if t != IGNORE]
+        assert "".join(answers) == right + "$"
         first = text.index("=")
-        assert targets[first : first + len(asked)] == [SYMBOLS.index(c) for c in right + "$"]
+        assert targets[first : first + len(answers)] == [SYMBOLS.index(c) for c in right + "$"]
 
 
 def test_all_short_lists_ties_included():

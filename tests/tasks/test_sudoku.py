@@ -16,9 +16,9 @@ PUZZLES = st.tuples(st.integers(0, 287), st.lists(st.booleans(), min_size=16, ma
 
 
 def test_there_are_288_grids_and_the_solver_finds_them_all() -> None:
-    found, guesses = search([0] * 16, 2, most=1000)
-    assert len(small_grids()) == len(found) == 288
-    assert {tuple(grid) for grid in found} == set(small_grids())
+    solutions, guesses = search([0] * 16, 2, most=1000)
+    assert len(small_grids()) == len(solutions) == 288
+    assert {tuple(grid) for grid in solutions} == set(small_grids())
     assert guesses > 288
 
 
@@ -28,22 +28,24 @@ def test_solutions_are_those_of_an_exhaustive_search(puzzle, most, changed) -> N
     cells = [digit if there else 0 for digit, there in zip(small_grids()[which], given_)]
     cells[changed] = cells[changed] % 4 + 1  # so that some have no solution
     every = small_solutions(cells)
-    found, guesses = search(cells, 2, most=most)
-    assert len(found) == min(most, len(every))
-    assert {tuple(grid) for grid in found} <= set(every)
+    solutions, guesses = search(cells, 2, most=most)
+    assert len(solutions) == min(most, len(every))
+    assert {tuple(grid) for grid in solutions} <= set(every)
     assert guesses > 0 or len(every) <= 1
 
 
 def test_puzzles_of_the_pool_have_one_solution_and_no_needless_given() -> None:
-    made = pool(2)
-    assert [p.count(0) for p, _ in made] == sorted((p.count(0) for p, _ in made), reverse=True)
-    for puzzle, solution in made:
+    puzzles = pool(2)
+    assert [p.count(0) for p, _ in puzzles] == sorted(
+        (p.count(0) for p, _ in puzzles), reverse=True
+    )
+    for puzzle, solution in puzzles:
         assert small_solutions(puzzle) == [tuple(solution)]
         for cell in range(16):
             if puzzle[cell]:
                 without = [0 if k == cell else x for k, x in enumerate(puzzle)]
                 assert len(small_solutions(without)) > 1
-    assert len({tuple(puzzle) for puzzle, _ in made}) > 100
+    assert len({tuple(puzzle) for puzzle, _ in puzzles}) > 100
 
 
 def test_a_cell_of_nine_by_nine_has_three_units_and_twenty_peers() -> None:
@@ -124,8 +126,8 @@ def test_every_puzzle_has_the_one_solution_that_is_asked_and_so_many_blanks(kind
         cells = batch.inputs[row].tolist()
         assert cells.count(0) == blanks
         (solution,) = small_solutions(cells)
-        asked = [y if x == 0 else IGNORE for x, y in zip(cells, solution)]
-        assert batch.targets[row].tolist() == asked
+        expected = [y if x == 0 else IGNORE for x, y in zip(cells, solution)]
+        assert batch.targets[row].tolist() == expected
     assert torch.equal(TASK.targets(batch.inputs), batch.targets)
     assert set(batch.n_loops.tolist()) == {12}
 
@@ -168,9 +170,9 @@ def test_nine_by_nine() -> None:
     batch = task.sample(n, generator=rng())
     assert (batch.inputs == 0).sum(1).tolist() == n.tolist()
     for cells, answer in zip(batch.inputs.tolist(), batch.targets.tolist()):
-        whole = [x or y for x, y in zip(cells, answer)]
-        assert search(cells, 3)[0] == [whole]
-        rows = [whole[k : k + 9] for k in range(0, 81, 9)]
+        filled = [x or y for x, y in zip(cells, answer)]
+        assert search(cells, 3)[0] == [filled]
+        rows = [filled[k : k + 9] for k in range(0, 81, 9)]
         corners = [(i, j) for i in (0, 3, 6) for j in (0, 3, 6)]
         boxes = [[rows[i + k // 3][j + k % 3] for k in range(9)] for i, j in corners]
         assert all(sorted(unit) == list(range(1, 10)) for unit in [*rows, *zip(*rows), *boxes])

@@ -34,8 +34,8 @@ def test_a_sample_agrees_with_what_the_task_says_of_itself(name, settings):
         if distribution != "mixed":  # factors, or operands, of several lengths
             assert batch.n_loops.tolist() == [task.n_loops(7)] * 5
         assert int(batch.n_loops.max()) <= task.n_loops(7)
-        asked = batch.targets[batch.targets >= 0]
-        assert int(asked.max()) < task.d_vocab_out
+        answers = batch.targets[batch.targets >= 0]
+        assert int(answers.max()) < task.d_vocab_out
         torch.testing.assert_close(task.targets(batch), batch.targets)
         if task.d_vocab is not None:
             assert int(batch.inputs.max()) < task.d_vocab
@@ -59,12 +59,11 @@ def test_an_unknown_task_names_the_nearest():
 
 
 def test_an_unknown_setting_names_the_settings_there_are():
-    with pytest.raises(ConfigError) as caught:
-        get_task("addition", base=10)
-    assert caught.value.what == "setting of task addition" and "format" in caught.value.expected
-    with pytest.raises(ConfigError) as caught:
-        get_task("parity", format="pairs")
-    assert caught.value.what == "setting of task parity"
+    for name, setting in (("addition", {"base": 10}), ("parity", {"format": "pairs"})):
+        with pytest.raises(ConfigError) as caught:
+            get_task(name, **setting)
+        assert caught.value.what == f"setting of task {name}"
+        assert ("format" in caught.value.expected) == (name == "addition")
 
 
 @pytest.mark.usefixtures("no_type_checks")

@@ -22,8 +22,8 @@ from loopinterp.tasks import (
 )
 from tests.tasks.answers import ANSWERS, SETTINGS, spelled
 
-MADE = [get_task(name, **settings) for name, settings in SETTINGS]
-TASKS = [task for task in MADE if isinstance(task, TokenByToken)]
+EVERY_TASK = [get_task(name, **settings) for name, settings in SETTINGS]
+TASKS = [task for task in EVERY_TASK if isinstance(task, TokenByToken)]
 
 
 def drawn(task: TokenByToken, seed: int, distribution: str | None = None) -> Batch:
@@ -38,14 +38,14 @@ def decoded(task: TokenByToken, batch: Batch) -> torch.Tensor:
     rows = [row[:k].tolist() for row, k in zip(prompt, length.tolist())]
     steps = []
     for _ in range(batch.inputs.shape[1]):
-        made = []
+        tokens = []
         for row in rows:
             # A position after the last one that is asked about is one after the end.
             target = int(task.targets(torch.tensor([row]))[0, -1])
-            made.append(task.end if target == IGNORE else target)
-            row.append(made[-1])
-        steps.append(made)
-        if all(task.end in said for said in zip(*steps)):
+            tokens.append(task.end if target == IGNORE else target)
+            row.append(tokens[-1])
+        steps.append(tokens)
+        if all(task.end in generated for generated in zip(*steps)):
             break
     return torch.tensor(steps).T
 
@@ -54,23 +54,23 @@ def decoded(task: TokenByToken, batch: Batch) -> torch.Tensor:
 def test_decoding_by_the_oracle_makes_the_inputs_again_and_is_right(task):
     for distribution in task.distributions:
         batch = drawn(task, 0, distribution)
-        made = decoded(task, batch)
-        assert task.is_right(batch, made).all()
+        generated = decoded(task, batch)
+        assert task.is_right(batch, generated).all()
         prompt, length = task.prompt_of(batch)
         answer, steps = task.answers(batch)
-        for row, whole in enumerate(batch.inputs.tolist()):
+        for row, full in enumerate(batch.inputs.tolist()):
             start, n_steps = int(length[row]), int(steps[row])
-            assert prompt[row, :start].tolist() == whole[:start]
+            assert prompt[row, :start].tolist() == full[:start]
             assert set(prompt[row, start:].tolist()) <= {task.end}
-            assert answer[row, :n_steps].tolist() == made[row, :n_steps].tolist()
+            assert answer[row, :n_steps].tolist() == generated[row, :n_steps].tolist()
             assert answer[row, n_steps - 1 :].tolist() == [task.end] * (
                 answer.shape[1] - n_steps + 1
             )
-            rest = made[row].tolist()
-            padded = rest + [task.end] * (len(whole) - start - len(rest))
-            assert whole[start:] == padded[: len(whole) - start]
-            asked = batch.targets[row][batch.targets[row] != IGNORE].tolist()
-            assert asked == answer[row, :n_steps].tolist()
+            rest = generated[row].tolist()
+            padded = rest + [task.end] * (len(full) - start - len(rest))
+            assert full[start:] == padded[: len(full) - start]
+            targets = batch.targets[row][batch.targets[row] != IGNORE].tolist()
+            assert targets == answer[row, :n_steps].tolist()
 
 
 @settings(max_examples=40, deadline=None)
@@ -84,10 +84,10 @@ def test_an_answer_is_right_if_and_only_if_it_is_python_equal_up_to_its_end(task
     # Most of the right answer, so that some are right.
     wide = torch.nn.functional.pad(answer, (0, max(0, shape[1] - answer.shape[1])), value=0)
     share = torch.rand(shape, generator=g)
-    made = torch.where(share < 0.05, noise, wide[:, : shape[1]])
-    right = task.is_right(batch, made).tolist()
-    for row, (said, expected) in enumerate(zip(made.tolist(), answer.tolist())):
-        ended = said[: said.index(task.end) + 1] if task.end in said else None
+    generated = torch.where(share < 0.05, noise, wide[:, : shape[1]])
+    right = task.is_right(batch, generated).tolist()
+    for row, (tokens, expected) in enumerate(zip(generated.tolist(), answer.tolist())):
+        ended = tokens[: tokens.index(task.end) + 1] if task.end in tokens else None
         assert right[row] == (ended == expected[: expected.index(task.end) + 1])
 
 
@@ -125,15 +125,15 @@ def test_examples_are_those_of_the_wrapped_task_token_by_token(of, of_settings, 
     spelling = [*spelled(inner), "P"]
     n = torch.randint(1, 12, (25,), generator=torch.Generator().manual_seed(1))
     for distribution in task.distributions:
-        batch, whole = (
+        batch, wrapped = (
             x.sample(n, generator=torch.Generator().manual_seed(2), distribution=distribution)
             for x in (task, inner)
         )
-        assert torch.equal(batch.n, whole.n) and torch.equal(batch.n_loops, whole.n_loops)
+        assert torch.equal(batch.n, wrapped.n) and torch.equal(batch.n_loops, wrapped.n_loops)
         assert batch.inputs.shape == (25, task.n_positions(int(n.max())))
         assert torch.equal(task.targets(batch), batch.targets)
         for tokens, targets, full in zip(
-            batch.inputs.tolist(), batch.targets.tolist(), whole.inputs.tolist()
+            batch.inputs.tolist(), batch.targets.tolist(), wrapped.inputs.tolist()
         ):
             prompt = "".join(spelling[t] for t in full[1 : full.index(inner.equals)])
             answer = ANSWERS[of](prompt)
@@ -141,14 +141,14 @@ def test_examples_are_those_of_the_wrapped_task_token_by_token(of, of_settings, 
             assert text.rstrip(".") == f"^{prompt}={'P' * n_pause}{answer}"
             assert text.endswith(".")
             before = len(prompt) + 1 + n_pause
-            asked = "".join(spelling[t] for t in targets[before:] if t != IGNORE)
-            assert asked == answer + "."
+            answer_text = "".join(spelling[t] for t in targets[before:] if t != IGNORE)
+            assert answer_text == answer + "."
             assert targets[:before] == [IGNORE] * before
             # Shifted by one: what is asked for at a position is what stands at the next.
-            end = before + len(asked)
+            end = before + len(answer_text)
             assert targets[before:end] == tokens[before + 1 : end + 1]
             assert targets[end:] == [IGNORE] * (len(targets) - end)
-        assert task.decode(batch) == inner.decode(whole)
+        assert task.decode(batch) == inner.decode(wrapped)
 
 
 def test_it_has_the_wrapped_tasks_words_for_what_is_wrong() -> None:
@@ -156,20 +156,23 @@ def test_it_has_the_wrapped_tasks_words_for_what_is_wrong() -> None:
     batch = task.from_batch(Copy().from_bits(torch.tensor([[1, 0, 1]]), torch.tensor([3])))
     answers = batch.targets.clone()
     answers[0, 5:9] = torch.tensor([1, 2, 0, 3])  # 2 is the '=', which no answer has
-    assert task.decode(batch) == ["copy of 101 = 101"]
-    assert task.decode(batch, answers) == ["copy of 101 = 1?0"]
+    right, wrong = "copy of 101 = 101", "copy of 101 = 1?0"
+    assert task.decode(batch) == [right]
+    assert task.decode(batch, answers) == [wrong]
 
 
 def test_a_batch_of_python_integers() -> None:
     task = NextToken(of="token_addition")
-    assert task.decode(task.encode([(3, 5)], n=3)) == ["011 + 101 = 1000"]
+    text = "011 + 101 = 1000"
+    assert task.decode(task.encode([(3, 5)], n=3)) == [text]
     assert isinstance(task, Task)
     assert get_task(task.name, **task.config()) == task
 
 
 def test_what_is_shown_of_it() -> None:
     task = NextToken(of="unique_set", of_settings={"n_symbols": 9}, n_pause=2)
-    assert task.describe().startswith("Token by token after 2 pause tokens: The distinct ones")
+    assert "2 pause tokens" in task.describe()
+    assert task.describe().endswith(get_task("unique_set", n_symbols=9).describe())
     assert task.d_vocab == task.d_vocab_out == 13
     assert NextToken(of="unique_set", of_settings={"n_symbols": 9}).d_vocab == 12
 
@@ -183,9 +186,9 @@ def test_a_task_of_ones_own_with_full_output_can_be_wrapped() -> None:
         ) -> tuple[torch.Tensor, torch.Tensor]:
             return 1 - prompt, n
 
-    own = Flipped().from_bits(torch.tensor([[1, 0, 1]]), torch.tensor([3]))
+    flipped = Flipped().from_bits(torch.tensor([[1, 0, 1]]), torch.tensor([3]))
     task = NextToken(of="flipped", n_pause=1)
-    assert task.from_batch(own).inputs.tolist() == [[4, 1, 0, 1, 2, 5, 0, 1, 0, 3]]
+    assert task.from_batch(flipped).inputs.tolist() == [[4, 1, 0, 1, 2, 5, 0, 1, 0, 3]]
 
 
 @pytest.mark.parametrize(

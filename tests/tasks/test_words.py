@@ -145,11 +145,11 @@ def test_the_words_give_back_the_tokens_and_the_answer_of_plain_python(
         for row, line in enumerate(task.decode(batch)):
             question, answer = line.split(" = ")
             again = _encoded(task, question)
-            own = _unpadded(batch, task, row)
-            common = min(len(own), again.inputs.shape[1])
-            assert torch.equal(again.inputs[0, :common], own[:common])
+            unpadded = _unpadded(batch, task, row)
+            common = min(len(unpadded), again.inputs.shape[1])
+            assert torch.equal(again.inputs[0, :common], unpadded[:common])
             # Shorter operands than there might be leave more padding.
-            assert set(own[common:].tolist()) <= {getattr(task, "end", None)}
+            assert set(unpadded[common:].tolist()) <= {getattr(task, "end", None)}
             assert answer == _right(task, question)
 
 
@@ -157,8 +157,11 @@ def test_the_words_give_back_the_tokens_and_the_answer_of_plain_python(
 def test_inputs_alone_are_said_without_an_answer(name: str, settings: dict[str, object]) -> None:
     task = get_task(name, **settings)
     batch = task.sample(4, batch_size=3, generator=torch.Generator().manual_seed(1))
-    whole, questions = task.decode(batch), task.decode(batch.inputs)
-    assert all(line.startswith(said) and said.endswith("=") for line, said in zip(whole, questions))
+    lines, questions = task.decode(batch), task.decode(batch.inputs)
+    assert all(
+        line.startswith(question) and question.endswith("=")
+        for line, question in zip(lines, questions)
+    )
 
 
 def test_other_answers_are_shown_where_they_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,16 +171,18 @@ def test_other_answers_are_shown_where_they_are_wrong(capsys: pytest.CaptureFixt
     answers[0, 1] = 1
     task.show(batch, answers, most=2)
     shown = capsys.readouterr().out.splitlines()
-    assert shown == [
+    lines = [
         "0011 + 0101 = 1000 mod 2^4, answered 1001",
         "0001 + 0001 = 0010 mod 2^4",
         "… and 1 more",
     ]
+    assert shown == lines
 
 
 def test_a_class_that_is_no_symbol_of_an_answer_is_a_question_mark() -> None:
     batch = TokenAddition().encode([(1, 1)], n=2)
-    assert TokenAddition().decode(batch, torch.full_like(batch.targets, 9)) == ["01 + 01 = ????"]
+    text = "01 + 01 = ????"
+    assert TokenAddition().decode(batch, torch.full_like(batch.targets, 9)) == [text]
 
 
 def test_what_is_not_of_the_task_is_refused() -> None:
