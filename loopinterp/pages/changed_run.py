@@ -19,7 +19,7 @@ from loopinterp.pages.exploration import NOT_SAID, Exploration, Missing
 from loopinterp.pages.explored_run import (
     Chosen,
     ExploredRun,
-    Selection,
+    ExampleReason,
     ShownPlane,
     assemble,
     program_values,
@@ -123,7 +123,7 @@ def explore_change(
             mean = clean[loop][:, pos].mean(0)
             state = (mean if put_in == "mean" else torch.zeros_like(mean)).expand_as(state)
         states = [*(h[:1] for h in clean[:loop]), *(h[None] for h in run.states_after(state)[0])]
-        why = Chosen(0, Selection[put_in.upper()], described | {"source": source + 1})
+        why = Chosen(0, ExampleReason[put_in.upper()], described | {"source": source + 1})
         reader = bind(model, batch[:1].inputs)
         options: Any = {"ranks": ranks, "words": words}
         changed = ExploredRun(batch[:1], [why], reader, enumerate(states), **options)

@@ -24,7 +24,7 @@ from loopinterp.pages.explored_run import (
     Chosen,
     ExploredRun,
     Pairs,
-    Selection,
+    ExampleReason,
     ShownPlane,
     assemble,
     program_values,
@@ -182,7 +182,7 @@ def _choose(
 ) -> list[Chosen]:
     is_asked = batch.targets != IGNORE
     if not by_task or len(batch) == 1:
-        return [Chosen(row, Selection.AS_GIVEN) for row in range(most)]
+        return [Chosen(row, ExampleReason.AS_GIVEN) for row in range(most)]
     bound = bind(model, batch.inputs)
     answers = [bound.read(h, t).argmax(-1) for t, h in bound.run(n_loops)]
     right = torch.stack([(x == batch.targets) | ~is_asked for x in answers])  # [loop, example, pos]
@@ -326,7 +326,7 @@ def choose(
             kinds.append(kind)
     for row in torch.randperm(len(is_asked), generator=generator).tolist():
         if len(chosen) < most and row not in chosen:
-            chosen[row] = Chosen(row, Selection.RANDOM)
+            chosen[row] = Chosen(row, ExampleReason.RANDOM)
     return list(chosen.values())
 
 
@@ -335,7 +335,7 @@ def _wrong(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
     wrong = (~right[-1]).sum(-1)
     for row in wrong.argsort(stable=True).tolist():
         if n := int(wrong[row]):
-            yield Chosen(row, Selection.WRONG, {"n": n, "asked": int(is_asked[row].sum())})
+            yield Chosen(row, ExampleReason.WRONG, {"n": n, "asked": int(is_asked[row].sum())})
 
 
 def _relapsed(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
@@ -344,10 +344,10 @@ def _relapsed(right: Tensor, is_asked: Tensor) -> Iterator[Chosen]:
     all_right, lost = right.all(-1), (~right[-1] & right.any(0)).sum(-1)
     for row in (all_right.any(0) & ~all_right[-1]).nonzero().flatten().tolist():
         loop, n = int(all_right[:, row].nonzero().max()), int((~right[-1, row]).sum())
-        yield Chosen(row, Selection.RELAPSED, {"loop": loop, "n": n})
+        yield Chosen(row, ExampleReason.RELAPSED, {"loop": loop, "n": n})
     for row in lost.argsort(stable=True, descending=True).tolist():
         if (n := int(lost[row])) and not all_right[:, row].any():
-            yield Chosen(row, Selection.LOST, {"n": n, "asked": int(is_asked[row].sum())})
+            yield Chosen(row, ExampleReason.LOST, {"n": n, "asked": int(is_asked[row].sum())})
 
 
 def _late(right: Tensor) -> Iterator[Chosen]:
@@ -359,7 +359,7 @@ def _late(right: Tensor) -> Iterator[Chosen]:
         if loop < 1:
             return
         is_last = nth == 0 and int((since == loop).sum()) == 1
-        yield Chosen(row, Selection.LAST if is_last else Selection.LATE, {"loop": loop})
+        yield Chosen(row, ExampleReason.LAST if is_last else ExampleReason.LATE, {"loop": loop})
 
 
 def _chains(settled: Mapping[str, Tensor]) -> Iterator[Chosen]:
@@ -370,4 +370,4 @@ def _chains(settled: Mapping[str, Tensor]) -> Iterator[Chosen]:
     for row in loops.argsort(stable=True, descending=True).tolist():
         if (loop := int(loops[row])) <= int(loops.min()):
             return  # as many loops as the shortest one takes are no long chain
-        yield Chosen(row, Selection.LONG_CHAIN, {"program": name, "loop": loop})
+        yield Chosen(row, ExampleReason.LONG_CHAIN, {"program": name, "loop": loop})

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from loopinterp.programs.trace import Trace
 
 
-class Selection(Enum):
+class ExampleReason(Enum):
     """Why an example is shown, in a few words and in a sentence."""
 
     AS_GIVEN = ("as given", "")
@@ -72,7 +72,7 @@ class Chosen:
     """An example by its row in the batch, why it is shown, and the values that the reason names."""
 
     row: int
-    reason: Selection
+    reason: ExampleReason
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -80,7 +80,7 @@ def spell_choice(one: Chosen) -> tuple[str, str]:
     """Why an example is shown, in a few words and in a sentence.
 
     Example:
-        >>> spell_choice(Chosen(3, Selection.WRONG, {"n": 1, "asked": 4}))
+        >>> spell_choice(Chosen(3, ExampleReason.WRONG, {"n": 1, "asked": 4}))
         ('wrong', 'Wrong at the end: 1 of 4 answers.')
     """
     words, sentence = one.reason.value

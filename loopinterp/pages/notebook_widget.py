@@ -13,7 +13,7 @@ from loopinterp.models.study_examples import examples_for
 from loopinterp.pages.changed_run import PutIn, explore_change
 from loopinterp.pages.exploration import page_data, read_asset, script
 from loopinterp.pages.explore_study import explore
-from loopinterp.pages.explored_run import Chosen, Selection, spell_choice
+from loopinterp.pages.explored_run import Chosen, ExampleReason, spell_choice
 from loopinterp.pages.typed_examples import typed_example
 from loopinterp.programs.registry import get_program
 
@@ -141,7 +141,7 @@ class ExplorerWidget(anywidget.AnyWidget):
             self._model, batch, loop=loop, pos=pos, put_in=value, programs=self._programs
         )
         data, named = page_data(run), {"loop": loop, "pos": pos, "source": source + 1}
-        why = Chosen(example, Selection[value.upper()], named)
+        why = Chosen(example, ExampleReason[value.upper()], named)
         data["examples"][0]["detail"] = spell_choice(why)[1]
         # A program of which nothing is there has nothing to say.
         data["predicted"] = {

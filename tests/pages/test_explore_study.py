@@ -17,7 +17,7 @@ from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, iterat
 from loopinterp.pages import Exploration, explore, write_results
 from loopinterp.pages.exploration import NOT_SAID, Missing, spell_missing
 from loopinterp.pages.explore_study import choose
-from loopinterp.pages.explored_run import Chosen, Selection, spell_choice
+from loopinterp.pages.explored_run import Chosen, ExampleReason, spell_choice
 from loopinterp.tasks import Addition, Batch, TokenAddition
 from loopinterp.tasks.task import IGNORE
 from tests.adapters.kinds import KINDS, adapted, tokens_of
@@ -336,20 +336,20 @@ def chosen(most: int, **settled: list[int]) -> list[Chosen]:
 def test_one_of_each_kind_is_chosen_and_says_why() -> None:
     found = chosen(6, quick=[1, 1, 1, 1, 1, 1], slow=[2, 1, 1, 1, 3, 1])
     assert found[:4] == [
-        Chosen(2, Selection.RELAPSED, {"loop": 2, "n": 1}),
-        Chosen(1, Selection.WRONG, {"n": 1, "asked": 2}),
-        Chosen(3, Selection.LAST, {"loop": 3}),
-        Chosen(4, Selection.LONG_CHAIN, {"program": "slow", "loop": 3}),
+        Chosen(2, ExampleReason.RELAPSED, {"loop": 2, "n": 1}),
+        Chosen(1, ExampleReason.WRONG, {"n": 1, "asked": 2}),
+        Chosen(3, ExampleReason.LAST, {"loop": 3}),
+        Chosen(4, ExampleReason.LONG_CHAIN, {"program": "slow", "loop": 3}),
     ]
 
 
 def test_every_reason_and_everything_missing_has_words() -> None:
     named: dict[str, Any] = {"loop": 2, "pos": 1, "asked": 4, "program": "slow", "source": 2}
-    for reason in Selection:
+    for reason in ExampleReason:
         for n in (1, 3):
             words, sentence = spell_choice(Chosen(0, reason, {"n": n, **named}))
             assert words and "{" not in sentence and (sentence.endswith(".") or not sentence)
-    _, sentence = spell_choice(Chosen(0, Selection.LOST, {"n": 1, "asked": 4}))
+    _, sentence = spell_choice(Chosen(0, ExampleReason.LOST, {"n": 1, "asked": 4}))
     assert re.search(r"\b1 of\D+4\b", sentence) and " was " in sentence and " were " not in sentence
     values = {"model": "Mine", "error": "none", "kept": 3, "seen": 9}
     for code in Missing:
@@ -364,22 +364,22 @@ def test_none_is_chosen_twice_and_a_quarter_is_drawn_at_random() -> None:
         found = chosen(most)
         assert len({one.row for one in found}) == len(found) == most
         if most >= 4:
-            assert sum(one.reason is Selection.RANDOM for one in found) >= most // 4
+            assert sum(one.reason is ExampleReason.RANDOM for one in found) >= most // 4
 
 
 def test_where_nothing_is_interesting_all_are_drawn_and_no_more_than_there_are() -> None:
     plain = torch.ones(3, 2, 2, dtype=torch.bool)
     found = choose(plain, ASKED[:2], {}, 8, torch.Generator().manual_seed(0))
     assert sorted(one.row for one in found) == [0, 1]
-    assert {one.reason for one in found} == {Selection.RANDOM}
+    assert {one.reason for one in found} == {ExampleReason.RANDOM}
 
 
 def test_what_is_as_late_as_another_is_not_called_later() -> None:
     generator = torch.Generator().manual_seed(0)
     alike = choose(right("002", "002", "022"), ASKED[:3], {}, 3, generator)
-    assert [one.reason for one in alike[:2]] == [Selection.LATE] * 2
+    assert [one.reason for one in alike[:2]] == [ExampleReason.LATE] * 2
     one = choose(right("002", "022", "022"), ASKED[:3], {}, 3, generator)[0]
-    assert (one.row, one.reason) == (0, Selection.LAST)
+    assert (one.row, one.reason) == (0, ExampleReason.LAST)
     equal = {"program": torch.tensor([2, 2, 2])}
     found = choose(right("222", "222", "222"), ASKED[:3], equal, 3, generator)
-    assert {one.reason for one in found} == {Selection.RANDOM}  # no chain is longer than another
+    assert {one.reason for one in found} == {ExampleReason.RANDOM}  # no chain is longer than another

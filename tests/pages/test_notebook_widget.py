@@ -8,7 +8,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.models import LoopedTransformer
 from loopinterp.pages import ExplorerWidget, explore
 from loopinterp.pages.exploration import page_data
-from loopinterp.pages.explored_run import Chosen, Selection, spell_choice
+from loopinterp.pages.explored_run import Chosen, ExampleReason, spell_choice
 from loopinterp.tasks import Addition, Batch
 
 
@@ -34,7 +34,7 @@ def test_messages_type_and_put_in_and_take_out(widget: ExplorerWidget) -> None:
     assert widget.changed["examples"][0]["tokens"] == widget.payload["examples"][1]["tokens"]
     detail = widget.changed["examples"][0]["detail"]
     values = {"loop": 2, "pos": 3, "source": 3}
-    assert detail == spell_choice(Chosen(1, Selection.INTERCHANGE, values))[1]
+    assert detail == spell_choice(Chosen(1, ExampleReason.INTERCHANGE, values))[1]
     said = widget.changed["predicted"]["ripple"]
     assert said["names"] == ["ripple.carry", "ripple's answer", "ripple's claim"]
     assert said["examples"][0]["tokens"] == widget.payload["examples"][1]["tokens"]
