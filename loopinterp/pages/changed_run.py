@@ -18,8 +18,8 @@ from loopinterp.models.protocol import describe_model
 from loopinterp.pages.exploration import NOT_SAID, Exploration, Missing
 from loopinterp.pages.explored_run import (
     Chosen,
-    ExploredRun,
     ExampleReason,
+    ExploredRun,
     ShownPlane,
     assemble,
     program_values,

@@ -22,9 +22,9 @@ from loopinterp.models.study_examples import examples_for, inputs_and_loops
 from loopinterp.pages.exploration import Exploration, Missing
 from loopinterp.pages.explored_run import (
     Chosen,
+    ExampleReason,
     ExploredRun,
     Pairs,
-    ExampleReason,
     ShownPlane,
     assemble,
     program_values,

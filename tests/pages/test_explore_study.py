@@ -382,4 +382,4 @@ def test_what_is_as_late_as_another_is_not_called_later() -> None:
     assert (one.row, one.reason) == (0, ExampleReason.LAST)
     equal = {"program": torch.tensor([2, 2, 2])}
     found = choose(right("222", "222", "222"), ASKED[:3], equal, 3, generator)
-    assert {one.reason for one in found} == {ExampleReason.RANDOM}  # no chain is longer than another
+    assert {one.reason for one in found} == {ExampleReason.RANDOM}  # no chain is longer
