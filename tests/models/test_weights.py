@@ -13,8 +13,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from loopinterp.core.errors import InputError
-from loopinterp.edges import UnrolledGraph
-from loopinterp.edges.edge_runs import EdgeRuns
+from loopinterp.edges import path_patching
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, fold_vocabulary
 from loopinterp.models.weights import LinearMap, _changed_layers, need_plain, norm
 from loopinterp.tasks import Addition
@@ -226,7 +225,9 @@ def test_what_reads_weights_refuses(change: str) -> None:
         "hook_result": lambda m: m.run_with_cache(
             INPUTS, n_loops=2, names_filter="attn.hook_result"
         ),
-        "edges": lambda m: EdgeRuns(m, UnrolledGraph(m.config, 2), INPUTS),
+        "edges": lambda m: path_patching(
+            m, INPUTS, INPUTS, senders="input", receivers="1:block.0.mlp", n_loops=2
+        ),
     }
     for name, read in reads.items():
         with pytest.raises(InputError):

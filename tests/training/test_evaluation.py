@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loopinterp.app.workflow import stopping_rules
-from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result
 from loopinterp.models import (
     STOPPING_RULES,
@@ -285,24 +284,28 @@ def test_provenance_names_model_and_task(tiny: TrainingConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "what", "given", "help"),
     [
-        ({"lengths": []}, "lengths: expected at least one value"),
-        ({"distributions": []}, "distributions: expected at least one value"),
-        ({"extra_loops": []}, "extra_loops: expected at least one value"),
-        ({"n_samples": 0}, "n_samples"),
-        ({"distributions": ["uniforms"]}, "Did you mean 'uniform'"),
-        ({"extra_loops": [-5]}, "at least -4, as length 3"),
-        ({"lengths": [0]}, "n: expected an integer >= 1"),
-        ({"trained_up_to": 0}, "trained_up_to: expected an integer >= 1"),
-        ({"stopping": {"one loop": Fixed(1)}, "stopping_margin": -1}, "stopping_margin"),
-        ({"stopping": {ORACLE: Fixed(1)}}, "Give that rule another name"),
+        ({"lengths": []}, "lengths", "none", "lengths="),
+        ({"distributions": []}, "distributions", "none", "distributions="),
+        ({"extra_loops": []}, "extra_loops", "none", "extra_loops="),
+        ({"n_samples": 0}, "n_samples", "0", ">= 1"),
+        ({"distributions": ["uniforms"]}, "distribution of .*", "'uniforms'", "'uniform'?"),
+        ({"extra_loops": [-5]}, "extra_loops", "-5", "-4"),
+        ({"lengths": [0]}, "n", "0", ">= 1"),
+        ({"trained_up_to": 0}, "trained_up_to", "0", ">= 1"),
+        ({"stopping": {"one": Fixed(1)}, "stopping_margin": -1}, "stopping_margin", "-1", ">= 0"),
+        ({"stopping": {ORACLE: Fixed(1)}}, "stopping", "one", repr(ORACLE)),
     ],
 )
-def test_wrong_arguments_are_explained(changes: dict[str, object], message: str) -> None:
+def test_wrong_arguments_are_explained(
+    changes: dict[str, object], what: str, given: str, help: str
+) -> None:
     arguments: dict[str, object] = {"lengths": [3], "n_samples": 4, **changes}
-    with pytest.raises(InputError, match=message):
+    with naming(what) as caught:
         evaluate(Ripple(), Addition(), **arguments)  # type: ignore[arg-type]
+    error = caught.value
+    assert error.given == given and help in f"{error.expected} {error.fix}"
 
 
 def test_a_distribution_that_is_named_twice_is_asked_once() -> None:
