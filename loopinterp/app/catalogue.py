@@ -234,16 +234,15 @@ def _programs(session: Session) -> Result:
     # Twice the training cutoff, and twice that; where there is no room, half of it and all.
     short, long = (session.length(k * _cutoff_of_programs(session)) for k in (2, 4))
     lengths = [short, long] if short < long else [session.with_room(max(short // 2, 2)), short]
-    # A finite-state model's own program stands beside the others, if it is none of them.
-    finite = decompiler.finite_program(session.model, session.task)
+    batches = [session.sample(n, 512) for n in lengths]
+    options: Any = {"names": [session.name], "seed": session.seed}
     known = session.programs()
-    return comparison.compare_programs(
-        session.model,
-        known if finite is None or finite.name in known else [*known, finite],
-        [session.sample(n, 512) for n in lengths],
-        names=[session.name],
-        seed=session.seed,
-    )
+    found = comparison.compare_programs(session.model, known, batches, **options)
+    # Where it is no stock program, a finite-state model's own program stands beside them.
+    finite = decompiler.finite_program(session.model, session.task)
+    if found.verdict.identified or finite is None or finite.name in known:
+        return found
+    return comparison.compare_programs(session.model, [*known, finite], batches, **options)
 
 
 def _no_planted_carry(session: Session) -> Skip | None:

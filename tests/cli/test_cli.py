@@ -599,7 +599,7 @@ def assert_refused(answer: Answer, *words: str) -> None:
         (["--task", "addition", "--set", f"batch_size={10**9}"], ["batch_size", "positions"]),
         (
             ["--task", "addition", "--set", f"curriculum.max_n={10**9}"],
-            ["n: expected", "1..134217728"],
+            ["positions together", "length 1,000,000,000"],
         ),
     ],
 )

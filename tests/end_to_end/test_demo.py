@@ -41,7 +41,7 @@ def test_the_demo_ends_in_a_report_with_every_study(
     assert document["findings"][0]["kind"] == "verdict"
     finite = document["finite_findings"][0]
     assert finite["kind"] == "verdict" and finite["good"] is True
-    algorithm = "ripple from carry = propagate"
+    algorithm = "ripple"
     assert finite["value"] == algorithm
     comparison = (out / "comparison.html").read_text()
     assert document["comparison"] == str(out / "comparison.html") and "None of these" in comparison
