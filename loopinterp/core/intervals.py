@@ -41,10 +41,14 @@ def wilson_estimate(
         [1.0, 0.943, 1.0]
     """
     z = 1.959964
-    of = np.asarray(trials, dtype=float)
-    of = np.where(of > 0, of, np.nan)
-    share = np.asarray(successes, dtype=float) / of
-    n = of if independent is None else np.minimum(np.asarray(independent, dtype=float), of)
+    n_trials = np.asarray(trials, dtype=float)
+    n_trials = np.where(n_trials > 0, n_trials, np.nan)
+    share = np.asarray(successes, dtype=float) / n_trials
+    n = (
+        n_trials
+        if independent is None
+        else np.minimum(np.asarray(independent, dtype=float), n_trials)
+    )
     middle = share + z**2 / (2 * n)
     half = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     low, high = (end / (1 + z**2 / n) for end in (middle - half, middle + half))
@@ -71,8 +75,8 @@ def wilson_of(successes: xr.DataArray, trials: xr.DataArray | int) -> xr.DataArr
     """:func:`wilson_estimate` along named axes, to which it adds that of estimates."""
     import xarray as xr
 
-    found = xr.apply_ufunc(wilson_estimate, successes, trials, output_core_dims=[[ESTIMATE]])
-    return found.assign_coords({ESTIMATE: list(ENDS)})
+    estimate = xr.apply_ufunc(wilson_estimate, successes, trials, output_core_dims=[[ESTIMATE]])
+    return estimate.assign_coords({ESTIMATE: list(ENDS)})
 
 
 def share_of(hits: xr.DataArray, *over: str) -> xr.DataArray:
@@ -98,8 +102,8 @@ def band_of(values: xr.DataArray, *over: str) -> xr.DataArray:
     NaN is left out; infinity counts as larger than any number.
     """
     empty = values.isnull().all(over)
-    found = values.where(~empty, 0).quantile((0.5, 0.1, 0.9), over, method="lower").where(~empty)
-    named = found.rename(quantile=ESTIMATE).assign_coords({ESTIMATE: list(ENDS)})
+    ends = values.where(~empty, 0).quantile((0.5, 0.1, 0.9), over, method="lower").where(~empty)
+    named = ends.rename(quantile=ESTIMATE).assign_coords({ESTIMATE: list(ENDS)})
     return named.transpose(..., ESTIMATE)
 
 
@@ -123,10 +127,10 @@ def bootstrap_ratio(
     import xarray as xr
 
     part, whole = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
-    found = np.full(len(ENDS), np.nan)
+    estimate = np.full(len(ENDS), np.nan)
     if len(part) and whole.sum() > 0:
         drawn = np.random.default_rng(seed).integers(0, len(part), (resamples, len(part)))
         totals = whole[drawn].sum(axis=1)
         again = part[drawn].sum(axis=1)[totals > 0] / totals[totals > 0]
-        found = np.array([part.sum() / whole.sum(), *np.quantile(again, (0.025, 0.975))])
-    return xr.DataArray(found, dims=ESTIMATE, coords={ESTIMATE: list(ENDS)})
+        estimate = np.array([part.sum() / whole.sum(), *np.quantile(again, (0.025, 0.975))])
+    return xr.DataArray(estimate, dims=ESTIMATE, coords={ESTIMATE: list(ENDS)})

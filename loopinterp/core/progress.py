@@ -29,7 +29,7 @@ SWITCH = "LOOPINTERP_PROGRESS"
 DELAY = 2.0
 """Seconds for which nothing is shown."""
 
-_wanted: ContextVar[bool] = ContextVar("wanted", default=True)
+_shown: ContextVar[bool] = ContextVar("shown", default=True)
 
 _open: ContextVar[bool] = ContextVar("open", default=False)
 
@@ -43,11 +43,11 @@ def showing(wanted: bool) -> Iterator[None]:
         ...     sum(track([1, 2, 3], "adding"))
         6
     """
-    token = _wanted.set(wanted)
+    token = _shown.set(wanted)
     try:
         yield
     finally:
-        _wanted.reset(token)
+        _shown.reset(token)
 
 
 def track(items: Iterable[T], about: str, *, total: int | None = None) -> Iterator[T]:
@@ -70,7 +70,7 @@ def track(items: Iterable[T], about: str, *, total: int | None = None) -> Iterat
 
 
 def _switched_off() -> bool:
-    return not _wanted.get() or os.environ.get(SWITCH) == "0"
+    return not _shown.get() or os.environ.get(SWITCH) == "0"
 
 
 def bar(

@@ -339,8 +339,8 @@ class Result:
         Raises:
             InputError: an array that is not there, or arrays of different axes.
         """
-        wanted = list(names) or self._widest()
-        for name in wanted:
+        chosen = list(names) or self._widest()
+        for name in chosen:
             if name not in self.data.data_vars:
                 raise InputError(
                     "array",
@@ -348,20 +348,20 @@ class Result:
                     given=repr(name),
                     fix="See result.data.",
                 )
-        return tidy(self.data[wanted])
+        return tidy(self.data[chosen])
 
     def _widest(self) -> list[str]:
         axes = {str(n): set(a.dims) - {ESTIMATE} for n, a in self.data.data_vars.items()}
         widest = max(axes.values(), key=len, default=set())
-        return [name for name, own in axes.items() if own == widest]
+        return [name for name, of_array in axes.items() if of_array == widest]
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{axis}: {size}" for axis, size in self.data.sizes.items())
         return f"{type(self).__name__}({sizes}; {', '.join(map(str, self.data.data_vars))})"
 
     def _repr_html_(self) -> str:
-        said = "".join(f"<li>{escape(finding.text)}</li>" for finding in self.findings())
-        return f"<p><code>{escape(repr(self))}</code></p><ul>{said}</ul>"
+        items = "".join(f"<li>{escape(finding.text)}</li>" for finding in self.findings())
+        return f"<p><code>{escape(repr(self))}</code></p><ul>{items}</ul>"
 
     def save(self, folder: str | Path, name: str | None = None) -> Path:
         """Write one file, ``NAME.safetensors`` (the kind by default), complete or not at all.
@@ -369,12 +369,12 @@ class Result:
         Raises:
             InputError: If the name is not that of a file, or the folder cannot be written.
         """
-        own = [f.name for f in dataclasses.fields(self) if f.name not in ("data", "provenance")]
+        fields = [f.name for f in dataclasses.fields(self) if f.name not in ("data", "provenance")]
         header = {
             "kind": self.kind,
             "axes": {name: list(array.dims) for name, array in self.data.data_vars.items()},
             "coords": {axis: c.values for axis, c in self.data.coords.items()},
-            "fields": {name: getattr(self, name) for name in own},
+            "fields": {name: getattr(self, name) for name in fields},
             "provenance": self.provenance,
         }
         file = check_file_name(self.kind if name is None else name, "name of a result")

@@ -141,11 +141,11 @@ def check_steps(steps: Sequence[object], last: object, *, even: bool = False) ->
     They are integers that go up, each by as much as the one before if all lines are there
     (``even``), and none is after the run's last step where that is known (``last``).
     """
-    whole = [step for step in steps if type(step) is int]
-    by = {after - before for before, after in pairwise(whole)}
-    if len(whole) < len(steps) or min(by, default=1) <= 0 or (even and len(by) > 1):
+    integers = [step for step in steps if type(step) is int]
+    by = {after - before for before, after in pairwise(integers)}
+    if len(integers) < len(steps) or min(by, default=1) <= 0 or (even and len(by) > 1):
         return Mismatch.STEPS_OUT_OF_ORDER
-    beyond = isinstance(last, int) and any(step > last for step in whole)
+    beyond = isinstance(last, int) and any(step > last for step in integers)
     return Mismatch.STEPS_BEYOND if beyond else None
 
 
@@ -298,32 +298,32 @@ def record_how_it_was_made(
             owner = (
                 Owner.of_run(run) if skipped else Owner(config=config_hash(read_run_config(run)))
             )
-        made = _notes(path, owner)
+        notes = _notes(path, owner)
         if command is not None:
-            made["command"] = command
+            notes["command"] = command
         if owner is not None:
-            made["run"] = owner.config
+            notes["run"] = owner.config
         sealed = {} if owner is None else {"run": owner.config, "weights": owner.weights}
         reasons = {name: {"reason": reason, **sealed} for name, reason in skipped.items()}
         for name, added in (("stages", seconds), ("unsaid", reasons)):
-            earlier = made.get(name)
-            made[name] = (earlier if isinstance(earlier, dict) else {}) | dict(added)
-        made["unsaid"] = {k: why for k, why in made["unsaid"].items() if k not in seconds}
-        made["versions"] = {"loopinterp": __version__, "python": platform.python_version()} | {
+            earlier = notes.get(name)
+            notes[name] = (earlier if isinstance(earlier, dict) else {}) | dict(added)
+        notes["unsaid"] = {k: why for k, why in notes["unsaid"].items() if k not in seconds}
+        notes["versions"] = {"loopinterp": __version__, "python": platform.python_version()} | {
             package: version(package) for package in _PACKAGES
         }
-        made["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
-        write_json(path, made)
+        notes["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
+        write_json(path, notes)
 
 
 def _notes(path: Path, owner: Owner | None) -> dict[str, Any]:
     """What was noted of the run before; nothing of what can no longer be read."""
     try:
-        made = read_json_object(path) if path.exists() else {}
+        notes = read_json_object(path) if path.exists() else {}
     except CheckpointError:
         return {}
-    other = owner is not None and made.get("run", owner.config) != owner.config
-    return {} if other else made
+    other = owner is not None and notes.get("run", owner.config) != owner.config
+    return {} if other else notes
 
 
 def record_training(run: Path, seconds: float) -> None:

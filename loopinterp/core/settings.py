@@ -47,10 +47,10 @@ def settings(cls: type[T]) -> type[T]:
         Traceback (most recent call last):
         loopinterp.core.errors.ConfigError: width: expected an integer >= 1, got 0. Change width.
     """
-    made: Any = pydantic.dataclasses.dataclass(
+    declared: Any = pydantic.dataclasses.dataclass(
         cls, frozen=True, kw_only=True, repr=False, config=_CONFIG
     )
-    unexplained = made.__init__
+    unexplained = declared.__init__
 
     @functools.wraps(unexplained)
     def __init__(self: Any, *args: Any, **values: Any) -> None:
@@ -59,8 +59,8 @@ def settings(cls: type[T]) -> type[T]:
         except ValidationError as error:
             raise _explain(error, type(self)) from None
 
-    made.__init__ = __init__
-    return made
+    declared.__init__ = __init__
+    return declared
 
 
 class Settings(ShortRepr):

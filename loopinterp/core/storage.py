@@ -448,7 +448,7 @@ def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        if not _held(handle, what):
+        if not _locked(handle, what):
             raise InputError(
                 what, expected="one writer at a time", given="another one now", fix=fix
             )
@@ -460,15 +460,15 @@ def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
 @contextmanager
 def in_turn(folder: str | Path) -> Iterator[None]:
     """Hold a folder's lock, once whoever holds it lets go; do without where there are no locks."""
-    with ExitStack() as held:
+    with ExitStack() as stack:
         with suppress(OSError):
             handle = os.open(folder, os.O_RDONLY)
-            held.callback(os.close, handle)
+            stack.callback(os.close, handle)
             lock(handle, wait=True)
         yield
 
 
-def _held(handle: int, what: str) -> bool:
+def _locked(handle: int, what: str) -> bool:
     try:
         return lock(handle)
     except OSError as error:  # some network file systems: better unlocked than not at all

@@ -51,11 +51,11 @@ def say(name: str, values: Iterable[tuple[str, Any]]) -> str:
         >>> say("Run", [("folder", "runs/a"), ("steps", list(range(999)))])
         "Run(folder='runs/a', steps=[0, 1, 2, 3, 4, 5, ...])"
     """
-    said = [f"{field}={brief(value)}" for field, value in values]
-    kept = said
-    while len(name) + 4 + len(", ".join(kept)) > MOST:
-        kept = kept[:-1]
-    return f"{name}({', '.join([*kept, *(['…'] if len(kept) < len(said) else [])])})"
+    parts = [f"{field}={brief(value)}" for field, value in values]
+    shown = parts
+    while len(name) + 4 + len(", ".join(shown)) > MOST:
+        shown = shown[:-1]
+    return f"{name}({', '.join([*shown, *(['…'] if len(shown) < len(parts) else [])])})"
 
 
 def brief(value: Any) -> str:
