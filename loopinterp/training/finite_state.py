@@ -196,7 +196,7 @@ def _with_chosen_start(stage: FiniteStage, out: Path, *, resume: bool) -> Finite
     fewest_first = sorted(range(len(starts)), key=lambda k: _count_cells(turned[k], inputs))
     for k in fewest_first[: fewest_first.index(0)]:
         bits = "".join("-+"[int(bit > 0)] for bit in starts[k])
-        origin = f"that of {stage.run.folder.name}, started from the bits {bits}"
+        origin = f"trained in {stage.run.folder.name}; its initial bits ({bits}) were chosen later"
         lowest = _lowest(turned[k], task, cutoff)
         if min(lowest.values()) == 1:
             run = Run.from_model(turned[k], task, folder, max_n=cutoff, origin=origin)
