@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from loopinterp import compiler, pages, programs, tasks, training
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import ConfigError, InputError, check_choice
 from loopinterp.core.results import config_hash
-from loopinterp.core.run_files import Owner, record_how_it_was_made, record_training
+from loopinterp.core.run_files import CONFIG, Owner, record_how_it_was_made, record_training
 from loopinterp.core.settings import Seed
 from loopinterp.core.storage import read_json
 
@@ -132,8 +133,13 @@ def train_finite_run(
 ) -> list[training.FiniteStage]:
     """Train a model with a state code and drop bits while it stays right: ``train_finite``."""
     stages = training.train_finite(config, out, progress=progress, resume=resume)
+    first = shlex.quote(str(stages[0].run.folder / CONFIG))
     for stage in stages:
-        record_training(stage.run.folder, stage.run.seconds)
+        if stage.chosen_start:  # no training of its own: all stages make it
+            command = f"loopinterp train --config {first} --drop-bits --out NEW"
+            record_how_it_was_made(stage.run.folder, command=command)
+        else:
+            record_training(stage.run.folder, stage.run.seconds)
     return stages
 
 
