@@ -240,7 +240,7 @@ def _programs(session: Session) -> Result:
     found = comparison.compare_programs(session.model, known, batches, **options)
     # Where it is no stock program, a finite-state model's own program stands beside them.
     finite = decompiler.finite_program(session.model, session.task)
-    if found.verdict.identified or finite is None or finite.name in known:
+    if finite is None or finite.name in known or found.verdict.identified:
         return found
     return comparison.compare_programs(session.model, [*known, finite], batches, **options)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from loopinterp import comparison, dynamics, probing
+from loopinterp import comparison, decompiler, dynamics, probing
 from loopinterp.app import catalogue, workflow
 from loopinterp.app import study as registry
 from loopinterp.app.catalogue import STUDIES
@@ -33,6 +33,7 @@ from loopinterp.core.run_files import Owner
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, LoopRule, bind
 from loopinterp.pages import write_report
 from loopinterp.pages.sections import SECTIONS
+from loopinterp.programs import get_program
 from loopinterp.tasks import Addition, get_task
 
 BY_NAME = {study.name: study for study in STUDIES}
@@ -60,6 +61,25 @@ def test_programs_are_told_apart_at_two_lengths_beyond_training_where_there_is_r
     monkeypatch.setattr(comparison, "compare_programs", lambda *args, **_: given.extend(args[2]))
     BY_NAME["programs"].run(studied(SimpleNamespace(n_ctx=room + 1), cutoff))  # BOS, and the bits
     assert [batch.n.unique().tolist() for batch in given] == [[n] for n in lengths]
+
+
+@pytest.mark.parametrize("identified", ["ripple", None])
+def test_a_models_own_program_is_a_candidate_where_it_is_none_of_the_stock(
+    monkeypatch: pytest.MonkeyPatch, identified: str | None
+) -> None:
+    candidates: list[list[Any]] = []
+    own = dataclasses.replace(get_program("ripple"), name="its own")
+    result = SimpleNamespace(verdict=SimpleNamespace(identified=identified))
+
+    def compare(model: Any, programs: list[Any], *_: Any, **__: Any) -> Any:
+        candidates.append([*programs])
+        return result
+
+    monkeypatch.setattr(comparison, "compare_programs", compare)
+    monkeypatch.setattr(decompiler, "finite_program", lambda *_: own)
+    assert BY_NAME["programs"].run(studied(SimpleNamespace(n_ctx=99), 2)) is result
+    expected = [False] if identified else [False, True]
+    assert [own in programs for programs in candidates] == expected
 
 
 def test_convergence_and_carries_are_followed_to_four_times_the_training_cutoff(
