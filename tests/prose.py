@@ -9,7 +9,8 @@ from typing import Any
 
 from loopinterp.core.results import Result
 
-NAMES_IN_WORDS = ("stratum", "untested", "what", "method", "symbols", "graph", "code", "details")
+NAMES_IN_WORDS = ("stratum", "untested", "what", "method", "subspace", "symbols", "graph")
+NAMES_IN_WORDS += ("code", "details")
 """Fields and axes whose names have several words, programs, and what a page shows as it is."""
 
 
