@@ -238,9 +238,11 @@ def _programs(session: Session) -> Result:
     options: Any = {"names": [session.name], "seed": session.seed}
     known = session.programs()
     found = comparison.compare_programs(session.model, known, batches, **options)
+    if found.verdict.identified:
+        return found
     # Where it is no stock program, a finite-state model's own program stands beside them.
     finite = decompiler.finite_program(session.model, session.task)
-    if finite is None or finite.name in known or found.verdict.identified:
+    if finite is None or finite.name in known:
         return found
     return comparison.compare_programs(session.model, [*known, finite], batches, **options)
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import NonNegativeInt, PositiveInt
 
@@ -187,46 +187,50 @@ def stopping_rules(names: Sequence[str]) -> dict[str, models.StoppingRule]:
     for text in names:
         name, _, number = text.partition("=")
         rule: Any = STOPPING_RULES[check_choice("stopping rule", name, [*STOPPING_RULES])]
-        field = _number_field(rule)
-        try:
-            # The number is read even where the rule takes none, which is refused below.
-            value = (int if field == "hold" else float)(number or 0)
-        except ValueError:
-            field = None
-        if number and field is None:
-            spelled = (
-                f"{other}={_NUMBERS[its_field]}" if (its_field := _number_field(default)) else other
-                for other, default in STOPPING_RULES.items()
-            )
-            raise InputError(
-                "stopping rule",
-                expected=f"{', '.join(spelled)} or {CALIBRATED}",
-                given=repr(text),
-                fix="Write residual=0.03, for instance.",
-            )
         if number:
-            rule = dataclasses.replace(rule, **{str(field): value})
+            field = _number_field(rule)
+            try:
+                value = _NUMBERS[field].kind(number)
+            except (KeyError, ValueError):  # the rule takes no number, or not this one
+                fields = {other: _number_field(its) for other, its in STOPPING_RULES.items()}
+                spelled = (f"{o}={_NUMBERS[f].word}" if f else o for o, f in fields.items())
+                raise InputError(
+                    "stopping rule",
+                    expected=f"{', '.join(spelled)} or {CALIBRATED}",
+                    given=repr(text),
+                    fix="Write residual=0.03, for instance.",
+                ) from None
+            rule = dataclasses.replace(rule, **{field: value})
         rules[_label(name, rule)] = rule
     return rules
 
 
-_NUMBERS = {"tolerance": "TOLERANCE", "threshold": "THRESHOLD", "hold": "LOOPS"}
-"""The fields of rules that can be given with a name, and how they are spelt."""
+class _Number(NamedTuple):
+    """The number that a rule takes: its type, its word in help, and how a label goes on with it."""
+
+    kind: type
+    word: str
+    label: str
 
 
-def _number_field(rule: Any) -> str | None:
+_NUMBERS = {
+    "tolerance": _Number(float, "TOLERANCE", " < {:g}"),
+    "threshold": _Number(float, "THRESHOLD", " > {:g}"),
+    "hold": _Number(int, "LOOPS", " {} loops"),
+}
+"""By the field of the rule that holds it."""
+
+
+def _number_field(rule: Any) -> str:
+    """The field of a rule's number; "" if it takes none."""
     fields = {field.name for field in dataclasses.fields(rule)}
-    return next((name for name in _NUMBERS if name in fields), None)
+    return next((name for name in _NUMBERS if name in fields), "")
 
 
 def _label(name: str, rule: Any) -> str:
     label = name.replace("-", " ").replace("kl", "KL").replace(" batch", " per batch")
-    number = {
-        "tolerance": " < {0.tolerance:g}",
-        "threshold": " > {0.threshold:g}",
-        "hold": " {0.hold} loops",
-    }.get(_number_field(rule) or "", "")
-    return label + number.format(rule)
+    field = _number_field(rule)
+    return label + _NUMBERS[field].label.format(getattr(rule, field)) if field else label
 
 
 @checked

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopinterp.core.errors import ConfigError, check_integer
+from loopinterp.core.run_files import CONFIG
 from loopinterp.core.text import ShortRepr
 from loopinterp.models import LoopedTransformer
 from loopinterp.training.config import CodeConfig, CurriculumConfig
@@ -183,7 +184,7 @@ def _from_anywhere(config: TrainingConfig, before: FiniteStage, n_bits: int) -> 
 def _with_chosen_start(stage: FiniteStage, out: Path, *, resume: bool) -> FiniteStage | None:
     """The stage's model with the initial bits of the fewest cells; None if it has them already."""
     folder, n_bits = out / f"bits-{stage.n_bits}-chosen-start", stage.n_bits
-    if resume and folder.exists():
+    if resume and (folder / CONFIG).exists():  # written last: without it, it was killed on the way
         run = Run.load(folder)
         lowest = _lowest(run.model(), run.task(), run.cutoff)
         return FiniteStage(n_bits, run, True, lowest, chosen_start=True)

@@ -58,7 +58,12 @@ def test_programs_are_told_apart_at_two_lengths_beyond_training_where_there_is_r
     monkeypatch: pytest.MonkeyPatch, cutoff: int, room: int, lengths: list[int]
 ) -> None:
     given = []
-    monkeypatch.setattr(comparison, "compare_programs", lambda *args, **_: given.extend(args[2]))
+
+    def compare(model: Any, programs: Any, batches: Any, **_: Any) -> Any:
+        given.extend(batches)
+        return SimpleNamespace(verdict=SimpleNamespace(identified=None))
+
+    monkeypatch.setattr(comparison, "compare_programs", compare)
     BY_NAME["programs"].run(studied(SimpleNamespace(n_ctx=room + 1), cutoff))  # BOS, and the bits
     assert [batch.n.unique().tolist() for batch in given] == [[n] for n in lengths]
 
