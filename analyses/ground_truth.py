@@ -15,7 +15,7 @@ from loopinterp.benchmark import KnownModel, ground_truth_study, known_models
 from loopinterp.compiler import add_noise, distract, permute, rotate, superpose
 from loopinterp.pages import write_results
 from loopinterp.programs import list_programs
-from loopinterp.programs.sequence_programs import unique_set
+from loopinterp.programs.stock_programs import unique_set
 
 LENGTHS = {"abacus_ripple": 3, "multiplication": 4, "token_addition": 4, "binary_sum": 6}
 ADDITION = 12

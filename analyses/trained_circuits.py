@@ -27,7 +27,7 @@ from loopinterp.benchmark import TRAINED_MODELS, train_to_circuit
 from loopinterp.comparison import interchange_study
 from loopinterp.compiler import Compiled
 from loopinterp.decompiler.evidence import TRAJECTORY, agreement
-from loopinterp.interventions.drawn_pairs import drawn_pairs
+from loopinterp.interventions.pairs import drawn_pairs
 from loopinterp.tasks import get_task
 
 FILE, PAGE = "trained_circuits.csv", "benchmark.md"

@@ -5,8 +5,8 @@ from .adapt import load_tokenizer as load_tokenizer
 from .adapt import tokenize as tokenize
 from .hrm import HRMAdapter as HRMAdapter
 from .hrm import TRMAdapter as TRMAdapter
-from .hrm_text import HRMTextAdapter as HRMTextAdapter
 from .huginn import HuginnAdapter as HuginnAdapter
+from .nested_loops import HRMTextAdapter as HRMTextAdapter
 from .nested_loops import NestedModel as NestedModel
 from .ouro import OuroAdapter as OuroAdapter
 from .published_model import PublishedConfig as PublishedConfig

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from loopinterp.adapters.hrm import HRMAdapter, TRMAdapter
-from loopinterp.adapters.hrm_text import HRMTextAdapter
 from loopinterp.adapters.huginn import HuginnAdapter
+from loopinterp.adapters.nested_loops import HRMTextAdapter
 from loopinterp.adapters.ouro import OuroAdapter
 from loopinterp.core.errors import InputError, unknown_name
 from loopinterp.core.text import ShortRepr

@@ -24,7 +24,7 @@ from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from loopinterp.models.taps import recording_gradients
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.program import LoopProgram
-from loopinterp.programs.registry import get_program
+from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.task_registry import get_task
 
 if TYPE_CHECKING:

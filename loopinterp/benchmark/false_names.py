@@ -23,7 +23,7 @@ from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.programs import equivalence
-from loopinterp.programs.registry import get_program, list_programs
+from loopinterp.programs.stock_programs import get_program, list_programs
 
 if TYPE_CHECKING:
     from loopinterp.compiler.compiled import Compiled

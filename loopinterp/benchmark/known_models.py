@@ -24,7 +24,7 @@ from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.models.protocol import LoopedModel
 from loopinterp.programs.program import LoopProgram
-from loopinterp.programs.registry import get_program, list_programs
+from loopinterp.programs.stock_programs import get_program, list_programs
 from loopinterp.tasks.task import Batch
 from loopinterp.tasks.task_registry import get_task
 

@@ -13,7 +13,7 @@ import torch
 from loopinterp.benchmark.known_models import KnownModel, Score
 from loopinterp.comparison.heads import head_name, head_study
 from loopinterp.comparison.program_runs import Prediction
-from loopinterp.comparison.variable_directions import labelled_states
+from loopinterp.comparison.subspace_search import labelled_states
 from loopinterp.comparison.variable_interchange import (
     ANOTHER_LOOP,
     ANOTHER_VARIABLE,

@@ -23,7 +23,7 @@ import torch
 from loopinterp.benchmark.known_models import KnownModel
 from loopinterp.benchmark.mechanism_scores import interchange_variables, probed_subspaces
 from loopinterp.comparison.program_comparison import compare_programs
-from loopinterp.comparison.variable_directions import labelled_states, mean_directions
+from loopinterp.comparison.subspace_search import labelled_states, mean_directions
 from loopinterp.comparison.variable_interchange import RANDOM as RANDOM_CHANGE
 from loopinterp.compiler.circuit import orthonormal
 from loopinterp.core.boundary import checked
@@ -45,7 +45,7 @@ from loopinterp.edges.unrolled_graph import (
 )
 from loopinterp.programs import equivalence
 from loopinterp.programs.program import LoopProgram
-from loopinterp.programs.registry import get_program
+from loopinterp.programs.stock_programs import get_program
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,7 +19,7 @@ from loopinterp.dynamics import convergence_study, readout_margin, stable_from
 from loopinterp.probing import carry_study, with_random_weights
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.programs.language import UNKNOWN
-from loopinterp.programs.registry import get_program, list_programs
+from loopinterp.programs.stock_programs import get_program, list_programs
 from loopinterp.tasks.addition import Addition
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from loopinterp.core.text import ShortRepr
 from loopinterp.interventions.engine import InterchangeRun, random_change
 from loopinterp.interventions.pairs import Stratum
 from loopinterp.programs.language import UNKNOWN
-from loopinterp.programs.program_offset import ProgramOffset, alignments, with_output_lag
+from loopinterp.programs.program import ProgramOffset, alignments, with_output_lag
 from loopinterp.tasks.task import IGNORE
 
 if TYPE_CHECKING:

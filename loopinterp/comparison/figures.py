@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loopinterp.comparison import variable_figures  # noqa: F401  registers the others
 from loopinterp.comparison.counts import ALL, END, MANIFOLD, REACHED, UNREACHED
 from loopinterp.comparison.heads import TOLERANCE, HeadMatch
 from loopinterp.comparison.pair_strategies import BOTH, TOKEN

@@ -18,7 +18,7 @@ from loopinterp.core.settings import Seed
 from loopinterp.interventions.engine import InterchangeRun
 from loopinterp.interventions.pairs import InterchangePairs, draw_pairs
 from loopinterp.models import describe_model
-from loopinterp.programs.registry import get_program
+from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.addition import Addition
 from loopinterp.tasks.task import IGNORE
 

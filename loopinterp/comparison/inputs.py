@@ -9,7 +9,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.models.protocol import need_model
 from loopinterp.models.study_examples import fit_to_model
 from loopinterp.programs.program import LoopProgram
-from loopinterp.programs.registry import get_program
+from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.sampling import as_batch, as_batches, check_tokens, need_asked
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.models import describe_model
 from loopinterp.programs import equivalence
-from loopinterp.programs.program_offset import ProgramOffset
+from loopinterp.programs.program import ProgramOffset
 from loopinterp.tasks import list_tasks
 
 if TYPE_CHECKING:

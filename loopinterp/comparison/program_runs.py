@@ -21,7 +21,7 @@ from loopinterp.core.text import ShortRepr
 from loopinterp.programs.expressions import Tokens
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.nodes import postorder
-from loopinterp.programs.program_offset import ProgramOffset, with_output_lag
+from loopinterp.programs.program import ProgramOffset, with_output_lag
 from loopinterp.programs.trace import Intervention
 
 if TYPE_CHECKING:

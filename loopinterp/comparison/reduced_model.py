@@ -31,9 +31,8 @@ from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
-from loopinterp.interventions.drawn_pairs import drawn_pairs, repeated_pairs
 from loopinterp.interventions.engine import InterchangeRun, state_width
-from loopinterp.interventions.pairs import InterchangePairs, join
+from loopinterp.interventions.pairs import InterchangePairs, drawn_pairs, join, repeated_pairs
 from loopinterp.models import Iteration, bind, describe_model, device_of, iterate, reach
 from loopinterp.models.protocol import declared
 from loopinterp.tasks.sampling import check_tokens

@@ -30,7 +30,7 @@ from loopinterp.interventions.pairs import InterchangePairs, draw_pairs, evenly_
 from loopinterp.models import describe_model
 from loopinterp.models.iteration import check_increasing
 from loopinterp.programs.language import UNKNOWN
-from loopinterp.programs.registry import get_program
+from loopinterp.programs.stock_programs import get_program
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -11,7 +11,7 @@ from loopinterp.comparison.evidence import Untried
 from loopinterp.comparison.rule import Reason, Verdict
 from loopinterp.core.errors import check_choice
 from loopinterp.core.text import percent
-from loopinterp.programs.program_offset import ProgramOffset, spell_loops
+from loopinterp.programs.program import ProgramOffset, spell_loops
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -17,7 +17,7 @@ from loopinterp.models.transformer import LoopedTransformer
 from loopinterp.programs.expressions import MAX_TABLE
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.program import LoopProgram
-from loopinterp.programs.registry import get_program, list_programs
+from loopinterp.programs.stock_programs import get_program, list_programs
 from loopinterp.tasks.task_registry import get_task, list_tasks
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from loopinterp.compiler.compiled import Compiled, need_compiled
-from loopinterp.compiler.stream_features import FeaturePoints, StreamFeatures
+from loopinterp.compiler.features import FeaturePoints, StreamFeatures
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.settings import Seed

@@ -22,7 +22,7 @@ from loopinterp.programs import expressions as nodes
 from loopinterp.programs.expressions import Seq
 from loopinterp.programs.nodes import Expr, code, postorder
 from loopinterp.programs.program import LoopProgram
-from loopinterp.programs.registry import get_program, list_programs
+from loopinterp.programs.stock_programs import get_program, list_programs
 
 _PARTS = {"embedding": "input", "prelude": "prelude", "block": "loop", "coda": "readout"}
 """Section of a model -> of a drawing."""

@@ -42,7 +42,7 @@ from loopinterp.compiler.features import (
 )
 from loopinterp.compiler.lookups import FeatureWriter, advance, has_few_rules, thresholds
 from loopinterp.programs.nodes import code
-from loopinterp.programs.operations import PREDICATES
+from loopinterp.programs.selection import PREDICATES
 
 if TYPE_CHECKING:
     from loopinterp.programs.expressions import Aggregate, Select, SelWidth

@@ -19,9 +19,8 @@ from loopinterp.core.settings import Seed
 from loopinterp.programs import mutations
 from loopinterp.programs.equivalence import SCREENED, equivalence_at, inputs_of
 from loopinterp.programs.mutations import ALWAYS, Condition, reads_of_other_positions
-from loopinterp.programs.program import LoopProgram
-from loopinterp.programs.program_offset import ProgramOffset
-from loopinterp.programs.registry import get_program
+from loopinterp.programs.program import LoopProgram, ProgramOffset
+from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.task import IGNORE
 from loopinterp.tasks.task_registry import get_task
 

@@ -29,7 +29,7 @@ from loopinterp.compiler.disguises import (
     rebuilt,
     weights_of,
 )
-from loopinterp.compiler.stream_features import STATE, FeaturePoints, StreamFeatures
+from loopinterp.compiler.features import STATE, FeaturePoints, StreamFeatures
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.settings import Seed

@@ -34,7 +34,7 @@ from loopinterp.programs.expressions import Select, Seq, ShiftRight, Var, select
 from loopinterp.programs.interpreter import apply_operation
 from loopinterp.programs.nodes import Expr, postorder, rewritten
 from loopinterp.programs.program import LoopProgram
-from loopinterp.programs.registry import get_program
+from loopinterp.programs.stock_programs import get_program
 
 MAX_LENGTH = 512
 """Longest sequence a model is compiled for: each position has a direction."""

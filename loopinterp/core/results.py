@@ -470,7 +470,7 @@ def _import_figures(cls: type[Result]) -> str:
         if base is Result or not issubclass(base, Result):
             continue
         module, package = base.__module__, base.__module__.rpartition(".")[0]
-        for name in (f"{module}_views", f"{module}_figures", f"{package}.figures"):
+        for name in (f"{module}_figures", f"{package}.figures"):
             if _exists(name):
                 declared = getattr(importlib.import_module(name), "SECTION", "")
                 by_kind = declared if isinstance(declared, Mapping) else {base.kind: declared}

@@ -14,8 +14,8 @@ from loopinterp.comparison.program_runs import Prediction
 from loopinterp.core.errors import InputError
 from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.text import ShortRepr
-from loopinterp.interventions.drawn_pairs import balanced_pairs, drawn_pairs, repeated_pairs
 from loopinterp.interventions.engine import InterchangeRun
+from loopinterp.interventions.pairs import balanced_pairs, drawn_pairs, repeated_pairs
 from loopinterp.models import bind, device_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def held_out(
 
     Interchanges at one loop; as many of states of any loop, of which those count as often that are
     rare to the program (*planted*); and as many runs with two interchanges
-    (:mod:`~loopinterp.interventions.drawn_pairs`).
+    (:mod:`~loopinterp.interventions.pairs`).
     """
     model, batch, n_loops = runs.model, runs.batch, runs.n_loops
     # The other kinds draw as if they were the first, so that each depends on the seed alone.

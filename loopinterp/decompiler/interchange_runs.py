@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.core.text import ShortRepr
-from loopinterp.interventions.drawn_pairs import drawn_pairs
 from loopinterp.interventions.engine import answer, decided
+from loopinterp.interventions.pairs import drawn_pairs
 from loopinterp.models import bind, device_of, iterate
 from loopinterp.models.protocol import rule_of
 from loopinterp.programs.language import UNKNOWN

@@ -27,7 +27,7 @@ from loopinterp.programs.expressions import Tokens, TokMap
 from loopinterp.programs.language import full, shift_right, tok_map, tokens, var
 from loopinterp.programs.nodes import postorder
 from loopinterp.programs.program import Linear, LoopProgram
-from loopinterp.programs.registry import get_program, list_programs
+from loopinterp.programs.stock_programs import get_program, list_programs
 
 if TYPE_CHECKING:
     from jaxtyping import Int

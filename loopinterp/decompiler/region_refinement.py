@@ -34,7 +34,7 @@ from loopinterp.decompiler.table_predictions import (
     repaired_on_draws,
 )
 from loopinterp.decompiler.transition_table import EDGE, TransitionTable
-from loopinterp.interventions.drawn_pairs import balanced_pairs
+from loopinterp.interventions.pairs import balanced_pairs
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

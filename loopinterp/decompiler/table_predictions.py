@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from loopinterp.core.text import ShortRepr
 from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs, Trajectories
 from loopinterp.decompiler.transition_table import EDGE, Cell, TransitionTable
-from loopinterp.interventions.drawn_pairs import balanced_pairs
+from loopinterp.interventions.pairs import balanced_pairs
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

@@ -15,7 +15,7 @@ from loopinterp.pages.exploration import page_data, read_asset, script
 from loopinterp.pages.explore_study import explore
 from loopinterp.pages.explored_run import Chosen, ExampleReason, spell_choice
 from loopinterp.pages.typed_examples import typed_example
-from loopinterp.programs.registry import get_program
+from loopinterp.programs.stock_programs import get_program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,8 +23,8 @@ from loopinterp.programs.paired_runs import (
     decided_difference,
     repeated_states,
 )
-from loopinterp.programs.program_offset import ProgramOffset, alignments, with_output_lag
-from loopinterp.programs.registry import get_program
+from loopinterp.programs.program import ProgramOffset, alignments, with_output_lag
+from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.task import IGNORE, Batch
 from loopinterp.tasks.task_registry import get_task
 

@@ -18,7 +18,7 @@ import torch
 
 from loopinterp.core.errors import InputError
 from loopinterp.programs.language import full, seq_map
-from loopinterp.programs.operations import OPS
+from loopinterp.programs.selection import OPS
 
 if TYPE_CHECKING:
     from jaxtyping import Int

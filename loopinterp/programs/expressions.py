@@ -21,7 +21,7 @@ from torch import Tensor
 
 from loopinterp.core.errors import InputError, check_choice, check_integer
 from loopinterp.programs.nodes import Expr, postorder
-from loopinterp.programs.operations import OPS, PREDICATES
+from loopinterp.programs.selection import OPS, PREDICATES
 
 MAX_TABLE = 65_536
 """Most entries in a table of ``tok_map``, and most input tokens of a program."""
@@ -166,7 +166,7 @@ class TokMap(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Elementwise(Seq):
-    """An operation of :data:`~loopinterp.programs.operations.OPS` at each position."""
+    """An operation of :data:`~loopinterp.programs.selection.OPS` at each position."""
 
     op: str
     args: tuple[Seq, ...]
@@ -204,7 +204,7 @@ class Select(Selector):
     """Each query looks at the keys for which the predicate of (key, query) holds.
 
     With ``causal``, only keys at the query's own position and before. The predicate is a name of
-    :data:`~loopinterp.programs.operations.PREDICATES` or a finite relation: the tuple of the
+    :data:`~loopinterp.programs.selection.PREDICATES` or a finite relation: the tuple of the
     (key, query) pairs for which it holds. Traces call the selector by its ``name``.
     """
 

@@ -17,8 +17,7 @@ import torch
 from loopinterp.core.errors import InputError, unknown_name
 from loopinterp.programs import expressions as nodes
 from loopinterp.programs.nodes import Expr, code, postorder
-from loopinterp.programs.operations import OPS, look_up
-from loopinterp.programs.selection import Selection
+from loopinterp.programs.selection import OPS, Selection, look_up
 from loopinterp.tasks.task import describe_tensor
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from loopinterp.programs.language import (
     where,
 )
 from loopinterp.programs.nodes import Expr, postorder, rewritten
-from loopinterp.programs.program_offset import spell_loops
+from loopinterp.programs.program import spell_loops
 
 if TYPE_CHECKING:
     from jaxtyping import Int

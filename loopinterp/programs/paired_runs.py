@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
 
-    from loopinterp.programs.program import LoopProgram
-    from loopinterp.programs.program_offset import ProgramOffset
+    from loopinterp.programs.program import LoopProgram, ProgramOffset
     from loopinterp.tasks.task import Batch
 
 AT_A_TIME = 2**15

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from html import escape
-from itertools import islice
+from itertools import islice, product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -23,6 +23,7 @@ from loopinterp.programs.expressions import (
     selects,
 )
 from loopinterp.programs.interpreter import Interpreter, check_values
+from loopinterp.programs.language import UNKNOWN, full, var
 from loopinterp.programs.nodes import MAX_LENGTH, code, postorder
 from loopinterp.programs.trace import Intervention, LazySelectors, Trace
 from loopinterp.tasks.sampling import check_tokens
@@ -304,3 +305,59 @@ class LoopProgram(ShortRepr):
             expected, got = f"values of {', '.join(self.step)}", f"none of {', '.join(missing)}"
             fix = "Take them from a trace: {name: trace.variables[name][t] for name in ...}."
             raise self._refused("variables", expected, got, fix)
+
+
+@dataclass(frozen=True)
+class ProgramOffset:
+    """Which part of a program stands for the state of the model at one position and loop.
+
+    Attributes:
+        shift: The state after t loops of the model stands for the program after t + shift.
+        offset: The state at position p stands for the program's variables at p - offset (1 for
+            a program whose variables are the carries OUT of each position).
+        lag: The model answers by what the program knew so many loops before.
+    """
+
+    shift: int = 0
+    offset: int = 0
+    lag: int = 0
+
+    def __str__(self) -> str:
+        parts = []
+        if self.shift:
+            side = "ahead of" if self.shift > 0 else "behind"
+            parts.append(f"program {spell_loops(abs(self.shift))} {side} the model")
+        if self.offset:
+            parts.append(f"variables {self.offset} position to the left")
+        if self.lag:
+            parts.append(f"answers {spell_loops(self.lag)} late")
+        return ", ".join(parts) or "loop by loop, position by position"
+
+
+def alignments(
+    shifts: tuple[int, ...] = (0, -1, 1), offsets: tuple[int, ...] = (0, 1), lags: int = 1
+) -> Iterator[ProgramOffset]:
+    """All program offsets in a range, that of zeros first."""
+    for lag, offset, shift in product(range(lags + 1), offsets, shifts):
+        yield ProgramOffset(shift, offset, lag)
+
+
+def with_output_lag(program: LoopProgram, lag: int) -> LoopProgram:
+    """The same program, answering by what it knew ``lag`` loops before.
+
+    The pending answers become variables, so that an interchange moves them with the state.
+    """
+    for _ in range(lag):
+        name = program.unused_name("answer")
+        program = replace(
+            program,
+            prepare={**program.prepare, name: full(UNKNOWN)},
+            step={**program.step, name: program.finish},
+            finish=var(name),
+        )
+    return program
+
+
+def spell_loops(n: int) -> str:
+    """``1 loop``, ``2 loops``."""
+    return "1 loop" if n == 1 else f"{n} loops"

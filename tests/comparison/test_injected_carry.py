@@ -8,7 +8,7 @@ import torch
 
 from loopinterp.comparison import injected_carry_study
 from loopinterp.comparison.injected_carry import ERASED, INJECTED, MOST
-from loopinterp.comparison.injected_carry_figures import _recovery
+from loopinterp.comparison.variable_figures import _recovery
 from loopinterp.compiler import compile_program
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result

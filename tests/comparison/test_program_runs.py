@@ -15,7 +15,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.interventions.pairs import InterchangePairs
 from loopinterp.models import LoopedModel, bind
 from loopinterp.programs import UNKNOWN, get_program, list_programs
-from loopinterp.programs.program_offset import ProgramOffset
+from loopinterp.programs.program import ProgramOffset
 from loopinterp.tasks import IGNORE, get_task
 from tests.interventions.random_pairs import random_pairs
 

@@ -11,8 +11,8 @@ from loopinterp.comparison import ProgramModel, reduction_study
 from loopinterp.comparison.reduced_model import ReducedModel, StateDirections
 from loopinterp.compiler import compile_program, rotate
 from loopinterp.core.errors import InputError
-from loopinterp.interventions.drawn_pairs import drawn_pairs
 from loopinterp.interventions.engine import InterchangeRun
+from loopinterp.interventions.pairs import drawn_pairs
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind, iterate
 from loopinterp.programs import get_program
 from loopinterp.tasks import Addition, as_batch

@@ -11,6 +11,7 @@ import torch
 
 from loopinterp.comparison.counts import END
 from loopinterp.comparison.program_runs import ProgramModel
+from loopinterp.comparison.variable_figures import _when
 from loopinterp.comparison.variable_interchange import (
     ANOTHER_LOOP,
     ANOTHER_VARIABLE,
@@ -22,14 +23,13 @@ from loopinterp.comparison.variable_interchange import (
     VariableInterchange,
     interchange_study,
 )
-from loopinterp.comparison.variable_interchange_figures import _when
 from loopinterp.compiler import compile_program
 from loopinterp.core.errors import InputError
 from loopinterp.core.intervals import wilson_estimate
 from loopinterp.core.results import load_result
 from loopinterp.models import bind
 from loopinterp.programs import UNKNOWN, LoopProgram, get_program
-from loopinterp.programs.sequence_programs import unique_set
+from loopinterp.programs.stock_programs import unique_set
 from loopinterp.tasks import IGNORE, Batch, get_task
 
 N = 4

@@ -12,7 +12,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.programs import full, get_program
-from loopinterp.programs.program_offset import with_output_lag
+from loopinterp.programs.program import with_output_lag
 from loopinterp.tasks import IGNORE, UniqueSet
 
 LOOPS = 5

@@ -12,7 +12,7 @@ import xarray as xr
 from loopinterp.comparison.evidence import Untried
 from loopinterp.comparison.rule import Reason, ReasonCode, Verdict
 from loopinterp.comparison.words import UNTRIED, in_loops, reason_in_words, verdict_in_words
-from loopinterp.programs.program_offset import ProgramOffset
+from loopinterp.programs.program import ProgramOffset
 
 SHARES = {"value": 0.75, "low": 0.64}
 REASONS: dict[str, tuple[dict[str, Any], list[str]]] = {

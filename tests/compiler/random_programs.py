@@ -24,7 +24,7 @@ from loopinterp.programs.language import (
     tok_map,
     where,
 )
-from loopinterp.programs.operations import PREDICATES
+from loopinterp.programs.selection import PREDICATES
 from tests.compiler.small_programs import program
 
 SMALL = st.integers(-3, 3)

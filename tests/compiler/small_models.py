@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loopinterp.compiler import Compiled, compile_program
 from loopinterp.programs import get_program
-from loopinterp.programs.sequence_programs import unique_set
+from loopinterp.programs.stock_programs import unique_set
 from loopinterp.tasks import get_task
 
 SMALL = {"abacus_ripple": 2, "multiplication": 2}

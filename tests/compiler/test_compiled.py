@@ -11,7 +11,7 @@ from loopinterp.compiler import Compiled, compile_program
 from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.programs import UNKNOWN, get_program, shift_right, tokens, var
 from loopinterp.programs.expressions import MAX_TABLE
-from loopinterp.programs.sequence_programs import unique_set
+from loopinterp.programs.stock_programs import unique_set
 from tests.compiler.compiled_properties import same
 from tests.compiler.small_programs import program
 

@@ -36,7 +36,7 @@ from loopinterp.programs import (
     where,
 )
 from loopinterp.programs.expressions import Select
-from loopinterp.programs.operations import PREDICATES
+from loopinterp.programs.selection import PREDICATES
 from tests.compiler.compiled_properties import agrees
 from tests.compiler.small_programs import every_input, program
 from tests.programs.reference import PREDICATES as DEFINITIONS

@@ -22,7 +22,7 @@ from loopinterp.compiler import (
 from loopinterp.programs import LoopProgram, get_program, list_programs, tokens
 from loopinterp.programs.expressions import TokMap
 from loopinterp.programs.nodes import postorder
-from loopinterp.programs.sequence_programs import unique_set
+from loopinterp.programs.stock_programs import unique_set
 from loopinterp.tasks import UniqueSet
 from tests.compiler.compiled_properties import agrees
 from tests.compiler.small_models import logits_of, small_model

@@ -28,7 +28,7 @@ from loopinterp.models import LoopedTransformer
 from loopinterp.programs import equivalence, get_program, list_programs
 from loopinterp.programs.equivalence import every_input
 from loopinterp.programs.language import UNKNOWN, eq, full, tok_map, tokens, var, where
-from loopinterp.programs.program_offset import ProgramOffset
+from loopinterp.programs.program import ProgramOffset
 from loopinterp.tasks import get_task
 from loopinterp.zoo import load_pretrained
 from tests.models.coded_model import coded

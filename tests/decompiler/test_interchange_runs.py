@@ -6,8 +6,8 @@ import torch
 
 from loopinterp.compiler import compile_program
 from loopinterp.decompiler.interchange_runs import InterchangeTrajectories, Runs
-from loopinterp.interventions.drawn_pairs import balanced_pairs
 from loopinterp.interventions.engine import InterchangeRun
+from loopinterp.interventions.pairs import balanced_pairs
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.programs import get_program
 from loopinterp.programs.equivalence import inputs_of

@@ -18,7 +18,7 @@ from loopinterp.decompiler.table_predictions import (
     unexplained_steps,
 )
 from loopinterp.decompiler.transition_table import TransitionTable
-from loopinterp.interventions.drawn_pairs import balanced_pairs
+from loopinterp.interventions.pairs import balanced_pairs
 from loopinterp.programs import get_program
 from loopinterp.programs.equivalence import inputs_of
 from loopinterp.tasks import Addition

@@ -41,7 +41,7 @@ from loopinterp.programs.mutations import (
     substituted,
 )
 from loopinterp.programs.paired_runs import PairedRuns, repeated_states
-from loopinterp.programs.program_offset import ProgramOffset, alignments, with_output_lag
+from loopinterp.programs.program import ProgramOffset, alignments, with_output_lag
 from loopinterp.tasks import Addition
 from tests.programs.planted_carries import HOLDS, simulated
 

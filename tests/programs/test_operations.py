@@ -22,7 +22,7 @@ from loopinterp.programs import (
     var,
     where,
 )
-from loopinterp.programs.operations import Relation, look_up, smallest_integers
+from loopinterp.programs.selection import Relation, look_up, smallest_integers
 from tests.programs.batches import Row, agree, batches
 from tests.programs.reference import OPERATIONS, PREDICATES
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from itertools import product
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from loopinterp.programs import (
     tokens,
     var,
 )
+from loopinterp.programs.program import ProgramOffset, alignments
 
 x, y = var("x"), var("y")
 
@@ -141,3 +143,11 @@ def test_counts_print_as_formulas_and_compare():
     for formula, count in formulas.items():
         assert repr(count) == formula
     assert Linear(offset=1) == Linear(offset=1) != Linear()
+
+
+def test_the_alignments_are_the_plain_one_and_all_its_neighbours():
+    offsets = list(alignments())
+    assert offsets[0] == ProgramOffset()
+    neighbours = {ProgramOffset(*one) for one in product((-1, 0, 1), (0, 1), (0, 1))}
+    assert set(offsets) == neighbours and len(offsets) == len(neighbours)
+    assert len({str(one) for one in offsets}) == len(offsets)
