@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
-
-import torch
+from typing import TextIO
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import ConfigError, InputError
@@ -20,7 +18,6 @@ from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import LinesDigest, Seal
 from loopinterp.core.settings import Seed, Settings, flatten
 from loopinterp.core.storage import (
-    digest_tensors,
     only_writer,
     read_json,
     read_tensors_and_metadata,
@@ -28,7 +25,6 @@ from loopinterp.core.storage import (
     write_json,
     write_tensors,
 )
-from loopinterp.models import LoopedTransformer
 from loopinterp.models.checkpoints import write_model
 from loopinterp.models.taps import recording_gradients
 from loopinterp.training.config import TrainingConfig
@@ -39,9 +35,7 @@ from loopinterp.training.device import (
     joined,
     n_processes,
     resolve_device,
-    stream,
 )
-from loopinterp.training.objectives import answers_at, ask, cross_entropy
 from loopinterp.training.run import (
     CHECKPOINT,
     CONFIG,
@@ -58,10 +52,8 @@ from loopinterp.training.run import (
     reading_counters,
 )
 from loopinterp.training.seeds_together import advance_together, read
+from loopinterp.training.starting_model import with_start
 from loopinterp.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from loopinterp.training.config import TrainingConfig
 
 
 def train(
@@ -325,78 +317,3 @@ def _truncate_metrics(run: Run, steps_done: int, log_every: int) -> LinesDigest:
     parse_metrics(path, lines, Seal.of_file(checkpoint) if checkpoint.exists() else None)
     write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
     return LinesDigest(lines)
-
-
-def starting_model(config: TrainingConfig) -> LoopedTransformer:
-    """The model of a run before its first step.
-
-    Raises:
-        CheckpointError: If the model of ``start_from`` is not the one that the run began with.
-        ConfigError: If it is of another architecture, or has fewer bits.
-    """
-    if config.start_from is None:
-        return LoopedTransformer(config.model, seed=config.seed)
-    model = Run.load(config.start_from).model()
-    if config.start_sha256 not in (None, digest_tensors(model.state_dict())):
-        raise RunError(RunFault.OTHER_START, f"model of {config.start_from}")
-    target, source = config.model, model.config
-    n_bits, n_target = source.state_code or 0, target.state_code or 0
-    changes = {"state_code": target.state_code, "initial_state": target.initial_state}
-    if source.replace(**changes) != target or n_bits < n_target or (n_bits > 0) != (n_target > 0):
-        raise ConfigError(
-            "start_from",
-            expected="a run of the same architecture, with as many bits in its state code or more",
-            given=f"one with {n_bits} bits" if n_bits < n_target else "another architecture",
-            fix="Leave model as that run has it, but for fewer bits in model.state_code.",
-        )
-    if n_bits == n_target:
-        return model
-    generator = stream(config.seed, "dropped bits")
-    ends = config.curriculum.min_n, config.curriculum.max_n + 1
-    lengths = torch.randint(*ends, (256,), generator=generator)
-    task, distribution = config.make_task(), config.distribution
-    batch = task.sample(lengths, generator=generator, distribution=distribution)
-    question = ask(config.objective, batch, stream(config.seed, "dropped bits"))
-
-    @torch.no_grad()
-    def loss(model: LoopedTransformer) -> float:
-        """Cross-entropy of the answers where the objective first asks for them."""
-        logits = answers_at(model.bind(batch.inputs), question.loops[:1])
-        return float(cross_entropy(logits[0], question.targets[0]))
-
-    # One bit at a time: the one without which the loss is lowest.
-    for _ in range(n_bits - n_target):
-        model = min(_without_each_bit(model), key=loss)
-    return model
-
-
-def with_start(config: TrainingConfig) -> TrainingConfig:
-    """The same with the digest of the weights that training begins with.
-
-    Raises:
-        CheckpointError: If ``start_from`` holds no run with a model.
-    """
-    if config.start_from is None:
-        return config
-    model = Run.load(config.start_from).model()
-    return config.replace(start_sha256=digest_tensors(model.state_dict()))
-
-
-def _without_each_bit(model: LoopedTransformer) -> Iterator[LoopedTransformer]:
-    """The model without each of its bits in turn, which is -1 from then on."""
-    assert model.code is not None
-    n_bits = model.code.n_bits
-    for bit in range(n_bits):
-        # Without a bit its column of the write matrix is a constant, -1 times the column.
-        left = [k for k in range(n_bits) if k != bit]
-        smaller = LoopedTransformer(model.config.replace(state_code=n_bits - 1))
-        weights = model.state_dict()
-        write = weights["code.write.weight"]
-        weights |= {
-            "code.read.weight": weights["code.read.weight"][left],
-            "code.read.bias": weights["code.read.bias"][left],
-            "code.write.weight": write[:, left],
-            "code.write.bias": weights["code.write.bias"] - write[:, bit],
-        }
-        smaller.load_state_dict(weights)
-        yield smaller

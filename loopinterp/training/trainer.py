@@ -29,9 +29,9 @@ from loopinterp.training.device import (
     with_given_noise,
     with_state_noise,
 )
-from loopinterp.training.fitting import starting_model
 from loopinterp.training.objectives import Curriculum, answers_at, ask, learning_rate_factor
 from loopinterp.training.run import reading_counters
+from loopinterp.training.starting_model import starting_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -277,10 +277,10 @@ def test_what_a_result_says_is_registered_from_outside(capsys: pytest.CaptureFix
 
 def test_views_are_imported_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[str] = []
-    monkeypatch.setattr(results, "_exists", lambda name: name.endswith("test_results_views"))
+    monkeypatch.setattr(results, "_exists", lambda name: name.endswith("test_results_figures"))
     monkeypatch.setattr(importlib, "import_module", imported.append)
     sample().findings()
-    assert imported[-1] == "tests.core.test_results_views"
+    assert imported[-1] == "tests.core.test_results_figures"
 
 
 def test_loading_through_the_wrong_class_is_refused(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_each_kind_is_defined_where_it_is_looked_up_and_knows_no_views(kind: str
     importlib.import_module(module)
     cls = known_kinds()[kind]
     assert cls.__module__ == module
-    names = (f"{module}_views", f"{module}_figures", f"{module.rpartition('.')[0]}.figures")
+    names = (f"{module}_figures", f"{module.rpartition('.')[0]}.figures")
     modules = [name for name in names if find_spec(name) is not None]
     assert modules
     text = Path(str(find_spec(module).origin)).read_text()  # type: ignore[union-attr]
