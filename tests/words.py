@@ -1,4 +1,4 @@
-"""Words that the glossary replaced, wherever a person reads: docs, docstrings, texts of the package.
+"""Words that the glossary replaced: in docs, docstrings and texts of the package.
 
 ``python -m tests.words [PATH ...]`` lists the hits with their places.
 """
@@ -26,7 +26,7 @@ REPLACED = {
     r"nearest program|nearest is|nearest of": "closest program",
     r"(not|cannot be|be) told (from|apart)": "indistinguishable",
     r"laid over|lies over": "program offset",
-    r"com(e|es|ing) to rest|at rest|go(es)? round|runs? away|wanders?\b": "fixed point, limit cycle, ...",
+    r"com(e|es|ing) to rest|at rest|go(es)? round|runs? away|wanders?\b": "converges, diverges",
     r"settle(s|d)?\b": "converges",
     r"knows? the input": "input dependence",
     r"\bspots?\b": "position, cell",
