@@ -247,8 +247,10 @@ def introduction(record: RunRecord) -> str:
     size = _in_thousands(record.n_parameters)
     start = f"A {size}-parameter {kind}" if size else f"A {kind}"
     goal = _goal(record.task)
+    if record.origin.startswith("compiled") or (record.origin and not goal):
+        return f"{start}, {record.origin}."
     if record.origin and not record.origin.startswith("trained"):
-        return f"{start}, {record.origin}" + (f", built to {goal}." if goal else ".")
+        return f"{start}, {record.origin}, built to {goal}."
     return f"{start} learnt to {goal}." if goal else f"{start}, opened loop by loop."
 
 
