@@ -261,7 +261,6 @@ MEASURES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "transient_growth": lambda m, h: dynamics.transient_growth(m, h).largest,
     "lyapunov_exponents": lambda m, h: dynamics.lyapunov_exponents(m, h, 40).values.exp(),
     "cycle_multipliers": lambda m, h: dynamics.cycle_multipliers(m, h, 2, 1).values.abs(),
-    "non_normality": lambda m, h: dynamics.non_normality(m, h).ratio,
 }
 EXPECTED = {"spectral_radius": 0.5, "leading_eigenvalues": 0.5, "cycle_multipliers": 0.25}
 
