@@ -197,8 +197,8 @@ def basin_map(
         check_finite_state(iteration.h0, "initial state", fix="Check the embedding of the input.")
         with torch.no_grad():
             clean_limits = find_limits(iteration, iteration.h0, max_loops=n_loops, tol=tol)
-        states = corner_states(corners, iteration, clean_limits, counted, generator, same=same)
-        plane = StatePlane.through(clean_limits.state[0], states)
+        states = _corner_states(corners, iteration, clean_limits, counted, generator, same=same)
+        plane = _StatePlane.through(clean_limits.state[0], states)
         places = torch.tensor([*plane.corners.values()], dtype=torch.float64)
         edge = float(1.25 * places.abs().max()) if extent is None else extent
         half = points // 2
@@ -230,7 +230,7 @@ def basin_map(
 
 @torch.no_grad()
 def _follow(
-    plane: StatePlane,
+    plane: _StatePlane,
     places: Tensor,
     example: int,
     iteration: Iteration,
@@ -271,7 +271,7 @@ def _follow(
 
 
 @dataclass(frozen=True)
-class StatePlane:
+class _StatePlane:
     """A plane through a state, ``centre + unit * (x axes[0] + y axes[1])``; places of corners."""
 
     centre: Float[Tensor, "pos d_model"]
@@ -280,7 +280,7 @@ class StatePlane:
     corners: dict[str, tuple[float, float]]
 
     @classmethod
-    def through(cls, centre: Tensor, corners: Mapping[str, Tensor]) -> StatePlane:
+    def through(cls, centre: Tensor, corners: Mapping[str, Tensor]) -> _StatePlane:
         """The plane of a state and two corners, which must not be on a line with it."""
         first, second = (state.double() - centre.double() for state in corners.values())
         size = float(centre.double().norm())
@@ -307,7 +307,7 @@ class StatePlane:
         return (self.centre.double() + self.unit * moved).to(self.centre)
 
 
-def corner_states(
+def _corner_states(
     corners: Collection[str] | Mapping[str, Tensor] | None,
     iteration: Iteration,
     limits: Limits,

@@ -126,7 +126,7 @@ def find_fixed_point(
         status = rule(state)
         residuals, n_steps = [state.residual], torch.zeros_like(status)
         finite, period = flat, torch.zeros_like(status)
-        watch = CycleWatch(flat, tol, atol) if method.follows_the_map else None
+        watch = _CycleWatch(flat, tol, atol) if method.follows_the_map else None
         while (status == Status.RUNNING).any():
             done = status != Status.RUNNING
             state = replace(state, done=done)
@@ -189,7 +189,7 @@ def map_and_start(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tenso
     return (model, h) if iteration is None else (iteration.step, iteration.h0)
 
 
-class CycleWatch:
+class _CycleWatch:
     r"""Periods of a batch of trajectories, in the memory of one state (Brent's algorithm).
 
     Iterates are compared with an anchor, which moves up at steps 1, 2, 4, 8, ... The first lag

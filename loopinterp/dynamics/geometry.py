@@ -171,7 +171,7 @@ def geometry_study(
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "limit_steps": limit_steps}
     settings |= {"positions": positions, "n_examples": len(batch)}
     with study(seed, **runs.described(model, batch), **settings) as watch, torch.no_grad():
-        sets: dict[str, StateMoments] = {}
+        sets: dict[str, _StateMoments] = {}
         shown, parts = [], []
         for rows in track(runs.state_chunks(model, batch, n_loops + 1), "geometry"):
             iteration, tokens = bind(model, batch.inputs[rows]), counted[rows]
@@ -235,15 +235,15 @@ def _paths(states: Tensor, counted: Tensor) -> dict[str, Tensor]:
     return {"path": path[:-1], "path_limit": path[-1], "explained": explained}
 
 
-def _add(sets: dict[str, StateMoments], name: str, states: Tensor) -> None:
+def _add(sets: dict[str, _StateMoments], name: str, states: Tensor) -> None:
     """Add states ``[*lead, sample, d_model]`` to a set; an empty batch makes no set."""
     if name in sets:
         sets[name].add(states)
     elif states.shape[-2]:
-        sets[name] = StateMoments(states)
+        sets[name] = _StateMoments(states)
 
 
-def _dimensions(sets: dict[str, StateMoments], generator: torch.Generator) -> dict[str, Tensor]:
+def _dimensions(sets: dict[str, _StateMoments], generator: torch.Generator) -> dict[str, Tensor]:
     """Dimensions of the sets of all loops, of those beside them, and of as many Gaussians."""
     arrays, width = _dimension(sets["loops"]), sets["loops"].origin.shape[-1]
     others = [sets.get(name) for name in (EMBEDDING, LIMITS)]
@@ -255,7 +255,7 @@ def _dimensions(sets: dict[str, StateMoments], generator: torch.Generator) -> di
     return {**arrays, "set_size": torch.tensor(counts)}
 
 
-def _dimension(moments: StateMoments | None) -> dict[str, Tensor]:
+def _dimension(moments: _StateMoments | None) -> dict[str, Tensor]:
     """Effective rank, participation ratio and spread; NaN of no set."""
     if moments is None:
         return dict.fromkeys(("rank", "participation", "spread"), torch.tensor(float("nan")))
@@ -268,7 +268,7 @@ def _dimension(moments: StateMoments | None) -> dict[str, Tensor]:
 def _gaussian(count: int, width: int, generator: torch.Generator) -> dict[str, Tensor]:
     draws = []
     for _ in range(4 if count else 0):
-        sets: dict[str, StateMoments] = {}
+        sets: dict[str, _StateMoments] = {}
         for rows in runs.chunks(count, 8 * width):
             shape = rows.stop - rows.start, width
             _add(sets, "", torch.randn(shape, generator=generator, dtype=torch.float64))
@@ -315,7 +315,7 @@ def _singular_values(states: Tensor) -> Tensor:
             fix="Flatten examples and positions into one axis.",
         )
     check_finite(states.reshape(-1, states.shape[-1]), "states")
-    return StateMoments(states).singular_values()
+    return _StateMoments(states).singular_values()
 
 
 @dataclass(frozen=True, repr=False)
@@ -379,7 +379,7 @@ def _participation(singular: Float[Tensor, "*lead value"]) -> Float[Tensor, "*le
     return variance.sum(dim=-1) ** 2 / torch.where(squares == 0, 1, squares)
 
 
-class StateMoments:
+class _StateMoments:
     """First and second moments of sets of states ``[*lead, sample, d_model]``, added in parts.
 
     Sums are about a state near the mean: they lose no digits where all states are far from zero

@@ -111,7 +111,7 @@ class KrylovSchur:
     def _restart(self, row: int) -> None:
         """Keep the leading part of an example's Schur form, at the clearest gap."""
         m = self.most
-        n_kept, schur, turn = leading_schur(self.projected[row, :m].numpy(), self.k)
+        n_kept, schur, turn = _leading_schur(self.projected[row, :m].numpy(), self.k)
         below = self.projected[row, m].numpy() @ turn[:, :n_kept]  # b in the new basis
         self.projected[row] = 0
         self.projected[row, :n_kept, :n_kept] = torch.from_numpy(schur[:n_kept, :n_kept])
@@ -123,7 +123,7 @@ class KrylovSchur:
         self.length[row] = n_kept
 
 
-def leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarray]:
+def _leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarray]:
     """How many Schur vectors to keep, the ordered real Schur form, and its orthogonal matrix."""
     from scipy.linalg import LinAlgError, schur
 

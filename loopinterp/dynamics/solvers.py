@@ -102,7 +102,7 @@ class SolverState:
 
     @property
     def residual(self) -> Float[Tensor, " batch"]:
-        return share_of_size(self.gap, self.size).to(at_least_single(self.x).dtype)
+        return share_of_size(self.gap, self.size).to(_at_least_single(self.x).dtype)
 
     def keep(self, old: SolverState, rows: Bool[Tensor, " batch"]) -> SolverState:
         """This state, but with some examples as they were in ``old``."""
@@ -160,7 +160,7 @@ def distance(
     return torch.linalg.vector_norm(x.double() - other, dim=-1)
 
 
-def at_least_single(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def _at_least_single(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """The tensor in float32, or in its own type where that is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -190,12 +190,9 @@ class Picard(Settings, Solver):
 
 @settings
 class SecantSolver(Settings, Solver):
-    r"""A plain step corrected by the last differences :math:`\Delta X, \Delta G` of iterates and of
-    :math:`g_k = f(x_k) - x_k`,
+    r"""A plain step corrected by the last differences of :math:`x_k` and :math:`g_k = f(x_k)-x_k`.
 
-    .. math:: x_{k+1} = x_k + \beta g_k - (\Delta X + \beta \Delta G) \gamma,
-
-    with coefficients :math:`\gamma` of the method.
+    .. math:: x_{k+1} = x_k + \beta g_k - (\Delta X + \beta \Delta G) \gamma
 
     Args:
         window: Number of remembered differences; two states of memory each.
@@ -213,13 +210,13 @@ class SecantSolver(Settings, Solver):
         r""":math:`\gamma` of every example, from differences newest first; unused ones are zero."""
 
     def init(self, f: Map, x0: Flat) -> SolverState:
-        empty = at_least_single(x0).new_zeros(x0.shape[0], 0, x0.shape[1])
+        empty = _at_least_single(x0).new_zeros(x0.shape[0], 0, x0.shape[1])
         return start(f, x0, memory=(empty, empty))
 
     def step(self, f: Map, state: SolverState) -> SolverState:
         dx, dg = state.memory
-        before = at_least_single(state.x)
-        g = at_least_single(state.fx) - before
+        before = _at_least_single(state.x)
+        g = _at_least_single(state.fx) - before
         gamma = self.coefficients(dx, dg, g).nan_to_num(0, 0, 0).to(g)  # [batch, window]
         plain = before + self.mixing * g
         # The mixed step without the part that the kept differences already explain, [batch, size]
@@ -228,9 +225,9 @@ class SecantSolver(Settings, Solver):
         new = advance(f, state, x)
         # Zero clears the memory of a restarted example
         keep = (~(new.residual > self.restart * new.best)).to(g)[:, None, None]
-        after = at_least_single(x)
+        after = _at_least_single(x)
         dx = _push(dx, after - before)[:, : self.window] * keep
-        dg = _push(dg, (at_least_single(new.fx) - after) - g)[:, : self.window] * keep
+        dg = _push(dg, (_at_least_single(new.fx) - after) - g)[:, : self.window] * keep
         return replace(new, memory=(dx, dg))
 
 
@@ -249,6 +246,8 @@ def _push(history: Differences, new: Flat) -> Float[Tensor, "batch longer size"]
 @settings
 class Anderson(SecantSolver):
     r"""Anderson acceleration of type II with mixing and regularisation :math:`\lambda`.
+
+    It is a :class:`SecantSolver` with
 
     .. math::
 
@@ -278,8 +277,9 @@ class Broyden(SecantSolver):
 
     The Jacobian starts as :math:`B_0 = -I / \beta` and is updated for each remembered step
     :math:`s_i` and change :math:`y_i` of :math:`g`,
-    :math:`B \leftarrow B + (y_i - B s_i) s_i^\top / s_i^\top s_i`. In closed form over the window
-    (oldest first), with :math:`L` the part of :math:`S^\top S` strictly below its diagonal:
+    :math:`B \leftarrow B + (y_i - B s_i) s_i^\top / s_i^\top s_i`. It is a
+    :class:`SecantSolver` with, in closed form over the window (oldest first) and :math:`L` the part
+    of :math:`S^\top S` strictly below its diagonal:
 
     .. math:: \gamma = (S^\top Y + L / \beta)^{-1} S^\top g_k.
 
@@ -337,7 +337,7 @@ class NewtonKrylov(Settings, Solver):
         eta = state.memory
         d, products = self._solve(f, state, eta * state.gap)
         state = replace(state, evaluations=state.evaluations + products)
-        x = at_least_single(state.x)
+        x = _at_least_single(state.x)
         share = torch.ones_like(state.gap)
         new = advance(f, state, (x + d).to(state.x))
         for halving in range(self.backtracks + 1):
@@ -363,8 +363,8 @@ class NewtonKrylov(Settings, Solver):
         self, f: Map, state: SolverState, goal: Float[Tensor, " batch"]
     ) -> tuple[Flat, Int[Tensor, " batch"]]:
         """The solutions d by GMRES, and the products that each example has used."""
-        x = at_least_single(state.x)
-        g = at_least_single(state.fx) - x
+        x = _at_least_single(state.x)
+        g = _at_least_single(state.fx) - x
         most = min(self.max_vectors, x.shape[1])
         unmet = (state.gap > goal) & ~state.done & state.gap.isfinite()
         basis = g.new_zeros(len(g), most + 1, g.shape[1])  # [batch, vector, size]
@@ -377,7 +377,7 @@ class NewtonKrylov(Settings, Solver):
                 break
             products += unmet
             v = basis[:, k].to(state.x)
-            w = at_least_single(v) - at_least_single(jvp(f, state.x, v))
+            w = _at_least_single(v) - _at_least_single(jvp(f, state.x, v))
             w = torch.where(unmet[:, None], w, 0).nan_to_num(0, 0, 0)
             unit, coefficients, norm = orthogonalise(basis[:, : k + 1], w)
             basis[:, k + 1] = unit
