@@ -246,7 +246,7 @@ def _follow(
     row = slice(example, example + 1)
     clean_limit = clean_limits.select(row)
     # Without a clean limit the first one that is reached is number 1.
-    known = bool(clean_limit.found)
+    known = bool(clean_limit.has_limit)
     distinct = DistinctLimits(iteration.select(row), counted[row], same, [clean_limit] * known)
     parts: list[dict[str, Tensor]] = []
     bytes_each = 8 * plane.centre.numel() * plane.centre.element_size()
@@ -259,7 +259,7 @@ def _follow(
         to_first = clean_limits.select(first), iteration.select(first), counted[first]
         parts.append(
             {
-                "reached": torch.where(ends.found, numbers + (not known), NO_LIMIT),
+                "reached": torch.where(ends.has_limit, numbers + (not known), NO_LIMIT),
                 "status": ends.status.to(torch.int8),
                 "period": ends.period.to(torch.int32),
                 "loops": ends.loops.to(torch.int32),

@@ -137,7 +137,7 @@ def _(result: AttentionStabilisationResult) -> list[Figure]:
 @findings_of.register
 @with_rounding
 def _(result: ReachabilityResult) -> list[Finding]:
-    has_limit = result.found()
+    has_limit = result.has_limit()
     n_found, n_examples = int(has_limit.sum()), has_limit.size
     if not n_found:
         text = f"The model reaches no limit from its own initial state in any of {n_examples} runs."
@@ -194,9 +194,9 @@ def _perturbations(result: ReachabilityResult) -> Finding:
 
 @figures_of.register
 def _(result: ReachabilityResult) -> list[Figure]:
-    if not result.found().any():
+    if not result.has_limit().any():
         return []
-    figures, n_found = [], int(result.found().sum())
+    figures, n_found = [], int(result.has_limit().sum())
     reached, back = result.reached(), result.recovered()
     if float(value_of(reached).min()) < 1:
         n_compared, n_shared = _shared_limits(result)
@@ -219,7 +219,7 @@ def _(result: ReachabilityResult) -> list[Figure]:
         )
         figures.append(figure)
     if float(value_of(back).min()) < 1:
-        kicks = result.data["kick_exact"].isel(batch=result.found().values)
+        kicks = result.data["kick_exact"].isel(batch=result.has_limit().values)
         exact = share_of(kicks, "draw", "batch")
         lines = [Series.of("returns to the limit", back), Series.of("answer right there", exact)]
         panel = LinePanel(lines, "share of runs", y_range=(0, 1.03))

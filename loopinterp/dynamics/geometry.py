@@ -117,7 +117,7 @@ class GeometryResult(Result, kind="geometry"):
         coords = {"settling": [kind.label for kind in SettlingClass], "answer": [*answers]}
         return xr.DataArray(cells, coords, dims=("settling", "answer"))
 
-    def rests(self) -> xr.DataArray:
+    def converged(self) -> xr.DataArray:
         """Examples all of whose counted tokens converge, [batch]."""
         settles = self.data["settling"] == SettlingClass.SETTLING
         return (settles | ~self.data["counted"]).all("pos")
@@ -177,7 +177,7 @@ def geometry_study(
             iteration, tokens = bind(model, batch.inputs[rows]), counted[rows]
             states = runs.run_loops(iteration, n_loops)
             limits = limits_of_run(iteration, states, max_loops=limit_steps, tol=limit_tol)
-            reached = limits.found  # [batch]
+            reached = limits.has_limit  # [batch]
             # Limit points, NaN where none was reached, [batch, pos, d_model]
             middle = centre(iteration, limits).masked_fill(~reached[:, None, None], float("nan"))
             _add(sets, "loops", states[:, tokens])

@@ -89,19 +89,19 @@ def _layers(result: GeometryResult) -> Finding:
         }
         why = reasons.get(result.no_layers, result.no_layers)  # older files have the clause
         return Finding(f"Limits of layers: skipped ({why}).", value="not compared")
-    rests, n_layers = result.rests(), result.data.sizes["layer"]
-    if not rests.any():
+    converged, n_layers = result.converged(), result.data.sizes["layer"]
+    if not converged.any():
         text = f"Limits of the {n_layers} layers: skipped (no example converges at all tokens)."
         return Finding(text, value="no limits of layers")
-    residual = result.data["layer_residual"].isel(loop=-1, batch=rests.values)
+    residual = result.data["layer_residual"].isel(loop=-1, batch=converged.values)
     moved = float(residual.median("batch").max("layer"))
-    gaps = result.of_pairs("layer_distance").isel(batch=rests.values).median(("batch", "pos"))
+    gaps = result.of_pairs("layer_distance").isel(batch=converged.values).median(("batch", "pos"))
     nearest = gaps["pair"][int(gaps.argmin("pair"))].item()
     measured = (
         f"Layers {nearest} are closest ({float(gaps.min()):.2g} of their norm apart); the last "
         f"loop moves no layer by more than {moved:.1g}."
     )
-    where = f"{int(rests.sum())} of {rests.size} examples converge at all tokens"
+    where = f"{int(converged.sum())} of {converged.size} examples converge at all tokens"
     if float(gaps.min()) > 10 * max(moved, _ONE_POINT):
         text = f"Each of the {n_layers} layers has a limit of its own ({where}). {measured}"
         return Finding(text, value="distinct limits")

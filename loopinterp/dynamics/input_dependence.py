@@ -142,9 +142,9 @@ def input_dependence_study(
             middle = limits[0]  # limit points of the clean runs, [batch, pos, d_model]
             answer = likeliest(iteration.read(clean_limits.state, int(clean_limits.loops.max())))
             effect, changes = _substitute(model, batch, middle, answer, seek, n_substituted)
-        reached = clean_limits.found
+        reached = clean_limits.has_limit
         # Examples with a limit from every start, [batch]
-        everywhere = torch.stack([end.found for end in ends]).all(dim=0)
+        everywhere = torch.stack([end.has_limit for end in ends]).all(dim=0)
         # Mean squared norm of a limit
         size = _squared(middle[reached], 0, counted[reached]).mean().clamp_min(1e-30)
         over_inputs = _squared(middle, middle[reached].mean(dim=0), counted) / size
@@ -242,7 +242,7 @@ def _substitute(
         gap = centre(iteration, end) - limit[row]  # [row, pos, d_model]
         moved = share_of_size(gap.norm(dim=-1), limit[row].norm(dim=-1))
         there = likeliest(iteration.read(end.state, int(end.loops.max())))
-        reached = end.found[:, None]
+        reached = end.has_limit[:, None]
         effect[row, source] = moved.float().masked_fill(~reached, float("nan")).cpu()
         changed = (there != answer[row]).to(torch.int8)
         changes[row, source] = changed.masked_fill(~reached, -1).cpu()

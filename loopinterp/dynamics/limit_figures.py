@@ -171,7 +171,7 @@ def _names(result: BasinMapResult) -> dict[int, str]:
 @findings_of.register
 @with_rounding
 def _(result: LocalStabilityResult) -> list[Finding]:
-    n, n_found = result.found.size, int(result.found.sum())
+    n, n_found = result.has_limit.size, int(result.has_limit.sum())
     if not n_found:
         text = f"None of {n} examples reaches a fixed point or a limit cycle to linearise at."
         return [Finding(text, value="none found", good=False), _exponents(result)]
@@ -201,10 +201,10 @@ def _spectrum(result: LocalStabilityResult, rows: xr.DataArray, what: str) -> Fi
 
 def _non_normality(result: LocalStabilityResult) -> Finding:
     at = {"where": "limit"}
-    ratio = result.non_normality().sel(at).where(result.found).dropna("batch")
-    growth = result.data["growth"].sel(at).where(result.found).dropna("batch")
+    ratio = result.non_normality().sel(at).where(result.has_limit).dropna("batch")
+    growth = result.data["growth"].sel(at).where(result.has_limit).dropna("batch")
     text = f"Transient growth: a perturbation grows up to {span_of(growth)} fold"
-    if not result.data["growth_closed"].sel(at).where(result.found, other=True).all():
+    if not result.data["growth_closed"].sel(at).where(result.has_limit, other=True).all():
         text += " (or more, beyond the loops measured)"
     if ratio.size:
         text += f". The largest singular value is {span_of(ratio)} times the spectral radius"
@@ -229,9 +229,9 @@ def _exponents(result: LocalStabilityResult) -> Finding:
 
 @figures_of.register
 def _(result: LocalStabilityResult) -> list[Figure]:
-    if not result.found.any():
+    if not result.has_limit.any():
         return []
-    right = result.data["right"][result.found].values
+    right = result.data["right"][result.has_limit].values
     answers = f"{int((right > 0).sum())} of these {right.size} examples end with the right answer."
     return [
         Figure(

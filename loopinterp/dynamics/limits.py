@@ -50,7 +50,7 @@ class Limits(ShortRepr):
         return Limits(*(getattr(self, f.name)[rows] for f in fields(self)))
 
     @property
-    def found(self) -> Bool[Tensor, " batch"]:
+    def has_limit(self) -> Bool[Tensor, " batch"]:
         return (self.status == Status.CONVERGED) | (self.status == Status.CYCLE)
 
 
@@ -152,7 +152,7 @@ def limit_distances(
         # Of the nearest state around the other limit, [batch]
         alignment = torch.where(gap < distance, cosine, alignment)
         distance = torch.minimum(gap, distance)
-    unknown, nan = ~(ends.found & others.found), float("nan")
+    unknown, nan = ~(ends.has_limit & others.has_limit), float("nan")
     return distance.masked_fill(unknown, nan), alignment.masked_fill(unknown, nan)
 
 
@@ -185,7 +185,7 @@ class DistinctLimits:
         """The numbers of some limits, each of the example passed; :data:`NO_LIMIT` of none."""
         numbers = torch.full_like(ends.status, NO_LIMIT)
         k = 0
-        while (left := (ends.found & (numbers == NO_LIMIT)).nonzero().flatten()).numel():
+        while (left := (ends.has_limit & (numbers == NO_LIMIT)).nonzero().flatten()).numel():
             if k == len(self.firsts):
                 status = torch.full_like(self.counted[:, 0], int(Status.RUNNING), dtype=torch.int64)
                 none = [torch.zeros_like(self.iteration.h0), status, status * 0, status * 0]
@@ -194,7 +194,7 @@ class DistinctLimits:
             # Of each example without a limit of that number, the first row that is left.
             row = torch.full_like(first.status, len(numbers))
             row.scatter_reduce_(0, examples, left, "amin")
-            new = (~first.found & (row < len(numbers))).nonzero().flatten()
+            new = (~first.has_limit & (row < len(numbers))).nonzero().flatten()
             for f in fields(first):
                 getattr(first, f.name)[new] = getattr(ends, f.name)[row[new]]
             bound = self.iteration.select(examples), self.counted[examples]
@@ -206,7 +206,7 @@ class DistinctLimits:
     def count(self) -> Int[Tensor, " batch"]:
         counts = torch.zeros(len(self.counted), dtype=torch.int64, device=self.counted.device)
         for first in self.firsts:
-            counts += first.found
+            counts += first.has_limit
         return counts
 
 

@@ -77,7 +77,7 @@ class LocalStabilityResult(Result, kind="local-stability"):
     }
 
     @property
-    def found(self) -> xr.DataArray:
+    def has_limit(self) -> xr.DataArray:
         return self.data["turn"] > 0
 
     def eigenvalues(self) -> xr.DataArray:

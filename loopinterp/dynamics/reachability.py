@@ -71,18 +71,18 @@ class ReachabilityResult(Result, kind="reachability"):
 
     same: float
 
-    def found(self) -> xr.DataArray:
+    def has_limit(self) -> xr.DataArray:
         """Examples whose own initial state leads to a limit, [batch]."""
         return self.data["period"].sel(start=OWN_START, drop=True) > 0
 
     def reached(self) -> xr.DataArray:
         """Share of the examples with a clean limit that reach it, [start, estimate]."""
-        distance = self.data["distance"].isel(batch=self.found().values)
+        distance = self.data["distance"].isel(batch=self.has_limit().values)
         return share_of(distance <= self.same, "batch")
 
     def recovered(self) -> xr.DataArray:
         """Share of perturbed limits that are reached again, [kick, estimate]."""
-        distance = self.data["kick_distance"].isel(batch=self.found().values)
+        distance = self.data["kick_distance"].isel(batch=self.has_limit().values)
         return share_of(distance <= self.same, "draw", "batch")
 
     def own_limit_differs(self) -> xr.DataArray:

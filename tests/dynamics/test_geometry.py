@@ -125,7 +125,7 @@ def test_limits_and_paths_of_a_contraction_in_the_plane() -> None:
     np.testing.assert_allclose(result.data["rank"][1:], 1, rtol=1e-6)
     assert result.data["rank"][0] == 0 and (result.data["limit_status"] == Status.CONVERGED).all()
     np.testing.assert_allclose(result.data["set_rank"].sel(set="limits"), 1, rtol=1e-6)
-    assert (result.data["settling"] == SettlingClass.SETTLING).all() and result.rests().all()
+    assert (result.data["settling"] == SettlingClass.SETTLING).all() and result.converged().all()
     path, end = result.data["path"], result.data["path_limit"]
     np.testing.assert_allclose(path.isel(loop=-1), end, atol=1e-3)
     # Along orthonormal axes of the plane distances are kept.
@@ -142,7 +142,7 @@ def test_orbits_drift_without_limits_and_a_blow_up_is_not_known() -> None:
     counted = turning.data["counted"]
     assert (turning.data["settling"].where(counted, 2) == SettlingClass.DRIFTING).all()
     assert (turning.data["regime"].where(counted, 1) == Regime.ORBIT).all()
-    assert turning.data["path_limit"].isnull().all() and not turning.rests().any()
+    assert turning.data["path_limit"].isnull().all() and not turning.converged().any()
     assert turning.data["set_rank"].sel(set="limits").isnull()
     assert turning.data["set_size"].sel(set="limits") == 0
 

@@ -85,7 +85,7 @@ def test_where_nothing_was_found_nothing_is_said_but_the_exponent() -> None:
     model.initial_state = lambda e: e.clone()  # type: ignore[method-assign]
     result = local_stability_study(model, batch_of_ones(2, 1, ignored=0), n_loops=30, **QUICK)
     data = result.data
-    assert not result.found.any() and (data["regime"] == Regime.ORBIT).all()
+    assert not result.has_limit.any() and (data["regime"] == Regime.ORBIT).all()
     for name in ("eigenvalue_real", "singular_value", "solve_smallest", "growth"):
         assert data[name].isnull().all(), name
     assert not data["solve_known"].any() and not data["growth_closed"].any()
@@ -96,7 +96,7 @@ def test_a_run_that_diverges_has_no_limit_and_no_exponent() -> None:
     result = local_stability_study(
         MapModel(lambda h, e: (h + e) ** 2 + 1), batch_of_ones(2, 1, ignored=0), **QUICK
     )
-    assert not result.found.any() and (result.data["regime"] == Regime.DIVERGENCE).all()
+    assert not result.has_limit.any() and (result.data["regime"] == Regime.DIVERGENCE).all()
     assert result.data["lyapunov"].isnull().all()
     assert result.findings()[-1].value == "" and result.findings()[-1].good is False
 

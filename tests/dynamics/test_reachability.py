@@ -112,7 +112,7 @@ def test_cycles_are_limits_that_are_compared_where_they_are_nearest() -> None:
 
     result = study_of(flip, n_loops=80)
     assert (result.data["period"] == 2).all()
-    assert result.found().all() and value(result.reached().sel(start="own")) == 1
+    assert result.has_limit().all() and value(result.reached().sel(start="own")) == 1
     here, there = (result.data["alignment"].sel(start=name) for name in ("own", "zeros"))
     np.testing.assert_allclose(here, 1, atol=1e-5)
     assert there.notnull().all()
@@ -120,7 +120,7 @@ def test_cycles_are_limits_that_are_compared_where_they_are_nearest() -> None:
 
 def test_without_a_limit_nothing_is_claimed() -> None:
     result = reachability_study(LinearModel(rotation(1.0)), batch(), n_loops=40)
-    assert not result.found().any()
+    assert not result.has_limit().any()
     assert result.data["distance"].isnull().all() and np.isnan(value(result.reached())).all()
     (finding,) = result.findings()
     assert finding.good is False and finding.value == "no limit found"
