@@ -1,10 +1,8 @@
-"""The benchmark as a folder: safetensors and JSON, with cards, each file known by its digest.
+"""The benchmark as a folder of safetensors and JSON, each file known by its digest.
 
 ``benchmark.json`` lists every file with its SHA-256. A model's folder has the files of
-:meth:`Compiled.save` (``config.json``, ``model.safetensors``, ``circuit.json``,
-``circuit.safetensors``), ``pairs.safetensors`` with the inputs that edges are scored on, and
-``card.json``. The card has the program's code: where the registered program differs, the model is
-not loaded, as its circuit would be another program's.
+:meth:`Compiled.save`, ``pairs.safetensors`` with the inputs that edges are scored on, and
+``card.json`` with the program's code: a model whose registered program differs is not loaded.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ LIST, CARD, PAIRS = "benchmark.json", "card.json", "pairs.safetensors"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Exercise(ShortRepr):
-    """The input of a tool: a model, its task and inputs, and nothing about its circuit."""
+    """The input of a tool: a model with task and inputs, without its circuit."""
 
     model: LoopedTransformer
     task: Task
@@ -60,7 +58,7 @@ class Exercise(ShortRepr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KnownCircuit(ShortRepr):
-    """A model of a benchmark's folder, read back."""
+    """A model read from a benchmark's folder."""
 
     about: BenchmarkModel
     compiled: Compiled
@@ -150,7 +148,7 @@ class Benchmark(ShortRepr):
 
         Raises:
             InputError: There is no such model.
-            CheckpointError: A file is missing or was changed, or the program has changed since.
+            CheckpointError: A file is missing or changed, or the program has changed.
         """
         if name not in self.files:
             raise unknown_name("model of the benchmark", name, self.files)
@@ -186,8 +184,8 @@ def _is_entry(name: str, files: object) -> bool:
 def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Benchmark:
     """Make the models of the benchmark, and write them to a folder.
 
-    Models that are there already are made again; others stay. The same machine gives the same
-    digests. ``names`` are those of :func:`benchmark_models`.
+    Existing models are made again; others stay. The same machine gives the same digests. ``names``
+    are those of :func:`benchmark_models`.
 
     Raises:
         InputError: An unknown name, or a folder that holds something else.

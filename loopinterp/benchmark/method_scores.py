@@ -1,9 +1,9 @@
-"""Scores of outside tools on the benchmark: of edges, of a program, of subspaces of variables.
+"""Scores of outside tools on the benchmark: edges, programs, subspaces of variables.
 
-Edges come also in the form of EAP-IG's graph as JSON, which MIB's circuit track reads too. There a
-run of T loops over a block of L layers is a model of T·L layers, with prelude and coda layers
-before and after: head 1 of the block's first layer at loop 3 is ``a{3L}.h1``, its MLP ``m{3L}``,
-and ``logits`` is the readout. An edge into a head is three: ``m0->a3.h1<q>``, ``<k>`` and ``<v>``.
+Edges can be read and written as EAP-IG's JSON graph (also MIB's). There a run of T loops over a
+block of L layers is a model of T·L layers between prelude and coda layers: head 1 of the block's
+first layer at loop 3 is ``a{3L}.h1``, its MLP ``m{3L}``, the readout ``logits``. An edge into a
+head is three: ``m0->a3.h1<q>``, ``<k>`` and ``<v>``.
 
 Source: the code of arXiv 2403.17806, and arXiv 2504.13151.
 """
@@ -73,19 +73,18 @@ OWN_EDGE_METHODS = ("exact", "edge_ig", "eap_ig", "eap", "magnitude", "random")
 
 
 def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
-    r"""How well scores of edges separate the edges of a known circuit from others.
+    """How well scores of edges separate the edges of a known circuit from others.
 
-    Edges are ranked by the absolute value of their score; those without one are last. If only
-    scores of the run's edges are given, those of tied edges are the sums of their absolute values
-    over the loops. AUROC and average precision are of
-    :func:`~loopinterp.edges.known_edges.known_truths`. CPR and CMD are the areas under
-    :math:`f` and :math:`|1 - f|`, f being the faithfulness of the tied edges of highest score,
-    at MIB's ten shares of the edges (arXiv 2504.13151) and, ``_of_curve``, at even steps.
+    Edges are ranked by absolute score; those without one are last. If only edges of the run have
+    scores, a tied edge has the sum of their absolute values over loops. AUROC and average precision
+    are of :func:`~loopinterp.edges.known_edges.known_truths`. CPR and CMD are the areas under
+    :math:`f` and :math:`|1 - f|`, with f the faithfulness of the tied edges of highest score, at
+    MIB's ten shares of the edges (arXiv 2504.13151) and, ``_of_curve``, at even steps.
 
     Args:
-        method: From an exercise to scores, by (sender, receiver, lag) of tied edges or by (sender,
-            receiver) of the run's, named as :class:`~loopinterp.edges.UnrolledGraph` names
-            them; queries, keys and values of a head are that head.
+        method: From an exercise to scores, by (sender, receiver, lag) of tied edges or (sender,
+            receiver) of the run's, named as in :class:`~loopinterp.edges.UnrolledGraph`; queries,
+            keys and values of a head are that head.
 
     Returns:
         A row for each graph and truth.
@@ -117,7 +116,7 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
 
 @checked
 def own_edge_method(name: str, *, seed: Seed = 0) -> EdgeMethod:
-    """One of :data:`OWN_EDGE_METHODS`, in the form of an outside one; ``seed`` is of random scores.
+    """One of :data:`OWN_EDGE_METHODS` as an edge method; ``seed`` is of random scores.
 
     Raises:
         InputError: There is no such method.
@@ -175,7 +174,7 @@ def eap_graph(known: KnownCircuit) -> dict[str, Any]:
     """The true edges of a model's run, as EAP-IG's ``Graph.from_json`` reads them.
 
     Edges of the program have score 1 and are in the graph, all others 0. Queries, keys and values
-    of a head are not separated: all three are in the graph, or none.
+    of a head are in the graph together, or none.
 
     Returns:
         ``cfg``, ``nodes`` by name with ``in_graph``, ``edges`` with ``score`` and ``in_graph``.
@@ -217,7 +216,7 @@ def eap_graph(known: KnownCircuit) -> dict[str, Any]:
 def edges_of_eap_graph(
     document: Mapping[str, Any], exercise: Exercise
 ) -> dict[UnrolledEdge, float]:
-    """Scores in a graph that EAP-IG or a tool like it wrote, by the run's edges.
+    """Scores of the run's edges in a graph in EAP-IG's format.
 
     An edge into a head has the sum of the absolute scores of its queries, keys and values.
 
@@ -269,7 +268,7 @@ def score_program(
     """Whether a program is equivalent to the known one under interchange interventions.
 
     Args:
-        method: From an exercise to a program, or None for no program. A program counts as exact.
+        method: From an exercise to a program that is claimed to be exact, or None.
 
     Returns:
         One row: the ``outcome`` (``equivalent``, ``no program`` or ``false name``), and in
@@ -294,7 +293,7 @@ def score_program(
 def by_decompiling(exercise: Exercise) -> LoopProgram | None:
     """The decompiled program, if it is claimed to be exact.
 
-    States are taken as sharp first; if they give no exact program, as regions.
+    States are decompiled as sharp first; without an exact program, as regions.
     """
     model, task, n = exercise.model, exercise.task, exercise.n
     decompiled = decompile(model, task, n=n)
@@ -304,7 +303,7 @@ def by_decompiling(exercise: Exercise) -> LoopProgram | None:
 
 
 def by_comparing(exercise: Exercise, *, left_out: str | None = None) -> LoopProgram | None:
-    """The stock program of the task that the comparison identifies, ``left_out`` not listed."""
+    """The stock program that the comparison identifies, ``left_out`` not among the candidates."""
     rivals = [p for p in programs_of(exercise.task) if p.name != left_out]
     if not rivals:
         return None
@@ -328,8 +327,8 @@ def score_variables(
             ``[row, d_model]`` that span it; a variable without one is not found.
 
     Returns:
-        One row: ``iia``, the whole-run accuracy of the program over all variables and loops, its
-        interval, the same after a change of equal norm in a random direction, and ``found``, the
+        One row: ``iia``, the whole-run accuracy over all variables and loops, with its interval;
+        ``random``, the same after a change of equal norm in a random direction; and ``found``, the
         share of variables with a subspace. NaN where no interchange changes the program's answer.
     """
     exercise, program = known.exercise, known.compiled.program

@@ -1,4 +1,4 @@
-"""Probes, dynamics, the carry study and the comparison, scored on models of known programs."""
+"""Probes, dynamics, carry study and comparison, scored on known-circuit models."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def score_probes(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """Accuracy on held-out examples, of a probe for each variable after each loop.
+    """Held-out accuracy of a probe for each variable after each loop.
 
-    Three probes read the state after the loop, the state without the variable's directions in the
-    circuit, and (control) the injected input. The second may still find what the other variables
-    say about it: a fourth probe reads that from the program's trace, position and token included.
-    Distractors hold functions of what they read, so they are removed for the second probe; what a
-    probe finds in them is the control of the interchange that shows that they are not used.
+    Probes read the state, the state without the variable's directions and distractors, and
+    (control) the injected input. A fourth reads what the other variables, position and token tell
+    about the variable: the second should find no more. The accuracy on distractors alone is the
+    control of the interchange that shows that they are not used.
     """
     compiled, tokens = known.compiled, known.batch.inputs
     states = compiled.model(tokens, n_loops=known.n_loops, return_type="states")
@@ -96,9 +95,8 @@ def _accuracy(
 
 @torch.no_grad()
 def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """When each token settles, when each answer does, and how stable the end is.
+    """When each token converges, when each answer becomes final, and how stable the end is.
 
-    A token that never settles is right where a variable of the program changes in the last loop.
     Not applicable with one class of answers: no logit has a runner-up.
     """
     model, program = known.compiled.model, known.compiled.program
@@ -147,7 +145,7 @@ LEAST_BITS = 12
 def score_wavefront(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """Share of (loop, chain length) at which the carry is as decodable as in the program.
 
-    The reference is the same study of the program itself, with its variables as the state
+    The reference is the same study with the program's variables as the state
     (:class:`~loopinterp.comparison.ProgramModel`).
     """
     program, n = known.compiled.program, known.batch.inputs.shape[1] - 1
@@ -197,7 +195,7 @@ def score_verdict(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
 
 
 def rivals_of(program: LoopProgram) -> list[LoopProgram]:
-    """A program, and the stock programs that solve the same task with the same settings."""
+    """A program, then the other stock programs of its task, inputs and settings."""
     stock = [get_program(name) for name in list_programs(program.task) if name != program.name]
     same = program.inputs, program.task_settings
     return [program, *(p for p in stock if (p.inputs, p.task_settings) == same)]
