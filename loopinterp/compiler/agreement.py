@@ -1,4 +1,4 @@
-"""A compiled model against its program, and a disguised model against the original."""
+"""Agreement of a compiled model with its program, and of a disguised model with the original."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHUNK = 2**21
 
 @dataclass(frozen=True, repr=False)
 class Agreement(ShortRepr):
-    """How far a compiled model is from its program, over every loop of a run."""
+    """Agreement of a compiled model with its program, over every loop of a run."""
 
     values: int  # compared, of all variables
     wrong_values: dict[str, int]  # of each variable: values that were decoded wrongly
@@ -98,7 +98,7 @@ def _unevenness(pattern: Tensor, selector: Bool[Tensor, "batch query key"]) -> f
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DisguiseCheck(ShortRepr):
-    """How far a disguised model is from the original on some inputs, at every loop."""
+    """Differences of a disguised model from the original on some inputs, at every loop."""
 
     logits: Float[Tensor, " loops"]  # largest difference of a logit
     reads: Float[Tensor, " loops"]  # of a read of a variable's value, which is 0 or 1 originally
@@ -149,7 +149,6 @@ def check_disguise(
 
 
 def _parts(tokens: Tensor, n_loops: int, compiled: Compiled) -> Sequence[Tensor]:
-    """As many examples at a time as are compared at a time."""
     each = n_loops * max(tokens.shape[1], 1) * compiled.model.config.d_model
     return tokens.split(max(CHUNK // each, 1))
 

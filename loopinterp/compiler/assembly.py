@@ -2,8 +2,7 @@
 
 The injected input e holds tokens, positions and what the prelude computed, and the variables as
 ``prepare`` sets them: h_0 = e. Each loop starts from W_h h + W_e e (external recall), where W_h
-keeps the variables and W_e everything else. So the state after t loops holds the variables after
-t loops, and nothing else.
+keeps the variables and W_e everything else.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ Weights = dict[str, np.ndarray]
 
 
 def assemble(layout: StreamLayout, n_outputs: int) -> LoopedTransformer:
-    """The model of a layout, unless it would have too many weights.
+    """The model of a layout.
 
     Raises:
-        InputError: it would have more than 2**28: a gigabyte of them, nearly all 0.
+        InputError: it would have more than 2**28 weights.
     """
     config, lowered = _configure(layout, n_outputs), layout.lowered
     weights = {
@@ -73,7 +72,6 @@ def assemble(layout: StreamLayout, n_outputs: int) -> LoopedTransformer:
 
 
 def _configure(layout: StreamLayout, n_outputs: int) -> LoopedTransformerConfig:
-    """The architecture that a layout needs."""
     source = layout.lowered.source
     layers = [layer for stack in layout.sections.values() for layer in stack]
     n_heads = max([1, *(len(layer.heads) for layer in layers)])

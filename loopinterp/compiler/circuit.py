@@ -67,8 +67,8 @@ class NeuronGroup:
 class Directions:
     """The directions of the values of a feature.
 
-    Having a value adds its row of ``write`` to the residual stream; ``read @ state`` is 1 for the
-    value that a feature has and 0 for the others.
+    A value adds its row of ``write`` to the residual stream; ``read @ state`` is 1 for the
+    feature's value and 0 for the others.
     """
 
     write: Float[Tensor, "value d_model"]
@@ -89,7 +89,7 @@ class Directions:
 
 @dataclass(frozen=True)
 class Superposition:
-    """The dimensions of a model, and the fewest with which every read is the same number."""
+    """The dimensions of a model, and the fewest in which every read is exact."""
 
     d_model: int
     exact_d_model: int
@@ -104,9 +104,8 @@ class Superposition:
 class Circuit(ShortRepr):
     """Nodes, edges and directions of a compiled model.
 
-    The weights are tied, so one node of the block stands for one at each loop; see
-    :meth:`unrolled`. Edges lead from features to the heads and neurons that read them, and from
-    those to what they write. All other heads and neurons are idle.
+    One node of the block stands for one at each loop; see :meth:`unrolled`. Edges lead from
+    features to the heads and neurons that read them, and from those to what they write.
     """
 
     program: str
@@ -144,7 +143,7 @@ class Circuit(ShortRepr):
     def decode(
         self, variable: str, state: Float[Tensor, "*shape d_model"]
     ) -> Int[Tensor, "*shape"]:
-        """The value of a variable in a state: the one whose direction is read most.
+        """The value of a variable in a state: the one with the largest read.
 
         Raises:
             InputError: there is no such variable, or that is no state of the model.
@@ -194,7 +193,7 @@ class Circuit(ShortRepr):
         return dataclasses.replace(self, heads=tuple(nodes), neurons=tuple(groups), edges=edges)
 
     def unrolled(self, n_loops: int) -> tuple[tuple[str, str], ...]:
-        """The edges of a run of so many loops, with the loop in every id.
+        """The edges of a run of this many loops, with the loop in every id.
 
         ``3:head`` is a node inside loop 3, and ``3:carry`` the variable after 3 loops.
         """

@@ -1,4 +1,4 @@
-"""A compiled model with its circuit: compiled, saved, and read back."""
+"""Compiled models: a model with its program and circuit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Compiled(ShortRepr):
 
         Raises:
             CheckpointError: a file is missing or damaged, or they do not belong together.
-            InputError: the program is not registered and not given, or another one.
+            InputError: the program is missing, or another one.
         """
         circuit = Circuit.load(folder)
         if program is not None or circuit.program in list_programs():
@@ -109,17 +109,17 @@ def compile_program(
     """Compile a loop program into the weights of a looped transformer.
 
     The model runs the program loop for loop: its state after t loops holds every variable of the
-    program after t loops, one direction for each value, and nothing else but the injected input.
-    Each selection is a head whose attention is spread evenly over the selected keys; maps are
-    MLPs. Values are restored to 0 and 1 by every MLP, so that errors do not grow with the loops.
-    The model has no norms, ReLU, learned positions and external recall.
+    program after t loops, one direction for each value, beside the injected input. Each selection
+    is a head with even attention over the selected keys; maps are MLPs, which restore values to 0
+    and 1, so that errors do not grow with the loops. The model has no norms, ReLU, learned
+    positions and external recall.
 
     Args:
         max_length: Positions of the longest sequence, BOS and padding included.
         n_outputs: Classes of the output; by default as many as the answer has, and two at least.
 
     Raises:
-        InputError: the program cannot be compiled; the message names the expression and why.
+        InputError: the program cannot be compiled; the message names the expression and the reason.
 
     Example:
         >>> import torch

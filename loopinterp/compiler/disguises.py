@@ -1,8 +1,8 @@
 """Disguises: the same behaviour, or nearly, with the circuit hidden.
 
-Each takes a compiled model, which it does not change, and returns another, whose circuit gives the
-new places and lists the disguises. They can be combined in any order; :func:`add_noise`, which is
-not exact, comes last. Weights are changed in float64, so that disguises add no rounding errors.
+Each takes a compiled model and returns another, whose circuit gives the new places and lists the
+disguises. They combine in any order, the inexact :func:`add_noise` last. Weights are changed in
+float64, so that disguises add no rounding errors.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ Weights = dict[str, "Tensor"]
 def rotate(compiled: Compiled, *, seed: Seed) -> Compiled:
     r"""Rotate the residual stream by a random orthogonal matrix Q: h' = Q h.
 
-    Every weight that reads the stream is multiplied by :math:`Q^\top` from the right, every weight
-    that writes it by Q from the left, those of the recall by both. Exact up to the rounding of the
-    stored weights.
+    Weights that read the stream are multiplied by :math:`Q^\top` from the right, those that write
+    it by Q from the left, the recall by both. Exact up to rounding.
 
     Example:
         >>> import torch
@@ -114,10 +113,10 @@ def distract(
 ) -> Compiled:
     """Add heads and neurons to every layer that are active and change no output.
 
-    They read all that the program holds, with random weights, and what other distractors wrote,
-    and they write along ``width`` new directions of the residual stream alone. The program reads
-    none of those, and the recall drops them, so that nothing accumulates over the loops. Outputs
-    are equal up to rounding. Rotate the model afterwards, or zeros give the distractors away.
+    They read the program's features, with random weights, and other distractors, and write along
+    ``width`` new directions of the residual stream. The program reads none of those, and the recall
+    drops them, so that nothing accumulates over the loops. Exact up to rounding. Rotate the model
+    afterwards, or zeros give the distractors away.
 
     Raises:
         InputError: there would be no distractor at all.
@@ -170,10 +169,7 @@ def distract(
 def _random_reads(
     rows: int, here: FeaturePoints, width: int, g: torch.Generator
 ) -> tuple[Float[Tensor, "row new_d_model"], Float[Tensor, " row"]]:
-    """Reads of all that is held somewhere, and biases that put their mean at 1.
-
-    With that mean, few neurons are never above 0 on the inputs.
-    """
+    """Reads of all features of a site, with biases that put their mean at 1: few units stay off."""
     spread = sum(float(x.square().sum(-1).mean()) for x in here.centred)
     # Reads of the program have a standard deviation of 1, of other distractors one of 0.5.
     size = max(spread, 1e-12) ** -0.5

@@ -1,4 +1,4 @@
-"""Programs, expressions and circuits as graphs to look at."""
+"""Programs, expressions and circuits as graphs."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = Non
     """A program, an expression or a circuit as a graph, to be shown, clicked through or saved.
 
     A program is drawn as its expressions: heads with what they select, and maps. A circuit is drawn
-    as it is in the model's layers: heads, groups of neurons, variables, and their reads; features
-    that only lead from one part to the next within a loop are edges. Beside it stands its
-    ``program``, by default the registered one of its name. A notebook shows the graph; ``.show()``
-    opens it in a browser, and :func:`loopinterp.pages.write_circuit_page` writes it to a file.
+    by layers: heads, groups of neurons, variables, and their reads; features within a loop are
+    edges. Its ``program`` is shown beside it, by default the registered one of its name. A notebook
+    shows the graph; ``.show()`` opens it in a browser, and
+    :func:`loopinterp.pages.write_circuit_page` writes it to a file.
 
     Raises:
-        InputError: it is none of them, or too large to be looked at.
+        InputError: it is none of them, or has too many nodes.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -82,8 +82,7 @@ def draw_program(
 ) -> CircuitGraph:
     """The circuit that a program compiles to, as a graph; its expressions if it does not compile.
 
-    No weights are made. ``max_length``, the positions of the longest sequence, changes numbers of
-    neurons and values.
+    ``max_length``, the positions of the longest sequence, changes numbers of neurons and values.
 
     Example:
         >>> draw_program(get_program("ripple"))
@@ -155,11 +154,7 @@ def _expression_graph(
 
 
 def _drawn(results: Mapping[str, Seq]) -> list[Expr]:
-    """The expressions that are nodes of a drawing, children before parents.
-
-    Raises:
-        InputError: there are too many to be looked at.
-    """
+    """The expressions that are nodes of a drawing, children before parents."""
     unseen = nodes.Full | nodes.Select
     every = [node for node in postorder(results.values()) if not isinstance(node, unseen)]
     parents = Counter(child for node in every for child, _ in _reads(node))

@@ -1,6 +1,4 @@
-"""Stage 3, lower (MLPs): a function of features as units of one layer.
-
-Three ways, the cheapest of which is taken:
+"""Stage 3, lower (MLPs): a function of features as units of one layer, the cheapest of three ways.
 
 * rules: one unit for each of a set of disjoint conditions, one of which always holds. A rule is a
   conjunction of "this feature has one of these values", a single linear read each;
@@ -54,7 +52,7 @@ class FeatureWriter:
         self.written: list[Feature] = []
 
     def write(self, feature: Feature, writes: Writes) -> Feature:
-        """Have the first MLP that can write a feature, unless that takes too many layers."""
+        """Have the first possible MLP write a feature, unless that takes too many layers."""
         if writes.layer >= MAX_LAYERS:
             raise InputError(
                 f"{feature.name} of program {self.source.program.name}",
@@ -123,7 +121,7 @@ def thresholds(
     values: tuple[int, ...],
     at: tuple[int, ...],
 ) -> tuple[tuple[Unit, ...], tuple[tuple[int, float], ...]]:
-    """Units that cut the sum of reads into intervals, each of which has a value (``at``).
+    """Units that cut the sum of reads into intervals, each with a value (``at``).
 
     Levels are (threshold, gap around it in which the sum never is), in order.
     """

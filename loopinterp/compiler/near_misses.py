@@ -1,5 +1,4 @@
-"""Near misses: mutations of a program with the same answers at T(n), another mechanism, and a
-compiled model."""
+"""Near misses: mutations of a program with the same answers at T(n) and another mechanism."""
 
 from __future__ import annotations
 
@@ -44,11 +43,10 @@ def near_misses(
     """Mutations of a program that answer as it does at T(n), and compile.
 
     A mutation acts everywhere or at some tokens; from the first loop where the answers stay right,
-    else once clean runs have settled. A mutation that needs more loops than T(n) is no near miss,
-    and neither is one that acts in no run that an intervention on a position leads to.
+    else once clean runs are constant. A mutation that acts after no interchange is left out.
 
     Args:
-        most: Return at most so many, of as many kinds as there are; all of them by default.
+        most: Return at most this many, of as many kinds as there are; all of them by default.
         seed: Of the tokens at which some mutations act, of the inputs, and of the choice.
 
     Returns:
@@ -154,13 +152,14 @@ def _conditional(
     """The mutations that act under a condition."""
     read_by_others = {name for read in reads for name in read.variables}
     for name in program.step:
+        altered = partial(mutations.altered, program, name)
         for loops in (2, 3):
             yield "held", partial(mutations.held, program, name, loops=loops)
-        yield "held for ever", partial(mutations.held_for_ever, program, name)
-        yield "one-sided", partial(mutations.only_grows, program, name)
-        yield "one-sided", partial(mutations.only_falls, program, name)
+        yield "held for ever", partial(altered, how="held for ever")
+        yield "one-sided", partial(altered, how="only grows")
+        yield "one-sided", partial(altered, how="only falls")
         yield "delayed", partial(mutations.delayed, program, name)
-        yield "forgetting", partial(mutations.forgetting, program, name)
+        yield "forgetting", partial(altered, how="forgotten")
         if name in read_by_others:
             yield "old value read", partial(mutations.reading_old, program, name)
             yield "out of phase", partial(mutations.held_out_of_phase, program, name)

@@ -1,11 +1,9 @@
 """Stages 1 and 2: what can be compiled, and the finite set of values of every expression.
 
-Shorthands are written out, so that later stages see tokens, indices, constants, variables, tables,
-elementwise operations, selections, aggregates and widths alone. Each value will have a direction
-of the residual stream, so every set must be finite and small. The sets are those of abstract
-interpretation: a set of an operation is the image of the sets of its arguments, and those of the
-variables are the least ones that hold what ``prepare`` gives and are closed under ``step``. They
-may hold values that never occur, and never lack one that does.
+Shorthands are expanded, so that later stages see no shifts. Each value will have a direction, so
+every set must be finite and small. Sets are found by abstract interpretation: an operation's set is
+the image of its arguments' sets, and the variables' are the least that hold ``prepare`` and are
+closed under ``step``. They may hold values that never occur.
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ class ValidatedProgram:
 def validate(
     program: LoopProgram | str, max_length: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
 ) -> ValidatedProgram:
-    """Write the shorthands of a program out, and find its selections.
+    """Expand the shorthands of a program, and find its selections.
 
     Raises:
         InputError: no loop program, or a length out of range.
@@ -106,8 +104,7 @@ def infer_domains(source: ValidatedProgram) -> dict[Expr, Values]:
     """The values of every sequence of a program, on inputs of up to ``max_length`` positions.
 
     Raises:
-        InputError: an expression has too many values, or a value that it cannot work with; the
-            message names it.
+        InputError: an expression has too many values, or one that it cannot work with.
 
     Example:
         >>> source = validate("copy", max_length=4)
@@ -180,8 +177,8 @@ def _of_operation(
 ) -> FeatureFunction:
     """An operation as a function of the leaves of its arguments.
 
-    ``where(x > 0, x - 1, x)`` has no value that x has not: an argument that is read twice has one
-    value. Beyond 2**16 combinations of leaves it is tried on the values of its arguments instead.
+    An argument that is read twice has one value, so ``where(x > 0, x - 1, x)`` adds none to those
+    of x. Beyond 2**16 combinations of leaves the values of its arguments are combined instead.
     """
     functions = [known[child] for child in node.children]
     apply = partial(applied, source, node)

@@ -1,9 +1,9 @@
-"""Stock programs of aligned binary addition, which differ in when a carry is known and how long.
+"""Stock programs of aligned binary addition: they differ in when a carry is known and how long.
 
-They read the pairs format: position 0 is BOS, position i + 1 holds bit i of both operands, padding
-follows. BOS and PAD count as the bits (0, 0). A bit *generates* a carry at (1, 1), *propagates* one
-at (1, 0) and (0, 1), and *kills* it at (0, 0): g and p below. ``carry`` is the carry INTO each
-position unless the program says otherwise.
+They read the pairs format: position 0 is BOS, position i + 1 holds bit i of both operands, then
+padding. BOS and PAD count as (0, 0). A bit *generates* a carry at (1, 1), *propagates* one at (1,
+0) and (0, 1), and *kills* it at (0, 0): g and p below. ``carry`` is the carry INTO each position
+unless the program says otherwise.
 """
 
 from __future__ import annotations
@@ -73,14 +73,13 @@ def held_ripple(
         age_i      <-  age_i + 1 while the carry stays without support, else 0
 
     An injected carry persists ``hold`` loops unless it is supported. A hold of 1 is the plain
-    ripple, a hold for ever the sticky ripple, which needs no ``age``. In clean runs a true carry
-    appears once and stays supported, so all of them equal the plain ripple at every loop; only
-    off-distribution states separate them. A carry that is removed reappears at once.
+    ripple, a hold for ever the sticky ripple. In clean runs all of them equal the plain ripple at
+    every loop; only off-distribution states separate them.
 
     Args:
         name: Name of the program.
-        hold: Loops that an injected carry persists without support, ``FOR_EVER`` if it stays; or a
-            mapping from the position's own token to that, 1 for the tokens that it lacks.
+        hold: Persistence of an injected carry in loops, ``FOR_EVER`` if it stays; or a mapping from
+            the position's own token to that, 1 for the tokens that it lacks.
         doc: The idea, in a sentence.
         reset: Where a carry without support is removed whatever its hold.
     """

@@ -1,7 +1,7 @@
 """The shortest expression with given values: tables made readable.
 
-Expressions are grown size by size from atoms; of those with the same values in all cases only the
-first, which is a shortest, is kept (bottom-up enumeration modulo observational equivalence).
+Expressions are grown size by size from atoms, keeping the first of those with the same values in
+all cases (bottom-up enumeration modulo observational equivalence).
 
 Source: Udupa et al., TRANSIT, PLDI 2013.
 """
@@ -77,7 +77,6 @@ def shortest_expression(
 def _search(
     target: Int[Tensor, " case"], bank: _Bank, ops: Sequence[str], largest: int, most: int
 ) -> Seq | None:
-    """Grow expressions by size until one has the target's values."""
     commute = ("and", "or", "xor", "add", "eq", "ne", "smaller", "larger")
     every_case = torch.arange(len(target))
     # Most expressions that are not the target differ from it in one of a few cases.
@@ -133,7 +132,7 @@ class _Bank:
         self._leaves = [leaves[k].expression for k in distinct.tolist()]
 
     def new(self, rows: Int[Tensor, "row case"]) -> Int[Tensor, " new"]:
-        """Places of those whose values no expression had so far; they have them from now on."""
+        """The rows with values that no expression had so far; they have them from now on."""
         # Of rows with the same values the first one counts.
         hashes, inverse = (rows * self._key).sum(-1).unique(return_inverse=True)
         first = torch.full_like(hashes, len(rows))
@@ -153,7 +152,7 @@ class _Bank:
     def grown(
         self, op: str, sizes: tuple[int, ...], cases: Tensor
     ) -> Iterator[tuple[list[int], Int[Tensor, "*part case"]]]:
-        """An operation on all expressions of these sizes, in blocks, in some of the cases.
+        """An operation on all expressions of these sizes, in some of the cases, in blocks.
 
         Each block comes with the place of its first expression of each size.
         """

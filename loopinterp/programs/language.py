@@ -1,7 +1,7 @@
 """RASP-L: the words that programs are written with, and its library in those words.
 
-Selection is causal unless ``causal=False``, sequences hold integers, and 0 is false. In the
-library ``x_j`` runs over j <= i, and x_i is the value at the position itself.
+Selection is causal unless ``causal=False``, sequences hold integers, and 0 is false. In the library
+``x_j`` runs over j <= i, and x_i is the value at the position itself.
 
 Source: RASP-L, arXiv 2310.16028, which leaves the predicate of ``argmax`` open; here ``argmax``,
 ``argmin`` and ``mode`` look for the running maximum itself, and take the last among equals.
@@ -29,7 +29,7 @@ def full(value: int) -> Seq:
 
 
 def var(name: str) -> Seq:
-    """A variable of the loop program, as it was at the start of the loop."""
+    """A variable of the loop program, at the start of the loop."""
     return nodes.Var(name)
 
 
@@ -38,8 +38,8 @@ def tok_map(
 ) -> Seq:
     """A table (value -> new value) applied at each position.
 
-    A value that it lacks becomes ``default``; without one, that is an error. Printed programs call
-    the table by its ``name``.
+    A value that it lacks becomes ``default``; without one, that is an error. Printed programs show
+    the table's ``name``.
     """
     if not isinstance(table, Mapping):
         expected, got = "a mapping from integers to integers", f"{type(table).__name__} {table!r}"
@@ -253,8 +253,8 @@ def induct_kqv(
 ) -> Seq:
     """The value ``offset`` positions after the first key that equals the query.
 
-    Position i takes v_{j + offset} for the first j with k_j = q_i and j + offset <= i, and
-    ``default`` where there is none. ``null_val`` is a value that ``k`` and ``q`` never take.
+    Position i takes v_{j + offset} for the first j with k_j = q_i and j + offset <= i, else
+    ``default``. ``null_val`` is a value that ``k`` and ``q`` never take.
 
     Example:
         >>> from loopinterp.programs import evaluate

@@ -1,7 +1,7 @@
-"""Mutations of loop programs: one property changed, always or under a condition on positions.
+"""Mutations of loop programs: one property changed, always or under a :class:`Condition`.
 
-Most leave the clean answers as they are: the mutation acts only after an intervention, or where
-its :class:`Condition` holds. Whether a mutated program still answers right is found by running it.
+Most act only after an intervention and leave the clean answers as they are; that is found by
+running them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from loopinterp.core.errors import InputError
 from loopinterp.programs.expressions import (
     Aggregate,
     Elementwise,
@@ -49,8 +48,8 @@ if TYPE_CHECKING:
 class Condition:
     """A condition on positions and loops, with the variables it needs."""
 
-    label: str = ""  # its part of a mutation's name; empty for the one that always holds
-    holds: Seq | None = None  # 1 where it holds; None if it always does
+    label: str = ""  # its part of a mutation's name
+    holds: Seq | None = None  # 1 where it holds; None for always
     prepare: Mapping[str, Seq] = field(default_factory=dict)  # its variables before the first loop
     step: Mapping[str, Seq] = field(default_factory=dict)  # and after a loop
 
@@ -91,7 +90,7 @@ def once_settled(program: LoopProgram, lateness: int) -> Condition:
 
 
 def lateness(program: LoopProgram, inputs: Int[Tensor, "batch pos"], *, n_loops: int) -> int:
-    """The most loops by which position i settles later than at loop i."""
+    """The most loops by which position i becomes constant later than at loop i."""
     trace = program.trace(inputs, n_loops)
     positions = torch.arange(inputs.shape[1], device=inputs.device)
     return max(int((trace.settled(name) - positions).max()) for name in program.step)
@@ -126,7 +125,7 @@ def changed(
 def substituted(root: Seq, replacements: Mapping[Seq, Seq]) -> Seq:
     """An expression with every node that is a key replaced by its value, all at once.
 
-    A selection that changes loses its name, which is that of the original selection.
+    A selection that changes loses its name.
     """
 
     def change(old: Expr, new: Expr) -> Expr:
@@ -167,21 +166,19 @@ def held(program: LoopProgram, name: str, when: Condition, *, loops: int) -> Loo
     return changed(program, what, when, step=step, prepare={waited: full(0)})
 
 
-def held_for_ever(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """The variable never changes."""
-    return changed(program, f"{name} held for ever", when, inside={name: var(name)})
+def altered(program: LoopProgram, name: str, when: Condition, *, how: str) -> LoopProgram:
+    """The variable is ``held for ever``, ``only grows``, ``only falls``, or is ``forgotten``.
 
-
-def only_grows(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """The variable takes larger values only, as the carry of a sticky ripple does."""
-    grown = larger(var(name), program.step[name])
-    return changed(program, f"{name} only grows", when, inside={name: grown})
-
-
-def only_falls(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """The variable takes smaller values only."""
-    fallen = smaller(var(name), program.step[name])
-    return changed(program, f"{name} only falls", when, inside={name: fallen})
+    A forgotten variable returns to its first value where its new value differs from the old one.
+    """
+    value, due = var(name), program.step[name]
+    altered = {
+        "held for ever": value,
+        "only grows": larger(value, due),  # as the carry of a sticky ripple
+        "only falls": smaller(value, due),
+        "forgotten": where(ne(value, due), program.prepare[name], due),
+    }
+    return changed(program, f"{name} {how}", when, inside={name: altered[how]})
 
 
 def delayed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
@@ -197,24 +194,10 @@ def delayed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     )
 
 
-def forgetting(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """Where its new value differs from the old one, the variable falls back to its first value."""
-    due = program.step[name]
-    lost = where(ne(var(name), due), program.prepare[name], due)
-    return changed(program, f"{name} forgotten", when, inside={name: lost})
-
-
 def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int) -> LoopProgram:
-    """A value that the program keeps is kept so many loops, and then computed anew.
-
-    Raises:
-        InputError: the step of the variable is no choice between keeping it and computing it.
-    """
+    """A value that the program keeps (:func:`keep_choice`) is renewed after ``loops`` loops."""
     choice = keep_choice(program, name)
-    if choice is None:
-        expected = "a step such as where(condition, variable, expression)"
-        got, fix = repr(program.step[name]), "Choose one that is kept at some positions only."
-        raise InputError(f"variable {name!r}", expected=expected, given=got, fix=fix)
+    assert choice is not None  # only such variables are mutated so
     keeps, anew = choice
     age = program.unused_name(f"{name}_kept")
     limited = when.choose(keeps & (var(age) < loops), full(0))
@@ -289,7 +272,7 @@ def forgotten_the_second_time(
 ) -> LoopProgram:
     """The variable returns to its first value, for ever, after a second intervention.
 
-    Each position remembers the variable of the loop before, its own and that to the left: where
+    Each position remembers the variable of the loop before, its own and its left neighbour's: where
     the memories of neighbours differ, one of their states is of another run. The count of such
     interventions spreads to the right.
     """
@@ -338,8 +321,8 @@ def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
 def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> LoopProgram:
     """A read of other positions is computed, a step further, from the state of a loop ago.
 
-    In clean runs it is the same at every loop; a change reaches others a loop later, and two
-    positions further. ``read`` is one of :func:`reads_of_other_positions`.
+    Clean runs stay the same; a change reaches others a loop later, and two positions further.
+    ``read`` is one of :func:`reads_of_other_positions`.
     """
     begun = program.unused_name("begun")
     reading = after_a_step(read, program)
@@ -374,9 +357,8 @@ def answers_ahead(program: LoopProgram) -> LoopProgram:
     return changed(program, "answers a loop ahead", finish=after_a_step(program.finish, program))
 
 
-# How variables are stored. Clean runs are those of the original at every loop. Another code of a
-# position's own variables is the same program as an abstraction of whole positions; a copy that
-# another position keeps is not.
+# How variables are stored; clean runs are those of the original at every loop. Interchanges of
+# whole positions separate copies that another position keeps, but no other code of a variable.
 
 
 def negated(program: LoopProgram, name: str) -> LoopProgram:
@@ -405,8 +387,8 @@ def doubled(program: LoopProgram, name: str) -> LoopProgram:
 def read_from_a_copy(program: LoopProgram, read: Seq, *, trust: str) -> LoopProgram:
     """The reader of other positions also keeps a copy of the read, a step ahead.
 
-    The copy is the read of the values that all variables are about to take, so that in clean runs
-    it equals the read. ``trust`` is ``copy``, or the ``larger`` or ``smaller`` of copy and read.
+    The copy is the read of the values that all variables are about to take: in clean runs it equals
+    the read. ``trust`` is ``copy``, or the ``larger`` or ``smaller`` of copy and read.
     """
     copy = program.unused_name("copied")
     by_trust = {"copy": var(copy), "larger": larger(var(copy), read)}

@@ -9,11 +9,8 @@ from weakref import WeakValueDictionary
 
 from loopinterp.core.errors import InputError
 
-MAX_DEPTH = 5_000
-"""The deepest expression."""
-
-MAX_LENGTH = 2_000
-"""Characters of code after which a subexpression is left out as ``…``."""
+MAX_DEPTH, MAX_LENGTH = 5_000, 2_000
+"""The deepest expression; characters of code after which a subexpression is left out as ``…``."""
 
 _Node = TypeVar("_Node")
 
@@ -99,8 +96,8 @@ def postorder(roots: Iterable[Expr], known: Collection[Expr] = ()) -> list[Expr]
 def code(expr: Expr, *, short: bool = False, names: Mapping[Expr, str] | None = None) -> str:
     """The expression as code of :mod:`loopinterp.programs.language`.
 
-    Evaluated, the code gives the same node, unless parts of a very large one were left out.
-    ``short`` writes named tables by their names alone; ``names`` replaces subexpressions.
+    Parts of a very large one are left out. ``short`` writes named tables by their names alone;
+    ``names`` replaces subexpressions.
     """
     text = dict(names or {})
     for node in postorder([expr], text):

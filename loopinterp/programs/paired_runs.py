@@ -31,8 +31,8 @@ NO_LOOP = -1
 class Interventions:
     """Base and source runs, position, and loops of each interchange.
 
-    The ``second_`` columns are those of a second interchange in the same run, at the loop of the
-    first or later; ``second_loop`` is :data:`NO_LOOP` where there is none.
+    ``second_`` columns are of a second interchange in the same run, at the same loop or later;
+    ``second_loop`` is :data:`NO_LOOP` without one.
     """
 
     base: Int[Tensor, " row"]
@@ -54,7 +54,7 @@ class Interventions:
 class PairedRuns:
     """Two programs, their clean runs on inputs of one length, and interventions in both.
 
-    The program answers late by the lag of the offset already; the loops are the other's.
+    The program has the lag of the offset already; loops are the other's.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class PairedRuns:
 class _OneRun:
     """A program's clean run on all inputs, and runs that continue from a changed state.
 
-    Loops and positions are the other program's: this one is ``shift`` loops ahead of it, with its
+    Loops and positions are the other program's: this one is ``shift`` loops ahead, with its
     variables ``offset`` positions to the left.
     """
 
@@ -263,11 +263,11 @@ class RepeatedStates:
 
 
 def repeated_states(runs: PairedRuns, generator: torch.Generator) -> tuple[RepeatedStates, bool]:
-    """Follow two programs through every state that two interchanges lead to; whether through all.
+    """Follow two programs through the states that two interchanges lead to; whether through all.
 
-    States are followed loop by loop: those after one interchange are the clean states with one
-    position replaced, and the successors of earlier ones; those after two come from these in the
-    same way. Equal states are followed once. Where there are too many, some are drawn.
+    States are followed loop by loop, equal ones once: those after one interchange are clean states
+    with one position replaced and the successors of earlier ones; those after two come from these
+    in the same way. Where there are too many, some are drawn.
     """
     joint = _JointStates(runs, generator)
     once = twice = joint.none

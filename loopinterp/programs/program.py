@@ -60,7 +60,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class CeilLog2:
-    """The logarithm to base 2 of n + inside, rounded up; 0 where n + inside is below 2.
+    """log2(n + inside), rounded up; 0 where n + inside is below 2.
 
     Example:
         >>> CeilLog2(inside=-1), [CeilLog2(inside=-1)(n) for n in (1, 2, 3, 9, 10)]
@@ -84,24 +84,23 @@ def _shifted(text: str, by: int) -> str:
 class LoopProgram(ShortRepr):
     """A program with a loop, as data: v^(0) = prepare(x), v^(t+1) = step(x, v^(t)), y = finish.
 
-    The assignments of ``step`` are simultaneous: each reads the variables as they were at the
-    start of the loop. A variable that ``step`` does not set keeps its value. The tokens can be
-    read at every loop, as a looped transformer reads its injected input.
+    The assignments of ``step`` are simultaneous. A variable that ``step`` does not set keeps its
+    value. The tokens can be read at every loop, as the injected input of a looped transformer.
 
     Args:
         name: What the program is called.
         task: Name of the task it solves.
-        inputs: What each input token means; the tokens are 0 .. len(inputs) - 1.
+        inputs: The meaning of each input token 0 .. len(inputs) - 1.
         prepare: Variable -> its value before the first loop. Reads the tokens only.
         step: Variable -> its value after one loop.
         finish: The answer, which can be read at any loop; ``UNKNOWN`` where it is undecided.
-        n_loops: T(n), the loops after which the answer is right for length n.
+        n_loops: T(n), the required number of loops for length n.
         doc: The idea, in a sentence or two.
         task_settings: Settings of that task, where they are not its defaults.
 
     Raises:
         InputError: no sequence, a variable that ``prepare`` does not set, or two selectors of one
-            name.
+        name.
 
     Example:
         >>> from loopinterp.programs import Linear, full, shift_right, tokens, var
@@ -149,7 +148,6 @@ class LoopProgram(ShortRepr):
                 raise self._refused(f"selector {name!r}", expected, got, fix)
 
     def _check_variables(self) -> None:
-        """Raise unless ``prepare`` sets every variable, and nothing else is read."""
         for part in ("prepare", "step"):
             if not getattr(self, part):
                 fix = "Give prepare={'x': ...} and step={'x': ...}."
@@ -212,7 +210,7 @@ class LoopProgram(ShortRepr):
         return [*self.prepare.values(), *self.step.values(), self.finish]
 
     def unused_name(self, name: str) -> str:
-        """The name, with underscores behind it until no variable has it."""
+        """The name, with underscores added until no variable has it."""
         while name in self.prepare:
             name += "_"
         return name
@@ -242,7 +240,7 @@ class LoopProgram(ShortRepr):
 
         Raises:
             InputError: wrong tokens, loops out of range, an unknown or missing variable, or values
-                of a wrong shape, dtype or device.
+            of a wrong shape, dtype or device.
         """
         start = dict(variables or {})
         self._check_run(tokens, n_loops, start_at_loop, start)
@@ -284,7 +282,6 @@ class LoopProgram(ShortRepr):
     def _check_run(
         self, tokens: Tensor, n_loops: int, start_at_loop: int, start: Mapping[str, Tensor]
     ) -> None:
-        """Raise unless the tokens, the loops and the values at the start fit."""
         check_tokens(tokens, len(self.inputs), "tokens")
         if tokens.numel() == 0:
             got, fix = f"shape {list(tokens.shape)}", "Pass a batch that is not empty."
@@ -309,13 +306,13 @@ class LoopProgram(ShortRepr):
 
 @dataclass(frozen=True)
 class ProgramOffset:
-    """Which part of a program stands for the state of the model at one position and loop.
+    """The part of a program that the model's state at one position and loop stands for.
 
     Attributes:
         shift: The state after t loops of the model stands for the program after t + shift.
         offset: The state at position p stands for the program's variables at p - offset (1 for
-            a program whose variables are the carries OUT of each position).
-        lag: The model answers by what the program knew so many loops before.
+            carries OUT of each position).
+        lag: The model's answers are the program's this many loops before.
     """
 
     shift: int = 0
@@ -343,7 +340,7 @@ def alignments(
 
 
 def with_output_lag(program: LoopProgram, lag: int) -> LoopProgram:
-    """The same program, answering by what it knew ``lag`` loops before.
+    """The same program with answers ``lag`` loops late.
 
     The pending answers become variables, so that an interchange moves them with the state.
     """

@@ -1,9 +1,8 @@
 """A selection on a batch, stored as keys, queries and predicate, and reduced key by key.
 
-[batch, query, key] tensors are large: 17 million elements for 4,096 sequences of 64 tokens. So a
+A [batch, query, key] tensor would be large: 17 million elements for 4,096 sequences of 64 tokens. A
 reduction takes one key after the other (several, where examples are few), for all queries of many
-examples at once. Its tensors are [pos, batch], in the smallest integers that hold them: long
-contiguous rows, which are fast.
+examples at once, as [pos, batch] tensors in the smallest integers that hold them.
 """
 
 from __future__ import annotations
@@ -23,25 +22,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-CHUNK_ELEMENTS = 2**18
-"""Elements that are computed at a time on a CPU: what its cache holds."""
-
-STEP_ELEMENTS = 2**16
-"""Elements for which a reduction takes several keys at once, if it has fewer for one key."""
-
-GPU_ELEMENTS = 2**24
-"""Both on other devices, which want more at a time."""
+CHUNK_ELEMENTS, STEP_ELEMENTS, GPU_ELEMENTS = 2**18, 2**16, 2**24
+"""Elements at a time on a CPU (its cache), fewest of a step over keys; both on other devices."""
 
 MAX_POSITIONS = 2**14
 """Longest sequence: one selection then has 2**28 elements."""
 
 
 class Selection:
-    """Which keys each query looks at, for a batch of examples.
-
-    Keys and queries have a batch axis of 1 where they are the same for all; see
-    :class:`loopinterp.programs.expressions.Select` for the predicate.
-    """
+    """Which keys each query looks at, for a batch (of 1 where all examples agree)."""
 
     def __init__(
         self,
@@ -56,9 +45,8 @@ class Selection:
             expected, got = f"at most {MAX_POSITIONS:,} positions", f"{self.pos:,}"
             fix = "Cut the sequences: a selection compares every position with every other."
             raise InputError("sequence", expected=expected, given=got, fix=fix)
-        on_cpu = k.device.type == "cpu"
-        self._chunk = CHUNK_ELEMENTS if on_cpu else GPU_ELEMENTS
-        self._step = STEP_ELEMENTS if on_cpu else GPU_ELEMENTS
+        sizes = (CHUNK_ELEMENTS, STEP_ELEMENTS)
+        self._chunk, self._step = sizes if k.device.type == "cpu" else (GPU_ELEMENTS,) * 2
         if isinstance(predicate, str):
             self.k, self.q = _narrow_alike(k, q)
             self._holds = PREDICATES[predicate]
@@ -139,12 +127,11 @@ class Selection:
                 yield keys, queries, rows, selected.view(torch.int8)
 
     def _zeros(self, batch: int, low: int, high: int) -> Tensor:
-        """Room for a number between low and high of each query [query, batch]."""
+        """Zeros in integers that hold low to high, one for each query [query, batch]."""
         return self.k.new_zeros((self.pos, batch), dtype=smallest_integers(low, high))
 
 
 def _split(length: int, size: int) -> Iterator[slice]:
-    """Parts of at most ``size``, or of 1."""
     size = max(size, 1)
     return (slice(first, min(first + size, length)) for first in range(0, length, size))
 
@@ -160,7 +147,7 @@ def _span(x: Tensor) -> tuple[int, int]:
 
 
 def _narrow_alike(k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and queries in the smallest integers in which they compare as they do."""
+    """Keys and queries in the smallest integers that keep their order."""
     low, high = _span(k)
     dtype = smallest_integers(low - 1, high + 1)
     if dtype == torch.int64:
@@ -170,24 +157,19 @@ def _narrow_alike(k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _columns(x: Tensor, batch: int) -> Tensor:
-    """[pos, batch], written out: what lies without gaps is compared several times as fast."""
     return x.T.expand(-1, batch).contiguous()
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[batch, pos], in 64 bits."""
     return x.T.contiguous().long()
 
 
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum over keys; most often there is one."""
     return x[0] if len(x) == 1 else x.sum(0, dtype=dtype)
 
 
 @dataclass(frozen=True)
 class _Op:
-    """An elementwise operation: how many arguments, how it is written, what it does."""
-
     arity: int
     symbol: str | None
     apply: Callable[..., Tensor]
@@ -244,7 +226,7 @@ def smallest_integers(low: int, high: int) -> torch.dtype:
 def look_up(
     x: Int[Tensor, "*shape"], keys: Int[Tensor, " entry"], new: Int[Tensor, " entry"], default: int
 ) -> Int[Tensor, "*shape"]:
-    """The new value of each ``x`` that is among the keys (sorted), ``default`` of the others."""
+    """The new value of each ``x`` that is among the sorted keys, ``default`` of the others."""
     if not len(keys):
         return torch.full_like(x, default)
     before, width = int(keys[0]) - 1, int(keys[-1]) - int(keys[0]) + 1
@@ -258,10 +240,10 @@ def look_up(
 
 
 class Relation:
-    """A finite relation of (key, query) pairs, as a table of its keys against its queries.
+    """A finite relation of (key, query) pairs, as a table of keys against queries.
 
-    Where the queries are few, each is a bit, and a key is the bits of those it goes with: whether
-    two numbers share a bit is known several times as fast as what a table holds.
+    Up to 63 queries are bits, and a key is the bits of its queries: two numbers that share a bit
+    are found several times as fast as an entry of a table.
     """
 
     def __init__(self, pairs: Sequence[tuple[int, int]], device: torch.device) -> None:

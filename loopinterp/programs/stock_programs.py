@@ -1,6 +1,6 @@
 """Stock programs of tasks that read ``BOS prompt = EOS …`` and answer from the ``=`` on.
 
-The *place* of a position is its distance behind the ``=``, -1 before it.
+The *place* of a position is its distance after the ``=``, -1 before it.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ def _place_behind(equals: Seq) -> Seq:
 
 
 def _token_addition() -> LoopProgram:
-    """Addition of a + b =, most significant bit first: digit pairs pass by, lowest first.
+    """Addition of a + b =, most significant bit first: digit pairs move right, lowest first.
 
-    Each position of b finds the digit of a that belongs to it, as far before it as the ``+`` is
-    from the start, and adds the two: 0 kills a carry, 1 propagates it, 2 generates one. The pairs
-    then move right, one position a loop, and reach a position behind the ``=`` lowest first::
+    Each position of b finds its digit of a, as far before it as the ``+`` is from the start, and
+    adds the two: 0 kills a carry, 1 propagates it, 2 generates one. The pairs then move right, one
+    position a loop::
 
         carry_i  <-  pair_i = 2 OR (pair_i = 1 AND carry_i)     while left_i > 0
         pair_i   <-  pair_{i-1}                                 while left_i > 0
         answer_i =   (pair_i + carry_i) mod 2
 
-    From the ``+`` on, positions know n, count it down, and hold what they have then.
+    From the ``+`` on, positions know n and count it down.
     """
     inputs, end = ("0", "1", "+", "=", "EOS", "BOS"), 3  # end: the pair of "=" and EOS
     is_bit = tok_map(tokens, {0: 1, 1: 1}, default=0, name="is_bit")
@@ -93,17 +93,17 @@ def _token_addition() -> LoopProgram:
 
 
 def _multiplication() -> LoopProgram:
-    """Multiplication by a number of at most 2 bits: add up the columns, then let a front carry.
+    """Multiplication by a number of at most 2 bits: add up the columns, then carry by a front.
 
     With the least significant bit first, column k of the product is a_0 b_k + a_1 b_{k-1}, which
-    the position k behind the ``=`` gathers at the start. A front from the ``=`` then leaves the
-    carry INTO each column behind it, one position a loop::
+    place k gathers at the start. A front from the ``=`` then leaves the carry INTO each column, one
+    position a loop::
 
         carry_i  <-  carry_i                                      if it is known
                      (column_{i-1} + carry_{i-1}) div 2           else, if carry_{i-1} is known
                      unknown                                      else
 
-    The product has n + 2 columns, so the last carry is known after n + 1 loops, never earlier.
+    The product has n + 2 columns, so the last carry is known after n + 1 loops.
     """
     inputs, end = ("0", "1", "*", "=", "EOS", "BOS"), 3  # end: the column behind the product
     times, equals = _position_of(2, "times"), _position_of(3, "equals")
@@ -131,13 +131,13 @@ def _multiplication() -> LoopProgram:
 
 
 def _binary_sum(most_digits: int = 20) -> LoopProgram:
-    """Counting ones: every position reads bit 1, then bit 2, and so on, and keeps the count.
+    """Counting ones: every position reads bit 1, then bit 2, and so on, and keeps the count::
 
         count_i  <-  count_i + bit at position at_i
         at_i     <-  at_i + 1
 
-    Position k behind the ``=`` answers with binary digit k of the count, or with the end if there
-    is none. Both variables are bounded by the position, so that they take finitely many values.
+    Place k answers with binary digit k of the count, or with the end. Both variables are bounded by
+    the position, so that they take finitely many values.
     """
     at, count = var("at"), var("count")
     next_bit = kqv(indices, at, _bit, "==", name="next_bit")
@@ -163,8 +163,8 @@ def _binary_sum(most_digits: int = 20) -> LoopProgram:
 def unique_set(n_symbols: int) -> LoopProgram:
     """Distinct symbols in order of first appearance, for an alphabet of that size.
 
-    In every loop all positions read the next position of the prompt; the position k behind the
-    ``=`` keeps the new symbol that k others came before, or the end of the answer if none does::
+    In every loop all positions read the next position of the prompt; place k keeps the new symbol
+    with k others before it, or the end of the answer::
 
         answer_i  <-  symbol at at_i, if it is new and found_i = place_i
         found_i   <-  found_i + 1, if it is new
@@ -200,13 +200,12 @@ def unique_set(n_symbols: int) -> LoopProgram:
 def _abacus_ripple() -> LoopProgram:
     """Decimal addition, least significant digit first: columns by place, carries by a ripple.
 
-    The ``=`` asks for digit 0 of the sum, the position k behind it for digit k. Each gathers both
-    operands' digits of its place (0 to 18), and every loop recomputes the carry INTO a place::
+    Place k gathers both operands' digits k (0 to 18), and every loop recomputes the carry INTO it::
 
         carry_i  <-  column_{i-1} + carry_{i-1} > 9
 
-    Behind the longer operand a carry is the last digit of the sum, and no carry is its end. The
-    sum in the input is not read: every next token is predicted from the prompt alone.
+    After the longer operand a carry is the last digit of the sum, and no carry is its end. The sum
+    in the input is not read.
 
     Source: the format of arXiv 2405.17399.
     """
@@ -308,9 +307,9 @@ def prefix_mod(modulus: int) -> LoopProgram:
 def prefix_automaton(language: str) -> LoopProgram:
     """Prefixes of a regular language: ``state_i <- transitions[state_{i-1}][s_i]``.
 
-    BOS and PAD leave a state as it is. Three languages of :func:`~loopinterp.tasks.list_languages`
-    are registered under their own names: ``tomita3``, ``tomita6`` and ``dyck_2``. Register another
-    one with ``register_program(prefix_automaton("tomita1"))``.
+    BOS and PAD keep a state. ``tomita3``, ``tomita6`` and ``dyck_2`` are registered; register
+    another of :func:`~loopinterp.tasks.list_languages` with
+    ``register_program(prefix_automaton("tomita1"))``.
 
     Raises:
         InputError: the language is unknown.

@@ -43,9 +43,9 @@ class Trace(ShortRepr):
         program: Name of the program.
         start: Loops done before the first entry; 0 unless the run started later.
         variables: Variable -> values [loop + 1, batch, pos].
-        outputs: The answer read at every loop [loop + 1, batch, pos]; -1 where undecided.
-        selectors: Name -> selector of each loop [loop, batch, query, key]. Entry k was used in
-            the loop that leads from entry k of the variables to entry k + 1.
+        outputs: The answer at every loop [loop + 1, batch, pos]; -1 where undecided.
+        selectors: Name -> selector of each loop [loop, batch, query, key]; entry k leads from entry
+            k of the variables to entry k + 1.
         prepare_selectors: Name -> selector of ``prepare`` [batch, query, key].
     """
 
@@ -62,24 +62,19 @@ class Trace(ShortRepr):
         return self.start + len(self.outputs) - 1
 
     def settled(self, variable: str) -> Int[Tensor, "batch pos"]:
-        """The first entry from which the variable keeps the value it has at the end."""
+        """The first entry from which the variable keeps its final value."""
         check_choice(f"variable of program {self.program}", variable, self.variables)
         return constant_from(self.variables[variable])
 
 
 def constant_from(values: Shaped[Tensor, entry * lead]) -> Int[Tensor, "*lead"]:
-    """The first entry from which values equal those at the end."""
+    """The first entry from which values equal the last ones."""
     # Reversed, the first difference from the end, and every entry before it, count.
     return (values != values[-1]).flip(0).cummax(dim=0).values.sum(dim=0)
 
 
 class LazySelectors(Mapping[str, "Tensor"]):
-    """Selectors by name, computed on access from the variables of a run.
-
-    So a trace holds no [loop, batch, query, key] numbers; and a selector that is the same at
-    every loop, or for every example, is one tensor with axes of stride 0. With no ``n_loops``,
-    selectors have no loop axis.
-    """
+    """Selectors by name, computed on access from a run's variables; by loop, given ``n_loops``."""
 
     def __init__(
         self,
@@ -96,7 +91,7 @@ class LazySelectors(Mapping[str, "Tensor"]):
             raise KeyError(str(unknown_name("selector", name, self._selects)))
         select = self._selects[name]
         if not select.variables:
-            once = self._interpreter.value(select, {})  # [batch, query, key]
+            once = self._interpreter.value(select, {})  # [batch, query, key], of stride 0 by loop
             return once if self._n_loops is None else once.expand(self._n_loops, *once.shape)
         assert self._n_loops is not None  # what prepare selects reads no variable
         batch, pos = self._interpreter.tokens.shape
