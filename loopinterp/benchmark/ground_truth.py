@@ -279,15 +279,11 @@ def ground_truth_study(
         >>> float(result.data["value"].sel(model="prefix_xor", check="interchange"))
         1.0
     """
-    listed = [] if isinstance(models, KnownModel) else models
-    names = [known.name for known in listed if isinstance(known, KnownModel)]
+    names = [known.name for known in models]
     if not names or len(set(names)) < len(models):
-        raise InputError(
-            "models",
-            expected="a list of known models, each of another name",
-            given=", ".join(names) or "none",
-            fix="Make them with known_models(['ripple']); tell disguises apart with its label=.",
-        )
+        expected, got = "known models of different names", ", ".join(names) or "none"
+        fix = "Make them with known_models(['ripple']); distinguish disguises with its label=."
+        raise InputError("models", expected=expected, given=got, fix=fix)
     chosen = [check_choice("tool", tool, _SCORERS) for tool in tools or _SCORERS]
     with study(seed, study="ground truth", models=names, tools=chosen) as watch:
         answers: dict[tuple[str, str], Score] = {}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
 import torch
@@ -91,7 +92,17 @@ class KnownModel(ShortRepr):
         A probe of distractors finds a variable before the program has it, and they converge a loop
         after the program.
         """
-        return _WithoutDistractors(self)
+        model = self.compiled.model
+
+        def without(h: Tensor) -> Tensor:
+            return h - self.of_distractors(h)
+
+        return SimpleNamespace(
+            embed=model.embed,
+            initial_state=lambda e: without(model.initial_state(e)),
+            step=lambda h, e: without(model.step(h, e)),
+            readout=model.readout,
+        )
 
 
 @dataclass(frozen=True)
@@ -100,21 +111,6 @@ class Score:
 
     value: float
     control: float = float("nan")
-
-
-class _WithoutDistractors:
-    def __init__(self, known: KnownModel) -> None:
-        self._known, self._model = known, known.compiled.model
-        self.embed, self.readout = self._model.embed, self._model.readout
-
-    def initial_state(self, e: Tensor) -> Tensor:
-        return self._without(self._model.initial_state(e))
-
-    def step(self, h: Tensor, e: Tensor) -> Tensor:
-        return self._without(self._model.step(h, e))
-
-    def _without(self, h: Tensor) -> Tensor:
-        return h - self._known.of_distractors(h)
 
 
 @checked

@@ -81,12 +81,10 @@ def _configure(layout: StreamLayout, n_outputs: int) -> LoopedTransformerConfig:
     total = len(layers) * d_model * (4 * n_heads * d_head + 2 * d_mlp)
     total += 2 * d_model**2 + d_model * (n_inputs + n_outputs + source.max_length)
     if total > 2**28:
-        raise InputError(
-            f"program {source.program.name} at max_length={source.max_length}",
-            expected=f"a model of at most {2**28:,} weights",
-            given=f"one of {total:,} (d_model {d_model:,}, d_mlp {d_mlp:,}, {len(layers)} layers)",
-            fix="Compile for a smaller max_length, or let its variables take fewer values.",
-        )
+        what = f"program {source.program.name} at max_length={source.max_length}"
+        got = f"one of {total:,} (d_model {d_model:,}, d_mlp {d_mlp:,}, {len(layers)} layers)"
+        fix = "Compile for a smaller max_length, or let its variables take fewer values."
+        raise InputError(what, expected="a model of at most 2**28 weights", given=got, fix=fix)
     return LoopedTransformerConfig(
         d_model=d_model,
         d_vocab=n_inputs,

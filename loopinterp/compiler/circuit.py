@@ -150,12 +150,10 @@ class Circuit(ShortRepr):
         """
         read = self.directions_of(variable).read
         if not state.is_floating_point() or state.shape[-1:] != read.shape[1:]:
-            raise InputError(
-                "state",
-                expected=f"floating-point numbers with a last axis of d_model = {read.shape[1]}",
-                given=f"{state.dtype} of shape {list(state.shape)}",
-                fix="Pass states of the model that this circuit belongs to.",
-            )
+            expected = f"floating-point numbers with a last axis of d_model = {read.shape[1]}"
+            got = f"{state.dtype} of shape {list(state.shape)}"
+            fix = "Pass states of the model that this circuit belongs to."
+            raise InputError("state", expected=expected, given=got, fix=fix)
         values = torch.tensor(self.variables[variable].values, device=state.device)
         return values[(state @ read.to(state).mT).argmax(-1)]  # reads are [*shape, value]
 
@@ -252,12 +250,9 @@ class Circuit(ShortRepr):
             directions = {i: Directions(tensors[f"{i}.write"], tensors[f"{i}.read"]) for i in ids}
             return cls(**fields, directions=directions)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"circuit {path}",
-                expected="a circuit of format 1, with its directions beside it",
-                given=f"{type(error).__name__}: {error}",
-                fix="Compile the program again, and save it.",
-            ) from error
+            expected, fix = "a circuit of format 1 and its directions", "Compile and save it again."
+            what, got = f"circuit {path}", f"{type(error).__name__}: {error}"
+            raise CheckpointError(what, expected=expected, given=got, fix=fix) from error
 
 
 def orthonormal(

@@ -129,12 +129,8 @@ def distract(
         (2, 4, 21)
     """
     if heads + neurons == 0:
-        raise InputError(
-            "heads and neurons",
-            expected="at least one distractor in each layer",
-            given="heads=0, neurons=0",
-            fix="Pass heads=1 or neurons=1.",
-        )
+        expected, fix = "at least one distractor in each layer", "Pass heads=1 or neurons=1."
+        raise InputError("heads and neurons", expected=expected, given="0 and 0", fix=fix)
     plain, old, circuit = weights_of(compiled), compiled.model.config, compiled.circuit
     # [new_d_model, d_model]: the old stream in the first dimensions, and zeros in the new ones.
     write = torch.eye(old.d_model + width, old.d_model, dtype=torch.float64)

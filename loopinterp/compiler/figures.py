@@ -67,13 +67,9 @@ def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = Non
         if program is None and what.program in list_programs():
             program = get_program(what.program)
         return _circuit_graph(what, program)
-    raise InputError(
-        "what to draw",
-        expected="a LoopProgram, a sequence expression or a Circuit",
-        given=type(what).__name__,
-        fix="Pass get_program('ripple'), an expression such as cumsum(tokens), or "
-        "compiled.circuit.",
-    )
+    expected = "a LoopProgram, a sequence expression or a Circuit"
+    fix = "Pass get_program('ripple'), cumsum(tokens) or compiled.circuit."
+    raise InputError("what to draw", expected=expected, given=type(what).__name__, fix=fix)
 
 
 @checked
@@ -171,12 +167,8 @@ def _drawn(results: Mapping[str, Seq]) -> list[Expr]:
         or node not in in_a_formula
     ]
     if len(drawn) > MOST_NODES:
-        raise InputError(
-            "what to draw",
-            expected=f"at most {MOST_NODES} boxes",
-            given=str(len(drawn)),
-            fix="Draw a part of it: any subexpression can be drawn.",
-        )
+        expected, fix = f"at most {MOST_NODES} boxes", "Draw a subexpression."
+        raise InputError("what to draw", expected=expected, given=str(len(drawn)), fix=fix)
     return drawn
 
 

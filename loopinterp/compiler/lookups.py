@@ -54,12 +54,9 @@ class FeatureWriter:
     def write(self, feature: Feature, writes: Writes) -> Feature:
         """Have the first possible MLP write a feature, unless that takes too many layers."""
         if writes.layer >= MAX_LAYERS:
-            raise InputError(
-                f"{feature.name} of program {self.source.program.name}",
-                expected=f"what at most {MAX_LAYERS} layers can compute, one after the other",
-                given="an expression that takes more",
-                fix="Keep intermediate values in variables, and let loops do what repeats.",
-            )
+            expected = f"what at most {MAX_LAYERS} layers can compute, one after the other"
+            fix = "Keep intermediate values in variables, and let loops do what repeats."
+            raise self._refused(feature.name, expected, "an expression that takes more", fix)
         feature.layer, feature.writes = writes.layer, writes
         self.written.append(feature)
         return feature
@@ -77,13 +74,14 @@ class FeatureWriter:
         writes = lookup_units(function, taken)
         if writes is None:
             sizes = " and ".join(f"{len(f.values)} values" for f in function.features)
-            raise InputError(
-                f"{name} of program {self.source.program.name}",
-                expected="an operation that one layer can look up",
-                given=f"a function of {sizes}",
-                fix="Compile for a smaller max_length, or write it in smaller steps.",
-            )
+            expected, got = "an operation that one layer can look up", f"a function of {sizes}"
+            fix = "Compile for a smaller max_length, or write it in smaller steps."
+            raise self._refused(name, expected, got, fix)
         return self.write(Feature(name, taken, role), writes)
+
+    def _refused(self, name: str, expected: str, got: str, fix: str) -> InputError:
+        what = f"{name} of program {self.source.program.name}"
+        return InputError(what, expected=expected, given=got, fix=fix)
 
 
 def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:

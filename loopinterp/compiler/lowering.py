@@ -238,13 +238,10 @@ class SectionLowering:
                     self._store(arg)
             function = fused()
         if function is None:
-            sizes = (f"{len(self.functions[x].values)} values" for x in node.children)
-            raise InputError(
-                self.source.where(node),
-                expected="arguments with few enough values to be tabled together",
-                given=" and ".join(sizes),
-                fix="Compile for a smaller max_length, or write it in smaller steps.",
-            )
+            got = " and ".join(f"{len(self.functions[x].values)} values" for x in node.children)
+            expected = "arguments with few enough values to be tabled together"
+            fix = "Compile for a smaller max_length, or write it in smaller steps."
+            raise InputError(self.source.where(node), expected=expected, given=got, fix=fix)
         return function
 
     def _store(self, node: Expr) -> None:

@@ -129,12 +129,9 @@ class _Stream:
         record, disguises = self.circuit.superposition, self.circuit.disguises
         noisy = any(disguise.startswith(NOISE) for disguise in disguises)
         if noisy or (record is not None and not record.exact):
-            raise InputError(
-                "compiled",
-                expected="one whose circuit is exact",
-                given=f"one with the disguises {', '.join(disguises)}",
-                fix="Superpose it once, and before noise is added.",
-            )
+            got = f"one with the disguises {', '.join(disguises)}"
+            fix = "Superpose it once, and before noise is added."
+            raise InputError("compiled", expected="an exact circuit", given=got, fix=fix)
         self.features = StreamFeatures(self.circuit)
         self.distractors = unlisted_directions(self.weights, self.circuit)
         spans = [here.span for here in self.features.distinct_sites()]

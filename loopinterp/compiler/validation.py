@@ -121,7 +121,8 @@ def infer_domains(source: ValidatedProgram) -> dict[Expr, Values]:
         _infer(source, roots, known)
         grown = {n: _union(state[n], _values(known[x])) for n, x in source.step.items()}
         for name, values in grown.items():
-            _check_size(f"variable {name!r} of program {source.program.name}", values)
+            if len(values) > MAX_VALUES:
+                raise _too_many(f"variable {name!r} of program {source.program.name}", values)
         if all(len(grown[name]) == len(state[name]) for name in state):
             return {node: _values(function) for node, function in known.items()}
         state = grown
@@ -168,8 +169,8 @@ def _infer(source: ValidatedProgram, roots: Iterable[Expr], known: _Known) -> No
             case _:
                 raise AssertionError(f"no domain of {type(node).__name__}")
         known[node] = function
-        if len(function.values) > MAX_VALUES:  # else the place in the program is not searched
-            _check_size(source.where(node), _values(function))
+        if len(function.values) > MAX_VALUES:
+            raise _too_many(source.where(node), _values(function))
 
 
 def _of_operation(
@@ -189,8 +190,8 @@ def _of_operation(
         return _leaf(_union(_values(functions[1]), _values(functions[2])))
     fused = fuse(apply, [_leaf(_values(function)) for function in functions], most=2**22)
     if fused is None:
-        combinations = int(np.prod([len(function.values) for function in functions]))
-        raise _too_many(source.where(node), f"{combinations:,} combinations of its arguments")
+        number = int(np.prod([len(function.values) for function in functions]))
+        raise _too_many(source.where(node), got=f"{number:,} combinations of its arguments")
     return _leaf(_values(fused))
 
 
@@ -205,16 +206,9 @@ def _of_aggregate(node: nodes.Aggregate, values: Values) -> Values:
     return _union(values, np.array([node.default]))
 
 
-def _check_size(what: str, values: Values) -> None:
-    if len(values) > MAX_VALUES:
-        raise _too_many(what, f"{len(values):,} or more, up to {int(values[-1]):,}")
-
-
-def _too_many(what: str, count: str) -> InputError:
-    return InputError(
-        what,
-        expected=f"at most {MAX_VALUES:,} values, each of which gets a direction",
-        given=count,
-        fix="Bound it with smaller(x, indices) or x % m, list fewer input tokens, or compile for "
-        "a smaller max_length.",
-    )
+def _too_many(what: str, values: Values | None = None, *, got: str = "") -> InputError:
+    if values is not None:
+        got = f"{len(values):,} or more, up to {int(values[-1]):,}"
+    expected = f"at most {MAX_VALUES:,} values, each of which gets a direction"
+    fix = "Bound it with smaller(x, indices) or x % m, list fewer tokens, or lower max_length."
+    return InputError(what, expected=expected, given=got, fix=fix)

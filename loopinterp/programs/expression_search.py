@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from loopinterp.core.errors import InputError
 from loopinterp.programs.language import full, seq_map
 from loopinterp.programs.selection import OPS
 
@@ -56,11 +55,6 @@ def shortest_expression(
         largest: Atoms and operations of an expression, at most.
         most: Expressions kept of each size; with more, the search is no longer complete.
     """
-    for values in (target, *(atom.values for atom in atoms)):
-        if values.shape != target.shape or not len(target):
-            expected, got = f"one for each of {len(target)} cases", f"shape {list(values.shape)}"
-            fix = "Give every atom its value in each case, at least one."
-            raise InputError("values of an atom", expected=expected, given=got, fix=fix)
     every = torch.stack([target, *(atom.values for atom in atoms)])
     low, top = int(every.min()), int(every.max())
     ops = ["not", "and", "or", "xor"]

@@ -50,8 +50,7 @@ class Condition:
 
     label: str = ""  # its part of a mutation's name
     holds: Seq | None = None  # 1 where it holds; None for always
-    prepare: Mapping[str, Seq] = field(default_factory=dict)  # its variables before the first loop
-    step: Mapping[str, Seq] = field(default_factory=dict)  # and after a loop
+    memory: Mapping[str, tuple[Seq, Seq]] = field(default_factory=dict)  # see changed
 
     def choose(self, inside: Seq, outside: Seq) -> Seq:
         """One expression where the condition holds, the other elsewhere."""
@@ -60,12 +59,8 @@ class Condition:
     def __and__(self, other: Condition) -> Condition:
         if self.holds is None or other.holds is None:
             return other if self.holds is None else self
-        return Condition(
-            f"{self.label} {other.label}",
-            self.holds & other.holds,
-            {**self.prepare, **other.prepare},
-            {**self.step, **other.step},
-        )
+        label, memory = f"{self.label} {other.label}", {**self.memory, **other.memory}
+        return Condition(label, self.holds & other.holds, memory)
 
 
 ALWAYS = Condition()
@@ -80,13 +75,9 @@ def at_tokens(program: LoopProgram, chosen: Sequence[int]) -> Condition:
 
 def once_settled(program: LoopProgram, lateness: int) -> Condition:
     """Position i from loop i + lateness on, by a countdown; see :func:`lateness`."""
-    loops_left = program.unused_name("until_settled")
-    return Condition(
-        "once settled",
-        eq(var(loops_left), 0),
-        {loops_left: larger(indices + lateness, 0)},
-        {loops_left: larger(var(loops_left) - 1, 0)},
-    )
+    name = program.unused_name("until_settled")
+    countdown = {name: (larger(indices + lateness, 0), larger(var(name) - 1, 0))}
+    return Condition("once settled", eq(var(name), 0), countdown)
 
 
 def lateness(program: LoopProgram, inputs: Int[Tensor, "batch pos"], *, n_loops: int) -> int:
@@ -104,19 +95,23 @@ def changed(
     prepare: Mapping[str, Seq] | None = None,
     inside: Mapping[str, Seq] | None = None,
     step: Mapping[str, Seq] | None = None,
+    memory: Mapping[str, tuple[Seq, Seq]] | None = None,
     finish: Seq | None = None,
 ) -> LoopProgram:
-    """The program with other expressions and the variables of the condition, renamed.
+    """The program with other expressions, renamed.
 
-    Steps ``inside`` are taken where the condition holds, those of ``step`` everywhere.
+    Steps ``inside`` are taken where the condition holds, those of ``step`` everywhere. ``memory``
+    adds variables, each with its first value and its step.
     """
     name = f"{program.name}, {what} {when.label}".rstrip()
     chosen = {v: when.choose(x, program.step[v]) for v, x in (inside or {}).items()}
+    added = {**(memory or {}), **when.memory}
+    first, following = ({v: pair[k] for v, pair in added.items()} for k in (0, 1))
     return replace(
         program,
         name=name,
-        prepare={**program.prepare, **(prepare or {}), **when.prepare},
-        step={**program.step, **chosen, **(step or {}), **when.step},
+        prepare={**program.prepare, **(prepare or {}), **first},
+        step={**program.step, **chosen, **(step or {}), **following},
         finish=program.finish if finish is None else finish,
         doc=f"A mutation: {name}.",
     )
@@ -161,9 +156,9 @@ def held(program: LoopProgram, name: str, when: Condition, *, loops: int) -> Loo
     value, due = var(name), program.step[name]
     waited = program.unused_name(f"{name}_waited")
     waits = when.choose(ne(value, due) & (var(waited) < loops - 1), full(0))
-    step = {name: where(waits, value, due), waited: where(waits, var(waited) + 1, 0)}
-    what = f"{name} held {spell_loops(loops)}"
-    return changed(program, what, when, step=step, prepare={waited: full(0)})
+    memory = {waited: (full(0), where(waits, var(waited) + 1, 0))}
+    step, what = {name: where(waits, value, due)}, f"{name} held {spell_loops(loops)}"
+    return changed(program, what, when, step=step, memory=memory)
 
 
 def altered(program: LoopProgram, name: str, when: Condition, *, how: str) -> LoopProgram:
@@ -184,14 +179,8 @@ def altered(program: LoopProgram, name: str, when: Condition, *, how: str) -> Lo
 def delayed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """The variable takes each new value a loop late."""
     pending = program.unused_name(f"{name}_pending")
-    return changed(
-        program,
-        f"{name} delayed",
-        when,
-        prepare={pending: program.prepare[name]},
-        inside={name: var(pending)},
-        step={pending: program.step[name]},
-    )
+    memory = {pending: (program.prepare[name], program.step[name])}
+    return changed(program, f"{name} delayed", when, inside={name: var(pending)}, memory=memory)
 
 
 def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int) -> LoopProgram:
@@ -201,14 +190,9 @@ def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int
     keeps, anew = choice
     age = program.unused_name(f"{name}_kept")
     limited = when.choose(keeps & (var(age) < loops), full(0))
-    return changed(
-        program,
-        f"{name} kept {spell_loops(loops)}",
-        when,
-        prepare={age: full(0)},
-        inside={name: where(limited, var(name), anew)},
-        step={age: where(limited, smaller(var(age) + 1, loops), 0)},
-    )
+    memory = {age: (full(0), where(limited, smaller(var(age) + 1, loops), 0))}
+    inside, what = {name: where(limited, var(name), anew)}, f"{name} kept {spell_loops(loops)}"
+    return changed(program, what, when, inside=inside, memory=memory)
 
 
 def keep_choice(program: LoopProgram, name: str) -> tuple[Seq, Seq] | None:
@@ -239,14 +223,10 @@ def reading_old(program: LoopProgram, name: str, when: Condition) -> LoopProgram
     before = program.unused_name(f"{name}_before")
     reads = reads_of_other_positions(program)
     old = {read: substituted(read, {var(name): var(before)}) for read in reads}
-    return changed(
-        program,
-        f"{name} of a loop ago read by others",
-        when,
-        prepare={before: program.prepare[name]},
-        inside={v: substituted(x, old) for v, x in program.step.items()},
-        step={before: var(name)},
-    )
+    inside = {v: substituted(x, old) for v, x in program.step.items()}
+    memory = {before: (program.prepare[name], var(name))}
+    what = f"{name} of a loop ago read by others"
+    return changed(program, what, when, inside=inside, memory=memory)
 
 
 # What only a state of another loop, or a second interchange in one run, brings out.
@@ -255,16 +235,10 @@ def reading_old(program: LoopProgram, name: str, when: Condition) -> LoopProgram
 def held_out_of_phase(program: LoopProgram, name: str, when: Condition = ALWAYS) -> LoopProgram:
     """The variable never changes where a clock of period 4 differs from the clock to the left."""
     clock = program.unused_name("clock")
-    tick = where(var(clock) < 3, var(clock) + 1, full(0))
     differs = ne(var(clock), shift_right(var(clock))) & ne(indices, 0)
-    return changed(
-        program,
-        f"{name} held where out of phase",
-        when,
-        prepare={clock: full(0)},
-        inside={name: where(differs, var(name), program.step[name])},
-        step={clock: tick},
-    )
+    inside = {name: where(differs, var(name), program.step[name])}
+    memory = {clock: (full(0), where(var(clock) < 3, var(clock) + 1, full(0)))}
+    return changed(program, f"{name} held where out of phase", when, inside=inside, memory=memory)
 
 
 def forgotten_the_second_time(
@@ -280,17 +254,16 @@ def forgotten_the_second_time(
         program.unused_name(f"{name}_{suffix}") for suffix in ("before", "left_before", "times")
     )
     disturbed = ne(var(left), shift_right(var(before))) & ne(indices, 0)
-    spread = larger(var(times), shift_right(var(times)))
-    count = smaller(spread + disturbed, 2)
+    count = smaller(larger(var(times), shift_right(var(times))) + disturbed, 2)
     first = program.prepare[name]
-    return changed(
-        program,
-        f"{name} forgotten after the second change",
-        when,
-        prepare={before: first, left: shift_right(first), times: full(0)},
-        inside={name: where(count < 2, program.step[name], first)},
-        step={before: var(name), left: shift_right(var(name)), times: count},
-    )
+    memory = {
+        before: (first, var(name)),
+        left: (shift_right(first), shift_right(var(name))),
+        times: (full(0), count),
+    }
+    inside = {name: where(count < 2, program.step[name], first)}
+    what = f"{name} forgotten after the second change"
+    return changed(program, what, when, inside=inside, memory=memory)
 
 
 # When things happen.
@@ -308,14 +281,9 @@ def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProg
 def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
     """Every second loop does nothing: half the speed."""
     resting = program.unused_name("resting")
-    return changed(
-        program,
-        "a step every other loop",
-        when,
-        prepare={resting: full(0)},
-        inside={v: where(var(resting), var(v), x) for v, x in program.step.items()},
-        step={resting: ~var(resting)},
-    )
+    inside = {v: where(var(resting), var(v), x) for v, x in program.step.items()}
+    memory = {resting: (full(0), ~var(resting))}
+    return changed(program, "a step every other loop", when, inside=inside, memory=memory)
 
 
 def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> LoopProgram:
@@ -329,26 +297,20 @@ def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> 
     before = {name: program.unused_name(f"{name}_before") for name in sorted(reading.variables)}
     old = substituted(reading, {var(name): var(was) for name, was in before.items()})
     known = when.choose(where(var(begun), old, read), read)
-    return changed(
-        program,
-        f"{' and '.join(sorted(read.variables))} worked out from a loop ago",
-        when,
-        prepare={was: program.prepare[name] for name, was in before.items()} | {begun: full(0)},
-        step={name: substituted(x, {read: known}) for name, x in program.step.items()}
-        | {was: var(name) for name, was in before.items()}
-        | {begun: full(1)},
-    )
+    step = {name: substituted(x, {read: known}) for name, x in program.step.items()}
+    memory = {was: (program.prepare[name], var(name)) for name, was in before.items()}
+    memory[begun] = full(0), full(1)
+    what = f"{' and '.join(sorted(read.variables))} worked out from a loop ago"
+    return changed(program, what, when, step=step, memory=memory)
 
 
 def answers_by_the_larger(program: LoopProgram, name: str) -> LoopProgram:
     """The answer reads the larger of a variable and its value a loop before."""
     before = program.unused_name(f"{name}_before")
+    finish = substituted(program.finish, {var(name): larger(var(name), var(before))})
+    memory = {before: (program.prepare[name], var(name))}
     return changed(
-        program,
-        f"answers by the larger {name} of two loops",
-        prepare={before: program.prepare[name]},
-        step={before: var(name)},
-        finish=substituted(program.finish, {var(name): larger(var(name), var(before))}),
+        program, f"answers by the larger {name} of two loops", memory=memory, finish=finish
     )
 
 
@@ -375,13 +337,9 @@ def doubled(program: LoopProgram, name: str) -> LoopProgram:
     """Two copies of the variable: each is computed from the other, and one is answered from."""
     copy = program.unused_name(f"{name}_copy")
     other = {var(name): var(copy)}
-    return changed(
-        program,
-        f"{name} doubled",
-        prepare={copy: program.prepare[name]},
-        step={name: substituted(program.step[name], other), copy: program.step[name]},
-        finish=substituted(program.finish, other),
-    )
+    step, finish = (substituted(x, other) for x in (program.step[name], program.finish))
+    memory = {copy: (program.prepare[name], program.step[name])}
+    return changed(program, f"{name} doubled", step={name: step}, memory=memory, finish=finish)
 
 
 def read_from_a_copy(program: LoopProgram, read: Seq, *, trust: str) -> LoopProgram:
@@ -391,9 +349,12 @@ def read_from_a_copy(program: LoopProgram, read: Seq, *, trust: str) -> LoopProg
     the read. ``trust`` is ``copy``, or the ``larger`` or ``smaller`` of copy and read.
     """
     copy = program.unused_name("copied")
-    by_trust = {"copy": var(copy), "larger": larger(var(copy), read)}
-    trusted = by_trust.get(trust, smaller(var(copy), read))
-    step = {v: substituted(x, {read: trusted}) for v, x in program.step.items()}
+    trusted = {
+        "copy": var(copy),
+        "larger": larger(var(copy), read),
+        "smaller": smaller(var(copy), read),
+    }
+    step = {v: substituted(x, {read: trusted[trust]}) for v, x in program.step.items()}
     prepare = {copy: substituted(read, {Var(v): x for v, x in program.prepare.items()})}
     step[copy] = after_a_step(read, changed(program, "", prepare=prepare, step=step))
     how = f" or the others, the {trust}" if trust != "copy" else ""

@@ -126,7 +126,7 @@ def test_conditions_are_joined_and_choose():
     assert (ALWAYS & ALWAYS).holds is None
     x = Addition().encode([(3, 2)], n=2).inputs
     assert x.tolist() == [[4, 1, 3]]
-    [countdown] = settled.prepare
+    [countdown] = settled.memory
     for left, expected in (([0, 0, 0], [8, 8, 7]), ([0, 0, 1], [8, 8, 8])):
         chosen = evaluate(both.choose(full(7), full(8)), x, {countdown: torch.tensor([left])})
         assert chosen.tolist() == [expected]
