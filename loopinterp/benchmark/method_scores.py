@@ -367,5 +367,5 @@ def by_means(exercise: Exercise, program: LoopProgram) -> Mapping[str, Tensor]:
 def _batch(exercise: Exercise, *, extra_loop: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(extra_loop)
     batch = exercise.task.sample(torch.full((256,), exercise.n), generator=generator)
-    # Probes see the loops of the run: most states after it have settled and are equal.
+    # Probes see the loops of the run: most states after it have converged and are equal.
     return replace(batch, n_loops=torch.full_like(batch.n_loops, exercise.n_loops + extra_loop))

@@ -77,8 +77,8 @@ def score_probes(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
         run = partial(compiled.model, tokens, n_loops=known.n_loops)
         clean, scored, changed = run().argmax(-1), known.batch.targets >= 0, []
         for loop, h in enumerate(states):
-            exchanged = h - distracting[loop] + distracting[loop].roll(1, 0)
-            answers = run(start_at_loop=loop, state=exchanged).argmax(-1)
+            interchanged = h - distracting[loop] + distracting[loop].roll(1, 0)
+            answers = run(start_at_loop=loop, state=interchanged).argmax(-1)
             changed.append(float((answers != clean)[scored].float().mean()))
         scores["decodable, not used"] = Score(max(changed), sum(distracted) / len(distracted))
     return scores
@@ -104,7 +104,7 @@ def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
         return {}
     batch = known.batch[slice(32)]
     # A value shifted through the sequence has left it after as many loops as positions; and the
-    # program has settled some loops before the end.
+    # program converges some loops before the end.
     n_loops = max(known.n_loops, batch.inputs.shape[1], 12) + 4
     trace = program.trace(batch.inputs, n_loops=n_loops)
     result = convergence_study(
@@ -116,18 +116,18 @@ def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
         seed=seed,
     )
     # Loops after which no variable at a position changes any more.
-    settled = torch.stack([trace.settled(name) for name in trace.variables]).amax(0)
+    converged = torch.stack([trace.converged(name) for name in trace.variables]).amax(0)
     # The study counts the first loop that moves nothing; the program, the last that does.
     settled_at = torch.from_numpy(result.data["settled_at"].values)
     measured = torch.where(settled_at < 0, n_loops, settled_at - 1)
-    scores = {"settling loop": _agreement(measured, settled)}
+    scores = {"settling loop": _agreement(measured, converged)}
     logits = model(batch.inputs, n_loops=n_loops, return_type="all_logits")
     # A program's undecided answers are logits that are nearly equal.
     decided = readout_margin(logits) > LOGIT / 2
     answers = torch.where(decided, logits.argmax(-1), UNKNOWN)
     scores["answer stable"] = _agreement(stable_from(answers), stable_from(trace.outputs))
     radius = float(result.data["spectral_radius"].max())
-    if int(settled.max()) < n_loops - 1 and not math.isnan(radius):
+    if int(converged.max()) < n_loops - 1 and not math.isnan(radius):
         scores["stability"] = Score(radius, 1.0)
     return scores
 

@@ -3,6 +3,16 @@
 Each takes a compiled model and returns another, whose circuit gives the new places and lists the
 disguises. They combine in any order, the inexact :func:`add_noise` last. Weights are changed in
 float64, so that disguises add no rounding errors.
+
+Example:
+    >>> from loopinterp.compiler import add_noise, compile_program, distract, permute, rotate
+    >>> plain = compile_program("unique_set", max_length=12)
+    >>> busy = distract(plain, heads=1, neurons=4, width=3, seed=0)
+    >>> hidden = rotate(permute(busy, seed=1), seed=2)
+    >>> hidden.model.config.d_model - plain.model.config.d_model
+    3
+    >>> add_noise(hidden, relative=0.01, seed=0).circuit.disguises[1:]
+    ('permuted (seed 1)', 'rotated (seed 2)', 'noise of 0.01 on the weights (seed 0)')
 """
 
 from __future__ import annotations
@@ -41,18 +51,6 @@ def rotate(compiled: Compiled, *, seed: Seed) -> Compiled:
 
     Weights that read the stream are multiplied by :math:`Q^\top` from the right, those that write
     it by Q from the left, the recall by both. Exact up to rounding.
-
-    Example:
-        >>> import torch
-        >>> from loopinterp.compiler import compile_program, rotate
-        >>> plain = compile_program("ripple", max_length=6)
-        >>> turned = rotate(plain, seed=0)
-        >>> tokens = torch.tensor([[4, 3, 1, 2, 0]])
-        >>> plain_logits, logits = (c.model(tokens, n_loops=4) for c in (plain, turned))
-        >>> torch.allclose(logits, plain_logits, atol=1e-4)
-        True
-        >>> turned.circuit.disguises
-        ('rotated (seed 0)',)
     """
     plain = weights_of(compiled)
     # [d_model, d_model], of the whole stream; its transpose undoes it.
@@ -65,15 +63,9 @@ def rotate(compiled: Compiled, *, seed: Seed) -> Compiled:
 def permute(compiled: Compiled, *, seed: Seed) -> Compiled:
     r"""Shuffle the heads and the neurons of every layer, and rotate every head inside.
 
-    The queries and keys of a head are multiplied by one random orthogonal matrix A,
-    :math:`(A q)^\top (A k) = q^\top k`, and its values by another, which the output weights undo.
-    Exact up to rounding.
-
-    Example:
-        >>> from loopinterp.compiler import compile_program, permute
-        >>> shuffled = permute(compile_program("unique_set", max_length=12), seed=1)
-        >>> [node.id for node in shuffled.circuit.heads if node.section == "block"]
-        ['block.0.head.0']
+    The queries and keys of a head are multiplied by one random orthogonal matrix A, :math:`(A
+    q)^\top (A k) = q^\top k`, and its values by another, which the output weights undo. Exact up to
+    rounding.
     """
     g, weights = torch.Generator().manual_seed(seed), weights_of(compiled)
     config = compiled.model.config
@@ -120,13 +112,6 @@ def distract(
 
     Raises:
         InputError: there would be no distractor at all.
-
-    Example:
-        >>> from loopinterp.compiler import compile_program, distract
-        >>> plain = compile_program("ripple", max_length=6)
-        >>> config = distract(plain, heads=1, neurons=4, width=3, seed=0).model.config
-        >>> config.n_heads, config.d_mlp - plain.model.config.d_mlp, config.d_model
-        (2, 4, 21)
     """
     if heads + neurons == 0:
         expected, fix = "at least one distractor in each layer", "Pass heads=1 or neurons=1."
@@ -191,15 +176,8 @@ def add_noise(compiled: Compiled, *, relative: NonNegativeFloat, seed: Seed) -> 
     .. math:: W' = W + \epsilon, \qquad \epsilon_{ij} \sim
         \mathcal{N}(0, \sigma^2), \quad \sigma = \text{relative} \cdot \mathrm{rms}(W)
 
-    with the root mean square over all entries of the matrix, so that the noise is relative to the
-    matrix in every basis, before or after a rotation. Queries, keys and values count as three
-    matrices; biases stay as they are.
-
-    Example:
-        >>> from loopinterp.compiler import add_noise, compile_program
-        >>> noisy = add_noise(compile_program("ripple", max_length=6), relative=0.01, seed=0)
-        >>> noisy.circuit.disguises
-        ('noise of 0.01 on the weights (seed 0)',)
+    with the root mean square of each matrix, the same in every basis. Queries, keys and values
+    count as three matrices; biases stay as they are.
     """
     g, weights = torch.Generator().manual_seed(seed), weights_of(compiled)
     for name, w in weights.items():

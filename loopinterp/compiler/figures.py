@@ -238,7 +238,7 @@ def _circuit_graph(circuit: Circuit, program: LoopProgram | None) -> CircuitGrap
                 node = GraphNode(f.id, "variable", f.name, "loop", -1, note, (f.name,), (values,))
             else:
                 label = {"indices": "positions"}.get(f.name, f.name)
-                facts = (("What it is", "read anew at every loop"), values)
+                facts = (("Role", "injected input, read at every loop"), values)
                 node = GraphNode(f.id, "input", label, "input", 0, "", (f.name,), facts)
             drawn[f.id] = node
             edges.update({GraphEdge(f.id, name): None for name in to})
@@ -247,7 +247,7 @@ def _circuit_graph(circuit: Circuit, program: LoopProgram | None) -> CircuitGrap
                 edges[GraphEdge(name, f.id, lag=lag)] = None
     if answers:
         last = 1 + max((n.stage for n in drawn.values() if n.section == "readout"), default=-1)
-        facts = (("What it is", "the unembedding: it reads the answer from the last loop"),)
+        facts = (("Role", "unembedding of the state after the last loop"),)
         drawn[_OUTPUT] = GraphNode(_OUTPUT, "readout", _OUTPUT, "readout", last, facts=facts)
     title = ", ".join((circuit.program, *circuit.disguises))
     return CircuitGraph(title, tuple(drawn.values()), tuple(edges), str(program or ""))
@@ -302,8 +302,9 @@ def _part_node(
     name = written.name.removeprefix("answer: ")
     n = len(part.neurons)
     note = f"MLP {part.layer}" + (f", {n} neuron{'s' * (n != 1)}" if n else "")
-    what = "the variable" if written.role == "variable" else "for those that read it"
-    facts = (("Computes", name), ("How", f"{part.how}, {what}"), ("Values", _values(written)))
+    kind = "a variable" if written.role == "variable" else "an intermediate value"
+    facts = (("Computes", name), ("Method", part.how), ("Writes", kind))
+    facts = (*facts, ("Values", _values(written)))
     # The program's variables in the expression.
     words = re.split(r"[\s(),]+", name)
     variables = () if written.role == "variable" else (v for v in circuit.variables if v in words)

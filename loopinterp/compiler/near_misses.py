@@ -50,14 +50,12 @@ def near_misses(
         seed: Of the tokens at which some mutations act, of the inputs, and of the choice.
 
     Returns:
-        Programs of the same task and T(n); their names begin with that of the original. Some are
-        equivalent to it: :func:`~loopinterp.programs.equivalence` decides.
+        Programs of the same task and T(n). Some are equivalent to the original: see
+        :func:`~loopinterp.programs.equivalence`.
 
     Example:
-        >>> for miss in near_misses("prefix_xor", most=2):
-        ...     print(miss.name)
-        prefix_xor, prefix held 3 loops once settled
-        prefix_xor, prefix held for ever once settled
+        >>> [miss.name for miss in near_misses("prefix_xor", most=1)]
+        ['prefix_xor, prefix held 3 loops once settled']
     """
     kinds = near_misses_by_kind(program, most=most, seed=seed)
     return [miss for misses in kinds.values() for miss in misses]
@@ -89,13 +87,13 @@ def near_misses_by_kind(
         return True
 
     # Mutations act everywhere and at some tokens: when, the broadest first.
-    settled = mutations.once_settled(
+    converged = mutations.once_converged(
         original, mutations.lateness(original, batch.inputs, n_loops=int(needed.max()) + 1)
     )
     seen = batch.inputs[batch.n == max(LENGTHS), 1:].unique().tolist()
     chosen = sorted(random.Random(seed).sample(seen, max(len(seen) // 2, 1)))
     at_tokens = mutations.at_tokens(original, chosen)
-    conditions = [(ALWAYS, settled), (at_tokens, settled & at_tokens)]
+    conditions = [(ALWAYS, converged), (at_tokens, converged & at_tokens)]
     by_kind: dict[str, list[tuple[Callable[[], LoopProgram], ...]]] = {}
     for kind, broadest_first in _mutations(original, conditions):
         by_kind.setdefault(kind, []).append(broadest_first)

@@ -64,9 +64,7 @@ _latching = partial(_rippling, finish=where(_known, propagate ^ _carry, UNKNOWN)
 def held_ripple(
     name: str, hold: Mapping[int, int | None] | int | None, *, doc: str, reset: Seq | None = None
 ) -> LoopProgram:
-    """A ripple that holds a carry for some loops after its support has ended.
-
-    A carry is *supported* where the left neighbour generates or passes one on::
+    """A ripple that holds a carry for some loops after its support has ended::
 
         support_i  =   g_{i-1} OR (p_{i-1} AND carry_{i-1})
         carry_i    <-  support_i OR (carry_i AND age_i + 1 < hold_i AND NOT reset_i)

@@ -50,13 +50,12 @@ class Equivalence:
         program_offset: The offset at which they differ least.
         lengths: Lengths of the inputs.
         every_single: Those at which every single interchange was made.
-        every_repeated: Those at which every two interchanges of one run were made; none where
-            single ones separate the programs.
+        every_repeated: Those at which every two interchanges of one run were made, if single ones
+            do not separate the programs.
         natural_share: Share of (input, loop) at which the answers of clean runs differ.
-        interventions: One entry an intervention: length, base and source (rows of the inputs of
-            that length), position, loop and the source's; the same of a second interchange in the
-            same run, its loop -1 where there is none; whether it ``changes`` an answer of either
-            program, and whether the two answers ``differ``, at some loop after it.
+        interventions: One entry an intervention: length; columns of
+            :class:`~loopinterp.programs.paired_runs.Interventions`; whether it ``changes`` an
+            answer of either program, and whether the two answers ``differ``, at some loop after it.
         repeated: Counts of the states that two interchanges lead to, where all are followed.
     """
 
@@ -112,15 +111,15 @@ def equivalence(
 
     An interchange takes all variables at a position and loop from a source input with the same
     token there, after the same loop or another one, once or twice in one run; both programs
-    continue, each with its own variables, until the other's T(n). They are equivalent if their
-    answers, where scored and decided by both, agree at every loop from then on, and in clean runs
-    (where both must be decided at T(n)). The best program offset counts: a loop earlier or later,
-    variables one position to the left, or answers a loop late.
+    continue until the other's T(n). They are equivalent if their answers, where scored and decided
+    by both, agree at every loop from then on, and in clean runs (where both must be decided at
+    T(n)). The best program offset counts: a loop earlier or later, variables one position to the
+    left, or answers a loop late.
 
     At lengths up to ``exhaustive_to`` every interchange is made, and every second one from every
-    state that this leads to (some, if they are too many). At longer inputs, and where the inputs of
-    a length cannot all be listed or have more than 65,536 states, ``interventions`` are drawn: half
-    with a source of another loop, a tenth with a second interchange.
+    state that this leads to (some, if they are too many). Elsewhere, and where the inputs of a
+    length cannot be listed, ``interventions`` are drawn: half with a source of another loop, a
+    tenth with a second interchange.
 
     Args:
         program: The program, or its name.
@@ -136,11 +135,7 @@ def equivalence(
     Source: interchange interventions, Geiger et al., arXiv 2106.02997.
 
     Example:
-        >>> from loopinterp.programs.mutations import negated
-        >>> ripple = get_program("ripple")
-        >>> equivalence(ripple, negated(ripple, "carry"), lengths=(2, 4)).equivalent
-        True
-        >>> held = equivalence(ripple, "ripple_held_2", lengths=(4,))
+        >>> held = equivalence("ripple", "ripple_held_2", lengths=(4,))
         >>> held.equivalent, held.natural_share, held.share > 0.1
         (False, 0.0, True)
     """

@@ -73,7 +73,7 @@ def at_tokens(program: LoopProgram, chosen: Sequence[int]) -> Condition:
     return Condition(label, tok_map(tokens, dict.fromkeys(chosen, 1), default=0, name="chosen"))
 
 
-def once_settled(program: LoopProgram, lateness: int) -> Condition:
+def once_converged(program: LoopProgram, lateness: int) -> Condition:
     """Position i from loop i + lateness on, by a countdown; see :func:`lateness`."""
     name = program.unused_name("until_settled")
     countdown = {name: (larger(indices + lateness, 0), larger(var(name) - 1, 0))}
@@ -84,7 +84,7 @@ def lateness(program: LoopProgram, inputs: Int[Tensor, "batch pos"], *, n_loops:
     """The most loops by which position i becomes constant later than at loop i."""
     trace = program.trace(inputs, n_loops)
     positions = torch.arange(inputs.shape[1], device=inputs.device)
-    return max(int((trace.settled(name) - positions).max()) for name in program.step)
+    return max(int((trace.converged(name) - positions).max()) for name in program.step)
 
 
 def changed(

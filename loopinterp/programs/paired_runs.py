@@ -161,9 +161,9 @@ class PairedRuns:
         within = interchanges.loop + delays <= self.n_loops
         # [delay, row, pos]: the answers that count
         counts = (self.batch.targets != IGNORE)[interchanges.base] & within[..., None]
-        expected, undisturbed = self.program.intervened(interchanges, self.n_loops)
+        expected, first_clean = self.program.intervened(interchanges, self.n_loops)
         answers, clean = self.other.intervened(interchanges, self.n_loops)
-        changes = decided_difference(expected, undisturbed) | decided_difference(answers, clean)
+        changes = decided_difference(expected, first_clean) | decided_difference(answers, clean)
         differ = decided_difference(expected, answers)
         return {
             **vars(interchanges),

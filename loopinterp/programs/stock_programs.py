@@ -58,17 +58,14 @@ def _place_behind(equals: Seq) -> Seq:
 
 
 def _token_addition() -> LoopProgram:
-    """Addition of a + b =, most significant bit first: digit pairs move right, lowest first.
-
-    Each position of b finds its digit of a, as far before it as the ``+`` is from the start, and
-    adds the two: 0 kills a carry, 1 propagates it, 2 generates one. The pairs then move right, one
-    position a loop::
+    """Digit pairs, found at the positions of b, move right, lowest first, one position a loop::
 
         carry_i  <-  pair_i = 2 OR (pair_i = 1 AND carry_i)     while left_i > 0
         pair_i   <-  pair_{i-1}                                 while left_i > 0
         answer_i =   (pair_i + carry_i) mod 2
 
-    From the ``+`` on, positions know n and count it down.
+    A pair of 0 kills a carry, 1 propagates it, 2 generates one. From the ``+`` on, positions know n
+    and count it down.
     """
     inputs, end = ("0", "1", "+", "=", "EOS", "BOS"), 3  # end: the pair of "=" and EOS
     is_bit = tok_map(tokens, {0: 1, 1: 1}, default=0, name="is_bit")
@@ -93,11 +90,7 @@ def _token_addition() -> LoopProgram:
 
 
 def _multiplication() -> LoopProgram:
-    """Multiplication by a number of at most 2 bits: add up the columns, then carry by a front.
-
-    With the least significant bit first, column k of the product is a_0 b_k + a_1 b_{k-1}, which
-    place k gathers at the start. A front from the ``=`` then leaves the carry INTO each column, one
-    position a loop::
+    """Column k of the product is a_0 b_k + a_1 b_{k-1}; a front from the ``=`` carries::
 
         carry_i  <-  carry_i                                      if it is known
                      (column_{i-1} + carry_{i-1}) div 2           else, if carry_{i-1} is known
@@ -131,13 +124,12 @@ def _multiplication() -> LoopProgram:
 
 
 def _binary_sum(most_digits: int = 20) -> LoopProgram:
-    """Counting ones: every position reads bit 1, then bit 2, and so on, and keeps the count::
+    """Every position reads bit 1, then bit 2, and so on, and keeps the count::
 
         count_i  <-  count_i + bit at position at_i
         at_i     <-  at_i + 1
 
-    Place k answers with binary digit k of the count, or with the end. Both variables are bounded by
-    the position, so that they take finitely many values.
+    Both are bounded by the position, so that they take finitely many values.
     """
     at, count = var("at"), var("count")
     next_bit = kqv(indices, at, _bit, "==", name="next_bit")
@@ -161,14 +153,11 @@ def _binary_sum(most_digits: int = 20) -> LoopProgram:
 
 
 def unique_set(n_symbols: int) -> LoopProgram:
-    """Distinct symbols in order of first appearance, for an alphabet of that size.
+    """Distinct symbols in order of first appearance, for an alphabet of that size::
 
-    In every loop all positions read the next position of the prompt; place k keeps the new symbol
-    with k others before it, or the end of the answer::
-
-        answer_i  <-  symbol at at_i, if it is new and found_i = place_i
-        found_i   <-  found_i + 1, if it is new
-        at_i      <-  at_i + 1
+    answer_i  <-  symbol at at_i, if it is new and found_i = place_i
+    found_i   <-  found_i + 1, if it is new
+    at_i      <-  at_i + 1
     """
     equals = nothing = n_symbols
     is_new = eq(firsts(tokens, tokens), indices) & (tokens < n_symbols)
@@ -198,16 +187,12 @@ def unique_set(n_symbols: int) -> LoopProgram:
 
 
 def _abacus_ripple() -> LoopProgram:
-    """Decimal addition, least significant digit first: columns by place, carries by a ripple.
-
-    Place k gathers both operands' digits k (0 to 18), and every loop recomputes the carry INTO it::
+    """Place k gathers both operands' digits k (0 to 18); every loop recomputes the carry INTO it::
 
         carry_i  <-  column_{i-1} + carry_{i-1} > 9
 
     After the longer operand a carry is the last digit of the sum, and no carry is its end. The sum
-    in the input is not read.
-
-    Source: the format of arXiv 2405.17399.
+    in the input is not read. Source: the format of arXiv 2405.17399.
     """
     inputs = tuple("0123456789-+*=$")
     end, last, behind = inputs.index("$"), 19, 20  # columns right behind the longer operand, after
@@ -315,17 +300,8 @@ def prefix_automaton(language: str) -> LoopProgram:
         InputError: the language is unknown.
 
     Example:
-        >>> print(prefix_automaton("dyck_2"))
-        program dyck_2 for regular_language: T(n) = n
-          on_0: {0: 1, 1: 2, 2: 3, 3: 3}
-          on_1: {0: 3, 1: 0, 2: 1, 3: 3}
-          accepts: {0: 1}, otherwise 0
-          prepare
-            state = full(0)
-          loop
-            state = where(eq(tokens, 0), on_0(shift_right(state, 1, default=0)), ...)
-          finish
-            accepts(state)
+        >>> prefix_automaton("dyck_2").finish
+        tok_map(var('state'), {0: 1}, default=0, name='accepts')
     """
     automaton = get_automaton(language)
     before = state = shift_right(var("state"))

@@ -61,7 +61,7 @@ class Trace(ShortRepr):
         """Loops done at the end, counted from ``prepare``."""
         return self.start + len(self.outputs) - 1
 
-    def settled(self, variable: str) -> Int[Tensor, "batch pos"]:
+    def converged(self, variable: str) -> Int[Tensor, "batch pos"]:
         """The first entry from which the variable keeps its final value."""
         check_choice(f"variable of program {self.program}", variable, self.variables)
         return constant_from(self.variables[variable])
