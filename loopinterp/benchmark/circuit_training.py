@@ -7,11 +7,13 @@ heads and neurons that compute them are not.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Int
 from pydantic import Field, PositiveInt
+from torch import Tensor
 
 from loopinterp.compiler.circuit import Circuit, Directions, FeatureNode
 from loopinterp.compiler.compiled import Compiled
@@ -24,13 +26,8 @@ from loopinterp.models.taps import recording_gradients
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
+from loopinterp.tasks.task import Task
 from loopinterp.tasks.task_registry import get_task
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
-    from loopinterp.tasks.task import Task
 
 TRAINED = "trained"
 

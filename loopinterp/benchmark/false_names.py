@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import NonNegativeInt
@@ -18,17 +18,15 @@ from loopinterp.comparison.pair_strategies import SpreadPairs
 from loopinterp.comparison.program_comparison import EXAMPLES, FIRST_LOOK, TO_IDENTIFY
 from loopinterp.comparison.rule import decide
 from loopinterp.compiler import near_misses
+from loopinterp.compiler.compiled import Compiled
 from loopinterp.core.boundary import checked
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.programs import equivalence
+from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
-
-if TYPE_CHECKING:
-    from loopinterp.compiler.compiled import Compiled
-    from loopinterp.programs.program import LoopProgram
-    from loopinterp.tasks.task import Batch
+from loopinterp.tasks.task import Batch
 
 RARE = 1e-3
 """Largest share of separating interventions at which two programs count as rarely separated."""

@@ -13,9 +13,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from loopinterp.benchmark.circuit_training import TRAINED
 from loopinterp.benchmark.known_models import VERSION, BenchmarkModel, benchmark_models
@@ -31,15 +32,10 @@ from loopinterp.core.storage import (
 )
 from loopinterp.core.text import ShortRepr
 from loopinterp.edges.known_edges import program_edges, wiping_edges
-from loopinterp.models import iterate
+from loopinterp.edges.unrolled_graph import TiedEdge
+from loopinterp.models import LoopedTransformer, iterate
 from loopinterp.programs.language import UNKNOWN
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from loopinterp.edges.unrolled_graph import TiedEdge
-    from loopinterp.models import LoopedTransformer
-    from loopinterp.tasks.task import Task
+from loopinterp.tasks.task import Task
 
 LIST, CARD, PAIRS = "benchmark.json", "card.json", "pairs.safetensors"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
@@ -26,14 +26,8 @@ from loopinterp.core.text import ShortRepr
 from loopinterp.models.protocol import LoopedModel
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
-from loopinterp.tasks.task import Batch
+from loopinterp.tasks.task import Batch, Task
 from loopinterp.tasks.task_registry import get_task
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
-
-    from loopinterp.tasks.task import Task
-
 
 Disguise = Callable[[Compiled], Compiled]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from loopinterp.benchmark.known_models import KnownModel, Score
 from loopinterp.comparison.heads import head_name, head_study
@@ -23,26 +25,20 @@ from loopinterp.comparison.variable_interchange import (
     VariableInterchange,
     interchange_study,
 )
+from loopinterp.compiler.compiled import Compiled
 from loopinterp.core.boundary import checked
 from loopinterp.core.settings import Seed
 from loopinterp.interventions.ablation import IDLE, KINDS, NEEDED, ablation_study
 from loopinterp.interventions.pairs import InterchangePairs
 from loopinterp.interventions.patching import patching_sweep
-from loopinterp.programs.expressions import Aggregate, SelWidth, ShiftRight, Tokens
+from loopinterp.programs.expressions import Aggregate, SelWidth, Seq, ShiftRight, Tokens
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.nodes import postorder
+from loopinterp.programs.program import LoopProgram
+from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import pandas as pd
-    from jaxtyping import Bool, Float, Int
-    from torch import Tensor
-
-    from loopinterp.compiler.compiled import Compiled
-    from loopinterp.programs.expressions import Seq
-    from loopinterp.programs.program import LoopProgram
-    from loopinterp.tasks.task import Batch
 
 
 def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:

@@ -14,12 +14,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
+from loopinterp.benchmark.folder import Exercise, KnownCircuit
 from loopinterp.benchmark.known_models import KnownModel
 from loopinterp.benchmark.mechanism_scores import interchange_variables, probed_subspaces
 from loopinterp.comparison.program_comparison import compare_programs
@@ -40,21 +42,15 @@ from loopinterp.edges.unrolled_graph import (
     SLOTS,
     TIED,
     UNROLLED,
+    Component,
     TiedEdge,
     UnrolledGraph,
 )
+from loopinterp.models import LoopedTransformerConfig
 from loopinterp.programs import equivalence
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from loopinterp.benchmark.folder import Exercise, KnownCircuit
-    from loopinterp.edges.unrolled_graph import Component
-    from loopinterp.models import LoopedTransformerConfig
-    from loopinterp.tasks.task import Batch
-
+from loopinterp.tasks.task import Batch
 
 UnrolledEdge = tuple[str, str]
 """Sender and receiver of a run, with their loops: ``("0:block.0.mlp", "1:block.0.head.0")``."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Bool, Float, Int
 from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from loopinterp.benchmark.known_models import KnownModel, Score
@@ -19,14 +20,9 @@ from loopinterp.dynamics import convergence_study, readout_margin, stable_from
 from loopinterp.probing import carry_study, with_random_weights
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
 from loopinterp.tasks.addition import Addition
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
-    from torch import Tensor
-
-    from loopinterp.programs.program import LoopProgram
 
 
 @torch.no_grad()

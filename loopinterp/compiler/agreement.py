@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
+from loopinterp.compiler.circuit import HeadNode
 from loopinterp.compiler.compiled import Compiled, need_compiled
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.text import ShortRepr
@@ -14,15 +17,6 @@ from loopinterp.programs.expressions import selectors
 from loopinterp.programs.interpreter import evaluate
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.tasks.sampling import check_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from jaxtyping import Bool, Float, Int
-    from torch import Tensor
-
-    from loopinterp.compiler.circuit import HeadNode
-
 
 CHUNK = 2**21
 """Of the states of all loops that are compared at a time."""

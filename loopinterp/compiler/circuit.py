@@ -6,17 +6,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from loopinterp.core.errors import CheckpointError, InputError, unknown_name
 from loopinterp.core.storage import read_json_object, read_tensors, write_json, write_tensors
 from loopinterp.core.text import ShortRepr
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
-    from torch import Tensor
 
 CIRCUIT_FILE = "circuit.json"
 DIRECTIONS_FILE = "circuit.safetensors"

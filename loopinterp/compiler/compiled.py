@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from loopinterp.compiler.assembly import assemble
 from loopinterp.compiler.circuit import Circuit
@@ -19,9 +20,6 @@ from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
 from loopinterp.tasks.task_registry import get_task, list_tasks
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -18,26 +18,22 @@ Example:
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from torch import Tensor
 
+from loopinterp.compiler.circuit import Circuit
 from loopinterp.compiler.compiled import Compiled, need_compiled
 from loopinterp.compiler.features import FeaturePoints, StreamFeatures
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.settings import Seed
+from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.transformer import LoopedTransformer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from jaxtyping import Float
-    from torch import Tensor
-
-    from loopinterp.compiler.circuit import Circuit
-    from loopinterp.models.config import LoopedTransformerConfig
 
 NOISE = "noise"
 """What the record of :func:`add_noise` begins with."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from jaxtyping import Float
-    from torch import Tensor
-
-    from loopinterp.compiler.circuit import Circuit, FeatureNode
-    from loopinterp.programs.expressions import Select
-
+from loopinterp.compiler.circuit import Circuit, FeatureNode
+from loopinterp.programs.expressions import Select
 
 Role = Literal["tokens", "indices", "fixed", "variable", "scratch"]
 

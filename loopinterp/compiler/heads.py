@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,11 +36,9 @@ from loopinterp.compiler.features import (
     read_any,
 )
 from loopinterp.compiler.lookups import FeatureWriter, advance, has_few_rules, thresholds
+from loopinterp.programs.expressions import Aggregate, Select, SelWidth
 from loopinterp.programs.nodes import code
 from loopinterp.programs.selection import PREDICATES
-
-if TYPE_CHECKING:
-    from loopinterp.programs.expressions import Aggregate, Select, SelWidth
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,10 +6,11 @@ import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Int
 from pydantic import NonNegativeInt
+from torch import Tensor
 
 from loopinterp.compiler.compiled import compile_program
 from loopinterp.core.boundary import checked
@@ -17,18 +18,12 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.settings import Seed
 from loopinterp.programs import mutations
 from loopinterp.programs.equivalence import SCREENED, equivalence_at, inputs_of
+from loopinterp.programs.expressions import Seq
 from loopinterp.programs.mutations import ALWAYS, Condition, reads_of_other_positions
 from loopinterp.programs.program import LoopProgram, ProgramOffset
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, Batch
 from loopinterp.tasks.task_registry import get_task
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
-    from loopinterp.programs.expressions import Seq
-    from loopinterp.tasks.task import Batch
 
 LENGTHS = (*range(1, 8), 16)
 """Lengths of the inputs on which a near miss must answer as the original does."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Float
 from pydantic import NonNegativeInt
+from torch import Tensor
 
 from loopinterp.compiler.assembly import LOGIT, SHARPNESS
 from loopinterp.compiler.circuit import ROUNDING, Circuit, Superposition, orthonormal
@@ -34,10 +35,6 @@ from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.settings import Seed
 from loopinterp.models.taps import recording_gradients
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-    from torch import Tensor
 
 
 @checked

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from pydantic import Field, PositiveInt
+from torch import Tensor
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
@@ -24,17 +26,10 @@ from loopinterp.programs.paired_runs import (
     decided_difference,
     repeated_states,
 )
-from loopinterp.programs.program import ProgramOffset, alignments, with_output_lag
+from loopinterp.programs.program import LoopProgram, ProgramOffset, alignments, with_output_lag
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.task import IGNORE, Batch, Task
 from loopinterp.tasks.task_registry import get_task
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
-    from loopinterp.programs.program import LoopProgram
-    from loopinterp.tasks.task import Task
 
 EXAMPLES, INTERVENTIONS, SCREENED = 64, 4096, 512
 """Inputs of each length and distribution; interventions of a length, and to screen an offset."""
@@ -42,32 +37,20 @@ EXAMPLES, INTERVENTIONS, SCREENED = 64, 4096, 512
 
 @dataclass(frozen=True, eq=False)
 class Equivalence:
-    """How far interchange interventions separate two programs.
-
-    Attributes:
-        program: Name of the program.
-        other: Name of the other, in the place of a model.
-        program_offset: The offset at which they differ least.
-        lengths: Lengths of the inputs.
-        every_single: Those at which every single interchange was made.
-        every_repeated: Those at which every two interchanges of one run were made, if single ones
-            do not separate the programs.
-        natural_share: Share of (input, loop) at which the answers of clean runs differ.
-        interventions: One entry an intervention: length; columns of
-            :class:`~loopinterp.programs.paired_runs.Interventions`; whether it ``changes`` an
-            answer of either program, and whether the two answers ``differ``, at some loop after it.
-        repeated: Counts of the states that two interchanges lead to, where all are followed.
-    """
+    """How far interchange interventions separate two programs."""
 
     program: str
-    other: str
-    program_offset: ProgramOffset
-    lengths: tuple[int, ...]
-    every_single: tuple[int, ...]
+    other: str  # in the place of a model
+    program_offset: ProgramOffset  # at which they differ least
+    lengths: tuple[int, ...]  # of the inputs
+    every_single: tuple[int, ...]  # lengths at which every single interchange was made
+    # Lengths at which every two interchanges of one run were made, if no single one differs.
     every_repeated: tuple[int, ...]
-    natural_share: float
+    natural_share: float  # of (input, loop): answers of clean runs that differ
+    # One entry an intervention: length; columns of ``paired_runs.Interventions``; whether it
+    # ``changes`` an answer of either program, and whether the two answers ``differ`` afterwards.
     interventions: dict[str, np.ndarray] = field(repr=False)
-    repeated: RepeatedStates = field(repr=False)
+    repeated: RepeatedStates = field(repr=False)  # states after two interchanges, if followed
 
     @property
     def equivalent(self) -> bool:

@@ -12,18 +12,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
+from loopinterp.programs.expressions import Seq
 from loopinterp.programs.language import full, seq_map
 from loopinterp.programs.selection import OPS
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
-    from loopinterp.programs.expressions import Seq
 
 _AT_A_TIME = 2**22
 """Numbers that are computed together."""

@@ -9,19 +9,17 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from loopinterp.core.errors import InputError, unknown_name
 from loopinterp.programs import expressions as nodes
 from loopinterp.programs.nodes import Expr, code, postorder
 from loopinterp.programs.selection import OPS, Selection, look_up
 from loopinterp.tasks.task import describe_tensor
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
-    from torch import Tensor
 
 
 def evaluate(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from loopinterp.programs.expressions import (
     Aggregate,
@@ -35,13 +37,7 @@ from loopinterp.programs.language import (
     where,
 )
 from loopinterp.programs.nodes import Expr, postorder, rewritten
-from loopinterp.programs.program import spell_loops
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
-    from loopinterp.programs.program import LoopProgram
+from loopinterp.programs.program import LoopProgram, spell_loops
 
 
 @dataclass(frozen=True)

@@ -27,20 +27,12 @@ class _Interned(type):
 
 
 class Expr(metaclass=_Interned):
-    """A node of an expression graph.
+    """A node of an expression graph."""
 
-    Attributes:
-        children: The nodes it is made from, in order.
-        variables: Names of the loop program's variables it reads, itself or below.
-        depth: Longest path to a leaf.
-        form: How it is written, in terms of its fields.
-    """
-
-    form: ClassVar[str]
-
-    children: tuple[Expr, ...]
-    variables: frozenset[str]
-    depth: int
+    form: ClassVar[str]  # how it is written, in terms of its fields
+    children: tuple[Expr, ...]  # the nodes it is made from, in order
+    variables: frozenset[str]  # of the loop program, that it or a node below reads
+    depth: int  # longest path to a leaf
 
     def __post_init__(self) -> None:
         _, values = self.__reduce__()

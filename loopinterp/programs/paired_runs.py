@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.program import LoopProgram, ProgramOffset
 from loopinterp.programs.trace import Intervention
-from loopinterp.tasks.task import IGNORE
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
-    from torch import Tensor
-
-    from loopinterp.programs.program import LoopProgram, ProgramOffset
-    from loopinterp.tasks.task import Batch
+from loopinterp.tasks.task import IGNORE, Batch
 
 AT_A_TIME = 2**15
 """Interventions that are run together."""
@@ -29,20 +24,17 @@ NO_LOOP = -1
 
 @dataclass(frozen=True, eq=False)
 class Interventions:
-    """Base and source runs, position, and loops of each interchange.
-
-    ``second_`` columns are of a second interchange in the same run, at the same loop or later;
-    ``second_loop`` is :data:`NO_LOOP` without one.
-    """
+    """Base and source runs, position, and loops of each interchange."""
 
     base: Int[Tensor, " row"]
     source: Int[Tensor, " row"]
     position: Int[Tensor, " row"]
     loop: Int[Tensor, " row"]
     source_loop: Int[Tensor, " row"]
+    # Of a second interchange in the same run, at the same loop or later.
     second_source: Int[Tensor, " row"]
     second_position: Int[Tensor, " row"]
-    second_loop: Int[Tensor, " row"]
+    second_loop: Int[Tensor, " row"]  # NO_LOOP where there is none
     second_source_loop: Int[Tensor, " row"]
 
     def split(self, at_a_time: int) -> Iterator[Interventions]:

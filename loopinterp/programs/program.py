@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from html import escape
 from itertools import islice, product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from loopinterp.core.errors import InputError, check_choice, check_integer, unknown_name
 from loopinterp.core.text import ShortRepr
@@ -27,11 +29,6 @@ from loopinterp.programs.language import UNKNOWN, full, var
 from loopinterp.programs.nodes import MAX_LENGTH, code, postorder
 from loopinterp.programs.trace import Intervention, LazySelectors, Trace
 from loopinterp.tasks.sampling import check_tokens
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
 
 RequiredLoops: TypeAlias = Callable[[int], int]
 """T(n), the required number of loops for length n; it should print and compare."""
@@ -306,18 +303,11 @@ class LoopProgram(ShortRepr):
 
 @dataclass(frozen=True)
 class ProgramOffset:
-    """The part of a program that the model's state at one position and loop stands for.
+    """The part of a program that the model's state at one position and loop stands for."""
 
-    Attributes:
-        shift: The state after t loops of the model stands for the program after t + shift.
-        offset: The state at position p stands for the program's variables at p - offset (1 for
-            carries OUT of each position).
-        lag: The model's answers are the program's this many loops before.
-    """
-
-    shift: int = 0
-    offset: int = 0
-    lag: int = 0
+    shift: int = 0  # the model's state after t loops stands for the program after t + shift
+    offset: int = 0  # position p stands for variables at p - offset (1: carries OUT of positions)
+    lag: int = 0  # the model's answers are the program's this many loops before
 
     def __str__(self) -> str:
         parts = []

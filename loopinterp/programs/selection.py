@@ -7,20 +7,14 @@ examples at once, as [pos, batch] tensors in the smallest integers that hold the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from loopinterp.core.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from jaxtyping import Bool, Int
-    from torch import Tensor
-
 
 CHUNK_ELEMENTS, STEP_ELEMENTS, GPU_ELEMENTS = 2**18, 2**16, 2**24
 """Elements at a time on a CPU (its cache), fewest of a step over keys; both on other devices."""

@@ -4,55 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
 
 from loopinterp.core.errors import check_choice, unknown_name
 from loopinterp.core.text import ShortRepr
 from loopinterp.programs.expressions import Select
 from loopinterp.programs.interpreter import Interpreter
 
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Int, Shaped
-    from torch import Tensor
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Intervention(ShortRepr):
-    """Set a variable after ``loop`` loops, before the next one and before the output is read.
-
-    Attributes:
-        variable: Name of the variable.
-        loop: 0 is after ``prepare``, t after t steps.
-        values: New values [batch, pos], int64.
-        mask: Where to set them [batch, pos]; everywhere if omitted.
-    """
+    """Set a variable after ``loop`` loops, before the next one and before the output is read."""
 
     variable: str
-    loop: int
-    values: Int[Tensor, "batch pos"]
-    mask: Bool[Tensor, "batch pos"] | None = None
+    loop: int  # 0 is after ``prepare``, t after t steps
+    values: Int[Tensor, "batch pos"]  # int64
+    mask: Bool[Tensor, "batch pos"] | None = None  # where to set them; None is everywhere
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace(ShortRepr):
-    """The run of a program. Entry k of a loop axis is after ``start + k`` loops.
-
-    Attributes:
-        program: Name of the program.
-        start: Loops done before the first entry; 0 unless the run started later.
-        variables: Variable -> values [loop + 1, batch, pos].
-        outputs: The answer at every loop [loop + 1, batch, pos]; -1 where undecided.
-        selectors: Name -> selector of each loop [loop, batch, query, key]; entry k leads from entry
-            k of the variables to entry k + 1.
-        prepare_selectors: Name -> selector of ``prepare`` [batch, query, key].
-    """
+    """The run of a program. Entry k of a loop axis is after ``start + k`` loops."""
 
     program: str
-    start: int
+    start: int  # loops done before the first entry
     variables: Mapping[str, Int[Tensor, "loops batch pos"]]
-    outputs: Int[Tensor, "loops batch pos"]
+    outputs: Int[Tensor, "loops batch pos"]  # the answer at every loop; -1 where undecided
+    # By name. Entry k leads from entry k of the variables to entry k + 1.
     selectors: Mapping[str, Bool[Tensor, "loop batch query key"]]
     prepare_selectors: Mapping[str, Bool[Tensor, "batch query key"]]
 
