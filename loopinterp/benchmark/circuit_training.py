@@ -30,7 +30,6 @@ from loopinterp.tasks.task import Task
 from loopinterp.tasks.task_registry import get_task
 
 TRAINED = "trained"
-
 _EXTRA_LOOPS = 2  # beyond T(n), where a program's answers hold
 _BATCH, _EXAMPLES = 64, 2048
 _RATE, _WARM_UP = 2e-3, 100

@@ -202,7 +202,6 @@ CHECKS = (
 """In the order of tables, by tool."""
 
 CHECK_OF = {check.key: check for check in CHECKS}
-
 _SCORERS: dict[str, Callable[..., dict[str, Score]]] = {
     "probes": score_probes,
     _INTERCHANGE: score_interchange,

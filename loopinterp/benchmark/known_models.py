@@ -30,10 +30,7 @@ from loopinterp.tasks.task import Batch, Task
 from loopinterp.tasks.task_registry import get_task
 
 Disguise = Callable[[Compiled], Compiled]
-
-VERSION = 1
-"""Of the benchmark's list of models. Scores of different versions are not comparable."""
-
+VERSION = 1  # of the benchmark's list of models. Scores of different versions are not comparable
 DISGUISES: dict[str, Disguise] = {
     "bare": lambda compiled: compiled,
     "rotated, permuted": lambda c: rotate(permute(c, seed=0), seed=0),
@@ -47,14 +44,12 @@ BROKEN_BY_NOISE = {
 }
 """Programs without a noisy model: noise adds up over their hundreds of directions."""
 
-LEFT_OUT = {"regular_language"}
-"""Tasks that are newer than this version of the list."""
-
+LEFT_OUT = {"regular_language"}  # tasks that are newer than this version of the list
 TRAINED_MODELS = Path(__file__).parent / "trained_models"
 """Models of :func:`~loopinterp.benchmark.train_to_circuit`, by program."""
 
+# Longest problems of the tasks with wide programs; 6 for all others
 LENGTHS = {"multiplication": 3, "unique_set": 4, "token_addition": 4, "abacus_addition": 4}
-"""Longest problems of the tasks with wide programs; 6 for all others."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -63,7 +63,6 @@ EdgeScores = (
 """Of the block's edges, of the run's, or of both."""
 
 EdgeMethod = Callable[["Exercise"], EdgeScores]
-
 OWN_EDGE_METHODS = ("exact", "edge_ig", "eap_ig", "eap", "magnitude", "random")
 """Methods of the library; the last two are controls."""
 

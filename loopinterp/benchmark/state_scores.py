@@ -134,8 +134,8 @@ def _agreement(measured: Tensor, expected: Tensor) -> Score:
     return Score(*map(float, equal))
 
 
+# Length of the additions from which on the carry study has pairs of every chain length
 LEAST_BITS = 12
-"""Length of the additions from which on the carry study has pairs of every chain length."""
 
 
 def score_wavefront(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:

@@ -18,8 +18,7 @@ from loopinterp.programs.interpreter import evaluate
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.tasks.sampling import check_tokens
 
-CHUNK = 2**21
-"""Of the states of all loops that are compared at a time."""
+CHUNK = 2**21  # of the states of all loops that are compared at a time
 
 
 @dataclass(frozen=True, repr=False)

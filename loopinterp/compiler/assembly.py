@@ -22,9 +22,8 @@ SHARPNESS = 120.0
 Any attention on other keys would leak values of later positions, which a probe would find.
 """
 
+# Logit of the answer; those of all other classes are 0, and all are where it is undecided
 LOGIT = 10.0
-"""Logit of the answer; those of all other classes are 0, and all are where it is undecided."""
-
 Weights = dict[str, np.ndarray]
 
 

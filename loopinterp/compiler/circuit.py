@@ -18,7 +18,6 @@ from loopinterp.core.text import ShortRepr
 
 CIRCUIT_FILE = "circuit.json"
 DIRECTIONS_FILE = "circuit.safetensors"
-
 ROUNDING = 1e-5
 """What is smaller than this, relative to the largest, is rounding of weights in float32."""
 

@@ -35,9 +35,7 @@ from loopinterp.core.settings import Seed
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.transformer import LoopedTransformer
 
-NOISE = "noise"
-"""What the record of :func:`add_noise` begins with."""
-
+NOISE = "noise"  # what the record of :func:`add_noise` begins with
 Weights = dict[str, "Tensor"]
 
 

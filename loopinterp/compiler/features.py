@@ -16,7 +16,6 @@ from loopinterp.compiler.circuit import Circuit, FeatureNode
 from loopinterp.programs.expressions import Select
 
 Role = Literal["tokens", "indices", "fixed", "variable", "scratch"]
-
 PLAIN, WITNESS, RAW = 0, 1, 2
 """Order in which the features of one rule are tested.
 

@@ -24,12 +24,9 @@ from loopinterp.programs.nodes import Expr, code, postorder
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
 
+# Section of a model -> of a drawing
 _PARTS = {"embedding": "input", "prelude": "prelude", "block": "loop", "coda": "readout"}
-"""Section of a model -> of a drawing."""
-
-_OUTPUT = "output"
-"""The node of the unembedding, which reads the answer."""
-
+_OUTPUT = "output"  # the node of the unembedding, which reads the answer
 _MAP = nodes.Elementwise | nodes.TokMap
 
 

@@ -31,12 +31,8 @@ from loopinterp.compiler.features import (
 from loopinterp.compiler.validation import ValidatedProgram
 from loopinterp.core.errors import InputError
 
-MAX_LAYERS = 128
-"""Most layers of a section."""
-
-MAX_UNITS = 8_192
-"""Most units of one function."""
-
+MAX_LAYERS = 128  # most layers of a section
+MAX_UNITS = 8_192  # most units of one function
 MOST_FUSED_RULES = 192
 """A function that would take more rules than this has its arguments stored first."""
 
@@ -215,8 +211,7 @@ def decision_rules(function: FeatureFunction, most: int) -> _Rules | None:
     return [_DecisionRule(rule.conditions, int(values[rule.value])) for rule in rules]
 
 
-_Key = tuple[_Axes, _Axes, bytes]
-"""Axes, shape and content of a table."""
+_Key = tuple[_Axes, _Axes, bytes]  # axes, shape and content of a table
 
 
 class _RuleSearch:

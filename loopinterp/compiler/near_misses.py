@@ -25,11 +25,10 @@ from loopinterp.programs.stock_programs import get_program
 from loopinterp.tasks.task import IGNORE, Batch
 from loopinterp.tasks.task_registry import get_task
 
+# Lengths of the inputs on which a near miss must answer as the original does
 LENGTHS = (*range(1, 8), 16)
-"""Lengths of the inputs on which a near miss must answer as the original does."""
-
+# Kinds that no intervention on whole positions separates from the original
 STORED_OTHERWISE = ("negated", "doubled")
-"""Kinds that no intervention on whole positions separates from the original."""
 
 
 def near_misses(

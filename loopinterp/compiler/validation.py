@@ -34,17 +34,11 @@ from loopinterp.programs.nodes import Expr, postorder, rewritten
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
 
-MAX_LENGTH = 512
-"""Longest sequence a model is compiled for: each position has a direction."""
-
-MAX_VALUES = 1_024
-"""Most values of one expression: each is a direction of the residual stream."""
-
-Values = np.ndarray
-"""Sorted distinct integers."""
-
+MAX_LENGTH = 512  # longest sequence a model is compiled for: each position has a direction
+MAX_VALUES = 1_024  # most values of one expression: each is a direction of the residual stream
+Values = np.ndarray  # sorted distinct integers
+# Expressions as functions of leaves, as far as that is followed
 _Known = dict[Expr, FeatureFunction]
-"""Expressions as functions of leaves, as far as that is followed."""
 
 
 @dataclass(frozen=True)

@@ -33,24 +33,20 @@ from loopinterp.programs.language import (
 from loopinterp.programs.program import CeilLog2, Linear, LoopProgram
 
 INPUTS = ("a=0 b=0", "a=1 b=0", "a=0 b=1", "a=1 b=1", "BOS", "PAD")
-
-FOR_EVER = None
-"""The hold of a carry that stays until it is reset."""
+FOR_EVER = None  # the hold of a carry that stays until it is reset
 
 generate = tok_map(tokens, {3: 1}, default=0, name="generate")
 propagate = tok_map(tokens, {1: 1, 2: 1}, default=0, name="propagate")
 
 _carry, _span, _makes, _passes = var("carry"), var("span"), var("makes"), var("passes")
+# A carry of the left neighbour, which generates it or passes it on
 _support = shift_right(generate | (propagate & _carry))
-"""A carry of the left neighbour, which generates it or passes it on."""
-
 _known = ne(_carry, UNKNOWN)
 _known_at_bos = where(eq(indices, 0), 0, UNKNOWN)
 _carry_out = where(_known, generate | (propagate & _carry), UNKNOWN)
 _arriving = shift_right(_carry)
 _span_back = select(indices, indices - _span, "==", name="span_back")
 _last_decided = kqv(propagate, 0, indices, "==", mode="max", name="last_decided")
-
 _rippling = partial(
     LoopProgram,
     task="addition",

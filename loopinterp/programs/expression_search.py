@@ -22,11 +22,9 @@ from loopinterp.programs.expressions import Seq
 from loopinterp.programs.language import full, seq_map
 from loopinterp.programs.selection import OPS
 
-_AT_A_TIME = 2**22
-"""Numbers that are computed together."""
-
+_AT_A_TIME = 2**22  # numbers that are computed together
+# An operation on smaller expressions, each given by its size and its place there
 _Operation: TypeAlias = tuple[str, tuple[tuple[int, int], ...]]
-"""An operation on smaller expressions, each given by its size and its place there."""
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from loopinterp.core.errors import InputError, check_choice, check_integer
 from loopinterp.programs.nodes import Expr, postorder
 from loopinterp.programs.selection import OPS, PREDICATES
 
+# Most entries of a table (or input tokens of a program), and most pairs of a predicate
 MAX_TABLE, MAX_RELATION = 65_536, 4_096
-"""Most entries of a table (or input tokens of a program), and most pairs of a predicate."""
 
 
 class _Checked(Expr):

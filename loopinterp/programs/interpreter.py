@@ -59,8 +59,8 @@ def check_values(what: str, values: object, tokens: Tensor, dtype: torch.dtype) 
         raise InputError(what, expected=expected, given=describe_tensor(values), fix=fix)
 
 
+# Nodes in the order of computation, each with those whose last use it is
 _Plan: TypeAlias = list[tuple[Expr, tuple[Expr, ...]]]
-"""Nodes in the order of computation, each with those whose last use it is."""
 
 
 def _planned(order: Sequence[Expr], results: Collection[Expr]) -> _Plan:

@@ -9,11 +9,9 @@ from weakref import WeakValueDictionary
 
 from loopinterp.core.errors import InputError
 
+# The deepest expression; characters of code after which a subexpression is left out as ``…``
 MAX_DEPTH, MAX_LENGTH = 5_000, 2_000
-"""The deepest expression; characters of code after which a subexpression is left out as ``…``."""
-
 _Node = TypeVar("_Node")
-
 _NODES: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
 
 

@@ -15,9 +15,7 @@ from loopinterp.programs.program import LoopProgram, ProgramOffset
 from loopinterp.programs.trace import Intervention
 from loopinterp.tasks.task import IGNORE, Batch
 
-AT_A_TIME = 2**15
-"""Interventions that are run together."""
-
+AT_A_TIME = 2**15  # interventions that are run together
 NO_LOOP = -1
 """The loop of a second interchange where there is none."""
 

@@ -30,8 +30,8 @@ from loopinterp.programs.nodes import MAX_LENGTH, code, postorder
 from loopinterp.programs.trace import Intervention, LazySelectors, Trace
 from loopinterp.tasks.sampling import check_tokens
 
+# T(n), the required number of loops for length n; it should print and compare
 RequiredLoops: TypeAlias = Callable[[int], int]
-"""T(n), the required number of loops for length n; it should print and compare."""
 
 
 @dataclass(frozen=True)

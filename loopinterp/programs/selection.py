@@ -16,11 +16,9 @@ from torch import Tensor
 
 from loopinterp.core.errors import InputError
 
+# Elements at a time on a CPU (its cache), fewest of a step over keys; both on other devices
 CHUNK_ELEMENTS, STEP_ELEMENTS, GPU_ELEMENTS = 2**18, 2**16, 2**24
-"""Elements at a time on a CPU (its cache), fewest of a step over keys; both on other devices."""
-
-MAX_POSITIONS = 2**14
-"""Longest sequence: one selection then has 2**28 elements."""
+MAX_POSITIONS = 2**14  # longest sequence: one selection then has 2**28 elements
 
 
 class Selection:

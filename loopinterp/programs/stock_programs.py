@@ -31,21 +31,16 @@ from loopinterp.programs.language import (
 from loopinterp.programs.program import Linear, LoopProgram
 from loopinterp.tasks.prefixes import get_automaton
 
-_EQUALS, _EOS = 2, 3
-"""Tokens of ``=`` and EOS after the bits of a prompt."""
-
-_END = 2
-"""Output class of the end of an answer, for tasks of bits."""
-
+_EQUALS, _EOS = 2, 3  # tokens of ``=`` and EOS after the bits of a prompt
+_END = 2  # output class of the end of an answer, for tasks of bits
 _program = partial(LoopProgram, n_loops=Linear())
 _of_bits = partial(_program, inputs=("0", "1", "=", "EOS", "BOS"))
-
 _bit = tok_map(tokens, {1: 1}, default=0, name="bit_of")
 _arriving, _parity = shift_right(var("bit")), var("parity")
 _left = var("left")
 _running = ne(_left, 0)
+# A clock: the loops until what moves is held; at -1 it is never held
 _countdown = where(_left > 0, _left - 1, _left)
-"""A clock: the loops until what moves is held; at -1 it is never held."""
 
 
 def _position_of(token: int, name: str, *, default: int = -1) -> Seq:
