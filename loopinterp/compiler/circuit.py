@@ -101,8 +101,8 @@ class Superposition:
 class Circuit(ShortRepr):
     """Nodes, edges and directions of a compiled model.
 
-    One node of the block stands for one at each loop; see :meth:`unrolled`. Edges lead from
-    features to the heads and neurons that read them, and from those to what they write.
+    One node of the block stands for one at each loop. Edges lead from features to the heads and
+    neurons that read them, and from those to what they write.
     """
 
     program: str
@@ -186,27 +186,6 @@ class Circuit(ShortRepr):
         ]
         edges = tuple((names.get(s, s), names.get(t, t)) for s, t in self.edges)
         return dataclasses.replace(self, heads=tuple(nodes), neurons=tuple(groups), edges=edges)
-
-    def unrolled(self, n_loops: int) -> tuple[tuple[str, str], ...]:
-        """The edges of a run of this many loops, with the loop in every id.
-
-        ``3:head`` is a node inside loop 3, and ``3:carry`` the variable after 3 loops.
-        """
-        block = {node.id for node in (*self.heads, *self.neurons) if node.section == "block"}
-        block |= {f.id for f in self.features if f.section == "block" and f.role == "scratch"}
-        state = {f.id for f in self.variables.values()}
-
-        def at(name: str, loop: int) -> str:
-            return f"{loop}:{name}" if name in block | state else name
-
-        edges: list[tuple[str, str]] = []
-        for source, target in self.edges:
-            if {source, target} & block:
-                loops = range(n_loops)
-                edges += [(at(source, t), at(target, t + (target in state))) for t in loops]
-            else:  # the prelude writes variables before the first loop, the coda reads the last
-                edges.append((at(source, n_loops), at(target, 0)))
-        return tuple(edges)
 
     def save(self, folder: str | Path) -> None:
         """Write the circuit beside the model: ``circuit.json`` and ``circuit.safetensors``."""

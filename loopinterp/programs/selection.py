@@ -48,17 +48,9 @@ class Selection:
 
     def all(self) -> Bool[Tensor, "_ query key"]:
         """The whole selection, with a batch axis of 1 if it is the same for all examples."""
-        out = self.k.new_empty((self.batch, self.pos, self.pos), dtype=torch.bool)
-        k, q = (x.expand(self.batch, -1) for x in (self.k, self.q))
-        positions = torch.arange(self.pos, device=out.device)
-        for rows in _split(self.batch, self._chunk // self.pos**2):
-            for queries in _split(self.pos, self._chunk // (self.pos * _length(rows))):
-                # Written out, queries are compared several times as fast as in a broadcast.
-                written = q[rows, queries, None].expand(-1, -1, self.pos).contiguous()
-                selected = self._holds(k[rows, None, :], written)
-                if self.causal:
-                    selected &= positions[queries, None] >= positions
-                out[rows, queries] = selected
+        out = self.k.new_zeros((self.batch, self.pos, self.pos), dtype=torch.bool)
+        for keys, queries, rows, selected in self._steps(self.batch):
+            out[rows, queries, keys] = selected.permute(2, 1, 0).bool()
         return out
 
     def width(self) -> Int[Tensor, "_ query"]:
