@@ -77,10 +77,10 @@ def _(result: GroundTruth) -> list[Figure]:
 
 def _counts(result: GroundTruth, checks: pd.DataFrame) -> str:
     """Checks passed by each tool, and the first that are missed, as lines of text."""
-    by_tool = checks.groupby("tool", sort=False)[["passed", "models"]].sum()
-    rows = [
-        (tool, f"{row.passed} of {row.models} checks passed") for tool, row in by_tool.iterrows()
-    ]
+    rows = []
+    for tool, of_tool in checks.groupby("tool", sort=False):
+        counts = f"{of_tool['passed'].sum()} of {of_tool['models'].sum()} checks passed"
+        rows.append((str(tool), counts))
     missed = [
         (f"missed: {check}", f"{value:.3g} (control {control:.3g}), {model}")
         for model, check, value, control in result.missed[:20]

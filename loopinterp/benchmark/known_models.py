@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -86,12 +86,13 @@ class KnownModel(ShortRepr):
         def without(h: Tensor) -> Tensor:
             return h - self.of_distractors(h)
 
-        return SimpleNamespace(
+        without_them: Any = SimpleNamespace(
             embed=model.embed,
             initial_state=lambda e: without(model.initial_state(e)),
             step=lambda h, e: without(model.step(h, e)),
             readout=model.readout,
         )
+        return without_them
 
 
 @dataclass(frozen=True)
