@@ -96,26 +96,28 @@ def held_ripple(
 
 
 HELD_RIPPLES = (
-    held_ripple("ripple_held_2", 2, doc="A ripple whose carries live 2 loops without support."),
-    held_ripple("ripple_held_3", 3, doc="A ripple whose carries live 3 loops without support."),
+    *(
+        held_ripple(f"ripple_held_{n}", n, doc=f"Carries persist {n} loops without support.")
+        for n in (2, 3)
+    ),
     held_ripple(
         "ripple_held_by_token",
         {1: 2, 2: 3},
-        doc="Carries live 2 loops without support at bits (1, 0), 3 at (0, 1), else 1.",
+        doc="Carries persist 2 loops without support at bits (1, 0), 3 at (0, 1), else 1.",
     ),
     held_ripple(
         "ripple_held_where_propagating",
         {1: FOR_EVER, 2: FOR_EVER},
-        doc="Carries into propagating bits are never taken back; all others are recomputed.",
+        doc="Carries into propagating bits are never removed; all others are recomputed.",
     ),
     held_ripple(
         "ripple_held_until_kill",
         FOR_EVER,
         reset=shift_right(~(generate | propagate), default=1),
-        doc="Carries are taken back only where the left neighbour kills.",
+        doc="Carries are removed only where the left neighbour kills.",
     ),
     held_ripple(
-        "sticky_ripple", FOR_EVER, doc="A ripple whose carries, once seen, are never taken back."
+        "sticky_ripple", FOR_EVER, doc="A ripple whose carries, once present, are never removed."
     ),
 )
 ADDITION_PROGRAMS = (
@@ -156,8 +158,7 @@ ADDITION_PROGRAMS = (
         name="latched_ripple",
         prepare={"carry": _known_at_bos},
         step={"carry": where(_known, _carry, shift_right(_carry_out, default=UNKNOWN))},
-        doc="A front from BOS: a position is unknown until its left neighbour is known, "
-        "then holds.",
+        doc="A front from BOS: a carry is known, and stays, once its left neighbour's is known.",
     ),
     #   carry_i  <-  carry_i            if it is known
     #                g_{i-1}            else, if the left neighbour does not propagate
@@ -172,7 +173,7 @@ ADDITION_PROGRAMS = (
                 _known, _carry, shift_right(where(propagate, _carry, generate), default=0)
             )
         },
-        doc="Fronts from every generating or killing bit; a propagating bit waits; known is held.",
+        doc="Fronts from every generating or killing bit; known carries stay.",
     ),
     # Of the ``span`` positions before position i, ``makes`` says that they generate a carry into i
     # by themselves, ``passes`` that they propagate one:

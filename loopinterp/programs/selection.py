@@ -224,11 +224,7 @@ def look_up(
 
 
 class Relation:
-    """A finite relation of (key, query) pairs, as a table of keys against queries.
-
-    Up to 63 queries are bits, and a key is the bits of its queries: two numbers that share a bit
-    are found several times as fast as an entry of a table.
-    """
+    """A finite relation of (key, query) pairs, as a table of keys against queries."""
 
     def __init__(self, pairs: Sequence[tuple[int, int]], device: torch.device) -> None:
         both = torch.tensor(pairs, dtype=torch.int64, device=device).reshape(-1, 2)
@@ -236,31 +232,22 @@ class Relation:
             torch.unique(part, return_inverse=True) for part in both.T
         )
         # Row and column 0 are of what the relation does not know.
-        width = len(self._queries) + 1
-        # table [key, query]: whether the pair is in the relation
-        table = torch.zeros((len(self._keys) + 1, width), dtype=torch.bool, device=device)
-        table[row + 1, column + 1] = True
-        self._table = table.flatten()
-        numbers = torch.arange(max(table.shape), device=device)
-        self._bits = len(self._queries) <= 63  # of an int64
-        if self._bits:
-            self._columns = 2 ** numbers[: len(self._queries)]
-            self._rows = (table[1:, 1:] * self._columns).sum(dim=1)
-            self._dtype = smallest_integers(0, 2 ** len(self._queries) - 1)
-        else:
-            self._rows, self._columns = numbers[1 : len(table)] * width, numbers[1:width]
-            self._dtype = torch.int64
+        n_rows, width = len(self._keys) + 1, len(self._queries) + 1
+        self._rows = torch.arange(1, n_rows, device=device) * width
+        self._columns = torch.arange(1, width, device=device)
+        self._table = torch.zeros(n_rows * width, dtype=torch.bool, device=device)
+        self._table[self._rows[row] + self._columns[column]] = True
 
     def keys(self, k: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The bits, or the row, of each key."""
-        return look_up(k, self._keys, self._rows, 0).to(self._dtype)
+        """The start of each key's row in the table."""
+        return look_up(k, self._keys, self._rows, 0)
 
     def queries(self, q: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The bit, or the column, of each query."""
-        return look_up(q, self._queries, self._columns, 0).to(self._dtype)
+        """The column of each query."""
+        return look_up(q, self._queries, self._columns, 0)
 
     def holds(
         self, keys: Int[Tensor, "*keys"], queries: Int[Tensor, "*queries"]
     ) -> Bool[Tensor, "*both"]:
         """Whether it holds, for what :meth:`keys` and :meth:`queries` give, broadcast."""
-        return (keys & queries) != 0 if self._bits else self._table.take(keys + queries)
+        return self._table.take(keys + queries)
