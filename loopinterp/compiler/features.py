@@ -178,7 +178,7 @@ class FeatureFunction:
     @cached_property
     def values(self) -> tuple[int, ...]:
         """The values it takes, in order."""
-        return tuple(distinct(self.table).tolist())
+        return tuple(np.unique(self.table).tolist())
 
     @property
     def for_attention(self) -> bool:
@@ -202,20 +202,6 @@ def constant(value: int) -> FeatureFunction:
 def of_feature(feature: Feature) -> FeatureFunction:
     """The value of a feature."""
     return FeatureFunction((feature,), np.array(feature.values))
-
-
-def distinct(table: np.ndarray) -> np.ndarray:
-    """The different integers of a table, in order.
-
-    Example:
-        >>> distinct(np.array([[3, -1], [3, 7]])).tolist()
-        [-1, 3, 7]
-    """
-    low, high = int(table.min()), int(table.max())
-    if high - low > 2**16:
-        return np.unique(table)
-    # Counting them is several times as fast as sorting.
-    return np.flatnonzero(np.bincount(table.reshape(-1) - low)) + low
 
 
 def fuse(

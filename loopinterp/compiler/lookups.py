@@ -22,7 +22,6 @@ from loopinterp.compiler.features import (
     Unit,
     Writes,
     at_least,
-    distinct,
     one_if_all,
     one_if_any,
     read_any,
@@ -199,7 +198,7 @@ def decision_rules(function: FeatureFunction, most: int) -> _Rules | None:
         >>> [(rule.value, len(rule.conditions)) for rule in decision_rules(larger, 10)]
         [(0, 2), (1, 2), (2, 2), (1, 2), (2, 2), (2, 1)]
     """
-    values = distinct(function.table)
+    values = np.unique(function.table)
     if len(values) > most:
         return None
     search = _RuleSearch([feature.order for feature in function.features])

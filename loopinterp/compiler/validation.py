@@ -21,7 +21,6 @@ from loopinterp.compiler.features import (
     Feature,
     FeatureFunction,
     constant,
-    distinct,
     fuse,
     of_feature,
 )
@@ -113,7 +112,7 @@ def infer_domains(source: ValidatedProgram) -> dict[Expr, Values]:
     while True:
         known = {**fixed, **{Var(name): _leaf(values) for name, values in state.items()}}
         _infer(source, roots, known)
-        grown = {n: _union(state[n], _values(known[x])) for n, x in source.step.items()}
+        grown = {n: np.union1d(state[n], _values(known[x])) for n, x in source.step.items()}
         for name, values in grown.items():
             if len(values) > MAX_VALUES:
                 raise _too_many(f"variable {name!r} of program {source.program.name}", values)
@@ -132,10 +131,6 @@ def applied(
 
 def _values(function: FeatureFunction) -> Values:
     return np.array(function.values)
-
-
-def _union(x: Values, y: Values) -> Values:
-    return distinct(np.concatenate([x, y]))
 
 
 def _leaf(values: Values) -> FeatureFunction:
@@ -181,7 +176,7 @@ def _of_operation(
     if fused is not None:
         return fused
     if isinstance(node, nodes.Elementwise) and node.op == "where":
-        return _leaf(_union(_values(functions[1]), _values(functions[2])))
+        return _leaf(np.union1d(_values(functions[1]), _values(functions[2])))
     fused = fuse(apply, [_leaf(_values(function)) for function in functions], most=2**22)
     if fused is None:
         number = int(np.prod([len(function.values) for function in functions]))
@@ -197,7 +192,7 @@ def _of_aggregate(node: nodes.Aggregate, values: Values) -> Values:
         # A mean of several lies between them, and is truncated.
         span = min(int(values[-1]) - int(values[0]), 2 * MAX_VALUES)  # too many, if that many
         values = values[0] + np.arange(span + 1)
-    return _union(values, np.array([node.default]))
+    return np.union1d(values, [node.default])
 
 
 def _too_many(what: str, values: Values | None = None, *, got: str = "") -> InputError:

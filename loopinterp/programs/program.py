@@ -113,12 +113,12 @@ class LoopProgram(ShortRepr):
     name: str
     task: str
     inputs: tuple[str, ...]
-    prepare: Mapping[str, Seq]
-    step: Mapping[str, Seq]
+    prepare: Mapping[str, Seq] = field(hash=False)
+    step: Mapping[str, Seq] = field(hash=False)
     finish: Seq
     n_loops: RequiredLoops
     doc: str = field(default="", compare=False)
-    task_settings: Mapping[str, object] = field(default_factory=dict)
+    task_settings: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for part in ("prepare", "step"):
@@ -171,10 +171,6 @@ class LoopProgram(ShortRepr):
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         values = (getattr(self, field.name) for field in fields(self))
         return type(self), tuple(dict(x) if isinstance(x, Mapping) else x for x in values)
-
-    def __hash__(self) -> int:
-        steps = (tuple(self.prepare.items()), tuple(self.step.items()), self.finish)
-        return hash((self.name, self.task, self.inputs, steps, self.n_loops))
 
     def __str__(self) -> str:
         """A few lines: its tables, ``prepare``, ``loop`` and ``finish``."""
