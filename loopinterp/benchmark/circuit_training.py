@@ -1,8 +1,4 @@
-"""Looped transformers trained to run a program, with each variable in a given subspace.
-
-Their weights are those of training, unlike compiled ones; the variables' subspaces are known, the
-heads and neurons that compute them are not.
-"""
+"""Looped transformers trained to run a program, with each variable in a given subspace."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _predicted(
     scored: Bool[Tensor, "batch pos"],
     n_loops: int,
 ) -> Float[Tensor, "loop pos"]:
-    """Share of answers that become the source's in the program; NaN where one is undecided.
+    """Share of the program's answers that become the source's; NaN where one is undecided.
 
     An interchange takes all variables at one position from the source after t loops.
     """

@@ -1,8 +1,8 @@
 """Stage 5, assemble: a layout as weights of an ordinary looped transformer.
 
-The injected input e holds tokens, positions and what the prelude computed, and the variables as
-``prepare`` sets them: h_0 = e. Each loop starts from W_h h + W_e e (external recall), where W_h
-keeps the variables and W_e everything else.
+The injected input e holds tokens, positions, what the prelude computed, and the variables' first
+values: h_0 = e. Each loop starts from W_h h + W_e e (external recall), where W_h keeps the
+variables and W_e everything else.
 """
 
 from __future__ import annotations

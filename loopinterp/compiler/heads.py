@@ -1,10 +1,9 @@
 """Stage 3, lower (heads): a selection as queries and keys, an aggregate as what a head carries.
 
-A selection is a 0/1 matrix of the key's value and the query's value. Keys with the same row are one
-class; the key writes its class, the query its relation to each class (or the reverse, if queries
-have fewer classes), so the score is 1 where the relation holds, else 0. Scaled up, softmax spreads
-evenly over the selected keys. Where a query selects nothing, attention is even over everything, and
-the output means nothing.
+A selection is a 0/1 matrix of key values and query values. Keys with the same row are one class;
+the key writes its class, the query its relation to each class (or the reverse, if queries have
+fewer), so the score is 1 where the relation holds, else 0. Scaled up, softmax spreads evenly over
+the selected keys; a query that selects nothing gets a meaningless output.
 
 A head writes the mean of the keys' one-hot values, the share of each value. It is read as the
 value, where all selected keys agree; the truncated mean, by thresholds on the mean of the shares;

@@ -189,8 +189,8 @@ _Axes = tuple[int, ...]
 def decision_rules(function: FeatureFunction, most: int) -> _Rules | None:
     """The fewest rules that a search by splitting finds; None if that is more than ``most``.
 
-    The function is split by one feature into its different restrictions, each of which is split
-    further; every order of features is tried, plain features before what depends on them.
+    The function is split by one feature into its different restrictions, and so on; every order of
+    features is tried, plain features before what depends on them.
 
     Example:
         >>> a, b = Feature("a", (0, 1, 2)), Feature("b", (0, 1, 2))

@@ -1,9 +1,8 @@
 """Stage 3, lower: the program as three sections of layers over persistent features.
 
-The prelude computes once what reads no variable: ``prepare`` and the constant parts of ``step`` and
-``finish``. The block is ``step``, the coda is ``finish``. Every expression becomes a function of
-features in the stream; it gets a feature of its own where a head must read it, where it is a
-variable, or where its table would be too large otherwise.
+The prelude computes once what reads no variable, the block is ``step``, the coda is ``finish``.
+Every expression becomes a function of features in the stream; it gets a feature of its own where a
+head must read it, where it is a variable, or where its table would be too large otherwise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Stage 4, lay out: the layers, the coordinates of every feature, and the circuit of both.
 
-Persistent features have coordinates of their own. Scratch features are wiped by the MLP of the last
-layer that reads them, and others use their coordinates after that.
+The MLP of the last layer that reads a scratch feature wipes it, and others use its coordinates.
 """
 
 from __future__ import annotations

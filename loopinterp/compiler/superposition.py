@@ -77,10 +77,10 @@ def superpose(
 
 @dataclass(frozen=True, eq=False)
 class _Frame:
-    """The narrower stream as a function of the old one.
+    """The narrower stream as a function of the old one, by orthonormal rows.
 
-    Protected old directions have dimensions of their own, and the others are mixed in the rest;
-    rows are orthonormal. ``residue`` is the size of what may remain there, not erased exactly.
+    Protected old directions have dimensions of their own; the others are mixed in the rest, where a
+    ``residue`` of this size may remain.
     """
 
     protected: Float[Tensor, "protected d_model"]
@@ -141,9 +141,8 @@ class _Stream:
     def protected(self) -> Float[Tensor, "protected d_model"]:
         """Directions with dimensions of their own in an inexact superposition.
 
-        What heads write, and numbers, are erased with their errors, which must not grow. Softmax
-        enlarges errors of scores for neurons that read how attention is distributed, so the reads
-        of their heads are protected too.
+        What heads write, and numbers, are erased with their errors, which must not grow; so are the
+        reads of heads with uneven attention, whose score errors softmax enlarges.
         """
         how = ("mean", "max", "min", "count")
         uneven = {group.id for group in self.circuit.neurons if group.how in how}

@@ -167,8 +167,8 @@ def _of_operation(
 ) -> FeatureFunction:
     """An operation as a function of the leaves of its arguments.
 
-    An argument that is read twice has one value, so ``where(x > 0, x - 1, x)`` adds none to those
-    of x. Beyond 2**16 combinations of leaves the values of its arguments are combined instead.
+    An argument that is read twice has one value: ``where(x > 0, x - 1, x)``. Beyond 2**16
+    combinations of leaves the values of the arguments are combined instead.
     """
     functions = [known[child] for child in node.children]
     apply = partial(applied, source, node)

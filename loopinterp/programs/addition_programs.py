@@ -66,16 +66,10 @@ def held_ripple(
         carry_i    <-  support_i OR (carry_i AND age_i + 1 < hold_i AND NOT reset_i)
         age_i      <-  age_i + 1 while the carry stays without support, else 0
 
-    An injected carry persists ``hold`` loops unless it is supported. A hold of 1 is the plain
-    ripple, a hold for ever the sticky ripple. In clean runs all of them equal the plain ripple at
-    every loop; only off-distribution states separate them.
-
-    Args:
-        name: Name of the program.
-        hold: Persistence of an injected carry in loops, ``FOR_EVER`` if it stays; or a mapping from
-            the position's own token to that, 1 for the tokens that it lacks.
-        doc: The idea, in a sentence.
-        reset: Where a carry without support is removed whatever its hold.
+    ``hold`` is the persistence of an injected carry in loops (1 for the plain ripple), ``FOR_EVER``
+    for the sticky one, or a mapping from the position's token to that (default 1). ``reset``
+    removes a carry without support. In clean runs all equal the plain ripple at every loop; only
+    off-distribution states separate them.
     """
     by_token = hold if isinstance(hold, Mapping) else dict.fromkeys(range(len(INPUTS)), hold)
     for loops in by_token.values():

@@ -1,9 +1,7 @@
-"""The shortest expression with given values: tables made readable.
+"""The shortest expression with given values.
 
-Expressions are grown size by size from atoms, keeping the first of those with the same values in
-all cases (bottom-up enumeration modulo observational equivalence).
-
-Source: Udupa et al., TRANSIT, PLDI 2013.
+Expressions grow size by size from atoms; of those with the same values the first is kept (bottom-up
+enumeration modulo observational equivalence; Udupa et al., TRANSIT, PLDI 2013).
 """
 
 from __future__ import annotations

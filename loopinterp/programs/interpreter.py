@@ -151,12 +151,10 @@ def apply_operation(
     *,
     possible: bool = False,
 ) -> Tensor:
-    """An operation or a table on the values of its arguments; ``describe`` writes it in errors.
-
-    The values are those of a run, or all that are ``possible``.
+    """An operation or a table on values of a run, or on all that are ``possible``.
 
     Raises:
-        InputError: a division by 0, or a table that lacks a value and has no default.
+        InputError: a division by 0, or a table that lacks a value; ``describe`` writes the node.
     """
     if isinstance(node, nodes.Elementwise):
         if node.op in ("floordiv", "mod") and bool((args[1] == 0).any()):

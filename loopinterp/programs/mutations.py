@@ -1,7 +1,6 @@
 """Mutations of loop programs: one property changed, always or under a :class:`Condition`.
 
-Most act only after an intervention and leave the clean answers as they are; that is found by
-running them.
+Most act only after an intervention and leave the clean answers as they are, which a run shows.
 """
 
 from __future__ import annotations
@@ -242,9 +241,8 @@ def forgotten_the_second_time(
 ) -> LoopProgram:
     """The variable returns to its first value, for ever, after a second intervention.
 
-    Each position remembers the variable of the loop before, its own and its left neighbour's: where
-    the memories of neighbours differ, one of their states is of another run. The count of such
-    interventions spreads to the right.
+    Each position remembers the variable of the loop before, its own and its left neighbour's:
+    memories that differ between neighbours show an intervention. Their count spreads to the right.
     """
     before, left, times = (
         program.unused_name(f"{name}_{suffix}") for suffix in ("before", "left_before", "times")
@@ -283,10 +281,9 @@ def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
 
 
 def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> LoopProgram:
-    """A read of other positions is computed, a step further, from the state of a loop ago.
+    """A read (:func:`reads_of_other_positions`) is computed, a step further, from a loop ago.
 
     Clean runs stay the same; a change reaches others a loop later, and two positions further.
-    ``read`` is one of :func:`reads_of_other_positions`.
     """
     begun = program.unused_name("begun")
     reading = after_a_step(read, program)
@@ -339,10 +336,10 @@ def doubled(program: LoopProgram, name: str) -> LoopProgram:
 
 
 def read_from_a_copy(program: LoopProgram, read: Seq, *, trust: str) -> LoopProgram:
-    """The reader of other positions also keeps a copy of the read, a step ahead.
+    """The reader of other positions keeps a copy of the read, a step ahead, and trusts it.
 
-    The copy is the read of the values that all variables are about to take: in clean runs it equals
-    the read. ``trust`` is ``copy``, or the ``larger`` or ``smaller`` of copy and read.
+    In clean runs the copy equals the read. ``trust`` is ``copy``, or the ``larger`` or ``smaller``
+    of copy and read.
     """
     copy = program.unused_name("copied")
     trusted = {

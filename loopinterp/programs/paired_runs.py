@@ -102,7 +102,7 @@ class PairedRuns:
         return Interventions(base, source, position, loop, source_loop, none, none, none, none)
 
     def drawn(self, most: int, generator: torch.Generator) -> Interventions:
-        """Inputs, positions and loops, all different, each with another input of the same token.
+        """Different inputs, positions and loops, each with another input of the same token.
 
         Half of the sources are of another loop; a tenth of the runs get a second interchange.
         """
@@ -165,8 +165,7 @@ class PairedRuns:
 class _OneRun:
     """A program's clean run on all inputs, and runs that continue from a changed state.
 
-    Loops and positions are the other program's: this one is ``shift`` loops ahead, with its
-    variables ``offset`` positions to the left.
+    Loops and positions are the other program's (``shift`` and ``offset``: see ProgramOffset).
     """
 
     def __init__(
@@ -253,11 +252,11 @@ class RepeatedStates:
 
 
 def repeated_states(runs: PairedRuns, generator: torch.Generator) -> tuple[RepeatedStates, bool]:
-    """Follow two programs through the states that two interchanges lead to; whether through all.
+    """Follow two programs through the states after two interchanges; whether through all of them.
 
     States are followed loop by loop, equal ones once: those after one interchange are clean states
-    with one position replaced and the successors of earlier ones; those after two come from these
-    in the same way. Where there are too many, some are drawn.
+    with one position replaced and the successors of earlier ones; those after two come from these.
+    Where there are too many, some are drawn.
     """
     joint = _JointStates(runs, generator)
     once = twice = joint.none

@@ -1,8 +1,8 @@
 """A selection on a batch, stored as keys, queries and predicate, and reduced key by key.
 
-A [batch, query, key] tensor would be large: 17 million elements for 4,096 sequences of 64 tokens. A
-reduction takes one key after the other (several, where examples are few), for all queries of many
-examples at once, as [pos, batch] tensors in the smallest integers that hold them.
+A [batch, query, key] tensor would be large. A reduction takes one key after the other (several,
+where examples are few), for all queries of many examples, as [pos, batch] tensors in the smallest
+integers that hold them.
 """
 
 from __future__ import annotations
