@@ -121,12 +121,9 @@ class _Subspaces:
         values = {name: tuple(x.unique().tolist()) for name, x in trace.variables.items()}
         sizes = [max(len(x), 2) for x in values.values()]
         if sum(sizes) > d_model // 2:
-            raise InputError(
-                "d_model",
-                expected=f"at least {2 * sum(sizes)}, twice the values of all variables",
-                given=str(d_model),
-                fix="Pass a wider d_model, or a program of fewer values.",
-            )
+            expected = f"at least {2 * sum(sizes)}, twice the values of all variables"
+            got, fix = str(d_model), "Pass a wider d_model, or a program of fewer values."
+            raise InputError("d_model", expected=expected, given=got, fix=fix)
         square = torch.randn(d_model, d_model, generator=generator, dtype=torch.float64)
         # Orthonormal rows [value, d_model] for each variable; the rest spans what no variable uses.
         *rows, rest = torch.linalg.qr(square).Q.float().split([*sizes, d_model - sum(sizes)])

@@ -69,12 +69,9 @@ class KnownCircuit(ShortRepr):
             InputError: The model was trained: only its variables are known.
         """
         if self.about.disguise == TRAINED:
-            raise InputError(
-                "known",
-                expected="a compiled model, whose edges are known",
-                given=f"{self.about.name}, of which variables and program are known alone",
-                fix="Score variables or the program of it.",
-            )
+            expected, got = "a compiled model", f"{self.about.name}, a trained one of unknown edges"
+            fix = "Score its variables or its program."
+            raise InputError("known", expected=expected, given=got, fix=fix)
         return program_edges(self.compiled)
 
     @property
@@ -114,12 +111,11 @@ class Benchmark(ShortRepr):
             or not isinstance(listed, dict)
             or not all(_is_entry(name, files) for name, files in listed.items())
         ):
-            raise CheckpointError(
-                f"benchmark {path}",
-                expected=f"version {VERSION}: for each model its files, each with its SHA-256",
-                given=f"version {version!r}, or a list of another make",
-                fix="Make it again with `loopinterp benchmark`.",
-            )
+            what = f"benchmark {path}"
+            expected = f"version {VERSION}: for each model its files, each with its SHA-256"
+            got = f"version {version!r}, or a list of another make"
+            fix = "Make it again with `loopinterp benchmark`."
+            raise CheckpointError(what, expected=expected, given=got, fix=fix)
         self.files: dict[str, dict[str, str]] = listed
         if digest not in (None, self.digest):
             raise _changed(path, str(digest), self.digest)
@@ -155,12 +151,11 @@ class Benchmark(ShortRepr):
                 raise _changed(folder / file, expected, digest)
         (about,), card = benchmark_models([name]), read_json_object(folder / CARD)
         if card.get("code") != str(about.program):
-            raise CheckpointError(
-                f"program of {folder}",
-                expected=f"the one that was compiled, {about.program_name} as {CARD} has it",
-                given="another one of that name, in this version of loopinterp",
-                fix="Make the benchmark again, or use the version that it was made with.",
-            )
+            what = f"program of {folder}"
+            expected = f"the one that was compiled, {about.program_name} as {CARD} has it"
+            got = "another one of that name, in this version of loopinterp"
+            fix = "Make the benchmark again, or use the version that it was made with."
+            raise CheckpointError(what, expected=expected, given=got, fix=fix)
         pairs = read_tensors(folder / PAIRS)
         compiled = Compiled.load(folder, program=about.program)
         return KnownCircuit(about, compiled, pairs["base"], pairs["source"], card)
@@ -189,12 +184,9 @@ def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Be
     folder = Path(folder)
     entries = {model.name for model in benchmark_models()} | {LIST}
     if folder.exists() and not (folder.is_dir() and {p.name for p in folder.iterdir()} <= entries):
-        raise InputError(
-            "folder",
-            expected="a new folder, or one with a benchmark",
-            given=f"{folder}, which holds something else",
-            fix="Choose another name.",
-        )
+        expected = "a new folder, or one with a benchmark"
+        got, fix = f"{folder}, which holds something else", "Choose another name."
+        raise InputError("folder", expected=expected, given=got, fix=fix)
     files = Benchmark(folder).files if (folder / LIST).exists() else {}
     for model in track(benchmark_models(names), "models"):
         place, compiled, (base, source) = folder / model.name, model.compiled, model.pairs()
@@ -238,9 +230,6 @@ def agreement(compiled: Compiled, inputs: Tensor, n_loops: int) -> float:
 
 
 def _changed(path: Path, expected: str, digest: str) -> CheckpointError:
-    return CheckpointError(
-        str(path),
-        expected=f"the file that was made, sha256 {expected[:12]}…",
-        given=f"sha256 {digest[:12]}…",
-        fix="The file was changed since: make the benchmark again.",
-    )
+    what, expected = str(path), f"the file that was made, sha256 {expected[:12]}…"
+    got, fix = f"sha256 {digest[:12]}…", "The file was changed since: make the benchmark again."
+    return CheckpointError(what, expected=expected, given=got, fix=fix)

@@ -278,9 +278,9 @@ def ground_truth_study(
         >>> float(result.data["value"].sel(model="prefix_xor", check="interchange"))
         1.0
     """
-    names = [known.name for known in models]
-    if not names or len(set(names)) < len(models):
-        expected, got = "known models of different names", ", ".join(names) or "none"
+    names = [] if isinstance(models, KnownModel) else [known.name for known in models]
+    if not names or len(set(names)) < len(names):
+        expected, got = "a list of known models of different names", ", ".join(names) or "none"
         fix = "Make them with known_models(['ripple']); distinguish disguises with its label=."
         raise InputError("models", expected=expected, given=got, fix=fix)
     chosen = [check_choice("tool", tool, _SCORERS) for tool in tools or _SCORERS]

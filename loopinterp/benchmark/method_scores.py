@@ -156,12 +156,10 @@ def _checked(
     unknown = scores.keys() - set(edges)
     bad = [edge for edge, score in scores.items() if edge in unknown or not math.isfinite(score)]
     if bad or not scores:
-        raise InputError(
-            "scores of edges",
-            expected=f"finite numbers for edges such as {edges[0]} or {edges[-1]}",
-            given=f"{scores[bad[0]]!r} for {bad[0]}" if bad else "none",
-            fix="Name edges as UnrolledGraph(model.config, n_loops) does; leave others out.",
-        )
+        expected = f"finite numbers for edges such as {edges[0]} or {edges[-1]}"
+        got = f"{scores[bad[0]]!r} for {bad[0]}" if bad else "none"
+        fix = "Name edges as UnrolledGraph(model.config, n_loops) does; leave others out."
+        raise InputError("scores of edges", expected=expected, given=got, fix=fix)
     return {edge: abs(float(score)) for edge, score in scores.items()}
 
 
@@ -224,12 +222,10 @@ def edges_of_eap_graph(
     for edge, names in zip(graph.edge_names, _eap_edges(graph, exercise.model.config)):
         missing = [name for name in names if name not in scores]
         if missing:
-            raise InputError(
-                "graph of edges",
-                expected=f"edges such as {missing[0]}, of a run of {graph.n_loops} loops",
-                given=f"{len(scores)} edges, and not this one",
-                fix="Pass the graph that was made of this model.",
-            )
+            expected = f"edges such as {missing[0]}, of a run of {graph.n_loops} loops"
+            got = f"{len(scores)} edges, and not this one"
+            fix = "Pass the graph that was made of this model."
+            raise InputError("graph of edges", expected=expected, given=got, fix=fix)
         totals[edge] = sum(abs(float(scores[name]["score"])) for name in names)
     return totals
 
@@ -324,12 +320,11 @@ def score_variables(
     width = exercise.model.config.d_model
     for name, rows in subspaces.items():
         if name not in program.variables or rows.ndim != 2 or rows.shape[1] != width:
-            raise InputError(
-                f"subspace of {name!r}",
-                expected=f"rows of d_model = {width}, of one of {', '.join(program.variables)}",
-                given=f"shape {list(rows.shape)}",
-                fix="Return one tensor [rank, d_model] for each variable.",
-            )
+            what = f"subspace of {name!r}"
+            expected = f"rows of d_model = {width}, of one of {', '.join(program.variables)}"
+            got = f"shape {list(rows.shape)}"
+            fix = "Return one tensor [rank, d_model] for each variable."
+            raise InputError(what, expected=expected, given=got, fix=fix)
     # Variable -> [rank, d_model], orthonormal rows, so that an interchange is one projection.
     bases = {
         name: orthonormal(rows.double()).to(rows) for name, rows in subspaces.items() if len(rows)

@@ -285,7 +285,7 @@ class LoopProgram(ShortRepr):
         size, most = (n_loops - start_at_loop + 1) * (len(self.prepare) + 1) * tokens.numel(), 2**30
         if size > most:  # 8 GiB
             expected = f"at most {most:,} values (loops x variables x batch x positions)"
-            fix = "Run fewer loops or examples at a time; start_at_loop takes a run up again."
+            fix = "Run fewer loops or examples at a time; start_at_loop continues a run."
             raise self._refused("trace", expected, f"{size:,}", fix)
         for name, values in start.items():
             check_choice(f"variable of program {self.name}", name, self.prepare)
