@@ -267,12 +267,12 @@ def _circuit(name: str) -> list[Figure]:
     program = get_program(name)
     return [
         Figure(
-            title=f"Circuit of the closest program, {plain(name)}",
+            title=f"The {plain(name)}, as a circuit",
             plot=draw_program(program),
             caption=(
-                f"Compiled from the program, not read from the model. {program.doc} The nodes are "
-                "what each head selects and each group of neurons computes, and the variables that "
-                "go on to the next loop. Choose one to read about it."
+                f"{program.doc} The program compiled into a looped transformer: what each head "
+                "selects, what each group of neurons computes, and which variables go on to the "
+                "next loop. Choose a node to read about it, in the program and in this model."
             ),
         )
     ]

@@ -241,7 +241,7 @@ def _program() -> list[Figure]:
             section="program",
         ),
         Figure(
-            title="Circuit of the closest program, ripple held 2",
+            title="The ripple held 2, as a circuit",
             plot=draw_program(get_program("ripple_held_2")),
             caption="Nodes are what is read, selected, computed and put out.",
             data=table,
