@@ -70,11 +70,12 @@ OWN_EDGE_METHODS = ("exact", "edge_ig", "eap_ig", "eap", "magnitude", "random")
 def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
     """How well scores of edges separate the edges of a known circuit from others.
 
-    Edges are ranked by absolute score; those without one are last. If only edges of the run have
-    scores, a tied edge has the sum of their absolute values over loops. AUROC and average precision
-    are of :func:`~loopinterp.edges.known_edges.known_truths`. CPR and CMD are the areas under
-    :math:`f` and :math:`|1 - f|`, with f the faithfulness of the tied edges of highest score, at
-    MIB's ten shares of the edges (arXiv 2504.13151) and, ``_of_curve``, at even steps.
+    Edges are ranked by the absolute value of their score; those without one are last. If only
+    scores of the run's edges are given, those of tied edges are the sums of their absolute values
+    over the loops. AUROC and average precision are of
+    :func:`~loopinterp.edges.known_edges.known_truths`. CPR and CMD are the areas under
+    :math:`f` and :math:`|1 - f|`, f being the faithfulness of the tied edges of highest score,
+    at MIB's ten shares of the edges (arXiv 2504.13151) and, ``_of_curve``, at even steps.
 
     Args:
         method: From an exercise to scores, by (sender, receiver, lag) of tied edges or (sender,
