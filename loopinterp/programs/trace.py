@@ -48,7 +48,7 @@ class Trace(ShortRepr):
         return constant_from(self.variables[variable])
 
 
-def constant_from(values: Shaped[Tensor, entry * lead]) -> Int[Tensor, "*lead"]:
+def constant_from(values: Shaped[Tensor, "entry ..."]) -> Int[Tensor, ...]:
     """The first entry from which values equal the last ones."""
     # Reversed, the first difference from the end, and every entry before it, count.
     return (values != values[-1]).flip(0).cummax(dim=0).values.sum(dim=0)
