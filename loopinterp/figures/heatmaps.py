@@ -14,10 +14,10 @@ from loopinterp.figures.axes import (
     PALETTE,
     SCALES,
     Series,
+    Style,
     add_line,
     axes,
     axis_title,
-    need_panels,
     panel_figure,
     suffix,
 )
@@ -44,26 +44,23 @@ def heatmap_panels(
     """Heat maps side by side on one colour scale.
 
     Args:
-        panels: Each map by its title ("" for none): values [row, column] along the same two axes,
-            whose coordinates name the rows and columns; NaN stays empty.
-        value_title: What the colour means, as the colour bar says it.
-        x_title: Of the columns' axis, by default its own name; ``y_title`` likewise of the rows'.
-        scale: ``mass`` goes from nothing to all, ``faint`` too, under words; ``diverging`` takes a
-            symmetric ``value_range``.
-        value_range: Ends of the scale; by default those of the data, and 0 and 1 for ``mass`` and
-            ``faint``.
-        columns: Panels in a row (all, up to four, by default); the report uses fewer on a phone.
-        square: Whether cells are square.
-        y_down: Whether the first row is at the top, as in an attention pattern; by default where
-            rows have names instead of numbers.
+        panels: Values [row, column] by title ("" for none), all along the same two axes, whose
+            coordinates name rows and columns; NaN stays empty.
+        value_title: Title of the colour bar.
+        x_title: Of the columns' axis, by default its name; ``y_title`` likewise of the rows'.
+        scale: ``mass`` and ``faint`` are for shares; ``diverging`` wants a symmetric
+            ``value_range``.
+        value_range: Ends of the scale; by default 0 and 1 for shares, else those of the data.
+        columns: Panels in a row, by default up to four; the report uses fewer on a phone.
+        y_down: Whether the first row is at the top; by default where rows have names.
         overlay: A line over the panel of that title.
-        marks: Points with a name, as (column, row), that are marked on every panel.
+        marks: Named points (column, row), marked on every panel.
 
     Raises:
-        InputError: If there is no panel, one has other axes than the first, or the scale is
-            unknown.
+        InputError: No panel, panels of different axes, or an unknown scale.
     """
-    need_panels(panels)
+    if not panels:
+        raise InputError("panels", expected="at least one", given="none", fix="Give one.")
     first = next(iter(panels.values()))
     for title, values in panels.items():
         if values.ndim != 2 or values.dims != first.dims or values.shape != first.shape:
@@ -96,9 +93,24 @@ def heatmap_panels(
             **axes(k),
         )
         if overlay and title in overlay:
-            add_line(figure, overlay[title], k, 1, legend=k == 0)
+            line = overlay[title]
+            shade = line.colour or ("grey" if line.control else "red")  # blue is the map's
+            style = Style(PALETTE.get(shade, shade), 1, 0)
+            add_line(figure, line, k, style, legend=k == 0)
         if marks:
-            _mark(figure, marks, k)
+            at_x, at_y = zip(*marks.values())
+            figure.add_scatter(
+                x=at_x,
+                y=at_y,
+                text=list(marks),
+                mode="markers+text",
+                textposition="top center",
+                marker={"symbol": "cross", "size": 9, "color": "white", "line": {"color": "black"}},
+                marker_line_width=1,
+                hovertemplate="%{text}<extra></extra>",
+                showlegend=False,
+                **axes(k),
+            )
         figure.layout[f"xaxis{suffix(k)}"].update(
             title_text=x_title if k + columns >= len(panels) else None,
             showgrid=False,
@@ -120,15 +132,15 @@ def heatmap_panels(
 def category_maps(
     panels: Mapping[str, xr.DataArray], categories: Mapping[str, str], **options: Any
 ) -> go.Figure:
-    """Maps side by side whose cells are of one of several kinds.
+    """Maps side by side whose cells belong to categories.
 
     Args:
-        panels: As for :func:`heatmap_panels`, whose values are numbers of categories from 0 on.
-        categories: Name of each category -> its colour, as :class:`Series` has it.
-        options: Others of :func:`heatmap_panels`.
+        panels: As for :func:`heatmap_panels`, with numbers of categories from 0 on as values.
+        categories: Category -> its colour, as :class:`Series` takes it.
+        options: Further options of :func:`heatmap_panels`.
 
     Raises:
-        InputError: as :func:`heatmap_panels`, or a number without a category.
+        InputError: As :func:`heatmap_panels`, or a number without a category.
     """
     figure = heatmap_panels(panels, value_title="category", **options)
     names, count = list(categories), len(categories)
@@ -166,12 +178,11 @@ def loop_slider_figure(
     """Square heat maps with a slider over loops, such as attention patterns of all heads.
 
     Args:
-        values: Shares in 0..1, [loop, panel, row, column]; row 0 is at the top, and the
-            coordinates of the second axis are the panels' titles.
+        values: Shares [loop, panel, row, column]; the second axis' coordinates title the panels.
         value_title: As for :func:`heatmap_panels`, like the other titles.
 
     Raises:
-        InputError: If there are more or fewer axes.
+        InputError: Values of another number of axes.
     """
     if values.ndim != 4:
         raise InputError(
@@ -201,22 +212,6 @@ def loop_slider_figure(
     steps = [{"label": loop, "method": "animate", "args": [[loop], jump]} for loop in loops]
     return figure.update_layout(
         sliders=[{"steps": steps, "currentvalue": {"prefix": "loop "}, "pad": {"t": 60}}]
-    )
-
-
-def _mark(figure: go.Figure, marks: Mapping[str, tuple[float, float]], panel: int) -> None:
-    x, y = zip(*marks.values())
-    figure.add_scatter(
-        x=x,
-        y=y,
-        text=list(marks),
-        mode="markers+text",
-        textposition="top center",
-        marker={"symbol": "cross", "size": 9, "color": "white", "line": {"color": "black"}},
-        marker_line_width=1,
-        hovertemplate="%{text}<extra></extra>",
-        showlegend=False,
-        **axes(panel),
     )
 
 

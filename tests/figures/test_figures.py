@@ -134,6 +134,18 @@ def test_controls_are_grey_and_dashed_and_do_not_use_up_a_colour() -> None:
     assert model.line.color == PALETTE["blue"] and model.line.dash == "solid"
 
 
+def test_no_two_of_twelve_series_look_alike() -> None:
+    series = [Series(f"series {k}", [1], [k]) for k in range(12)]
+    series += [Series(f"control {k}", [1], [k], control=True) for k in range(4)]
+    series += [Series("blue again", [1], [0], colour="blue")]
+    lines = parts(line_figure(series, x_title="x", y_title="y")).data
+    looks = {(t.line.color, t.line.dash, t.marker.symbol) for t in lines}
+    unmarked = {(t.line.color, t.line.dash) for t in lines}
+    assert len(looks) == len(unmarked) == len(series)
+    bars = parts(bars_with_intervals(series, value_title="x")).data
+    assert len({(t.marker.color, t.marker.pattern.shape) for t in bars}) == len(series)
+
+
 def test_one_name_has_one_colour_and_one_legend_entry_in_all_panels() -> None:
     figure = parts(
         line_panels(
