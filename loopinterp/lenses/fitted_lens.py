@@ -1,4 +1,4 @@
-"""A lens that is fitted: an affine map from each place of a run to its end, as an artefact."""
+"""A fitted lens: an affine map from each place of a run to its end."""
 
 from __future__ import annotations
 
@@ -28,28 +28,27 @@ FittedKind = Literal["tuned", "jacobian"]
 _HEADER = "loopinterp.lens"
 
 EVERYWHERE: tuple[int, Layer] = (-1, None)
-"""The place of a map that serves all places."""
+"""The place of a map that is shared by all places."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FittedLens(ShortRepr):
     r"""An affine map :math:`h \mapsto A h + b` of each place, into the state after the last loop.
 
-    The lens reads ``model.readout(A h + b)``. At a layer, h is what stands there for a Jacobian
-    lens, and for a tuned lens what the loop would leave if that layer were its last. The last state
-    itself is read as it is, and so is the last layer before it by a tuned lens.
+    The lens reads ``model.readout(A h + b)``. At a layer, h is the residual for a Jacobian lens,
+    and for a tuned lens the state that the loop would end in at that layer. The last state is read
+    as it is, as is the last layer before it by a tuned lens.
 
     Attributes:
         kind: "tuned" (:func:`fit_tuned_lens`) or "jacobian" (:func:`fit_jacobian_lens`).
         matrix: A of each place.
         offset: b of each place.
-        places: ``(loop, layer)`` of each, as :mod:`loopinterp.lenses.fitted_lens` counts them. One
-            entry :data:`EVERYWHERE` where one map serves all.
+        places: ``(loops made, layer or None)`` of each; :data:`EVERYWHERE` for a shared map.
         n_loops: Loops of the run whose end it maps to.
-        n_layers: Layers of the tied block, where places inside loops are among them; else 0.
-        n_before: Layers before the first loop (prelude).
+        n_layers: Layers of the tied block if there are maps inside loops; else 0.
+        n_before: Layers of the prelude.
         n_examples: Examples that it was fitted on.
-        made: How it was fitted, and of which model (``weights_sha256``).
+        made: How it was fitted, and on which model (``weights_sha256``).
 
     Example:
         >>> lens = FittedLens(kind="tuned", matrix=2 * torch.eye(2)[None], offset=torch.ones(1, 2),
@@ -93,12 +92,12 @@ class FittedLens(ShortRepr):
     def transport(
         self, h: Float[Tensor, "*at width"], loop: int, layer: Layer = None
     ) -> Float[Tensor, "*at d_model"]:
-        """What the lens takes for the last state, from what stands at a place.
+        """The predicted last state, from the residual at a place.
 
         Layers may be narrower than a state of several parts.
 
         Raises:
-            InputError: If it was not fitted there, or for states of another width.
+            InputError: A place or width that the lens was not fitted for.
         """
         last = self.kind == "tuned" and self.n_layers > 0 and layer == self.n_layers - 1
         if loop == self.n_loops and (layer is None or last):
@@ -131,11 +130,7 @@ class FittedLens(ShortRepr):
 
     @classmethod
     def load(cls, path: str | Path) -> FittedLens:
-        """Read one back; nothing is unpickled.
-
-        Raises:
-            CheckpointError: If the file is missing, damaged, or no lens.
-        """
+        """Read a saved lens; a CheckpointError if the file is missing, damaged, or no lens."""
         tensors, texts = read_tensors_and_metadata(path)
         header = parse_json_object(texts.get(_HEADER, "")) or {}
         try:
@@ -151,14 +146,14 @@ class FittedLens(ShortRepr):
             ) from error
 
     def to_transformer_lens(self) -> Any:
-        """The same maps as TransformerLens' ``JacobianLens``, which writes and reads its own files.
+        """The same maps as TransformerLens' ``JacobianLens``.
 
         Its layers are numbered as in an unrolled model: layer ``l`` of loop ``t`` (counted from 1)
-        is ``n_before + (t - 1) n_layers + l``. Without layers inside loops a loop counts as one.
-        The initial state is the output of no block, and is left out.
+        is ``n_before + (t - 1) n_layers + l``, with ``n_layers = 1`` for maps of states. The
+        initial state, which no block puts out, is left out.
 
         Raises:
-            InputError: If an offset is not 0 or one map serves all: its format has neither.
+            InputError: Offsets that are not 0, or a shared map, which its format does not have.
         """
         from transformer_lens.tools.analysis import JacobianLens
 
@@ -171,10 +166,8 @@ class FittedLens(ShortRepr):
             )
         first, per_loop = self.n_before, max(self.n_layers, 1)
         last = first + self.n_loops * per_loop - 1
-        # With layers inside, the state that a loop leaves is the output of no block of its own,
-        # and what the last block puts out is the target.
+        # With layers inside, the target is the last block's output; states have no block.
         inside = self.n_layers > 0
-        first, per_loop = self.n_before, max(self.n_layers, 1)
         numbered = {
             first + (loop - 1) * per_loop + (layer or 0): matrix
             for (loop, layer), matrix in zip(self.places, self.matrix)
@@ -207,10 +200,10 @@ class FittedLens(ShortRepr):
         """The maps of a TransformerLens ``JacobianLens``, at the loops of a model.
 
         Args:
-            lens: As ``JacobianLens.load`` or :meth:`to_transformer_lens` gives it.
+            lens: From ``JacobianLens.load`` or :meth:`to_transformer_lens`.
             n_loops: Loops of the run.
-            n_layers: Layers of the tied block; 0 where each layer of the lens is a loop.
-            n_before: Layers before the first loop.
+            n_layers: Layers of the tied block; 0 if each layer of the lens is a loop.
+            n_before: Layers of the prelude.
         """
         per_loop = max(n_layers, 1)
         fitted_at: list[tuple[int, Layer]] = []
@@ -240,7 +233,7 @@ class FittedLens(ShortRepr):
 
 
 STATE = "state"
-"""The layer coordinate of the state that a loop leaves."""
+"""The layer coordinate of the state after a loop."""
 
 Layer = int | None
 
@@ -251,10 +244,9 @@ class LoopResidual(NamedTuple):
     Attributes:
         loop: Loops made.
         layer: Layer of the last of them; None for the state after it.
-        residual: What stands there.
-        ended: What the loop leaves if its last layer puts this out: the residual with what comes
-            after the layers (an injection that is added to the output, the loop norm); of a state,
-            the state itself.
+        residual: The residual there.
+        ended: The state that the loop would end in with this residual: with the injection after
+            the layers and the loop norm; of a state, itself.
     """
 
     loop: int
@@ -269,15 +261,10 @@ def places(
     n_loops: int,
     *,
     inside: bool = False,
-    ended: bool = True,
 ) -> Iterator[LoopResidual]:
-    """The residuals of a run, one loop at a time, in the order in which they are made.
+    """The residuals of a run, loop by loop; ``inside`` adds those after each layer.
 
-    Args:
-        n_loops: Loops to run.
-        inside: Whether to read after each layer too, which takes a model with hooks.
-        ended: Whether to make :attr:`LoopResidual.ended` of layers; else it is the residual again.
-            A model without ``end_loop(h, e)`` takes a loop more for each.
+    Inside loops, a model without ``end_loop(h, e)`` runs a further loop for each layer.
     """
     if not inside:
         for loop, h in iterate(model, inputs, n_loops):
@@ -298,10 +285,11 @@ def places(
             x = end = cache[name]  # [batch, pos, d_layer]
             if name == layers[-1]:
                 end = after
-            elif ended and end_loop is not None:
+            elif end_loop is not None:
                 end = end_loop(x, iteration.e)
-            elif ended:
-                end = end_by_hook(model, inputs, x, layers[-1], span)
+            else:  # by running the loop with x at its last hook
+                hooks = [(layers[-1], lambda residual, hook, x=x: x)]
+                end = hooked.run_with_hooks(inputs, fwd_hooks=hooks, return_type="state", **span)
             yield LoopResidual(loop + 1, layer, x, end)
         yield LoopResidual(loop + 1, None, after, after)
         h = after
@@ -321,19 +309,12 @@ def layers_around(model: Any, section: str) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
-def end_by_hook(model: Any, inputs: Tensor, x: Tensor, last: str, span: dict[str, Any]) -> Tensor:
-    """What a loop leaves where the hook ``last`` puts out x, of whatever model: by running it."""
-    hooks = [(last, lambda residual, hook: x)]
-    return model.run_with_hooks(inputs, fwd_hooks=hooks, return_type="state", **span)
-
-
 def live_places(
     model: LoopedModel | Any, inputs: Tensor, n_loops: int, *, inside: bool = False
 ) -> tuple[Tensor, dict[tuple[int, Layer], Tensor]]:
-    """The last state of a run, and the residuals before it, all in one graph of derivatives.
+    """The last state of a run, and the residuals by which it can be differentiated.
 
-    At each place stands the tensor itself that the run went on from, so that the last state can be
-    differentiated by it. The arguments are those of :func:`places`.
+    The arguments are those of :func:`places`.
     """
     recorded: dict[tuple[int, Layer], Tensor] = {}
     with recording_gradients():
@@ -368,10 +349,9 @@ def live_places(
 def readout_without_coda(
     model: LoopedModel | Any, inputs: Tensor
 ) -> Callable[[Tensor], Tensor] | None:
-    """What a model reads where its coda is left out; None if it has none.
+    """Final norm and unembedding of a model with a coda; None if it has none.
 
-    Final norm and unembedding, by a run of no loop in which the last layer of the coda puts out
-    what is to be read. What has the four methods alone shows one readout, whatever is in it.
+    A run of no loop in which the last layer of the coda puts out the state.
     """
     hooked: Any = model
     coda = layers_around(model, "coda")
@@ -387,7 +367,7 @@ def readout_without_coda(
 
 
 def as_wide(x: Tensor, width: int) -> Tensor:
-    """A residual with zeros behind it, where a layer is narrower than the state of several parts.
+    """A residual padded with zeros, where a layer is narrower than a state of several parts.
 
     Example:
         >>> as_wide(torch.ones(1, 2), 3)
