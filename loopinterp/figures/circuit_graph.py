@@ -189,6 +189,15 @@ class CircuitGraph(ShortRepr):
         layout = unfolded(self, n_loops, width) if n_loops else folded(self, width)
         return svg_of(self, layout, standalone=True)
 
+    def to_html(self) -> str:
+        """The graph as a page."""
+        page = Markup(
+            '<!doctype html><meta charset="utf-8">{}<title>{}</title>'
+            '<body style="font-family: sans-serif">{}'
+        )
+        policy = security_policy([asset("circuit.js")])
+        return page.format(policy, self.title, Markup(self._repr_html_()))
+
     def _repr_html_(self) -> str:
         """The graph with its own style and script, for a notebook."""
         template = Markup("<style>{}</style>{}<script>{}</script>")
@@ -202,13 +211,9 @@ class CircuitGraph(ShortRepr):
 
             display(HTML(self._repr_html_()))
             return
-        page = Markup(
-            '<!doctype html><meta charset="utf-8">{}<title>{}</title>'
-            '<body style="font-family: sans-serif">{}'
-        ).format(security_policy([asset("circuit.js")]), self.title, Markup(self._repr_html_()))
         options = {"suffix": ".html", "delete": False, "encoding": "utf-8"}
         with tempfile.NamedTemporaryFile("w", **options) as file:
-            file.write(page)
+            file.write(self.to_html())
         webbrowser.open(Path(file.name).as_uri())
 
 

@@ -75,7 +75,11 @@ def line_panels(
     style_of = styles(line for panel in panels for line in panel.series)
     in_legend = set[tuple[str, bool]]()
     for k, panel in enumerate(panels):
+        positive = [v for line in panel.series for v in line.y if v > 0]
         for line in panel.series:
+            if panel.y_log and positive and line.low is not None:
+                # The end of an interval below 0 has no place on the axis.
+                line = replace(line, low=np.clip(np.asarray(line.low, float), min(positive), None))
             key = (line.name, line.control)
             add_line(figure, line, k, style_of[key], legend=key not in in_legend)
             in_legend.add(key)

@@ -315,7 +315,7 @@ def _chosen_parts(
             fix="Leave components out for the heads and the MLPs.",
         )
     if together:
-        union = defaultdict[_Site, list[tuple[Any, ...]]](list)
+        union: dict[_Site, list[tuple[Any, ...]]] = defaultdict(list)
         for site, indices in chain.from_iterable(part.indices.items() for part in parts):
             union[site] += indices
         parts.append(_Part("all of them", union))
@@ -404,7 +404,7 @@ class _Runs:
         return {name: x.double().cpu().numpy() for name, x in by_example.items()}
 
     def _loop(self, h: Tensor, changes: _Changes) -> Tensor:
-        places = defaultdict[Any, dict[str, Callable[[Tensor], Tensor]]](dict)
+        places: dict[Any, dict[str, Callable[[Tensor], Tensor]]] = defaultdict(dict)
         for (component, layer), change in changes.items():
             places["block", 0, layer][component] = change
         run = self._iteration

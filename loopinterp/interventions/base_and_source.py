@@ -149,8 +149,15 @@ def given_pairs(
     source: Batch | Tensor,
     n_loops: int | None,
     scored: Bool[Tensor, "batch pos"] | None,
+    *,
+    component: str,
+    other: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, int, Bool[Tensor, "batch pos"] | None]:
-    """Inputs of base and source, loops of their runs, and the positions to score."""
+    """Inputs of base and source, loops of their runs, and the positions to score.
+
+    Raises:
+        InputError: Inputs that do not pair up, or a model that does not expose the component.
+    """
     if not isinstance(base, torch.Tensor):
         base = examples_for(model, base)
     if isinstance(source, Batch):
@@ -169,23 +176,18 @@ def given_pairs(
     inputs, n_loops = inputs_and_loops(model, inputs_of(base), n_loops)
     if scored is None and batches and len({batch.targets.shape for batch in batches}) == 1:
         scored = torch.stack([batch.targets != IGNORE for batch in batches]).all(0)
-    return inputs, inputs_of(source), n_loops, scored
-
-
-def check_run(
-    model: Any, base: Tensor, source: Tensor, other: Tensor | None, component: str
-) -> None:
-    """Raise unless the inputs pair up, in a model that exposes the component."""
     need_model(model) if component == STATE else need_hooks(model)
-    for name, inputs in (("source", source), ("other", source if other is None else other)):
-        like_base = isinstance(inputs, torch.Tensor) and inputs.dtype == base.dtype
-        if not like_base or inputs.shape != base.shape:
+    sources = inputs_of(source)
+    for name, x in (("source", sources), ("other", sources if other is None else other)):
+        like_base = isinstance(x, torch.Tensor) and x.dtype == inputs.dtype
+        if not like_base or x.shape != inputs.shape:
             raise InputError(
                 name,
-                expected=f"{base.dtype} of shape {list(base.shape)}, as base has",
-                given=describe_tensor(inputs),
+                expected=f"{inputs.dtype} of shape {list(inputs.shape)}, as base has",
+                given=describe_tensor(x),
                 fix="Pass pairs of inputs of equal length.",
             )
+    return inputs, sources, n_loops, scored
 
 
 def chosen_loops(loops: Index, n_loops: int) -> list[int]:

@@ -279,23 +279,16 @@ def _fill(
 
 def _check_ranges(pairs: InterchangePairs) -> None:
     n_inputs, n_pos = pairs.inputs.shape
-    ranges = [
-        ("base", pairs.base, n_inputs - 1),
-        ("source", pairs.source, n_inputs - 1),
-        ("positions", pairs.positions, n_pos - 1),
-        ("loop", pairs.loop, pairs.n_loops),
-        ("source_loop", pairs.source_loop, pairs.n_loops),
-    ]
+    loops = ("loop", pairs.n_loops), ("source_loop", pairs.n_loops)
+    ranges = [("base", n_inputs - 1), ("source", n_inputs - 1), ("positions", n_pos - 1), *loops]
+    columns = [(name, getattr(pairs, name), last) for name, last in ranges]
     if pairs.second is not None and bool((has_second := pairs.second.made).any()):
         second = pairs.second.map(lambda column: column[has_second])
-        ranges += [
-            ("second.source", second.source, n_inputs - 1),
-            ("second.position", second.position, n_pos - 1),
-            ("second.loop", second.loop, pairs.n_loops),
-            ("second.source_loop", second.source_loop, pairs.n_loops),
-            ("second.loop, after the first", second.loop - pairs.loop[has_second], pairs.n_loops),
-        ]
-    for name, values, last in ranges:
+        for name, last in (("source", n_inputs - 1), ("position", n_pos - 1), *loops):
+            columns.append((f"second.{name}", getattr(second, name), last))
+        after = second.loop - pairs.loop[has_second]
+        columns.append(("second.loop, after the first", after, pairs.n_loops))
+    for name, values, last in columns:
         if not bool(((values >= 0) & (values <= last)).all()):
             raise InputError(
                 f"pairs.{name}",

@@ -24,7 +24,6 @@ _DATA = "The colour scale ends at the largest share. The data has the metric as 
 
 @findings_of.register
 def _(result: PatchingSweep) -> list[Finding]:
-    """The patch that recovers most beyond its control."""
     table = result.to_dataframe()
     gain = (table["recovered"] - table["control_recovered"]).to_numpy()
     if not np.nanmax(gain) > 0:
@@ -74,43 +73,47 @@ def _place(result: PatchingSweep, row: dict[Any, Any]) -> str:
 
 @figures_of.register
 def _(result: PatchingSweep) -> list[Figure]:
-    """The sweep over the loops, and over the layers around them."""
-    scale = f"The {result.metric} is scaled to 0 in the base's run and 1 in the source's."
-    sections = {"loop by loop": _loops(result, scale)}
-    if result.around():
-        sections["around the loop"] = _around(result, scale)
+    loop = "loops done" if result.component == STATE else "loop"
+    block = result.data[list(MEASURES)].rename(loop="row")
+    sections = {"loop by loop": (block, loop)}
+    if around := result.around():
+        names = [f"{section} {k}" for section, x in around.items() for k in x["layer"].values]
+        rows = xr.concat(list(around.values()), dim="layer").rename(layer="row")
+        sections["around the loop"] = rows.assign_coords(row=names).expand_dims("layer"), "layer"
     one_by_one = ", position by position" if result.data.sizes["pos"] > 1 else ""
-    return [
-        Figure(
-            title=f"Patching {_component(result)}, {where}{one_by_one}",
-            plot=plot,
-            caption=(
-                f"The base's run with {_component(result)} of the source's run at one place. "
-                f"Answers recovered: the share of the {result.n_scored} answers that differ "
-                f"between the two runs and become the source's. {how}"
-            ),
-            control="The same patch from an unrelated input shows what any disturbance there does.",
-            data=result.to_dataframe(),
+    figures = []
+    for where, (data, row) in sections.items():
+        plot, how = _plot(result, data, row)
+        figures.append(
+            Figure(
+                title=f"Patching {_component(result)}, {where}{one_by_one}",
+                plot=plot,
+                caption=(
+                    f"The base's run with {_component(result)} of the source's run at one place. "
+                    f"Answers recovered: the share of the {result.n_scored} answers that differ "
+                    f"between the two runs and become the source's. {how}"
+                ),
+                control=(
+                    "The same patch from an unrelated input: the effect of any disturbance there."
+                ),
+                data=result.to_dataframe(),
+            )
         )
-        for where, (plot, how) in sections.items()
-    ]
+    return figures
 
 
-def _loops(result: PatchingSweep, scale: str) -> tuple[go.Figure, str]:
-    """Loops against positions at the best sites, against the sites, or alone."""
-    sites = [_component(result)]
-    if result.by_layer:
-        layers, heads = result.data["layer"].values, result.data["head"].values
-        sites = [f"layer {layer}" for layer in layers]
-        if result.by_head:
-            sites = [f"head {layer}.{head}" for layer in layers for head in heads]
-    # Layers and heads are one axis: [loop, pos, site].
-    data = result.data[list(MEASURES)].stack(site=("layer", "head"), create_index=False)
-    data = data.assign_coords(site=sites)
-    loops = "loops done" if result.component == STATE else "loop"
+def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure, str]:
+    """Rows against positions at the best sites, rows against sites, or rows alone."""
+    layers, heads = data["layer"].values, data["head"].values
+    sites = [f"head {k}.{h}" if len(layers) > 1 else f"head {h}" for k in layers for h in heads]
+    if not result.by_head:
+        sites = [f"layer {k}" for k in layers] if len(layers) > 1 else [_component(result)]
+    # Layers and heads are one axis: [row, pos, site].
+    data = data.stack(site=("layer", "head"), create_index=False).assign_coords(site=sites)
+    data = data.transpose("row", "pos", "site")
+    scale = f"The {result.metric} is scaled to 0 in the base's run and 1 in the source's."
     if data.sizes["pos"] > 1:
-        # Loops against positions, at the sites where patches do most.
-        gain = (data["recovered"] - data["control_recovered"]).max(["loop", "pos"])
+        gain = (data["recovered"] - data["control_recovered"]).max(["row", "pos"])
         best = np.argsort(-gain.values, kind="stable")[:3]
         panels = {sites[k]: data["recovered"].isel(site=k) for k in best}
         panels[_CONTROL] = data["control_recovered"].isel(site=best[0])
@@ -119,32 +122,17 @@ def _loops(result: PatchingSweep, scale: str) -> tuple[go.Figure, str]:
             "control of the first. "
         )
         how = (shown if len(sites) > 1 else "") + _DATA
-        return _maps(panels, x_title=_PATCHED, y_title=loops), how
+        return _maps(panels, x_title=_PATCHED, y_title=row), how
+    named = _named(result, data.isel(pos=0))
     if data.sizes["site"] > 1:
-        return _maps(_named(result, data.isel(pos=0)), x_title=""), scale
-    lines = _lines(result, data.isel(pos=0, site=0))
-    return line_figure(lines, x_title=loops, y_title=_UNPATCHED), scale
-
-
-def _around(result: PatchingSweep, scale: str) -> tuple[go.Figure, str]:
-    """Layers around the loop: bars, or maps where there are heads or positions."""
-    around = result.around()
-    layers = [f"{section} {k}" for section, x in around.items() for k in x["layer"].values]
-    data = xr.concat(list(around.values()), dim="layer").assign_coords(layer=layers)
-    if data.sizes["pos"] > 1:
-        row, names = "layer", layers
-        if result.by_head:
-            row, names = "head", [f"{k}.{h}" for k in layers for h in data["head"].values]
-        rows = data.stack(row=("layer", "head"), create_index=False)
-        rows = rows.transpose("row", "pos").assign_coords(row=names)
-        panels = {_RECOVERED: rows["recovered"], _CONTROL: rows["control_recovered"]}
-        return _maps(panels, x_title=_PATCHED, y_title=row), _DATA
-    if data.sizes["head"] > 1:
-        heads = [f"head {h}" for h in data["head"].values]
-        named = _named(result, data.isel(pos=0).assign_coords(head=heads))
-        return _maps(named, x_title=""), scale
-    bars = _lines(result, data.isel(head=0, pos=0))
-    return bars_with_intervals(bars, value_title=_UNPATCHED), scale
+        return _maps(named, x_title="", y_title=row), scale
+    lines = [
+        Series.of(name, x.isel(site=0), control=k % 2 == 1)
+        for k, (name, x) in enumerate(named.items())
+    ]
+    if row == "layer":
+        return bars_with_intervals(lines, value_title=_UNPATCHED), scale
+    return line_figure(lines, x_title=row, y_title=_UNPATCHED), scale
 
 
 def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
@@ -157,11 +145,6 @@ def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
         effect: data["effect"],
         f"{_CONTROL}, {effect}": data["control_effect"],
     }
-
-
-def _lines(result: PatchingSweep, data: xr.Dataset) -> list[Series]:
-    named = _named(result, data).items()
-    return [Series.of(name, x, control=k % 2 == 1) for k, (name, x) in enumerate(named)]
 
 
 def _maps(panels: Mapping[Any, xr.DataArray], **titles: Any) -> go.Figure:
@@ -182,7 +165,6 @@ _NOISE = "noise of equal norm"
 
 @findings_of.register
 def _(result: AblationStudy) -> list[Finding]:
-    """The parts that are needed, and those without effect."""
     roles, n = result.roles(), len(result.data["part"])
     named = {role: [part for part, x in roles.items() if x == role] for role in get_args(Role)}
     needed = named["information"] + named["needed"]
@@ -201,14 +183,13 @@ def _(result: AblationStudy) -> list[Finding]:
     return [Finding(text, value=f"{len(needed)} of {n}")]
 
 
-def _spell(parts: list[str], *, most: int = 4) -> str:
+def _spell(parts: list[str], most: int = 5) -> str:
     more = f" and {len(parts) - most} more" if len(parts) > most else ""
     return f"{', '.join(parts[:most])}{more}"
 
 
 @figures_of.register
 def _(result: AblationStudy) -> list[Figure]:
-    """Parts against loops, against positions, or alone."""
     # Of the kinds of ablation the one that changes most, [part, when, pos].
     worst = result.data.min("ablation").sel(estimate="value", drop=True)
     some_when, some_pos = (result.data.sizes[axis] > 1 for axis in ("when", "pos"))

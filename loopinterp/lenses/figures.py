@@ -26,7 +26,6 @@ _ATTENTION = "attention"
 
 @findings_of.register
 def _(result: AttentionResult) -> list[Finding]:
-    """The heads with the clearest preference for an offset and for a position."""
     preferences = {"mass": result.strongest(), "received": result.strongest_sink()}
     heads = by_head(result.data["entropy"])["head"].values
     clear: list[tuple[float, Finding]] = []
@@ -79,7 +78,6 @@ def place(distance: int) -> str:
 
 @figures_of.register
 def _(result: AttentionResult) -> list[Figure]:
-    """Shares by offset within a narrow window; else patterns, and preferences by loop."""
     patterns = result.data["patterns"]
     query, key = np.nonzero((patterns > 0).any(("loop", "layer", "head")).values)
     offsets = np.unique(query - key)
@@ -97,7 +95,7 @@ def _by_offset(result: AttentionResult) -> Figure:
         # One line for offsets of equal control; [distance] of this head.
         for value in np.unique(even.isel(head=k % n_heads).dropna("distance").round(3)):
             level = xr.full_like(shares["loop"], value, dtype=float)
-            lines.append(Series.of("even attention", level, control=True))
+            lines.append(Series.of("even attention", level, control=True, markers=False))
         panels.append(LinePanel(lines, "attention", title=str(head), y_range=(0, 1.02)))
     return Figure(
         title="Attention by offset",
@@ -182,7 +180,6 @@ def _even_lines(even: xr.DataArray, loop: xr.DataArray) -> list[Series]:
 
 @findings_of.register
 def _(result: ExitResult) -> list[Finding]:
-    """The savings of an oracle, and of the best rule."""
     best, at = result.best_loop()
     if best == 0:
         text = f"No example is right after any fixed number of loops up to {result.n_loops}."
@@ -220,7 +217,6 @@ def _rules(result: ExitResult, at: int) -> Finding:
 
 @figures_of.register
 def _(result: ExitResult) -> list[Figure]:
-    """Accuracy against loops spent, and readings and updates by loop."""
     return [_spent(result), _exits_by_loop(result)]
 
 
@@ -240,8 +236,8 @@ def _spent(result: ExitResult) -> Figure:
     best = max(gains, key=lambda name: gains[name][0] - gains[name][1])
     lines = [
         Series.of("fixed budget", exact),
-        *(swept(rule, rule, "swept_exact", first=1) for rule in rules),
         Series("oracle", [mean], [share], markers=True),
+        *(swept(rule, rule, "swept_exact", first=1) for rule in rules),
         swept(f"random stops, as many loops as {best}", best, "swept_dealt", control=True),
     ]
     return Figure(
@@ -279,7 +275,11 @@ def _exits_by_loop(result: ExitResult) -> Figure:
         "positions that agree with the last loop": means["agreement"],
         "probability of the top class": means["confidence"],
     }
-    changes = {"readout KL, nats": means["readout_kl"], "residual": means["residual"]}
+    # On a logarithmic axis an interval that ends below 0 has no place.
+    changes = {
+        name: means[key].sel({ESTIMATE: "value"})
+        for name, key in (("readout KL, nats", "readout_kl"), ("residual", "residual"))
+    }
     above, below = ([Series.of(*line) for line in x.items()] for x in (shares, changes))
     panels = [
         LinePanel(above, "share", y_range=(0, 1.03), references=marks),
@@ -289,8 +289,8 @@ def _exits_by_loop(result: ExitResult) -> Figure:
         title="Readings and updates",
         plot=line_panels(panels, x_title="loop"),
         caption=(
-            "Above: how right and how confident the readout is after each loop. Below: how much "
-            "readout and state change in it. Means over examples with 95% intervals."
+            "Above: how right and how confident the readout is after each loop (95% intervals). "
+            "Below: how much readout and state change in it. Means over examples."
         ),
         control="A stopping rule works if its signal changes at the loop where exact match rises.",
         data=tidy(means).round(4),

@@ -29,13 +29,11 @@ _LENS_CONTROLS = {
 
 @findings_of.register
 def _(result: LensResult) -> list[Finding]:
-    """When the answer can be read, how far readings are from the end, and the controls."""
     top, lens = result.top.sel(layer=STATE), _LENSES[result.lens]
     converged = result.data["settled"].where(result.asked)
     half = float(converged.quantile(0.5, method="lower"))
-    note = ""
-    if result.lens in ("logit", "coda") and not result.has_coda:
-        note = " (logit lens and model's own readout are the same: no coda)"
+    same = {"logit": "model's own readout", "coda": "logit lens"}.get(result.lens)
+    note = f" (without a coda also the {same})" if same and not result.has_coda else ""
     text = (
         f"The {lens}{note} has the {_target(result)} on top at {percent(top[1])} of positions "
         f"after 1 loop, at {percent(top[-1])} after {result.n_loops}. Half of the positions have "
@@ -103,7 +101,6 @@ def _ranges(loops: list[int]) -> str:
 
 @figures_of.register
 def _(result: LensResult) -> list[Figure]:
-    """Readings by loop with their controls, the target class by position, maps of other loops."""
     figures = [_by_loop(result)]
     share = result.data["probability"].sel(layer=STATE, drop=True).mean("batch")
     if float(share.max() - share.min()) > 0.05:  # else it is one colour
