@@ -8,11 +8,10 @@ source's run, as a share of the change from base to source. With w the weight of
     \text{exact}_{sr} = M(w_{sr} = 1) - M(0), \qquad
     \text{eap}_{sr} = \frac{\partial M}{\partial w_{sr}}(0)
 
-``eap_ig`` averages such gradients while the input goes from base to source; effects of the edges
-out of the input then sum to the whole change. ``edge_ig`` averages them while the weights of all
-edges go from 0 to 1, :math:`\int_0^1 \partial M / \partial w_{sr}\,(t, …, t)\,dt`; effects of all
-edges then sum to the whole change. Thresholds are flat at both ends, where the gradient of ``eap``
-is 0; along the input's path only one of a chain of thresholds changes at a time.
+``eap_ig`` averages such gradients while the input goes from base to source. ``edge_ig`` averages
+them while the weights of all edges go from 0 to 1,
+:math:`\int_0^1 \partial M / \partial w_{sr}\,(t, …, t)\,dt`, so that all effects sum to the whole
+change. Thresholds are flat at both ends, where the gradient of ``eap`` is 0.
 
 A circuit is the model with the source's values on all edges but its own. Its *faithfulness* is 1
 for the whole graph, 0 for no edge:

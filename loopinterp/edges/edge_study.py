@@ -163,12 +163,10 @@ def edge_study(
 ) -> EdgeStudy:
     r"""Score the edges between components, unrolled and tied, and choose circuits by the scores.
 
-    An edge's effect is the change of the metric when its receiver sees the sender's output of the
-    source's run, as a share of :math:`M_\text{source} - M_\text{base}`. ``exact`` makes that run,
-    for tied edges at all loops at once; ``eap``, ``eap_ig`` and ``edge_ig`` are gradients
-    (:mod:`~loopinterp.edges.edge_effects`); norms (``magnitude``) and random scores are controls.
-    Circuits of the edges of highest score, and of the tied edges that greedy pruning keeps, are run
-    with the source's values on all other edges.
+    Effects are those of :mod:`~loopinterp.edges.edge_effects`: ``exact`` by a run (for tied edges
+    at all loops at once), ``eap``, ``eap_ig`` and ``edge_ig`` by gradients. Norms (``magnitude``)
+    and random scores are controls. Circuits are those of the edges of highest score, and of the
+    tied edges that greedy pruning keeps.
 
     Args:
         model, base, source, n_loops, neurons: As of :func:`path_patching`.

@@ -1,13 +1,10 @@
-"""The layout of a circuit's drawing, folded or unfolded.
+"""The layout of a circuit's drawing, folded or unfolded; text has a fixed pitch.
 
-Text has a fixed pitch, so that its width is known without a browser.
+Folded, it is a layered drawing of one block. An edge across several ranks has a place in each, so
+that it passes behind no box; edges to the next loop go around the right side, back to the top.
 
-Folded, it is a layered drawing of one block: ranks in the order of computation, boxes of a rank
-side by side as far as they fit. An edge across several ranks has a place in each, so that it passes
-behind no box. Edges to the next loop go around the right side, back to the top.
-
-Unfolded, each loop is a column and each node a row with its name on the left. Within a column nodes
-stand in the order of computation, so that every edge leads to the right.
+Unfolded, each loop is a column and each node a row, with nodes of a column in the order of
+computation, so that every edge leads to the right.
 """
 
 from __future__ import annotations

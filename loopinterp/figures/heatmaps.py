@@ -138,21 +138,12 @@ def category_maps(
         panels: As for :func:`heatmap_panels`, with numbers of categories from 0 on as values.
         categories: Category -> its colour, as :class:`Series` takes it.
         options: Further options of :func:`heatmap_panels`.
-
-    Raises:
-        InputError: As :func:`heatmap_panels`, or a number without a category.
     """
     figure = heatmap_panels(panels, value_title="category", **options)
     names, count = list(categories), len(categories)
     colours = [PALETTE.get(shade, shade) for shade in categories.values()]
     low, high = _limits(panels)
-    if low < 0 or high >= count:
-        raise InputError(
-            "panels",
-            expected=f"numbers of the {count} categories, from 0 to {count - 1}",
-            given=f"numbers from {low:g} to {high:g}",
-            fix="Name every category.",
-        )
+    assert low >= 0 and high < count  # else a cell has the colour of another category
     # Each colour at both ends of its interval: steps instead of a gradient.
     steps = [((k + end) / count, shade) for k, shade in enumerate(colours) for end in (0, 1)]
     style = {"colorscale": steps, "zmin": -0.5, "zmax": count - 0.5, "showscale": False}
@@ -180,18 +171,8 @@ def loop_slider_figure(
     Args:
         values: Shares [loop, panel, row, column]; the second axis' coordinates title the panels.
         value_title: As for :func:`heatmap_panels`, like the other titles.
-
-    Raises:
-        InputError: Values of another number of axes.
     """
-    if values.ndim != 4:
-        raise InputError(
-            "values",
-            expected="values [loop, panel, row, column]",
-            given=f"values along {dict(values.sizes)}",
-            fix="Select or stack the other axes.",
-        )
-    loop_axis, panel_axis = values.dims[:2]
+    loop_axis, panel_axis, *_ = values.dims
     titles = values[panel_axis].values.tolist()
     figure = heatmap_panels(
         dict(zip(titles, values.isel({loop_axis: 0}))),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from loopinterp.core.errors import InputError
 from loopinterp.core.text import ShortRepr
 from loopinterp.figures.axes import (
     PALETTE,
@@ -194,20 +193,11 @@ def space_figure(
         lines: The first two coordinates; NaN leaves a gap.
         heights: The third coordinate of each line, by its name.
         titles: Of the three axes.
-
-    Raises:
-        InputError: A line without heights, or with too many or few.
     """
     figure, style_of = go.Figure(), styles(lines)
     for line in lines:
-        z = np.asarray(heights.get(line.name, ()), dtype=float)
-        if len(z) != len(line.x):
-            raise InputError(
-                f"heights of line {line.name!r}",
-                expected=f"{len(line.x)} values, one for each point",
-                given=f"{len(z)}",
-                fix="Name heights as the lines are named.",
-            )
+        z = np.asarray(heights[line.name], dtype=float)
+        assert len(z) == len(line.x)  # one for each point
         shade = style_of[line.name, line.control].colour
         style: dict[str, Any] = {"mode": "lines", "line": {"color": shade, "width": 3}}
         if line.control:

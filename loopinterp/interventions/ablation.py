@@ -93,11 +93,10 @@ class AblationStudy(Result, kind="ablation"):
     def judged(self) -> pd.DataFrame:
         """Whether each part is needed, by kind of ablation, at the widest span of loops.
 
-        With c the share of examples whose answers change (1 - agreement), at the position where
-        it is largest, and its 95% interval: ``needed`` if the interval's low end reaches
-        :data:`LINE`, ``idle`` if no answer changes, else ``unclear``. Noise of equal norm does not
-        enter: a fragile model changes as many answers under noise even where it needs the part.
-        ``specific`` is whether noise surely changes fewer answers than the ablation.
+        With the share of examples whose answers change (1 - agreement), at the position where it is
+        largest: ``needed`` if its 95% interval begins at :data:`LINE` or above, ``idle`` if it is
+        0, else ``unclear``. Noise does not enter, as a fragile model changes as many answers under
+        noise even where it needs the part. ``specific``: noise surely changes fewer answers.
 
         Returns:
             A row per part and kind: ``part``, ``ablation``, ``changed``, ``low``, ``high``,

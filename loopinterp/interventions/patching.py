@@ -158,9 +158,9 @@ def patching_sweep(
         source: As many inputs of the same length, pair by pair.
         n_loops: Loops of the whole run; T(n) by default, required for inputs alone, or where
             examples have several.
-        component: Any hook point of a layer or of a loop, by its short or full name: ``resid_pre``,
-            ``attn_out``, ``ln2.hook_normalized``, ``state_pre`` …; those of heads (``z``, ``q``,
-            ``pattern`` …) head by head. Or ``state``: the state after t loops, t = 0 .. n_loops.
+        component: A hook point of a layer or loop: ``resid_pre``, ``attn_out``, ``state_pre`` …,
+            those of heads (``z``, ``q``, ``pattern`` …) head by head. Or ``state``: the state after
+            t = 0 .. n_loops loops.
         positions: None patches all positions at once, ``"each"`` one at a time, a tensor
             ``[batch]`` one position of each example. Of patterns and scores, those of queries.
         scored: Positions ``[batch, pos]`` whose answers count; by default the asked ones, or all of

@@ -48,9 +48,9 @@ class ExitResult(Result, kind="exits"):
     """What :func:`exit_study` returns. ``loop`` counts loops made, from 0.
 
     Arrays:
-        exact: Whether every asked position of an example is right after a loop.
-        agreement: Share of its asked positions that are read as after the last loop.
-        norm: Mean norm of the state at its asked positions, as :class:`LoopMeasures` has it.
+        exact: Whether all asked positions of an example are right after a loop.
+        agreement: Share of them with the answer of the last loop.
+        norm: Mean norm of the state there, as in :class:`LoopMeasures`.
         residual: Mean residual there, likewise.
         cosine: Median cosine between successive updates there, likewise.
         confidence: Mean probability of the top class there.
@@ -58,14 +58,12 @@ class ExitResult(Result, kind="exits"):
         readout_kl: Mean divergence of the readout from the previous loop's, in nats.
         score: Score of each rule; lower is readier to stop.
         tolerance: Tolerances of each rule, from no stop to all stops.
-        swept_exact: Share of examples right where the rule stops them with that tolerance, after 1
-            loop at the earliest.
-        swept_loops: Mean number of loops with it.
+        swept_exact: Share of examples right where the rule stops them with that tolerance.
+        swept_loops: Mean number of loops with it, at least 1.
         swept_dealt: Control: share right with the same stops dealt to the examples at random.
         own_exact: Share right with the rule's own tolerance.
         own_loops: Mean number of loops with it.
-        another: Control of the oracle: whether the right answer of another example is read after
-            some loop.
+        another: Control: whether another example's right answer is read after some loop.
         answer_loops: T(n) of each example; the last loop for inputs alone.
 
     Attributes:

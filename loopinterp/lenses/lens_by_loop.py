@@ -50,38 +50,33 @@ if TYPE_CHECKING:
 class LensResult(Result, kind="lens"):
     r"""What :func:`lens_study` returns.
 
-    ``loop`` counts loops made: loop 0 is the initial state. ``layer`` is "state", after a loop, and
-    where the study reads inside loops "layer 0", …: the residual after that layer of the last loop.
-    The initial state has no layers: NaN there, or -1 in arrays of integers.
+    ``loop`` counts loops made: loop 0 is the initial state. ``layer`` is "state", after a loop, or
+    "layer 0", …: after that layer of the last loop (of loop 0 NaN, or -1 in integers).
 
     Arrays:
         answer: The class on top.
         rank: Rank of the target class, 1 for the top.
         probability: Probability of the target class.
         entropy: Entropy of the reading, in nats.
-        kl: :math:`\mathrm{KL}(p_T \| q)` in nats, from the model's readout after the last loop to
-            the reading.
-        wanted: The target class: the right one, or without targets the answer after the last loop;
-            -1 where nothing is asked.
-        settled: The loop, 1 or later, from which on the reading stays the final one.
-        flips: How often the reading changes between consecutive loops, from loop 1 on.
+        kl: :math:`\mathrm{KL}(p_T \| q)` from the final readout to the reading, in nats.
+        wanted: The target class, without targets the final answer; -1 where nothing is asked.
+        settled: The loop, 1 or later, from which on the reading is the final one.
+        flips: Changes of the reading between consecutive loops, from loop 1 on.
         reading_kl: Mean of ``kl`` over the asked positions, by ``reading``: "lens", and as controls
             "plain" (final norm and unembedding alone), or for the logit lens of a model with a coda
-            "coda" (its own readout), and "shuffled" (components of the state shuffled, mean of four
-            shuffles).
+            "coda" (its own readout), and "shuffled" (components of the state, mean of four).
         reading_top: Share of the asked positions with the target class on top, likewise.
         unigram_kl: Control: the divergence to the mean of all :math:`p_T`.
         majority_top: Control: share of the asked positions whose target is the majority class.
-        transfer_kl: With a map for each place: mean ``kl`` of the state after loop ``applied`` read
-            through the map of loop ``translator``. The last loop's map is the identity.
-        expected_top: Share of asked positions read as the intermediate value that the model is
-            known to hold after that loop; NaN where there is none.
+        transfer_kl: Mean ``kl`` of the state after loop ``applied``, read through the map of loop
+            ``translator``.
+        expected_top: Share of asked positions read as the known intermediate value, or NaN.
 
     Attributes:
         lens: "logit", "coda", "tuned" or "jacobian".
-        has_coda: Whether the model has a coda; if not, "logit" and "coda" are the same lens.
+        has_coda: If not, "logit" and "coda" are the same lens.
         targets: Whether the data has targets.
-        n_fit: Examples that the lens was fitted on; 0 if it is not fitted.
+        n_fit: Examples that the lens was fitted on, or 0.
         of_other_weights: Whether it was fitted on other weights than those it reads.
     """
 
@@ -145,9 +140,8 @@ def lens_study(
                :func:`fit_jacobian_lens`
     ========== ==========================================================================
 
-    Inside a loop the first three read the state that the loop would end in at that layer, loop norm
-    included. The last state is read by the model's own readout (but for the logit lens with a
-    coda). A lens is fitted on other examples than it reads.
+    Inside a loop the first three read the state that the loop would end in at that layer. A lens is
+    fitted on other examples than it reads.
 
     Args:
         data: A batch, inputs alone, or a task to draw from; all with one required number of loops.

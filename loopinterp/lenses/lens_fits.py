@@ -60,9 +60,9 @@ def fit_tuned_lens(
 ) -> FittedLens:
     """Train an affine map for each place, or one for all, on the run's final readout.
 
-    A map starts as the identity, where the lens is the model's own readout, and minimises the mean
-    KL from the final readout at the asked positions, by Adam with a rate that falls linearly to 0.
-    At a layer it applies to the state that the loop would end in there. Weights are not changed.
+    Maps start as the identity and minimise the mean KL from the final readout at the asked
+    positions, by Adam with a rate that falls linearly to 0. At a layer they apply to the state that
+    the loop would end in there.
 
     Args:
         data: A task, from which every step draws new examples; or a batch or inputs.
@@ -71,7 +71,7 @@ def fit_tuned_lens(
         shared: Whether one map is shared by all places.
         steps: Steps of the optimiser.
         learning_rate: Initial learning rate.
-        n: Problem length of a task's examples; see :func:`~loopinterp.tasks.as_batch`.
+        n: Problem length of a task's examples.
         batch_size: Examples in a step; 32 by default.
         seed: Seed of all draws.
 
@@ -220,8 +220,7 @@ def fit_jacobian_lens(
 ) -> FittedLens:
     r"""Average the Jacobian :math:`J_t = \partial h_T / \partial h_t` of every place.
 
-    Each row of all matrices takes one vector-Jacobian product through the run. The lens reads
-    ``readout(J_t h_t)``.
+    The lens reads ``readout(J_t h_t)``. A row of all matrices takes one vector-Jacobian product.
 
     Args:
         model: Any looped model that can be differentiated.
