@@ -40,18 +40,22 @@ def _(result: EdgeStudy) -> list[Figure]:
     lags = {"within a loop": 0, "to the next loop": 1, "over two loops or more": 2}
     sizes = result.data["tied_size"].sel(score=best)
     panels = {words: sizes.sel(lag=lag, drop=True) for words, lag in lags.items()}
+    largest = float(sizes.max())
     scores = Figure(
         title=f"Edges between components, scored by {best}",
         plot=heatmap_panels(
-            {name: panel for name, panel in panels.items() if panel.notnull().any()},
+            # Lags without a visible effect are left out.
+            {name: x for name, x in panels.items() if float(x.max()) >= 0.01 * largest},
             value_title="share of the change",
+            scale="mass",
+            value_range=(0, largest or 1),
             x_title="receiver",
             y_title="sender",
         ),
         caption=(
             "Change of the metric when the receiver sees the sender's output on another input, as "
             "a share of the change between the two inputs. Mean absolute value over examples, "
-            "summed over loops. Empty: no edge."
+            "summed over loops; lags with less than 1% of the largest are left out."
         ),
         control="The data has the scores of both controls, norms and random numbers.",
         data=result.to_dataframe(),

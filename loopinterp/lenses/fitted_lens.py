@@ -105,14 +105,11 @@ class FittedLens(ShortRepr):
         at = EVERYWHERE if self.shared else (loop, layer)
         narrow = layer is not None and h.shape[-1] < self.d_model
         if at not in self.places or (h.shape[-1] != self.d_model and not narrow):
-            layers = sorted({str(layer) for _, layer in self.places})
             raise InputError(
                 "place",
-                expected=f"one of the {len(self.places)} places (layers {', '.join(layers)}) of "
-                f"the fit, up to loop {self.n_loops}, and states of width {self.d_model}",
+                expected=f"a place of the fit, up to loop {self.n_loops}, of width {self.d_model}",
                 given=f"loop {loop}, layer {layer}, width {h.shape[-1]}",
-                fix="Fit the lens with that n_loops, and with inside=True for layers; one from "
-                "TransformerLens has no map of the initial state, nor, with layers, of others.",
+                fix="Fit the lens with that n_loops, and with inside=True for layers.",
             )
         k = self.places.index(at)
         matrix, offset = (x[k].to(h.device) for x in (self.matrix, self.offset))
@@ -141,8 +138,7 @@ class FittedLens(ShortRepr):
                 f"file {path}",
                 expected="a lens that FittedLens.save wrote",
                 given=f"another file ({error})",
-                fix="Fit the lens again, or read a result with "
-                "loopinterp.core.results.load_result.",
+                fix="Fit the lens again, or read a result with load_result.",
             ) from error
 
     def to_transformer_lens(self) -> Any:
@@ -157,38 +153,27 @@ class FittedLens(ShortRepr):
         """
         from transformer_lens.tools.analysis import JacobianLens
 
-        if self.shared or bool(self.offset.any()):
-            raise InputError(
-                "lens",
-                expected="a matrix for each place and no offset, as TransformerLens' format has it",
-                given="one map for all places" if self.shared else "offsets that are not 0",
-                fix="Fit a Jacobian lens with centred=False, or save it with lens.save(path).",
-            )
         first, per_loop = self.n_before, max(self.n_layers, 1)
         last = first + self.n_loops * per_loop - 1
         # With layers inside, the target is the last block's output; states have no block.
         inside = self.n_layers > 0
-        numbered = {
-            first + (loop - 1) * per_loop + (layer or 0): matrix
+        matrices = {
+            flat: matrix
             for (loop, layer), matrix in zip(self.places, self.matrix)
             if loop > 0 and (layer is not None) == inside
+            if (flat := first + (loop - 1) * per_loop + (layer or 0)) < last
         }
-        matrices = {flat: matrix for flat, matrix in numbered.items() if flat < last}
-        if not matrices:
+        if self.shared or bool(self.offset.any()) or not matrices:
             raise InputError(
                 "lens",
-                expected="a place after the first loop, before the last state",
-                given=f"places {self.places}",
-                fix="Fit it for two loops or more.",
+                expected="matrices of places after loop 1 and before the last state, no offsets",
+                given=f"places {self.places}, largest offset {float(self.offset.abs().max()):.3g}",
+                fix="Fit a Jacobian lens with centred=False for two loops or more.",
             )
-        metadata = {
-            "estimator": "jacobian_lens",
-            "target_layer": last,
-            "loopinterp": {
-                name: getattr(self, name) for name in ("n_loops", "n_layers", "n_before")
-            },
-            "source": "block outputs" if inside else "states of loops",
-        }
+        about = {name: getattr(self, name) for name in ("n_loops", "n_layers", "n_before")}
+        source = "block outputs" if inside else "states of loops"
+        metadata = {"estimator": "jacobian_lens", "target_layer": last, "source": source}
+        metadata |= {"loopinterp": about}
         return JacobianLens(
             matrices, n_prompts=self.n_examples, d_model=self.d_model, metadata=metadata
         )
@@ -212,8 +197,7 @@ class FittedLens(ShortRepr):
             if not 0 <= loop < n_loops:
                 raise InputError(
                     "lens",
-                    expected=f"layers {n_before} to {n_before + n_loops * per_loop - 1}, as a run "
-                    f"of {n_loops} loops of {per_loop} layers has them",
+                    expected=f"layers {n_before} to {n_before + n_loops * per_loop - 1}",
                     given=f"layer {flat}",
                     fix="Pass the n_loops, n_layers and n_before of the model it was fitted on.",
                 )
@@ -295,17 +279,11 @@ def places(
         h = after
 
 
-def layer_hooks(model: Any, loop: int, n_loops: int) -> list[str]:
-    """The hooks after each layer of one loop."""
-    names = model.site("resid_post", loop=loop, n_loops=n_loops)
-    return [names] if isinstance(names, str) else names
-
-
-def layers_around(model: Any, section: str) -> list[str]:
-    """The hooks after each layer of prelude or coda in a run of 1 loop; none without hooks."""
+def layer_hooks(model: Any, loop: int | None, n_loops: int, *, section: str = "block") -> list[str]:
+    """The hooks after each layer of a loop (or, with None, of prelude or coda), if any."""
     if not hasattr(model, "site"):
         return []
-    names = model.site("resid_post", section=section, n_loops=1)
+    names = model.site("resid_post", section=section, loop=loop, n_loops=n_loops)
     return [names] if isinstance(names, str) else names
 
 
@@ -328,10 +306,7 @@ def live_places(
         hooked: Any = model
 
         def keep(place: tuple[int, Layer]) -> Callable[..., None]:
-            def hook(x: Tensor, hook: Any) -> None:
-                recorded[place] = x
-
-            return hook
+            return lambda x, hook: recorded.update({place: x})
 
         hooks: list[tuple[str, Any]] = []
         for loop in range(n_loops):
@@ -354,13 +329,12 @@ def readout_without_coda(
     A run of no loop in which the last layer of the coda puts out the state.
     """
     hooked: Any = model
-    coda = layers_around(model, "coda")
+    coda = layer_hooks(model, None, 1, section="coda")
     if not coda:
         return None
-    name = coda[-1]
 
     def read(h: Tensor) -> Tensor:
-        hooks = [(name, lambda residual, hook: h)]
+        hooks = [(coda[-1], lambda residual, hook: h)]
         return hooked.run_with_hooks(inputs, n_loops=1, start_at_loop=1, state=h, fwd_hooks=hooks)
 
     return read

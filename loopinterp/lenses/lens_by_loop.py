@@ -19,8 +19,8 @@ from loopinterp.dynamics.measures import stable_from
 from loopinterp.dynamics.runs import chunks, gather
 from loopinterp.lenses.fitted_lens import (
     LoopResidual,
+    layer_hooks,
     layer_label,
-    layers_around,
     places,
     readout_without_coda,
 )
@@ -303,7 +303,7 @@ class _LensReader:
     seed: int
 
     def __post_init__(self) -> None:
-        self.has_coda = bool(layers_around(self.model, "coda"))
+        self.has_coda = bool(layer_hooks(self.model, None, 1, section="coda"))
         controls = ["plain"] if self.fitted is not None or self.has_coda else []
         if self.name == "logit" and self.has_coda:
             controls = ["coda"]

@@ -20,7 +20,6 @@ from loopinterp.lenses.fitted_lens import (
     LoopResidual,
     as_wide,
     layer_hooks,
-    layers_around,
     live_places,
     places,
 )
@@ -127,7 +126,7 @@ def fit_tuned_lens(
         places=maps,
         n_loops=n_loops,
         n_layers=len(layer_hooks(model, 0, n_loops)) if inside else 0,
-        n_before=len(layers_around(model, "prelude")) if inside else 0,
+        n_before=len(layer_hooks(model, None, 1, section="prelude")) if inside else 0,
         n_examples=n_drawn if known is None else min(n_drawn, len(known)),
         made={"model": describe_model(model), **options, "batch_size": size, "seed": seed},
     )
@@ -286,7 +285,7 @@ def fit_jacobian_lens(
         places=fitted_at,
         n_loops=n_loops,
         n_layers=len(layer_hooks(model, 0, n_loops)) if inside else 0,
-        n_before=len(layers_around(model, "prelude")) if inside else 0,
+        n_before=len(layer_hooks(model, None, 1, section="prelude")) if inside else 0,
         n_examples=len(inputs),
         made={"model": described, **options},
     )
