@@ -199,7 +199,7 @@ def edge_study(
         model, base, source, n_loops=n_loops, neurons=neurons, split=split, scored=scored
     )
     if unrolled_exact and "exact" not in methods:
-        expected, fix = "false where 'exact' is none of the methods", "Add 'exact' to methods."
+        expected, fix = "False without the method 'exact'", "Add 'exact' to methods."
         raise InputError("unrolled_exact", expected=expected, given="True", fix=fix)
     names = list(dict.fromkeys(methods))
     about = {"study": "edges", "n_loops": graph.n_loops, "methods": names, "n_steps": n_steps}

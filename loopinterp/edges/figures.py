@@ -141,6 +141,7 @@ def _node(name: str) -> GraphNode:
     head = re.fullmatch(r"head\.(\d+)", rest)
     kind = "head" if head else "neurons"
     label = f"head {layer}.{head[1]}" if head else f"MLP {layer}" if rest == "mlp" else rest
+    label = label if section == "block" else f"{section} {label}"
     stage = 2 * int(layer) + (not head)
     note = "" if head or rest == "mlp" else f"neurons of MLP {layer}"
     part = {"prelude": "prelude", "block": "loop", "coda": "readout"}[section]

@@ -304,7 +304,7 @@ def fragment(graph: CircuitGraph, n_loops: int = 8) -> Markup:
 
 
 def security_policy(scripts: Iterable[str]) -> Markup:
-    """The ``meta`` element that restricts a page to these scripts and to no requests.
+    """The ``meta`` element that limits a page to these scripts and to no requests.
 
     Inline styles are allowed, as Plotly sets them.
 

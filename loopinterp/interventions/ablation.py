@@ -58,7 +58,7 @@ MeanOver = Literal["position", "token", "all"]
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class AblationStudy(Result, kind="ablation"):
-    """What :func:`ablation_study` returns.
+    """The result of :func:`ablation_study`.
 
     The axis ``part`` names heads as ``head LAYER.HEAD``; ``when`` is the loops ("all loops",
     "loop 2", "from loop 2", "up to loop 2"); ``pos`` has length 1 unless positions were ablated
@@ -122,7 +122,7 @@ class AblationStudy(Result, kind="ablation"):
         return pd.DataFrame(rows)
 
     def roles(self) -> dict[str, Role]:
-        """What each part is needed for, by all kinds of ablation together.
+        """The role of each part, by all kinds of ablation together.
 
         - ``information``: needed under ``resample`` (or, without it, the mean): the answers depend
           on the part's input, as the value put in occurs in some clean run;

@@ -14,7 +14,7 @@ import torch
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.text import ShortRepr
-from loopinterp.interventions.light_cone import Change, Front, LightCone, cone_growth
+from loopinterp.interventions.light_cone import Change, LightCone, cone_growth
 from loopinterp.interventions.pairs import Sites
 from loopinterp.models import bind, device_of
 from loopinterp.tasks.task import describe_tensor
@@ -155,18 +155,12 @@ class InterchangeRun(ShortRepr):
         # [kind, pair, site, d_model]; every kind starts from the clean answers.
         kinds = state[None] if state.ndim == self.base_state.ndim else state.flatten(0, -4)
         read = self.base.repeat(len(kinds), 1, 1, 1)
-        for runs, base, here in self._runs_of_bases():
-            for rows in track(self._in_order(here), "interchange"):
-                for put_in, answers in zip(kinds, read):
-                    # Pairs whose state stays as it is keep their clean answers.
-                    new = rows[(put_in[rows] != self.base_state[rows]).flatten(1).any(1)]
-                    if not len(new):
-                        continue
-                    loop = self.pairs.loop[new]
-                    for front, pair, column in self._fronts(runs, new, base[new], put_in[new]):
-                        # [pair, delay, pos]: the answers inside the light cone.
-                        place = new[pair], front.loop - loop[pair], front.place[pair, column]
-                        answers[place] = answer(runs.iteration.readout(front.h))[pair, column]
+        for runs, base, rows in self._batches():
+            for put_in, answers in zip(kinds, read):
+                # Pairs whose state stays as it is keep their clean answers.
+                new = rows[(put_in[rows] != self.base_state[rows]).flatten(1).any(1)]
+                for h, cells, inside in self._fronts(runs, base, new, put_in) if len(new) else ():
+                    answers[cells] = answer(runs.iteration.readout(h))[inside]
         return read.reshape(*state.shape[:-3], *self.base.shape)
 
     @torch.no_grad()
@@ -175,13 +169,10 @@ class InterchangeRun(ShortRepr):
     ) -> Float[Tensor, "pair delay pos d_model"]:
         """The states at each delay after ``state`` was put in; arbitrary past the run's end."""
         states = self.base_state.new_empty(*self.base.shape, state.shape[-1])
-        for runs, base, here in self._runs_of_bases():
-            states[here] = runs.states[self._loops_read[here], base[here, None]]
-            for rows in self._in_order(here):
-                for front, pair, column in self._fronts(runs, rows, base[rows], state[rows]):
-                    place = front.place[pair, column]
-                    delay = front.loop - self.pairs.loop[rows][pair]
-                    states[rows[pair], delay, place] = front.h[pair, column]
+        for runs, base, rows in self._batches():
+            states[rows] = runs.states[self._loops_read[rows], base[rows, None]]
+            for h, cells, inside in self._fronts(runs, base, rows, state):
+                states[cells] = h[inside]
         return states
 
     @torch.no_grad()
@@ -216,29 +207,31 @@ class InterchangeRun(ShortRepr):
                 self._cached = run
             yield run
 
-    def _runs_of_bases(self) -> Iterator[tuple[LightCone, Tensor, Int[Tensor, " pair"]]]:
-        """Some clean runs at a time, with each pair's run, and the pairs that have one."""
+    def _batches(self) -> Iterator[tuple[LightCone, Int[Tensor, " pair"], Int[Tensor, " row"]]]:
+        """Clean runs, the run of every pair's base among them, and some of the pairs that have one.
+
+        Pairs are in the order of their loops, as light cones need; with two interchanges last.
+        """
         for first, runs in self._runs():
             base = self.pairs.base - first
             here = ((base >= 0) & (base < runs.states.shape[1])).nonzero().squeeze(1)
-            if len(here):
-                yield runs, base, here
-
-    def _in_order(self, pairs: Int[Tensor, " pair"]) -> list[Tensor]:
-        """Pairs by loop, as light cones need, some at a time; those with two interchanges last."""
-        in_order = pairs[self.pairs.loop[pairs].argsort(stable=True)]
-        if self.pairs.second is None:
-            return list(in_order.split(_AT_A_TIME))
-        has_second = self.pairs.second.made[in_order]
-        single, double = in_order[~has_second], in_order[has_second]
-        parts = *single.split(_AT_A_TIME), *double.split(_AT_A_TIME)
-        return [rows for rows in parts if len(rows)]
+            rows = here[self.pairs.loop[here].argsort(stable=True)]
+            second = self.pairs.second
+            has_second = (
+                torch.zeros_like(rows, dtype=torch.bool) if second is None else second.made[rows]
+            )
+            parts = [*rows[~has_second].split(_AT_A_TIME), *rows[has_second].split(_AT_A_TIME)]
+            for part in track([part for part in parts if len(part)], "interchange"):
+                yield runs, base, part
 
     def _fronts(
-        self, runs: LightCone, rows: Tensor, base: Tensor, state: Tensor
-    ) -> Iterator[tuple[Front, Tensor, Tensor]]:
-        """The front of pairs after each loop, and its places (pair, column) inside the cone."""
-        loop, positions = self.pairs.loop[rows], self.pairs.positions[rows]
+        self, runs: LightCone, base: Tensor, rows: Tensor, state: Tensor
+    ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]]:
+        """States of some pairs after each loop, and those inside the cone.
+
+        Of these, the places among all pairs (pair, delay, pos) and among the states (row, column).
+        """
+        loop, positions, state = self.pairs.loop[rows], self.pairs.positions[rows], state[rows]
         n_sites, sites = positions.shape[1], Sites(*(x[rows] for x in self.pairs.sites))
         each = torch.arange(len(rows), device=rows.device)[:, None]
 
@@ -258,9 +251,10 @@ class InterchangeRun(ShortRepr):
         has_later = sites.position.shape[1] > n_sites
         change = Change(state=put_in, later=put_in_later if has_later else None)
         first, last = sites.position.aminmax(dim=1)
-        for front in runs.go_on(base, loop, first, last, change):
-            pair, column = front.reached.nonzero(as_tuple=True)
-            yield front, pair, column
+        for front in runs.go_on(base[rows], loop, first, last, change):
+            inside = front.reached.nonzero(as_tuple=True)
+            row = inside[0]
+            yield front.h, (rows[row], front.loop - loop[row], front.place[inside]), inside
 
 
 def _fill(

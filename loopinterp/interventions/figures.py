@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.figures import Series, bars_with_intervals, heatmap_panels, line_figure
@@ -196,8 +197,8 @@ def _(result: AblationStudy) -> list[Figure]:
     if some_when or some_pos:
         rest = worst.min("pos") if some_when else worst.isel(when=0)
         panels = {
-            "answers kept": rest["agreement"],
-            f"answers kept, {_NOISE}": rest[f"{CONTROL}agreement"],
+            "answers changed": 1 - rest["agreement"],
+            f"answers changed, {_NOISE}": 1 - rest[f"{CONTROL}agreement"],
         }
         plot = heatmap_panels(
             panels,
@@ -213,10 +214,10 @@ def _(result: AblationStudy) -> list[Figure]:
         data, bars, how = result.data.isel(when=0, pos=0), [], ""
         for kind in map(str, data["ablation"].values):
             cells: xr.Dataset = data.sel(ablation=kind)
-            bars.append(Series.of(kind, cells["agreement"]))
-            noise = cells[f"{CONTROL}agreement"]
+            bars.append(Series.of(kind, _changed(cells["agreement"])))
+            noise = _changed(cells[f"{CONTROL}agreement"])
             bars.append(Series.of(f"{_NOISE}, {kind}", noise, control=True))
-        plot = bars_with_intervals(bars, value_title="answers kept", value_range=(0, 1))
+        plot = bars_with_intervals(bars, value_title="answers changed", value_range=(0, 1))
     means = {"position": "at its position", "token": "of its token", "all": "of all positions"}
     kinds = {
         "zero": "set to zero",
@@ -226,13 +227,13 @@ def _(result: AblationStudy) -> list[Figure]:
     names = [prefix + name for prefix in ("", CONTROL) for name in ABLATION_MEASURES]
     return [
         Figure(
-            title="Answers without one part",
+            title="Answers changed by ablation",
             plot=plot,
             caption=(
                 "One head, MLP or other part is "
                 f"{' or '.join(kinds[kind] for kind in result.data['ablation'].values)}. Answers "
-                f"kept: the share of {result.n_examples} examples answered as in the clean run."
-                f"{how}"
+                f"changed: the share of {result.n_examples} examples answered differently from "
+                f"the clean run.{how}"
             ),
             control=(
                 "Noise of equal norm in a random direction. If it changes as many answers, zero "
@@ -242,3 +243,9 @@ def _(result: AblationStudy) -> list[Figure]:
             data=result.to_dataframe(*names),
         )
     ]
+
+
+def _changed(agreement: xr.DataArray) -> xr.DataArray:
+    """The complement of an estimate, whose lower end comes from the upper one."""
+    ends = agreement.sel({ESTIMATE: ["value", "high", "low"]})
+    return 1 - ends.assign_coords({ESTIMATE: ["value", "low", "high"]})

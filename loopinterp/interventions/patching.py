@@ -52,7 +52,7 @@ _AT_A_TIME = 128  # examples in a batch: more do not fit into the processor's ca
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class PatchingSweep(Result, kind="activation-patching"):
-    """What :func:`patching_sweep` returns.
+    """The result of :func:`patching_sweep`.
 
     Axes that the sweep does not vary have length 1: ``head`` for components without heads, ``pos``
     unless positions were patched one by one, ``layer`` for the state and components that occur

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class AttentionResult(Result, kind="attention"):
-    """What :func:`attention_study` returns.
+    """The result of :func:`attention_study`.
 
     Arrays:
         patterns: Attention of one example.

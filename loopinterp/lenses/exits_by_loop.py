@@ -45,7 +45,7 @@ RULES: dict[str, StoppingRule] = {
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExitResult(Result, kind="exits"):
-    """What :func:`exit_study` returns. ``loop`` counts loops made, from 0.
+    """The result of :func:`exit_study`. ``loop`` counts loops made, from 0.
 
     Arrays:
         exact: Whether all asked positions of an example are right after a loop.

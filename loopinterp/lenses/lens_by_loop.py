@@ -1,4 +1,4 @@
-"""Lenses by loop: what the state says about the answer after each loop."""
+"""Lenses by loop: the answer that can be read from the state after each loop."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class LensResult(Result, kind="lens"):
-    r"""What :func:`lens_study` returns.
+    r"""The result of :func:`lens_study`.
 
     ``loop`` counts loops made: loop 0 is the initial state. ``layer`` is "state", after a loop, or
     "layer 0", …: after that layer of the last loop (of loop 0 NaN, or -1 in integers).
@@ -311,7 +311,7 @@ class _LensReader:
         self.layers = [layer_label(None)]
         self.transferred: list[int] = []
         if self.fitted is not None and not self.fitted.shared:
-            # At most eight loops, of which each reads with the map of each other.
+            # At most eight loops, each to be read through the map of each other.
             some = torch.linspace(0, self.n_loops, min(8, self.n_loops + 1)).round().int()
             self.transferred = some.tolist()
 

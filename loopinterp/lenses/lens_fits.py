@@ -323,7 +323,7 @@ def _transports(
                 raise InputError(
                     "model",
                     expected="loops that can be differentiated",
-                    given=f"one of which PyTorch says: {error}",
+                    given=f"PyTorch says: {error}",
                     fix="Write step in PyTorch's own operations, without detach and no_grad, or "
                     "use lens='tuned', which needs no derivative of a loop.",
                 ) from error
