@@ -98,19 +98,7 @@ def heatmap_panels(
             style = Style(PALETTE.get(shade, shade), 1, 0)
             add_line(figure, line, k, style, legend=k == 0)
         if marks:
-            at_x, at_y = zip(*marks.values())
-            figure.add_scatter(
-                x=at_x,
-                y=at_y,
-                text=list(marks),
-                mode="markers+text",
-                textposition="top center",
-                marker={"symbol": "cross", "size": 9, "color": "white", "line": {"color": "black"}},
-                marker_line_width=1,
-                hovertemplate="%{text}<extra></extra>",
-                showlegend=False,
-                **axes(k),
-            )
+            _add_marks(figure, marks, k)
         figure.layout[f"xaxis{suffix(k)}"].update(
             title_text=x_title if k + columns >= len(panels) else None,
             showgrid=False,
@@ -193,6 +181,22 @@ def loop_slider_figure(
     steps = [{"label": loop, "method": "animate", "args": [[loop], jump]} for loop in loops]
     return figure.update_layout(
         sliders=[{"steps": steps, "currentvalue": {"prefix": "loop "}, "pad": {"t": 60}}]
+    )
+
+
+def _add_marks(figure: go.Figure, marks: Mapping[str, tuple[float, float]], panel: int) -> None:
+    x, y = zip(*marks.values())
+    figure.add_scatter(
+        x=x,
+        y=y,
+        text=list(marks),
+        mode="markers+text",
+        textposition="top center",
+        marker={"symbol": "cross", "size": 9, "color": "white", "line": {"color": "black"}},
+        marker_line_width=1,
+        hovertemplate="%{text}<extra></extra>",
+        showlegend=False,
+        **axes(panel),
     )
 
 

@@ -339,8 +339,7 @@ class _LensReader:
             target_class = targets.where(targets != IGNORE, -1)
         has_target = target_class >= 0
         share = has_target / has_target.sum(1, keepdim=True).clamp(min=1)  # [batch, pos]
-        generator = torch.Generator().manual_seed(self.seed)
-        first = run[0].residual
+        generator, first = torch.Generator().manual_seed(self.seed), run[0].residual
         # Four orders of the components, as one may read the answer by chance.
         orders = [torch.randperm(first.shape[-1], generator=generator) for _ in range(4)]
         measured: dict[str, list[Tensor]] = defaultdict(list)
@@ -360,10 +359,8 @@ class _LensReader:
                 residual, ended = place.residual[..., within], place.ended[..., order]
                 shuffled = place._replace(residual=residual, ended=ended)
                 read["shuffled"].append(self._log(lens.at(shuffled)))
-            for reading in self.readings:
-                # Mean over positions, [batch]
+            for reading in self.readings:  # mean over positions, [batch]
                 gaps = [(_divergence(log_p, one) * share).sum(1) for one in read[reading]]
-                # [batch]
                 tops = [((one.argmax(-1) == target_class) * share).sum(1) for one in read[reading]]
                 readings["reading_kl"].append(torch.stack(gaps).mean(0))
                 readings["reading_top"].append(torch.stack(tops).mean(0))
@@ -383,9 +380,8 @@ class _LensReader:
             states = {place.loop: place.residual for place in run if place.layer is None}
             pairs = itertools.product(self.transferred, repeat=2)  # (translator, applied)
             moved = (self.fitted.transport(states[t], translator) for translator, t in pairs)
-            gaps = [_divergence(log_p, self._log(lens.readout(h))) for h in moved]
-            by_pair = (torch.stack(gaps) * share).sum(-1)  # [translator * applied, batch]
-            arrays["transfer_kl"] = by_pair.unflatten(0, (len(self.transferred),) * 2)
+            gaps = [(_divergence(log_p, self._log(lens.readout(h))) * share).sum(1) for h in moved]
+            arrays["transfer_kl"] = torch.stack(gaps).unflatten(0, (len(self.transferred),) * 2)
         p = log_p.exp() * share[..., None]  # [batch, pos, class]
         arrays["_mean"], arrays["_negentropy"] = p.sum(1), (p * log_p).nan_to_num().sum((1, 2))
         return arrays
