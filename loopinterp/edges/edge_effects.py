@@ -50,13 +50,7 @@ SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class EdgeEffects:
-    """Effects of the edges between the runs of two sets of inputs.
-
-    ``scored`` and ``metric`` are as of :func:`.edge_study`.
-
-    Raises:
-        InputError: Equal answers throughout, or a metric without examples or gradients.
-    """
+    """Effects of the edges; ``scored`` and ``metric`` are as of :func:`.edge_study`."""
 
     def __init__(
         self,
@@ -197,11 +191,7 @@ def _mean_along(gradient: Callable[[float], Tensor], n_steps: int) -> Tensor:
 def areas(
     faithfulness: Sequence[float] | np.ndarray, shares: Sequence[float] | np.ndarray = SHARES
 ) -> tuple[float, float]:
-    r"""CPR and CMD: the areas under f and under abs(1 - f) over the share of edges.
-
-    Large CPR and small CMD are good; CPR above 1: circuits do better than the model.
-
-    Source: arXiv 2504.13151.
+    """CPR and CMD (arXiv 2504.13151): areas under f and abs(1 - f) over the share of edges.
 
     Example:
         >>> [round(area, 3) for area in areas([1.0] * 10)]

@@ -221,13 +221,7 @@ def graph_of_pairs(
     split: bool,
     scored: Tensor | None = None,
 ) -> tuple[UnrolledGraph, Tensor, Tensor, Tensor | None]:
-    """The graph of the runs of base and source, their inputs, and the positions to score.
-
-    Raises:
-        InputError: Inputs that do not pair up; a model that is no ``LoopedTransformer``, has gates
-            or changed layers, or is not on the CPU.
-        HookError: Hooks are on, which runs of edges do not fire.
-    """
+    """The graph of the runs of base and source, their inputs, and the positions to score."""
     base, source, n_loops, scored = given_pairs(
         model, base, source, n_loops, scored, component="resid_pre"
     )

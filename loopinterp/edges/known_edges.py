@@ -165,12 +165,9 @@ def recovery(
     among: Iterable[TiedEdge],
     neurons: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """AUROC and average precision of some edges' scores, a row for each truth.
+    """AUROC and average precision of scores, a row for each truth of :func:`.edges_recovered`.
 
-    Truths are those of :func:`.edges_recovered`; ``among`` are all tied edges of the model.
-
-    Raises:
-        InputError: The circuit of another model, with edges that are not among them.
+    ``among`` are all tied edges of the model.
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -280,10 +277,7 @@ def _parsed(component: str) -> tuple[str, int, list[str]]:
 
 
 def _lags(feature: FeatureNode, sender: str, reader: str) -> tuple[int, ...]:
-    """The lags at which a reader sees a sender's feature, smallest first.
-
-    Only variables are kept from one loop to the next.
-    """
+    """The lags at which a reader sees a sender's feature; only variables outlast a loop."""
     if sender == INPUT:
         return (0,)
     section, layer, part = _parsed(sender)

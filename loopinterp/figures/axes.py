@@ -272,10 +272,7 @@ def add_line(figure: go.Figure, line: Series, panel: int, style: Style, *, legen
 
 
 def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) -> None:
-    """Draw references; texts along the x-axis avoid one another.
-
-    Values of 0 and below are left out on a logarithmic axis.
-    """
+    """Draw references, but for values of 0 and below on a logarithmic axis."""
     name = suffix(panel)
     is_log = {axis: figure.layout[f"{axis}axis{name}"]["type"] == "log" for axis in "xy"}
     marks = [mark for mark in marks if mark.value > 0 or not is_log[mark.axis]]

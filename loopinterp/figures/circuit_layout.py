@@ -95,12 +95,7 @@ class Layout:
 
 
 def _wrapped(node: GraphNode, letters: int, most: int = 3) -> tuple[str, ...]:
-    """A node's label in at most ``most`` lines of ``letters``, cut off where it is longer.
-
-    Example:
-        >>> _wrapped(GraphNode("a", "neurons", "generate | (propagate & carry)", "loop"), 16)
-        ('generate |', '(propagate &', 'carry)')
-    """
+    """A node's label in at most ``most`` lines of ``letters``, cut off where it is longer."""
     lines = textwrap.wrap(node.label, letters, break_long_words=True) or [node.id[:letters]]
     if len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1][: letters - 1].rstrip()}…"]
@@ -330,10 +325,7 @@ def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def unfolded(graph: CircuitGraph, n_loops: int, width: float) -> Layout:
-    """Each loop a column, each node a row; prelude and readout are one node each.
-
-    The width is in pixels.
-    """
+    """Each loop a column, each node a row; prelude and readout are one node each."""
     graph, numbers = _outside_as_one(graph)
     rows = sorted(graph.nodes, key=lambda n: (SECTIONS.index(n.section), n.stage))
     letters, side = (27, 34.0) if width > 600 else (15, 18.0)

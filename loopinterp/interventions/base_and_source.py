@@ -35,13 +35,7 @@ Metric = Callable[["Tensor"], "Tensor"]
 class Comparison:
     """Answers and metrics of a base's and a source's run, to score a patched run against.
 
-    Attributes:
-        differ: Positions that count: ``scored`` (all if None), with different answers.
-        at_base: The metric of the base's run; by default the logit difference.
-        at_source: The metric of the source's run.
-
-    Raises:
-        InputError: ``scored`` does not fit, or the two runs have equal answers or metrics.
+    ``differ`` are the positions that count: ``scored`` (all if None), with different answers.
     """
 
     def __init__(
@@ -93,10 +87,7 @@ class Comparison:
         return torch.stack([recovered, effect.to(recovered)], -1).cpu().numpy()
 
     def by_example(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> Float[Tensor, "*batch"]:
-        """The metric of each example, whose mean is the metric; with gradients.
-
-        Examples with more of the positions that count weigh more, and those with none are 0.
-        """
+        """The metric of each example, with gradients; weighted by the positions that count."""
         if self._metric is not None:
             return torch.as_tensor(self._metric(logits)).double()
         # Classes of both answers [batch, pos, 2], and their logits.
@@ -153,11 +144,7 @@ def given_pairs(
     component: str,
     other: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, int, Bool[Tensor, "batch pos"] | None]:
-    """Inputs of base and source, loops of their runs, and the positions to score.
-
-    Raises:
-        InputError: Inputs that do not pair up, or a model that does not expose the component.
-    """
+    """Inputs of base and source, loops of their runs, and the positions to score."""
     if not isinstance(base, torch.Tensor):
         base = examples_for(model, base)
     if isinstance(source, Batch):
@@ -229,12 +216,7 @@ def chosen_positions(
 
 
 def unrelated(source: Tensor) -> Tensor:
-    """A third input for each pair: the sources, rolled until none meets itself.
-
-    Example:
-        >>> unrelated(torch.tensor([[1, 2], [1, 2], [3, 4], [5, 6]])).tolist()
-        [[3, 4], [5, 6], [1, 2], [1, 2]]
-    """
+    """A third input for each pair: the sources, rolled until none meets itself."""
     for distance in range(1, len(source)):
         moved = source.roll(distance, 0)
         if not (moved == source).flatten(1).all(1).any():

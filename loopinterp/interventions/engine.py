@@ -31,14 +31,7 @@ _HELD_NUMBERS = 2**26  # numbers of clean states held at a time: 256 MiB
 
 
 def answer(logits: Float[Tensor, "*shape d_vocab_out"]) -> Int[Tensor, "*shape"]:
-    """The class with the largest logit; of those equal up to rounding, the first.
-
-    So equal logits give one answer in any basis of the state. Integers are as narrow as fits.
-
-    Example:
-        >>> answer(torch.tensor([[0.2, 1.3], [1e-7, 2e-7]])).tolist()
-        [1, 0]
-    """
+    """The class with the largest logit; of those equal up to rounding the first, in any basis."""
     narrow = torch.int16 if logits.shape[-1] <= 2**15 else torch.int32
     return _largest(logits).int().argmax(-1).to(narrow)
 
@@ -304,13 +297,7 @@ def principal_subspace(
 def project(
     change: Float[Tensor, "... site d_model"], subspace: Float[Tensor, "... rank d_model"]
 ) -> Float[Tensor, "... site d_model"]:
-    """The part of each change in a subspace, whose rows are orthonormal or 0.
-
-    Example:
-        >>> project(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]])).tolist()
-        [[0.0, 4.0]]
-    """
-    # Coordinates in the subspace, [..., site, rank], and back.
+    """The part of each change in a subspace, whose rows are orthonormal or 0."""
     basis = subspace.to(change)
     return change @ basis.mT @ basis
 
@@ -321,10 +308,7 @@ def random_change(
     *,
     within: Bool[Tensor, "... d_model"] | None = None,
 ) -> Float[Tensor, "... d_model"]:
-    """A change of the same norm at each place, in a random direction.
-
-    ``within`` are the features that may change; all by default.
-    """
+    """A change of the same norm at each place, in a random direction ``within`` some features."""
     noise = torch.randn(change.shape, generator=generator, dtype=torch.float32).to(change)
     length = change.norm(dim=-1, keepdim=True)
     if within is not None:

@@ -94,11 +94,8 @@ class LightCone:
     ) -> Iterator[Front]:
         """Go on from the first change to the end of the runs.
 
-        Args:
-            row: The clean run of each row.
-            loop: Loops done before its change, in ascending order.
-            first: The first position that is changed; ``last`` the last one.
-            change: The change.
+        Each row goes on from clean run ``row`` after ``loop`` loops (ascending), with a change
+        between the positions ``first`` and ``last``.
         """
         n_loops, n_pos, earliest = len(self.states) - 1, self.states.shape[2], int(loop[0])
         if self.reach is None:
@@ -184,11 +181,7 @@ class LightCone:
         last: Int[Tensor, " row"],
         change: Change,
     ) -> Front:
-        """The end of :meth:`go_on`.
-
-        With keys held within a window, rows go on by delay instead, so that all cones are equally
-        wide: all loops are one map.
-        """
+        """The end of :meth:`go_on`; with keys held within a window, all rows go on side by side."""
         if self.reach is None or not self._keys:
             *_, front = self.go_on(row, loop, first, last, change)
             return front
@@ -243,11 +236,8 @@ class LightCone:
         return [[torch.stack(x) for x in zip(*loops)] for loops in zip(*self._keys or [])]
 
     def _clean_keys(self, *, most: int = 2**26) -> list[list[tuple[Tensor, Tensor]]] | None:
-        """Keys and values ``[input, pos, head, d_head]`` of each loop and layer.
-
-        None if attention is not ours, not causal or goes block by block within a window, or if they
-        are more than ``most`` numbers (256 MiB).
-        """
+        """Keys and values ``[input, pos, head, d_head]`` of each loop and layer, if available."""
+        # Ours, causal, with a mask of all pairs, and at most 256 MiB.
         run, width = self.iteration, declared(self.model, "attention_window") or 0
         has_full_mask = isinstance(run.context, AttentionContext) and run.context.window is None
         near = self.reach is None or 0 < width <= min(NEAR, self.states.shape[2] - 1)

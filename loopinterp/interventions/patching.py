@@ -347,11 +347,7 @@ class _Sweep:
         values: Float[Tensor, "loop input batch ..."],
         layer_key: LayerKey | None = None,
     ) -> Float[np.ndarray, "measure loop head place"]:
-        """Patches of one site (None: the state), in all runs of a batch and many places at once.
-
-        Patches of nearly equal positions go on together; one whose source equals the clean
-        activation is not run.
-        """
+        """Patches of one site (None: the state), those of nearly equal positions together."""
         places = self.places
         # Where a source differs from the clean activation, [loop, source, batch, pos, head].
         differs = (values[:, 1:] != values[:, :1]).any(-1)
@@ -374,6 +370,7 @@ class _Sweep:
                 x.repeat_interleave(batch).to(device) for x in patches[part].unbind(1)
             )
             positions = places[place, row]
+            # A patch with the clean activation is not run.
             active = (differs[loop, source, row, :, head] & positions).any(1)
             logits = self.logits.repeat(len(part), 1, 1)
             if bool(active.any()):

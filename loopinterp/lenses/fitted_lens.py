@@ -223,20 +223,12 @@ Layer = int | None
 
 
 class LoopResidual(NamedTuple):
-    """A residual of a run, ``[batch, pos, d_model]``.
+    """A residual of a run, ``[batch, pos, d_model]``."""
 
-    Attributes:
-        loop: Loops made.
-        layer: Layer of the last of them; None for the state after it.
-        residual: The residual there.
-        ended: The state that the loop would end in with this residual: with the injection after
-            the layers and the loop norm; of a state, itself.
-    """
-
-    loop: int
-    layer: Layer
+    loop: int  # loops made
+    layer: Layer  # of the last of them; None for the state after it
     residual: Tensor
-    ended: Tensor
+    ended: Tensor  # the state that the loop would end in with this residual
 
 
 def places(
@@ -290,10 +282,7 @@ def layer_hooks(model: Any, loop: int | None, n_loops: int, *, section: str = "b
 def live_places(
     model: LoopedModel | Any, inputs: Tensor, n_loops: int, *, inside: bool = False
 ) -> tuple[Tensor, dict[tuple[int, Layer], Tensor]]:
-    """The last state of a run, and the residuals by which it can be differentiated.
-
-    The arguments are those of :func:`places`.
-    """
+    """The last state of a run, and the residuals by which it can be differentiated."""
     recorded: dict[tuple[int, Layer], Tensor] = {}
     with recording_gradients():
         iteration = bind(model, inputs)
@@ -324,10 +313,7 @@ def live_places(
 def readout_without_coda(
     model: LoopedModel | Any, inputs: Tensor
 ) -> Callable[[Tensor], Tensor] | None:
-    """Final norm and unembedding of a model with a coda; None if it has none.
-
-    A run of no loop in which the last layer of the coda puts out the state.
-    """
+    """Final norm and unembedding of a model with a coda, in a run of no loop; None without one."""
     hooked: Any = model
     coda = layer_hooks(model, None, 1, section="coda")
     if not coda:
@@ -341,12 +327,7 @@ def readout_without_coda(
 
 
 def as_wide(x: Tensor, width: int) -> Tensor:
-    """A residual padded with zeros, where a layer is narrower than a state of several parts.
-
-    Example:
-        >>> as_wide(torch.ones(1, 2), 3)
-        tensor([[1., 1., 0.]])
-    """
+    """A residual padded with zeros, where a layer is narrower than a state of several parts."""
     return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
 
 
