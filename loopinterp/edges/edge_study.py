@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
@@ -345,19 +345,18 @@ def _circuit_arrays(
     def ranked(x: Tensor) -> Tensor:
         return x.mean(-1).abs() if rank_by == "effect" else x.abs().mean(-1)
 
-    of_tied = [
-        [circuits.faithfulness(top(scores, int(share * len(scores)))) for share in SHARES]
-        for scores in track([ranked(x) for x in tied], "tied circuits")
-    ]
-    of_unrolled = []
-    for x in track(unrolled, "circuits"):
-        scores = ranked(x)[edges]
-        row = [float("nan")] * len(SHARES)
-        for k, share in enumerate(SHARES if not scores.isnan().any() else ()):
-            chosen = torch.zeros_like(edges)
-            chosen[edges] = top(scores, int(share * len(scores)))
-            row[k] = effects.faithfulness(chosen)
-        of_unrolled.append(row)
+    def at_shares(scores: Tensor, faithfulness: Callable[[Tensor], float]) -> list[float]:
+        if scores.isnan().any():  # exact effects that were not asked for
+            return [float("nan")] * len(SHARES)
+        return [faithfulness(top(scores, int(share * len(scores)))) for share in SHARES]
+
+    def of_edges(chosen: Bool[Tensor, " edge"]) -> float:
+        circuit = torch.zeros_like(edges)
+        circuit[edges] = chosen
+        return effects.faithfulness(circuit)
+
+    of_tied = [at_shares(ranked(x), circuits.faithfulness) for x in track(tied, "tied circuits")]
+    of_unrolled = [at_shares(ranked(x)[edges], of_edges) for x in track(unrolled, "circuits")]
     curve = [
         [circuits.faithfulness(top(ranked(x), k)) for k in counts] for x in track(tied, "curve")
     ]

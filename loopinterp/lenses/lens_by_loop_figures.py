@@ -78,7 +78,7 @@ def _distance(result: LensResult) -> list[Finding]:
         f"{far[0]}, where the mean final distribution is {_nats(unigram)} away. "
     )
     if "expected_top" not in result.data:
-        text += "An unfinished algorithm reads the same way as a misread state."
+        text += "An unfinished computation is as far from it as a misread state."
     else:
         least = percent(result.data["expected_top"].sel(loop=far).min())
         text += f"It reads the known intermediate value at {least} of positions or more."
