@@ -101,8 +101,6 @@ class AblationStudy(Result, kind="ablation"):
         Returns:
             A row per part and kind: ``part``, ``ablation``, ``changed``, ``low``, ``high``,
             ``noise`` (the share that noise changes), ``need``, ``specific``.
-
-        Source: necessity and off-distribution states, arXiv 2309.16042, arXiv 2404.15255.
         """
         import pandas as pd
 
