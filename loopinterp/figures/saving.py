@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import plotly.graph_objects as go
 from pydantic import Field
@@ -18,19 +18,17 @@ _TITLE = 34  # pixels of a title
 
 def titled(plot: go.Figure, title: str) -> go.Figure:
     """A copy of a figure with a title above its legend, on a white page."""
-    copy = go.Figure(plot)
-    colours = {"paper_bgcolor": "white", "plot_bgcolor": "white"}
-    if not title:
-        return copy.update_layout(**colours)
-    height = (copy.layout.height or 450) + _TITLE
-    heading = {"text": f"<b>{figure_markup(title)}</b>", "font": {"size": 16}, "x": 0.01, "y": 1}
-    heading |= {"yref": "container", "yanchor": "top", "pad": {"t": 12}}
-    # Placed in the container, the legend takes its room below the title from the plot.
-    legend = {"yref": "container", "y": 1 - _TITLE / height, "yanchor": "top"}
-    margin = (copy.layout.margin.t or 44) + _TITLE
-    return copy.update_layout(
-        title=heading, legend=legend, height=height, margin_t=margin, **colours
-    )
+    copy: Any = go.Figure(plot)
+    copy.update_layout(paper_bgcolor="white", plot_bgcolor="white")
+    if title:
+        height = (copy.layout.height or 450) + _TITLE
+        heading = {"text": f"<b>{figure_markup(title)}</b>", "font": {"size": 16}, "x": 0.01}
+        heading |= {"y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 12}}
+        # Placed in the container, the legend takes its room below the title from the plot.
+        legend = {"yref": "container", "y": 1 - _TITLE / height, "yanchor": "top"}
+        margin = (copy.layout.margin.t or 44) + _TITLE
+        copy.update_layout(title=heading, legend=legend, height=height, margin_t=margin)
+    return copy
 
 
 @checked
@@ -58,10 +56,10 @@ def save_figure(
         >>> save_figure(plot, getfixture("tmp_path") / "share.html", title="Share by loop").suffix
         '.html'
     """
-    path, is_graph = Path(path), isinstance(plot, CircuitGraph)
-    kind = path.suffix.lower()
+    path = Path(path)
+    kind, is_graph = path.suffix.lower(), isinstance(plot, CircuitGraph)
     check_choice("ending", kind, (".html", ".svg", *(() if is_graph else (".png", ".pdf"))))
-    if is_graph:
+    if isinstance(plot, CircuitGraph):
         text = plot.to_html() if kind == ".html" else plot.to_svg(width=float(width))
         path.write_text(text, encoding="utf-8")
         return path

@@ -245,9 +245,9 @@ class InterchangeRun(ShortRepr):
         change = Change(state=put_in, later=put_in_later if has_later else None)
         first, last = sites.position.aminmax(dim=1)
         for front in runs.go_on(base[rows], loop, first, last, change):
-            inside = front.reached.nonzero(as_tuple=True)
-            row = inside[0]
-            yield front.h, (rows[row], front.loop - loop[row], front.place[inside]), inside
+            row, column = front.reached.nonzero(as_tuple=True)
+            cells = rows[row], front.loop - loop[row], front.place[row, column]
+            yield front.h, cells, (row, column)
 
 
 def _fill(
