@@ -257,30 +257,28 @@ def path_patching(
 ) -> Float[Tensor, "batch pos d_vocab_out"]:
     r"""Logits of the base's run in which receivers see the senders' outputs of the source's run.
 
-    A path from a sender s to a receiver r is the residual stream alone, over all loops between
-    them: r is computed again with
+    A path from a sender s to a receiver r is the residual stream, over all loops between them: r
+    is computed again with
 
     .. math:: \text{seen}_{s \to r} = s(\text{source})
 
     and its other inputs as in the base's run; components after r run on. Components ``through``
-    which paths lead see s too, and only receivers and one another see their new output. For the
-    direct effect of r on the logits, go *through* r to ``readout``.
+    see s too, and only receivers and one another see their new output. For the direct effect of r
+    on the logits, go *through* r to ``readout``.
 
     Args:
         model: A ``LoopedTransformer``.
         base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
-        source: As many inputs of the same length, pair by pair.
-        senders: ``"input"`` (the embedding, wherever it is injected), heads, MLPs, or groups of
-            neurons: ``"3:block.0.head.1"`` at loop 3, ``"block.0.mlp"`` at all loops,
-            ``"coda.0.mlp"``, ``"block.0.carry"``.
+        source: As many inputs of the same length.
+        senders: ``"input"`` (the embedding), heads, MLPs, or groups of neurons:
+            ``"3:block.0.head.1"`` at loop 3, ``"block.0.mlp"`` at all loops, ``"block.0.carry"``.
         receivers: The same, and ``"readout"``; ``"3:block.0.head.1.q"`` is a head's queries.
         through: Components between them.
         neurons: Groups of neurons by name, as :class:`UnrolledGraph` takes them.
         n_loops: Loops of the run; T(n) by default, required for inputs alone.
 
     Raises:
-        InputError: Names that are not in the graph, receivers before all senders, ``through``
-            after a receiver, or a model with gates.
+        InputError: Unknown names or an impossible order of components, or a model with gates.
 
     Source: arXiv 2211.00593 and 2304.05969, with loops unrolled.
 

@@ -54,15 +54,14 @@ class Component:
 class UnrolledGraph(ShortRepr):
     """Senders and receivers of a run, and the edges between them.
 
-    Senders are the input, heads and MLPs (or groups of their neurons); receivers are heads (or the
-    queries, keys and values of each), MLPs and the readout. Every sender has an edge to every
-    receiver that reads the stream after it, in the same loop or later. A *tied* edge is all edges
-    between two components with one lag: 0 within a loop, 1 to the next one, 2 for all later ones;
-    into coda and readout, counted from the last loop.
+    Senders are the input, heads and MLPs; receivers are heads, MLPs and the readout. Every sender
+    has an edge to every receiver that reads the stream after it, in the same loop or later. A
+    *tied* edge is all edges between two components with one lag: 0 within a loop, 1 to the next
+    one, 2 for all later ones; into coda and readout, counted from the last loop.
 
     Args:
-        neurons: Groups of neurons that are components: name -> their numbers, with a name like
-            ``block.0.carry``. The other neurons of that MLP stay together, under its name.
+        neurons: Groups of neurons that are components, with names like ``block.0.carry``; the
+            other neurons of that MLP stay together.
         split: Whether queries, keys and values are receivers of their own, ``0:block.0.head.1.q``.
 
     Raises:

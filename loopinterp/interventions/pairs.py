@@ -81,11 +81,9 @@ class InterchangePairs(ShortRepr):
         inputs: Inputs of all runs.
         asked: Positions with a target.
         n_loops: Loops of every run.
-        base: Number of the input whose run is changed.
-        source: Number of the input that the state is taken from.
+        base, source: Numbers of the two inputs.
         positions: The positions that are interchanged at once; one may occur twice.
-        loop: Loops of the base's run before the interchange.
-        source_loop: Loops of the source's run before its state is taken.
+        loop, source_loop: Loops of the two runs before the interchange.
         strata: Partitions of the pairs, by name.
     """
 

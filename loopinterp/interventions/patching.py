@@ -149,13 +149,12 @@ def patching_sweep(
         \text{effect} = \frac{M_\text{patched} - M_\text{base}}{M_\text{source} - M_\text{base}}
 
     where the metric M is by default the logit of the source's answer less that of the base's, mean
-    over P. The control is the same patch from a third input. Only the light cone of a patch is run
-    again (:mod:`loopinterp.interventions.light_cone`).
+    over P. The control is the same patch from a third input.
 
     Args:
         model: A ``LoopedTransformer``, or an adapter; for ``state``, any looped model.
         base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
-        source: As many inputs of the same length, pair by pair.
+        source: As many inputs of the same length.
         n_loops: Loops of the whole run; T(n) by default, required for inputs alone, or where
             examples have several.
         component: A hook point of a layer or loop: ``resid_pre``, ``attn_out``, ``state_pre`` …,
@@ -168,11 +167,10 @@ def patching_sweep(
         metric: Another metric, from the logits of all positions to a number or ``[batch]``.
         other: The third inputs; by default the sources rolled until none meets itself.
         loops: Loops to patch; all by default. Layers around the loop are patched in any case.
-        seed: Written to the provenance; nothing is drawn.
+        seed: For the provenance only.
 
     Raises:
-        InputError: Inputs that do not pair up, an unknown component, a loop or a position out of
-            range, or pairs with equal answers.
+        InputError: Inputs that do not pair up, unknown names or places, or pairs of equal answers.
 
     Source: the normalised metric of arXiv 2211.00593 and of TransformerLens.
 

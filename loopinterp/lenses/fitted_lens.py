@@ -41,8 +41,7 @@ class FittedLens(ShortRepr):
 
     Attributes:
         kind: "tuned" (:func:`fit_tuned_lens`) or "jacobian" (:func:`fit_jacobian_lens`).
-        matrix: A of each place.
-        offset: b of each place.
+        matrix, offset: A and b of each place.
         places: ``(loops made, layer or None)`` of each; :data:`EVERYWHERE` for a shared map.
         n_loops: Loops of the run whose end it maps to.
         n_layers: Layers of the tied block if there are maps inside loops; else 0.

@@ -70,9 +70,7 @@ def fit_tuned_lens(
         shared: Whether one map is shared by all places.
         steps: Steps of the optimiser.
         learning_rate: Initial learning rate.
-        n: Problem length of a task's examples.
-        batch_size: Examples in a step; 32 by default.
-        seed: Seed of all draws.
+        n, batch_size, seed: As of :func:`~loopinterp.tasks.as_batch`; 32 examples a step by default.
 
     Raises:
         InputError: A readout that cannot be differentiated.
