@@ -70,7 +70,7 @@ def fit_tuned_lens(
         shared: Whether one map is shared by all places.
         steps: Steps of the optimiser.
         learning_rate: Initial learning rate.
-        n, batch_size, seed: As of :func:`~loopinterp.tasks.as_batch`; 32 examples a step by default.
+        n, batch_size, seed: As of :func:`~loopinterp.tasks.as_batch`; 32 examples a step.
 
     Raises:
         InputError: A readout that cannot be differentiated.
