@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from markupsafe import Markup
 from pydantic import Field, NonNegativeInt
 
-from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, check_choice
-from loopinterp.core.text import ShortRepr
 from loopinterp.figures.circuit_layout import LINE, ROW, Layout, Place, Route, folded, unfolded
 from loopinterp.figures.circuit_parts import (
     KINDS,
@@ -32,6 +31,7 @@ from loopinterp.figures.circuit_parts import (
     SECTIONS,
     GraphEdge,
     GraphNode,
+    GraphParts,
     asset,
 )
 
@@ -43,13 +43,8 @@ WIDTHS = {"wide": 528.0, "full": 880.0, "narrow": 336.0}
 
 
 @dataclass(frozen=True, repr=False)
-class CircuitGraph(ShortRepr):
+class CircuitGraph(GraphParts):
     """Nodes and edges of a circuit; a node of the loop stands for one in every loop.
-
-    Attributes:
-        title: The circuit's name.
-        edges: Into a variable that the loop writes they have lag 1.
-        code: The program as text, or "".
 
     Raises:
         InputError: Duplicate ids, edges without nodes, an unknown kind, section, role or lag, an
@@ -68,11 +63,6 @@ class CircuitGraph(ShortRepr):
         >>> graph.unfolded(2)[:3]
         [('0:carry', '0:head', 0), ('1:carry', '1:head', 0), ('0:head', '1:carry', 1)]
     """
-
-    title: str
-    nodes: tuple[GraphNode, ...]
-    edges: tuple[GraphEdge, ...]
-    code: str = ""
 
     def __repr__(self) -> str:
         sizes = f"{len(self.nodes)} nodes, {len(self.edges)} edges"
@@ -99,41 +89,6 @@ class CircuitGraph(ShortRepr):
         for what, expected, actual in wrong:
             fix = "Make graphs with loopinterp.compiler.draw, which draws any subexpression."
             raise InputError(f"{what} of a circuit graph", expected=expected, given=actual, fix=fix)
-
-    @property
-    def by_id(self) -> dict[str, GraphNode]:
-        """The nodes by their ids."""
-        return {node.id: node for node in self.nodes}
-
-    @checked
-    def unfolded(self, n_loops: Loops) -> list[tuple[str, str, int]]:
-        """Edges of a run of ``n_loops`` loops: source, target, and the edge's number.
-
-        ``3:head`` is a node inside loop 3, ``3:carry`` the variable after 3 loops; nodes outside
-        the loop have no prefix, and read the last loop.
-        """
-        edges = []
-        for number, edge in enumerate(self.edges):
-            source, target = self.by_id[edge.source], self.by_id[edge.target]
-            inside = (source.section == "loop", target.section == "loop")
-            if inside == (True, True):  # from every loop to the same or a later one
-                last = n_loops + (target.kind == "variable")
-                for loop in range(min(n_loops, last - edge.lag)):
-                    later = loop + edge.lag
-                    edges.append((f"{loop}:{source.id}", f"{later}:{target.id}", number))
-            elif inside == (True, False):
-                last = n_loops if source.kind == "variable" else n_loops - 1
-                last = max(last - edge.lag, 0)
-                edges.append((f"{last}:{source.id}", target.id, number))
-            elif inside == (False, True):
-                first, last = 0, n_loops
-                if target.kind == "variable":  # at the start, or by every loop
-                    first, last = edge.lag, n_loops + 1 if edge.lag else 1
-                loops = range(first, last)
-                edges += [(source.id, f"{loop}:{target.id}", number) for loop in loops]
-            else:
-                edges.append((source.id, target.id, number))
-        return edges
 
     def with_facts(self, facts: Mapping[str, Sequence[tuple[str, str]]]) -> Self:
         """The same graph with further facts about its nodes.

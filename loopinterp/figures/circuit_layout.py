@@ -15,12 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING
 
-from loopinterp.figures.circuit_parts import SECTIONS, GraphNode
-
-if TYPE_CHECKING:
-    from loopinterp.figures.circuit_graph import CircuitGraph
+from loopinterp.figures.circuit_parts import SECTIONS, GraphNode, GraphParts
 
 # Pixels.
 _CHAR, LINE = 6.7, 14.0  # of a letter (at most, in any fixed pitch), and between lines
@@ -43,7 +39,7 @@ class Place:
 
     @property
     def key(self) -> str:
-        """Its name in :meth:`CircuitGraph.unfolded`."""
+        """Its name in :meth:`GraphParts.unfolded`."""
         return self.node if self.loop is None else f"{self.loop}:{self.node}"
 
 
@@ -102,7 +98,7 @@ def _wrapped(node: GraphNode, letters: int, most: int = 3) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def folded(graph: CircuitGraph, width: float) -> Layout:
+def folded(graph: GraphParts, width: float) -> Layout:
     """One block with arrows around it to the next loop; the width is in pixels."""
     return _Folded(graph, width).layout()
 
@@ -110,7 +106,7 @@ def folded(graph: CircuitGraph, width: float) -> Layout:
 class _Folded:
     """The layered drawing: ranks, order, places, routes."""
 
-    def __init__(self, graph: CircuitGraph, width: float) -> None:
+    def __init__(self, graph: GraphParts, width: float) -> None:
         self.graph, self.width, self.nodes = graph, width, graph.by_id
         self.back, self.targets = set[int](), defaultdict[str, list[str]](list)
         for k, edge in enumerate(graph.edges):
@@ -324,7 +320,7 @@ def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
     return f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}"
 
 
-def unfolded(graph: CircuitGraph, n_loops: int, width: float) -> Layout:
+def unfolded(graph: GraphParts, n_loops: int, width: float) -> Layout:
     """Each loop a column, each node a row; prelude and readout are one node each."""
     graph, numbers = _outside_as_one(graph)
     rows = sorted(graph.nodes, key=lambda n: (SECTIONS.index(n.section), n.stage))
@@ -379,7 +375,7 @@ def unfolded(graph: CircuitGraph, n_loops: int, width: float) -> Layout:
     return Layout(width, bottom, [*places.values()], routes, bands, labels, [*rails.values()])
 
 
-def _outside_as_one(graph: CircuitGraph) -> tuple[CircuitGraph, list[int]]:
+def _outside_as_one(graph: GraphParts) -> tuple[GraphParts, list[int]]:
     """The graph with one node each for prelude and readout, and the old numbers of its edges."""
     outside = {"prelude": "neurons", "readout": "readout"}
     name_of = {n.id: n.section if n.section in outside else n.id for n in graph.nodes}
