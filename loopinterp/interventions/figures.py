@@ -171,9 +171,12 @@ def _(result: AblationStudy) -> list[Finding]:
     needed = named["information"] + named["needed"]
     where = f"at {result.widest}" if result.widest == "all loops" else f"in {result.widest}"
     at = f"{where}, at one position" if result.data.sizes["pos"] > 1 else where
-    text = f"{len(needed) or 'None'} of {n} parts {'is' if len(needed) < 2 else 'are'} needed"
-    text += f" ({_spell(needed)})" if needed else ""
-    text += f": ablation {at} surely changes {percent(LINE)} of answers or more."
+    text = f"None of {n} parts is needed: no ablation {at} surely changes"
+    if needed:
+        verb = "is" if len(needed) == 1 else "are"
+        text = f"{len(needed)} of {n} parts {verb} needed ({_spell(needed)}): ablation {at} surely "
+        text += "changes"
+    text += f" the answers of {percent(LINE)} of examples."
     for role, words in (
         ("constant", "Needed as a constant only"),
         ("unclear", "Unclear"),
