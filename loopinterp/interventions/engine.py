@@ -152,7 +152,7 @@ class InterchangeRun(ShortRepr):
             for put_in, answers in zip(kinds, read):
                 # Pairs whose state stays as it is keep their clean answers.
                 new = rows[(put_in[rows] != self.base_state[rows]).flatten(1).any(1)]
-                for h, cells, inside in self._fronts(runs, base, new, put_in) if len(new) else ():
+                for h, cells, inside in self._fronts(runs, new, base, put_in) if len(new) else ():
                     answers[cells] = answer(runs.iteration.readout(h))[inside]
         return read.reshape(*state.shape[:-3], *self.base.shape)
 
@@ -164,7 +164,7 @@ class InterchangeRun(ShortRepr):
         states = self.base_state.new_empty(*self.base.shape, state.shape[-1])
         for runs, base, rows in self._batches():
             states[rows] = runs.states[self._loops_read[rows], base[rows, None]]
-            for h, cells, inside in self._fronts(runs, base, rows, state):
+            for h, cells, inside in self._fronts(runs, rows, base, state):
                 states[cells] = h[inside]
         return states
 
@@ -218,7 +218,7 @@ class InterchangeRun(ShortRepr):
                 yield runs, base, part
 
     def _fronts(
-        self, runs: LightCone, base: Tensor, rows: Tensor, state: Tensor
+        self, runs: LightCone, rows: Tensor, base: Tensor, state: Tensor
     ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]]:
         """States of some pairs after each loop, and those inside the cone.
 
