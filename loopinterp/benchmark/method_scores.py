@@ -35,7 +35,7 @@ from loopinterp.decompiler.decompilation import decompile
 from loopinterp.decompiler.evidence import EXACT as EXACT_CLAIM
 from loopinterp.decompiler.program_writing import programs_of
 from loopinterp.edges.edge_effects import SHARES, EdgeEffects, TiedCircuits, areas, top
-from loopinterp.edges.known_edges import known_truths, ranking
+from loopinterp.edges.known_edges import recovery
 from loopinterp.edges.unrolled_graph import (
     INPUT,
     READOUT,
@@ -73,7 +73,7 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
     Edges are ranked by the absolute value of their score; those without one are last. If only
     scores of the run's edges are given, those of tied edges are the sums of their absolute values
     over the loops. AUROC and average precision are of
-    :func:`~loopinterp.edges.known_edges.known_truths`. CPR and CMD are the areas under
+    :func:`~loopinterp.edges.edges_recovered`. CPR and CMD are the areas under
     :math:`f` and :math:`|1 - f|`, f being the faithfulness of the tied edges of highest score,
     at MIB's ten shares of the edges (arXiv 2504.13151) and, ``_of_curve``, at even steps.
 
@@ -104,8 +104,7 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
     areas_of = {TIED: _areas_of(exercise, graph, tied)}
     rows = []
     for name, (edges, sizes) in by_graph.items():
-        truths = known_truths(edges, known.compiled, among=graph.tied_edges)
-        for row in ranking(sizes, truths):
+        for row in recovery(sizes, edges, known.compiled, among=graph.tied_edges):
             rows.append({"graph": name, **row, **areas_of.get(name, {})})
     return pd.DataFrame(rows)
 
