@@ -1,6 +1,6 @@
 """The evidence of a comparison: what a model and each program do, pair by pair, delay by delay.
 
-Nothing is averaged here; :mod:`loopinterp.comparison.counts` counts it by stratum.
+:mod:`loopinterp.comparison.counts` counts it by stratum.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Untried = Literal[
     "third_interchange",
     "part_of_state",
 ]
-"""A kind of interchange that a comparison has not tried; no strategy can try the last two."""
+"""A kind of interchange that a comparison has not tried; no strategy tries the last two."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,21 +56,19 @@ class Evidence(ShortRepr):
 
     Arrays of ``data``:
 
-    - [pair]: ``base``, the input whose run is changed, as ``input`` counts them;
-    - [pair, delay]: ``within``, whether a delay comes before the end (beyond, the rest is false);
+    - [pair]: ``base``, the input whose run is changed;
+    - [pair, delay]: ``within``, whether the run still goes on (beyond, the rest is false);
       ``moves``, whether the interchange changes an answer of the model;
     - [program, pair, delay]: ``changes``, whether the program predicts that; ``agree``, whether the
-      model's whole answer is the predicted one; ``random_agree``, after a random change;
+      model's whole answer is the predicted one; ``random_agree``, after a random perturbation;
     - [program, rival, pair, delay]: ``apart``, whether two programs predict different answers;
-    - [program, pair]: ``reached``, whether a clean run reaches the program's state;
-    - [program, input], of clean runs: ``undisturbed``, share of the loops at which the whole answer
-      is the program's; ``decided``, share of the answers that it decides;
-    - [batch, …]: ``worst_loop``, share of inputs at the loop at which it is least; ``alike``,
-      whether two programs give the same answers in all clean runs; ``solved``, share of inputs
-      that the model answers right.
+    - [program, pair]: ``reached``, whether the program's state is on-distribution;
+    - [program, input], of clean runs: ``undisturbed``, share of loops whose whole answer is the
+      program's; ``decided``, share of the answers that it decides;
+    - [batch, …]: ``worst_loop``, share of inputs at the worst loop; ``alike``, whether two programs
+      give the same clean answers; ``solved``, share of inputs that the model answers right.
 
     Attributes:
-        data: These arrays.
         strata: The label of each pair in each stratum, a row for each pair.
         offsets: The offset of each program.
         untried: Codes of the kinds of interchange that no pair tries.
@@ -141,7 +139,6 @@ def _trace(pairs: InterchangePairs, program: LoopProgram, lag: int) -> Trace:
 
 
 def _tried(pairs: InterchangePairs) -> set[Untried]:
-    """Codes of the kinds of interchange that some pair tries."""
     at = pairs.sites
     token = pairs.inputs[pairs.base[:, None], at.position]
     there: dict[Untried, Tensor] = {  # [pair, site]
@@ -165,7 +162,7 @@ def _best_offset(
 ) -> ProgramOffset:
     """The offset that fits some pairs best at the first delays, of those that fit clean runs best.
 
-    Of equals the plainest: another one must be better by a clear margin.
+    An offset replaces one before it only by a clear margin.
     """
     clearly, most_delays = 0.02, 4
     options = list(alignments())
@@ -264,7 +261,7 @@ def _after_interchange(
 def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
     """Whether the clean base run reaches the program's state right after each interchange.
 
-    Tokens are part of the state, so no other run can reach it; this one may at another loop.
+    Tokens are part of the state, so that no other run can reach it; this one may at another loop.
     """
     pairs, variables = prediction.pairs, prediction.trace.variables
     reached = torch.zeros_like(pairs.base, dtype=torch.bool)
@@ -288,7 +285,7 @@ def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
 
 
 def _labels(batches: Sequence[tuple[dict[str, Stratum], Bool[Tensor, " pair"]]]) -> pd.DataFrame:
-    """The label of each scored pair in each stratum; not every batch has the same strata."""
+    """The label of each scored pair in each stratum; batches may have different strata."""
     import pandas as pd
 
     columns = [
@@ -304,7 +301,6 @@ def _labels(batches: Sequence[tuple[dict[str, Stratum], Bool[Tensor, " pair"]]])
 
 
 def _joined(parts: Sequence[xr.Dataset]) -> xr.Dataset:
-    """The arrays of several batches; beyond the end of a shorter run all is false."""
     import xarray as xr
 
     # Arrays have one of the axes pair, input and batch each, along which they are joined.

@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 
 
 def check_program_list(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
-    """Programs out of a list of programs and names.
-
-    Example:
-        >>> [program.name for program in check_program_list(["ripple", "copy"])]
-        ['ripple', 'copy']
-    """
     if isinstance(programs, (str, LoopProgram)) or not isinstance(programs, Sequence):
         raise InputError(
             "programs",
@@ -72,7 +66,7 @@ def check_batch(
 
     Args:
         needs_loops: Whether the model is followed from loop to loop, up to T(n).
-        needs_targets: Whether answers are judged, so that each example must have a target.
+        needs_targets: Whether each example must have a target.
         drawn: Further arguments of :func:`~loopinterp.tasks.as_batch`.
     """
     need_model(model)
@@ -92,7 +86,6 @@ def check_batch(
 
 
 def need_inputs(enough: bool, expected: str, actual: str = "none", what: str = "data") -> None:
-    """Raise unless the inputs are of such a kind, and enough of them."""
     if not enough:
         fix = "Draw more, or longer, inputs."
         raise InputError(what, expected=expected, given=actual, fix=fix)

@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from loopinterp.programs.program import LoopProgram
     from loopinterp.programs.trace import Trace
 
-_AT_A_TIME = 2**16
-"""Positions of all pairs that run together."""
+_AT_A_TIME = 2**16  # positions of all pairs that run together
 
-SILENT = -2
-"""In place of an answer: the program predicts nothing."""
+SILENT = -2  # in place of an answer: the program predicts nothing
 
 
 class Prediction(ShortRepr):
@@ -52,7 +50,6 @@ class Prediction(ShortRepr):
 
     Raises:
         InputError: every loop of the pairs falls before the program's first with that offset.
-            Where some do, the program is at its first there.
     """
 
     def __init__(
@@ -161,21 +158,16 @@ class Prediction(ShortRepr):
         return interventions
 
     def _program_loop(self, loop: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The program's loop at a loop of the model; its first before that."""
+        # The program is at its first loop before that.
         return (loop + self.program_offset.shift).clamp(min=0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Claims(ShortRepr):
-    """A program's predictions of a model's answers after an interchange.
+    """A program's predictions of a model's answers after an interchange, position by position.
 
-    Given the model's answers in the clean run, the program predicts, position by position:
-
-    - where its answer after the interchange is decided, and the interchange changed or decided it:
-      that answer;
-    - where the interchange changes nothing for it (undecided counts as a value): the model's
-      answer in the clean run;
-    - where the interchange takes away an answer that it had: nothing.
+    Where the interchange changes or decides the program's answer, that answer; where it changes
+    nothing, the model's clean answer; where it leaves an answer undecided, nothing.
 
     Attributes:
         expected: The answers; :data:`SILENT` where it predicts nothing, or no answer is scored.
@@ -209,12 +201,12 @@ def separations(claims: Sequence[Claims]) -> Bool[Tensor, "program rival pair de
 
 
 class ProgramModel(ShortRepr):
-    """A looped model that runs a program: every probe, patch and verdict has a known right result.
+    """A looped model that runs a program: every probe, patch and verdict has a known result.
 
     The state at each position holds the position's token and every variable of the program, each
-    as a one-hot block, under a random rotation, so that no variable lies along the axes. A step
-    reads the variables back (the largest entry of each block) and runs one loop of the program on
-    the injected tokens; the readout is the program's answer, and logits of 0 where it is undecided.
+    as a one-hot block, under a random rotation. A step reads the variables back (the largest entry
+    of each block) and runs one loop of the program on the injected tokens; the readout is the
+    program's answer, and logits of 0 where it is undecided.
 
     Args:
         program: A program that can be compiled: its variables have few values.
@@ -311,7 +303,6 @@ class ProgramModel(ShortRepr):
         return self._rotation.split(self._sizes)[block]
 
     def _read(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The tokens and variables that a state holds."""
         # Back from the rotated basis: one block of one-hot coordinates each [batch, pos, value].
         token, *blocks = (h @ self._rotation.mT).split(self._sizes, dim=-1)
         return token.argmax(-1), {

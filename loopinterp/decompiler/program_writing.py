@@ -1,13 +1,12 @@
 """A transition table as a loop program: messages to the right, and what they make of a cell.
 
-A left neighbour matters only by what it makes of the cell beside it. Left cells that make the same
-of every cell send the same *message*, and a loop is
+Left cells that make the same of every cell send the same *message*, and a loop is
 
     values  <-  becomes(token, values, message from the left)      message = sends(token, values)
 
-A program needs names for values, as one number or as several variables. Some are tried, each table
-is written as the shortest expression of the task's own words (the tables of tokens that its
-programs name) where there is a short one, and the shortest of the programs is given.
+Some ways to name the values are tried, each table is written as the shortest expression of the
+task's own words (the tables of tokens that its programs name) where there is a short one, and the
+shortest of the programs is given.
 """
 
 from __future__ import annotations
@@ -138,13 +137,13 @@ def response_times(
 ) -> pd.DataFrame:
     """Loops until a position's answer follows its left neighbour.
 
-    Clean runs go on until they rest. A position that rests under one message, and then gets
-    another one for good, changes its answer after some loops, if at all: 1 in a program that holds
-    nothing, k more in one that holds a carry for k loops after its reason is gone.
+    Clean runs go on until they converge. A position that is stable under one message, and then gets
+    another one for good, changes its answer after some loops: 1 in a program that holds nothing, k
+    more in one that holds a carry for k loops after its reason is gone.
 
     Args:
         table: The transition table.
-        tokens: Inputs whose runs show which messages there are after ``n_loops``, at rest.
+        tokens: Inputs whose runs show which messages there are after ``n_loops``.
         most_loops: Loops within which a position follows.
 
     Returns:
@@ -208,7 +207,6 @@ class Messages:
 
     @property
     def n(self) -> int:
-        """How many there are."""
         return max(self.sends.values()) + 1
 
     @classmethod
@@ -401,6 +399,5 @@ class _Writer:
 
 
 def _applied(word: TokMap, token: Int[Tensor, " case"]) -> Int[Tensor, " case"]:
-    """A table of tokens at some tokens."""
     table = dict(word.table)
     return torch.tensor([table.get(t, word.default or 0) for t in token.tolist()])

@@ -1,12 +1,10 @@
 """Predictions of a transition table: counted from runs, held against runs, and repaired.
 
 A table is counted from what most cells of each kind become. Its *prediction* follows it from the
-start, or from an interchange, on its own. A run leaves the table at a transition after which a
-position has another value than the table says, though it and its left neighbour had the values
-that the table said until then.
-
-Where a region has states of its neighbour too, or a pair of neighbours is rare, most cells may say
-the wrong thing. Then one entry is wrong, and is repaired by following the table with each other.
+start, or from an interchange. A run leaves the table at a transition after which a position has
+another value than the table says, though it and its left neighbour had the predicted values until
+then. Where a pair of neighbours is rare, one entry may be wrong; it is repaired by following the
+table with each other value.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-ROUNDS = 6
-"""Draws of new inputs to repair a table on, at most."""
+ROUNDS = 6  # draws of new inputs to repair a table on, at most
 
 DrawRuns = Callable[[int], "Sequence[Runs]"]
 """Clean runs of new inputs, of each length, by a number."""
@@ -133,7 +130,7 @@ class TablePrediction(ShortRepr):
 
     @property
     def score(self) -> Float[Tensor, ""]:
-        """Shares of whole trajectories, and of answers after interchanges and in clean runs."""
+        """Shares of whole trajectories, of answers after interchanges and of clean answers."""
         right = self.changed[:, self.effective].double()
         if not right.numel():
             return self.clean.double().mean()
@@ -174,7 +171,6 @@ class TablePrediction(ShortRepr):
 
 
 def n_wrong(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) -> int:
-    """Runs, clean and changed, with some answer that a table does not predict."""
     return sum(TablePrediction.of(table, each).n_wrong for each in runs)
 
 
@@ -199,7 +195,6 @@ def unexplained_steps(
     """Cell by cell, the transitions of held-out runs that a table does not explain.
 
     Args:
-        table: The table.
         values_of: The value of each state.
         runs: Of each length.
         names: Cell -> number of its value as it is shown; cells of one number are one.
