@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
     from loopinterp.comparison.evidence import Evidence
 
-ALL = "all"
-"""The stratum of all pairs."""
+ALL = "all"  # the stratum of all pairs
 
-END = "end"
-"""The delay that reads each pair's answer after T(n) loops."""
+END = "end"  # the delay that reads each pair's answer after T(n) loops
 
 MANIFOLD = "states"
 REACHED, UNREACHED = "that a run reaches", "that no run reaches"
@@ -39,7 +37,7 @@ def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
     - [program, delay]: ``prefix_right`` of ``prefix_active`` pairs, right up to this delay;
     - [program, rival, delay]: ``duel_right`` of the pairs that set two programs ``apart``;
     - [program]: of ``random_active`` runs in which the program predicts a change, ``random_right``
-      after a random perturbation of equal norm, ``exchange_right`` after the interchange;
+      after a random perturbation of equal norm, ``interchange_right`` after the interchange;
     - ``unchanged`` of ``n_same`` runs with a same-value source;
     - of ``n_runs`` clean runs, by program: ``undisturbed`` (each run by its share of loops),
       ``slipped`` (with a loop that is not the program's), ``decided`` (share of answers),
@@ -115,7 +113,7 @@ def shares_of(counts: xr.Dataset) -> dict[str, np.ndarray | xr.DataArray]:
         "decided": counts.decided,
         "alike": counts.alike,
         "random_change": share("random_right", "random_active", "random_inputs"),
-        "specific": share("exchange_right", "random_active", "random_inputs"),
+        "specific": share("interchange_right", "random_active", "random_inputs"),
         "same_value": share("unchanged", "n_same", "same_inputs"),
         **_duels(counts.drop_sel(delay=END)),
     }
@@ -141,7 +139,6 @@ def _duels(counts: xr.Dataset) -> dict[str, np.ndarray]:
 def _pair_counts(
     other: xr.Dataset, masks: Bool[np.ndarray, "stratum program pair"], n_delays: int
 ) -> dict[str, tuple[list[str], np.ndarray]]:
-    """Counts of pairs, and of their inputs."""
     changes, agree, random_agree = (
         other[name].transpose("program", "pair", "delay").values
         for name in ("changes", "agree", "random_agree")
@@ -154,14 +151,13 @@ def _pair_counts(
         return with_end(x, within.sum(-1) - 1, n_delays)
 
     def by_stratum(x: np.ndarray) -> np.ndarray:
-        """Sums over the pairs of each stratum: [program, pair, …] -> [program, stratum, …]."""
+        """[program, pair, …] -> [program, stratum, …]."""
         rows = x.reshape(*x.shape[:2], -1).astype(float)
         # A product over pairs for each program: [stratum, pair] @ [pair, …].
         sums = (masks.swapaxes(0, 1).astype(float) @ rows).astype(int)
         return sums.reshape(*sums.shape[:2], *x.shape[2:])
 
     def inputs_by_stratum(x: np.ndarray) -> np.ndarray:
-        """Inputs of the pairs of each stratum: [program, pair, …] -> [program, stratum, …]."""
         counts = []
         for mask in masks:
             pairs = mask.any(0)  # those of the stratum for some program
@@ -192,7 +188,7 @@ def _pair_counts(
         "apart": ("program rival delay", separating.sum(2)),
         "apart_inputs": ("program rival delay", _inputs(separating, base, 2)),
         "random_right": ("program", (predicted & random_right).sum(1)),
-        "exchange_right": ("program", (predicted & right).sum(1)),
+        "interchange_right": ("program", (predicted & right).sum(1)),
         "random_active": ("program", predicted.sum(1)),
         "random_inputs": ("program", _inputs(predicted, base, 1)),
     }

@@ -102,13 +102,13 @@ def gather_evidence(
         run = InterchangeRun(model, pairs)
         # [change, pair, site, d_model]: the interchange, and a random change of the same norm.
         changes = torch.stack([run.difference, random_change(run.difference, generator)])
-        exchanged, random = run.after(run.base_state + changes)
+        after, random = run.after(run.base_state + changes)
         trace_of = cache(partial(_trace, run.pairs))
         scored = torch.ones(len(pairs), dtype=torch.bool)
         if not offsets:
             # One of four pairs of the first batch chooses the offsets, and is not scored.
             scored = torch.arange(len(pairs)) % 4 != 0
-            offsets = [_best_offset(run, exchanged, ~scored, trace_of, p) for p in programs]
+            offsets = [_best_offset(run, after, ~scored, trace_of, p) for p in programs]
         # Before its first loop, and left of its first position, a program predicts nothing.
         begun = _begun(pairs, offsets)
         scored &= begun
@@ -117,7 +117,7 @@ def gather_evidence(
             Prediction(p, run.pairs, offset, trace=trace_of(p, offset.lag))
             for p, offset in zip(programs, offsets)
         ]
-        arrays = _after_interchange(run, exchanged, random, predictions, scored.to(run.base.device))
+        arrays = _after_interchange(run, after, random, predictions, scored.to(run.base.device))
         # Two programs are compared with each other without any offset.
         plain = [trace_of(p, 0).outputs[1 : pairs.n_loops + 1] for p in programs]
         arrays |= _clean_runs(run, predictions, plain, batch.targets.to(run.base.device))
@@ -133,7 +133,6 @@ def gather_evidence(
 
 
 def _trace(pairs: InterchangePairs, program: LoopProgram, lag: int) -> Trace:
-    """The clean runs of a program on all inputs, long enough for every offset."""
     n_loops = pairs.n_loops + max(option.shift for option in alignments())
     return with_output_lag(program, lag).trace(pairs.inputs, n_loops=n_loops)
 
@@ -155,7 +154,7 @@ def _tried(pairs: InterchangePairs) -> set[Untried]:
 
 def _best_offset(
     run: InterchangeRun,
-    exchanged: Int[Tensor, "pair delay pos"],
+    answers: Int[Tensor, "pair delay pos"],
     tuning: Bool[Tensor, " pair"],
     trace_of: Callable[[LoopProgram, int], Trace],
     program: LoopProgram,
@@ -166,11 +165,11 @@ def _best_offset(
     """
     clearly, most_delays = 0.02, 4
     options = list(alignments())
-    chosen = (tuning & _begun(run.pairs.to("cpu"), options)).to(exchanged.device)
+    chosen = (tuning & _begun(run.pairs.to("cpu"), options)).to(answers.device)
     pairs = run.pairs[chosen]
     delays = min(most_delays, pairs.longest + 1)
     # Answers without and with the interchange, [pair, delay, pos]; whether the model changes any.
-    natural, after = run.base[chosen, :delays], exchanged[chosen, :delays]
+    natural, after = run.base[chosen, :delays], answers[chosen, :delays]
     moves = (natural != after).any(-1).any(-1)
     fits = [_clean_match(run, trace_of(program, a.lag), a)[0].double().mean() for a in options]
     best, best_score = options[0], -1.0
@@ -216,7 +215,6 @@ def _clean_runs(
     plain: Sequence[Int[Tensor, "loop input pos"]],
     targets: Int[Tensor, "input pos"],
 ) -> dict[str, tuple[str, Tensor]]:
-    """The arrays of the clean runs of one batch."""
     matches, decided = zip(*(_clean_match(run, p.trace, p.program_offset) for p in predictions))
     right = torch.stack(matches).double()  # [program, loop, input]
     alike = [[bool(((a == b) | ~run.pairs.asked).all()) for b in plain] for a in plain]
@@ -232,16 +230,15 @@ def _clean_runs(
 
 def _after_interchange(
     run: InterchangeRun,
-    exchanged: Int[Tensor, "pair delay pos"],
+    after: Int[Tensor, "pair delay pos"],
     random: Int[Tensor, "pair delay pos"],
     predictions: Sequence[Prediction],
     rows: Bool[Tensor, " pair"],
 ) -> dict[str, tuple[str, Tensor]]:
-    """The arrays of the scored pairs of one batch."""
     pairs, within = run.pairs, run.within
     claims = [prediction.claims(run.base) for prediction in predictions]
     # [pair, delay]: the model changes an answer that is scored.
-    moves = ((exchanged != run.base) & pairs.scored[:, None]).any(-1)
+    moves = ((after != run.base) & pairs.scored[:, None]).any(-1)
 
     def by_program(each: list[Bool[Tensor, "pair delay"]]) -> Bool[Tensor, "program pair delay"]:
         return (torch.stack(each) & within)[:, rows]
@@ -252,7 +249,7 @@ def _after_interchange(
         "within": ("pair delay", within[rows]),
         "moves": ("pair delay", (moves & within)[rows]),
         "changes": ("program pair delay", by_program([c.changes for c in claims])),
-        "agree": ("program pair delay", by_program([c.agree(exchanged) for c in claims])),
+        "agree": ("program pair delay", by_program([c.agree(after) for c in claims])),
         "random_agree": ("program pair delay", by_program([c.agree(random) for c in claims])),
         "apart": ("program rival pair delay", (separations(claims) & within)[:, :, rows]),
     }

@@ -29,8 +29,7 @@ from loopinterp.figures import (
 if TYPE_CHECKING:
     import xarray as xr
 
-_READABLE = 0.95
-"""Least balanced accuracy of a variable that can be read."""
+_READABLE = 0.95  # least balanced accuracy of a variable that can be read
 
 _DELAYS = "loops after the interchange"
 _KINDS = {REACHED: "on-distribution", UNREACHED: "off-distribution"}
@@ -89,7 +88,8 @@ def _controls(data: xr.Dataset, program: str) -> Iterator[str]:
         # Few inputs tell nothing unless even the upper end is too low.
         known = int(at["whole_run_inputs"]) >= LEAST_INPUTS or high < THRESHOLD
         of = f"{int(at['whole_run_active'])} interventions to {kind} states"
-        parts.append(f"{percent(share)} of {of}" if known else f"an unknown share of {of}")
+        share = percent(share) if known else "an unknown share (too few inputs)"
+        parts.append(f"{share} of {of}")
     yield f"{quote} predicts {parts[0]} and {parts[1]}."
 
 
@@ -259,7 +259,6 @@ def _by_model(result: ProgramComparison) -> Figure:
 
 
 def _circuit(verdict: Verdict) -> list[Figure]:
-    """The circuit of the closest program, if it is a registered one."""
     from loopinterp.compiler import draw_program
     from loopinterp.programs import get_program, list_programs
 
@@ -285,7 +284,6 @@ def _circuit(verdict: Verdict) -> list[Figure]:
 
 @findings_of.register
 def _head_findings(result: HeadMatch) -> list[Finding]:
-    """The selectors that some head computes, or the best match; and those that are not judged."""
     # Selectors of nothing or of everything tell no head from an idle one.
     idle = {*result.empty, *result.everything}
     telling = [name for name in result.selectors if name not in idle]
@@ -294,7 +292,7 @@ def _head_findings(result: HeadMatch) -> list[Finding]:
     if computed:
         pairs = "; ".join(f"“{name}” by {', '.join(heads)}" for name, heads in computed.items())
         value = f"{len(computed)} of {len(telling)}"
-        text = f"{value} selectors are computed by a head at every loop: {pairs}."
+        text = f"Heads compute {value} selectors at every loop: {pairs}."
         findings.append(Finding(text, value=value))
     elif telling:
         # The best match of a head and a selector, against even attention.
@@ -326,7 +324,6 @@ def _head_findings(result: HeadMatch) -> list[Finding]:
 
 @figures_of.register
 def _head_figures(result: HeadMatch) -> list[Figure]:
-    """Overlap of each head with each selector, beside its controls."""
     # Names that fit beside an axis; the number of a longer one tells it from others.
     names = [
         text if len(text) <= 24 else f"{text[:18]}… ({k})"
@@ -392,7 +389,6 @@ def _decodability_findings(result: Decodability) -> list[Finding]:
 
 @figures_of.register
 def _decodability_figures(result: Decodability) -> list[Figure]:
-    """Loop-by-loop matrices of the variables, beside a model with shuffled weights."""
     first: dict[str, str] = {}  # of each program
     for name in result.data["variable"].values.tolist():
         first.setdefault(name.split(".")[0], name)

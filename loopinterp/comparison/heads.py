@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 TOLERANCE = 1e-3
-"""A head computes a selector whose overlap with its attention falls short of 1 by no more."""
+"""A head computes a selector with which its attention overlaps by 1 less this, or more."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -253,7 +253,6 @@ def _measure(
     even: Float[Tensor, "head query key"],
     selector: Bool[Tensor, "batch query key"],
 ) -> dict[str, Float[Tensor, " head"]]:
-    """Every array of the result, of one selector at one loop."""
     average, even = pattern.mean(0, keepdim=True), even.to(pattern)[None]  # [1, head, query, key]
     selected = selector.to(pattern)[:, None]  # [batch, 1, query, key]
     count = selected.sum(-1, keepdim=True)

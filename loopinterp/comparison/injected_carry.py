@@ -119,7 +119,6 @@ def injected_carry_study(
 def _counts(
     model: LoopedModel | Any, pairs: InterchangePairs, cell: Int[Tensor, " pair"]
 ) -> np.ndarray:
-    """Interchanges by kind, token, left token and persistence."""
     run = InterchangeRun(model, pairs)
     rows = torch.arange(len(pairs), device=run.base.device)
     # Whether the answer at the changed bit differs from the clean one, [pair, delay].

@@ -47,7 +47,6 @@ def check_programs(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
 def check_batches(
     model: LoopedModel | Any, data: object, programs: Iterable[LoopProgram], **drawn: Any
 ) -> list[Batch]:
-    """Each of the batches, or of those drawn from a task; see :func:`check_batch`."""
     return [check_batch(model, batch, programs) for batch in as_batches(data, **drawn)]
 
 
@@ -94,7 +93,7 @@ def need_inputs(enough: bool, expected: str, actual: str = "none", what: str = "
 def named_models(
     models: LoopedModel | Any | Sequence[LoopedModel | Any], names: Sequence[str] | None
 ) -> dict[str, LoopedModel | Any]:
-    """One model or several, each under its name (by default "model 0" and so on)."""
+    """One model or several, each under its name."""
     several = list(models) if isinstance(models, (list, tuple)) else [models]
     labels = [f"model {k}" for k in range(len(several))] if names is None else list(names)
     labelled = dict(zip(labels, several))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 KIND, OTHER_VALUE, SAME_VALUE = "kind", "other value", "same value"
-"""The stratum of the same-value control: pairs whose source has equal values of all variables."""
+"""The stratum of the same-value control."""
 
 TOKEN, BOTH = "token", "token and left token"
 
@@ -43,9 +43,7 @@ class PairStrategy(Protocol):
         programs: Sequence[LoopProgram],
         batch: Batch,
         generator: torch.Generator,
-    ) -> InterchangePairs:
-        """Choose pairs among the inputs of a batch (all of one length)."""
-        ...
+    ) -> InterchangePairs: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +139,6 @@ class SpreadPairs:
     def _other_sites(
         self, free: Bool[Tensor, "pair pos"], first: Tensor, generator: torch.Generator
     ) -> list[Int[Tensor, " pair"]]:
-        """Further positions of each pair, drawn from the free ones; else the first again."""
         free = free.scatter(1, first[:, None], False)
         sites = []
         for _ in range(self.sites - 1):
@@ -188,7 +185,6 @@ class SpreadPairs:
     def _choose(
         self, pairs: InterchangePairs, programs: Sequence[LoopProgram], generator: torch.Generator
     ) -> Int[Tensor, " chosen"]:
-        """Half evenly over tokens, half evenly over the pairs of programs that they separate."""
         classes = _token_classes(pairs) * pairs.n_loops + pairs.loop
         classes = 2 * classes + (pairs.source_loop != pairs.loop)
         order = evenly_by_class(classes, min(len(pairs), 2 * self.pairs), generator)

@@ -30,11 +30,9 @@ if TYPE_CHECKING:
     from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Batch, Task
 
-EXAMPLES = 512
-"""Inputs of each length drawn from a task."""
+EXAMPLES = 512  # inputs of each length drawn from a task
 
-FIRST_LOOK = 128
-"""Inputs of each length in a first look, with few pairs."""
+FIRST_LOOK = 128  # of these in a first look, with few pairs
 
 TO_IDENTIFY = SpreadPairs(pairs=6144, same_value=384, repeated=0.5)
 """Pairs on all inputs, on which a program is then identified: rare exceptions (one input in
@@ -236,7 +234,6 @@ def compare_programs(
 def _decide_each(
     evidence: Mapping[str, Evidence], threshold: float, equivalent: Callable[[str, str], bool]
 ) -> tuple[xr.Dataset, dict[str, Verdict]]:
-    """The counts of all models, and the verdict on each."""
     counts = count_evidence(list(evidence.values())).assign_coords(model=list(evidence))
     rule = {"threshold": threshold, "equivalent": equivalent}
     return counts, {

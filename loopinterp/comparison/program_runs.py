@@ -89,8 +89,8 @@ class Prediction(ShortRepr):
         return self.trace.outputs[loops, pairs.base[:, None]].to(torch.int16)
 
     @cached_property
-    def exchanged(self) -> Int[Tensor, "pair delay pos"]:
-        """Answers after it."""
+    def interchanged(self) -> Int[Tensor, "pair delay pos"]:
+        """Answers with the interchange."""
         n_pos = self.pairs.inputs.shape[1]
         answers = self.base.new_empty(len(self.pairs), self.steps + 1, n_pos)
         # Traces have the delay first, [delay, pair, pos]; a few pairs at a time bound memory.
@@ -104,9 +104,9 @@ class Prediction(ShortRepr):
         """Its predictions of a model with these answers in the clean run."""
         natural = natural[:, : self.steps + 1]
         # [pair, delay, pos]: an undecided answer counts as a value, so that it may change too.
-        changed = self.base != self.exchanged
-        silent = changed & (self.exchanged == UNKNOWN)
-        expected = torch.where(changed, self.exchanged.to(natural), natural)
+        changed = self.base != self.interchanged
+        silent = changed & (self.interchanged == UNKNOWN)
+        expected = torch.where(changed, self.interchanged.to(natural), natural)
         scored = self.pairs.scored[:, None]
         return Claims(
             expected=expected.masked_fill(silent | ~scored, SILENT),
@@ -138,7 +138,6 @@ class Prediction(ShortRepr):
         return state
 
     def _second(self, rows: Any) -> list[Intervention]:
-        """The second interchanges of some of the pairs, those of each delay together."""
         pairs = self.pairs[rows]
         second, interventions = pairs.second, []
         if second is None:
@@ -311,7 +310,6 @@ class ProgramModel(ShortRepr):
         }
 
     def _after(self, e: Tensor, **run: Any) -> Tensor:
-        """The state that holds the variables at the end of a run."""
         tokens = e.argmax(-1)
         variables = self.program.run(tokens, **run).variables
         token = one_hot(tokens, self._sizes[0])

@@ -404,7 +404,6 @@ def _agreement(
 def _of_each_kind(
     batch: Batch, kinds: Sequence[Kind], number: int, generator: torch.Generator
 ) -> InterchangePairs:
-    """Interchanges of several kinds, each in its stratum."""
     drawn, parts = (batch, int(batch.n_loops.max()), number, generator), []
     for kind in kinds:
         pairs = (repeated_pairs if kind == "two interchanges" else drawn_pairs)(*drawn)

@@ -174,7 +174,6 @@ def decide(
 
 
 def _reason(code: ReasonCode, **values: Any) -> Reason:
-    """With numbers as Python has them."""
     return Reason(
         code, {k: x if isinstance(x, (str, int)) else float(x) for k, x in values.items()}
     )
@@ -252,7 +251,7 @@ def _fails_controls(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
     if its.random_active:
         trials = {"trials": its.random_active, "independent": its.random_inputs}
         random = wilson_estimate(its.random_right, **trials)
-        if not wilson_estimate(its.exchange_right, **trials)[1] > random[2]:
+        if not wilson_estimate(its.interchange_right, **trials)[1] > random[2]:
             yield _reason("random_change", value=random[0])
     if its.n_same:
         n, changed = int(its.n_same), int(its.n_same - its.unchanged)

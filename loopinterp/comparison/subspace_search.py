@@ -274,8 +274,6 @@ def _halves(batch: Batch) -> tuple[Batch, Batch]:
 
 
 class _Subspace(NamedTuple):
-    """A subspace, or one for each token at the position of the interchange."""
-
     method: str
     rank: int
     rows: Float[Tensor, "*token rank d_model"]
@@ -333,7 +331,6 @@ def _counts(
         return ((first == second) | ~run.pairs.scored[:, None]).all(-1)
 
     def answers() -> Iterator[tuple[Tensor, ...]]:
-        """Those after an interchange of each subspace, and of its complement."""
         for subspace in subspaces:
             rows = subspace.rows[token] if subspace.rows.ndim > 2 else subspace.rows
             # The part of the change in the subspace, and the rest: [part, pair, …, d_model].

@@ -25,8 +25,7 @@ from loopinterp.core.text import percent
 from loopinterp.figures import LinePanel, Reference, Series, heatmap_panels, line_panels
 from loopinterp.programs.program import spell_loops
 
-_LIVES = dict(zip(KINDS, ("injected", "erased")))
-"""The kinds of carries as files name them, in words."""
+_LIVES = dict(zip(KINDS, ("injected", "erased")))  # files have older names
 
 
 @findings_of.register
@@ -71,7 +70,6 @@ def _when(delay: str) -> str:
 
 @figures_of.register
 def _(result: VariableInterchange) -> list[Figure]:
-    """A figure for the delays of most interest at which there are pairs."""
     pairs = result.data["pairs"].sel(intervention=VARIABLE)
     delays = [d for d in ("0", "1", END) if d in pairs.delay and pairs.sel(delay=d).any()]
     return [_variable_figure(result, delay) for delay in delays]

@@ -303,8 +303,6 @@ def _outcomes(
 
 
 class Control(NamedTuple):
-    """What is put in instead of the variable, in all bases of some pairs."""
-
     pairs: InterchangePairs  # the same bases and positions, perhaps with other sources
     counts: Bool[Tensor, "pair delay"]  # where the program's answer differs from the intervention's
 
@@ -413,12 +411,12 @@ class VariablePairs(ShortRepr):
 
 def _effective(prediction: Prediction) -> Bool[Tensor, "pair delay"]:
     """Where the interchange changes the program's answer."""
-    return _differ(prediction.base, prediction.exchanged, prediction.pairs)
+    return _differ(prediction.base, prediction.interchanged, prediction.pairs)
 
 
 def _otherwise(right: Prediction, control: Prediction) -> Bool[Tensor, "pair delay"]:
     """Where the program's answer differs between a control and the intervention."""
-    return _effective(right) & _differ(right.exchanged, control.exchanged, right.pairs)
+    return _effective(right) & _differ(right.interchanged, control.interchanged, right.pairs)
 
 
 def _differ(

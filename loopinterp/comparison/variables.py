@@ -144,7 +144,6 @@ def _labels(
     train: Bool[Tensor, " cell"],
     last: int,
 ) -> dict[str, Int[Tensor, "program_loop cell"]]:
-    """Values of every variable that depends on the input and varies where probes are fitted."""
     labels = {}
     for program in programs:
         for name, values in program.trace(inputs, n_loops=last).variables.items():

@@ -17,8 +17,8 @@ from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.decompiler.evidence import (
     CLEAN,
+    INJECTED,
     INTERCHANGED,
-    PLANTED,
     TRAJECTORY,
     Claim,
     Refusal,
@@ -188,8 +188,8 @@ def decompile(
         sharp: Whether states of one value behave alike, but for ``tolerances``.
         n_exchanges: Interchanges from which regions are learnt; half as many decide how many
             regions there are.
-        across_loops: Take half of the states that regions are learnt from from another loop, and
-            repair the table on states that it gets wrong
+        across_loops: Regions are learnt half from states of another loop, and the table is repaired
+            on states that it gets wrong
             (:func:`~loopinterp.decompiler.region_refinement.against_counterexamples`). The program
             must then predict such interchanges too.
 
@@ -269,7 +269,6 @@ class _Reader:
 
     @cached_property
     def runs(self) -> Runs:
-        """Clean runs of the greatest length."""
         return self._runs(max(self.lengths), self.seed)
 
     def _runs(self, n: int, seed: int, *, times: int = 1) -> Runs:
@@ -391,7 +390,7 @@ class _Reader:
         evidence = pd.concat(parts, ignore_index=True)
         decisive: Sequence[str] = INTERCHANGED
         if regions:  # those that they are learnt from
-            decisive = [TRAJECTORY, PLANTED] if self.across_loops else [TRAJECTORY]
+            decisive = [TRAJECTORY, INJECTED] if self.across_loops else [TRAJECTORY]
         counted: Any = evidence[evidence["n"].isin(self.judged_at)]
         trajectories, clean = (counted[counted["what"].isin(k)] for k in (decisive, [CLEAN]))
         refusal = refusal or below_line(pd.concat([trajectories, clean]))

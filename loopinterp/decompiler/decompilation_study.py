@@ -174,7 +174,6 @@ def decompilation_study(
 
 
 def _arrays(result: Decompiled, words: dict[int, str]) -> dict[str, Any]:
-    """Evidence and transition table as arrays with their coordinates."""
     evidence = result.evidence
     whats = list(dict.fromkeys(evidence["what"])) if len(evidence) else []
     lengths = sorted({*evidence["n"]}) if len(evidence) else []

@@ -26,15 +26,14 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Task
 
 CLEAN, END, TRAJECTORY = "undisturbed", "at the end", "whole trajectory"
-PLANTED = "whole trajectory, planted"
+INJECTED = "whole trajectory, planted"
 REPEATED = "whole trajectory, two interchanges"
-INTERCHANGED = (TRAJECTORY, PLANTED, REPEATED)
-"""The evidence of whole runs after interchanges."""
+INTERCHANGED = (TRAJECTORY, INJECTED, REPEATED)
 
 _KINDS = {
     CLEAN: "clean answers",
     TRAJECTORY: "whole trajectories",
-    PLANTED: "whole trajectories after injected states",
+    INJECTED: "whole trajectories after injected states",
     REPEATED: "whole trajectories after two interchanges",
 }
 
@@ -63,7 +62,7 @@ def held_out(
     # One number for each combination of the variables' values, [loop, input, pos].
     values = variables.unique(dim=1, return_inverse=True)[1].view(n_loops + 1, *batch.inputs.shape)
     others = {
-        PLANTED: balanced_pairs(batch, values, number, again),
+        INJECTED: balanced_pairs(batch, values, number, again),
         REPEATED: repeated_pairs(batch, n_loops, number, again),
     }
     tables = [agreement(model, program, pairs).assign(kind=kind) for kind, pairs in others.items()]
@@ -253,25 +252,20 @@ class Refusal(ShortRepr):
     n: int = 0
 
     def __str__(self) -> str:
-        value, line = self.value, self.line
-        match self.code:
-            case "many-tokens":
-                return f"the model reads {value:.0f} tokens, more than {line:.0f}"
-            case "many-values":
-                return f"a token has {value:.0f} values, more than {line:.0f}"
-            case "many-cells":
-                return f"{value:.0f} values are too many to try side by side"
-            case "reads-farther":
-                return f"a step reads more than the left neighbour ({value:.1%} of positions)"
-            case "starts-differ":
-                return "one token starts with different values beside the same neighbour"
-            case "inconsistent":
-                return f"equal experiments give different values ({value:.1%})"
-            case "below-line":
-                low = f"the interval of {_KINDS[self.kind]} begins at {value:.1%}"
-                return f"{low} at length {self.n}, below {line:.0%}"
-            case "nothing-to-check":
-                return "no interchange changes an answer"
+        kind = _KINDS.get(self.kind, "")
+        return _REFUSALS[self.code].format(value=self.value, line=self.line, kind=kind, n=self.n)
+
+
+_REFUSALS = {
+    "many-tokens": "the model reads {value:.0f} tokens, more than {line:.0f}",
+    "many-values": "a token has {value:.0f} values, more than {line:.0f}",
+    "many-cells": "{value:.0f} values are too many to try side by side",
+    "reads-farther": "a step reads more than the left neighbour ({value:.1%} of positions)",
+    "starts-differ": "one token starts with different values beside the same neighbour",
+    "inconsistent": "equal experiments give different values ({value:.1%})",
+    "below-line": "the low end of {kind} is {value:.1%} at length {n}, below {line:.0%}",
+    "nothing-to-check": "no interchange changes an answer",
+}
 
 
 def below_line(evidence: pd.DataFrame) -> Refusal | None:

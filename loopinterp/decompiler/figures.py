@@ -17,8 +17,8 @@ from loopinterp.decompiler.evidence import (
     END,
     ENOUGH,
     EXACT,
+    INJECTED,
     INTERCHANGED,
-    PLANTED,
 )
 from loopinterp.figures import (
     PALETTE,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _COLUMNS = ["token", "before", "after", "least", "most", "ways"]
-"""Those of :func:`~loopinterp.decompiler.response_times`."""
 
 
 @findings_of.register
@@ -55,7 +54,6 @@ def _(result: Decompilation) -> list[Finding]:
 
 
 def _claimed(result: Decompilation) -> str:
-    """The program that is given and how far it holds, or why none is given."""
     claim, size = result.claim, f"{result.data.sizes['cell']} cells (a token with one value each)"
     if not result.given:
         return f"No program is reported: {result.reason}. The closest one has {size}."
@@ -73,7 +71,6 @@ def _claimed(result: Decompilation) -> str:
 
 
 def _agreement(result: Decompilation) -> str:
-    """The evidence at the length at which it is weakest."""
     worst = result.worst()
     if np.isnan(worst.values[0]):
         return "No interchange at equal loops changes an answer."
@@ -135,7 +132,7 @@ def _evidence(result: Decompilation) -> Figure:
     agreement = result.data["agreement"]
     # As many as there are colours; answers one and two loops later are in the data.
     shown = [what for what in agreement["what"].values if what in (CLEAN, END, *INTERCHANGED)]
-    words = {CLEAN: "clean run", PLANTED: "whole trajectory, injected state"}
+    words = {CLEAN: "clean run", INJECTED: "whole trajectory, injected state"}
     lines = agreement.sel(what=shown).assign_coords(what=[words.get(x, x) for x in shown])
     # The axis begins a tenth below the lowest interval, or below what is needed.
     lowest = float(np.nanmin([*lines.values.flatten(), ENOUGH]))

@@ -243,12 +243,11 @@ class Messages:
         )
 
 
+# The program's variables; cell -> the value of each.
 _Naming = tuple[tuple[str, ...], Mapping[Cell, tuple[int, ...]]]
-"""The program's variables; cell -> the value of each."""
 
 
 def _namings(table: TransitionTable, messages: Messages) -> Iterator[_Naming]:
-    """Ways to name the values, the plainest first."""
     undecided = min(table.answer_of.values()) < 0  # 0 stands for it, as programs count from 0
     by_answer = {cell: (answer + undecided,) for cell, answer in table.answer_of.items()}
     from_start = _from_start(table, messages)
@@ -304,8 +303,7 @@ def _renumberings(
             yield messages.renumbered(order)
 
 
-_Expressions = tuple[dict[str, "Seq"], dict[str, "Seq"], "Seq"]
-"""A program's prepare, step and finish."""
+_Expressions = tuple[dict[str, "Seq"], dict[str, "Seq"], "Seq"]  # prepare, step, finish
 
 
 def _length(expressions: _Expressions) -> int:
@@ -319,8 +317,6 @@ def _length(expressions: _Expressions) -> int:
 
 @dataclass
 class _Writer:
-    """Writes one table with one naming of its values."""
-
     table: TransitionTable
     messages: Messages
     names: tuple[str, ...]

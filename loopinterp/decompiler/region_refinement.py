@@ -175,8 +175,6 @@ def _mean_score(predictions: Sequence[TablePrediction]) -> float:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Some cuts, with their predictions of the runs of each length."""
-
     runs: Sequence[InterchangeTrajectories]
     regions: StateRegions
     values: Sequence[Sequence[Tensor]]  # of clean and of changed runs, [time, run, pos]

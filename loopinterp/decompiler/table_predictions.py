@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 6  # draws of new inputs to repair a table on, at most
 
-DrawRuns = Callable[[int], "Sequence[Runs]"]
-"""Clean runs of new inputs, of each length, by a number."""
+DrawRuns = Callable[[int], "Sequence[Runs]"]  # clean runs of new inputs, by a number
 
 
 def count_table(
@@ -105,7 +104,6 @@ class TablePrediction(ShortRepr):
 
     @classmethod
     def of(cls, table: TransitionTable, runs: InterchangeTrajectories) -> TablePrediction:
-        """Follow the table through all runs."""
         clean, after, pairs = runs.clean, runs.changed, runs.pairs
         values = table.follow(clean.tokens, len(clean.states) - 1)
         rows, position = torch.arange(len(pairs)), pairs.positions[:, 0]
@@ -303,7 +301,6 @@ def repaired(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) ->
 
 
 def _other_values(table: TransitionTable, place: int) -> list[TransitionTable]:
-    """The table with each other value of one entry that its token has."""
     token = table.entry(place)[1][0]
     steps, known = table.step[:, :, token], table.known[:, :, token]  # [left..., value]
     values = {int(table.start[-1, token]), *steps[known].tolist()}

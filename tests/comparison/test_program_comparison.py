@@ -129,7 +129,7 @@ def test_what_holds_is_said_when_nothing_is_named():
     )
     verdict = result.verdict
     assert verdict.closest == "sticky_ripple"
-    assert verdict.followed_for == 2  # a planted carry lives as long as three loops
+    assert verdict.followed_for == 2  # a injected carry lives as long as three loops
     assert set(verdict.clean_fits) == {"ripple", "sticky_ripple"}
     alike = result.data["alike"].sel(model="model 0", program="ripple", rival="sticky_ripple")
     assert bool(alike)
