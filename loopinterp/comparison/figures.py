@@ -389,11 +389,15 @@ def _decodability_findings(result: Decodability) -> list[Finding]:
 
 @figures_of.register
 def _decodability_figures(result: Decodability) -> list[Figure]:
+    accuracy, loops = result.data["accuracy"], ("loop", "program_loop")
+    # A map of one colour tells nothing.
+    telling = (accuracy.max(loops) - accuracy.min(loops) > 0.05).values
+    names = accuracy["variable"].values
     first: dict[str, str] = {}  # of each program
-    for name in result.data["variable"].values.tolist():
+    for name in names[telling].tolist() or names[:1].tolist():
         first.setdefault(name.split(".")[0], name)
     shown = list(first.values())[:6]
-    panels = {plain(name): result.data["accuracy"].sel(variable=name) for name in shown}
+    panels = {plain(name): accuracy.sel(variable=name) for name in shown}
     if "random_weights" in result.data:
         shuffled = result.data["random_weights"].sel(variable=shown[0])
         panels[f"{plain(shown[0])}, shuffled weights"] = shuffled

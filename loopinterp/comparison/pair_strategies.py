@@ -216,13 +216,9 @@ class SpreadPairs:
 
 def _pairs(columns: Int[Tensor, "column pair"], batch: Batch) -> InterchangePairs:
     base, source, loop, source_loop, *positions = columns
+    sites = torch.stack(positions, 1)
     return InterchangePairs.of(
-        batch,
-        base=base,
-        source=source,
-        positions=torch.stack(positions, 1),
-        loop=loop,
-        source_loop=source_loop,
+        batch, base=base, source=source, positions=sites, loop=loop, source_loop=source_loop
     )
 
 

@@ -166,7 +166,7 @@ class Claims(ShortRepr):
     """A program's predictions of a model's answers after an interchange, position by position.
 
     Where the interchange changes or decides the program's answer, that answer; where it changes
-    nothing, the model's clean answer; where it leaves an answer undecided, nothing.
+    nothing, the model's clean answer; where it takes an answer away, nothing.
 
     Attributes:
         expected: The answers; :data:`SILENT` where it predicts nothing, or no answer is scored.

@@ -229,8 +229,8 @@ def _count_all(
         "delay": delay_names(n_delays),
     }
     shape = [len(x) for x in coords.values()]
-    by_delay = {name: np.zeros(shape, int) for name in ("right", "n")}
-    by_run = {name: np.zeros(shape[:-1], int) for name in ("run_right", "run_n")}
+    # [right or all, intervention, variable, loop, delay], and last the whole run.
+    totals = np.zeros((2, *shape[:-1], shape[-1] + 1), int)
     # A generator of its own, so that models of other widths get the same pairs.
     generator = torch.Generator().manual_seed(seed)
     for v, variable in enumerate(coords["variable"]):
@@ -240,16 +240,16 @@ def _count_all(
             # Delays before the end of the run, [pair, delay].
             within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
             ever = counts.any(1)
+            whole_run = (right | ~within).all(1) & ever
             loop = np.searchsorted(loops, pairs.loop.numpy())
             cells: Any = coords["intervention"].index(name), v, loop
-            for key, x in {"right": right & counts, "n": counts}.items():
+            for total, x, run in zip(totals, (right & counts, counts), (whole_run, ever)):
                 ended = with_end(x.numpy(), pairs.horizon.numpy(), n_delays)
-                np.add.at(by_delay[key], cells, ended)
-            for key, x in {"run_right": (right | ~within).all(1) & ever, "run_n": ever}.items():
-                np.add.at(by_run[key], cells, x.numpy())
+                np.add.at(total, cells, np.column_stack([ended, run.numpy()]))
     axes = list(coords)
-    arrays = {name: (axes, x) for name, x in by_delay.items()}
-    return xr.Dataset(arrays | {name: (axes[:-1], x) for name, x in by_run.items()}, coords=coords)
+    arrays = {name: (axes, x[..., :-1]) for name, x in zip(("right", "n"), totals)}
+    runs = {name: (axes[:-1], x[..., -1]) for name, x in zip(("run_right", "run_n"), totals)}
+    return xr.Dataset(arrays | runs, coords=coords)
 
 
 def _outcomes(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from loopinterp.comparison.program_comparison import ProgramComparison
 
+_NUMBERS = dict(enumerate(("two", "three", "four", "five", "six", "seven", "eight", "nine"), 2))
+
 
 def statement(comparison: ProgramComparison, model: str | None = None) -> str:
     """The verdict in words, with the numbers it rests on.
@@ -69,23 +71,18 @@ def headline(verdict: Verdict, data: xr.Dataset) -> str:
             # What counts as effective depends on the program, so that numbers differ a little.
             most = int(at.whole_run_active.max())
             upto = "up to " if int(at.whole_run_active.min()) < most else ""
-            k = len(candidates)
-            count = (
-                ["two", "three", "four", "five", "six", "seven", "eight", "nine"][k - 2]
-                if k < 10
-                else k
-            )
+            best_few = _NUMBERS.get(len(candidates), len(candidates))
             text += (
-                f" The best {count} predict {span} of {upto}{most} interventions and are "
+                f" The best {best_few} predict {span} of {upto}{most} interventions and are "
                 "indistinguishable."
             )
         else:
             text += f" The closest, “{name}”, predicts {rate}."
     if not math.isnan(verdict.off_distribution):
         off = round(verdict.off_distribution * n)
+        count = f"{off} of {n}" if off else f"None of the {n}"
         text += (
-            f" {off or 'None'} of {'the ' if not off else ''}{n} interventions lead to "
-            "off-distribution states, which no clean run reaches."
+            f" {count} interventions lead to off-distribution states, which no clean run reaches."
         )
     return text
 

@@ -19,6 +19,7 @@ from loopinterp.decompiler.evidence import (
     CLEAN,
     INJECTED,
     INTERCHANGED,
+    KINDS,
     TRAJECTORY,
     Claim,
     Refusal,
@@ -126,8 +127,8 @@ class Decompiled(ShortRepr):
             lines += [f"claim: {self.claim}"] if self.program else []
             lines.append("evidence")
         lines += [
-            f"  n = {row['n']}, {row['what']}: {row['agree']} of {row['of']} "
-            f"(on {row['inputs']} inputs)"
+            f"  n = {row['n']}, {KINDS.get(row['what'], row['what'])}: "
+            f"{row['agree']} of {row['of']} (on {row['inputs']} inputs)"
             for row in self.evidence.to_dict("records")
         ]
         return "\n".join(lines)

@@ -30,7 +30,7 @@ INJECTED = "whole trajectory, planted"
 REPEATED = "whole trajectory, two interchanges"
 INTERCHANGED = (TRAJECTORY, INJECTED, REPEATED)
 
-_KINDS = {
+KINDS = {  # the kinds of evidence in words
     CLEAN: "clean answers",
     TRAJECTORY: "whole trajectories",
     INJECTED: "whole trajectories after injected states",
@@ -252,7 +252,7 @@ class Refusal(ShortRepr):
     n: int = 0
 
     def __str__(self) -> str:
-        kind = _KINDS.get(self.kind, "")
+        kind = KINDS.get(self.kind, "")
         return _REFUSALS[self.code].format(value=self.value, line=self.line, kind=kind, n=self.n)
 
 

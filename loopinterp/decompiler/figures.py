@@ -12,14 +12,7 @@ from loopinterp.comparison.words import with_interval
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.decompiler.decompilation_study import Decompilation
-from loopinterp.decompiler.evidence import (
-    CLEAN,
-    END,
-    ENOUGH,
-    EXACT,
-    INJECTED,
-    INTERCHANGED,
-)
+from loopinterp.decompiler.evidence import CLEAN, END, ENOUGH, EXACT, INTERCHANGED, KINDS
 from loopinterp.figures import (
     PALETTE,
     CircuitGraph,
@@ -132,8 +125,7 @@ def _evidence(result: Decompilation) -> Figure:
     agreement = result.data["agreement"]
     # As many as there are colours; answers one and two loops later are in the data.
     shown = [what for what in agreement["what"].values if what in (CLEAN, END, *INTERCHANGED)]
-    words = {CLEAN: "clean run", INJECTED: "whole trajectory, injected state"}
-    lines = agreement.sel(what=shown).assign_coords(what=[words.get(x, x) for x in shown])
+    lines = agreement.sel(what=shown).assign_coords(what=[KINDS.get(x, x) for x in shown])
     # The axis begins a tenth below the lowest interval, or below what is needed.
     lowest = float(np.nanmin([*lines.values.flatten(), ENOUGH]))
     source = f"interchanges at length {', '.join(map(str, result.read_at))}"

@@ -253,6 +253,9 @@ def test_scores_count_only_pairs_on_which_something_happens():
     # The program that is run says that something happens wherever something does.
     assert np.nanmax(own["no_interchange"]) == 0
     assert np.nanmin(own["iia"].sel(estimate="value")) == 1
+    # What is predicted up to the end is the whole-run accuracy, as the figure of delays says.
+    whole_run = data["whole_run"].sel(stratum="all").values
+    np.testing.assert_array_equal(data["followed"].sel(delay="end").values, whole_run)
 
 
 @pytest.mark.parametrize("program", ["ripple", "ripple_held_2"])
