@@ -85,7 +85,7 @@ def _controls(data: xr.Dataset, program: str) -> Iterator[str]:
     for label, kind in _KINDS.items():
         at = data.sel(stratum=f"{MANIFOLD}: {label}")
         share, _, high = at["whole_run"].values
-        # Few inputs tell nothing unless even the upper end is too low.
+        # Few inputs decide nothing unless even the upper end is too low.
         known = int(at["whole_run_inputs"]) >= LEAST_INPUTS or high < THRESHOLD
         of = f"{int(at['whole_run_active'])} interventions to {kind} states"
         share = percent(share) if known else "an unknown share (too few inputs)"
@@ -284,7 +284,7 @@ def _circuit(verdict: Verdict) -> list[Figure]:
 
 @findings_of.register
 def _head_findings(result: HeadMatch) -> list[Finding]:
-    # Selectors of nothing or of everything tell no head from an idle one.
+    # An idle head would match selectors of nothing or of everything.
     idle = {*result.empty, *result.everything}
     telling = [name for name in result.selectors if name not in idle]
     computed = {s: h for s, h in zip(result.selectors, result.computes) if h and s in telling}
@@ -390,7 +390,7 @@ def _decodability_findings(result: Decodability) -> list[Finding]:
 @figures_of.register
 def _decodability_figures(result: Decodability) -> list[Figure]:
     accuracy, loops = result.data["accuracy"], ("loop", "program_loop")
-    # A map of one colour tells nothing.
+    # Maps of one colour are left out.
     telling = (accuracy.max(loops) - accuracy.min(loops) > 0.05).values
     names = accuracy["variable"].values
     first: dict[str, str] = {}  # of each program

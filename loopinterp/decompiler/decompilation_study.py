@@ -202,7 +202,7 @@ def _responses(
     model: Any, automaton: TransitionTable, task: Task, n: int, words: dict[int, str]
 ) -> list[list[Any]]:
     inputs = task.sample(torch.full((128,), n), generator=torch.Generator().manual_seed(0)).inputs
-    # Eight loops more than the model makes, so that runs rest.
+    # Eight loops more than the model makes, so that runs converge.
     n_loops = n_loops_of(model, inputs.shape[1], task.n_loops(n)) + 8
     table = response_times(automaton, inputs, n_loops=n_loops)
     return [[words[token], *map(int, rest)] for token, *rest in table.itertuples(index=False)]

@@ -174,7 +174,7 @@ def response_times(
     at_rest = sorted({messages.sends[cell] for cell in resting if cell in messages.sends})
     delays: dict[tuple[int, int, int], list[int]] = {}
     for cell in sorted(resting):
-        # So many messages let it rest here.
+        # So many messages leave it as it is.
         ways = sum(messages.becomes.get((cell, m)) == cell[1] for m in at_rest)
         for new in at_rest if ways else ():
             value, answers = cell[1], [table.answer_of[cell]]  # after 0, 1, … loops
@@ -184,7 +184,7 @@ def response_times(
                     break
                 answers.append(table.answer_of[cell[0], value])
             if value is None or messages.becomes.get(((cell[0], value), new)) != value:
-                continue  # it does not come to rest under the new one
+                continue  # it does not converge under the new one
             last = answers[-1]
             if last != answers[0]:
                 delay = max(k for k, y in enumerate(answers) if y != last) + 1

@@ -184,7 +184,7 @@ class Experiments:
     def tabulate(
         self, starts: Mapping[tuple[int, int], Counter[int]], *, most_pairs: int = 2500
     ) -> TransitionTable | None:
-        """Try every pair of cells that can stand side by side, and those that come of it.
+        """Try every pair of cells that can stand side by side, and those that they become.
 
         Gives the table by the majority of each kind of experiment; None if there are too many.
         """

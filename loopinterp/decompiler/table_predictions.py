@@ -66,7 +66,7 @@ def count_table(
     seen = counts.sum(-1) > 0
     return replace(
         table,
-        start=starts.argmax(-1).repeat(n_tokens + 1, 1),  # whatever stands to the left
+        start=starts.argmax(-1).repeat(n_tokens + 1, 1),  # for every left token
         step=counts.argmax(-1).where(seen, table.step),
         known=seen,
         answers=known[read.argmax(-1)],
@@ -213,7 +213,7 @@ def unexplained_steps(
         for part, v in zip(each.both, values):
             places = table.places(part.tokens, v[:-1])
             tokens, predicted = part.tokens.expand_as(places), table.step.flatten()[places]
-            # Values that are shown as one are not told apart.
+            # Values that are shown as one count as equal.
             other = shown[tokens, predicted] != shown[tokens, v[1:]]
             within = part.within[1:]
             steps += places[within].flatten().bincount(minlength=len(steps))

@@ -257,7 +257,7 @@ class TransitionTable(ShortRepr):
         )
 
     def merged(self) -> TransitionTable:
-        """The smallest table with the same answers whatever is put in."""
+        """The smallest table with the same answers after every interchange."""
         return self.renamed(self.merged_names())
 
     def merged_names(self) -> dict[Cell, int]:
