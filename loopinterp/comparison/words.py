@@ -72,8 +72,9 @@ def headline(verdict: Verdict, data: xr.Dataset) -> str:
             most = int(at.whole_run_active.max())
             upto = "up to " if int(at.whole_run_active.min()) < most else ""
             best_few = _NUMBERS.get(len(candidates), len(candidates))
+            names = f", {quoted(candidates)}," if len(candidates) <= 3 else ""
             text += (
-                f" The best {best_few} predict {span} of {upto}{most} interventions and are "
+                f" The best {best_few}{names} predict {span} of {upto}{most} interventions and are "
                 "indistinguishable."
             )
         else:

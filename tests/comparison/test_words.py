@@ -127,7 +127,7 @@ def test_indistinguishable_candidates_are_listed_together():
     )
     text = in_words(verdict, TWO)
     assert text.startswith("None of the 2 candidate programs")
-    assert "best two predict 30–34% of 100" in text and "“a” and “b c”" in text
+    assert "best two, “a” and “b c”, predict 30–34% of 100" in text
     assert reason_in_words(verdict.reasons[0]) in text
 
 
