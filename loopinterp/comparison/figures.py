@@ -274,9 +274,8 @@ def _circuit(verdict: Verdict) -> list[Figure]:
             title=title,
             plot=draw_program(program),
             caption=(
-                f"{note}{program.doc} The program compiled into a looped transformer: what heads "
-                "select, what neurons compute, and which variables go on to the next loop. Choose "
-                "a node to read about it."
+                f"{note}{program.doc} The program compiled into a looped transformer: heads, "
+                "neurons, and variables that go on to the next loop. Choose a node to read more."
             ),
         )
     ]
@@ -345,10 +344,9 @@ def _head_figures(result: HeadMatch) -> list[Figure]:
             title="Heads against selectors",
             plot=heatmap_panels(panels, value_title="share", scale="mass"),
             caption=(
-                "Overlap of a head's attention with even attention to the keys that a selector "
-                "selects, mean over loops: 1 if it attends to exactly those. Last panel: attention "
-                f"to selected keys. “Exactly”: to {TOLERANCE:g} at every loop. Best assignment: "
-                f"{'; '.join(matches)}."
+                "Overlap of a head's attention with even attention to a selector's keys, mean over "
+                "loops (1: to exactly those). Last panel: attention to selected keys. Best "
+                f"assignment (“exactly”: to {TOLERANCE:g} at every loop): {'; '.join(matches)}."
             ),
             control=(
                 "Mean pattern: the head's attention averaged over examples; equal to the first "

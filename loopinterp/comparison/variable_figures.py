@@ -307,10 +307,10 @@ def _(result: Reduction) -> list[Figure]:
             title="How few numbers per position predict interchanges",
             plot=line_panels(panels, x_title="numbers kept per position"),
             caption=(
-                "The model's state is projected, after every loop, onto so many principal "
-                "directions of its token. Share of whole answers after an interchange that remain: "
-                "at the kind, length and delays with the lowest share, then over whole runs. "
-                f"Directions were fitted to other inputs of length {result.fitted_at}."
+                "After every loop the state is projected onto so many principal directions of its "
+                "token. Share of whole answers after an interchange that remain: lowest over "
+                "kinds, lengths and delays, then over whole runs. Directions were fitted to other "
+                f"inputs of length {result.fitted_at}."
             ),
             control="Dashed: the model that keeps all other directions "
             f"({result.data['kind'].values[0]}).",

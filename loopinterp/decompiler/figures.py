@@ -142,8 +142,8 @@ def _evidence(result: Decompilation) -> Figure:
         ),
         caption=(
             f"Share of whole answers that the program, recovered from {source}, predicts on "
-            "held-out inputs: in clean runs, at the end of a run after an interchange, and at all "
-            "its loops. Injected states come from any loop, rare ones as often as common ones."
+            "held-out inputs: in clean runs, and after an interchange at the end or at all loops. "
+            "Injected states come from any loop, rare ones as often as common ones."
         ),
         control=(
             "Only effective interventions count: a program that predicts no change is right in "
