@@ -35,7 +35,7 @@ from loopinterp.benchmark import benchmark_models
 from loopinterp.benchmark.known_models import DISGUISES
 from loopinterp.compiler import compile_program, near_misses
 from loopinterp.decompiler import EXACT, Decompiled, decompile
-from loopinterp.decompiler.evidence import PLANTED
+from loopinterp.decompiler.evidence import INJECTED
 from loopinterp.programs import LoopProgram, equivalence, get_program
 from loopinterp.tasks import get_task
 
@@ -84,7 +84,7 @@ LONG_PROGRAMS = (
 
 KEY = ["kind", "model", "disguise"]
 WHAT = ("undisturbed", "1 loop later", "2 loops later", "at the end", "whole trajectory", "surely")
-TRAINED = (*WHAT, PLANTED, "farther")
+TRAINED = (*WHAT, INJECTED, "farther")
 
 
 def main() -> None:

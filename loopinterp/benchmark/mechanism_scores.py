@@ -150,7 +150,7 @@ def _predicted(
         source_loop=loop,
     )
     of_base, of_source = program.run(both, n_loops=n_loops).outputs[-1].chunk(2)
-    after = Prediction(program, pairs).exchanged[torch.arange(len(pairs)), pairs.horizon]
+    after = Prediction(program, pairs).interchanged[torch.arange(len(pairs)), pairs.horizon]
     after = after.view(n_loops + 1, n_pos, n, n_pos)  # [loop, place, example, pos]
     # After the last loop only the readout follows: the patched position answers as the source.
     after[-1] = torch.where(torch.eye(n_pos).bool()[:, None], of_source, after[-1])

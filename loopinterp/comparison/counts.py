@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
     from loopinterp.comparison.evidence import Evidence
 
-ALL = "all"
-"""The stratum of all pairs."""
+ALL = "all"  # the stratum of all pairs
 
-END = "end"
-"""The delay that reads each pair's answer after T(n) loops."""
+END = "end"  # the delay that reads each pair's answer after T(n) loops
 
 MANIFOLD = "states"
 REACHED, UNREACHED = "that a run reaches", "that no run reaches"
@@ -30,28 +28,23 @@ REACHED, UNREACHED = "that a run reaches", "that no run reaches"
 def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
     """Counts behind the estimates and verdicts, of several models.
 
-    Of the pairs whose source has other values, those count that are effective: the program or the
-    model changes an answer. Axes as in :class:`~loopinterp.comparison.ProgramComparison`:
+    Counted are pairs whose source has other values and that are effective. Axes as in
+    :class:`~loopinterp.comparison.ProgramComparison`:
 
-    - [program, stratum, delay]: of ``active`` pairs ``right`` ones, whose whole answer is
-      predicted; ``nothing_right``, where the program predicts no change;
-    - [program, stratum]: of ``run_active`` pairs ``run_right`` ones, right at every delay; all
-      ``pairs``, effective or not;
-    - [program, delay]: of ``prefix_active`` pairs ``prefix_right`` ones, right up to this delay;
-    - [program, rival, delay]: of the pairs that set two programs ``apart``, ``duel_right``, on
-      which the model follows the first;
-    - [program]: of ``random_active`` runs, in which the program predicts a change,
-      ``random_right`` after a random change of the same norm, ``exchange_right`` after the
-      interchange itself;
-    - of ``n_same`` runs with a same-value source, those that are ``unchanged``;
-    - of ``n_runs`` clean runs, by program: ``undisturbed``, each by the share of its loops that are
-      the program's; ``slipped``, with a loop that is not; ``decided``, the share of answers that
-      it decides; ``worst_loop``, the share at the worst loop of the worst length; ``alike``
-      [program, rival], whether two answer alike in all; ``solved``, the share right, of the length
-      at which it is least.
+    - [program, stratum, delay]: ``right`` of ``active`` pairs; ``nothing_right``, where the program
+      predicts no change;
+    - [program, stratum]: ``run_right`` of ``run_active`` pairs, at every delay; all ``pairs``;
+    - [program, delay]: ``prefix_right`` of ``prefix_active`` pairs, right up to this delay;
+    - [program, rival, delay]: ``duel_right`` of the pairs that set two programs ``apart``;
+    - [program]: of ``random_active`` runs in which the program predicts a change, ``random_right``
+      after a random perturbation of equal norm, ``interchange_right`` after the interchange;
+    - ``unchanged`` of ``n_same`` runs with a same-value source;
+    - of ``n_runs`` clean runs, by program: ``undisturbed`` (each run by its share of loops),
+      ``slipped`` (with a loop that is not the program's), ``decided`` (share of answers),
+      ``worst_loop`` (share at the worst loop of the worst length), ``alike`` [program, rival];
+      ``solved``, the share right at the worst length.
 
-    ``…_inputs`` are the inputs of such pairs: pairs of one input are alike, so intervals count
-    inputs.
+    ``…_inputs`` are the inputs of such pairs, which intervals count.
     """
     import xarray as xr
 
@@ -88,7 +81,7 @@ def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
 
 
 def _classes(evidence: Sequence[Evidence]) -> list[pd.DataFrame]:
-    """Which pairs of other values are in each class of each stratum, "STRATUM: LABEL"."""
+    """Which pairs are in each class of each stratum, "STRATUM: LABEL"."""
     import pandas as pd
 
     tables = []
@@ -120,7 +113,7 @@ def shares_of(counts: xr.Dataset) -> dict[str, np.ndarray | xr.DataArray]:
         "decided": counts.decided,
         "alike": counts.alike,
         "random_change": share("random_right", "random_active", "random_inputs"),
-        "specific": share("exchange_right", "random_active", "random_inputs"),
+        "specific": share("interchange_right", "random_active", "random_inputs"),
         "same_value": share("unchanged", "n_same", "same_inputs"),
         **_duels(counts.drop_sel(delay=END)),
     }
@@ -146,7 +139,6 @@ def _duels(counts: xr.Dataset) -> dict[str, np.ndarray]:
 def _pair_counts(
     other: xr.Dataset, masks: Bool[np.ndarray, "stratum program pair"], n_delays: int
 ) -> dict[str, tuple[list[str], np.ndarray]]:
-    """Counts of pairs, and of their inputs; in plain arrays, as there are hundreds of them."""
     changes, agree, random_agree = (
         other[name].transpose("program", "pair", "delay").values
         for name in ("changes", "agree", "random_agree")
@@ -159,14 +151,13 @@ def _pair_counts(
         return with_end(x, within.sum(-1) - 1, n_delays)
 
     def by_stratum(x: np.ndarray) -> np.ndarray:
-        """Sums over the pairs of each stratum: [program, pair, …] -> [program, stratum, …]."""
+        """[program, pair, …] -> [program, stratum, …]."""
         rows = x.reshape(*x.shape[:2], -1).astype(float)
         # A product over pairs for each program: [stratum, pair] @ [pair, …].
         sums = (masks.swapaxes(0, 1).astype(float) @ rows).astype(int)
         return sums.reshape(*sums.shape[:2], *x.shape[2:])
 
     def inputs_by_stratum(x: np.ndarray) -> np.ndarray:
-        """Inputs of the pairs of each stratum: [program, pair, …] -> [program, stratum, …]."""
         counts = []
         for mask in masks:
             pairs = mask.any(0)  # those of the stratum for some program
@@ -197,7 +188,7 @@ def _pair_counts(
         "apart": ("program rival delay", separating.sum(2)),
         "apart_inputs": ("program rival delay", _inputs(separating, base, 2)),
         "random_right": ("program", (predicted & random_right).sum(1)),
-        "exchange_right": ("program", (predicted & right).sum(1)),
+        "interchange_right": ("program", (predicted & right).sum(1)),
         "random_active": ("program", predicted.sum(1)),
         "random_inputs": ("program", _inputs(predicted, base, 1)),
     }
@@ -205,7 +196,7 @@ def _pair_counts(
 
 
 def _inputs(x: np.ndarray, base: np.ndarray, axis: int) -> np.ndarray:
-    """The number of inputs for which x holds on some of their pairs, which lie along an axis."""
+    """The number of inputs for which x holds on some of their pairs, along an axis."""
     order = base.argsort()
     # Pairs in the order of their inputs; "or" over the stretch of each input, then count inputs.
     _, starts = np.unique(base[order], return_index=True)
@@ -215,7 +206,7 @@ def _inputs(x: np.ndarray, base: np.ndarray, axis: int) -> np.ndarray:
 def with_end(
     x: Bool[np.ndarray, "*lead pair delay"], last: Int[np.ndarray, " pair"], n_delays: int
 ) -> Bool[np.ndarray, "*lead pair delays"]:
-    """So many delays, false past those of x; and one more that reads each pair's last one."""
+    """As many delays, false past those of x, and one more that reads each pair's last one."""
     padded = np.zeros((*x.shape[:-1], n_delays + 1), dtype=bool)
     padded[..., : x.shape[-1]] = x
     padded[..., -1] = x[..., np.arange(len(last)), last]

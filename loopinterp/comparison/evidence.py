@@ -1,6 +1,6 @@
 """The evidence of a comparison: what a model and each program do, pair by pair, delay by delay.
 
-Nothing is averaged here; :mod:`loopinterp.comparison.counts` counts it by stratum.
+:mod:`loopinterp.comparison.counts` counts it by stratum.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Untried = Literal[
     "third_interchange",
     "part_of_state",
 ]
-"""A kind of interchange that a comparison has not tried; no strategy can try the last two."""
+"""A kind of interchange that a comparison has not tried; no strategy tries the last two."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,21 +56,19 @@ class Evidence(ShortRepr):
 
     Arrays of ``data``:
 
-    - [pair]: ``base``, the input whose run is changed, as ``input`` counts them;
-    - [pair, delay]: ``within``, whether a delay comes before the end (beyond, the rest is false);
+    - [pair]: ``base``, the input whose run is changed;
+    - [pair, delay]: ``within``, whether the run still goes on (beyond, the rest is false);
       ``moves``, whether the interchange changes an answer of the model;
     - [program, pair, delay]: ``changes``, whether the program predicts that; ``agree``, whether the
-      model's whole answer is the predicted one; ``random_agree``, after a random change;
+      model's whole answer is the predicted one; ``random_agree``, after a random perturbation;
     - [program, rival, pair, delay]: ``apart``, whether two programs predict different answers;
-    - [program, pair]: ``reached``, whether a clean run reaches the program's state;
-    - [program, input], of clean runs: ``undisturbed``, share of the loops at which the whole answer
-      is the program's; ``decided``, share of the answers that it decides;
-    - [batch, …]: ``worst_loop``, share of inputs at the loop at which it is least; ``alike``,
-      whether two programs give the same answers in all clean runs; ``solved``, share of inputs
-      that the model answers right.
+    - [program, pair]: ``reached``, whether the program's state is on-distribution;
+    - [program, input], of clean runs: ``undisturbed``, share of loops whose whole answer is the
+      program's; ``decided``, share of the answers that it decides;
+    - [batch, …]: ``worst_loop``, share of inputs at the worst loop; ``alike``, whether two programs
+      give the same clean answers; ``solved``, share of inputs that the model answers right.
 
     Attributes:
-        data: These arrays.
         strata: The label of each pair in each stratum, a row for each pair.
         offsets: The offset of each program.
         untried: Codes of the kinds of interchange that no pair tries.
@@ -104,13 +102,13 @@ def gather_evidence(
         run = InterchangeRun(model, pairs)
         # [change, pair, site, d_model]: the interchange, and a random change of the same norm.
         changes = torch.stack([run.difference, random_change(run.difference, generator)])
-        exchanged, random = run.after(run.base_state + changes)
+        after, random = run.after(run.base_state + changes)
         trace_of = cache(partial(_trace, run.pairs))
         scored = torch.ones(len(pairs), dtype=torch.bool)
         if not offsets:
             # One of four pairs of the first batch chooses the offsets, and is not scored.
             scored = torch.arange(len(pairs)) % 4 != 0
-            offsets = [_best_offset(run, exchanged, ~scored, trace_of, p) for p in programs]
+            offsets = [_best_offset(run, after, ~scored, trace_of, p) for p in programs]
         # Before its first loop, and left of its first position, a program predicts nothing.
         begun = _begun(pairs, offsets)
         scored &= begun
@@ -119,7 +117,7 @@ def gather_evidence(
             Prediction(p, run.pairs, offset, trace=trace_of(p, offset.lag))
             for p, offset in zip(programs, offsets)
         ]
-        arrays = _after_interchange(run, exchanged, random, predictions, scored.to(run.base.device))
+        arrays = _after_interchange(run, after, random, predictions, scored.to(run.base.device))
         # Two programs are compared with each other without any offset.
         plain = [trace_of(p, 0).outputs[1 : pairs.n_loops + 1] for p in programs]
         arrays |= _clean_runs(run, predictions, plain, batch.targets.to(run.base.device))
@@ -135,13 +133,11 @@ def gather_evidence(
 
 
 def _trace(pairs: InterchangePairs, program: LoopProgram, lag: int) -> Trace:
-    """The clean runs of a program on all inputs, long enough for every offset."""
     n_loops = pairs.n_loops + max(option.shift for option in alignments())
     return with_output_lag(program, lag).trace(pairs.inputs, n_loops=n_loops)
 
 
 def _tried(pairs: InterchangePairs) -> set[Untried]:
-    """Codes of the kinds of interchange that some pair tries."""
     at = pairs.sites
     token = pairs.inputs[pairs.base[:, None], at.position]
     there: dict[Untried, Tensor] = {  # [pair, site]
@@ -158,22 +154,22 @@ def _tried(pairs: InterchangePairs) -> set[Untried]:
 
 def _best_offset(
     run: InterchangeRun,
-    exchanged: Int[Tensor, "pair delay pos"],
+    answers: Int[Tensor, "pair delay pos"],
     tuning: Bool[Tensor, " pair"],
     trace_of: Callable[[LoopProgram, int], Trace],
     program: LoopProgram,
 ) -> ProgramOffset:
     """The offset that fits some pairs best at the first delays, of those that fit clean runs best.
 
-    Of equals the plainest: another one must be better by a clear margin.
+    An offset replaces one before it only by a clear margin.
     """
     clearly, most_delays = 0.02, 4
     options = list(alignments())
-    chosen = (tuning & _begun(run.pairs.to("cpu"), options)).to(exchanged.device)
+    chosen = (tuning & _begun(run.pairs.to("cpu"), options)).to(answers.device)
     pairs = run.pairs[chosen]
     delays = min(most_delays, pairs.longest + 1)
     # Answers without and with the interchange, [pair, delay, pos]; whether the model changes any.
-    natural, after = run.base[chosen, :delays], exchanged[chosen, :delays]
+    natural, after = run.base[chosen, :delays], answers[chosen, :delays]
     moves = (natural != after).any(-1).any(-1)
     fits = [_clean_match(run, trace_of(program, a.lag), a)[0].double().mean() for a in options]
     best, best_score = options[0], -1.0
@@ -219,7 +215,6 @@ def _clean_runs(
     plain: Sequence[Int[Tensor, "loop input pos"]],
     targets: Int[Tensor, "input pos"],
 ) -> dict[str, tuple[str, Tensor]]:
-    """The arrays of the clean runs of one batch."""
     matches, decided = zip(*(_clean_match(run, p.trace, p.program_offset) for p in predictions))
     right = torch.stack(matches).double()  # [program, loop, input]
     alike = [[bool(((a == b) | ~run.pairs.asked).all()) for b in plain] for a in plain]
@@ -235,16 +230,15 @@ def _clean_runs(
 
 def _after_interchange(
     run: InterchangeRun,
-    exchanged: Int[Tensor, "pair delay pos"],
+    after: Int[Tensor, "pair delay pos"],
     random: Int[Tensor, "pair delay pos"],
     predictions: Sequence[Prediction],
     rows: Bool[Tensor, " pair"],
 ) -> dict[str, tuple[str, Tensor]]:
-    """The arrays of the scored pairs of one batch."""
     pairs, within = run.pairs, run.within
     claims = [prediction.claims(run.base) for prediction in predictions]
     # [pair, delay]: the model changes an answer that is scored.
-    moves = ((exchanged != run.base) & pairs.scored[:, None]).any(-1)
+    moves = ((after != run.base) & pairs.scored[:, None]).any(-1)
 
     def by_program(each: list[Bool[Tensor, "pair delay"]]) -> Bool[Tensor, "program pair delay"]:
         return (torch.stack(each) & within)[:, rows]
@@ -255,7 +249,7 @@ def _after_interchange(
         "within": ("pair delay", within[rows]),
         "moves": ("pair delay", (moves & within)[rows]),
         "changes": ("program pair delay", by_program([c.changes for c in claims])),
-        "agree": ("program pair delay", by_program([c.agree(exchanged) for c in claims])),
+        "agree": ("program pair delay", by_program([c.agree(after) for c in claims])),
         "random_agree": ("program pair delay", by_program([c.agree(random) for c in claims])),
         "apart": ("program rival pair delay", (separations(claims) & within)[:, :, rows]),
     }
@@ -264,7 +258,7 @@ def _after_interchange(
 def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
     """Whether the clean base run reaches the program's state right after each interchange.
 
-    Tokens are part of the state, so no other run can reach it; this one may at another loop.
+    Tokens are part of the state, so that no other run can reach it; this one may at another loop.
     """
     pairs, variables = prediction.pairs, prediction.trace.variables
     reached = torch.zeros_like(pairs.base, dtype=torch.bool)
@@ -288,7 +282,7 @@ def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
 
 
 def _labels(batches: Sequence[tuple[dict[str, Stratum], Bool[Tensor, " pair"]]]) -> pd.DataFrame:
-    """The label of each scored pair in each stratum; not every batch has the same strata."""
+    """The label of each scored pair in each stratum; batches may have different strata."""
     import pandas as pd
 
     columns = [
@@ -304,7 +298,6 @@ def _labels(batches: Sequence[tuple[dict[str, Stratum], Bool[Tensor, " pair"]]])
 
 
 def _joined(parts: Sequence[xr.Dataset]) -> xr.Dataset:
-    """The arrays of several batches; beyond the end of a shorter run all is false."""
     import xarray as xr
 
     # Arrays have one of the axes pair, input and batch each, along which they are joined.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 TOLERANCE = 1e-3
-"""A head computes a selector whose overlap with its attention falls short of 1 by no more."""
+"""A head computes a selector with which its attention overlaps by 1 less this, or more."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -37,15 +37,12 @@ class HeadMatch(Result, kind="head-match"):
     """The result of :func:`match_heads`. Values are NaN where a selector selects nothing.
 
     Arrays:
-        overlap: Overlap (1 - total variation distance) of each head's attention with attention
-            spread evenly over the keys that the selector selects, over examples and over queries
-            that select any. 1 only for a head that attends to exactly those keys, evenly.
-        overlap_even: Control: attention spread evenly over the keys that a query may see.
-        overlap_by_position: Control: the head's mean attention over examples; as high as
-            ``overlap`` where attention does not depend on the input.
+        overlap: 1 - total variation distance of a head's attention from even attention to the keys
+            that the selector selects, mean over examples and queries that select any.
+        overlap_even: Control: even attention to all visible keys.
+        overlap_by_position: Control: the head's mean attention over examples.
         overlap_other_input: Control: the keys that are selected in another example.
-        mass: Mean attention to the selected keys, near 1 also for a head that attends to some of
-            them only; with the same controls.
+        mass: Mean attention to the selected keys, with the same controls.
 
     Attributes:
         names: All names of each selector: those that coincide on the whole sample are one.
@@ -80,7 +77,7 @@ class HeadMatch(Result, kind="head-match"):
 
     @property
     def everything(self) -> list[str]:
-        """The selectors that select all that a head can see, as an idle head attends to it."""
+        """The selectors that select all that a head can see."""
         even = self.data["overlap_even"]
         by_head = (even.fillna(1.0) >= 1 - TOLERANCE).all("loop") & even.notnull().any("loop")
         return even["selector"].values[by_head.any("head").values].tolist()
@@ -112,7 +109,7 @@ def match_heads(
         selectors: By name, at the same loops, examples and positions as the patterns.
         heads: Name of each head.
         visible: Keys that each query may see, for all heads or for each; by default those that
-            any head ever looks at.
+            any head ever attends to.
         seed: Written to the provenance, as is ``config``; nothing is drawn.
 
     Raises:
@@ -177,9 +174,8 @@ def head_study(
 ) -> HeadMatch:
     """:func:`match_heads` of a model, against every selector of the programs.
 
-    Heads of the prelude, the block and the coda are all matched with the selectors of ``prepare``,
-    ``step`` and ``finish``. What occurs once (heads of prelude and coda, selectors of ``prepare``
-    and of ``finish`` after the last loop) is compared at every loop.
+    Heads of prelude, block and coda are matched with the selectors of ``prepare``, ``step`` and
+    ``finish``. Those that run once are compared at every loop.
 
     Args:
         data: Examples of one length in the programs' token format, or the task to draw them from
@@ -239,9 +235,7 @@ def _patterns(
 
 
 def head_name(section: str, layer: int, head: int, *, n_layers: int) -> str:
-    """The name of a head in results, from its section (``prelude``, ``block`` or ``coda``).
-
-    The layer inside the block is left out where the block has but one.
+    """The name of a head in results; without its layer where the block has but one.
 
     Example:
         >>> [head_name("block", 0, 3, n_layers=n) for n in (1, 2)]
@@ -259,7 +253,6 @@ def _measure(
     even: Float[Tensor, "head query key"],
     selector: Bool[Tensor, "batch query key"],
 ) -> dict[str, Float[Tensor, " head"]]:
-    """Every array of the result, of one selector at one loop."""
     average, even = pattern.mean(0, keepdim=True), even.to(pattern)[None]  # [1, head, query, key]
     selected = selector.to(pattern)[:, None]  # [batch, 1, query, key]
     count = selected.sum(-1, keepdim=True)
@@ -289,8 +282,8 @@ def _measure(
 def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
     """The head of each selector, one to one, for the largest total gain [head, selector].
 
-    A head that computes a selector goes before any other gain: selectors that select at different
-    queries would otherwise draw heads away from one another.
+    A head that computes a selector goes first: selectors that select at different queries would
+    otherwise draw heads away from one another.
     """
     from scipy.optimize import linear_sum_assignment
 

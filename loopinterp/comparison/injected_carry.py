@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 KINDS = INJECTED, ERASED = "planted", "erased"
 TOKENS = get_program("ripple").inputs[:4]
-MOST = 12
-"""Persistences of so many loops or more are counted together."""
+MOST = 12  # persistences of so many loops or more are counted together
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -40,9 +39,8 @@ class InjectedCarry(Result, kind="planted-carry"):
     """What :func:`injected_carry_study` returns.
 
     ``count`` is the number of interchanges after which a carry persisted for ``life`` loops (the
-    last is :data:`MOST` or more), by token at the position and at its left neighbour: ``planted``
-    where a carry was injected, ``erased`` where one was removed. 0 means that the answer did not
-    change at all.
+    last is :data:`MOST` or more; 0: the answer did not change), by token at the position and at its
+    left neighbour. The kind ``planted`` injects a carry, ``erased`` removes one.
 
     Attributes:
         n: Bits of the operands.
@@ -78,9 +76,9 @@ def injected_carry_study(
 ) -> InjectedCarry:
     """Inject carries into additions, and count the loops for which the answer shows them.
 
-    The state of one bit is taken from an input with the same two bits there and the opposite
-    carry into them, both settled for two loops or more, at least :data:`MOST` loops before the
-    end. A carry persists as long as the model's answer at that bit stays changed.
+    The state of one bit is taken from an input with the same two bits there and the opposite carry
+    into them, both final for two loops or more, at least :data:`MOST` loops before the end. A carry
+    persists as long as the model's answer at that bit stays changed.
 
     Args:
         models: A model of additions (tokens ``a + 2b`` after BOS), or several.
@@ -121,7 +119,6 @@ def injected_carry_study(
 def _counts(
     model: LoopedModel | Any, pairs: InterchangePairs, cell: Int[Tensor, " pair"]
 ) -> np.ndarray:
-    """Interchanges by kind, token, left token and persistence."""
     run = InterchangeRun(model, pairs)
     rows = torch.arange(len(pairs), device=run.base.device)
     # Whether the answer at the changed bit differs from the clean one, [pair, delay].
@@ -135,25 +132,24 @@ def _counts(
 def _pairs(
     batch: Batch, per_cell: int, generator: torch.Generator
 ) -> tuple[InterchangePairs, Int[Tensor, " pair"]]:
-    """Interchanges of settled carries, and the cell (kind, token, left token) of each."""
+    """Interchanges of final carries, and the cell (kind, token, left token) of each."""
     task, tokens = Addition(), batch.inputs
     carry, chain = task.carry_in(tokens), task.chain_length_in(tokens)
-    # Both carries have been settled for two loops or more, and MOST loops are left.
-    settled, last = 2, int(batch.n_loops.max()) - MOST
+    # Both carries have been final for two loops or more, and MOST loops are left.
+    final, last = 2, int(batch.n_loops.max()) - MOST
     base, source = draw_pairs(len(batch), 64 * per_cell, generator)
-    loop = torch.randint(settled + 1, max(last, settled + 1) + 1, base.shape, generator=generator)
+    loop = torch.randint(final + 1, max(last, final + 1) + 1, base.shape, generator=generator)
     is_asked = batch.targets != IGNORE
     # Equal tokens and opposite carries, at an asked bit: [pair, pos].
     fits = (tokens[base] == tokens[source]) & (carry[base] != carry[source]) & is_asked[base]
     for row in (base, source):
-        fits &= chain[row] + 1 + settled <= loop[:, None]
+        fits &= chain[row] + 1 + final <= loop[:, None]
     fits[:, :2] = False  # the first bit has no carry, and no left neighbour
     pair, position = fits.nonzero(as_tuple=True)
-    if last <= settled or not len(pair):
+    if last <= final or not len(pair):
         raise InputError(
             "batch",
-            expected=f"additions of {MOST + 4} bits or more, of which some differ in a settled "
-            "carry",
+            expected=f"additions of {MOST + 4} bits or more, of which some differ in a carry",
             given=f"{len(batch)} of {int(batch.n[0])} bits",
             fix="Draw more, or longer ones, of the distribution 'propagate'.",
         )

@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 
 
 def check_program_list(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
-    """Programs out of a list of programs and names.
-
-    Example:
-        >>> [program.name for program in check_program_list(["ripple", "copy"])]
-        ['ripple', 'copy']
-    """
     if isinstance(programs, (str, LoopProgram)) or not isinstance(programs, Sequence):
         raise InputError(
             "programs",
@@ -53,7 +47,6 @@ def check_programs(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
 def check_batches(
     model: LoopedModel | Any, data: object, programs: Iterable[LoopProgram], **drawn: Any
 ) -> list[Batch]:
-    """Each of the batches, or of those drawn from a task; see :func:`check_batch`."""
     return [check_batch(model, batch, programs) for batch in as_batches(data, **drawn)]
 
 
@@ -72,7 +65,7 @@ def check_batch(
 
     Args:
         needs_loops: Whether the model is followed from loop to loop, up to T(n).
-        needs_targets: Whether answers are judged, so that each example must have a target.
+        needs_targets: Whether each example must have a target.
         drawn: Further arguments of :func:`~loopinterp.tasks.as_batch`.
     """
     need_model(model)
@@ -92,7 +85,6 @@ def check_batch(
 
 
 def need_inputs(enough: bool, expected: str, actual: str = "none", what: str = "data") -> None:
-    """Raise unless the inputs are of such a kind, and enough of them."""
     if not enough:
         fix = "Draw more, or longer, inputs."
         raise InputError(what, expected=expected, given=actual, fix=fix)
@@ -101,7 +93,7 @@ def need_inputs(enough: bool, expected: str, actual: str = "none", what: str = "
 def named_models(
     models: LoopedModel | Any | Sequence[LoopedModel | Any], names: Sequence[str] | None
 ) -> dict[str, LoopedModel | Any]:
-    """One model or several, each under its name (by default "model 0" and so on)."""
+    """One model or several, each under its name."""
     several = list(models) if isinstance(models, (list, tuple)) else [models]
     labels = [f"model {k}" for k in range(len(several))] if names is None else list(names)
     labelled = dict(zip(labels, several))

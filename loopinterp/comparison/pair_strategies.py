@@ -31,45 +31,36 @@ if TYPE_CHECKING:
 
 
 KIND, OTHER_VALUE, SAME_VALUE = "kind", "other value", "same value"
-"""The stratum of the same-value control: pairs whose source has equal values of all variables."""
+"""The stratum of the same-value control."""
 
 TOKEN, BOTH = "token", "token and left token"
 
 
 class PairStrategy(Protocol):
-    """A way to choose pairs for the comparison of programs with a model."""
-
     def __call__(
         self,
         model: Any,
         programs: Sequence[LoopProgram],
         batch: Batch,
         generator: torch.Generator,
-    ) -> InterchangePairs:
-        """Choose pairs among the inputs of a batch (all of one length)."""
-        ...
+    ) -> InterchangePairs: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpreadPairs:
     """Interchanges of one position's state, spread evenly over tokens, loops and positions.
 
-    Base and source have the same token at the position, as the state may hold the token; some
-    variable of some program has two values there. Half of the pairs are drawn evenly by (token,
-    left token); the other half so that every two programs differ on equally many, at some delay.
-    The same-value control adds pairs whose source has equal values of all variables in another
-    context: they must change nothing.
-
-    The source's state is one after the same number of loops, or for some of the pairs after
-    another; and some of the runs get a second interchange later, at the same position or another.
+    Base and source have the same token at the position, and some variable of some program differs
+    there. Half of the pairs are drawn evenly by (token, left token); the other half so that every
+    two programs disagree on equally many. The same-value control adds pairs whose source has equal
+    values of all variables in another context: they must change nothing. Some sources are states of
+    another loop, and some runs get a second interchange later.
 
     Attributes:
         pairs: Pairs of other values.
         same_value: Pairs of the same value.
-        loops: Most different numbers of loops: 0 .. T(n) - 1 is divided evenly into so many spans,
-            and one loop is drawn from each. In the initial state (0 loops) every source is of a
-            later loop; without sources of other loops it is left out. Sources of other loops may
-            be initial states.
+        loops: Most different numbers of loops: one is drawn from each of so many spans of
+            0 .. T(n) - 1. Into the initial state every source comes from a later loop.
         sites: Positions whose states are put in at once.
         other_loops: Share of the sources that are states of another loop.
         repeated: Share of the runs of other values that get a second interchange.
@@ -98,8 +89,7 @@ class SpreadPairs:
         """Choose pairs; the model is not run.
 
         Raises:
-            InputError: no two inputs of the batch differ in a variable at a position at which
-                they have the same token.
+            InputError: no two inputs with the same token at a position differ in a variable there.
         """
         last = int(batch.n_loops.max())
         # In the initial state nothing is computed yet: it receives the state of a later loop.
@@ -138,7 +128,7 @@ class SpreadPairs:
     def _source_loops(
         self, loop: Int[Tensor, "*shape"], last: int, generator: torch.Generator
     ) -> Int[Tensor, "*shape"]:
-        """The loop of each source: the same, or for some of them any other from 0 to the last."""
+        """The loop of each source: the same, or for some any other from 0 to the last."""
         if last < 2 or not self.other_loops:
             return loop
         # Any loop but the same one.
@@ -149,7 +139,6 @@ class SpreadPairs:
     def _other_sites(
         self, free: Bool[Tensor, "pair pos"], first: Tensor, generator: torch.Generator
     ) -> list[Int[Tensor, " pair"]]:
-        """Further positions of each pair, drawn from the free ones; the first again if none is."""
         free = free.scatter(1, first[:, None], False)
         sites = []
         for _ in range(self.sites - 1):
@@ -196,7 +185,6 @@ class SpreadPairs:
     def _choose(
         self, pairs: InterchangePairs, programs: Sequence[LoopProgram], generator: torch.Generator
     ) -> Int[Tensor, " chosen"]:
-        """Half evenly over tokens, half evenly over the pairs of programs that they separate."""
         classes = _token_classes(pairs) * pairs.n_loops + pairs.loop
         classes = 2 * classes + (pairs.source_loop != pairs.loop)
         order = evenly_by_class(classes, min(len(pairs), 2 * self.pairs), generator)
@@ -227,15 +215,10 @@ class SpreadPairs:
 
 
 def _pairs(columns: Int[Tensor, "column pair"], batch: Batch) -> InterchangePairs:
-    """Pairs of their columns: base, source, their loops, and the positions."""
     base, source, loop, source_loop, *positions = columns
+    sites = torch.stack(positions, 1)
     return InterchangePairs.of(
-        batch,
-        base=base,
-        source=source,
-        positions=torch.stack(positions, 1),
-        loop=loop,
-        source_loop=source_loop,
+        batch, base=base, source=source, positions=sites, loop=loop, source_loop=source_loop
     )
 
 
@@ -256,11 +239,10 @@ def _token_classes(pairs: InterchangePairs) -> Int[Tensor, " pair"]:
 
 
 def strata_of(pairs: InterchangePairs, program: LoopProgram) -> dict[str, Stratum]:
-    """Strata of pairs of a program's inputs.
+    """Strata of pairs of a program's inputs; pairs of several positions count by the first.
 
-    For every task: token, left token, both, loop, position, whether the source is of the same
-    loop, and whether there is a second interchange; for additions also the carry chains. Pairs of
-    several positions count by the first.
+    For every task: token, left token, both, loop, position, loop of the source and second
+    interchange; for additions also the carry chains.
     """
     tokens, position = program.inputs, pairs.positions[:, 0]
     token, left = pairs.tokens

@@ -30,39 +30,36 @@ if TYPE_CHECKING:
     from loopinterp.programs.program import LoopProgram
     from loopinterp.tasks.task import Batch, Task
 
-EXAMPLES = 512
-"""Inputs of each length that are drawn from a task."""
+EXAMPLES = 512  # inputs of each length drawn from a task
 
-FIRST_LOOK = 128
-"""Inputs of each length in a first look, with few pairs."""
+FIRST_LOOK = 128  # of these in a first look, with few pairs
 
 TO_IDENTIFY = SpreadPairs(pairs=6144, same_value=384, repeated=0.5)
-"""Pairs on all inputs, by which a program is then identified: exceptions on one input, in one
-interchange of hundreds or in one second interchange of a thousand show on many pairs only."""
+"""Pairs on all inputs, on which a program is then identified: rare exceptions (one input in
+hundreds) show on many pairs only.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ProgramComparison(Result, kind="program-comparison"):
     """The result of :func:`compare_programs`.
 
-    Arrays of ``data`` (``delay`` counts loops from the interchange, ``"end"`` is T(n); ``stratum``
-    is ``"all"`` or ``"CLASS: LABEL"``; all shares are of effective interchanges, after which the
-    program or the model changes an answer):
+    Arrays of ``data``. ``delay`` counts loops from the interchange, ``"end"`` is T(n); ``stratum``
+    is ``"all"`` or ``"CLASS: LABEL"``. Shares are of effective interventions, and intervals count
+    inputs, as pairs of one input are alike.
 
-    - ``iia``: share in which the model's whole answer is the predicted one; ``active``: of how
-      many pairs; ``no_interchange``: share in which no interchange at all would be right;
-    - ``whole_run``: share right at every delay; ``whole_run_active``: of how many pairs;
-      ``whole_run_inputs``: of how many inputs (pairs of one input are alike, so that all intervals
-      count inputs); ``followed``: share right at every delay up to this one;
-    - ``pairs``: pairs of each stratum, effective or not (which states a run reaches depends on the
-      program);
-    - ``undisturbed``: share of the loops of clean runs at which the whole answer is the program's
-      (interval over runs); ``decided``: share of those answers that it decides;
+    - ``iia``: share whose whole answer is predicted, of ``active`` pairs; ``no_interchange``: share
+      in which no change is right;
+    - ``whole_run``: share predicted at every delay, of ``whole_run_active`` pairs on
+      ``whole_run_inputs`` inputs; ``followed``: at every delay up to this one;
+    - ``pairs``: all pairs of a stratum, effective or not;
+    - ``undisturbed``: share of loops of clean runs whose whole answer is the program's;
+      ``decided``: share of those answers that it decides;
     - ``duel``: where two programs predict different answers, share in which the first is right, at
       the delay (``duel_delay``) that separates them best, of ``apart`` pairs; ``alike``: whether
-      they give the same answers at every loop of every clean run;
-    - ``random_change``: share of whole runs that are as predicted after a change of the same norm
-      in a random direction; ``specific``: the same after the interchange, on those pairs;
+      their clean answers are identical;
+    - ``random_change``: share of whole runs predicted after a random perturbation of equal norm;
+      ``specific``: after the interchange, on the same pairs;
     - ``same_value``: share of runs that a same-value source leaves unchanged.
 
     Attributes:
@@ -101,7 +98,7 @@ class ProgramComparison(Result, kind="program-comparison"):
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the one model; of several, the one that holds of all of them."""
+        """The verdict on the one model; of several, what holds of all of them."""
         first, *others = each = list(self.verdicts.values())
         if not others:
             return first
@@ -146,23 +143,19 @@ def compare_programs(
 ) -> ProgramComparison:
     r"""Compare a model with candidate programs by their predictions of interchange interventions.
 
-    An interchange replaces the state of the model at one position, after some loops of a base
-    run, by that of another run, the source's. Each program predicts the answer at every delay from
-    0 to the end: its own variables at that position come from its own run on the source. Its
-    accuracy (IIA) is the share of effective interchanges, after which the program or the model
-    changes an answer, in which the model's whole answer is the predicted one. A program is
-    identified by the rule of :func:`loopinterp.comparison.rule.decide`: it must hold at every
-    delay, in every stratum and in clean runs, and beat every rival where they disagree; else the
-    verdict says what does hold.
+    An interchange replaces the state of the model at one position, after some loops of a base run,
+    by that of a source run. Each program predicts the answer at every delay: its variables at that
+    position come from its own run on the source. Its accuracy (IIA) is the share of effective
+    interventions, after which the program or the model changes an answer, in which the model's
+    whole answer is the predicted one. :func:`loopinterp.comparison.rule.decide` identifies a
+    program that holds at every delay, in every stratum and in clean runs, and beats every rival.
 
     A program may be offset from the model: a loop earlier or later, with answers a loop late, or
-    with its variables a position to the left. Its offset is chosen on some pairs of the first
-    batch, which are not scored; other batches, of other lengths, test it elsewhere.
+    with its variables a position to the left. The offset is chosen on pairs of the first batch that
+    are not scored.
 
-    Limits: whole positions are interchanged, so the comparison does not see how a variable is
-    stored (negated, in two copies), and does not separate programs that differ in nothing else. A
-    program that keeps nothing from loop to loop predicts that an interchange shows at once and
-    never again.
+    Whole positions are interchanged, so that programs that differ only in how they store a variable
+    (negated, in two copies) are not separated.
 
     Args:
         models: Any looped model, or several (seeds of one recipe): each gets its verdict.
@@ -170,8 +163,8 @@ def compare_programs(
         data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
             each length ``n``, :data:`EXAMPLES` by default).
         pairs: How pairs are chosen; by default :class:`~loopinterp.comparison.SpreadPairs` on the
-            first :data:`FIRST_LOOK` inputs of each batch, and where these would identify a
-            program, :data:`TO_IDENTIFY`, eight times as many pairs on all inputs, which decide.
+            first :data:`FIRST_LOOK` inputs of each batch, and where these would identify a program,
+            :data:`TO_IDENTIFY` on all inputs, which decides.
         names: A name for each model.
         threshold: Least lower end of an identified program's interval.
 
@@ -241,7 +234,6 @@ def compare_programs(
 def _decide_each(
     evidence: Mapping[str, Evidence], threshold: float, equivalent: Callable[[str, str], bool]
 ) -> tuple[xr.Dataset, dict[str, Verdict]]:
-    """The counts of all models, and the verdict on each."""
     counts = count_evidence(list(evidence.values())).assign_coords(model=list(evidence))
     rule = {"threshold": threshold, "equivalent": equivalent}
     return counts, {

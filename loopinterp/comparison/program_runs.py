@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from loopinterp.programs.program import LoopProgram
     from loopinterp.programs.trace import Trace
 
-_AT_A_TIME = 2**16
-"""Positions of all pairs that run together."""
+_AT_A_TIME = 2**16  # positions of all pairs that run together
 
-SILENT = -2
-"""In place of an answer: the program predicts nothing."""
+SILENT = -2  # in place of an answer: the program predicts nothing
 
 
 class Prediction(ShortRepr):
@@ -52,7 +50,6 @@ class Prediction(ShortRepr):
 
     Raises:
         InputError: every loop of the pairs falls before the program's first with that offset.
-            Where some do, the program is at its first there.
     """
 
     def __init__(
@@ -92,8 +89,8 @@ class Prediction(ShortRepr):
         return self.trace.outputs[loops, pairs.base[:, None]].to(torch.int16)
 
     @cached_property
-    def exchanged(self) -> Int[Tensor, "pair delay pos"]:
-        """Answers after it."""
+    def interchanged(self) -> Int[Tensor, "pair delay pos"]:
+        """Answers with the interchange."""
         n_pos = self.pairs.inputs.shape[1]
         answers = self.base.new_empty(len(self.pairs), self.steps + 1, n_pos)
         # Traces have the delay first, [delay, pair, pos]; a few pairs at a time bound memory.
@@ -107,9 +104,9 @@ class Prediction(ShortRepr):
         """Its predictions of a model with these answers in the clean run."""
         natural = natural[:, : self.steps + 1]
         # [pair, delay, pos]: an undecided answer counts as a value, so that it may change too.
-        changed = self.base != self.exchanged
-        silent = changed & (self.exchanged == UNKNOWN)
-        expected = torch.where(changed, self.exchanged.to(natural), natural)
+        changed = self.base != self.interchanged
+        silent = changed & (self.interchanged == UNKNOWN)
+        expected = torch.where(changed, self.interchanged.to(natural), natural)
         scored = self.pairs.scored[:, None]
         return Claims(
             expected=expected.masked_fill(silent | ~scored, SILENT),
@@ -141,7 +138,6 @@ class Prediction(ShortRepr):
         return state
 
     def _second(self, rows: Any) -> list[Intervention]:
-        """The second interchanges of some of the pairs, those of each delay together."""
         pairs = self.pairs[rows]
         second, interventions = pairs.second, []
         if second is None:
@@ -161,21 +157,16 @@ class Prediction(ShortRepr):
         return interventions
 
     def _program_loop(self, loop: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The program's loop at a loop of the model; its first before that."""
+        # The program is at its first loop before that.
         return (loop + self.program_offset.shift).clamp(min=0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Claims(ShortRepr):
-    """A program's predictions of a model's answers after an interchange.
+    """A program's predictions of a model's answers after an interchange, position by position.
 
-    Given the model's answers in the clean run, the program predicts, position by position:
-
-    - where its answer after the interchange is decided, and the interchange changed or decided it:
-      that answer;
-    - where the interchange changes nothing for it (undecided counts as a value): the model's
-      answer in the clean run;
-    - where the interchange takes away an answer that it had: nothing.
+    Where the interchange changes or decides the program's answer, that answer; where it changes
+    nothing, the model's clean answer; where it takes an answer away, nothing.
 
     Attributes:
         expected: The answers; :data:`SILENT` where it predicts nothing, or no answer is scored.
@@ -209,12 +200,12 @@ def separations(claims: Sequence[Claims]) -> Bool[Tensor, "program rival pair de
 
 
 class ProgramModel(ShortRepr):
-    """A looped model that runs a program: every probe, patch and verdict has a known right result.
+    """A looped model that runs a program: every probe, patch and verdict has a known result.
 
     The state at each position holds the position's token and every variable of the program, each
-    as a one-hot block, under a random rotation, so that no variable lies along the axes. A step
-    reads the variables back (the largest entry of each block) and runs one loop of the program on
-    the injected tokens; the readout is the program's answer, and logits of 0 where it is undecided.
+    as a one-hot block, under a random rotation. A step reads the variables back (the largest entry
+    of each block) and runs one loop of the program on the injected tokens; the readout is the
+    program's answer, and logits of 0 where it is undecided.
 
     Args:
         program: A program that can be compiled: its variables have few values.
@@ -311,7 +302,6 @@ class ProgramModel(ShortRepr):
         return self._rotation.split(self._sizes)[block]
 
     def _read(self, h: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The tokens and variables that a state holds."""
         # Back from the rotated basis: one block of one-hot coordinates each [batch, pos, value].
         token, *blocks = (h @ self._rotation.mT).split(self._sizes, dim=-1)
         return token.argmax(-1), {
@@ -320,7 +310,6 @@ class ProgramModel(ShortRepr):
         }
 
     def _after(self, e: Tensor, **run: Any) -> Tensor:
-        """The state that holds the variables at the end of a run."""
         tokens = e.argmax(-1)
         variables = self.program.run(tokens, **run).variables
         token = one_hot(tokens, self._sizes[0])

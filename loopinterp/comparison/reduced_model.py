@@ -7,9 +7,8 @@ the loop's index):
 .. math::
     h' = m_x + B_x^T B_x (\\mathrm{step}(h) - m_x), \\qquad B_x B_x^T = 1_r
 
-It is compared with the model as a program is, by interchanges. Where it gives the same answers at
-every delay, ``r`` numbers per position are an abstraction of the model. The initial state and the
-injected input are not projected; of a model with a prelude they hold the prelude's results.
+It is compared with the model as a program is, by interchanges. The initial state and the injected
+input are not projected.
 """
 
 from __future__ import annotations
@@ -45,15 +44,16 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 ENOUGH = 0.95
-"""A rank is enough if the reduced model is right this often at every kind, length and delay."""
+"""Share of answers that a reduced model of sufficient rank predicts, for every kind, length and
+delay.
+"""
 
 Kind = Literal["same loop", "any loop", "two interchanges"]
 """The source's state is of the same loop or of any loop; or two interchanges of any loops."""
 
 SAME_LOOP = "same loop"
 
-FITTED = 128
-"""Inputs that directions are fitted on."""
+FITTED = 128  # inputs that directions are fitted on
 
 _ALIKE = "different inputs with the same token at some position"
 
@@ -62,10 +62,10 @@ _BASE = 256
 
 @dataclass(frozen=True, eq=False)
 class StateDirections(ShortRepr):
-    """The principal directions of a model's states, for each token.
+    """The principal directions of a model's states, for each token (a row each).
 
-    For a model whose step takes the loop's index they are those of each token and loop: one row
-    per token after loop 0, then one per token after loop 1, and so on.
+    For a model whose step takes the loop's index: for each token after loop 0, then after loop 1,
+    and so on.
 
     Attributes:
         tokens: The tokens, in order.
@@ -88,8 +88,7 @@ class StateDirections(ShortRepr):
     ) -> StateDirections:
         """Directions of all states of some runs, clean and after interchanges.
 
-        A token that does not occur has the directions of all tokens together. Initial states
-        belong to no loop.
+        A token that does not occur has the directions of all tokens together.
 
         Args:
             pairs: Interchanges among the inputs that directions are fitted on.
@@ -149,8 +148,8 @@ class ReducedModel(ShortRepr):
     def bind(self, inputs: Int[Tensor, "batch pos"]) -> Iteration:
         """The model's iteration, its state reduced after every loop.
 
-        The injected input holds the number of the token as two more features, so that any part can
-        be stepped; below 256 each, which half precision holds exactly.
+        The injected input holds the number of the token as two more features below 256 each, which
+        half precision holds exactly.
         """
         run = bind(self.model, inputs)
 
@@ -173,7 +172,6 @@ class ReducedModel(ShortRepr):
         return self._reduced(self.model.step(h, e[..., :-2], **loop), e, **loop)
 
     def _reduced(self, h: Tensor, e: Tensor, loop: int = 0) -> Tensor:
-        """States projected onto the directions around the mean of their token (and loop)."""
         which = e[..., -2].long() * _BASE + e[..., -1].long() + loop * len(self.directions.tokens)
         reduced = torch.empty_like(h)
         for k in which.unique().tolist():  # one matrix per row, not per position
@@ -199,8 +197,8 @@ class Reduction(Result, kind="reduction"):
     Arrays of ``data``; a pair counts where the interchange changes an answer of the model or of the
     reduced one:
 
-    - ``accuracy``: how often the reduced model's whole answer is the model's, at each delay after
-      an interchange (``active`` pairs, of ``inputs`` different inputs);
+    - ``accuracy``: share of the reduced model's whole answers that are the model's, at each delay
+      after an interchange (``active`` pairs, of ``inputs`` different inputs);
     - ``whole_run``: at all delays;
     - ``others``: the same of the model that keeps all directions *but* these;
     - ``undisturbed``: of clean runs, at all loops, or at the end alone.
@@ -225,11 +223,7 @@ class Reduction(Result, kind="reduction"):
     at_end: bool = False
 
     def weakest(self, rank: int, **where: Any) -> Weakest:
-        """Where a rank is right least often.
-
-        Delays with few effective inputs are pooled with their neighbours, but one of at least 18
-        inputs that clearly fails is judged by itself
-        (:func:`~loopinterp.comparison.rule.delay_shares`).
+        """Where a rank is right least often (:func:`~loopinterp.comparison.rule.delay_shares`).
 
         Args:
             where: Values of the axes ``kind`` and ``n`` to include; all by default.
@@ -256,8 +250,10 @@ class Reduction(Result, kind="reduction"):
 
     @property
     def enough(self) -> int:
-        """The smallest rank that is right in :data:`ENOUGH` of the pairs at every kind, length and
-        delay; 0 if none is, or if some kind or length has too few effective inputs."""
+        """The smallest rank with an accuracy of :data:`ENOUGH` at every kind, length and delay.
+
+        0 if none has, or if some kind or length has too few effective inputs.
+        """
         for rank in self.data["rank"].values.tolist():
             shares = [x.share for x in self._shares(rank)]
             if all(x.value >= ENOUGH and x.inputs >= LEAST_INPUTS for x in shares):
@@ -291,8 +287,8 @@ def reduction_study(
         ranks: Numbers of directions; those of d_model or more are ignored.
         kinds: Kinds of interchange. For untied layers, which are a loop each, states of other
             loops are those of other layers; ``("same loop",)`` leaves them out.
-        at_end: Whether answers are compared at the end of a run alone, where nothing reads those of
-            earlier loops. The delay is then the number of loops after the interchange.
+        at_end: Compare answers at the end of a run alone; the delay is then the number of loops
+            after the interchange.
         pairs: Interchanges of each kind and length.
 
     Raises:
@@ -378,9 +374,8 @@ def _agreement(
     """How often a reduced model answers as the model does, after the interchanges of a run.
 
     Returns:
-        Counts by delay [count, kind, delay]: pairs that are right, pairs that count, and the inputs
-        of these; of the pairs of each kind the share right at every delay; and of the clean answers
-        the share that is the model's, by input.
+        Counts by delay [count, kind, delay]: right pairs, pairs that count, and their inputs; the
+        share of pairs of each kind right at every delay; the share of clean answers.
     """
     pairs, reduced = run.pairs, InterchangeRun(model, run.pairs)
     after, is_scored = reduced.interchange(), pairs.scored[:, None]
@@ -409,7 +404,6 @@ def _agreement(
 def _of_each_kind(
     batch: Batch, kinds: Sequence[Kind], number: int, generator: torch.Generator
 ) -> InterchangePairs:
-    """Interchanges of several kinds, each in its stratum."""
     drawn, parts = (batch, int(batch.n_loops.max()), number, generator), []
     for kind in kinds:
         pairs = (repeated_pairs if kind == "two interchanges" else drawn_pairs)(*drawn)

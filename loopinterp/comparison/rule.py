@@ -18,12 +18,12 @@ from loopinterp.core.text import ShortRepr
 if TYPE_CHECKING:
     import xarray as xr
 
-THRESHOLD = 0.9
-"""Least lower end of the interval of an identified program's accuracy, wherever it is tested."""
+THRESHOLD = 0.9  # least lower end of an identified program's accuracy, wherever it is tested
 
 LEAST_INPUTS = 36
 """Least inputs of a test: 36 of 36 have a lower end of .90. Strata with fewer are not tested;
-delays with fewer are taken together with the next ones."""
+delays with fewer are pooled with the next ones.
+"""
 
 ReasonCode = Literal[
     "no_effect",  # no interchange changes an answer
@@ -69,23 +69,22 @@ class Verdict(ShortRepr):
 
     Attributes:
         identified: The identified program; None if none is.
-        closest: The program with the highest whole-run accuracy after an interchange.
-        clean_fits: The programs whose answers the model gives at every loop of clean runs.
-        followed_for: The closest program predicts the model at every delay from 0 to so many loops
-            after an interchange; -1 if not even at once.
+        closest: The program with the highest whole-run accuracy.
+        clean_fits: The programs that predict clean runs.
+        followed_for: The closest program predicts every delay from 0 to so many loops; -1 if none.
         longest_delay: The longest delay that was tested.
-        indistinguishable: Where none is identified, other programs that cannot be told from the
-            closest: whose whole-run intervals overlap with its own, or that no pair separates.
+        indistinguishable: Where none is identified, other programs whose whole-run intervals
+            overlap with the closest's, or that no pair separates from it.
         unseparated: Those of them that no pair separates.
         equivalent: Those of these that no interchange separates
             (:func:`loopinterp.programs.equivalence`).
-        refuted: No program is identified, and the evidence rules the closest out: it is neither
-            unseparated nor a matter of more data.
+        refuted: No program is identified: the closest one's interval ends below the threshold, and
+            some pair separates it from every rival.
         reasons: Why none is identified.
         untested: Strata with too few inputs for a test.
         untried: The kinds of interchange that were not tried.
-        off_distribution: Share of the effective interchanges that lead to a state of the closest
-            program that no clean run reaches; NaN if there are none.
+        off_distribution: Share of the effective interventions that lead to off-distribution states
+            of the closest program; NaN if there are none.
     """
 
     identified: str | None = field(metadata=_renamed("winner", "identified"))
@@ -112,28 +111,22 @@ def decide(
     untried: Sequence[Untried] = (),
     equivalent: Callable[[str, str], bool] | None = None,
 ) -> Verdict:
-    """Identify the program that holds wherever it was tested, or say why none is.
+    """Identify the program that holds wherever it was tested, or give every reason why none is.
 
-    The closest program is identified if the lower end of the 95% interval of its accuracy, over
-    effective interchanges, reaches ``threshold`` (pairs that change the run of one input are alike,
-    so that intervals count inputs)
+    The closest program is identified if the lower end of the 95% interval of its accuracy reaches
+    ``threshold`` at every delay (those with few inputs are pooled), over whole runs in every
+    stratum with enough inputs, and over clean runs. Further,
 
-    - at every delay from the interchange to the end of the run (neighbouring delays at which few
-      interchanges are effective are taken together);
-    - over whole runs, in every stratum with enough inputs;
-    - over clean runs, and of these ``threshold`` is reached at every loop and for every length by
-      itself;
-
-    if there are no more exceptions after interchanges than in clean runs (none at all in a model
-    that makes no mistake there: it has no noise to blame them on); if it beats every other
-    program where the two predict different answers, at the delay that separates them best; if it
-    beats a random change of the same norm; and if a source with the same values in another context
-    changes nothing. It must decide the answers after most effective interchanges, and the model
-    must answer right, for every length.
+    - clean runs reach it at every loop and length;
+    - exceptions after interchanges are no more frequent than in clean runs;
+    - it beats every rival where the two disagree, at the delay that separates them best;
+    - it beats a random perturbation of equal norm, and same-value sources change nothing;
+    - it decides the answers after most effective interventions;
+    - the model answers right, at every length.
 
     Args:
-        counts: Those of one model, of :func:`~loopinterp.comparison.counts.count_evidence`;
-            of a shorter list of programs, ``counts.sel(program=names, rival=names)``.
+        counts: Those of one model, of :func:`~loopinterp.comparison.counts.count_evidence`; of a
+            shorter list of programs, ``counts.sel(program=names, rival=names)``.
         untried: The kinds of interchange that were not tried.
         equivalent: Whether no interchange separates two programs that no pair separates.
     """
@@ -181,7 +174,6 @@ def decide(
 
 
 def _reason(code: ReasonCode, **values: Any) -> Reason:
-    """With numbers as Python has them."""
     return Reason(
         code, {k: x if isinstance(x, (str, int)) else float(x) for k, x in values.items()}
     )
@@ -259,7 +251,7 @@ def _fails_controls(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
     if its.random_active:
         trials = {"trials": its.random_active, "independent": its.random_inputs}
         random = wilson_estimate(its.random_right, **trials)
-        if not wilson_estimate(its.exchange_right, **trials)[1] > random[2]:
+        if not wilson_estimate(its.interchange_right, **trials)[1] > random[2]:
             yield _reason("random_change", value=random[0])
     if its.n_same:
         n, changed = int(its.n_same), int(its.n_same - its.unchanged)
@@ -283,9 +275,9 @@ class DelayShare(NamedTuple):
 
 
 def delay_groups(inputs: np.ndarray, least: int = LEAST_INPUTS) -> list[tuple[int, int]]:
-    """Delays taken together, (first, last), so that each group has enough inputs if any has.
+    """Delays pooled as (first, last), so that each group has enough inputs if any delay has.
 
-    Inputs of several delays may be the same ones, so that a group has as many as its best delay.
+    A group has as many inputs as its best delay, as those of several may be the same.
 
     Example:
         >>> delay_groups(np.array([80, 70, 30, 40, 0, 5]))
@@ -311,10 +303,7 @@ def delay_shares(
     *,
     least_alone: int = 1,
 ) -> list[DelayShare]:
-    """Shares at delays taken together (:func:`delay_groups`), and at those that clearly fail.
-
-    A delay whose interval ends below the threshold is listed by itself too: the others of its
-    group do not make up for it.
+    """Shares at pooled delays (:func:`delay_groups`), and at single ones that clearly fail.
 
     Args:
         right: Pairs that are right at each delay, of ``active`` ones that count.

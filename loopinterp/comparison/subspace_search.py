@@ -65,14 +65,12 @@ class SubspaceSearch(Result, kind="subspace-search"):
     """What :func:`search_subspaces` returns; scored on other inputs than it was fitted on.
 
     Arrays of ``data``, over pairs in which the interchange of the whole state changes an answer at
-    that delay (``active``, how many):
+    that delay (``active`` pairs):
 
-    - ``carried``: how often an interchange of the subspace alone gives the same whole answer as
-      one of the whole state;
-    - ``complement``: how often an interchange of everything but the subspace does: 0 if the
-      subspace holds it all;
-    - ``iia``: how often an interchange of the subspace gives the program's answer, over pairs on
-      which the program or the model changes an answer;
+    - ``carried``: share in which an interchange of the subspace gives the same whole answer;
+    - ``complement``: share in which one of everything but the subspace does;
+    - ``iia``: share in which an interchange of the subspace gives the program's answer, of the
+      pairs on which the program or the model changes an answer;
     - ``carried_by_token``: ``carried`` over all delays of a run, by token at the position.
 
     Attributes:
@@ -102,10 +100,7 @@ class SubspaceSearch(Result, kind="subspace-search"):
 
     @property
     def smallest(self) -> dict[str, int]:
-        """The smallest rank that carries interchanges at every delay, by method; 0 if none does.
-
-        As in a verdict, the lower end of the 95% interval has to reach 0.9 at each of them.
-        """
+        """By method, the smallest rank that carries 0.9 or more at every delay; 0 if none does."""
         ranks = dict.fromkeys(self.methods[:-1], 0)
         for name, method, rank in zip(self.data.subspace.values, self.methods[:-1], self.ranks):
             if self.worst(name)[1] >= THRESHOLD:
@@ -115,7 +110,7 @@ class SubspaceSearch(Result, kind="subspace-search"):
     def worst(self, subspace: str) -> tuple[float, float, float]:
         """Share of pairs that a subspace carries at its worst delay, with its 95% interval.
 
-        The worst is that whose interval begins lowest. Delays with fewer than 60 effective pairs
+        The worst is that whose interval begins lowest; delays with fewer than 60 effective pairs
         are pooled with their neighbours.
         """
         active = self.data["active"].values
@@ -148,18 +143,16 @@ def search_subspaces(
 ) -> SubspaceSearch:
     """Search for the subspace of the state that holds what an interchange of the state moves.
 
-    Subspaces are fitted on half of the inputs and scored on the other half, at every delay from
-    the interchange to the end, each with its complement. They are
+    Subspaces are fitted on half of the inputs and scored on the other half, at every delay, each
+    with its complement. They are
 
-    - ``learned``: a rotation found by gradient so that an interchange of its first directions
-      gives the answers of one of the whole state, and one of the rest changes nothing
-      (distributed alignment search);
+    - ``learned``: distributed alignment search: a rotation found by gradient so that an interchange
+      of its first directions gives the answers of one of the whole state, and one of the rest
+      changes nothing;
     - ``principal directions`` of what interchanges of the whole state change;
-    - ``difference of means``: between the mean states of the values of the program's variables,
-      over all tokens together;
+    - ``difference of means`` between the states of the values of the program's variables;
     - ``probe``: what linear probes of these variables read;
-    - each of the two ``per token``: directions for each token at the position, as those of a
-      variable may turn with the token;
+    - the last two ``per token``: directions for each token at the position;
     - any that are ``given``, a compiled model's circuit for instance.
 
     Args:
@@ -177,9 +170,7 @@ def search_subspaces(
         InputError: nothing to search for, rows that are not orthonormal, no input to score besides
             those fitted on, or no pair in which an interchange changes an answer.
 
-    Source: distributed alignment search, Geiger et al., arXiv 2303.02536. TransformerLens'
-    ``fit_das`` aligns one read-out class at one hook; here a whole answer at several delays
-    follows a state that is put in after another number of loops in each pair.
+    Source: distributed alignment search, Geiger et al., arXiv 2303.02536.
     """
     import xarray as xr
 
@@ -283,8 +274,6 @@ def _halves(batch: Batch) -> tuple[Batch, Batch]:
 
 
 class _Subspace(NamedTuple):
-    """A subspace, or one for each token at the position of the interchange."""
-
     method: str
     rank: int
     rows: Float[Tensor, "*token rank d_model"]
@@ -299,7 +288,6 @@ def _fitted(
     ranks: Sequence[int],
     **learning: int,
 ) -> Iterator[_Subspace]:
-    """The subspaces that each method finds."""
     # Without a target, the answers after interchanges of the whole state are learned.
     target = None
     if len(names) < len(program.variables):
@@ -328,8 +316,7 @@ def _counts(
 
     ``active`` [delay]: the whole interchange changes an answer; of those, ``same`` and ``rest``
     [subspace, delay]: the subspace, or all but it, gives the answers of the whole;
-    ``same_of_token`` of ``of_token`` at all delays. ``right`` of ``effective``: the answer is the
-    program's, of those on which it or the model changes one.
+    ``same_of_token`` of ``of_token`` at all delays. ``right`` of ``effective``: as the program.
     """
     import xarray as xr
 
@@ -344,7 +331,6 @@ def _counts(
         return ((first == second) | ~run.pairs.scored[:, None]).all(-1)
 
     def answers() -> Iterator[tuple[Tensor, ...]]:
-        """Those after an interchange of each subspace, and of its complement."""
         for subspace in subspaces:
             rows = subspace.rows[token] if subspace.rows.ndim > 2 else subspace.rows
             # The part of the change in the subspace, and the rest: [part, pair, …, d_model].
@@ -382,10 +368,10 @@ def probe_directions(
 ) -> Float[Tensor, "row d_model"]:
     """The coefficients of a ridge probe, which separate the values best.
 
-    A weak penalty reads along directions in which the state hardly varies, and an interchange
-    along those changes little: with noise of 1% on the weights the IIA of a probe with penalty
-    0.001 is 0.53 on the ripple and 0.03 on lookahead (6 bits); penalties of 1 to 1,000 give 1.00
-    on both. A strong one loses rare values: 100 gives 0.89 on lookahead (12 bits).
+    A weak penalty reads along directions in which the state hardly varies, so that interchanges
+    along them change little: the IIA is 0.53 with a penalty of 0.001 on the ripple (6 bits, noise
+    of 1% on the weights), 1.00 with 1 to 1,000. A strong one loses rare values: 0.89 with 100 on
+    lookahead (12 bits).
     """
     coef = RidgeProbe(alpha=penalty).fit(states, values).coef_
     return coef - coef.mean(0) if len(coef) > 1 else coef
@@ -396,8 +382,7 @@ def mean_directions(
 ) -> Float[Tensor, "class d_model"]:
     """Mean state of each value, less the mean of these means.
 
-    Source: mass-mean probes, Marks & Tegmark, arXiv 2310.06824, who find that interventions along
-    such a direction move a model more than along those of other probes that read as well.
+    Source: mass-mean probes, Marks & Tegmark, arXiv 2310.06824.
     """
     means = torch.stack([states[values == value].mean(0) for value in values.unique()])
     return means - means.mean(0)
@@ -408,7 +393,6 @@ Directions = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
 READ = {"difference of means": mean_directions, "probe": probe_directions}
-"""Ways to find the directions along which a variable can be read."""
 
 
 class LabelledStates(NamedTuple):
@@ -455,7 +439,7 @@ def _orthonormal(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "rank d_mo
 def labelled_states(
     model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
 ) -> LabelledStates:
-    """Run a model and a program, variables of which label the states, on inputs of one length."""
+    """Run a model and a program, whose variables label the states, on inputs of one length."""
     inputs = batch.inputs.to(device_of(model))
     last = int(batch.n_loops.max())
     loops = spread_loops(last, 12)

@@ -53,8 +53,7 @@ SAME_VALUE = "the same value"
 INTERVENTIONS = (VARIABLE, RANDOM, ANOTHER_LOOP, ANOTHER_VARIABLE, NOTHING, SAME_VALUE)
 """What is put into the base's state: the first is the intervention, the others its controls."""
 
-_CLEAN = "clean"
-"""Counted beside the interventions: the clean answers of program and model against each other."""
+_CLEAN = "clean"  # counted beside: clean answers of program and model against each other
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -65,14 +64,11 @@ class VariableInterchange(Result, kind="variable-interchange"):
     cells without pairs are NaN:
 
     - ``agreement``: share of pairs on which the model's whole answer is that of the program after
-      an interchange of the variable, by what was put in (:data:`INTERVENTIONS`): the source's part
-      of the state in the variable's subspace; a change of the same norm in a random direction; the
-      same subspace of the source after another loop, with another value; another variable's
-      subspace; or nothing, the chance level. Last, the same-value control: the share of answers
-      that do not change, wherever the program has one.
+      an interchange of the variable, by what was put in (:data:`INTERVENTIONS`); of the same-value
+      control, the share of answers that do not change, wherever the program has one;
     - ``pairs``: number of pairs: those on which the program's answer changes at that delay, and
-      differs between control and intervention.
-    - ``whole_run``, ``whole_run_pairs``: the same at every delay at once.
+      differs between control and intervention;
+    - ``whole_run``, ``whole_run_pairs``: the same at every delay at once;
     - ``undisturbed``: share of the intervention's pairs on which the clean answers of model and
       program agree.
 
@@ -129,18 +125,17 @@ def interchange_study(
 ) -> VariableInterchange:
     """Interchange every variable of a program after every loop; compare model and program.
 
-    For each variable v and each number of loops t, pairs of inputs (base, source) and a position p
-    are drawn on which v has two values and taking v from the source changes the program's answer
-    to the base. In the model's run of the base, the part of the state at p in v's subspace is
-    replaced by that of the source, and the run goes on to its end. At every delay and asked
-    position the model should then answer as the program does, or, where the program's answer does
-    not change, as in its clean run.
+    For each variable v and number of loops t, pairs of inputs (base, source) and a position p are
+    drawn on which v has two values and taking v from the source changes the program's answer. In
+    the model's run of the base, the part of the state at p in v's subspace is replaced by that of
+    the source. At every delay and asked position the model should then answer as the program does,
+    or, where the program's answer does not change, as in its clean run.
 
-    Controls, in the same bases and against the same counterfactual: a change of equal norm in a
-    random direction; the source's state after another loop, at which v has another value; another
-    variable's subspace; and nothing. A control counts only where the program's answers differ
-    between it and the intervention. The same-value control takes a source with the same value of v
-    in another context: it must change nothing.
+    Controls, in the same bases and against the same counterfactual: a random change of equal norm;
+    the source's state after another loop, at which v has another value; another variable's
+    subspace; and nothing. A control counts only where the program's answers differ between it and
+    the intervention. The same-value control takes a source with the same value of v in another
+    context: it must change nothing.
 
     Args:
         data: Inputs of one length, or the task to draw them from (``batch_size`` of length ``n``).
@@ -220,7 +215,7 @@ def _count_all(
     loops: Sequence[int],
     seed: int,
 ) -> xr.Dataset:
-    """Of every variable, ``right`` of ``n`` pairs by intervention (or none: clean), loop and delay.
+    """``right`` of ``n`` pairs of every variable, by intervention (or none: clean), loop and delay.
 
     Of whole runs, ``run_right`` of ``run_n``.
     """
@@ -234,8 +229,8 @@ def _count_all(
         "delay": delay_names(n_delays),
     }
     shape = [len(x) for x in coords.values()]
-    by_delay = {name: np.zeros(shape, int) for name in ("right", "n")}
-    by_run = {name: np.zeros(shape[:-1], int) for name in ("run_right", "run_n")}
+    # [right or all, intervention, variable, loop, delay], and last the whole run.
+    totals = np.zeros((2, *shape[:-1], shape[-1] + 1), int)
     # A generator of its own, so that models of other widths get the same pairs.
     generator = torch.Generator().manual_seed(seed)
     for v, variable in enumerate(coords["variable"]):
@@ -245,16 +240,16 @@ def _count_all(
             # Delays before the end of the run, [pair, delay].
             within = torch.arange(right.shape[1]) <= pairs.horizon[:, None]
             ever = counts.any(1)
+            whole_run = (right | ~within).all(1) & ever
             loop = np.searchsorted(loops, pairs.loop.numpy())
             cells: Any = coords["intervention"].index(name), v, loop
-            for key, x in {"right": right & counts, "n": counts}.items():
+            for total, x, run in zip(totals, (right & counts, counts), (whole_run, ever)):
                 ended = with_end(x.numpy(), pairs.horizon.numpy(), n_delays)
-                np.add.at(by_delay[key], cells, ended)
-            for key, x in {"run_right": (right | ~within).all(1) & ever, "run_n": ever}.items():
-                np.add.at(by_run[key], cells, x.numpy())
+                np.add.at(total, cells, np.column_stack([ended, run.numpy()]))
     axes = list(coords)
-    arrays = {name: (axes, x) for name, x in by_delay.items()}
-    return xr.Dataset(arrays | {name: (axes[:-1], x) for name, x in by_run.items()}, coords=coords)
+    arrays = {name: (axes, x[..., :-1]) for name, x in zip(("right", "n"), totals)}
+    runs = {name: (axes[:-1], x[..., -1]) for name, x in zip(("run_right", "run_n"), totals)}
+    return xr.Dataset(arrays | runs, coords=coords)
 
 
 def _outcomes(
@@ -308,8 +303,6 @@ def _outcomes(
 
 
 class Control(NamedTuple):
-    """What is put in instead of the variable, in all bases of some pairs."""
-
     pairs: InterchangePairs  # the same bases and positions, perhaps with other sources
     counts: Bool[Tensor, "pair delay"]  # where the program's answer differs from the intervention's
 
@@ -318,12 +311,9 @@ class Control(NamedTuple):
 class VariablePairs(ShortRepr):
     """Draws pairs for every variable of a program, and for its controls.
 
-    The variable has two values there, and the source's value changes the program's answer at some
-    delay, so that a model whose answers do not change is never right. Each control puts something
-    else into the same bases, and counts only where the program's answer then differs.
-
-    Without a subspace the whole state is put in, and so all variables, at positions with the same
-    token.
+    The source's value changes the program's answer at some delay, so that a model whose answers do
+    not change is never right. Without a subspace the whole state is put in, and so all variables,
+    at positions with the same token.
     """
 
     program: LoopProgram
@@ -335,10 +325,7 @@ class VariablePairs(ShortRepr):
     generator: torch.Generator
 
     def draw(self, variable: str, loops: Collection[int]) -> InterchangePairs:
-        """Pairs on which the variable is effective, after each number of loops.
-
-        They are drawn evenly by the last delay at which the answer changes.
-        """
+        """Pairs on which the variable is effective, spread evenly over the last effective delay."""
         return join([self._after(variable, loop) for loop in loops], "loop", tuple(map(str, loops)))
 
     def _after(self, variable: str, loop: int) -> InterchangePairs:
@@ -424,12 +411,12 @@ class VariablePairs(ShortRepr):
 
 def _effective(prediction: Prediction) -> Bool[Tensor, "pair delay"]:
     """Where the interchange changes the program's answer."""
-    return _differ(prediction.base, prediction.exchanged, prediction.pairs)
+    return _differ(prediction.base, prediction.interchanged, prediction.pairs)
 
 
 def _otherwise(right: Prediction, control: Prediction) -> Bool[Tensor, "pair delay"]:
     """Where the program's answer differs between a control and the intervention."""
-    return _effective(right) & _differ(right.exchanged, control.exchanged, right.pairs)
+    return _effective(right) & _differ(right.interchanged, control.interchanged, right.pairs)
 
 
 def _differ(

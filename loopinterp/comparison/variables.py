@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 class Decodability(Result, kind="decodability"):
     """The result of :func:`decodability`.
 
-    Balanced accuracy is the mean recall over classes; a probe that knows nothing gets 1 / classes.
-    NaN where a variable has one value only. Loop 0 is the initial state of the model, and the
-    program after ``prepare``.
+    Balanced accuracy is the mean recall over classes; NaN where a variable has one value only.
+    Loop 0 is the initial state of the model, and the program after ``prepare``.
 
     Arrays:
         accuracy: Balanced accuracy of a linear probe of ``program.variable`` on the model's state.
@@ -79,9 +78,9 @@ def decodability(
 ) -> Decodability:
     """Probe every loop of the model for every variable of every program, at each of its loops.
 
-    A model that runs the program loop for loop shows it on the diagonal; one that is faster,
-    slower or a loop late, beside it. A variable that is not kept fades above the diagonal. Probes
-    are fitted on every other example and scored on the rest, at all positions with an answer.
+    A model that runs the program loop for loop shows it on the diagonal; a faster, slower or
+    delayed one, beside it. A variable that is not kept fades above the diagonal. Probes are fitted
+    on every other example and scored on the rest, at all positions with an answer.
 
     Args:
         data: Examples in the programs' token format, on the model's device, or the task to draw
@@ -145,7 +144,6 @@ def _labels(
     train: Bool[Tensor, " cell"],
     last: int,
 ) -> dict[str, Int[Tensor, "program_loop cell"]]:
-    """Values of every variable that depends on the input and varies where probes are fitted."""
     labels = {}
     for program in programs:
         for name, values in program.trace(inputs, n_loops=last).variables.items():
@@ -184,7 +182,6 @@ def _accuracy(
     labels: Int[Tensor, "variable program_loop cell"],
     train: Bool[Tensor, " cell"],
 ) -> Float[Tensor, "variable loop program_loop"]:
-    """Balanced accuracy of probes of all labels."""
     tables = []
     for values in track(labels, "probes"):
         # One probe for each pair of loops, [loop, program_loop], on [loop, 1, cell, d_model].

@@ -14,9 +14,12 @@ from loopinterp.core.text import percent
 from loopinterp.programs.program import ProgramOffset, spell_loops
 
 if TYPE_CHECKING:
+    import numpy as np
     import xarray as xr
 
     from loopinterp.comparison.program_comparison import ProgramComparison
+
+_NUMBERS = dict(enumerate(("two", "three", "four", "five", "six", "seven", "eight", "nine"), 2))
 
 
 def statement(comparison: ProgramComparison, model: str | None = None) -> str:
@@ -34,92 +37,107 @@ def statement(comparison: ProgramComparison, model: str | None = None) -> str:
     programs = comparison.data["program"].values.tolist()
     texts = {}
     for name in comparison.verdicts if model is None else [model]:
-        verdict = comparison.verdicts[name]
+        verdict, data = comparison.verdicts[name], comparison.data.sel(model=name)
         offset = comparison.alignments[name][programs.index(verdict.closest)]
-        texts[name] = verdict_in_words(verdict, comparison.data.sel(model=name), offset)
+        sentences = headline(verdict, data), *details(verdict, data, offset), why_none(verdict)
+        texts[name] = " ".join(filter(None, sentences))
     several = model is None and len(texts) > 1
     return " ".join(f"{name}: {text}" if several else text for name, text in texts.items())
 
 
-def verdict_in_words(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> str:
-    """The statement on one model, from its arrays and the offset of the closest program."""
-    whole_run = data.sel(program=verdict.closest, stratum=ALL)
-    if verdict.identified:
-        text = (
-            f"The model runs “{plain(verdict.closest)}”: at every delay from 0 to "
-            f"{verdict.longest_delay} loops after an interchange, in every stratum with enough "
-            f"inputs, and without intervention ({_rate(whole_run)})."
-        )
-        if count := len(verdict.untested):
-            text += f" Too few inputs to say in {count} {'strata' if count > 1 else 'stratum'}."
-    else:
-        text = _none(verdict, data)
-        if holds := "; ".join(_what_holds(verdict, data)):
-            text += f" {holds[0].upper()}{holds[1:]}."
-    if verdict.reasons:
-        text += f" Not identified, because {'; '.join(map(reason_in_words, verdict.reasons))}."
-    if whole_run.whole_run_active and not math.isnan(verdict.off_distribution):
-        text += (
-            f" {percent(verdict.off_distribution)} of these interchanges lead to states that no "
-            "clean run reaches."
-        )
-    if str(offset) != str(ProgramOffset()):
-        text += f" Program offset: {offset}."
-    if data.sizes["program"] == 1:
-        text += " It had no rival: no other program was compared."
-    return text
-
-
-def _none(verdict: Verdict, data: xr.Dataset) -> str:
-    """That no program is identified, and which are closest."""
+def headline(verdict: Verdict, data: xr.Dataset) -> str:
+    """The verdict on one model, and how many interventions lead to off-distribution states."""
     name, n_programs = plain(verdict.closest), data.sizes["program"]
-    whole_run = data.sel(program=verdict.closest, stratum=ALL)
-    if not whole_run.whole_run_active:
+    best = data.sel(program=verdict.closest, stratum=ALL)
+    n = int(best.whole_run_active)
+    if not n:
         return "No program can be identified: no interchange changes an answer."
-    if verdict.indistinguishable:
-        candidates = [verdict.closest, *verdict.indistinguishable]
-        rates = data.whole_run.sel(program=candidates, stratum=ALL, estimate="value").values
-        low, high = percent(rates.min()), percent(rates.max())
+    of = f"of {n} interventions on {int(best.whole_run_inputs)} inputs"
+    rate = f"{with_interval(best.whole_run.values)} {of}"
+    if verdict.identified:
+        text = f"The model runs “{name}”, which predicts {rate} at every delay."
+    elif verdict.refuted and n_programs == 1:
+        text = f"The model does not run “{name}”, which predicts {rate}."
+    else:
         text = "No program can be identified."
         if verdict.refuted:
             text = f"None of the {n_programs} candidate programs predicts this model."
+        if verdict.indistinguishable:
+            candidates = [verdict.closest, *verdict.indistinguishable]
+            at = data.sel(program=candidates, stratum=ALL)
+            rates = at.whole_run.sel(estimate="value").values
+            low, high = percent(rates.min()), percent(rates.max())
+            span = high if low == high else f"{low.removesuffix('%')}–{high}"
+            # What counts as effective depends on the program, so that numbers differ a little.
+            most = int(at.whole_run_active.max())
+            upto = "up to " if int(at.whole_run_active.min()) < most else ""
+            best_few = _NUMBERS.get(len(candidates), len(candidates))
+            names = f", {quoted(candidates)}," if len(candidates) <= 3 else ""
+            text += (
+                f" The best {best_few}{names} predict {span} of {upto}{most} interventions and are "
+                "indistinguishable."
+            )
+        else:
+            text += f" The closest, “{name}”, predicts {rate}."
+    if not math.isnan(verdict.off_distribution):
+        off = round(verdict.off_distribution * n)
+        count = f"{off} of {n}" if off else f"None of the {n}"
         text += (
-            f" {quoted(candidates)} predict {high if low == high else f'{low} to {high}'} of whole "
-            "runs after an interchange and cannot be told apart."
+            f" {count} interventions lead to off-distribution states, which no clean run reaches."
         )
-        if verdict.equivalent:
-            text += f" No interchange at all separates the first from {quoted(verdict.equivalent)}."
-        return text
-    if verdict.refuted and n_programs == 1:
-        return f"It is not “{name}” ({_rate(whole_run)})."
-    start = "It is none of these programs" if verdict.refuted else "No program can be identified"
-    return f"{start}; the closest is “{name}” ({_rate(whole_run)})."
+    return text
 
 
-def _what_holds(verdict: Verdict, data: xr.Dataset) -> Iterator[str]:
-    if verdict.clean_fits:
+def details(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> Iterator[str]:
+    """Sentences that follow the headline: what holds, and the program offset."""
+    name = plain(verdict.closest)
+    if verdict.identified:
+        yield (
+            f"It holds at delays from 0 to {spell_loops(verdict.longest_delay)}, in every stratum "
+            "with enough inputs and in clean runs."
+        )
+        if count := len(verdict.untested):
+            strata = f"{count} strata have" if count > 1 else "1 stratum has"
+            yield f"{strata} too few inputs for a test."
+    if verdict.indistinguishable:
+        names = quoted([verdict.closest, *verdict.indistinguishable])
+        yield f"The intervals of {names} overlap."
+    if verdict.equivalent:
+        yield f"No interchange can separate “{name}” from {quoted(verdict.equivalent)}."
+    if verdict.clean_fits and not verdict.identified:
         # Of programs that answer alike in clean runs, the closest is as good a name as any.
         fit = min(verdict.clean_fits, key=lambda p: (p != verdict.closest, p))
         share = percent(data.undisturbed.sel(program=fit, estimate="value"))
         others = len(verdict.clean_fits) - 1
-        also = f" (as {others} other{'s' if others > 1 else ''} of them would)" if others else ""
-        yield f"without intervention, the model answers as “{plain(fit)}” at {share} of loops{also}"
-    if verdict.followed_for >= 0:
-        loops = verdict.followed_for
-        until = f"for {spell_loops(loops)}" if loops else "at once, and no longer"
-        yield f"after an interchange it follows “{plain(verdict.closest)}” {until}"
+        also = f"; {others} other candidate{'s fit' if others > 1 else ' fits'} too"
+        yield f"Without intervention, “{plain(fit)}” fits {share} of loops{also if others else ''}."
+    if verdict.followed_for >= 0 and not verdict.identified:
+        k = verdict.followed_for
+        until = f"for {spell_loops(k)}" if k else "at once but not one loop later"
+        yield f"After an interchange, “{name}” predicts the answer {until}."
+    if str(offset) != str(ProgramOffset()):
+        yield f"Program offset: {offset}."
+    if data.sizes["program"] == 1:
+        yield "No rival program was compared."
 
 
-def _rate(whole_run: xr.Dataset) -> str:
-    value, low, _ = whole_run.whole_run.values
-    return (
-        f"whole runs after an interchange: {percent(value)} of {int(whole_run.whole_run_active)}, "
-        f"from {int(whole_run.whole_run_inputs)} inputs, 95% interval from {percent(low)}"
-    )
+def why_none(verdict: Verdict) -> str:
+    """All reasons in one sentence; rivals against which one of them speaks stand together."""
+    if not verdict.reasons:
+        return ""
+    clauses: dict[str, list[str]] = {}  # those of single reasons, or the rivals of one code
+    for reason in verdict.reasons:
+        rival = reason.values.get("program")
+        clauses.setdefault(reason.code, []).append(str(rival or reason_in_words(reason)))
+    texts = [
+        _REASONS[code].format(program=quoted(each)) if code in _AGAINST_RIVALS else each[0]
+        for code, each in clauses.items()
+    ]
+    return f"Not identified: {'; '.join(texts)}."
 
 
 def reason_in_words(reason: Reason) -> str:
-    """Why no program is identified."""
+    """Why no program is identified, as a clause about the closest one."""
     values, form = dict(reason.values), reason.code
     if form == "delay":
         first, last = int(values["first"]), int(values["last"])
@@ -140,36 +158,35 @@ def reason_in_words(reason: Reason) -> str:
     return _REASONS[form].format(**values)
 
 
-_RIGHT = "it is right over the whole run in {value} of {pairs} pairs (95% interval from {low})"
-_CLEAN = (
-    "without intervention, the model's whole answer is its own at {value} of loops (95% interval "
-    "from {low})"
-)
+_CLEAN = "in clean runs it matches {value} of loops (interval from {low})"
 _REASONS = {
     "no_effect": "no interchange changes an answer of the model or of the program",
-    "delay": "{when} it is right in {value} of pairs (95% interval from {low}), and fails at "
+    "delay": "{when} it predicts {value} of interventions (interval from {low}), and it fails at "
     "{failed} of {delays} delays",
-    "no_whole_run": "no pair has an effect over the whole run",
-    "whole_run": "over all pairs " + _RIGHT,
-    "stratum": "worst in the stratum “{stratum}” " + _RIGHT,
+    "no_whole_run": "no pair changes an answer over the whole run",
+    "whole_run": "it predicts {value} of all pairs over the whole run (interval from {low}, "
+    "{pairs} pairs)",
+    "stratum": "in the stratum “{stratum}” it predicts {value} (interval from {low}, {pairs} "
+    "pairs)",
     "clean_runs": _CLEAN,
-    "worst_loop": _CLEAN + ", but at the worst loop of one length in {worst} of runs",
-    "first_exceptions": "without intervention it answers exactly as the program, but after an "
-    "interchange it does not in {exceptions} of {runs} runs",
-    "exceptions": "without intervention it answers as the program but in {value} of runs; after "
-    "an interchange it does not in {exceptions} of {runs} runs, which is more than that can "
-    "explain",
-    "silent": "it decides the answers after only {decided} of {effective} effective interchanges",
+    "worst_loop": _CLEAN + ", and {worst} of runs at the worst loop of one length",
+    "first_exceptions": "it matches every clean run exactly, but {exceptions} of {runs} runs "
+    "deviate after an interchange",
+    "exceptions": "{exceptions} of {runs} runs deviate after an interchange, significantly more "
+    "than the {value} of clean runs",
+    "silent": "it decides an answer after only {decided} of {effective} effective interventions",
     "no_pair_separates": "no pair separates it from {program}",
-    "not_separated": "the model does not separate it from {program}",
-    "random_change": "a random change of the same norm does as well ({value})",
-    "few_same_value": "only {pairs} same-value pairs were tried, too few to be sure",
-    "same_value": "the state holds more than the programs' variables: a source with the same "
-    "values changes an answer in {changed} of {pairs} pairs",
-    "accuracy": "the model answers only {value} of inputs right",
-    "models_differ": "the models do not all run the same program, as far as can be said",
-    "no_model_identified": "no program is identified for any of the models",
+    "not_separated": "the model does not favour it over {program} where they disagree",
+    "random_change": "a random change of equal norm does as well ({value})",
+    "few_same_value": "only {pairs} pairs test the same-value control",
+    "same_value": "the same-value control fails in {changed} of {pairs} pairs, so that the state "
+    "holds more than the programs' variables",
+    "accuracy": "the model answers only {value} of inputs correctly",
+    "models_differ": "the models do not share one identified program",
+    "no_model_identified": "no model has an identified program",
 }
+
+_AGAINST_RIVALS = ("no_pair_separates", "not_separated")
 
 UNTRIED: dict[Untried, str] = {
     "initial_state": "the state before the first loop",
@@ -183,6 +200,17 @@ UNTRIED: dict[Untried, str] = {
     "part_of_state": "a part of the state of a position",
 }
 """Kinds of interchange that a comparison may not have tried, in words."""
+
+
+def with_interval(estimate: np.ndarray) -> str:
+    """A share with its 95% interval.
+
+    Example:
+        >>> with_interval([0.374, 0.314, 0.437])
+        '37% (31–44)'
+    """
+    value, *ends = map(percent, estimate)
+    return f"{value} ({'–'.join(end.removesuffix('%') for end in ends)})"
 
 
 def plain(program: str) -> str:

@@ -1,4 +1,4 @@
-"""From a looped model to its program: values, a table of steps, an automaton, RASP-L."""
+"""Decompiling: the transition table and the program of a looped model, by interchanges."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""From a looped model to its program, with the evidence, or why there is none."""
+"""From a looped model to its program, with the evidence, or a reason why there is none."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
 from loopinterp.decompiler.evidence import (
     CLEAN,
+    INJECTED,
     INTERCHANGED,
-    PLANTED,
+    KINDS,
     TRAJECTORY,
     Claim,
     Refusal,
@@ -60,11 +61,9 @@ Length = Annotated[int, Field(ge=2)]
 Lengths = Annotated[Sequence[Length], Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
-READ_AT = (5, 6)
-"""Lengths that a program is read off by default."""
+READ_AT = (5, 6)  # lengths at which a program is recovered by default
 
-MOST_TOKENS = 12
-"""With more, pairs of cells are too many to be tried."""
+MOST_TOKENS = 12  # with more, pairs of cells are too many to be tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,15 +75,14 @@ class Decompiled(ShortRepr):
         closest: The closest program; None where not even a table could be made.
         automaton: Its transition table, without values that behave alike.
         tolerance: Share of contexts in which states of one value may behave differently.
-        consistency: Share of the experiments that went as most of their kind.
+        consistency: Share of the experiments that agree with most of their kind.
         evidence: Of ``closest``, on held-out inputs and interchanges: columns ``n``, ``what``,
-            ``agree``, ``of``, ``inputs`` (on how many of them these were), ``value``, ``low``,
-            ``high`` (95%, over inputs).
+            ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high`` (95%, over inputs).
         unexplained: Of regions, the transitions at which runs leave ``automaton``
             (:func:`~loopinterp.decompiler.table_predictions.unexplained_steps`).
-        read_at: Lengths that it was read off.
+        read_at: Lengths that it was recovered at.
         table: Of a model whose state is a code: all of its transitions, before any were merged.
-        same_as: The registered program that ``automaton`` is, up to where it starts, if all of its
+        same_as: The registered program that ``automaton`` is, up to its first guess, if all of its
             transitions are known.
     """
 
@@ -121,16 +119,16 @@ class Decompiled(ShortRepr):
         return [("program", name), *about.items()]
 
     def __str__(self) -> str:
-        """The program as code, or why there is none and the closest one; and the evidence."""
+        """The program as code, or the refusal and the closest one; and the evidence."""
         lines = [] if self.program else [f"not decompiled: {self.reason}"]
         if self.closest is not None:
-            lines += [] if self.program else ["what comes closest:"]
+            lines += [] if self.program else ["closest program:"]
             lines.append(str(self.closest))
             lines += [f"claim: {self.claim}"] if self.program else []
             lines.append("evidence")
         lines += [
-            f"  n = {row['n']}, {row['what']}: {row['agree']} of {row['of']} "
-            f"(on {row['inputs']} inputs)"
+            f"  n = {row['n']}, {KINDS.get(row['what'], row['what'])}: "
+            f"{row['agree']} of {row['of']} (on {row['inputs']} inputs)"
             for row in self.evidence.to_dict("records")
         ]
         return "\n".join(lines)
@@ -154,39 +152,34 @@ def decompile(
     across_loops: bool = False,
     seed: Seed = 0,
 ) -> Decompiled:
-    """Read a model's program off its states.
+    """Recover the program of a model from its states, by running interventions.
 
-    The program is one whose positions have, for each token, a few values, and whose loop computes
-    the next value of a position from its own and its left neighbour's token and value (a cellular
-    automaton that reads its input). It is learnt by experiment, as an automaton is:
+    The positions of such a program have a few values for each token, and a loop computes the next
+    value of a position from its own and its left neighbour's token and value (a cellular automaton
+    that reads its input). It is learnt as an automaton is:
 
-    1. States of a token that are followed by the same answers wherever they are put in are one
-       value, states of every pair of neighbours are put side by side, one loop is run, and the
-       states after it are sorted in the same way (:mod:`~loopinterp.decompiler.sharp_values`).
-    2. The transition table is made as small as it can be, and written as a program
+    1. States of a token that are followed by the same answers in every context are one value.
+       States of every pair of neighbours are put side by side, one loop is run, and the new states
+       are sorted in the same way (:mod:`~loopinterp.decompiler.sharp_values`).
+    2. The smallest such transition table is written as a program
        (:mod:`~loopinterp.decompiler.program_writing`).
     3. Held-out inputs and interchanges decide the claim (:mod:`~loopinterp.decompiler.evidence`).
 
-    The program is read off at each length by itself, and given only if each reading holds at all
-    lengths. States that no interchange of natural states makes are met in step 1 only.
+    Each length is read by itself, and a program is given only if each reading holds at all lengths.
 
-    The states of a trained model have no sharp values. With ``sharp=False`` values are regions of
-    the space of states, cut finer wherever a run after an interchange leaves the table
-    (:mod:`~loopinterp.decompiler.region_refinement`), and the table counts what such runs do. Its
-    program is the coarsest one of that kind that predicts the model, to the shares in ``evidence``.
+    States of a trained model rarely have sharp values. With ``sharp=False`` values are regions of
+    the state space, cut finer wherever a run after an interchange leaves the table
+    (:mod:`~loopinterp.decompiler.region_refinement`), and the table counts what such runs do.
 
     If the state between loops is a code of bits (``state_code``), all transitions are tried, and
-    the smallest table of them is compared with the registered programs exactly
+    the smallest table is compared with the registered programs exactly
     (:mod:`~loopinterp.decompiler.exact_reading`).
-
-    :class:`~loopinterp.decompiler.evidence.Refusal` has the reasons for which no program is given.
 
     Args:
         model: Any looped model, of at most :data:`MOST_TOKENS` tokens.
-        n: Lengths of the inputs that the program is read off.
-        lengths: Of those that the evidence is of. If omitted each n and n - 1, and a longer one:
-            3n / 2 for the greatest n, or the longest below it that the model takes, if it takes any
-            beyond n.
+        n: Lengths of the inputs that the program is recovered at.
+        lengths: Those that the evidence is of; by default
+            :func:`~loopinterp.decompiler.evidence.judged_lengths`.
         farther: Further lengths, whose evidence does not decide whether there is a program.
         tolerances: Tried one after the other, until one gives a program.
         contexts: Of a state's behaviour.
@@ -196,10 +189,10 @@ def decompile(
         sharp: Whether states of one value behave alike, but for ``tolerances``.
         n_exchanges: Interchanges from which regions are learnt; half as many decide how many
             regions there are.
-        across_loops: Whether half of the states that regions are learnt from come from another loop
-            than the one at which they are put in, and the table is then repaired on states that it
-            gets wrong (:func:`~loopinterp.decompiler.region_refinement.against_counterexamples`).
-            The program must then predict such interchanges too.
+        across_loops: Regions are learnt half from states of another loop, and the table is repaired
+            on states that it gets wrong
+            (:func:`~loopinterp.decompiler.region_refinement.against_counterexamples`). The program
+            must then predict such interchanges too.
 
     Raises:
         InputError: An object that is no model, or a task whose T(n) is not linear.
@@ -277,7 +270,6 @@ class _Reader:
 
     @cached_property
     def runs(self) -> Runs:
-        """Clean runs of the greatest length."""
         return self._runs(max(self.lengths), self.seed)
 
     def _runs(self, n: int, seed: int, *, times: int = 1) -> Runs:
@@ -341,7 +333,7 @@ class _Reader:
         generator, again = (torch.Generator().manual_seed(self.seed) for _ in range(2))
         contexts = {t: TokenValues.of(self.runs, t, 1, again) for t in self.runs.tokens}
         elsewhere = depends_elsewhere(self.runs, lambda t, h: contexts[t].read(h), generator)
-        # Of regions some answers may depend on more. The closest program is worth seeing anyway.
+        # The closest program is worth seeing anyway.
         refusal = Refusal("reads-farther", elsewhere) if elsewhere > 0.02 else None
 
         def drawn(number: int, seed: int) -> list[InterchangeTrajectories]:
@@ -399,7 +391,7 @@ class _Reader:
         evidence = pd.concat(parts, ignore_index=True)
         decisive: Sequence[str] = INTERCHANGED
         if regions:  # those that they are learnt from
-            decisive = [TRAJECTORY, PLANTED] if self.across_loops else [TRAJECTORY]
+            decisive = [TRAJECTORY, INJECTED] if self.across_loops else [TRAJECTORY]
         counted: Any = evidence[evidence["n"].isin(self.judged_at)]
         trajectories, clean = (counted[counted["what"].isin(k)] for k in (decisive, [CLEAN]))
         refusal = refusal or below_line(pd.concat([trajectories, clean]))

@@ -1,4 +1,4 @@
-"""A program read off a model, as a saved result."""
+"""A program recovered from a model, as a saved result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Decompilation(Result, kind="decompilation"):
     Arrays:
         agreement: Share of held-out whole answers that the program predicts.
         judged: Of how many.
-        becomes: The value of a cell after one loop beside a message; NaN where no run has both.
+        becomes: The value of a cell after one loop beside a message; NaN where they never meet.
         answer: The answer read there; -1 where it is undecided.
         sends: Its message.
 
@@ -51,15 +51,13 @@ class Decompilation(Result, kind="decompilation"):
         given: Whether a program was given, or only the closest one.
         refused: Why not, as the fields of a :class:`~loopinterp.decompiler.evidence.Refusal`.
         claimed: The fields of a :class:`~loopinterp.decompiler.evidence.Claim`.
-        identified: The registered program that it is, decided exactly, with its first guess where
-            that is its own; "" where it is none of them or was not read whole.
+        identified: The registered program that it is, decided exactly; else "".
         code: The program, or the closest one, as code; "" where no table could be made.
         sharp: Whether values are states that behave alike, or regions of states.
-        consistency: Share of the experiments that went as most of their kind.
-        responses: How long a cell takes to follow its neighbour, as
-            :func:`~loopinterp.decompiler.response_times` has it, with words for tokens.
+        consistency: Share of the experiments that agree with most of their kind.
+        responses: :func:`~loopinterp.decompiler.response_times`, with words for tokens.
         unexplained: Of regions: cell to the left, cell, runs that leave the table there,
-            transitions of that kind, and the share that goes otherwise; the most frequent first.
+            transitions of that kind, and the share that deviates; the most frequent first.
         graph: The circuit of the program, as :class:`~loopinterp.figures.CircuitGraph` has it;
             empty where no table could be made, or it is too large to be looked at.
     """
@@ -112,16 +110,15 @@ def decompilation_study(
     n_exchanges: Annotated[int, Field(ge=100)] = 6000,
     seed: Seed = 0,
 ) -> Decompilation:
-    """Read a model's program off its states, and keep it with its evidence.
+    """Recover a model's program from its states, and keep it with its evidence.
 
     First with sharp values, as compiled models have; where that gives no program, with regions of
     states as values (:func:`decompile`).
 
     Args:
-        n: Length of the inputs that are looked at, one or more.
-        lengths: Of those that the evidence is of; by default as :func:`decompile` has them.
+        n: Length of the inputs at which it is recovered, one or more.
+        lengths: Those that the evidence is of; by default as :func:`decompile` has them.
         n_exchanges: Interchanges from which regions are learnt.
-        seed: Of all that is drawn.
 
     Raises:
         InputError: If the model does not loop or speaks other tokens, or T(n) is not linear.
@@ -177,7 +174,6 @@ def decompilation_study(
 
 
 def _arrays(result: Decompiled, words: dict[int, str]) -> dict[str, Any]:
-    """Evidence and transition table as arrays with their coordinates."""
     evidence = result.evidence
     whats = list(dict.fromkeys(evidence["what"])) if len(evidence) else []
     lengths = sorted({*evidence["n"]}) if len(evidence) else []
@@ -206,7 +202,7 @@ def _responses(
     model: Any, automaton: TransitionTable, task: Task, n: int, words: dict[int, str]
 ) -> list[list[Any]]:
     inputs = task.sample(torch.full((128,), n), generator=torch.Generator().manual_seed(0)).inputs
-    # Eight loops more than the model makes, so that runs rest.
+    # Eight loops more than the model makes, so that runs converge.
     n_loops = n_loops_of(model, inputs.shape[1], task.n_loops(n)) + 8
     table = response_times(automaton, inputs, n_loops=n_loops)
     return [[words[token], *map(int, rest)] for token, *rest in table.itertuples(index=False)]

@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Task
 
 CLEAN, END, TRAJECTORY = "undisturbed", "at the end", "whole trajectory"
-PLANTED = "whole trajectory, planted"
+INJECTED = "whole trajectory, planted"
 REPEATED = "whole trajectory, two interchanges"
-INTERCHANGED = (TRAJECTORY, PLANTED, REPEATED)
-"""The evidence of whole runs after interchanges."""
+INTERCHANGED = (TRAJECTORY, INJECTED, REPEATED)
 
-_KINDS = {
+KINDS = {  # the kinds of evidence in words
     CLEAN: "clean answers",
     TRAJECTORY: "whole trajectories",
-    PLANTED: "whole trajectories after planted states",
+    INJECTED: "whole trajectories after injected states",
     REPEATED: "whole trajectories after two interchanges",
 }
 
 ENOUGH = 0.9
-"""A program is given if no low end of its evidence falls below this: of clean answers and of whole
-trajectories, at each length, 95% intervals over inputs."""
+"""A program is given if no interval of its evidence begins below this: of clean answers and of
+whole trajectories, at each length.
+"""
 
 
 def held_out(
@@ -48,9 +48,8 @@ def held_out(
 ) -> pd.DataFrame:
     """Evidence at one length: :func:`agreement` on three kinds of interchanges.
 
-    Interchanges at one loop; as many of states of any loop, of which those count as often that are
-    rare to the program (*planted*); and as many runs with two interchanges
-    (:mod:`~loopinterp.interventions.pairs`).
+    Interchanges at one loop; as many of states of any loop, those that are rare to the program as
+    often as common ones (*injected*); and as many runs with two interchanges.
     """
     model, batch, n_loops = runs.model, runs.batch, runs.n_loops
     # The other kinds draw as if they were the first, so that each depends on the seed alone.
@@ -63,7 +62,7 @@ def held_out(
     # One number for each combination of the variables' values, [loop, input, pos].
     values = variables.unique(dim=1, return_inverse=True)[1].view(n_loops + 1, *batch.inputs.shape)
     others = {
-        PLANTED: balanced_pairs(batch, values, number, again),
+        INJECTED: balanced_pairs(batch, values, number, again),
         REPEATED: repeated_pairs(batch, n_loops, number, again),
     }
     tables = [agreement(model, program, pairs).assign(kind=kind) for kind, pairs in others.items()]
@@ -74,12 +73,10 @@ def held_out(
 def agreement(
     model: LoopedModel | Any, program: LoopProgram, pairs: InterchangePairs
 ) -> pd.DataFrame:
-    """Shares of whole answers that the program predicts, with 95% intervals.
+    """Shares of whole answers that the program predicts, with 95% intervals over inputs.
 
     Clean runs: of (input, loop), all loops. After effective interchanges: one and two loops later,
-    at the end, and at every loop (whole trajectories). Trials on one input are alike, so that
-    intervals are those of so many independent trials as there are inputs (``inputs``), each drawn
-    by itself.
+    at the end, and at every loop (whole trajectories).
 
     Returns:
         Columns ``what``, ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high``.
@@ -117,7 +114,7 @@ def estimates(counts: pd.DataFrame) -> np.ndarray:
 
 
 def judged_lengths(model: LoopedModel | Any, task: Task, read_at: Sequence[int]) -> list[int]:
-    """Lengths that a program is checked at: those it is read at, each less one, and a longer one.
+    """Lengths that a program is checked at: those of ``read_at``, each less one, and a longer one.
 
     The longer one is 3n / 2 for the greatest n, or the greatest below it that the model takes.
     """
@@ -141,19 +138,17 @@ class Claim(ShortRepr):
     """How far a program holds, and on which inputs that was checked.
 
     Attributes:
-        grade: ``exact`` where every held-out run went as the program says, clean and after
-            interchanges of states of the same and of any other loop, one or two in a run, all of
-            these tried at each length. That holds for inputs of :attr:`lengths` and of no others.
-            ``nearly`` where a program is given all the same; ``none`` where there is none.
-        tried: Held-out interchanges that change an answer of the model or of the program.
-        otherwise: After how many of them some answer is not as the program says.
-        at_most: Upper end, at 95% over inputs, of the share of such interchanges that go otherwise,
-            of the kind and length of which this is most; 1 where none was tried.
+        grade: ``exact`` where every held-out run is as predicted, clean and after interchanges of
+            states of the same and of any other loop, one or two in a run, all of them tried at each
+            length; ``nearly`` where a program is given all the same; ``none`` where there is none.
+        tried: Held-out effective interventions.
+        otherwise: Those after which some answer is not as predicted.
+        at_most: Upper end, at 95% over inputs, of the share that deviates, for the worst kind and
+            length; 1 where none was tried.
         lengths: Of the inputs that it was checked on.
-        read_at: Of those that it was read off.
-        transitions: Where the state between loops is a code, and all transitions that a run or an
-            interchange can make were tried, their number: an exact program is then the model's at
-            any length.
+        read_at: Of those that it was recovered at.
+        transitions: Their number, where the state between loops is a code and all transitions that
+            a run or an interchange can make were tried: an exact program then holds at any length.
     """
 
     grade: Literal["exact", "nearly", "none"]
@@ -214,14 +209,13 @@ class Claim(ShortRepr):
         return max(self.lengths, default=0)
 
     def __str__(self) -> str:
-        """The claim, its lengths and its bound."""
         if self.grade == NONE:
             return "none"
         right, lengths = self.tried - self.otherwise, ", ".join(map(str, self.lengths))
-        bound = f"at least {1 - self.at_most:.2%} do, at 95%" if self.tried else "none was tried"
-        read = f"read at n = {', '.join(map(str, self.read_at))}; " if self.read_at else ""
+        bound = f"at least {1 - self.at_most:.2%} at 95%" if self.tried else "none was tried"
+        read = f"recovered at n = {', '.join(map(str, self.read_at))}; " if self.read_at else ""
         counts = (
-            f"{right} of {self.tried} interchanges go as it says "
+            f"it predicts {right} of {self.tried} interchanges "
             f"({bound}; {read}checked at n = {lengths})"
         )
         if self.grade == NEARLY:
@@ -229,7 +223,7 @@ class Claim(ShortRepr):
         if self.transitions:
             return f"exact at any length: all {self.transitions:,} transitions were tried; {counts}"
         longer = self.read_at and self.checked_to > max(self.read_at)
-        no_longer = "" if longer or not self.read_at else "; no longer inputs than it was read at"
+        no_longer = "" if longer or not self.read_at else "; no longer inputs were checked"
         return f"exact at length{'s' * (len(self.lengths) > 1)} {lengths}{no_longer}: {counts}"
 
 
@@ -238,13 +232,13 @@ class Refusal(ShortRepr):
     """Why no program is given, by a code and the number that decided.
 
     Attributes:
-        code: ``many-tokens`` (the model reads ``value`` of them, more than are tried),
-            ``many-values`` (more than ``value`` of one token), ``many-cells`` (``value`` pairs of
-            them), ``reads-farther`` (share of places whose step reads more than the left
-            neighbour), ``starts-differ`` (tokens whose positions start with different values beside
-            the same left neighbour), ``inconsistent`` (share of experiments that differ from most
-            of their kind), ``below-line`` (low end of ``kind`` of evidence at length ``n``),
-            ``nothing-to-check`` (no interchange changes an answer).
+        code: ``many-tokens`` (the model reads ``value`` of them), ``many-values`` (more than
+            ``value`` of one token), ``many-cells`` (``value`` pairs of them), ``reads-farther``
+            (share of positions whose step reads more than the left neighbour), ``starts-differ``
+            (tokens that start with different values beside the same left neighbour),
+            ``inconsistent`` (share of experiments that differ from most of their kind),
+            ``below-line`` (low end of ``kind`` of evidence at length ``n``), ``nothing-to-check``
+            (no interchange changes an answer).
         line: The threshold, if any.
     """
 
@@ -258,28 +252,20 @@ class Refusal(ShortRepr):
     n: int = 0
 
     def __str__(self) -> str:
-        """The refusal as a clause."""
-        value, line = self.value, self.line
-        match self.code:
-            case "many-tokens":
-                return f"{value:.0f} tokens, more than {line:.0f}"
-            case "many-values":
-                return f"a token has {value:.0f} values, more than {line:.0f}"
-            case "many-cells":
-                return f"{value:.0f} values, too many to try them side by side"
-            case "reads-farther":
-                return f"a step reads more than the left neighbour (in {value:.1%} of places)"
-            case "starts-differ":
-                return (
-                    "positions of one token start with different values beside the same neighbour"
-                )
-            case "inconsistent":
-                return f"the same experiment gives different values ({value:.1%})"
-            case "below-line":
-                low = f"the low end of {_KINDS[self.kind]} is {value:.1%}"
-                return f"{low} at length {self.n}, below {line:.0%}"
-            case "nothing-to-check":
-                return "no interchange changes an answer"
+        kind = KINDS.get(self.kind, "")
+        return _REFUSALS[self.code].format(value=self.value, line=self.line, kind=kind, n=self.n)
+
+
+_REFUSALS = {
+    "many-tokens": "the model reads {value:.0f} tokens, more than {line:.0f}",
+    "many-values": "a token has {value:.0f} values, more than {line:.0f}",
+    "many-cells": "{value:.0f} values are too many to try side by side",
+    "reads-farther": "a step reads more than the left neighbour ({value:.1%} of positions)",
+    "starts-differ": "one token starts with different values beside the same neighbour",
+    "inconsistent": "equal experiments give different values ({value:.1%})",
+    "below-line": "the low end of {kind} is {value:.1%} at length {n}, below {line:.0%}",
+    "nothing-to-check": "no interchange changes an answer",
+}
 
 
 def below_line(evidence: pd.DataFrame) -> Refusal | None:

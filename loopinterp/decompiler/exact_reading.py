@@ -1,15 +1,15 @@
 """Exact reading: the whole transition table of a model or program, and which program a table is.
 
-Where one loop reads a position and its left neighbour alone, what a position becomes is a function
-of two tokens and two states. If these are codes of bits, or values of a program's variables, there
-are finitely many. Each transition is tried once, in two positions, so that no sample is drawn.
+Where one loop reads a position and its left neighbour alone, the next state of a position is a
+function of two tokens and two states. If these are codes of bits, or values of a program's
+variables, there are finitely many, and each transition is tried once.
 
 The bits of a code are signs of rounded numbers. :attr:`CodeTable.sure` says whether another order
 of the same sums, as in longer inputs or on another machine, could give another table.
 
 Two tables are compared by refining the cells of both together (Moore 1956): cells of one class
-answer alike and become cells of one class beside every neighbour. Training on answers alone says
-nothing of the first guess, so a table is a program *up to its first guess* if it becomes, after the
+answer alike and become cells of one class beside every neighbour. Training on answers alone leaves
+the first guess free, so that a table is a program *up to its first guess* if it becomes, after the
 first loop, what the program could be.
 """
 
@@ -90,7 +90,6 @@ class CodeTable(ShortRepr):
 
     @property
     def transitions(self) -> int:
-        """How many there are."""
         return len(self.automaton.steps)
 
     @property
@@ -102,8 +101,7 @@ class CodeTable(ShortRepr):
 def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
     """Whether all transitions of a model can be tried.
 
-    Its states between loops are codes, and a loop reads no more than the left neighbour, and
-    nothing of where it is.
+    Its states between loops are codes, and a loop reads at most the left neighbour.
     """
     if not isinstance(model, LoopedTransformer) or model.code is None:
         return False
@@ -114,7 +112,7 @@ def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
 
 @torch.no_grad()
 def tabulate_code(model: LoopedTransformer, pairs: Sequence[tuple[int, int]]) -> CodeTable:
-    """Every transition that a run can make, from the start or from any states that are put in."""
+    """Every transition that a run or an interchange can make."""
     start = _code_of(-torch.ones(1, model.config.state_code))[0]  # type: ignore[arg-type]
     exact = copy.deepcopy(model).double()  # the same sums, rounded less
     margins, roundings = [], []
@@ -165,7 +163,6 @@ def _stepped_codes(
 
 
 def _states(model: LoopedTransformer, codes: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d"]:
-    """The states of codes."""
     assert model.code is not None
     bits = codes[..., None] >> torch.arange(model.code.n_bits) & 1  # [*shape, bit]
     return model.code.state((2.0 * bits - 1).to(model.device, model.dtype))
@@ -191,7 +188,7 @@ def read_code(
 def finite_program(model: LoopedModel | Any, task: Task) -> LoopProgram | None:
     """The program of a model whose transitions can all be tried; None of any other model.
 
-    A registered one, from the model's own first guess, where it is that; else as it is read off.
+    A registered one, from the model's own first guess, where it is that; else as it is recovered.
     """
     if not is_finite(model):
         return None
@@ -200,7 +197,7 @@ def finite_program(model: LoopedModel | Any, task: Task) -> LoopProgram | None:
 
 
 def is_local(program: LoopProgram) -> bool:
-    """Whether a loop reads no more than the left neighbour, and nothing of where it is."""
+    """Whether a loop reads the left neighbour at most, and no position."""
 
     def reach(node: Expr) -> int:  # positions to the left that an expression reads
         shift = node.n if isinstance(node, ShiftRight) else 0
@@ -218,8 +215,7 @@ def tabulate_program(
 ) -> tuple[TransitionTable, dict[Cell, tuple[int, ...]]] | None:
     """The table of a local program with the value of each variable in each cell.
 
-    It has all cells that a run or an interchange can make; with more than ``most_cells`` there is
-    none. ``pairs`` are tokens that stand side by side in inputs, -1 to the left of the first.
+    It has all cells that a run or an interchange can make; None if more than ``most_cells``.
     """
     names = program.variables
 
@@ -260,7 +256,7 @@ class SameProgram(ShortRepr):
 
     Attributes:
         first_guess: (token to the left, token) -> the value of each of its variables before the
-            first loop, as the table has them; None where it starts as the program never is.
+            first loop, as the table has them; None where the program is never in that state.
         starts_alike: Whether that is the program's own first guess, everywhere.
         values: Cell of the table -> the program's values there; cells of the start that never
             recur, and are like none of the program's, are left out.
@@ -313,12 +309,11 @@ def _classes(
     *,
     recurring: bool = False,
 ) -> tuple[dict[Cell, int], dict[Cell, int]] | None:
-    """The class of each cell of two tables; None if some of them cannot be told exactly.
+    """The class of each cell of two tables; None if they cannot be decided exactly.
 
     Cells of a class have one token and one answer, and any two of them beside any two of another
-    class become cells of one class. With ``recurring`` only cells that recur are asked, which a
-    step leads to from cells that recur: a cell of the start alone would tell its neighbours apart
-    by what it makes of them once.
+    class become cells of one class. With ``recurring``, only cells to which a step leads from
+    recurring cells: a cell of the start alone would separate its neighbours by one step.
     """
     edge = (-1, EDGE)
     views, transitions = {}, []
@@ -345,7 +340,7 @@ def _classes(
 def with_first_guess(same: SameProgram) -> LoopProgram | None:
     """The program that a table is, from the table's own first guess.
 
-    None if the table starts somewhere as the program never is, or by the left neighbour's token.
+    None if the program is never in that state, or it depends on the left neighbour's token.
     """
     guess: dict[int, tuple[int, ...]] = {}
     for (_, token), values in same.first_guess.items():

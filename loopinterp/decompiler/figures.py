@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
+import xarray as xr
 
+from loopinterp.comparison.words import with_interval
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.decompiler.decompilation_study import Decompilation
-from loopinterp.decompiler.evidence import CLEAN, ENOUGH, EXACT, NEARLY, TRAJECTORY, Claim
+from loopinterp.decompiler.evidence import CLEAN, END, ENOUGH, EXACT, INTERCHANGED, KINDS
 from loopinterp.figures import (
     PALETTE,
     CircuitGraph,
@@ -20,92 +23,72 @@ from loopinterp.figures import (
     line_figure,
 )
 from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.program import spell_loops
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    import xarray as xr
 
-
-def _claimed(claim: Claim) -> str:
-    """The claim beside a program that is given."""
-    if claim.grade == EXACT:
-        read, checked = (", ".join(map(str, each)) for each in (claim.read_at, claim.lengths))
-        return (
-            f"It was read at length {read}. At the lengths that were checked, {checked}, nothing "
-            "that was tried differs from the model, states of other loops and second interchanges "
-            "included."
-        )
-    if claim.grade == NEARLY:
-        return (
-            "It is close to what the model runs, not exactly that: of all interchanges, planted "
-            f"states included, {percent(1 - claim.at_most)} or more go as it says at each length."
-        )
-    return "Its claim was not kept."
+_COLUMNS = ["token", "before", "after", "least", "most", "ways"]
 
 
 @findings_of.register
 def _(result: Decompilation) -> list[Finding]:
-    label, value = "program read off", "not decompiled"
+    label, value = "Recovered program", "not decompiled"
     if not result.code:
-        text = f"No program could be read off the model: {result.reason}."
+        text = f"No program could be recovered: {result.reason}."
         return [Finding(text, value=value, good=False, label=label)]
     if result.given:
         value = result.identified or f"{result.data.sizes['cell']} cells"
-    findings = [Finding(_agreement(result), value=value, good=result.given, label=label)]
+    text = f"{_claimed(result)} {_agreement(result)}"
+    findings = [Finding(text, value=value, good=result.given, label=label)]
     if result.responses:
         findings.append(Finding(_delays(result)))
-    if result.unexplained:
-        left, cell, exits, _, otherwise = result.unexplained[0]
-        text = (
-            f"Most often, in {exits} of the runs that were held back, the model leaves the table "
-            f"at “{cell}” beside “{left}”: there {percent(otherwise)} of the steps go otherwise."
-        )
-        findings.append(Finding(text))
     return findings
 
 
-def _agreement(result: Decompilation) -> str:
-    size = f"{result.data.sizes['cell']} cells (a token and a value of it)"
-    judged = TRAJECTORY in result.data["what"].values
-    worst = result.worst() if judged else None
-    if worst is None or np.isnan(worst.values[0]):  # no interchange changes an answer
-        return f"What comes closest to a program has {size}; {result.reason}."
-    share, low, _ = worst.values
-    clean = result.data["agreement"].sel(what=CLEAN, estimate="value")
-    shares = (
-        f"after interchanges that it was not made from it says {percent(share)} of whole "
-        f"trajectories right (at least {percent(low)} to be sure) at the length where it says "
-        f"least, {int(worst['n'])}, and in clean runs {percent(clean.min())} of whole answers at "
-        "all loops"
-    )
+def _claimed(result: Decompilation) -> str:
+    claim, size = result.claim, f"{result.data.sizes['cell']} cells (a token with one value each)"
     if not result.given:
-        return f"No program is given, as {result.reason}. What comes closest has {size}: {shares}."
-    if result.claim.grade == EXACT and result.claim.transitions:
+        return f"No program is reported: {result.reason}. The closest one has {size}."
+    if claim.grade == EXACT and claim.transitions:
         named = f"“{result.identified}”" if result.identified else "a program of its own"
         return (
-            f"The model runs {named}, at any length: all {result.claim.transitions:,} transitions "
-            "that a run can make were tried, from the start and from whatever states are put in. "
-            f"Its smallest table has {size}. In figures, {shares}."
+            f"The model runs {named} at any length: all {claim.transitions:,} transitions that a "
+            f"run or an interchange can make were tested. Its smallest table has {size}."
         )
-    return f"A program of {size} was read off the model: {shares}. {_claimed(result.claim)}"
+    text = f"The model runs a program of {size}"
+    if claim.grade == EXACT:
+        read, checked = (", ".join(map(str, each)) for each in (claim.read_at, claim.lengths))
+        return f"{text}, exactly at lengths {checked} (recovered at {read})."
+    return f"{text}, approximately: at least {percent(1 - claim.at_most)} of interventions."
+
+
+def _agreement(result: Decompilation) -> str:
+    worst = result.worst()
+    if np.isnan(worst.values[0]):
+        return "No interchange at equal loops changes an answer."
+    clean = result.data["agreement"].sel(what=CLEAN, estimate="value")
+    return (
+        f"It predicts {with_interval(worst.values)} of held-out whole trajectories after an "
+        f"interchange (length {int(worst['n'])}, the worst) and {percent(clean.min())} of clean "
+        "answers."
+    )
 
 
 def _delays(result: Decompilation) -> str:
     slowest = max(most for *_, most, _ in result.responses)
     least = min(least for *_, least, _, _ in result.responses)
-    loops, late = f"{slowest} loop{'s' * (slowest > 1)}", ""
+    start = "When the left neighbour changes for good, the answer follows after"
+    if least == slowest:
+        return f"{start} {spell_loops(slowest)} (1 in a program that holds nothing)."
     where = [
         f"{before} → {after} at “{token}”"
         for token, before, after, _, most, _ in result.responses
         if most == slowest
     ]
-    if least < slowest:
-        late = f"; {loops} it can take for {', '.join(where)}"
-        loops = f"{least} to {slowest} loops"
     return (
-        "Once what comes from the left changes for good, the answer of a position at rest follows, "
-        f"as the table has it, after {loops}{late}. A program that holds nothing follows after 1 "
-        "loop."
+        f"{start} {least} to {spell_loops(slowest)} (1 in a program that holds nothing). The "
+        f"slowest changes: {', '.join(where)}."
     )
 
 
@@ -114,8 +97,11 @@ def _(result: Decompilation) -> list[Figure]:
     if not result.code:
         return []
     figures = [_evidence(result)] if result.data.sizes["what"] else []
-    if 0 < result.data.sizes["cell"] <= 60:
+    n_cells, n_messages = (result.data.sizes[axis] for axis in ("cell", "message"))
+    if 0 < n_cells <= 16 and n_messages <= 6:  # larger tables cannot be read as a picture
         figures.append(_table(result))
+    elif len({row[4] for row in result.responses}) > 1:
+        figures.append(_responses(result))
     if result.graph:
         figures.append(_circuit(result))
     return figures
@@ -126,43 +112,42 @@ def _circuit(result: Decompilation) -> Figure:
         title=f"{_title(result)}, as a circuit",
         plot=CircuitGraph.from_dict(result.graph),
         caption=(
-            "The program above, compiled into a looped transformer: what heads select, what "
-            "neurons compute, and which variables go on to the next loop. This is a circuit of the "
-            "table, not the model's own wiring."
+            "The recovered program, compiled into a looped transformer: what heads select, what "
+            "neurons compute, and which variables go on to the next loop. The data is its "
+            "transition table."
         ),
-        control=(
-            f"How far the program is right is in the figure of its evidence: {_agreement(result)}"
-        ),
+        control="This circuit is the program's. The model's own wiring may differ.",
+        data=result.to_dataframe("becomes"),
     )
 
 
 def _evidence(result: Decompilation) -> Figure:
     agreement = result.data["agreement"]
-    names = ["clean run" if what == CLEAN else what for what in agreement["what"].values]
+    # As many as there are colours; answers one and two loops later are in the data.
+    shown = [what for what in agreement["what"].values if what in (CLEAN, END, *INTERCHANGED)]
+    lines = agreement.sel(what=shown).assign_coords(what=[KINDS.get(x, x) for x in shown])
     # The axis begins a tenth below the lowest interval, or below what is needed.
-    lowest = float(np.nanmin([*agreement.values.flatten(), ENOUGH]))
-    learnt = f"learnt from interchanges on inputs of length {', '.join(map(str, result.read_at))}"
+    lowest = float(np.nanmin([*lines.values.flatten(), ENOUGH]))
+    source = f"interchanges at length {', '.join(map(str, result.read_at))}"
     if result.claim.transitions:
-        learnt = f"read off all {result.claim.transitions:,} transitions that a run can make"
+        source = f"all {result.claim.transitions:,} transitions"
     return Figure(
-        title=f"{_title(result)}, and how far it is right",
+        title=f"{_title(result)}, and its evidence",
         plot=line_figure(
-            Series.each(agreement.assign_coords(what=names), "what"),
+            Series.each(lines, "what"),
             x_title="length n",
-            y_title="whole answers as the program says",
-            y_range=(max(0.0, np.floor(10 * lowest - 1) / 10), 1.01),  # a tenth below the lowest
+            y_title="share of whole answers predicted",
+            y_range=(max(0.0, np.floor(10 * lowest - 1) / 10), 1.01),
             references=[Reference(ENOUGH, "needed of whole trajectories")],
         ),
         caption=(
-            f"The program was {learnt}. It is asked about other inputs and interchanges of whole "
-            "states: in the clean run, one and two loops after an interchange, at the end, at all "
-            "loops (whole trajectory), with states of any loop, rare ones as often as common ones "
-            "(planted), and with two interchanges in one run. Only interchanges count that change "
-            "an answer of the model or of the program."
+            f"Share of whole answers that the program, recovered from {source}, predicts on "
+            "held-out inputs: in clean runs, and after an interchange at the end or at all loops. "
+            "Injected states come from any loop, rare ones as often as common ones."
         ),
         control=(
-            "Interchanges that change nothing are left out, so that a program that says “as "
-            "before” is right in none of them."
+            "Only effective interventions count: a program that predicts no change is right in "
+            "none of them."
         ),
         data=result.to_dataframe("agreement"),
         code=_short(result.code),
@@ -170,11 +155,11 @@ def _evidence(result: Decompilation) -> Figure:
 
 
 def _title(result: Decompilation) -> str:
-    return f"The program {'read off' if result.given else 'that comes closest to'} the model"
+    return "The recovered program" if result.given else "The closest program"
 
 
 def _short(code: str, *, longest: int = 160) -> str:
-    """Code without its longest tables, which the next figure shows."""
+    """Code without its longest tables."""
     lines = []
     for line in code.splitlines():
         name, brace, table = line.partition(": {")
@@ -195,12 +180,12 @@ def _table(result: Decompilation) -> Figure:
         token = cells[row].rsplit(": ", 1)[0]
         after[row, column] = answers[f"{token}: {int(becomes.values[row, column])}"]
     return Figure(
-        title="What each cell becomes, by the message from the left",
+        title="The transition table",
         plot=_coloured(becomes.copy(data=after)),
         caption=(
-            "One loop of the program as a table. A cell is a token with one of its values; a left "
-            "neighbour matters only by its message, whose number means nothing. Colour: the answer "
-            "after the loop. Empty: never side by side. The data has the values."
+            "One loop of the program. Rows: cells, a token with one of its values. Columns: "
+            "messages, the effects that a left neighbour can have. Colour: the answer after the "
+            "loop. Empty: the two never meet. The data has the values."
         ),
         data=result.to_dataframe("becomes"),
     )
@@ -221,3 +206,27 @@ def _coloured(after: xr.DataArray) -> go.Figure:
     # Answers by their place among those that occur, as categories are numbered.
     numbers = after.copy(data=np.searchsorted(answers, after.values).astype(float))
     return category_maps({"": numbers.where(after.notnull())}, named, **titles)
+
+
+def _responses(result: Decompilation) -> Figure:
+    tokens, changes = (
+        list(dict.fromkeys(each))
+        for each in zip(*((row[0], f"{row[1]} → {row[2]}") for row in result.responses))
+    )
+    loops = xr.DataArray(
+        np.full((len(tokens), len(changes)), np.nan), {"token": tokens, "change": changes}
+    )
+    panels = {"fastest": loops, "slowest": loops.copy()}
+    for token, before, after, *ends, _ in result.responses:
+        for values, end in zip(panels.values(), ends):
+            values.loc[token, f"{before} → {after}"] = end
+    return Figure(
+        title="Loops until an answer follows its left neighbour",
+        plot=heatmap_panels(panels, value_title="loops", x_title="change of the answer"),
+        caption=(
+            "Loops from a lasting change of the left neighbour to the changed answer, by token, "
+            "over all pairs of messages that occur in runs. Empty: the change never occurs."
+        ),
+        control="A program that holds nothing: 1 everywhere.",
+        data=pd.DataFrame(result.responses, columns=_COLUMNS),
+    )

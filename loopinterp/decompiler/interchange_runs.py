@@ -1,4 +1,4 @@
-"""A model's clean runs, and runs that went on after a state of one position was put in."""
+"""A model's clean runs, and runs after an interchange of the state of one position."""
 
 from __future__ import annotations
 
@@ -36,21 +36,17 @@ class Runs:
     @cached_property
     @torch.no_grad()
     def states(self) -> Float[Tensor, "loops input pos d_model"]:
-        """h_0 .. h_T."""
         return torch.stack([h for _, h in iterate(self.model, self.inputs, self.n_loops)])
 
     @property
     def inputs(self) -> Int[Tensor, "input pos"]:
-        """On the model's device."""
         return self.batch.inputs.to(device_of(self.model))
 
     @cached_property
     def tokens(self) -> list[int]:
-        """Those that occur."""
         return self.batch.inputs.unique().tolist()
 
     def trajectories(self) -> Trajectories:
-        """With their answers, on the CPU."""
         answers = self.answers(self.inputs, self.states).cpu()
         always = torch.ones(answers.shape[:2], dtype=torch.bool)
         return Trajectories(self.batch.inputs, to_cut(self.states), answers, always)
@@ -65,7 +61,6 @@ class Runs:
 
 
 def read_answers(logits: Float[Tensor, "batch pos d_vocab_out"]) -> Int[Tensor, "batch pos"]:
-    """The answers of logits; ``UNKNOWN`` where undecided."""
     return torch.where(decided(logits), answer(logits).long(), UNKNOWN)
 
 
@@ -82,7 +77,7 @@ def depends_elsewhere(
     generator: torch.Generator,
     n_places: int = 256,
 ) -> float:
-    """Share of places whose next value changes with what is neither there nor to the left of it."""
+    """Share of positions whose next value depends on more than themselves and their left."""
     size, n_pos = runs.batch.inputs.shape
     rows, others = torch.randint(size, (2, n_places), generator=generator)
     at = torch.randint(n_pos, (n_places,), generator=generator)
@@ -112,7 +107,7 @@ def to_cut(states: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_m
 
 @dataclass(frozen=True, eq=False)
 class Trajectories(ShortRepr):
-    """Some runs; time counts the loops of each, and ``within`` says whether it still goes on."""
+    """Some runs; time counts the loops of each, and ``within`` is whether it still goes on."""
 
     tokens: Int[Tensor, "run pos"]
     states: Float[Tensor, "time run pos d_model"] = field(repr=False)
@@ -131,7 +126,7 @@ class InterchangeTrajectories(ShortRepr):
 
     Attributes:
         clean: The runs of all inputs.
-        changed: Those that went on from a state that was put in, from there on.
+        changed: Those after an interchange, from there on.
     """
 
     clean: Trajectories
@@ -167,12 +162,10 @@ class InterchangeTrajectories(ShortRepr):
         return cls(runs.trajectories(), after, pairs)
 
     def __getitem__(self, rows: Tensor) -> InterchangeTrajectories:
-        """All clean runs, and some of the changed ones."""
         return replace(self, changed=self.changed[rows], pairs=self.pairs[rows])
 
     @property
     def both(self) -> tuple[Trajectories, Trajectories]:
-        """The clean runs and the changed ones."""
         return self.clean, self.changed
 
     def without_states(self) -> InterchangeTrajectories:
@@ -192,7 +185,6 @@ class InterchangeTrajectories(ShortRepr):
 
     @cached_property
     def differ(self) -> Bool[Tensor, "time pair pos"]:
-        """Where an interchange changes the model's answer."""
         return self.changed.answers != self.natural
 
     def at_base(self, of_runs: Int[Tensor, "loops input pos"]) -> Int[Tensor, "time pair pos"]:

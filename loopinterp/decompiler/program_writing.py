@@ -1,13 +1,12 @@
 """A transition table as a loop program: messages to the right, and what they make of a cell.
 
-A left neighbour matters only by what it makes of the cell beside it. Left cells that make the same
-of every cell send the same *message*, and a loop is
+Left cells that make the same of every cell send the same *message*, and a loop is
 
     values  <-  becomes(token, values, message from the left)      message = sends(token, values)
 
-A program needs names for values, as one number or as several variables. Some are tried, each table
-is written as the shortest expression of the task's own words (the tables of tokens that its
-programs name) where there is a short one, and the shortest of the programs is given.
+Some ways to name the values are tried, each table is written as the shortest expression of the
+task's own words (the tables of tokens that its programs name) where there is a short one, and the
+shortest of the programs is given.
 """
 
 from __future__ import annotations
@@ -138,13 +137,13 @@ def response_times(
 ) -> pd.DataFrame:
     """Loops until a position's answer follows its left neighbour.
 
-    Clean runs go on until they rest. A position that rests under one message, and then gets
-    another one for good, changes its answer after some loops, if at all: 1 in a program that holds
-    nothing, k more in one that holds a carry for k loops after its reason is gone.
+    Clean runs go on until they converge. A position that is stable under one message, and then gets
+    another one for good, changes its answer after some loops: 1 in a program that holds nothing, k
+    more in one that holds a carry for k loops after its reason is gone.
 
     Args:
         table: The transition table.
-        tokens: Inputs whose runs show which messages there are after ``n_loops``, at rest.
+        tokens: Inputs whose runs show which messages there are after ``n_loops``.
         most_loops: Loops within which a position follows.
 
     Returns:
@@ -175,7 +174,7 @@ def response_times(
     at_rest = sorted({messages.sends[cell] for cell in resting if cell in messages.sends})
     delays: dict[tuple[int, int, int], list[int]] = {}
     for cell in sorted(resting):
-        # So many messages let it rest here.
+        # So many messages leave it as it is.
         ways = sum(messages.becomes.get((cell, m)) == cell[1] for m in at_rest)
         for new in at_rest if ways else ():
             value, answers = cell[1], [table.answer_of[cell]]  # after 0, 1, … loops
@@ -185,7 +184,7 @@ def response_times(
                     break
                 answers.append(table.answer_of[cell[0], value])
             if value is None or messages.becomes.get(((cell[0], value), new)) != value:
-                continue  # it does not come to rest under the new one
+                continue  # it does not converge under the new one
             last = answers[-1]
             if last != answers[0]:
                 delay = max(k for k, y in enumerate(answers) if y != last) + 1
@@ -208,7 +207,6 @@ class Messages:
 
     @property
     def n(self) -> int:
-        """How many there are."""
         return max(self.sends.values()) + 1
 
     @classmethod
@@ -245,12 +243,11 @@ class Messages:
         )
 
 
+# The program's variables; cell -> the value of each.
 _Naming = tuple[tuple[str, ...], Mapping[Cell, tuple[int, ...]]]
-"""The program's variables; cell -> the value of each."""
 
 
 def _namings(table: TransitionTable, messages: Messages) -> Iterator[_Naming]:
-    """Ways to name the values, the plainest first."""
     undecided = min(table.answer_of.values()) < 0  # 0 stands for it, as programs count from 0
     by_answer = {cell: (answer + undecided,) for cell, answer in table.answer_of.items()}
     from_start = _from_start(table, messages)
@@ -306,8 +303,7 @@ def _renumberings(
             yield messages.renumbered(order)
 
 
-_Expressions = tuple[dict[str, "Seq"], dict[str, "Seq"], "Seq"]
-"""A program's prepare, step and finish."""
+_Expressions = tuple[dict[str, "Seq"], dict[str, "Seq"], "Seq"]  # prepare, step, finish
 
 
 def _length(expressions: _Expressions) -> int:
@@ -321,8 +317,6 @@ def _length(expressions: _Expressions) -> int:
 
 @dataclass
 class _Writer:
-    """Writes one table with one naming of its values."""
-
     table: TransitionTable
     messages: Messages
     names: tuple[str, ...]
@@ -401,6 +395,5 @@ class _Writer:
 
 
 def _applied(word: TokMap, token: Int[Tensor, " case"]) -> Int[Tensor, " case"]:
-    """A table of tokens at some tokens."""
     table = dict(word.table)
     return torch.tensor([table.get(t, word.default or 0) for t in token.tolist()])

@@ -1,13 +1,10 @@
 """Values of a trained model as regions of states, cut finer where a run leaves the table.
 
-Refinement seeks the coarsest cut of a trained model's states into values with which a table
-predicts the model. It begins with the answers as values. Where a run leaves the table, there is a
-pair of neighbours whose states become different values though they have the same; a plane through
-either's states that tells the two cases apart is a candidate. The candidate is taken that makes the
-table right about most runs, until none makes it better.
-
-A table that is right about nearly all inputs may be wrong wherever a rare state comes beside
-another. :func:`against_counterexamples` puts in states of any loop, all kinds equally often.
+Refinement seeks the coarsest cut of the states with which a table predicts the model. It begins
+with the answers as values. Where a run leaves the table, some pair of neighbours becomes different
+values though it has the same; a plane through either's states that separates the two cases is a
+candidate. The candidate is taken that makes the table right about most runs.
+:func:`against_counterexamples` adds states of any loop, all kinds equally often.
 
 Source: abstraction refinement guided by counterexamples (Clarke et al., CAV 2000), on interchange
 interventions (arXiv 2106.02997); counterexamples as equivalence queries (Angluin 1987).
@@ -56,7 +53,6 @@ class Cut(ShortRepr):
     def __call__(
         self, values: Int[Tensor, "time run pos"], runs: Trajectories
     ) -> Int[Tensor, "time run pos"]:
-        """The values after one more cut."""
         cut = ((runs.tokens == self.token) & (values == self.value)).flatten().nonzero().squeeze(1)
         # Rows of a matrix are taken many times faster than places along several axes.
         rows = runs.states.reshape(-1, runs.states.shape[-1]).index_select(0, cut)
@@ -66,9 +62,7 @@ class Cut(ShortRepr):
 
 @dataclass(frozen=True)
 class StateRegions(ShortRepr):
-    """Where the states of each value lie.
-
-    A state's value is at first the answer that is read there; then the cuts are made in turn.
+    """Where the states of each value lie: the answer that is read there, then the cuts in turn.
 
     Attributes:
         answers: Token -> the answers that its states give; their places are the first values.
@@ -79,7 +73,6 @@ class StateRegions(ShortRepr):
 
     @property
     def sizes(self) -> dict[int, int]:
-        """Token -> how many values it has."""
         sizes = {token: len(each) for token, each in self.answers.items()}
         for cut in self.cuts:
             sizes[cut.token] += 1
@@ -114,8 +107,8 @@ def refine(
     """Cut states into values until the table predicts the model.
 
     Cuts are made by ``runs``; the fewest are kept with which the table is as right about ``others``
-    as with any number, to :math:`0.005` of the score, which is the mean over lengths, or to a tenth
-    of the distance to the best score there could be, where that is less.
+    as with any number, to 0.005 of the score (mean over lengths), or to a tenth of the distance to
+    the best score there could be, where that is less.
     """
     seen: dict[int, set[int]] = {}
     for clean in (each.clean for each in runs):
@@ -182,8 +175,6 @@ def _mean_score(predictions: Sequence[TablePrediction]) -> float:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Some cuts, and what comes of them: predictions of the runs of each length."""
-
     runs: Sequence[InterchangeTrajectories]
     regions: StateRegions
     values: Sequence[Sequence[Tensor]]  # of clean and of changed runs, [time, run, pos]
@@ -289,7 +280,7 @@ def _examples(
 def _plane(
     states: Float[Tensor, "example d_model"], beyond: Bool[Tensor, " example"]
 ) -> tuple[Float[Tensor, " d_model"], float]:
-    """The plane that tells the examples apart best: logistic regression."""
+    """The plane that separates the examples best: logistic regression."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 

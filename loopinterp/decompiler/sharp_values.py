@@ -1,9 +1,9 @@
 """Sharp values by experiment: states that behave alike are one value, and pairs are tried.
 
-Two states of one token are the same value of the program, however far apart they lie, if putting
-either in is followed by the same answers in every context: an input, a position with that token
-and a loop. The contexts are drawn once; the answers in all of them are the state's *behaviour*.
-Then states of every pair of neighbours are put side by side, and one loop is run.
+Two states of one token are the same value of the program if putting either in is followed by the
+same answers in every context: an input, a position with that token and a loop. The answers in all
+contexts are the state's *behaviour*. Then states of every pair of neighbours are put side by side,
+and one loop is run.
 
 Source: distinguishing experiments of automaton learning (Angluin, Information and Computation 75,
 1987), made with interchange interventions (arXiv 2106.02997).
@@ -37,7 +37,7 @@ class TokenValues:
 
     Attributes:
         contexts: Interchanges in runs at positions with the token; their sources mean nothing.
-        tolerance: Two states are one value if they behave differently in no larger a share of the
+        tolerance: Two states are one value if they behave differently in at most this share of the
             contexts.
         behaviours: That of the first state of each value.
         states: Some states of each value.
@@ -90,7 +90,7 @@ class TokenValues:
     def read(self, states: Float[Tensor, "state d_model"]) -> Int[Tensor, " state"]:
         """The answer that each gives in the first context; ``UNKNOWN`` where undecided.
 
-        A readout may look at other positions too, so a state by itself gives no answer.
+        A readout may look at other positions too, so that a state by itself gives no answer.
         """
         base, loop = self.contexts.base[0], self.contexts.loop[0]
         position = self.contexts.positions[0, 0]
@@ -107,7 +107,7 @@ class TokenValues:
     ) -> Int[Tensor, " state"]:
         """The value of each state; one that behaves like none so far becomes a value of its own.
 
-        With ``most`` values, it becomes the nearest of these.
+        With ``most`` values, it becomes the closest of these.
         """
         values = []
         for state, behaviour in zip(states, self.behaviour(states)):
@@ -153,7 +153,7 @@ class Experiments:
     Attributes:
         values: Of each token.
         tries: Experiments of each kind.
-        most: With so many values of a token, a new one becomes the nearest of these.
+        most: With so many values of a token, a new one becomes the closest of these.
     """
 
     runs: Runs
@@ -184,7 +184,7 @@ class Experiments:
     def tabulate(
         self, starts: Mapping[tuple[int, int], Counter[int]], *, most_pairs: int = 2500
     ) -> TransitionTable | None:
-        """Try every pair of cells that can stand side by side, and those that come of it.
+        """Try every pair of cells that can stand side by side, and those that they become.
 
         Gives the table by the majority of each kind of experiment; None if there are too many.
         """

@@ -1,12 +1,10 @@
 """Predictions of a transition table: counted from runs, held against runs, and repaired.
 
 A table is counted from what most cells of each kind become. Its *prediction* follows it from the
-start, or from an interchange, on its own. A run leaves the table at a transition after which a
-position has another value than the table says, though it and its left neighbour had the values
-that the table said until then.
-
-Where a region has states of its neighbour too, or a pair of neighbours is rare, most cells may say
-the wrong thing. Then one entry is wrong, and is repaired by following the table with each other.
+start, or from an interchange. A run leaves the table at a transition after which a position has
+another value than the table says, though it and its left neighbour had the predicted values until
+then. Where a pair of neighbours is rare, one entry may be wrong; it is repaired by following the
+table with each other value.
 """
 
 from __future__ import annotations
@@ -28,11 +26,9 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-ROUNDS = 6
-"""Draws of new inputs to repair a table on, at most."""
+ROUNDS = 6  # draws of new inputs to repair a table on, at most
 
-DrawRuns = Callable[[int], "Sequence[Runs]"]
-"""Clean runs of new inputs, of each length, by a number."""
+DrawRuns = Callable[[int], "Sequence[Runs]"]  # clean runs of new inputs, by a number
 
 
 def count_table(
@@ -70,7 +66,7 @@ def count_table(
     seen = counts.sum(-1) > 0
     return replace(
         table,
-        start=starts.argmax(-1).repeat(n_tokens + 1, 1),  # whatever stands to the left
+        start=starts.argmax(-1).repeat(n_tokens + 1, 1),  # for every left token
         step=counts.argmax(-1).where(seen, table.step),
         known=seen,
         answers=known[read.argmax(-1)],
@@ -108,7 +104,6 @@ class TablePrediction(ShortRepr):
 
     @classmethod
     def of(cls, table: TransitionTable, runs: InterchangeTrajectories) -> TablePrediction:
-        """Follow the table through all runs."""
         clean, after, pairs = runs.clean, runs.changed, runs.pairs
         values = table.follow(clean.tokens, len(clean.states) - 1)
         rows, position = torch.arange(len(pairs)), pairs.positions[:, 0]
@@ -133,7 +128,7 @@ class TablePrediction(ShortRepr):
 
     @property
     def score(self) -> Float[Tensor, ""]:
-        """Shares of whole trajectories, and of answers after interchanges and in clean runs."""
+        """Shares of whole trajectories, of answers after interchanges and of clean answers."""
         right = self.changed[:, self.effective].double()
         if not right.numel():
             return self.clean.double().mean()
@@ -174,7 +169,6 @@ class TablePrediction(ShortRepr):
 
 
 def n_wrong(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) -> int:
-    """Runs, clean and changed, with some answer that a table does not predict."""
     return sum(TablePrediction.of(table, each).n_wrong for each in runs)
 
 
@@ -199,7 +193,6 @@ def unexplained_steps(
     """Cell by cell, the transitions of held-out runs that a table does not explain.
 
     Args:
-        table: The table.
         values_of: The value of each state.
         runs: Of each length.
         names: Cell -> number of its value as it is shown; cells of one number are one.
@@ -220,7 +213,7 @@ def unexplained_steps(
         for part, v in zip(each.both, values):
             places = table.places(part.tokens, v[:-1])
             tokens, predicted = part.tokens.expand_as(places), table.step.flatten()[places]
-            # Values that are shown as one are not told apart.
+            # Values that are shown as one count as equal.
             other = shown[tokens, predicted] != shown[tokens, v[1:]]
             within = part.within[1:]
             steps += places[within].flatten().bincount(minlength=len(steps))
@@ -308,7 +301,6 @@ def repaired(table: TransitionTable, runs: Sequence[InterchangeTrajectories]) ->
 
 
 def _other_values(table: TransitionTable, place: int) -> list[TransitionTable]:
-    """The table with each other value of one entry that its token has."""
     token = table.entry(place)[1][0]
     steps, known = table.step[:, :, token], table.known[:, :, token]  # [left..., value]
     values = {int(table.start[-1, token]), *steps[known].tolist()}

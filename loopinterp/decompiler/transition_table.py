@@ -1,7 +1,7 @@
 """The transition table of a looped program: the next value of a position, by its left neighbour's.
 
-A *cell* is a position's token with one of that token's values. One loop makes of it what the table
-says of its left neighbour's cell and its own. The first position has no left neighbour.
+A *cell* is a position's token with one of that token's values. The first position has no left
+neighbour.
 """
 
 from __future__ import annotations
@@ -22,16 +22,13 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from torch import Tensor
 
-Cell = tuple[int, int]
-"""A token and one of its values."""
+Cell = tuple[int, int]  # a token and one of its values
 
-EDGE: Cell = (-1, 0)
-"""In place of the left neighbour of the first position."""
+EDGE: Cell = (-1, 0)  # in place of the left neighbour of the first position
 
 C = TypeVar("C", bound=Hashable)
 V = TypeVar("V", bound=Hashable)
-Step = tuple[int, V | None, int, V]
-"""Left token and value, None of the edge; token and value."""
+Step = tuple[int, V | None, int, V]  # left token and value (None of the edge); token, value
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +42,7 @@ class TransitionTable(ShortRepr):
         start: Value before the first loop; -1 of tokens that never stand side by side.
         step: Value after one loop; the value itself where the transition is not ``known``.
         answers: ``UNKNOWN`` where undecided.
-        consistency: Share of the experiments it was made from that went as most of their kind.
+        consistency: Share of the experiments it was made from that agree with most of their kind.
 
     Example:
         >>> flip = TransitionTable.from_entries(
@@ -105,7 +102,7 @@ class TransitionTable(ShortRepr):
         *,
         most: int | None = None,
     ) -> tuple[TransitionTable, dict[Cell, V]] | None:
-        """The table of all that a run can make, from the start or from any state that is put in.
+        """The table of all that a run or an interchange can make.
 
         Args:
             start: (left token or -1, token) -> value before the first loop, of all tokens that
@@ -190,7 +187,7 @@ class TransitionTable(ShortRepr):
         """Values after 0, 1, … ``n_loops`` loops, from the start or from given ones.
 
         Raises:
-            KeyError: a token, or two side by side, of which the table says nothing.
+            KeyError: a token, or two side by side, that the table does not have.
         """
         if not torch.isin(tokens, torch.tensor([*self.sizes])).all():
             raise KeyError("a token that the table does not have")
@@ -216,7 +213,6 @@ class TransitionTable(ShortRepr):
     def read(
         self, tokens: Int[Tensor, "run pos"], values: Int[Tensor, "*time run pos"]
     ) -> Int[Tensor, "*time run pos"]:
-        """The answers of cells."""
         # One index into the flattened table is much faster than two.
         return self.answers.flatten()[tokens * self.answers.shape[1] + values]
 
@@ -261,7 +257,7 @@ class TransitionTable(ShortRepr):
         )
 
     def merged(self) -> TransitionTable:
-        """The smallest table with the same answers whatever is put in: equal cells are one."""
+        """The smallest table with the same answers after every interchange."""
         return self.renamed(self.merged_names())
 
     def merged_names(self) -> dict[Cell, int]:

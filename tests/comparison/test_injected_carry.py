@@ -1,4 +1,4 @@
-"""Hold times of carries, against programs that hold them for a known time."""
+"""Persistence of carries, against programs that hold them for a known time."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def result():
 
 
 @pytest.mark.parametrize(
-    ("program", "planted"), [("ripple", 1), ("ripple_held_3", 3), ("sticky_ripple", MOST)]
+    ("program", "injected"), [("ripple", 1), ("ripple_held_3", 3), ("sticky_ripple", MOST)]
 )
-def test_a_planted_carry_lives_as_long_as_the_program_holds_it(result, program, planted):
+def test_a_injected_carry_lives_as_long_as_the_program_holds_it(result, program, injected):
     lives = result.counts(program, INJECTED)
-    assert lives[planted] == lives.sum() > 50
+    assert lives[injected] == lives.sum() > 50
     assert result.counts(program, ERASED)[1] == result.counts(program, ERASED).sum() > 50
 
 
-def test_the_hold_time_is_told_by_token(result):
+def test_the_persistence_is_told_by_token(result):
     program = "ripple_held_by_token"
     tokens = {str(t): result.quantile(0.5, program, token=t) for t in result.data.token.values}
     assert tokens["a=1 b=0"] == 2
     assert tokens["a=0 b=1"] == 3
 
 
-def test_there_is_no_planted_carry_where_the_left_neighbour_decides(result):
+def test_there_is_no_injected_carry_where_the_left_neighbour_decides(result):
     counts = result.data["count"].sel(kind=INJECTED, left_token="a=1 b=1")
     assert int(counts.sum()) == 0  # a generating neighbour always sends a carry
     counts = result.data["count"].sel(kind=ERASED, left_token="a=0 b=0")

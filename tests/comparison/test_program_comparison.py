@@ -129,7 +129,7 @@ def test_what_holds_is_said_when_nothing_is_named():
     )
     verdict = result.verdict
     assert verdict.closest == "sticky_ripple"
-    assert verdict.followed_for == 2  # a planted carry lives as long as three loops
+    assert verdict.followed_for == 2  # a injected carry lives as long as three loops
     assert set(verdict.clean_fits) == {"ripple", "sticky_ripple"}
     alike = result.data["alike"].sel(model="model 0", program="ripple", rival="sticky_ripple")
     assert bool(alike)
@@ -234,8 +234,9 @@ def test_several_models_get_a_verdict_each():
     }
     assert result.verdict.identified is None
     assert [reason.code for reason in result.verdict.reasons] == ["models_differ"]
-    text = result.findings()[0].text
-    assert all(f"{name}: {statement(result, name)}" in text for name in ("a", "b"))
+    text, said = result.findings()[0].text, statement(result)
+    assert all(f"{name}: {statement(result, name)}" in said for name in ("a", "b"))
+    assert all(f"{name}: {statement(result, name).split('.')[0]}" in text for name in ("a", "b"))
     with pytest.raises(InputError) as refused:
         statement(result, "c")
     assert refused.value.given == "'c'"
@@ -252,6 +253,9 @@ def test_scores_count_only_pairs_on_which_something_happens():
     # The program that is run says that something happens wherever something does.
     assert np.nanmax(own["no_interchange"]) == 0
     assert np.nanmin(own["iia"].sel(estimate="value")) == 1
+    # What is predicted up to the end is the whole-run accuracy, as the figure of delays says.
+    whole_run = data["whole_run"].sel(stratum="all").values
+    np.testing.assert_array_equal(data["followed"].sel(delay="end").values, whole_run)
 
 
 @pytest.mark.parametrize("program", ["ripple", "ripple_held_2"])

@@ -72,7 +72,7 @@ def check(name: str, pairs: InterchangePairs, names: tuple[str, ...] | None = No
     prediction = Prediction(program, pairs, names=names)
     for k in range(len(pairs)):
         horizon, loop = int(pairs.horizon[k]), int(pairs.loop[k])
-        said = prediction.exchanged[k, : horizon + 1]
+        said = prediction.interchanged[k, : horizon + 1]
         assert torch.equal(said.long(), one_run(name, pairs, k, names)), (name, k)
         natural = program.run(pairs.inputs[pairs.base[k]][None], n_loops=N).outputs[loop:, 0]
         assert torch.equal(prediction.base[k, : horizon + 1].long(), natural)
@@ -90,11 +90,11 @@ def test_an_exchange_of_one_variable_leaves_the_others(name):
         check(name, pairs_of(name), (variable,))
 
 
-def ripple(tokens: list[int], loops: int, planted: dict[int, int]) -> list[list[int]]:
+def ripple(tokens: list[int], loops: int, injected: dict[int, int]) -> list[list[int]]:
     """The ripple, from a state of carries on: sums after 0, 1, … loops."""
     sums = {0: (0, 0), 1: (1, 0), 2: (0, 1), 3: (1, 1)}
     bits = [sums.get(token, (0, 0)) for token in tokens]
-    carry, read = [planted.get(p, 0) for p in range(len(tokens))], []
+    carry, read = [injected.get(p, 0) for p in range(len(tokens))], []
     for _ in range(loops + 1):
         read.append([(a + b + c) % 2 for (a, b), c in zip(bits, carry)])
         carry = [0, *(int(a + b + c >= 2) for (a, b), c in zip(bits, carry))][:-1]
@@ -107,7 +107,7 @@ def test_the_ripple_after_an_exchange_is_what_plain_python_says(seed, n, sites):
     generator = torch.Generator().manual_seed(seed)
     batch = get_task("addition").sample(n, batch_size=6, generator=generator)
     pairs = random_pairs(batch.inputs, n_loops=n + 1, count=12, sites=sites, seed=seed)
-    said = Prediction(get_program("ripple"), pairs).exchanged
+    said = Prediction(get_program("ripple"), pairs).interchanged
     asked = batch.targets != IGNORE
 
     def carries(row: int, loop: int) -> list[int]:
@@ -117,14 +117,14 @@ def test_the_ripple_after_an_exchange_is_what_plain_python_says(seed, n, sites):
 
     for k in range(len(pairs)):
         base, loop = int(pairs.base[k]), int(pairs.loop[k])
-        planted, taken = (
+        injected, taken = (
             carries(base, loop),
             carries(int(pairs.source[k]), int(pairs.source_loop[k])),
         )
         for position in pairs.positions[k].tolist():
-            planted[position] = taken[position]
+            injected[position] = taken[position]
         horizon = int(pairs.horizon[k])
-        sums = ripple(batch.inputs[base].tolist(), horizon, dict(enumerate(planted)))
+        sums = ripple(batch.inputs[base].tolist(), horizon, dict(enumerate(injected)))
         expected = torch.tensor(sums)[:, asked[base]]
         assert torch.equal(said[k, : horizon + 1, asked[base]].long(), expected)
 
@@ -135,14 +135,14 @@ def test_an_input_exchanged_with_itself_changes_nothing(name):
     pairs = replace(pairs, source=pairs.base, source_loop=pairs.loop)
     prediction = Prediction(get_program(name), pairs)
     within = torch.arange(pairs.longest + 1) <= pairs.horizon[:, None]
-    assert torch.equal(prediction.exchanged[within], prediction.base[within])
+    assert torch.equal(prediction.interchanged[within], prediction.base[within])
 
 
 def test_pairs_may_go_on_a_few_at_a_time(monkeypatch):
     pairs, program = pairs_of("lookahead", sites=2, count=60), get_program("lookahead")
-    at_once = Prediction(program, pairs).exchanged
+    at_once = Prediction(program, pairs).interchanged
     monkeypatch.setattr(program_runs, "_AT_A_TIME", 50)
-    assert torch.equal(Prediction(program, pairs).exchanged, at_once)
+    assert torch.equal(Prediction(program, pairs).interchanged, at_once)
 
 
 @pytest.mark.parametrize("shift", [-1, 0, 1])
@@ -159,7 +159,7 @@ def test_an_alignment_reads_the_program_at_other_loops(shift, lag):
     )
     laid = Prediction(program, pairs, ProgramOffset(shift=shift, lag=lag))
     plain = Prediction(program, later, ProgramOffset(lag=lag))
-    assert torch.equal(laid.exchanged, plain.exchanged)
+    assert torch.equal(laid.interchanged, plain.interchanged)
     assert torch.equal(laid.base, plain.base)
 
 
@@ -167,7 +167,7 @@ def test_answers_a_loop_late_are_those_of_the_loop_before():
     program, pairs = get_program("ripple"), pairs_of("ripple")
     late = Prediction(program, pairs, ProgramOffset(lag=1))
     plain = Prediction(program, pairs)
-    asked = late.exchanged[:, 1:], plain.exchanged[:, :-1]
+    asked = late.interchanged[:, 1:], plain.interchanged[:, :-1]
     within = torch.arange(asked[0].shape[1]) < pairs.horizon[:, None]
     assert torch.equal(asked[0][within], asked[1][within])
 
@@ -176,8 +176,8 @@ def test_an_offset_takes_the_variables_one_position_to_the_left():
     program, pairs = get_program("ripple"), pairs_of("ripple")
     pairs = pairs[pairs.positions[:, 0] >= 1]
     moved = replace(pairs, positions=pairs.positions - 1)
-    laid = Prediction(program, pairs, ProgramOffset(offset=1)).exchanged
-    assert torch.equal(laid, Prediction(program, moved).exchanged)
+    laid = Prediction(program, pairs, ProgramOffset(offset=1)).interchanged
+    assert torch.equal(laid, Prediction(program, moved).interchanged)
 
 
 def test_loops_before_the_programs_first_are_refused():
@@ -191,7 +191,7 @@ def test_claims_are_the_programs_change_and_elsewhere_the_models_own_answer():
     prediction = Prediction(program, pairs)
     natural = torch.full_like(prediction.base, 7)
     claims = prediction.claims(natural)
-    base, exchanged = prediction.base, prediction.exchanged
+    base, exchanged = prediction.base, prediction.interchanged
     for expected, b, s in zip(*(x.flatten().tolist() for x in (claims.expected, base, exchanged))):
         assert expected == (7 if b == s else SILENT if s == UNKNOWN else s)
     assert {SILENT, 7, 0, 1} <= set(claims.expected.unique().tolist())
@@ -219,11 +219,11 @@ def test_two_programs_differ_where_both_predict_and_disagree():
 
 def test_runs_say_the_same_whichever_positions_and_loops_go_on_together(monkeypatch):
     program, pairs = get_program("parity"), pairs_of("parity")
-    together = Prediction(program, pairs).exchanged
+    together = Prediction(program, pairs).interchanged
     monkeypatch.setattr(program_runs, "_AT_A_TIME", 1)
-    assert torch.equal(Prediction(program, pairs).exchanged, together)
+    assert torch.equal(Prediction(program, pairs).interchanged, together)
     parts = [Prediction(program, pairs[rows], steps=2) for rows in (slice(13), slice(13, None))]
-    assert torch.equal(torch.cat([part.exchanged for part in parts]), together[:, :3])
+    assert torch.equal(torch.cat([part.interchanged for part in parts]), together[:, :3])
 
 
 ADDITIONS = list_programs("addition")
@@ -295,10 +295,10 @@ def test_states_that_no_run_reaches_go_on_as_in_the_program(name, program_model,
     h = states[4].clone()
     h[:, 5:9] = states[8].roll(1, 0)[:, 5:9]
     trace = program.run(additions.inputs, n_loops=8)
-    planted = {v: x[4].clone() for v, x in trace.variables.items()}
+    injected = {v: x[4].clone() for v, x in trace.variables.items()}
     for variable, x in trace.variables.items():
-        planted[variable][:, 5:9] = x[8].roll(1, 0)[:, 5:9]
-    run = program.run(additions.inputs, n_loops=8, start_at_loop=4, variables=planted)
+        injected[variable][:, 5:9] = x[8].roll(1, 0)[:, 5:9]
+    run = program.run(additions.inputs, n_loops=8, start_at_loop=4, variables=injected)
     for loop in range(1, 5):
         h = iteration.step(h)
         assert torch.equal(iteration.readout(h).argmax(-1), run.outputs[loop])

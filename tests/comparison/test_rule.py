@@ -41,7 +41,7 @@ def clear() -> xr.Dataset:
             "slipped": ("program", np.array([4, 4])),
             "worst_loop": ("program", np.array([0.95, 0.95])),
             "random_right": ("program", np.array([0, 0])),
-            "exchange_right": ("program", np.array([100, 20])),
+            "interchange_right": ("program", np.array([100, 20])),
             "random_active": ("program", np.array([100, 100])),
             "unchanged": 60,
             "n_same": 60,
@@ -208,7 +208,7 @@ def test_exceptions_must_be_no_more_than_a_model_makes_when_left_alone(clear):
 def test_a_program_that_leaves_most_open_is_not_run(clear):
     """Open answers contradict nothing, so what it does say decides nothing."""
     at = {"program": "a"}
-    counts = changed(changed(clear, "random_active", 40, **at), "exchange_right", 40, **at)
+    counts = changed(changed(clear, "random_active", 40, **at), "interchange_right", 40, **at)
     verdict = decide(counts)
     assert verdict.identified is None
     assert reason_of(verdict, "silent") == {"decided": 40, "effective": 100}

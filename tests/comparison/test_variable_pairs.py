@@ -101,8 +101,8 @@ def test_another_loop_has_another_value_and_another_answer(name):
     seen = 0
     for variable, pairs in found_by(finder):
         control = finder.another_loop(variable, finder.predict(variable, pairs))
-        right = finder.predict(variable, pairs).exchanged
-        wrong = finder.predict(variable, control.pairs).exchanged
+        right = finder.predict(variable, pairs).interchanged
+        wrong = finder.predict(variable, control.pairs).interchanged
         apart = told(right, wrong, pairs.scored[:, None]) & _effective(
             finder.predict(variable, pairs)
         )
@@ -152,7 +152,7 @@ def test_a_donor_of_the_same_value_changes_no_answer_of_the_program(name, apart)
         valid = control.counts.any(1)
         assert torch.equal(valid, made.source != made.base)
         prediction = finder.predict(variable, made)
-        assert torch.equal(prediction.base[control.counts], prediction.exchanged[control.counts])
+        assert torch.equal(prediction.base[control.counts], prediction.interchanged[control.counts])
         at = made.positions[:, 0]
         tokens = [made.inputs[rows, at] for rows in (made.base, made.source)]
         assert apart or torch.equal(*tokens)

@@ -11,9 +11,17 @@ import xarray as xr
 
 from loopinterp.comparison.evidence import Untried
 from loopinterp.comparison.rule import Reason, ReasonCode, Verdict
-from loopinterp.comparison.words import UNTRIED, in_loops, reason_in_words, verdict_in_words
+from loopinterp.comparison.words import (
+    UNTRIED,
+    details,
+    headline,
+    in_loops,
+    reason_in_words,
+    why_none,
+)
 from loopinterp.programs.program import ProgramOffset
 
+PLAIN = ProgramOffset()
 SHARES = {"value": 0.75, "low": 0.64}
 REASONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no_effect": ({}, []),
@@ -91,6 +99,10 @@ def arrays(shares: dict[str, float], clean: dict[str, float], active: int = 100)
     )
 
 
+def in_words(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str = PLAIN) -> str:
+    return " ".join([headline(verdict, data), *details(verdict, data, offset), why_none(verdict)])
+
+
 TWO = arrays({"a": 0.34, "b_c": 0.3}, {"a": 0.99, "b_c": 0.5})
 
 
@@ -98,13 +110,13 @@ def test_an_identified_program_is_stated_with_its_numbers():
     verdict = Verdict(
         identified="a", closest="a", longest_delay=7, untested=["x: 1"], off_distribution=0.93
     )
-    text = verdict_in_words(verdict, TWO, ProgramOffset())
+    text = in_words(verdict, TWO)
     assert "runs “a”" in text.partition(".")[0]
-    for part in ("0 to 7 loops", "34% of 100", "64 inputs", "29%", "1 stratum", "93%"):
+    for part in ("0 to 7 loops", "34% (29–39) of 100", "64 inputs", "1 stratum", "93 of 100"):
         assert part in text
 
 
-def test_candidates_that_cannot_be_told_apart_are_listed_together():
+def test_indistinguishable_candidates_are_listed_together():
     verdict = Verdict(
         identified=None,
         closest="a",
@@ -113,26 +125,30 @@ def test_candidates_that_cannot_be_told_apart_are_listed_together():
         refuted=True,
         reasons=[Reason("not_separated", {"program": "b_c"})],
     )
-    text = verdict_in_words(verdict, TWO, ProgramOffset())
+    text = in_words(verdict, TWO)
     assert text.startswith("None of the 2 candidate programs")
-    assert "“a” and “b c” predict 30% to 34%" in text
+    assert "best two, “a” and “b c”, predict 30–34% of 100" in text
     assert reason_in_words(verdict.reasons[0]) in text
 
 
 @pytest.mark.parametrize(
     ("refuted", "programs", "start"),
-    [(True, 1, "It is not “a”"), (True, 2, "It is none"), (False, 2, "No program can be")],
+    [
+        (True, 1, "The model does not run “a”"),
+        (True, 2, "None of the 2"),
+        (False, 2, "No program can be"),
+    ],
 )
 def test_a_verdict_says_no_more_than_the_evidence_rules_out(refuted, programs, start):
     verdict = Verdict(identified=None, closest="a", refuted=refuted)
-    text = verdict_in_words(verdict, TWO.isel(program=slice(programs)), ProgramOffset())
+    text = in_words(verdict, TWO.isel(program=slice(programs)))
     assert text.startswith(start)
-    assert ("no rival" in text) == (programs == 1)
+    assert ("No rival program" in text) == (programs == 1)
 
 
 def test_without_an_effective_interchange_no_share_is_given():
     verdict = Verdict(identified=None, closest="a")
-    text = verdict_in_words(verdict, arrays({"a": np.nan}, {"a": 1.0}, active=0), ProgramOffset())
+    text = in_words(verdict, arrays({"a": np.nan}, {"a": 1.0}, active=0))
     assert "nan" not in text and "%" not in text
 
 
@@ -140,13 +156,25 @@ def test_the_clean_share_is_that_of_the_program_it_is_given_for():
     """The closest does not fit clean runs; of those that do the first by name is given."""
     data = arrays({"b": 0.5, "c": 0.4, "a": 0.3}, {"b": 0.2, "c": 0.99, "a": 0.98})
     verdict = Verdict(identified=None, closest="b", clean_fits=["c", "a"], followed_for=1)
-    text = verdict_in_words(verdict, data, ProgramOffset())
-    assert re.search(r"“a” at 98%", text) and "1 other" in text
-    assert re.search(r"“b”\D+\b1 loop\b", text)
+    text = in_words(verdict, data)
+    assert "“a” fits 98%" in text and "1 other" in text
+    assert re.search(r"“b” predicts the answer for 1 loop\b", text)
 
 
 def test_a_program_offset_is_stated_unless_it_is_plain():
     verdict = Verdict(identified="a", closest="a")
-    plain = verdict_in_words(verdict, TWO, ProgramOffset())
-    assert verdict_in_words(verdict, TWO, str(ProgramOffset())) == plain  # text, in older files
-    assert str(ProgramOffset(lag=1)) in verdict_in_words(verdict, TWO, ProgramOffset(lag=1))
+    plain = in_words(verdict, TWO)
+    assert in_words(verdict, TWO, str(PLAIN)) == plain  # text, in older files
+    assert str(ProgramOffset(lag=1)) in in_words(verdict, TWO, ProgramOffset(lag=1))
+
+
+def test_rivals_with_one_reason_stand_together():
+    rivals = [Reason("not_separated", {"program": name}) for name in ("b", "c")]
+    verdict = Verdict(identified=None, closest="a", reasons=[Reason("no_effect"), *rivals])
+    assert why_none(verdict).count(";") == 1 and "“b” and “c”" in why_none(verdict)
+
+
+def test_interventions_that_lead_off_distribution_are_counted():
+    for share, part in ((0.0, "None of the 100"), (0.93, "93 of 100")):
+        verdict = Verdict(identified=None, closest="a", off_distribution=share)
+        assert part in headline(verdict, TWO)

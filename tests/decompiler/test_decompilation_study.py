@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from functools import cache
 from pathlib import Path
@@ -101,6 +102,15 @@ def test_figures_have_the_code_and_an_answer_for_every_pair_that_meets() -> None
     assert isinstance(circuit.plot, CircuitGraph) and circuit.control
     assert circuit.plot.code == found.code and circuit.plot.to_dict() == found.graph
     assert {"head", "variable"} <= {node.kind for node in circuit.plot.nodes}
+
+
+def test_a_table_too_large_for_a_picture_gives_way_to_response_times() -> None:
+    found = of_program("ripple_held_2")
+    large = dataclasses.replace(found, data=found.data.reindex(message=range(18)))
+    _, delays, circuit = large.figures()
+    fastest, slowest = (np.array(trace.z) for trace in delays.plot.data)
+    assert (slowest >= fastest).all() and (fastest.min(), slowest.max()) == (1, 2)
+    assert circuit.data is not None and len(circuit.data)  # the table itself
 
 
 def test_long_tables_are_not_spelt_out() -> None:

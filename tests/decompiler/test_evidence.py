@@ -14,9 +14,9 @@ from loopinterp.decompiler.evidence import (
     CLEAN,
     ENOUGH,
     EXACT,
+    INJECTED,
     NEARLY,
     NONE,
-    PLANTED,
     REPEATED,
     TRAJECTORY,
     Claim,
@@ -38,7 +38,7 @@ def evidence(**agree: int) -> pd.DataFrame:
             ("alone", CLEAN, 200),
             ("later", "1 loop later", 250),
             ("usual", TRAJECTORY, 300),
-            ("planted", PLANTED, 400),
+            ("planted", INJECTED, 400),
             ("repeated", REPEATED, 350),
         )
     ]
@@ -59,7 +59,7 @@ def test_one_run_that_goes_otherwise_is_enough(where: str) -> None:
     assert "exact" not in str(claim)
 
 
-@pytest.mark.parametrize("missing", [CLEAN, TRAJECTORY, PLANTED, REPEATED])
+@pytest.mark.parametrize("missing", [CLEAN, TRAJECTORY, INJECTED, REPEATED])
 def test_what_was_not_tried_is_not_claimed(missing: str) -> None:
     seen: Any = evidence()
     less = seen[seen["what"] != missing]
@@ -94,7 +94,7 @@ def test_a_state_of_another_loop_tells_apart_what_exchanges_at_one_loop_do_not()
     batch = inputs_of(task, (4,), 24, seed=0)
     runs, generator = Runs(model, batch, task.n_loops(4)), torch.Generator().manual_seed(0)
     wrong = held_out(runs, program, 300, generator).set_index("what")
-    assert wrong.loc[PLANTED, "value"] < wrong.loc[CLEAN, "value"] == 1
+    assert wrong.loc[INJECTED, "value"] < wrong.loc[CLEAN, "value"] == 1
     right = held_out(runs, get_program("ripple"), 300, generator)
     assert (right["agree"] == right["of"]).all() and (right["of"] > 0).all()
 
@@ -108,7 +108,7 @@ def test_a_second_interchange_tells_apart_what_single_ones_do_not(name: str) -> 
     runs = Runs(model, batch, task.n_loops(4))
     seen: Any = held_out(runs, program, 1000, generator).assign(n=4)
     by_kind = seen.set_index("what")["value"]
-    assert by_kind[CLEAN] == by_kind[TRAJECTORY] == by_kind[PLANTED] == 1
+    assert by_kind[CLEAN] == by_kind[TRAJECTORY] == by_kind[INJECTED] == 1
     assert by_kind[REPEATED] < 1
     assert Claim.of(seen, given=True).grade == NEARLY
 
