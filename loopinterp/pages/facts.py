@@ -6,6 +6,7 @@ lengths: a value and a detail for the page's cards, a sentence for the story and
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -124,7 +125,7 @@ class Code(Enum):
     )
     REFUTED = _Words(
         "none of {candidates} candidates",
-        "best: {range} of {runs:,} interventions",
+        "{best}: {range} of {runs:,} interventions{off}",
         "None of {candidates} candidate programs predicts it under intervention.",
     )
     UNDECIDED = _Words(
@@ -388,11 +389,15 @@ def _verdict(compared: Any) -> Fact:
     shares = data["whole_run"].sel(estimate="value")
     best = [verdict.closest, *verdict.indistinguishable]
     low, high = (percent(float(f(shares.sel(program=best)))) for f in (np.min, np.max))
+    off = verdict.off_distribution
     values = {
         "program": (verdict.identified or verdict.closest).replace("_", " "),
         "candidates": n_programs,
         "share": percent(float(shares.sel(program=verdict.closest))),
-        "range": high if low == high else f"{low} to {high}",
+        "range": high if low == high else f"{low.removesuffix('%')}–{high}",
+        "best": f"best {len(best)}" if len(best) > 1 else "best",
+        # Most states that an interchange makes are reached by no clean run.
+        "off": "" if math.isnan(off) else f", {percent(off)} off-distribution",
         "runs": int(data["whole_run_active"].sel(program=verdict.closest)),
     }
     if verdict.identified:
