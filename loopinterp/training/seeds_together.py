@@ -72,7 +72,7 @@ def _answers(
     rows = [it.select(send(at, it.e.device)) for it, at in zip(bound, order)]
     # [seed, loop]: how many examples go on into each loop
     running = (ends[:, None] > torch.arange(int(ends.max()))[:, None]).sum(2)
-    noise = [t.noise(it.h0, n) for t, it, n in zip(trainers, rows, running.tolist())]
+    noise = zip(*[t.noise(it.h0, n) for t, it, n in zip(trainers, rows, running.tolist())])
     offset = None
     if rows[0].context.qk_offset is not None:
         offset = _stacked([it.context.qk_offset for it in rows])
@@ -86,7 +86,7 @@ def _answers(
     loops = _Loops(trainers[0].model, running.amax(0).tolist())
     run = vmap(partial(functional_call, loops), (0, (0, 0, None if offset is None else 0, 0)))
     with sdpa_kernel(SDPBackend.MATH):  # fused attention has no batching rule on a CPU
-        states = run(stacked, (h, e, offset, [_stacked(each) for each in zip(*noise)]))
+        states = run(stacked, (h, e, offset, [_stacked(each) for each in noise]))
     first = torch.tensor([0, *(x.shape[1] for x in states[:-1])]).cumsum(0)  # row of each loop
     answers = []
     for seed, (one, it) in enumerate(zip(drawn, bound)):

@@ -38,7 +38,7 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
             "start_from",
             expected="a run of the same architecture, with as many bits in its state code or more",
             given=f"one with {n_bits} bits" if n_bits < n_target else "another architecture",
-            fix="Leave model as that run has it, but for fewer bits in model.state_code.",
+            fix="Keep the model settings of that run; only model.state_code may be smaller.",
         )
     if n_bits == n_target:
         return model
@@ -62,11 +62,7 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
 
 
 def with_start(config: TrainingConfig) -> TrainingConfig:
-    """The same with the digest of the weights that training begins with.
-
-    Raises:
-        CheckpointError: If ``start_from`` holds no run with a model.
-    """
+    """The same with the digest of the weights that training begins with."""
     if config.start_from is None:
         return config
     model = Run.load(config.start_from).model()
