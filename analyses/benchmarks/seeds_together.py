@@ -2,9 +2,9 @@
 
     python -m analyses.benchmarks.seeds_together
 
-The loops are one batch under ``torch.func.vmap``, the rest of a step (data, clipping, optimiser,
-average) is each seed's own. This saves the cost of starting operations: much on a GPU, nothing on
-one core, where products of matrices take most of the time.
+The loops are one batch with the weights of all seeds, the rest of a step (data, clipping,
+optimiser, average) is each seed's own. This saves the cost of starting operations: much on a GPU,
+little on one core, where products of matrices take most of the time.
 """
 
 from __future__ import annotations

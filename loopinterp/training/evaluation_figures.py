@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
@@ -19,8 +22,9 @@ from loopinterp.training.evaluation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    import plotly.graph_objects as go
     import xarray as xr
 
     from loopinterp.training.answer_scores import Lowest
@@ -61,18 +65,37 @@ def _loops(result: EvaluationResult) -> str:
     return result.answered_after if result.depth is None else str(result.depth)
 
 
-def _accuracy_panel(
-    lines: list[Series], title: str, marks: Sequence[Reference] = (), y_title: str = "exact match"
-) -> LinePanel:
-    return LinePanel(lines, y_title, title=title, y_range=(0, 1.04), references=marks)
+def _columns(
+    data: xr.Dataset,
+    rows: Mapping[str, Callable[[xr.Dataset], list[Series]]],
+    x_title: str,
+    marks: Sequence[Reference] = (),
+) -> go.Figure:
+    """A column of panels for each distribution, with a row for each quantity."""
+    panels, names = [], data["distribution"].values.tolist()
+    for row, (quantity, lines_of) in enumerate(rows.items()):
+        lines = [lines_of(data.sel(distribution=name)) for name in names]
+        ends = (one.y if one.high is None else one.high for each in lines for one in each)
+        highest = max(np.nanmax(end) for end in ends)
+        # A decade at least: on an axis of its own a perplexity of 1.0001 would fill the panel.
+        limits = {"perplexity": (0.9, max(10.0, 1.1 * highest)), "loops": (0, 1.05 * highest)}
+        style = {"y_range": limits.get(quantity, (0, 1.04)), "y_log": quantity == "perplexity"}
+        for name, each in zip(names, lines):
+            title = "" if row else readable(name)
+            panels.append(LinePanel(each, quantity, title=title, references=marks, **style))
+    plot = line_panels(panels, x_title=x_title, columns=len(names))
+    return plot.update_layout(legend_y=1 + 0.14 / len(rows))  # clear of the titles
 
 
-def _perplexity_panel(
-    lines: list[Series], title: str, highest: float, marks: Sequence[Reference] = ()
-) -> LinePanel:
-    # A decade at least: on an axis of its own a perplexity of 1.0001 would fill the panel.
-    limits = 0.9, max(10.0, 1.1 * highest)
-    return LinePanel(lines, "perplexity", title=title, y_log=True, y_range=limits, references=marks)
+def _by_n(values: xr.DataArray) -> list[Series]:
+    """A line for each length, in colours that follow the order."""
+    return Series.each(values, "length", "n = {}".format, in_order=True)
+
+
+def _by_rule(values: xr.DataArray) -> list[Series]:
+    """A line for each stopping rule; baselines are controls."""
+    rules = values["rule"].values.tolist()
+    return [Series.of(k, values.sel(rule=k), control=k in _BASELINES) for k in rules]
 
 
 @findings_of.register
@@ -156,11 +179,9 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
     if len(passed):
         if result.trained_up_to:
             times = f" ({passed[-1] / result.trained_up_to:.3g} times the longest in training)"
-        text = (
-            f"On {name}, at least 99% of answers are wholly right up to length {passed[-1]}{times}."
-        )
+        text = f"On {name}, at least 99% of answers are right up to length {passed[-1]}{times}."
     else:
-        text = f"On {name}, under 99% of answers are wholly right from length {scores.index[0]} on."
+        text = f"On {name}, under 99% of answers are right already at length {scores.index[0]}."
     if len(failing):
         worst = ", ".join(map(str, scores.index[scores == scores.min()]))
         text += f" The minimum is {percent(scores.min())}, at length {worst}."
@@ -203,42 +224,31 @@ def _(result: EvaluationResult) -> list[Figure]:
     """Accuracy against length; against loops and rules where asked for."""
     figures = [_by_length(result)]
     if result.data.sizes["extra_loop"] > 1:
-        figures.append(_by_loops(result))
+        figures.append(_by_extra_loop(result))
     if "rule" in result.data.dims:
-        figures.append(_by_rule(result))
+        figures.append(_when_to_stop(result))
         if "loop" in result.data.dims:  # absent from files of before there was hindsight
             figures.append(_rules_on_the_curve(result))
     elif "loop" in result.data.dims:
-        figures.append(_by_number_of_loops(result))
+        figures.append(_by_loop(result))
     return figures
 
 
 def _by_length(result: EvaluationResult) -> Figure:
-    """A panel for each distribution; a row for each measure that says more than exact match."""
-    extra = nearest_extra_loop(result)
-    data, names = result.data.sel(extra_loop=extra), result.data["distribution"].values.tolist()
-    # Where everything is right, bit accuracy and perplexity are flat lines at 1.
-    all_right = float(data["exact_match"].sel({ESTIMATE: "value"}).min()) >= 0.99
-    measures = ["exact_match"] if all_right else ["exact_match", "bit_accuracy"]
-    highest = float(data["perplexity"].max()) if "perplexity" in data else 1.0
-    panels, marks = [], cutoff_mark(result.trained_up_to)
+    """A row for exact match, and one for each measure that says more than exact match."""
+    extra, marks = nearest_extra_loop(result), cutoff_mark(result.trained_up_to)
+    data = result.data.sel(extra_loop=extra)
+    names = data["distribution"].values.tolist()
     easy = [name for name in names if _constant_is_as_good(result, name)]
-    for row, measure in enumerate(measures):
-        for name in names:
-            lines = [Series.of("model", data[measure].sel(distribution=name))]
-            if name not in easy:
-                constant = data[f"constant_{measure}"].sel(distribution=name)
-                lines.append(Series.of("constant answer", constant, control=True))
-            title = "" if row else readable(name)
-            panels.append(_accuracy_panel(lines, title, marks, measure.replace("_", " ")))
-    if highest > 1.1:
-        shown = data["perplexity"].clip(max=_GREATEST)
-        panels += [
-            _perplexity_panel(
-                [Series.of("model", shown.sel(distribution=name))], "", float(shown.max()), marks
-            )
-            for name in names
-        ]
+
+    def with_control(measure: str, cell: xr.Dataset) -> list[Series]:
+        lines = [Series.of("model", cell[measure])]
+        if cell["distribution"] not in easy:
+            constant = cell[f"constant_{measure}"]
+            lines.append(Series.of("constant answer", constant, control=True))
+        return lines
+
+    rows = {"exact match": partial(with_control, "exact_match")}
     loops = f"{_loops(result)} {extra:+d} loops" if extra else f"{_loops(result)} loops"
     caption = (
         f"{result.n_samples} fresh problems a point, answered after "
@@ -246,9 +256,14 @@ def _by_length(result: EvaluationResult) -> Figure:
         f"{'; dotted: longest in training' * bool(marks)}. Exact match is the share of problems "
         "right at every position"
     )
-    if not all_right:
+    # Where everything is right, bit accuracy and perplexity are flat lines at 1.
+    if float(data["exact_match"].sel({ESTIMATE: "value"}).min()) < 0.99:
+        rows["bit accuracy"] = partial(with_control, "bit_accuracy")
         caption += "; bit accuracy is that of positions, high at times where every problem is wrong"
-    if highest > 1.1:
+    if "perplexity" in data and (highest := float(data["perplexity"].max())) > 1.1:
+        rows["perplexity"] = lambda cell: [
+            Series.of("model", cell["perplexity"].clip(max=_GREATEST))
+        ]
         capped = f" (drawn up to {_GREATEST:.0e})" if highest > _GREATEST else ""
         caption += f"; perplexity is that of the right answer{capped}"
     control = "Dashed: the best answer that is the same for every problem."
@@ -257,29 +272,21 @@ def _by_length(result: EvaluationResult) -> Figure:
             f" On {' and '.join(map(readable, easy))} it scores as high as the model and is not "
             "drawn: answers are alike there, so these inputs are no evidence."
         )
-    plot = line_panels(panels, x_title="problem length n", columns=len(names))
-    if len(names) > 1 and len(panels) == len(names):
-        plot.update_layout(legend_y=1.14)  # clear of the titles of a single row
     return Figure(
         title="Accuracy against length",
-        plot=plot,
+        plot=_columns(data, rows, "problem length n", marks),
         caption=f"{caption}.",
         control=control,
         data=result.to_dataframe("exact_match", "bit_accuracy"),
     )
 
 
-def _by_loops(result: EvaluationResult) -> Figure:
-    exact, mark = result.data["exact_match"], [Reference(0, _loops(result), "x")]
-    names = exact["distribution"].values.tolist()
+def _by_extra_loop(result: EvaluationResult) -> Figure:
+    rows = {"exact match": lambda cell: _by_n(cell["exact_match"])}
     return Figure(
         title="Accuracy against loops",
-        plot=line_panels(
-            [
-                _accuracy_panel(_by_n(exact.sel(distribution=name)), readable(name), marks=mark)
-                for name in names
-            ],
-            x_title=f"loops beyond {_loops(result)}",
+        plot=_columns(
+            result.data, rows, f"loops beyond {_loops(result)}", [Reference(0, axis="x")]
         ),
         caption=f"The same problems, answered before or after {_loops(result)} loops (dotted "
         "line). Left of the line the answer is cut short; right of it, it has to be kept.",
@@ -287,24 +294,29 @@ def _by_loops(result: EvaluationResult) -> Figure:
     )
 
 
-def _by_n(values: xr.DataArray) -> list[Series]:
-    """A line for each length, in colours that follow the order."""
-    return Series.each(values, "length", "n = {}".format, in_order=True)
+def _by_loop(result: EvaluationResult) -> Figure:
+    rows = {
+        "exact match": lambda cell: _by_n(cell["loop_exact_match"]),
+        "perplexity": lambda cell: _by_n(cell["loop_perplexity"].clip(max=_GREATEST)),
+    }
+    return Figure(
+        title="Accuracy against the number of loops",
+        plot=_columns(result.data, rows, "loops"),
+        caption="The same problems, answered after the same number of loops at every length: exact "
+        "match, and the perplexity of the right answer.",
+        data=result.to_dataframe("loop_exact_match", "loop_perplexity"),
+    )
 
 
-def _by_rule(result: EvaluationResult) -> Figure:
+def _when_to_stop(result: EvaluationResult) -> Figure:
     exact, loops = result.data["stopped_exact_match"], result.data["stopped_at"]
-    panels = []
-    for name in exact["distribution"].values.tolist():
-        lines, loop_lines = (
-            [Series.of(k, at.sel(rule=k), control=k in _BASELINES) for k in at["rule"].values]
-            for at in (exact.sel(distribution=name), loops.sel(distribution=name))
-        )
-        panels.append(_accuracy_panel(lines, readable(name)))
-        panels.append(LinePanel(loop_lines, "loops", title=readable(name)))
+    rows = {
+        "exact match": lambda cell: _by_rule(cell["stopped_exact_match"]),
+        "loops": lambda cell: _by_rule(cell["stopped_at"]),
+    }
     return Figure(
         title="When to stop",
-        plot=line_panels(panels, x_title="problem length n"),
+        plot=_columns(result.data, rows, "problem length n"),
         caption="Exact match, and the mean number of loops, where each rule stops. A rule sees "
         "states and answers, a calibrated one the length of its input; none is given "
         f"{_loops(result)}. A rule that stops early cuts answers short.",
@@ -314,41 +326,23 @@ def _by_rule(result: EvaluationResult) -> Figure:
     )
 
 
-def _by_number_of_loops(result: EvaluationResult) -> Figure:
-    """Exact match and perplexity against numbers of loops that do not depend on the length."""
-    panels = []
-    for name in result.data["distribution"].values.tolist():
-        cell = result.data.sel(distribution=name)
-        perplexity = cell["loop_perplexity"].clip(max=_GREATEST)
-        panels.append(_accuracy_panel(_by_n(cell["loop_exact_match"]), readable(name)))
-        panels.append(_perplexity_panel(_by_n(perplexity), readable(name), float(perplexity.max())))
-    return Figure(
-        title="Accuracy against the number of loops",
-        plot=line_panels(panels, x_title="loops"),
-        caption="The same problems, answered after the same number of loops at every length: exact "
-        "match, and the perplexity of the right answer.",
-        data=result.to_dataframe("loop_exact_match", "loop_perplexity"),
-    )
-
-
 def _rules_on_the_curve(result: EvaluationResult) -> Figure:
     """Exact match after every loop at the greatest length, and where each rule stops on it."""
     longest = result.data["length"].values.tolist()[-1]
-    cells = result.data.sel({"length": longest, ESTIMATE: "value"})
-    rules, panels = cells["rule"].values.tolist(), []
-    for name in cells["distribution"].values.tolist():
-        cell = cells.sel(distribution=name)
+
+    def points(cell: xr.Dataset) -> list[Series]:
         exact = cell["loop_exact_match"].dropna("loop")
         curve = Series.of("after every loop", exact, markers=False, colour="grey")
-        stops = zip(rules, cell["stopped_at"].values, cell["stopped_exact_match"].values)
-        points = [Series(rule, [x], [y]) for rule, x, y in stops]
-        panels.append(_accuracy_panel([*points, curve], f"{readable(name)}, n = {longest}"))
+        stops = zip(*(cell[k].values for k in ("rule", "stopped_at", "stopped_exact_match")))
+        return [*(Series(str(rule), [x], [y]) for rule, x, y in stops), curve]
+
+    cells = result.data.sel({"length": longest, ESTIMATE: "value"})
     return Figure(
         title="Where the rules stop, and what hindsight would choose",
-        plot=line_panels(panels, x_title="loops"),
-        caption="The line is the exact match after each number of loops, for the longest problems. "
-        "A mark is a rule: the mean loop at which it stops, and its exact match there. Rules that "
-        "stop each example at a loop of its own may lie off the line.",
+        plot=_columns(cells, {"exact match": points}, "loops"),
+        caption="The line is the exact match after each number of loops, for the longest problems "
+        f"(n = {longest}). A mark is a rule: the mean loop at which it stops, and its exact match "
+        "there. Rules that stop each example at a loop of its own may lie off the line.",
         control=f"“{BEST}” is the highest point of the line. “{ANY}” counts an example that is "
         "right at any loop, by chance too. Both are chosen on the examples that they are scored "
         "on.",

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.func import functional_call
 from torch.nn.functional import pad
 
 from loopinterp.core.errors import InputError
+from loopinterp.models.positions import AttentionContext
 from loopinterp.models.weights import need_unchanged
 from loopinterp.training.device import send
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def advance_together(trainers: Sequence[Trainer]) -> None:
     """One step of each trainer, as each would make it alone, their loops in one batch.
 
-    The loops run under :func:`torch.func.vmap` over the stacked weights. Everything else (data,
-    noise, readout, gradient, optimiser, average) is each trainer's own.
+    The loops run with the weights of all, stacked ``[seed, ...]``. Everything else (data, noise,
+    readout, gradient, optimiser, average) is each trainer's own.
 
     Args:
         trainers: Of configurations that differ in the seed alone. Each returns its own metrics
@@ -77,16 +77,17 @@ def _answers(
     if rows[0].context.qk_offset is not None:
         offset = _stacked([it.context.qk_offset for it in rows])
     h, e = _stacked([it.h0 for it in rows]), _stacked([it.e for it in rows])
-    weights = [dict(trainer.model.named_parameters()) for trainer in trainers]
+    models = [trainer.model for trainer in trainers]
+    weights = [dict(model.named_parameters()) for model in models]
     stacked = {
         f"model.{name}": torch.stack([w[name] for w in weights])
         for name in weights[0]
-        if name.startswith(("block.", "ln_loop.", "gate", "recall.", "relative_bias."))
+        if name.startswith(("block.", "ln_loop.", "gate", "recall."))
     }
-    loops = _Loops(trainers[0].model, running.amax(0).tolist())
-    run = vmap(partial(functional_call, loops), (0, (0, 0, None if offset is None else 0, 0)))
-    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no batching rule on a CPU
-        states = run(stacked, (h, e, offset, [_stacked(each) for each in noise]))
+    stacked = {name: x if x.dim() > 1 else x[:, None, None] for name, x in stacked.items()}
+    contexts = [model.length_context(h.shape[2], all_pairs=True) for model in models]
+    inputs = h, e, offset, [_stacked(each) for each in noise], contexts, running.amax(0).tolist()
+    states = functional_call(_Loops(models[0]), stacked, inputs)
     first = torch.tensor([0, *(x.shape[1] for x in states[:-1])]).cumsum(0)  # row of each loop
     answers = []
     for seed, (one, it) in enumerate(zip(drawn, bound)):
@@ -109,22 +110,45 @@ def _stacked(batches: Sequence[Tensor]) -> Float[Tensor, "seed example *head pos
 
 
 class _Loops(nn.Module):
-    """All loops of one model as a ``forward``, which ``functional_call`` gives other weights.
+    """All loops of one model as a ``forward``, which ``functional_call`` gives other weights."""
 
-    The first ``n_running`` examples go on into each loop.
-    """
-
-    def __init__(self, model: LoopedTransformer, n_running: Sequence[int]) -> None:
+    def __init__(self, model: LoopedTransformer) -> None:
         super().__init__()
-        self.model, self.n_running = model, n_running
+        self.model = model
 
     def forward(
-        self, h: Tensor, e: Tensor, offset: Tensor | None, noise: Sequence[Tensor]
-    ) -> list[Tensor]:
-        context = replace(self.model.length_context(h.shape[1]), qk_offset=offset)
-        states = [h]
-        for loop, n in enumerate(self.n_running):
-            h = h[:n] + noise[loop] if noise else h[:n]
-            h = self.model.run_loop(h, e[:n], context.select(slice(n)))
+        self,
+        h: Float[Tensor, "seed example pos d_model"],
+        e: Float[Tensor, "seed example pos d_model"],
+        offset: Float[Tensor, "seed example head pos d_head"] | None,
+        noise: Sequence[Float[Tensor, "seed n pos d_model"]],
+        contexts: Sequence[AttentionContext],
+        n_running: Sequence[int],
+    ) -> list[Float[Tensor, "seed n pos d_model"]]:
+        """States after 0, 1, … loops, into each of which the first ``n_running`` examples go."""
+        states, mask = [h], contexts[0].mask
+        if self.model.relative_bias is not None:  # [seed, head, query, key]: each has its own
+            mask = torch.cat([context.mask for context in contexts if context.mask is not None])
+        for loop, n in enumerate(n_running):
+            h = h[:, :n] + noise[loop] if noise else h[:, :n]
+            # Each seed's examples in a row [seed, example and pos, d_model]
+            rotation = contexts[0].rotation
+            context = AttentionContext(
+                rotation=rotation and (rotation[0].repeat(n, 1), rotation[1].repeat(n, 1)),
+                qk_offset=None if offset is None else offset[:, :n].transpose(1, 2).flatten(2, 3),
+                attend=partial(_attend, mask=mask, n=n),
+            )
+            h = self.model.run_loop(h.flatten(1, 2), e[:, :n].flatten(1, 2), context)
+            h = h.unflatten(1, (n, -1))
             states.append(h)
         return states
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, n: int) -> Tensor:
+    """Attention within each of ``n`` examples in rows ``[seed, head, place, d_head]``."""
+    # [seed and example, head, pos, d_head]
+    q, k, v = (x.unflatten(2, (n, -1)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    if mask is not None and len(mask) > 1:
+        mask = mask.repeat_interleave(n, 0)
+    z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+    return z.unflatten(0, (-1, n)).transpose(1, 2).flatten(2, 3)
