@@ -121,10 +121,10 @@ class _Loops(nn.Module):
         h: Float[Tensor, "seed example pos d_model"],
         e: Float[Tensor, "seed example pos d_model"],
         offset: Float[Tensor, "seed example head pos d_head"] | None,
-        noise: Sequence[Float[Tensor, "seed n pos d_model"]],
+        noise: Sequence[Float[Tensor, "seed _ pos d_model"]],
         contexts: Sequence[AttentionContext],
         n_running: Sequence[int],
-    ) -> list[Float[Tensor, "seed n pos d_model"]]:
+    ) -> list[Float[Tensor, "seed _ pos d_model"]]:
         """States after 0, 1, … loops, into each of which the first ``n_running`` examples go."""
         states, mask = [h], contexts[0].mask
         if self.model.relative_bias is not None:  # [seed, head, query, key]: each has its own
