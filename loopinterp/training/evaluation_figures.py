@@ -106,7 +106,7 @@ def _(result: EvaluationResult) -> list[Finding]:
     if len(distributions) > 1 or result.not_judged:
         lowest = {n: result.lowest(n) for n in result.data["length"].values.tolist()}
         finding = lowest_finding(lowest, distributions, result.not_judged)
-        if finding.good and all(_constant_is_as_good(result, name) for name in distributions):
+        if finding.good and all(_has_one_answer(result, name) for name in distributions):
             finding = replace(finding, good=None)
         findings.insert(0, finding)
     if "rule" in result.data.dims:
@@ -161,11 +161,10 @@ def where_lowest(lowest: Lowest, names: Sequence[str]) -> str:
     return ", ".join(map(readable, lowest.distributions))
 
 
-def _constant_is_as_good(result: EvaluationResult, distribution: str) -> bool:
-    """Whether one constant answer scores as high as the model at the greatest length."""
-    cell = result.data.sel(distribution=distribution, extra_loop=nearest_extra_loop(result))
-    exact = cell["exact_match"].sel({ESTIMATE: "value"})
-    return bool(cell["constant_exact_match"][-1] >= exact[-1])
+def _has_one_answer(result: EvaluationResult, distribution: str) -> bool:
+    """Whether one constant answer is right: then a model that is right has shown nothing."""
+    constant = result.data["constant_exact_match"].sel(distribution=distribution)
+    return bool(constant[-1] >= 0.99)  # at the greatest length
 
 
 def _reach(result: EvaluationResult, distribution: str) -> Finding:
@@ -185,8 +184,8 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
     if len(failing):
         worst = ", ".join(map(str, scores.index[scores == scores.min()]))
         text += f" The minimum is {percent(scores.min())}, at length {worst}."
-    if good and _constant_is_as_good(result, distribution):
-        text += " One constant answer scores as high, so these inputs are no evidence."
+    if good and _has_one_answer(result, distribution):
+        text += " One constant answer is right too, so these inputs are no evidence."
         good = None
     return Finding(text, value=f"{scores.min():.2f} exact match", good=good)
 
@@ -239,7 +238,7 @@ def _by_length(result: EvaluationResult) -> Figure:
     extra, marks = nearest_extra_loop(result), cutoff_mark(result.trained_up_to)
     data = result.data.sel(extra_loop=extra)
     names = data["distribution"].values.tolist()
-    easy = [name for name in names if _constant_is_as_good(result, name)]
+    easy = [name for name in names if _has_one_answer(result, name)]
 
     def with_control(measure: str, cell: xr.Dataset) -> list[Series]:
         lines = [Series.of("model", cell[measure])]
@@ -269,8 +268,8 @@ def _by_length(result: EvaluationResult) -> Figure:
     control = "Dashed: the best answer that is the same for every problem."
     if easy:
         control += (
-            f" On {' and '.join(map(readable, easy))} it scores as high as the model and is not "
-            "drawn: answers are alike there, so these inputs are no evidence."
+            f" On {' and '.join(map(readable, easy))} it is right and not drawn: these inputs are "
+            "no evidence."
         )
     return Figure(
         title="Accuracy against length",
