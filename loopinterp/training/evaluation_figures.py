@@ -252,19 +252,19 @@ def _by_length(result: EvaluationResult) -> Figure:
     caption = (
         f"{result.n_samples} fresh problems a point, answered after "
         f"{'1 loop' if loops == '1 loops' else loops}; bands: 95% intervals"
-        f"{'; dotted: longest in training' * bool(marks)}. Exact match is the share of problems "
-        "right at every position"
+        f"{'; dotted: longest in training' * bool(marks)}. Exact match: problems right at every "
+        "position"
     )
     # Where everything is right, bit accuracy and perplexity are flat lines at 1.
     if float(data["exact_match"].sel({ESTIMATE: "value"}).min()) < 0.99:
         rows["bit accuracy"] = partial(with_control, "bit_accuracy")
-        caption += "; bit accuracy is that of positions, high at times where every problem is wrong"
+        caption += "; bit accuracy: positions right, high even where every problem is wrong"
     if "perplexity" in data and (highest := float(data["perplexity"].max())) > 1.1:
         rows["perplexity"] = lambda cell: [
             Series.of("model", cell["perplexity"].clip(max=_GREATEST))
         ]
         capped = f" (drawn up to {_GREATEST:.0e})" if highest > _GREATEST else ""
-        caption += f"; perplexity is that of the right answer{capped}"
+        caption += f"; perplexity: of the right answer{capped}"
     control = "Dashed: the best answer that is the same for every problem."
     if easy:
         control += (
