@@ -193,7 +193,7 @@ def evaluate(
         axes = {str(k): EvaluationResult.VARIABLES[str(k)].split() for k in data}
         return EvaluationResult.of(
             watch,
-            coords={k: data[k].values.tolist() for k in data.coords if k != ESTIMATE},
+            coords={str(k): x.values.tolist() for k, x in data.coords.items() if k != ESTIMATE},
             **{name: data[name].transpose(*axes[name]).values for name in axes},
             task=task.name,
             n_samples=n_samples,

@@ -76,7 +76,7 @@ def _columns(
     for row, (quantity, lines_of) in enumerate(rows.items()):
         lines = [lines_of(data.sel(distribution=name)) for name in names]
         ends = (one.y if one.high is None else one.high for each in lines for one in each)
-        highest = max(np.nanmax(end) for end in ends)
+        highest = max(np.nanmax(np.asarray(end)) for end in ends)
         # A decade at least: on an axis of its own a perplexity of 1.0001 would fill the panel.
         limits = {"perplexity": (0.9, max(10.0, 1.1 * highest)), "loops": (0, 1.05 * highest)}
         style = {"y_range": limits.get(quantity, (0, 1.04)), "y_log": quantity == "perplexity"}
@@ -197,8 +197,8 @@ def _stopping(result: EvaluationResult) -> Finding:
     rules = worst.drop([name for name in _BASELINES if name in worst.index])
     best = rules.index[rules == rules.max()].tolist()
     text = (
-        f"At the worst length and distribution, {_some(best)} has the highest exact match of "
-        f"{len(rules)} stopping rules: {percent(rules.max())}. Read at {_loops(result)}, it is "
+        f"Of {len(rules)} stopping rules, {_spell(best)} has the highest exact match at the worst "
+        f"length and distribution: {percent(rules.max())}. Read at {_loops(result)}, it is "
         f"{percent(worst[ORACLE])}."
     )
     if BEST in worst.index:
@@ -207,15 +207,15 @@ def _stopping(result: EvaluationResult) -> Finding:
         gap = gap.max(["distribution", "length"]).to_series()
         near = gap.index[gap <= 0.02].tolist()
         if near:
-            text += f" Never more than 0.02 below the best loop in hindsight: {_some(near)}."
+            text += f" Never more than 0.02 below the best loop in hindsight: {_spell(near)}."
         else:
             text += f" Every rule falls {gap.min():.2f} or more below the best loop in hindsight."
     return Finding(text, value=f"{rules.max():.2f}")
 
 
-def _some(rules: Sequence[str]) -> str:
+def _spell(rules: Sequence[str]) -> str:
     """One rule by its name, or how many they are."""
-    return rules[0] if len(rules) == 1 else f"each of {len(rules)} rules"
+    return rules[0] if len(rules) == 1 else f"each of {len(rules)}"
 
 
 @figures_of.register
@@ -238,16 +238,17 @@ def _by_length(result: EvaluationResult) -> Figure:
     extra, marks = nearest_extra_loop(result), cutoff_mark(result.trained_up_to)
     data = result.data.sel(extra_loop=extra)
     names = data["distribution"].values.tolist()
-    easy = [name for name in names if _has_one_answer(result, name)]
+    one_answer = [name for name in names if _has_one_answer(result, name)]
 
     def with_control(measure: str, cell: xr.Dataset) -> list[Series]:
         lines = [Series.of("model", cell[measure])]
-        if cell["distribution"] not in easy:
+        if str(cell["distribution"].values) not in one_answer:
             constant = cell[f"constant_{measure}"]
             lines.append(Series.of("constant answer", constant, control=True))
         return lines
 
-    rows = {"exact match": partial(with_control, "exact_match")}
+    rows: dict[str, Callable[[xr.Dataset], list[Series]]] = {}
+    rows["exact match"] = partial(with_control, "exact_match")
     loops = f"{_loops(result)} {extra:+d} loops" if extra else f"{_loops(result)} loops"
     caption = (
         f"{result.n_samples} fresh problems a point, answered after "
@@ -266,10 +267,10 @@ def _by_length(result: EvaluationResult) -> Figure:
         capped = f" (drawn up to {_GREATEST:.0e})" if highest > _GREATEST else ""
         caption += f"; perplexity: of the right answer{capped}"
     control = "Dashed: the best answer that is the same for every problem."
-    if easy:
+    if one_answer:
         control += (
-            f" On {' and '.join(map(readable, easy))} it is right and not drawn: these inputs are "
-            "no evidence."
+            f" On {' and '.join(map(readable, one_answer))} it is right and not drawn: these "
+            "inputs are no evidence."
         )
     return Figure(
         title="Accuracy against length",
