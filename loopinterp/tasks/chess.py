@@ -303,7 +303,8 @@ def read_fen(fen: str) -> Position:
         InputError: the FEN is malformed, a side has not one king, a pawn stands on the first or
             last rank, or there is nothing to castle with.
     """
-    parts = re.fullmatch(r"(\S+) ([wb]) (-|K?Q?k?q?) (-|[a-h][36])(?: \S+){0,2}", fen.strip())
+    form = r"(\S+) ([wb]) (-|(?! )K?Q?k?q?) (-|[a-h][36])(?: \S+){0,2}"
+    parts = re.fullmatch(form, " ".join(fen.split()))
     expected = "a board, w or b, castling rights (- or some of KQkq) and a square (or -)"
     if parts is None:
         raise _refused("FEN", expected, repr(fen))
