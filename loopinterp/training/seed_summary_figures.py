@@ -113,36 +113,27 @@ def _(result: SweepResult) -> list[Figure]:
     figures, ran = [], _ran(result)
     for measure, along in result.figure_axes.items():
         # Along loops it is the measure after each number of loops, whatever T(n) is.
-        cells, name = result.data, f"loop_{measure}" if along == "loop" else measure
-        cells = cells[[name, f"{name}_se"]].rename({name: measure, f"{name}_se": f"{measure}_se"})
-        if along == "length":
+        name, by_loop = f"loop_{measure}" if along == "loop" else measure, along != "length"
+        cells = result.data[[name, f"{name}_se"]].sel(setting=ran)
+        cells = cells.rename({name: measure, f"{name}_se": f"{measure}_se"})
+        if not by_loop:
             cells = cells.sel(extra_loop=nearest_extra_loop(result))
-        marks = [Reference(n, "", "x") for n in _cutoffs(result, ran, along)]
-        dotted = " Dotted: longest in training." * bool(marks)
         if len(ran) <= 5:  # lines on one panel, as many as there are colours
-            split = ["distribution"] if along == "length" else ["distribution", "length"]
-            panels = [
-                _panel(_lines(part.sel(setting=ran), measure, "setting"), measure, title, marks)
-                for title, part in _parts(cells, split)
-            ]
-            what = f"Each line is a setting.{dotted}"
-            figures.append(_figure(result, panels, measure, along, what))
-            continue
-        axis, lines = ("distribution", "a kind of input")
-        if along != "length":
-            axis, lines = "length", "a problem length"
-        what = f"Each panel is a setting, each line {lines}.{dotted}"
-        for title, part in _parts(cells, [] if along == "length" else ["distribution"]):
+            axes = [], ["distribution", *["length"] * by_loop], "setting"
+            what, columns = "Each line is a setting.", 1
+        else:
+            axes = ["distribution"] * by_loop, ["setting"], "length" if by_loop else "distribution"
+            lines, columns = "a problem length" if by_loop else "a kind of input", 4
+            what = f"Each panel is a setting, each line {lines}."
+        what += "" if by_loop else " Dotted: longest in training."
+        for on, part in _parts(cells, axes[0]):
             panels = [
                 _panel(
-                    _lines(part.sel(setting=setting), measure, axis),
-                    measure,
-                    setting,
-                    [Reference(n, "", "x") for n in _cutoffs(result, [setting], along)],
+                    _lines(cell, measure, axes[2]), measure, title, _cutoffs(result, cell, by_loop)
                 )
-                for setting in ran
+                for title, cell in _parts(part, axes[1])
             ]
-            figures.append(_figure(result, panels, measure, along, what, title, columns=4))
+            figures.append(_figure(result, panels, measure, along, what, on, columns))
     return figures
 
 
@@ -162,13 +153,13 @@ def _figure(
     measure: str,
     along: str,
     what: str,
-    on: str = "",
-    **layout: Any,
+    on: str,
+    columns: int,
 ) -> Figure:
     data = result.to_dataframe(f"loop_{measure}", f"loop_{measure}_se") if along == "loop" else None
     return Figure(
         title=f"{_WORDS[measure].capitalize()} by setting{on and f', {on}'}",
-        plot=line_panels(panels, x_title=_WORDS[along], **layout),
+        plot=line_panels(panels, x_title=_WORDS[along], columns=columns),
         caption=f"{result.about} {what} Means over up to {len(result.seeds)} seeds, "
         f"{result.n_samples} fresh problems each; bands: one standard error over seeds.",
         data=result.table() if data is None else data,
@@ -180,11 +171,16 @@ def _parts(cells: xr.Dataset, axes: list[str]) -> list[tuple[str, xr.Dataset]]:
     parts = [("", cells)]
     for axis in axes:
         parts = [
-            (f"{title}, n = {at}" if axis == "length" else readable(at), part.sel({axis: at}))
+            (f"{title}{title and ', '}{_name(axis, at)}", part.sel({axis: at}))
             for title, part in parts
             for at in part[axis].values.tolist()
         ]
     return parts
+
+
+def _name(axis: str, place: Any) -> str:
+    """The name of a place on an axis: of a setting, a length or a distribution."""
+    return {"setting": str(place), "length": f"n = {place}"}.get(axis) or readable(place)
 
 
 def _ran(result: SweepResult) -> list[str]:
@@ -207,12 +203,11 @@ def _lines(cells: xr.Dataset, measure: str, axis: str) -> list[Series]:
         else:
             low, high = np.clip(mean - error, 0, 1), np.clip(mean + error, 0, 1)
         (x,) = (at[dim].values for dim in at[measure].dims)
-        name = {"setting": str(place), "length": f"n = {place}"}.get(axis) or readable(place)
-        lines.append(Series(name, x, mean, low=low, high=high, colour=colour))
+        lines.append(Series(_name(axis, place), x, mean, low=low, high=high, colour=colour))
     return lines
 
 
-def _cutoffs(result: SweepResult, settings: Sequence[str], along: str) -> list[int]:
-    """The greatest lengths in training, on an axis of lengths."""
-    cutoffs = np.unique(result.data["trained_up_to"].sel(setting=settings).values)
-    return [int(n) for n in cutoffs if np.isfinite(n)] if along == "length" else []
+def _cutoffs(result: SweepResult, cell: xr.Dataset, by_loop: bool) -> list[Reference]:
+    """The greatest lengths in training of a panel's settings, on an axis of lengths."""
+    cutoffs = np.unique(result.data["trained_up_to"].sel(setting=cell["setting"]).values)
+    return [Reference(int(n), "", "x") for n in cutoffs if np.isfinite(n) and not by_loop]
