@@ -14,7 +14,7 @@ from loopinterp.core.settings import OnlyWith, Seed, Settings, settings
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.protocol import need_causal
 from loopinterp.tasks.sampling import check_size
-from loopinterp.tasks.task import digest_file, task_files
+from loopinterp.tasks.task import digest_file, need, task_files
 from loopinterp.tasks.token_by_token import TokenByToken
 
 if TYPE_CHECKING:
@@ -106,13 +106,11 @@ class _ModelAndTask(WithConflicts):
         """Raise an InputError unless the task's files are as the run began with them."""
         files = task_files(self.make_task())
         for name, digest in self.data_sha256.items():
-            if name not in files or digest_file(files[name]) != digest:
-                raise InputError(
-                    f"task_settings.{name}",
-                    expected=f"the file that the run began with, of SHA-256 {digest[:12]}…",
-                    given=f"another content of {files.get(name)}",
-                    fix="Put that file back, or train a new run on the new one.",
-                )
+            same = name in files and digest_file(files[name]) == digest
+            expected = f"the file that the run began with, of SHA-256 {digest[:12]}…"
+            fix = "Put that file back, or train a new run on the new one."
+            got = f"another content of {files.get(name)}"
+            need(same, f"task_settings.{name}", expected, got, fix)
 
 
 @settings

@@ -62,11 +62,7 @@ _RESTORE_ALL = "The files do not belong together: restore them, or train into a 
 class RunFault(Enum):
     """What is wrong with the folder of a run: expected, given, fix; values stand in braces."""
 
-    OTHER_JSON = (
-        "the configuration of a run",
-        "other JSON",
-        "Point to the run's own folder.",
-    )
+    OTHER_JSON = ("the configuration of a run", "other JSON", "Point to the run's own folder.")
     MODEL_IN_MEMORY = (
         "a run with its model",
         "the results of a {model}, which stayed in memory",
@@ -343,12 +339,9 @@ def given_model_config(
     need_model_of(task, model)
     rule = model.loop_rule or LoopRule(1)  # whose scale and extra are the defaults
     if rule.of_length is not None and rule.of_length != LoopsByLength(task):
-        raise InputError(
-            "loop_rule of the model",
-            expected=f"T(n) of task {task.name!r}, or one number of loops, as a run keeps no other",
-            given=repr(rule),
-            fix="Set model.loop_rule = None for T(n), or LoopRule(n_loops).",
-        )
+        expected = f"T(n) of task {task.name!r}, or one number of loops, as a run keeps no other"
+        fix = "Set model.loop_rule = None for T(n), or LoopRule(n_loops)."
+        raise InputError("loop_rule of the model", expected=expected, given=repr(rule), fix=fix)
     return GivenModelConfig(
         task=task.name,
         model=model.config,

@@ -386,11 +386,7 @@ class Trainer(ShortRepr):
             counts = {k: int((~x.isfinite()).sum()) for k, x in self.model.named_parameters()}
             name = next(name for name, count in counts.items() if count)
             what, got = f"weights {name} after step {step}", f"{counts[name]} that are not"
-        raise InputError(
-            what,
-            expected="finite numbers",
-            given=got,
-            fix=f"Lower optimiser.lr (now {self.config.optimiser.lr:g}), set optimiser.clip=1, or "
-            "train longer warm-up (optimiser.warmup_steps), in a new folder; what was saved "
-            "before this step is kept.",
-        )
+        fix = f"Lower optimiser.lr (now {self.config.optimiser.lr:g}), set optimiser.clip=1, or "
+        fix += "lengthen the warm-up (optimiser.warmup_steps), in a new folder; what was saved "
+        fix += "before this step is kept."
+        raise InputError(what, expected="finite numbers", given=got, fix=fix)
