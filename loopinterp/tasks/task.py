@@ -1,4 +1,4 @@
-"""What a task is (token format, sampler, exact oracle, T(n)), and the batches that it draws."""
+"""The protocol of a task (sampler, exact oracle, T(n)), and the batches that it draws."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Task(Protocol):
         ...
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to given inputs, ``IGNORE`` where nothing is asked."""
+        """The exact answer to given inputs, ``IGNORE`` where there is none."""
         ...
 
     def decode(
@@ -199,7 +199,7 @@ def check_values(batch: Batch) -> None:
             low, high = (int(x) for x in values.aminmax())
             fits = low >= least and (end is None or high < end)
             expected = f"integers >= {least}" if end is None else f"integers in {least}..{end - 1}"
-            but = f", or IGNORE ({IGNORE}) where nothing is asked" if name == "targets" else ""
+            but = f", or IGNORE ({IGNORE}) without a target" if name == "targets" else ""
             _need(fits, name, f"{expected}{but}", getattr(batch, name))
 
 

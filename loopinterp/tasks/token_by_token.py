@@ -53,7 +53,7 @@ class TokenByToken(Sampler):
 
     @abstractmethod
     def _answer(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the first token of each answer is asked for, the answers, and their lengths.
+        """Where the first token of each answer is predicted, the answers, and their lengths.
 
         It follows from the prompts [batch, pos] alone. The answers [batch, longest] lack ``end``.
         """
@@ -220,7 +220,7 @@ class NextToken(TokenByToken):
         return self._batch(prompt, batch.n, batch.n_loops)
 
     def encode(self, *operands: Any, **options: Any) -> Batch:
-        """What the wrapped task's own ``encode`` makes of its arguments, in this form."""
+        """The batch of the wrapped task's own ``encode``, in this form."""
         return self._rewritten("encode", *operands, **options)
 
     def sample_operands(self, *lengths: int, batch_size: int, generator: torch.Generator) -> Batch:

@@ -86,7 +86,7 @@ def score(
     has_target = targets != IGNORE
     exact, share = _right_by_example(logits.argmax(-1), targets)
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    # [batch, pos, 1]: class 0 stands in where nothing is asked, and is masked out below.
+    # [batch, pos, 1]: class 0 stands in where there is no target, and is masked out below.
     right_class = targets.masked_fill(~has_target, 0)[..., None]
     # [batch, pos]: negative log-probability of the right class
     surprise = -logits.log_softmax(-1, dtype=dtype).gather(-1, right_class)[..., 0]
@@ -144,7 +144,7 @@ def askable_distributions(
     n_samples: int,
     distributions: Sequence[str] | None = None,
 ) -> list[str]:
-    """The distributions that a model is asked on (all if None).
+    """The distributions that a model is evaluated on (all if None).
 
     Raises:
         InputError: If the model is of another task or sees the answers, a distribution is unknown,
@@ -176,7 +176,7 @@ def _sees_answers(task: Task, model: LoopedModel | Any, n: int) -> bool:
     tokens = batch.inputs[written].unique()
     other = batch.inputs.clone()
     other[written] = tokens[(torch.searchsorted(tokens, other[written]) + 1) % len(tokens)]
-    logits = []  # [batch, d_vocab_out] where the first token of the answer is asked for
+    logits = []  # [batch, d_vocab_out] where the first token of the answer is predicted
     for inputs in (batch.inputs, other):
         bound = bind(model, inputs)
         *_, (loop, state) = bound.run(last, may_diverge=True)

@@ -151,10 +151,10 @@ class ObjectiveConfig(WithConflicts):
         loop_scale: Factor of T(n), rounded up; T = 2n + 3 of a task with T(n) = n is
             ``loop_scale=2, extra_loops=3``.
         extra_loops: Loops added to that; at least one is left. The run's model makes as many.
-        hold_loops: ``step_dependent``: a share of the examples is asked a second time, up to this
+        hold_loops: ``step_dependent``: a share of the examples is read a second time, up to this
             many loops after T(n), so that the answer has to be kept.
         hold_share: That share.
-        due_share: ``step_dependent``: a share of the examples is asked a second time, after a
+        due_share: ``step_dependent``: a share of the examples is read a second time, after a
             number of loops drawn from 1..T(n), for the answers that are due by then: with k answers
             after it, an answer is due k loops before T(n).
         alpha: ``progressive``: weight of the random loop.

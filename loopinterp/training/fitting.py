@@ -1,4 +1,4 @@
-"""Training into a folder, and going on where a kill stopped it."""
+"""Training into a folder, and resuming an interrupted run."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class _Part:
 def _claimed(
     config: TrainingConfig, folder: Path, resume: bool, processes: Processes = ONE_PROCESS
 ) -> Iterator[_Part]:
-    """A run that nobody else trains, as far as it has come; its model is saved at the end."""
+    """A run under its lock, restored from its checkpoint; its model is saved at the end."""
     config = with_start(config.replace(device=str(resolve_device(config.device))).with_data())
     run = Run(folder, config)
     if not processes.first:
@@ -255,7 +255,7 @@ def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
             raise RunError(RunFault.NO_CONFIG, f"output folder {folder}", file=present[0])
         return
     saved = Run.load(folder).config
-    saved.need_same_data()  # which says more than that another digest is asked for
+    saved.need_same_data()  # names the file, not its digest
     check_same(saved if saved.data_sha256 else saved.with_data(), config, folder)
     if WEIGHTS not in present:
         return

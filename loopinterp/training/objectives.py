@@ -1,4 +1,4 @@
-"""Training objectives (at which loops the answer is asked for), curriculum and learning rate.
+"""Training objectives (the loops after which the answer is read), curriculum and learning rate.
 
 Every objective sees the model as a bare iteration ``h -> step(h)`` with a readout, so it works
 for any looped model, compiled or not.
@@ -41,7 +41,7 @@ class Questions:
     """The questions of an objective to the examples of a batch, and the loss of the answers.
 
     Attributes:
-        loops: The loops after which each example is asked, any number of times; on the CPU.
+        loops: The loops after which each example is read, any number of times; on the CPU.
         targets: The right answers to each question.
         combine: From the loss of each question to that of all. None: every answer counts the same.
         answer: The question that counts as the model's answer.
@@ -74,7 +74,7 @@ class Questions:
 
 
 def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
-    """The loops at which each example of a batch is asked for its answer, and their loss.
+    """The loops after which each example of a batch is read, and the loss of the answers.
 
     T(n) of the objectives is ``ceil(loop_scale T(n)) + extra_loops``, at least 1, where these are
     set. T is ``n_loops``, or the largest T(n) of the batch. By ``kind``:
@@ -130,7 +130,7 @@ def _step_dependent(
 ) -> Questions:
     """Loss of each example at its own loop T(n) alone: ``CE(y_{T(n)})``.
 
-    With ``hold_loops`` or ``due_share``, a drawn share of the examples is asked a second time, and
+    With ``hold_loops`` or ``due_share``, a drawn share of the examples is read a second time, and
     every answer counts the same. Source: arXiv 2409.15647, step-dependent supervision
     (``hold_loops = due_share = 0``).
     """
@@ -160,7 +160,7 @@ def answers_at(
 ) -> Float[Tensor, "ask batch pos d_vocab_out"]:
     """Logits of each example after its own numbers of loops, which are on the CPU.
 
-    Examples leave the batch after the last loop that they are asked at.
+    Examples leave the batch after the last loop at which they are read.
     """
     order = loops.amax(0).argsort(descending=True, stable=True)  # those that run longest first
     loops, rows = loops[:, order], iteration.select(send(order, iteration.e.device))

@@ -172,7 +172,7 @@ def get_recipe(name: str) -> Recipe:
 
 
 class _Configurations(Mapping[str, TrainingConfig]):
-    """The configurations alone, each read when it is asked for."""
+    """The configurations alone, each read on access."""
 
     def __getitem__(self, name: str) -> TrainingConfig:
         if name not in list_recipes():

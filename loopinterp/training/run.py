@@ -60,7 +60,7 @@ _RESTORE_ALL = "The files do not belong together: restore them, or train into a 
 
 
 class RunFault(Enum):
-    """What is wrong with the folder of a run: expected, given, fix; values stand in braces."""
+    """Faults of a run's folder: expected, given, fix; values stand in braces."""
 
     OTHER_JSON = ("the configuration of a run", "other JSON", "Point to the run's own folder.")
     MODEL_IN_MEMORY = (

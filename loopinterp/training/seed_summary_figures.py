@@ -73,7 +73,7 @@ def _(result: SeedSummary) -> list[Figure]:
 
 @findings_of.register
 def _(result: SweepResult) -> list[Finding]:
-    """What failed, and each setting at the longest problems, on each distribution."""
+    """Failed and missing cells; each setting at the longest problems, on each distribution."""
     findings = []
     data = result.data.sel(extra_loop=nearest_extra_loop(result))
     names, n = data["distribution"].values.tolist(), data["length"].values.tolist()[-1]

@@ -65,7 +65,7 @@ def read(trainer: Trainer) -> list[dict[str, float | int]]:
 def _answers(
     trainers: Sequence[Trainer], drawn: Sequence[Drawn]
 ) -> list[Float[Tensor, "ask batch pos d_model"]]:
-    """By seed, the state of each example after the loops that it is asked at."""
+    """By seed, the state of each example after the loops at which it is read."""
     bound = [trainer.bind(one) for trainer, one in zip(trainers, drawn)]
     ends = torch.stack([one.questions.loops.amax(0) for one in drawn])  # [seed, example]
     order = ends.argsort(dim=1, descending=True, stable=True)  # those that run longest first
@@ -91,7 +91,7 @@ def _answers(
     first = torch.tensor([0, *(x.shape[1] for x in states[:-1])]).cumsum(0)  # row of each loop
     answers = []
     for seed, (one, it) in enumerate(zip(drawn, bound)):
-        # [loop and example, pos, d_model], and the rows that are asked for, [ask, batch]
+        # [loop and example, pos, d_model], and the rows that are read, [ask, batch]
         flat = torch.cat([x[seed, :, : it.e.shape[1]] for x in states])
         at = first[one.questions.loops] + order[seed].argsort()
         answers.append(flat[send(at, flat.device)])

@@ -161,7 +161,7 @@ class Sweep(WithConflicts):
 
     @property
     def changes(self) -> Mapping[str, Changes]:
-        """What each setting changes, by its name."""
+        """The changes of each setting, by its name."""
         if not self.grid:
             return self.settings or {"base": ()}  # which changes nothing but the seed
         last = {key: key.split(".")[-1] for key in self.grid}

@@ -66,7 +66,7 @@ class _Ema:
         shadow: list[Tensor] = list(self.shadow.values())
         live: list[Tensor] = list(self._live.values())
         if unless is not None:
-            # A choice on the device, as nobody waits to learn whether the step was finite.
+            # A choice on the device, without waiting to learn whether the step was finite.
             live = [torch.where(unless, old, new) for old, new in zip(shadow, live)]
         average(shadow, live, torch.tensor(0))
         self.n_updates += 1
@@ -246,7 +246,7 @@ class Trainer(ShortRepr):
         """Everything that the next step depends on: tensors, and JSON as safetensors metadata.
 
         Raises:
-            InputError: If steps have been made that nobody has :meth:`read`.
+            InputError: If there are steps that :meth:`read` has not returned.
         """
         expected, fix = "steps that are known to be finite", "Call trainer.read() first."
         got = f"{len(self._unread)} that have not been read"

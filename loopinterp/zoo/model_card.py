@@ -56,7 +56,7 @@ class Failure(NamedTuple):
 
 @settings
 class Card(Settings):
-    """What a model of the zoo is and does.
+    """A model of the zoo: its training and its accuracy.
 
     Attributes:
         note: What it is an example of, in a line.
@@ -166,7 +166,7 @@ def make_entry(
         fix = "Go on with its training; or pass recipe=None, if it was trained elsewhere."
         raise InputError(what, expected="one that was trained to its end", given=got, fix=fix)
     changes: dict[str, Any] = {}  # dotted names with values that are not the recipe's
-    if recipe is not None:  # where it was trained changes nothing that is asked
+    if recipe is not None:  # the device is no setting of the recipe
         usual, changed = (flatten(c.to_dict()) for c in (get_recipe(recipe).config, run.config))
         changes = {k: v for k, v in changed.items() if k != "device" and usual.get(k, ...) != v}
     card = Card(
