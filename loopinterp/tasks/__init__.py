@@ -1,4 +1,4 @@
-"""What the models compute: token formats, seeded samplers, exact oracles, and T(n)."""
+"""Tasks: token formats, seeded samplers, exact oracles, and T(n)."""
 
 import lazy_loader
 

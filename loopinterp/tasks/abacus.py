@@ -10,7 +10,6 @@ import torch
 from pydantic import Field
 from torch.nn.functional import pad
 
-from loopinterp.core.errors import InputError
 from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import (
     carry_over,
@@ -25,7 +24,7 @@ from loopinterp.tasks.rows import (
     same,
 )
 from loopinterp.tasks.sampling import check_digits, choice, coins, integers, lengths, uniform
-from loopinterp.tasks.task import describe_tensor
+from loopinterp.tasks.task import need
 from loopinterp.tasks.token_by_token import TokenByToken
 from loopinterp.tasks.words import spell, until
 
@@ -42,9 +41,9 @@ _EQUALS, _END = (ALPHABET.index(symbol) for symbol in "=$")
 class DecimalOperands(TokenByToken):
     """Base of decimal arithmetic in the format of the abacus embeddings.
 
-    The alphabet is ``0123456789-+*=$`` (tokens 0..14), in and out. The inputs hold the answer too,
-    as far as it can be seen: at the ``=`` and at each digit of the answer the next one is asked
-    for, at the last one ``$``; nowhere else is there a target. Padding is ``$``.
+    The alphabet is ``0123456789-+*=$`` (tokens 0..14), in and out. The inputs hold the answer: the
+    ``=`` and each digit of the answer have the next digit as target, the last one ``$``; nothing
+    else has a target. Padding is ``$``.
 
     The length n is the number of digits of the longest operand; T(n) is that of the longest answer,
     as carries may take one column a loop.
@@ -57,7 +56,7 @@ class DecimalOperands(TokenByToken):
 
     Attributes:
         operator: The sign between the operands.
-        n_operands: How many there are.
+        n_operands: Their number.
         hard: Name of the hard distribution.
     """
 
@@ -88,14 +87,8 @@ class DecimalOperands(TokenByToken):
 
     def _answer(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         equals = place_of_equals(_EQUALS, tokens, self.name)
-        operands = operands_of(
-            tokens,
-            equals,
-            operator=ALPHABET.index(self.operator),
-            base=10,
-            task=self.name,
-            n_operands=self.n_operands,
-        )
+        how = {"operator": ALPHABET.index(self.operator), "n_operands": self.n_operands}
+        operands = operands_of(tokens, equals, base=10, task=self.name, **how)
         return equals, *self._solve(*operands)
 
     def _n_loops(self, n: int) -> int:
@@ -116,13 +109,12 @@ class DecimalOperands(TokenByToken):
     def from_digits(
         self, digits: Int[Tensor, "batch operand width"], n_digits: Int[Tensor, "batch operand"]
     ) -> Batch:
-        """The batch of given digits, least significant first, of which ``n_digits`` count."""
+        """The batch of given digits, least significant first; ``n_digits`` of each count."""
         shape, each = (list(getattr(x, "shape", ())) for x in (digits, n_digits))
-        if len(shape) != 3 or each != shape[:2] or each[1] != self.n_operands:
-            expected = f"shapes [batch, {self.n_operands}, width], [batch, {self.n_operands}]"
-            got = " and ".join(map(describe_tensor, (digits, n_digits)))
-            fix = "Stack the operands: torch.stack([a, b], dim=1)."
-            raise InputError("digits and n_digits", expected=expected, given=got, fix=fix)
+        fit = len(shape) == 3 and each == shape[:2] and each[1] == self.n_operands
+        expected = f"shapes [batch, {self.n_operands}, width], [batch, {self.n_operands}]"
+        fix = "Stack the operands: torch.stack([a, b], dim=1)."
+        need(fit, "digits and n_digits", expected, f"{shape} and {each}", fix)
         check_digits(digits.flatten(0, 1), n_digits.flatten(), 10, "digits")
         return self._written(digits, n_digits, n_digits.amax(dim=1))
 
@@ -142,19 +134,10 @@ class DecimalOperands(TokenByToken):
         return self.from_digits(torch.stack(operand_digits(rows, *widths, base=10), 1), n_digits)
 
     def sample_operands(self, *n_digits: int, batch_size: int, generator: torch.Generator) -> Batch:
-        """Draw operands of exactly so many digits: a cell of the grid of accuracy by lengths.
-
-        Example:
-            >>> from loopinterp.tasks import AbacusAddition
-            >>> g = torch.Generator().manual_seed(0)
-            >>> batch = AbacusAddition().sample_operands(3, 1, batch_size=2, generator=g)
-            >>> AbacusAddition().decode(batch.inputs)
-            ['794 + 7 =', '430 + 3 =']
-        """
-        if len(n_digits) != self.n_operands:
-            expected, got = f"{self.n_operands} lengths, one for each operand", str(len(n_digits))
-            fix = f"Pass e.g. {', '.join(['8'] * self.n_operands)}."
-            raise InputError("n_digits", expected=expected, given=got, fix=fix)
+        """Draw operands of exactly so many digits: a cell of the grid of accuracy by lengths."""
+        k, fix = self.n_operands, f"Pass e.g. {', '.join(['8'] * self.n_operands)}."
+        expected = f"{k} lengths, one for each operand"
+        need(len(n_digits) == k, "n_digits", expected, str(len(n_digits)), fix)
         each = [lengths(n, batch_size=batch_size, generator=generator) for n in n_digits]
         digits, length = self._digits((batch_size, max(n_digits)), generator), torch.stack(each, 1)
         return self.from_digits(self._lead(digits, length, generator), length)
@@ -216,11 +199,11 @@ class _Sum(DecimalOperands):
 
 @settings
 class AbacusAddition(_Sum):
-    """a + b in decimal, next token by next token: ``a + b = sum $``, least significant first.
+    """a + b in decimal, token by token: ``a + b = sum $``, least significant first.
 
-    All is as in :class:`DecimalOperands`. The hard distribution is ``"chain"``: the first digits
-    make a carry, which all others pass on. The sum is as long as the longer operand, and one digit
-    more if there is a carry out of it. T(n) = n + 1.
+    As :class:`DecimalOperands`. The hard distribution is ``"chain"``: the first digits make a
+    carry, which all others pass on. The sum is as long as the longer operand, and one digit more if
+    there is a carry out of it. T(n) = n + 1.
 
     Example:
         >>> task = AbacusAddition()
@@ -240,15 +223,12 @@ class AbacusAddition(_Sum):
 class AbacusSum(_Sum):
     """The sum of ``n_operands`` numbers, 2 or more, token by token: ``a + b + c = sum $``.
 
-    All is as in :class:`AbacusAddition`, which is the sum of two. T(n) = n + 1 up to ten numbers,
-    and one loop more for each further digit that they may carry out of n columns.
+    As :class:`AbacusAddition`, which is the sum of two. T(n) = n + 1 up to ten numbers, and one
+    loop more for each further digit that they may carry out of n columns.
 
     Example:
         >>> task = AbacusSum(n_operands=3)
-        >>> batch = task.encode([(95, 8, 900)])
-        >>> "".join(ALPHABET[t] for t in batch.inputs[0].tolist())
-        '59+8+009=3001$$$'
-        >>> task.decode(batch)
+        >>> task.decode(task.encode([(95, 8, 900)]))
         ['95 + 8 + 900 = 1003']
     """
 
@@ -261,19 +241,16 @@ class AbacusSum(_Sum):
 
 @settings
 class AbacusMultiplication(DecimalOperands):
-    """a * b in decimal, next token by next token: ``a * b = product $``, least significant first.
+    """a * b in decimal, token by token: ``a * b = product $``, least significant first.
 
-    All is as in :class:`DecimalOperands`. The hard distribution is ``"nines"``: both factors have n
-    digits, and each example draws the probability of a 9 from {.5, .8, .95} (the other digits are
-    1..9), so that all columns are large, and carries long. The product is written without leading
-    zeros, 0 as a single one. T(n) = 2 n.
+    As :class:`DecimalOperands`. The hard distribution is ``"nines"``: both factors have n digits,
+    and each example draws the probability of a 9 from {.5, .8, .95} (the other digits are 1..9), so
+    that column sums are large and carries long. The product is written without leading zeros, 0 as
+    a single one. T(n) = 2 n.
 
     Example:
         >>> task = AbacusMultiplication()
-        >>> batch = task.encode([(25, 14)])
-        >>> "".join(task.symbols[t] for t in batch.inputs[0].tolist())
-        '52*41=053$'
-        >>> task.decode(batch), task.n_loops(2)
+        >>> task.decode(task.encode([(25, 14)])), task.n_loops(2)
         (['25 * 14 = 350'], 4)
     """
 

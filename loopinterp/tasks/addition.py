@@ -9,11 +9,10 @@ import torch
 from pydantic import PositiveInt
 from torch.nn.functional import pad
 
-from loopinterp.core.errors import InputError
 from loopinterp.core.settings import settings
 from loopinterp.tasks import carries as carry_arithmetic
 from loopinterp.tasks.full_output import FullOutput
-from loopinterp.tasks.rows import join, malformed, operand_digits, operands_of, product_digits, same
+from loopinterp.tasks.rows import join, need_form, operand_digits, operands_of, product_digits, same
 from loopinterp.tasks.sampling import (
     Sampler,
     check_digits,
@@ -25,7 +24,7 @@ from loopinterp.tasks.sampling import (
     lengths,
     random_bits,
 )
-from loopinterp.tasks.task import IGNORE, Batch, describe_tensor, inputs_of
+from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
 from loopinterp.tasks.words import spell
 
 if TYPE_CHECKING:
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BOS, _PAD = 4, 5
-_OPERATOR = 2
-"""The token of ``+``, and of ``*``, with full-output prediction."""
+_OPERATOR = 2  # the token of ``+``, and of ``*``, with full-output prediction
 
 PROPAGATE_PROBABILITIES = (0.5, 0.8, 0.95)
 
@@ -63,7 +61,7 @@ class Addition(Sampler):
 
     Distributions: ``"propagate"`` (each example draws the probability that a position propagates
     from {.5, .8, .95}), ``"uniform"`` (fair bits), ``"chain"`` (bit 0 generates and all others
-    propagate: the carry runs the whole length).
+    propagate: the carry runs the whole length, and the answer is 0).
 
     Example:
         >>> task = Addition()
@@ -103,8 +101,7 @@ class Addition(Sampler):
 
     def say(self, row: Sequence[Any], answer: Sequence[int] | None) -> str:
         pairs = [(t & 1, t >> 1) for t in row if t < 4] if self.format == "pairs" else row
-        if not pairs:
-            raise malformed(self.name, "a pair of bits")
+        need_form(pairs, self.name, "a pair of bits")
         a, b = (spell(bits, turned=True) for bits in zip(*pairs))
         if answer is None:
             return f"{a} + {b} ="
@@ -139,10 +136,9 @@ class Addition(Sampler):
             return bits & 1, bits >> 1
         x = inputs_of(inputs)
         pairs = x.ndim == 3 and x.shape[-1] == 2 and x.is_floating_point()
-        if not (pairs and bool(((x == 0) | (x == 1)).all())):
-            expected = "float bit pairs [batch, pos, 2] of 0.0 and 1.0"
-            fix = "Pass a batch of this task; for tokens use Addition(format='pairs')."
-            raise InputError("inputs", expected=expected, given=describe_tensor(x), fix=fix)
+        fits = pairs and ((x == 0) | (x == 1)).all()
+        fix = "Pass a batch of this task; for tokens use Addition(format='pairs')."
+        need(fits, "inputs", "float bit pairs [batch, pos, 2] of 0.0 and 1.0", x, fix)
         a, b = x.long().unbind(-1)
         return a, b
 
@@ -166,8 +162,7 @@ class Addition(Sampler):
     def chain_reaches_start(self, inputs: Batch | Tensor) -> Bool[Tensor, "batch pos"]:
         """Where the carry OUT of a position hangs on a chain that runs back to bit 0.
 
-        No bit decides such a carry: it is 0 always, and easy to guess. False where the
-        position does not propagate.
+        No bit decides such a carry: it is always 0. False where the position does not propagate.
         """
         a, b = self.operands(inputs)
         return carry_arithmetic.propagate(a, b) & (carry_arithmetic.chain_start(a, b) < self.offset)
@@ -231,8 +226,7 @@ class TokenAddition(FullOutput):
     def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
         operands, length = operands_of(prompt, n, operator=_OPERATOR, base=2, task=self.name)
         n_a, n_b = length.unbind(dim=1)
-        if not torch.equal(n_a, n_b):
-            raise malformed(self.name, "two operands of the same length")
+        need_form(torch.equal(n_a, n_b), self.name, "two operands of the same length")
         a, b = (pad(_turn(x, n_a), (0, 1)) for x in operands.unbind(dim=1))
         return _turn(carry_arithmetic.total(a, b), n_a + 1), n_a + 1
 
@@ -346,6 +340,5 @@ def _check_bits(a: Tensor, b: Tensor, n: Tensor) -> None:
     """Raise unless a and b are bits [batch, width], of which the first ``n`` of each row count."""
     check_digits(a, n, 2, "bits a")
     check_tokens(b, 2, "bits b")
-    if a.shape != b.shape:
-        expected, got = f"shape {list(a.shape)}, as bits a", f"{list(b.shape)}"
-        raise InputError("bits b", expected=expected, given=got, fix="Pass equal widths.")
+    expected = f"shape {list(a.shape)}, as bits a"
+    need(a.shape == b.shape, "bits b", expected, f"{list(b.shape)}", "Pass equal widths.")

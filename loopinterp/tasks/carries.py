@@ -77,19 +77,14 @@ def total(a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]) -> Int[Ten
 def chain_length(
     a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
 ) -> Int[Tensor, "*batch pos"]:
-    """How far the carry OUT of a position has come: consecutive propagating positions up to it.
-
-    Example:
-        >>> chain_length(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 1, 0])).tolist()
-        [0, 1, 2, 0]
-    """
+    """How far the carry OUT of a position has come: consecutive propagating positions up to it."""
     return torch.arange(a.shape[-1], device=a.device) - chain_start(a, b)
 
 
 def chain_length_in(
     a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]
 ) -> Int[Tensor, "*batch pos"]:
-    """:func:`chain_length` of the carry INTO each position: that of the position before."""
+    """How far the carry INTO each position has come: that of the position before."""
     return _shift_right(chain_length(a, b))
 
 

@@ -16,22 +16,20 @@ from pydantic import PositiveInt
 from loopinterp.core.errors import InputError
 from loopinterp.core.settings import settings
 from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
-from loopinterp.tasks.task import Batch
+from loopinterp.tasks.task import Batch, need
 
 if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
 SYMBOLS = ".+PNBRQKCpnbrqkc"
-"""Tokens of squares, by number: an empty one, one where a pawn may be taken in passing, the own
-pieces, of rooks those that may castle (C), and the other side's."""
+"""Tokens of squares, by number: an empty one, one where a pawn may be taken en passant, the own
+pieces, with rooks that may castle (C), and the opponent's."""
 
+# Squares of the rook and the king that a right to castle needs unmoved.
 _HOMES = {"Q": (56, 60), "K": (63, 60), "q": (0, 4), "k": (7, 4)}
-"""Squares of the rook and the king that a right to castle needs unmoved."""
-
 _FROM, _TO = 1, 2
-_LOOPS = 30
-"""T(n) of arXiv 2604.15259: no number of loops is known to be enough."""
+_LOOPS = 30  # of arXiv 2604.15259: no number of loops is known to be enough
 
 
 @settings
@@ -40,10 +38,10 @@ class ChessPuzzles(Sampler):
 
     The puzzles are those of a file in the format of Lichess' database: a CSV with the columns
     ``FEN``, ``Moves`` (in UCI notation; the first is the opponent's, and is made; the second is the
-    answer) and ``Rating``. Nothing is downloaded. Where a position comes twice the first counts.
+    answer) and ``Rating``. Nothing is downloaded. Of equal positions the first counts.
 
     Tokens: the 64 squares from top left to bottom right, as the side to move sees them, who plays
-    up the board: an empty one (0), one where a pawn may be taken in passing (1), own P N B R Q K
+    up the board: an empty one (0), one where a pawn may be taken en passant (1), own P N B R Q K
     and a rook that may castle, and the same of the opponent. Output 1 where the move starts, 2
     where it ends, else 0. Models should not be causal.
 
@@ -110,17 +108,15 @@ class ChessPuzzles(Sampler):
         boards = check_tokens(inputs, self.d_vocab)
         _need(boards.shape[1] == 64, "inputs", "64 squares each", boards.shape[1])
         rows = self._file().rows if self.csv else {}
-        # The row of the file with each board, or None.
-        at = [rows.get(bytes(board)) for board in boards.tolist()]
+        at = [rows.get(bytes(board)) for board in boards.tolist()]  # rows of the file, or None
+        known = [k for k, row in enumerate(at) if row is not None]
+        answers = torch.zeros_like(boards)
         if isinstance(inputs, Batch):
             answers = inputs.targets.clone()
-        elif None in at:
-            expected, got = "positions of the file", f"another one in row {at.index(None)}"
-            fix = "Pass the batch of encode itself, or set csv to a file that has it."
-            raise InputError("inputs", expected=expected, given=got, fix=fix)
         else:
-            answers = torch.zeros_like(boards)
-        known = [k for k, row in enumerate(at) if row is not None]
+            fix = "Pass the batch of encode itself, or set csv to a file that has it."
+            row = next((k for k, row in enumerate(at) if row is None), None)
+            need(row is None, "inputs", "positions of the file", f"another one in row {row}", fix)
         if known:
             moves = self._file().moves[[at[k] for k in known]].to(boards.device)
             answers[known] = _marks(moves)
@@ -133,21 +129,19 @@ class ChessPuzzles(Sampler):
         return Batch(boards, _marks(moves), n, torch.full_like(n, _LOOPS), self)
 
     def _file(self) -> _Puzzles:
-        if self.csv is None or not Path(self.csv).is_file():
-            expected, got = "a file of puzzles to draw from", repr(self.csv)
-            fix = "Set csv to an unpacked file of https://database.lichess.org/#puzzles."
-            raise InputError("csv", expected=expected, given=got, fix=fix)
-        stat = Path(self.csv).stat()
-        return _load(Path(self.csv), self.most, (stat.st_mtime_ns, stat.st_size))
+        path = Path(self.csv or "")
+        fix = "Set csv to an unpacked file of https://database.lichess.org/#puzzles."
+        need(path.is_file(), "csv", "a file of puzzles to draw from", repr(self.csv), fix)
+        stat = path.stat()
+        return _load(path, self.most, (stat.st_mtime_ns, stat.st_size))
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         puzzles = self._file()
         known, counts = puzzles.n.unique(return_counts=True)
         absent = [x for x in n.unique().tolist() if x not in known]
-        if absent:
-            expected = f"a rating in hundreds that the file has puzzles of: {known.tolist()}"
-            fix = "Draw other ones (curriculum.min_n, start_n and max_n), or add puzzles."
-            raise InputError("n", expected=expected, given=str(absent[0]), fix=fix)
+        expected = f"a rating in hundreds that the file has puzzles of: {known.tolist()}"
+        fix = "Draw other ones (curriculum.min_n, start_n and max_n), or add puzzles."
+        need(not absent, "n", expected, str(*absent[:1]), fix)
         # Puzzles are sorted by n, so that those of one n begin at ``first``.
         first = counts.cumsum(0) - counts
         which = torch.searchsorted(known.to(n.device), n)
@@ -174,11 +168,9 @@ def _load(path: Path, most: int, stamp: tuple[int, int]) -> _Puzzles:
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:
         table = csv.DictReader(lines)
         missing = {"FEN", "Moves", "Rating"} - {*(table.fieldnames or ())}
-        if missing:
-            got = f"a first line without {', '.join(sorted(missing))}"
-            fix = "Use the format of Lichess' puzzles, unpacked (a .zst file is packed)."
-            expected = "the columns FEN, Moves and Rating"
-            raise InputError(f"csv {path.name}", expected=expected, given=got, fix=fix)
+        got = f"a first line without {', '.join(sorted(missing))}"
+        fix = "Use the format of Lichess' puzzles, unpacked (a .zst file is packed)."
+        need(not missing, f"csv {path.name}", "the columns FEN, Moves and Rating", got, fix)
         for k, row in enumerate(table):
             if k == most:
                 break
@@ -198,7 +190,7 @@ def _load(path: Path, most: int, stamp: tuple[int, int]) -> _Puzzles:
 def _read(
     fen: str | None, moves: str | None, rating: str | int | None, where: str
 ) -> tuple[list[int], tuple[int, int], int]:
-    """Board and move as the solver sees them, and n; errors name the place ``where`` they are."""
+    """Board and move as the side to move sees them, and n; errors name the place."""
     line, rated = (moves or "").split(), str(rating).strip()
     fine = len(line) >= 2 and rated.isdecimal() and int(rated) > 0
     _need(fine, where, "at least two moves, and a rating of at least 1", (moves, rating))
@@ -206,8 +198,7 @@ def _read(
         position = read_fen(fen or "").after(line[0])
         start, end, _ = position.squares(line[1])
     except InputError as error:
-        what = f"{where}: {error.what}"
-        raise InputError(what, expected=error.expected, given=error.given, fix=error.fix) from None
+        raise _refused(f"{where}: {error.what}", error.expected, error.given) from None
     move = position.seen_square(start), position.seen_square(end)
     return position.seen(), move, max(int(rated) // 100, 1)
 
@@ -237,8 +228,8 @@ class Position:
     def seen(self) -> list[int]:
         """The tokens of the squares, as the side to move sees them: it plays up the board.
 
-        For Black the board is mirrored, top to bottom, and the colours are exchanged. A square is
-        marked for taking in passing where a pawn stands ready to do so.
+        For Black the board is mirrored, top to bottom, with the colours reversed. A square is
+        marked for en passant where a pawn stands ready to take.
         """
         board, passing = list(self.board), self.passing
         for right in self.castling:
@@ -260,7 +251,7 @@ class Position:
         """From where to where a move in UCI notation goes, and what a pawn becomes."""
         parts = re.fullmatch("([a-h][1-8])([a-h][1-8])([qrbn]?)", move)
         if parts is None:
-            raise _refused("move", "one such as e2e4, or e7e8q", move)
+            raise _refused("move", "one such as e2e4, or e7e8q", repr(move))
         start, end = square_of(parts[1]), square_of(parts[2])
         own_piece, blocked = (
             self.board[square] != "." and self.board[square].isupper() == self.white
@@ -269,9 +260,9 @@ class Position:
         side = "White" if self.white else "Black"
         expected = f"{side}'s piece to move, not onto another of its own"
         _need(own_piece and not blocked, "move", expected, move)
-        last = self.board[start] in "Pp" and end // 8 in (0, 7)
+        promotes = self.board[start] in "Pp" and end // 8 in (0, 7)
         expected = "a piece named where a pawn reaches the last rank, only"
-        _need(last == bool(parts[3]), "move", expected, move)
+        _need(promotes == bool(parts[3]), "move", expected, move)
         return start, end, parts[3]
 
     def after(self, move: str) -> Position:
@@ -307,40 +298,37 @@ def name_of(square: int) -> str:
 
 
 def read_fen(fen: str) -> Position:
-    """The position of a FEN; its clocks, if there are any, are left out.
+    """The position of a FEN; clocks are left out.
 
     Raises:
         InputError: the FEN is malformed, a side has not one king, a pawn stands on the first or
             last rank, or there is nothing to castle with.
     """
-    parts = fen.split()
-    expected = "a board, w or b, castling rights and a square, or -"
-    _need(4 <= len(parts) <= 6, "FEN", expected, fen)
-    placed, side, castling, passing = parts[:4]
-    rows = re.sub("[1-8]", lambda digit: "." * int(digit[0]), placed).split("/")
+    form = r"(\S+) ([wb]) (-|(?! )K?Q?k?q?) (-|[a-h][36])(?: \S+){0,2}"
+    parts = re.fullmatch(form, " ".join(fen.split()))
+    expected = "a board, w or b, castling rights (- or some of KQkq) and a square (or -)"
+    if parts is None:
+        raise _refused("FEN", expected, repr(fen))
+    side, castling, passing = parts[2], parts[3].replace("-", ""), parts[4]
+    rows = re.sub("[1-8]", lambda digit: "." * int(digit[0]), parts[1]).split("/")
     board = "".join(rows)
     square = [len(row) for row in rows] == [8] * 8 and set(board) <= set(".PNBRQKpnbrqk")
-    _need(square, "FEN", "8 rows of 8 squares", fen)
     kings = board.count("K") == board.count("k") == 1
-    expected = "one king of each side, and no pawn on the first or last rank"
-    _need(kings and not set("Pp") & {*rows[0], *rows[7]}, "FEN", expected, fen)
-    known = side in ("w", "b") and re.fullmatch("-|K?Q?k?q?", castling)
-    _need(bool(known), "FEN", "w or b, and - or some of KQkq", fen)
-    rights = castling.replace("-", "")
-    for right in rights:
-        home = "".join(board[square] for square in _HOMES[right])
-        expected = f"king and rook at home for the right {right}"
-        _need(home == ("RK" if right.isupper() else "rk"), "FEN", expected, fen)
-    behind = re.fullmatch("-|[a-h]" + ("6" if side == "w" else "3"), passing)
-    _need(bool(behind), "FEN", "- or a square behind a pawn of the side not to move", fen)
-    return Position(board, side == "w", rights, None if passing == "-" else square_of(passing))
+    expected = "8 rows of 8 squares, one king of each side, no pawn on the first or last rank"
+    _need(square and kings and not set("Pp") & {*rows[0], *rows[7]}, "FEN", expected, fen)
+    homes = {right: "".join(board[at] for at in _HOMES[right]) for right in castling}
+    at_home = all(home == ("RK" if right.isupper() else "rk") for right, home in homes.items())
+    _need(at_home, "FEN", f"king and rook at home for the rights {castling}", fen)
+    behind = passing[-1] in ("-", "6" if side == "w" else "3")
+    _need(behind, "FEN", "- or a square behind a pawn of the side not to move", fen)
+    return Position(board, side == "w", castling, None if passing == "-" else square_of(passing))
 
 
 def _need(fits: bool, what: str, expected: str, got: object) -> None:
     """Raise unless something fits."""
     if not fits:
-        raise _refused(what, expected, got)
+        raise _refused(what, expected, repr(got))
 
 
-def _refused(what: str, expected: str, got: object) -> InputError:
-    return InputError(what, expected=expected, given=repr(got), fix="Mend it, or leave it out.")
+def _refused(what: str, expected: str, got: str) -> InputError:
+    return InputError(what, expected=expected, given=got, fix="Correct it, or leave it out.")

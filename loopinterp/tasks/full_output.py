@@ -1,8 +1,4 @@
-"""Tasks with full-output prediction, ``BOS prompt = EOS …``: copy, parity, ones, distinct symbols.
-
-The whole answer is read at once. It starts at the ``=``; EOS follows up to the padded length.
-Source: arXiv 2409.15647.
-"""
+"""Tasks with full-output prediction: copy, parity, number of ones, distinct symbols."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ import torch
 from pydantic import PositiveInt
 
 from loopinterp.core.settings import settings
-from loopinterp.tasks.rows import cut, join, malformed, place_of_equals, same
+from loopinterp.tasks.rows import cut, join, need_form, place_of_equals, same
 from loopinterp.tasks.sampling import (
     Sampler,
     check_digits,
@@ -33,10 +29,12 @@ if TYPE_CHECKING:
 
 
 class FullOutput(Sampler):
-    """Base of tasks with full-output prediction.
+    """Base of tasks with full-output prediction: the whole answer is read at once.
 
-    Tokens: the prompt's symbols from 0 on, then ``=``, EOS (which is also the padding), BOS.
-    Output classes: the answer's symbols from 0 on, then EOS.
+    It starts at the ``=``; EOS follows up to the padded length. Tokens: the prompt's symbols from 0
+    on, then ``=``, EOS (which is also the padding), BOS. Output classes: the answer's symbols, EOS.
+
+    Source: arXiv 2409.15647.
 
     Attributes:
         symbols: The symbols of the prompt.
@@ -79,10 +77,7 @@ class FullOutput(Sampler):
 
     @abstractmethod
     def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-        """The answers [batch, width], and how many columns of each count.
-
-        Of the prompts [batch, width] the first ``n`` symbols of each row count; the rest are 0.
-        """
+        """Answers [batch, width] to prompts of ``n`` symbols and zeros; how long each answer is."""
 
     def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
         equals = row.index(self.equals)
@@ -100,7 +95,7 @@ class FullOutput(Sampler):
         return f"{question} {spell(answer, words, separator=space, turned=answer_turned)}"
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to given inputs: from ``=`` on, then EOS; ``IGNORE`` before ``=``."""
+        """The exact answer from ``=`` on, then EOS; ``IGNORE`` before ``=``."""
         tokens = check_tokens(inputs, self.d_vocab)
         equals, answer, length = self.solve(tokens)
         # [batch, pos]: places counted from the "="
@@ -115,15 +110,13 @@ class FullOutput(Sampler):
         """Where each row has its ``=``, the answer to the prompt before it, and its length."""
         equals = place_of_equals(self.equals, tokens, self.name)
         n = equals - 1
-        if not bool((n > 0).all()):
-            raise malformed(self.name, "a prompt between BOS and the '='")
+        need_form((n > 0).all(), self.name, "a prompt between BOS and the '='")
         prompt = cut(tokens, torch.ones_like(n), n)
-        if prompt.numel() and int(prompt.max()) >= self.equals:
-            raise malformed(self.name, f"symbols 0..{self.equals - 1} alone before the '='")
+        expected = f"symbols 0..{self.equals - 1} alone before the '='"
+        need_form((prompt < self.equals).all(), self.name, expected)
         return equals, *self._solve(prompt, n)
 
     def _batch(self, parts: list[tuple[Tensor, Tensor]], n: Tensor, n_loops: Tensor) -> Batch:
-        """The batch of prompts that are given as parts: values, and how many of them count."""
         eos, bos = self.equals + 1, self.equals + 2
         rows = [same(bos, n), *parts, same(self.equals, n)]
         tokens = join(rows, width=self.n_positions(int(n.max())), fill=eos)  # [batch, pos]
@@ -170,13 +163,7 @@ class Copy(BitPrompt):
 
 @settings
 class Parity(BitPrompt):
-    """Whether the number of ones is odd: a bit at the ``=``; see :class:`BitPrompt`.
-
-    Example:
-        >>> batch = Parity().from_bits(torch.tensor([[1, 0, 1, 1]]), torch.tensor([4]))
-        >>> batch.inputs.tolist(), batch.targets.tolist()
-        ([[4, 1, 0, 1, 1, 2, 3]], [[-100, -100, -100, -100, -100, 1, 2]])
-    """
+    """Whether the number of ones is odd: a bit at the ``=``; see :class:`BitPrompt`."""
 
     name = "parity"
     goal = "tell whether the number of ones is odd"
@@ -221,8 +208,8 @@ class UniqueSet(FullOutput):
     """The distinct ones of n symbols, by first appearance: ``BOS s_1 … s_n = EOS …``. T(n) = n.
 
     Distributions: ``"uniform"`` (independent symbols), ``"few"`` (each example uses at most 4 of
-    them), ``"distinct"`` (a random order of the symbols, again and again), ``"varied"`` (each
-    example draws how many it uses at most: k of N with probability ``log(1 + 1/k) / log(N + 1)``).
+    them), ``"distinct"`` (a random order of the symbols, repeated), ``"varied"`` (each example
+    draws how many it uses at most: k of N with probability ``log(1 + 1/k) / log(N + 1)``).
 
     Example:
         >>> task = UniqueSet(n_symbols=9)

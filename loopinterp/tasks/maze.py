@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopinterp.core.settings import settings
-from loopinterp.tasks.rows import malformed
+from loopinterp.tasks.rows import need_form
 from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
 from loopinterp.tasks.task import IGNORE, Batch
 from loopinterp.tasks.words import spell
@@ -21,12 +21,9 @@ if TYPE_CHECKING:
 WAYS = ((-1, 0), (0, 1), (1, 0), (0, -1))
 """Up, right, down, left: rows down and columns right."""
 
+# A token is the sum of the passages of a cell, one for each way, and of start and goal.
 _PASSAGES = (1, 2, 4, 8)
-"""Of a cell: up, right, down, left."""
-
 START, GOAL, PAD = 16, 32, 64
-"""Added to the passages of a cell; and what stands beside a smaller maze."""
-
 _OPEN, _WALL = ".SG*", "#"
 
 
@@ -36,9 +33,8 @@ class Maze(Sampler):
 
     Tokens: one a cell, row by row, without BOS: the sum of 1, 2, 4 and 8 for passages up, right,
     down and left, 16 at the start and 32 at the goal; 64 is PAD. Output 1 at the cells of the path,
-    its ends included, else 0. In a batch of several sizes a smaller maze lies in the upper left
-    corner of the largest grid: positions have to be those of a grid (``positions="grid"``), and
-    models should not be causal. Words show a maze as a picture (arXiv 2108.06011).
+    its ends included, else 0. A smaller maze of a batch lies in the upper left corner of the
+    largest grid. Models need ``positions="grid"``, and should not be causal.
 
     T(n) = n^2, the number of cells: no path and no dead end is longer.
 
@@ -96,8 +92,7 @@ class Maze(Sampler):
         0), passages between them. ``*`` is start and goal at once.
         """
         mazes = [self._read(picture) for picture in pictures]
-        if not mazes:
-            raise malformed(self.name, "at least one picture", "none")
+        need_form(mazes, self.name, "at least one picture", "none")
         width = max(map(len, mazes))
         tokens = torch.full((len(mazes), width, width), PAD)
         for row, cells in enumerate(mazes):
@@ -112,23 +107,23 @@ class Maze(Sampler):
         around = [rows[0], rows[-1], *(row[:1] + row[-1:] for row in rows)]
         square = size > 0 and len(rows) % 2 == 1 and {len(row) for row in rows} == {len(rows)}
         known = set("".join(rows)) <= {*_OPEN, _WALL}
-        if not square or not known or set("".join(posts + around)) != {_WALL}:
-            expected = "2 n + 1 rows of as many signs # . S G *, walls around and between corners"
-            raise malformed(self.name, expected, repr(picture))
+        expected = "2 n + 1 rows of as many signs # . S G *, walls around and between corners"
+        fits = square and known and set("".join(posts + around)) == {_WALL}
+        need_form(fits, self.name, expected, repr(picture))
         cells = [[0] * size for _ in range(size)]
         for i in range(size):
             for j in range(size):
                 at = rows[2 * i + 1][2 * j + 1]
                 ways = [rows[2 * i + 1 + down][2 * j + 1 + right] for down, right in WAYS]
-                if at == _WALL or not set(ways) <= {_OPEN[0], _WALL}:
-                    expected = "S, G and no wall at cells, and at no passages"
-                    raise malformed(self.name, expected, picture)
+                fits = at != _WALL and set(ways) <= {_OPEN[0], _WALL}
+                expected = "S, G and no wall at cells, and at no passages"
+                need_form(fits, self.name, expected, picture)
                 opened = sum(bit for way, bit in zip(ways, _PASSAGES) if way != _WALL)
                 cells[i][j] = opened + START * _OPEN.index(at)
         return cells
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to given inputs: 1 on the path, 0 off it, ``IGNORE`` at PAD."""
+        """1 on the path, 0 off it, ``IGNORE`` at PAD."""
         passages, there, ends = self._parse(inputs)
         path, _ = fill_dead_ends(passages, ends)
         return path.long().masked_fill(~there, IGNORE).flatten(1)
@@ -142,8 +137,8 @@ class Maze(Sampler):
         """Passages [batch, way, row, column], which cells there are, and start and goal."""
         tokens = check_tokens(inputs, self.d_vocab)
         width = math.isqrt(tokens.shape[1])
-        if width == 0 or width**2 != tokens.shape[1]:
-            raise malformed(self.name, "square grids of cells", f"{tokens.shape[1]} of them")
+        n_cells = tokens.shape[1]
+        need_form(0 < width**2 == n_cells, self.name, "square grids of cells", f"{n_cells} of them")
         cells = tokens.view(-1, width, width)
         there = cells != PAD
         size = there[:, 0].sum(1)
@@ -162,10 +157,9 @@ class Maze(Sampler):
         few = passages.flatten(1).sum(1) == 2 * (size**2 - 1)
         left, _ = fill_dead_ends(passages, start)
         fine = square & ends[0] & ends[1] & mutual & few & (left == start).flatten(1).all(1)
-        if not bool(fine.all()):
-            row = int((~fine).nonzero()[0])
-            expected = "in each row a maze with one path between any two cells, one start, one goal"
-            raise malformed(self.name, expected, f"something else in row {row}")
+        expected = "in each row a maze with one path between any two cells, one start, one goal"
+        row = str(*(~fine).nonzero().flatten().tolist()[:1])  # the first of the others
+        need_form(fine.all(), self.name, expected, f"something else in row {row}")
         return passages, there, start | goal
 
     def _batch(self, tokens: Tensor, answer: Tensor) -> Batch:
@@ -210,7 +204,7 @@ def grow(
 ) -> Bool[Tensor, "batch 4 row column"]:
     """Passages of random mazes of ``n x n`` cells: a random walk that goes back from dead ends.
 
-    Each is a tree, so that one path leads from any cell to any other.
+    Each is a tree: one path leads from any cell to any other.
     """
     width, rows, device = int(n.max()), torch.arange(len(n), device=n.device), n.device
     step = torch.tensor([down * width + right for down, right in WAYS], device=device)
@@ -249,7 +243,7 @@ def grow(
 def fill_dead_ends(
     passages: Bool[Tensor, "batch 4 row column"], keep: Bool[Tensor, "batch row column"]
 ) -> tuple[Bool[Tensor, "batch row column"], Int[Tensor, " batch"]]:
-    """Fill all dead ends at once, again and again: what is left, and how many rounds that took.
+    """Fill all dead ends at once, again and again: what is left, and the number of rounds.
 
     A dead end is a cell with at most one passage to a cell that is not filled; cells to ``keep``
     are never filled.

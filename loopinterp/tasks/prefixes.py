@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import Field
 
-from loopinterp.core.errors import ConfigError, InputError, check_choice, check_new_name
+from loopinterp.core.errors import ConfigError, check_choice, check_new_name
 from loopinterp.core.settings import settings
 from loopinterp.core.text import ShortRepr
 from loopinterp.tasks.rows import join, same
@@ -22,7 +22,7 @@ from loopinterp.tasks.sampling import (
     random_bits,
     uniform,
 )
-from loopinterp.tasks.task import IGNORE, Batch, inputs_of
+from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
 from loopinterp.tasks.words import spell
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ class _Prefixes(Sampler):
         return n + 1
 
     def _batch(self, symbols: Tensor, n: Tensor, k: int, what: str) -> Batch:
-        """The batch of given symbols [batch, width]; only the first ``n`` of each row count."""
         check_digits(symbols, n, k, what)
         tokens = join([same(k, n), (symbols, n)], width=symbols.shape[1] + 1, fill=k + 1)
         return Batch(tokens, self.targets(tokens), n, n + 1, self)
@@ -50,8 +49,8 @@ class _Prefixes(Sampler):
 class PrefixSum(_Prefixes):
     """Running sum mod ``modulus`` of n digits after BOS; mod 2, the parity of all bits so far.
 
-    Distributions: ``"uniform"`` (each digit as likely as any other), ``"biased"`` (each example
-    draws the probability that a digit is not 0 from {.05, .5, .95}).
+    Distributions: ``"uniform"``, and ``"biased"`` (each example draws the probability that a digit
+    is not 0 from {.05, .5, .95}).
 
     Source: the prefix-sum task of arXiv 2604.15259.
 
@@ -59,8 +58,6 @@ class PrefixSum(_Prefixes):
         >>> batch = PrefixSum().from_bits(torch.tensor([[1, 0, 1, 1]]), torch.tensor([4]))
         >>> batch.inputs.tolist(), batch.targets.tolist()
         ([[2, 1, 0, 1, 1]], [[-100, 1, 1, 0, 1]])
-        >>> PrefixSum(modulus=10).targets(torch.tensor([[10, 7, 7, 7]])).tolist()
-        [[-100, 7, 4, 1]]
     """
 
     name = "prefix_sum"
@@ -95,7 +92,7 @@ class PrefixSum(_Prefixes):
         return self._batch(bits, n, self.modulus, "bits")
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to given inputs: the running sum, ``IGNORE`` at BOS and PAD."""
+        """The running sum; ``IGNORE`` at BOS and PAD."""
         tokens = check_tokens(inputs, self.d_vocab)
         special = tokens >= self.modulus  # BOS and PAD
         answer = tokens.masked_fill(special, 0).cumsum(dim=1) % self.modulus
@@ -122,11 +119,6 @@ class Automaton(ShortRepr):
 
     Raises:
         InputError: a table that is not complete, a state that does not exist, or a symbol twice.
-
-    Example:
-        >>> even_ones = Automaton("01", ((0, 1), (1, 0)), (0,))
-        >>> even_ones.dead
-        ()
     """
 
     alphabet: str
@@ -137,10 +129,10 @@ class Automaton(ShortRepr):
         n_symbols, states = len(self.alphabet), range(len(self.transitions))
         complete = states and all(len(row) == n_symbols for row in self.transitions)
         named = {*self.accepting}.union(*self.transitions)
-        if not complete or named - {*states} or not 2 <= n_symbols == len({*self.alphabet}):
-            expected = "two or more different symbols, and each state's next one per symbol"
-            fix = "Number the states 0, 1, …; each needs a row with one next state per symbol."
-            raise InputError("automaton", expected=expected, given=repr(self), fix=fix)
+        fits = complete and not named - {*states} and 2 <= n_symbols == len({*self.alphabet})
+        expected = "two or more different symbols, and each state's next one per symbol"
+        fix = "Number the states 0, 1, …; each needs a row with one next state per symbol."
+        need(fits, "automaton", expected, repr(self), fix)
 
     @cached_property
     def dead(self) -> tuple[int, ...]:
@@ -166,12 +158,7 @@ _LANGUAGES = {
 
 
 def list_languages() -> list[str]:
-    """Names of the registered languages, sorted.
-
-    Example:
-        >>> [name for name in list_languages() if name.startswith("dyck")]
-        ['dyck_2', 'dyck_3']
-    """
+    """Names of the registered languages, sorted."""
     return sorted(_LANGUAGES)
 
 
@@ -205,10 +192,9 @@ class RegularLanguage(_Prefixes):
     multiple of 3; ``tomita7`` 0*1*0*1*. Over brackets: ``dyck_2`` and ``dyck_3``, balanced and
     nested at most 2 or 3 deep. :func:`register_language` adds others.
 
-    Distributions: ``"uniform"`` (each symbol as likely as any other) and ``"steered"``, which keeps
-    both answers frequent at every length: half of the examples never choose a symbol that leads to
-    a dead state; the others draw one of their n steps, and from it on take the first symbol that
-    does. Symbols are drawn uniformly among those left, or among all where none is.
+    Distributions: ``"uniform"``, and ``"steered"``, which keeps both answers frequent at every
+    length: half of the examples never choose a symbol that leads to a dead state; the others draw
+    one of their n steps, and from it on take the first symbol that does.
 
     Source: Tomita, "Dynamic construction of finite automata from examples using hill-climbing",
     1982; bounded Dyck languages as in arXiv 2010.07515.
@@ -216,8 +202,6 @@ class RegularLanguage(_Prefixes):
     Example:
         >>> task = RegularLanguage(language="dyck_2")
         >>> batch = task.encode(["(())", "()("])
-        >>> batch.inputs.tolist()
-        [[2, 0, 0, 1, 1], [2, 0, 1, 0, 3]]
         >>> batch.targets.tolist()
         [[-100, 0, 0, 0, 1], [-100, 0, 1, 0, -100]]
     """
@@ -241,7 +225,7 @@ class RegularLanguage(_Prefixes):
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """A word for each token: the alphabet, BOS, PAD."""
+        """A word for each token."""
         return (*self.automaton.alphabet, "BOS", "PAD")
 
     @property
@@ -258,10 +242,9 @@ class RegularLanguage(_Prefixes):
         """The batch of strings of one or more symbols of the alphabet."""
         alphabet = self.automaton.alphabet
         listed = bool(words) and not isinstance(words, str)
-        if not listed or not all(word and {*word} <= {*alphabet} for word in words):
-            expected = f"a list of strings of one or more symbols of {alphabet!r}"
-            fix = f"Pass e.g. [{alphabet!r}]."
-            raise InputError("words", expected=expected, given=repr(words), fix=fix)
+        fits = listed and all(word and {*word} <= {*alphabet} for word in words)
+        expected = f"a list of strings of one or more symbols of {alphabet!r}"
+        need(fits, "words", expected, repr(words), f"Pass e.g. [{alphabet!r}].")
         longest = max(map(len, words))
         padded = [word.ljust(longest, alphabet[0]) for word in words]
         symbols = torch.tensor([[alphabet.index(s) for s in word] for word in padded])

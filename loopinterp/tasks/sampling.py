@@ -13,7 +13,15 @@ from pydantic import NonNegativeInt, PositiveInt
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError, check_choice, check_integer
 from loopinterp.core.settings import Seed, Settings
-from loopinterp.tasks.task import IGNORE, Batch, check_values, describe_tensor, inputs_of, is_task
+from loopinterp.tasks.task import (
+    IGNORE,
+    Batch,
+    check_values,
+    describe_tensor,
+    inputs_of,
+    is_task,
+    need,
+)
 from loopinterp.tasks.words import InWords
 
 if TYPE_CHECKING:
@@ -131,9 +139,8 @@ def as_batch(
     if not isinstance(data, Batch):
         raise _no_task("data", "a Batch, or a task to draw one from", data)
     for name, value in (("n", n), ("batch_size", batch_size)):
-        if value is not None:
-            expected, fix = f"no {name} beside a batch", "Leave it out, or pass the task instead."
-            raise InputError(name, expected=expected, given=repr(value), fix=fix)
+        expected, fix = f"no {name} beside a batch", "Leave it out, or pass the task instead."
+        need(value is None, name, expected, repr(value), fix)
     check_values(data)
     if data.inputs.numel() == 0:
         raise _no_task("data", "at least one example and position", data.inputs)
@@ -144,9 +151,8 @@ def as_batches(data: object, *, n: int | Sequence[int] | None = None, **drawn: A
     """One batch or several; from each task, one of each length in ``n``. See :func:`as_batch`."""
     several = data if isinstance(data, (list, tuple)) else [data]
     each: Any = n if isinstance(n, (list, tuple, range)) else [n]
-    if not several or not each:
-        expected, fix = "batches or tasks, and of tasks lengths n", "Pass at least one of each."
-        raise InputError("data", expected=expected, given="an empty list", fix=fix)
+    expected, fix = "batches or tasks, and of tasks lengths n", "Pass at least one of each."
+    need(several and each, "data", expected, "an empty list", fix)
     return [as_batch(one, n=length, **drawn) for one in several for length in each]
 
 
@@ -164,10 +170,9 @@ def as_prompts(tokens: Int[Tensor, "batch pos"], *, n_loops: NonNegativeInt) -> 
         tensor([[   3,    8, -100]])
     """
     numbers = isinstance(tokens, torch.Tensor) and tokens.dtype in (torch.int32, torch.int64)
-    if not numbers or tokens.dim() != 2 or tokens.shape[1] < 2:
-        expected, got = "integers [batch, pos], of two positions or more", describe_tensor(tokens)
-        fix = "Pass tokenizer(texts, return_tensors='pt')['input_ids']."
-        raise InputError("tokens", expected=expected, given=got, fix=fix)
+    fits = numbers and tokens.dim() == 2 and tokens.shape[1] > 1
+    fix = "Pass tokenizer(texts, return_tensors='pt')['input_ids']."
+    need(fits, "tokens", "integers [batch, pos], of two positions or more", tokens, fix)
     targets = tokens.long().roll(-1, dims=1)  # nothing follows the last position
     targets[:, -1] = IGNORE
     each = torch.ones(len(tokens), dtype=torch.int64, device=tokens.device)
@@ -177,10 +182,9 @@ def as_prompts(tokens: Int[Tensor, "batch pos"], *, n_loops: NonNegativeInt) -> 
 def need_asked(batch: Batch) -> None:
     """Raise unless each example has a target: an answer to nothing would count as right."""
     missing = (batch.targets == IGNORE).all(dim=1).nonzero().flatten().tolist()
-    if len(batch) == 0 or missing:
-        got = f"none in examples {missing[:8]}" if missing else "no examples"
-        fix = "Leave those examples out, or sample the batch from a task."
-        raise InputError("batch", expected="a target in each example", given=got, fix=fix)
+    got = f"none in examples {missing[:8]}" if missing else "no examples"
+    fix = "Leave those examples out, or sample the batch from a task."
+    need(len(batch) and not missing, "batch", "a target in each example", got, fix)
 
 
 def need_task(task: object) -> None:
@@ -191,10 +195,10 @@ def need_task(task: object) -> None:
 
 def _no_task(what: str, expected: str, data: object) -> InputError:
     """The error for data that are no task, with a fix for a name, a class, and anything else."""
-    got = repr(data) if isinstance(data, str) else f"a {describe_tensor(data)}"
+    got = f"a {describe_tensor(data)}"
     fix = "Draw one with task.sample(n, batch_size=..., generator=...), or pass the task itself."
     if isinstance(data, str):
-        fix = f"Pass get_task({data!r}), or a batch drawn from it."
+        got, fix = repr(data), f"Pass get_task({data!r}), or a batch drawn from it."
     elif isinstance(data, type):
         got, fix = f"the class {data.__name__} itself", f"Pass {data.__name__}()."
     return InputError(what, expected=expected, given=got, fix=fix)
@@ -216,32 +220,28 @@ def check_size(task: Task, n: int, n_examples: int, what: str) -> None:
     """Raise unless so many examples of a length can be drawn at once, and run to T(n)."""
     positions, most_steps = n_examples * task.n_positions(n), 10**11
     steps = positions * max(task.n_loops(n), 1)
-    if positions > MOST_TOKENS or steps > most_steps:
-        expected = f"at most {MOST_TOKENS:,} positions together, and {most_steps:,} times loops"
-        got = f"{n_examples:,} of length {n:,}: {positions:,} positions, {steps:,} times loops"
-        raise InputError(what, expected=expected, given=got, fix="Take shorter ones, or fewer.")
+    fits = positions <= MOST_TOKENS and steps <= most_steps
+    expected = f"at most {MOST_TOKENS:,} positions together, and {most_steps:,} times loops"
+    got = f"{n_examples:,} of length {n:,}: {positions:,} positions, {steps:,} times loops"
+    need(fits, what, expected, got, "Take shorter ones, or fewer.")
 
 
 def lengths(
     n: int | Int[Tensor, " batch"], *, batch_size: int | None, generator: torch.Generator
 ) -> Int[Tensor, " batch"]:
     """The length of each example, from the arguments of :meth:`Task.sample`."""
-    if not isinstance(generator, torch.Generator):
-        got, fix = describe_tensor(generator), "Pass torch.Generator().manual_seed(0)."
-        raise InputError("generator", expected="a torch.Generator", given=got, fix=fix)
+    fits, fix = isinstance(generator, torch.Generator), "Pass torch.Generator().manual_seed(0)."
+    need(fits, "generator", "a torch.Generator", generator, fix)
     device = generator.device
     if not isinstance(n, torch.Tensor):
         fix = "Pass batch_size=64, or a tensor with one length per example as n."
         size = check_integer("batch_size", batch_size, least=1, far=MOST_TOKENS, fix=fix)
         return torch.full((size,), check_length(n), device=device)
     well_typed = n.dtype == torch.int64 and n.ndim == 1 and n.numel() and n.device == device
-    if not well_typed or int(n.min()) < 1:
-        expected = f"an int64 tensor [batch] of lengths >= 1 on {device}, as the generator"
-        fix = "Pass e.g. torch.randint(1, 9, (64,))."
-        raise InputError("n", expected=expected, given=describe_tensor(n), fix=fix)
-    if batch_size not in (None, len(n)):
-        expected, fix = f"{len(n)}, the number of lengths in n", "Leave batch_size out."
-        raise InputError("batch_size", expected=expected, given=repr(batch_size), fix=fix)
+    expected = f"an int64 tensor [batch] of lengths >= 1 on {device}, as the generator"
+    need(well_typed and n.min() >= 1, "n", expected, n, "Pass e.g. torch.randint(1, 9, (64,)).")
+    expected, fix = f"{len(n)}, the number of lengths in n", "Leave batch_size out."
+    need(batch_size in (None, len(n)), "batch_size", expected, repr(batch_size), fix)
     return n
 
 
@@ -262,9 +262,7 @@ def uniform(shape: tuple, generator: torch.Generator) -> Tensor:
     return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float32)
 
 
-def coins(
-    probability: float | Tensor, shape: Sequence[int], generator: torch.Generator
-) -> Bool[Tensor, "*shape"]:
+def coins(probability: float | Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Independent coins that are True with the given probability (broadcast to ``shape``)."""
     return uniform(tuple(shape), generator) < probability
 
@@ -279,9 +277,7 @@ def random_bits(
     return coins(probability, (batch_size, width), generator).long()
 
 
-def integers(
-    low: int, high: int, shape: Sequence[int], generator: torch.Generator
-) -> Int[Tensor, "*shape"]:
+def integers(low: int, high: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Integers drawn uniformly from ``low .. high - 1``."""
     return torch.randint(low, high, tuple(shape), generator=generator, device=generator.device)
 
@@ -296,12 +292,10 @@ def check_tokens(inputs: Batch | Tensor, d_vocab: int, what: str = "inputs") -> 
     """The inputs; raise unless they are int64 tokens [batch, pos] in ``0 .. d_vocab - 1``."""
     tokens = inputs_of(inputs)
     well_typed = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64
-    if not (well_typed and tokens.ndim == 2) or (
-        tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < d_vocab
-    ):
-        expected = f"tokens in 0..{d_vocab - 1}, as int64 tokens of shape [batch, pos]"
-        fix = "Pass the tokens of a batch of this task and format, tokens[None] for one example."
-        raise InputError(what, expected=expected, given=describe_tensor(tokens), fix=fix)
+    fits = well_typed and tokens.ndim == 2 and ((tokens >= 0) & (tokens < d_vocab)).all()
+    expected = f"tokens in 0..{d_vocab - 1}, as int64 tokens of shape [batch, pos]"
+    fix = "Pass the tokens of a batch of this task and format, tokens[None] for one example."
+    need(fits, what, expected, tokens, fix)
     return tokens
 
 
@@ -309,7 +303,6 @@ def check_digits(digits: Tensor, n: Tensor, base: int, what: str) -> None:
     """Raise unless they are digits [batch, width], the first ``n`` [batch] of which count."""
     rows, width = check_tokens(digits, base, what).shape
     well_typed = isinstance(n, torch.Tensor) and n.dtype == torch.int64 and n.shape == (rows,)
-    if not well_typed or (rows and not 1 <= int(n.min()) <= int(n.max()) <= width):
-        expected = f"int64 of shape [{rows}] with lengths in 1..{width}, the width of {what}"
-        fix = "Pass how many digits of each row count, one number for each."
-        raise InputError("n", expected=expected, given=describe_tensor(n), fix=fix)
+    expected = f"int64 of shape [{rows}] with lengths in 1..{width}, the width of {what}"
+    fix = "Pass how many digits of each row count, one number for each."
+    need(well_typed and ((n >= 1) & (n <= width)).all(), "n", expected, n, fix)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import PositiveInt
 
-from loopinterp.core.errors import InputError, check_integer
+from loopinterp.core.errors import check_integer
 from loopinterp.core.settings import settings
-from loopinterp.tasks.rows import lead, malformed, pack, place_of_equals, places, split, to_digits
+from loopinterp.tasks.rows import lead, need_form, pack, place_of_equals, places, split, to_digits
 from loopinterp.tasks.sampling import check_digits, check_tokens, inside, integers
-from loopinterp.tasks.task import describe_tensor
+from loopinterp.tasks.task import need
 from loopinterp.tasks.token_by_token import TokenByToken
 from loopinterp.tasks.words import spell, until
 
@@ -31,11 +31,11 @@ _COMMA, _COLON, _EQUALS, _END, _FIRST_LETTER = range(10, 15)
 
 @settings
 class AbacusSorting(TokenByToken):
-    """The order of n numbers, next token by next token: ``A:21,B:7,C:03=B,A,C$`` (12, 7, 30).
+    """The order of n numbers, token by token: ``A:21,B:7,C:03=B,A,C$`` (12, 7, 30).
 
     The answer is the numbers' letters in rising order; equal numbers keep theirs. Numbers have up
     to ``n_digits`` digits, the least significant first. Letters follow each other in the alphabet
-    (``A`` after ``z``), from a random one on. The inputs hold the answer, which is asked for from
+    (``A`` after ``z``), from a random one on. The inputs hold the answer, which is the target from
     the ``=`` on, and then ``$``, which is also the padding.
 
     Tokens: digits 0..9, ``,`` (10), ``:`` (11), ``=`` (12), ``$`` (13), the letters A..Z and
@@ -43,17 +43,14 @@ class AbacusSorting(TokenByToken):
     number a loop can be chosen.
 
     Distributions: ``"uniform"`` (each number has 1..n_digits digits), ``"close"`` (all have
-    ``n_digits``, and differ in one digit at most from one that the example draws, so that no length
-    and no single digit tells their order).
+    ``n_digits``, and differ in at most one digit from a number that the example draws, so that
+    neither a length nor a single digit shows their order).
 
     Source: arXiv 2405.17399 and its code, with 102 letters.
 
     Example:
         >>> task = AbacusSorting(n_digits=2)
-        >>> batch = task.encode([[12, 7, 30]])
-        >>> "".join(SYMBOLS[t] for t in batch.inputs[0].tolist())
-        'A:21,B:7,C:03=B,A,C$'
-        >>> task.decode(batch)
+        >>> task.decode(task.encode([[12, 7, 30]]))
         ['A:12, B:7, C:30 = B, A, C']
     """
 
@@ -98,11 +95,10 @@ class AbacusSorting(TokenByToken):
         fit = len(shape) == 3 and others == [shape[:2]] * 2
         there = n_digits > 0 if fit else torch.zeros(1, 1)  # [batch, number]
         n = there.sum(dim=1)
-        if not (bool(n.all()) and torch.equal(there, inside(n, there.shape[1]))):
-            expected = "shapes [batch, number, width], [batch, number] and [batch, number]"
-            got = ", ".join(map(describe_tensor, (digits, n_digits, letters)))
-            fix = "Pass a number or more for each example; n_digits is 0 after the last one alone."
-            raise InputError("digits and letters", expected=expected, given=got, fix=fix)
+        fits = n.all() and torch.equal(there, inside(n, there.shape[1]))
+        expected = "shapes [batch, number, width], [batch, number] and [batch, number]"
+        fix = "Pass a number or more for each example; n_digits is 0 after the last one alone."
+        need(fits, "digits and letters", expected, f"{shape} and {others}", fix)
         digits = digits[..., : self.n_digits]
         check_digits(digits.flatten(0, 1), n_digits.flatten().clamp(min=1), 10, "digits")
         check_tokens(letters, self.d_vocab, "letters")
@@ -122,11 +118,10 @@ class AbacusSorting(TokenByToken):
         The first of the ``letters`` is that of each example's first number, and so on.
         """
         rows = [list(example) for example in numbers]
-        if not rows or not all(rows) or not set(letters) <= set(LETTERS):
-            expected = "examples of at least one number each, and letters of A..Z and a..z"
-            got = f"{reprlib.repr(numbers)}, {reprlib.repr(letters)}"
-            fix = "Pass e.g. [[12, 7, 30]]."
-            raise InputError("numbers", expected=expected, given=got, fix=fix)
+        fits = rows and all(rows) and set(letters) <= set(LETTERS)
+        expected = "examples of at least one number each, and letters of A..Z and a..z"
+        got = f"{reprlib.repr(numbers)}, {reprlib.repr(letters)}"
+        need(fits, "numbers", expected, got, "Pass e.g. [[12, 7, 30]].")
         n = torch.tensor([len(example) for example in rows])
         most = check_integer("numbers of an example", int(n.max()), least=1, most=len(letters))
         there = inside(n, most)
@@ -161,8 +156,8 @@ class AbacusSorting(TokenByToken):
         column = torch.arange(prompt.shape[1], device=tokens.device)
         fine = _follows(tokens.device)[prompt[:, :-1], prompt[:, 1:]]
         fine = fine | (column[1:] > equals[:, None])
-        if not bool((fine.all(dim=1) & (prompt[:, 0] >= _FIRST_LETTER)).all()):
-            raise malformed(self.name, "letter:digits, letter:digits and so on, and then the '='")
+        expected = "letter:digits, letter:digits and so on, and then the '='"
+        need_form(fine.all() and (prompt[:, 0] >= _FIRST_LETTER).all(), self.name, expected)
         marks = ((prompt == _COMMA) & (column < equals[:, None])) | (column == equals[:, None])
         count = marks.sum(dim=1)
         parts, _ = split(prompt, places(marks, int(count.max())))
@@ -170,8 +165,7 @@ class AbacusSorting(TokenByToken):
         number = torch.arange(letters.shape[1], device=tokens.device)
         # Missing numbers get values that are no letters and differ.
         each = torch.where(number < count[:, None], letters, -1 - number).sort(dim=1).values
-        if bool((each.diff(dim=1) == 0).any()):
-            raise malformed(self.name, "another letter for each number")
+        need_form(each.diff(dim=1).all(), self.name, "another letter for each number")
         return letters, parts[..., 2:], count
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:

@@ -12,21 +12,17 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from loopinterp.core.errors import InputError
 from loopinterp.core.settings import settings
-from loopinterp.tasks.rows import malformed
+from loopinterp.tasks.rows import need_form
 from loopinterp.tasks.sampling import Sampler, check_tokens, coins, uniform
-from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.task import IGNORE, Batch, need
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-_MOST_BLANKS = {2: 12, 3: 54}
-"""Blanks that the sampler's puzzles have at most, by size of the boxes."""
-
-_CANDIDATES = 4
-"""Puzzles among which ``easy`` and ``hard`` choose one."""
+_MOST_BLANKS = {2: 12, 3: 54}  # of the sampler's puzzles, by size of the boxes
+_CANDIDATES = 4  # puzzles among which ``easy`` and ``hard`` choose one
 
 
 @settings
@@ -34,25 +30,23 @@ class Sudoku(Sampler):
     """Fill the n blanks of a sudoku that has one solution: box x box boxes of as many digits.
 
     Tokens: 0 for a blank, and the digits, row by row, without BOS or padding; in and out. Targets
-    are the digits at the blanks, ``IGNORE`` at the givens. Any blank may decide any other: models
-    should not be causal. The setting ``box`` is 2 (4 x 4 cells) or 3 (9 x 9 cells).
+    are the digits at the blanks, ``IGNORE`` at the givens. Models should not be causal. The setting
+    ``box`` is 2 (4 x 4 cells) or 3 (9 x 9 cells).
 
     T(n) is the most blanks that are drawn, 12 of 16 cells or 54 of 81, whatever n is, as all
-    examples take as many positions. Puzzles that singles solve need no more rounds, as each fills
-    a blank; :meth:`n_rounds` says how many.
+    examples take as many positions. Puzzles that singles solve need no more rounds
+    (:meth:`n_rounds`), as each fills a blank.
 
-    Distributions: ``"uniform"`` (n blanks of a random one of a pool's puzzles, with rows, columns,
-    bands, stacks, digits and axes permuted), ``"easy"`` and ``"hard"`` (of four such the one in
-    which naked singles leave the fewest or most blanks, where guesses begin, and of these take the
-    fewest or most rounds). With ``box=2`` naked singles solve every puzzle. The pool is made once a
-    process: for ``box=3`` that takes a second or two.
+    Distributions: ``"uniform"`` (n blanks of a random puzzle of a pool, with rows, columns, bands,
+    stacks, digits and axes permuted), ``"easy"`` and ``"hard"`` (of four such the one in which
+    naked singles leave the fewest or most blanks, and of these take the fewest or most rounds).
+    With ``box=2`` naked singles solve every puzzle. The pool is made once a process: for ``box=3``
+    that takes a second or two.
 
     Source: the sudoku of arXiv 2604.15259.
 
     Example:
         >>> batch = Sudoku().encode(["1.../..3./.4../...2"])
-        >>> batch.inputs.tolist()
-        [[1, 0, 0, 0, 0, 0, 3, 0, 0, 4, 0, 0, 0, 0, 0, 2]]
         >>> Sudoku().show(batch)
         1.../..3./.4../...2 = 1324/4231/2413/3142
         >>> [Sudoku().n_rounds(batch, hidden=hidden).tolist() for hidden in (True, False)]
@@ -104,31 +98,29 @@ class Sudoku(Sampler):
         """The batch of given puzzles, row by row; a dot or 0 for a blank, no other signs count."""
         rows = [[0 if x in ".0" else int(x) for x in p if x in ".0123456789"] for p in puzzles]
         fits = [len(row) == self.side**2 and max(row) <= self.side for row in rows]
-        if not rows or not all(fits):
-            wrong = next((p for p, fit in zip(puzzles, fits) if not fit), [])
-            expected = f"one or more, of {self.side**2} cells: digits 1..{self.side} and dots"
-            fix = "Pass e.g. ['1.../..3./.4../...2'], or set box."
-            raise InputError("puzzles", expected=expected, given=reprlib.repr(wrong), fix=fix)
+        wrong = next((p for p, fit in zip(puzzles, fits) if not fit), [])
+        expected = f"one or more, of {self.side**2} cells: digits 1..{self.side} and dots"
+        fix = "Pass e.g. ['1.../..3./.4../...2'], or set box."
+        need(rows and all(fits), "puzzles", expected, reprlib.repr(wrong), fix)
         return self.from_cells(torch.tensor(rows))
 
     def from_cells(self, cells: Int[Tensor, "batch cell"]) -> Batch:
         """The batch of given puzzles, 0 for a blank, which each have one solution."""
         answer = self.targets(cells)
         n = (cells == 0).sum(1)
-        if not bool(n.all()):
-            raise malformed(self.name, "a blank", f"none in row {int((n == 0).nonzero()[0])}")
+        row = str(*(n == 0).nonzero().flatten().tolist()[:1])
+        need_form(n.all(), self.name, "a blank", f"none in row {row}")
         return self._batch(cells, answer)
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch cell"]:
-        """The exact answer to given inputs: the digits at the blanks, ``IGNORE`` elsewhere."""
+        """The digits at the blanks, ``IGNORE`` elsewhere."""
         cells = self._cells(inputs)
         # Singles, which every solution shares, and then search.
         solved, _ = fill_singles(cells, self.box)
         for row in (~is_solved(solved, self.box)).nonzero().flatten().tolist():
             solutions, _ = search(cells[row].tolist(), self.box)
-            if len(solutions) != 1:
-                got = f"{'two' if solutions else 'none'} in row {row}"
-                raise malformed(self.name, "one solution", got)
+            got = f"{'two' if solutions else 'none'} in row {row}"
+            need_form(len(solutions) == 1, self.name, "one solution", got)
             solved[row] = torch.tensor(solutions[0], device=cells.device)
         return solved.masked_fill(cells > 0, IGNORE)
 
@@ -149,8 +141,8 @@ class Sudoku(Sampler):
     def _cells(self, inputs: Batch | Tensor) -> Tensor:
         """The cells [batch, cell] of the inputs, if they are whole grids."""
         cells = check_tokens(inputs, self.d_vocab)
-        if cells.shape[1] != self.side**2:
-            raise malformed(self.name, f"{self.side**2} cells each", f"{cells.shape[1]}")
+        got = str(cells.shape[1])
+        need_form(got == str(self.side**2), self.name, f"{self.side**2} cells each", got)
         return cells
 
     def _batch(self, cells: Tensor, answer: Tensor) -> Batch:
@@ -159,10 +151,9 @@ class Sudoku(Sampler):
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         longest, most = int(n.max()), _MOST_BLANKS[self.box]
-        if longest > most:
-            expected = f"at most {most} blanks with box={self.box}"
-            fix = "Ask for fewer; puzzles of your own may have more (encode)."
-            raise InputError("n", expected=expected, given=str(longest), fix=fix)
+        fix = "Ask for fewer; puzzles of your own may have more (encode)."
+        expected = f"at most {most} blanks with box={self.box}"
+        need(longest <= most, "n", expected, str(longest), fix)
         if kind == "uniform":
             return self._batch(*self._puzzles(n, generator))
         cells, answer = self._puzzles(n.repeat_interleave(_CANDIDATES), generator)
@@ -234,20 +225,18 @@ def search(
     box: int,
     *,
     most: int = 2,
-    most_guesses: int = 100_000,
     shuffle: random.Random | None = None,
 ) -> tuple[list[list[int]], int]:
-    """Solutions of a puzzle, and the guesses made to find them.
+    """Solutions of a puzzle (0 for a blank), and the guesses made to find them.
 
-    Cells with one candidate are filled (naked singles) until none is left; then each candidate of
-    a cell with the fewest is guessed in turn, and so on. With ``most=2`` the guesses are those that
-    show that there is no second solution.
+    Naked singles (cells with one candidate) are filled until none is left; then each candidate of a
+    cell with the fewest is guessed in turn, and so on. With ``most=2`` the guesses include those
+    that exclude a second solution.
 
     Args:
         puzzle: Digits from 1 on, 0 for a blank, row by row.
         box: Rows and columns of a box.
         most: Solutions after which it stops.
-        most_guesses: Guesses after which it raises: one solution takes a few thousand at most.
         shuffle: Guesses candidates in random order.
     """
     every = (1 << box**2) - 1
@@ -268,10 +257,9 @@ def search(
         if shuffle is not None:
             shuffle.shuffle(bits)
         guesses += len(bits)
-        if guesses > most_guesses:
-            expected = f"one that is decided within {most_guesses:,} guesses"
-            fix = "Give more of its digits; it probably has no solution, or very many."
-            raise InputError("puzzle", expected=expected, given="another one", fix=fix)
+        fix = "Give more of its digits; it probably has no solution, or very many."
+        # A few thousand show that there is one solution.
+        need(guesses <= 10**5, "puzzle", "one decided within 100,000 guesses", "another one", fix)
         for bit in bits:
             guessed = masks.copy()
             guessed[cell] = bit
@@ -299,8 +287,8 @@ def _spread(masks: list[int], cells: list[int], box: int) -> bool:
 def pool(box: int) -> list[tuple[list[int], list[int]]]:
     """Puzzles of one solution that have two without any one of their givens; and the solutions.
 
-    Those with the most blanks come first. To fill some blanks of one gives a puzzle of one solution
-    again, and every such puzzle is one of these with some blanks filled.
+    Sorted by blanks, the most first. Every puzzle of one solution is one of this kind with some
+    blanks filled.
     """
     source, puzzles = random.Random(0), []
     for _ in range({2: 128, 3: 48}[box]):
@@ -362,7 +350,7 @@ def fill_singles(
     """Fill all singles at once, again and again; how many rounds that took until none was left.
 
     A naked single is a cell with one candidate, a hidden single (which counts with ``hidden``) the
-    one cell of a unit that has a candidate. What is filled holds of every solution there may be.
+    one cell of a unit that has a candidate.
     """
     cells, rounds = cells.clone(), torch.zeros_like(cells[:, 0])
     within = _units(box, cells.device)

@@ -1,4 +1,4 @@
-"""What a task is (token format, sampler, exact oracle, T(n)), and the batches that it draws."""
+"""The protocol of a task (sampler, exact oracle, T(n)), and the batches that it draws."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Batch(ShortRepr):
 
     Attributes:
         inputs: Tokens, or feature vectors for tasks with ``d_features``.
-        targets: The right output at each position; ``IGNORE`` where nothing is asked.
+        targets: The right output at each position; ``IGNORE`` where there is none.
         n: Problem length of each example (bits, not positions).
-        n_loops: T(n) of each example: the loop after which the answer is asked for.
+        n_loops: T(n) of each example: the loop after which the answer is read.
         task: The task, where it is known: a model of other tokens refuses the batch.
 
     Raises:
-        InputError: parts of other shapes, types, devices or ranges. The studies check values on a
-            GPU, so that no training step waits for them.
+        InputError: parts of other shapes, types, devices or ranges (values on a GPU are checked by
+            the studies, so that no training step waits).
     """
 
     inputs: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"]
@@ -45,20 +45,18 @@ class Batch(ShortRepr):
     task: Task | None = None
 
     def __post_init__(self) -> None:
-        if self.task is not None and not is_task(self.task):
-            raise _refused("task", "a task, or None", self.task)
+        _need(self.task is None or is_task(self.task), "task", "a task, or None", self.task)
         inputs = self.inputs
         tokens = _is_integer(inputs) and inputs.ndim == 2
         features = torch.is_tensor(inputs) and inputs.ndim == 3 and inputs.is_floating_point()
-        if not (tokens or features):
-            expected = "integers [batch, pos], or floats [batch, pos, d_features]"
-            raise _refused("inputs", expected, inputs)
+        expected = "integers [batch, pos], or floats [batch, pos, d_features]"
+        _need(tokens or features, "inputs", expected, inputs)
         shapes = {"targets": inputs.shape[:2], "n": inputs.shape[:1], "n_loops": inputs.shape[:1]}
         for name, shape in shapes.items():
             part = getattr(self, name)
-            if not _is_integer(part) or part.shape != shape or part.device != inputs.device:
-                expected = f"integers of shape {list(shape)} on {inputs.device}, as the inputs"
-                raise _refused(name, expected, part)
+            fits = _is_integer(part) and part.shape == shape and part.device == inputs.device
+            expected = f"integers of shape {list(shape)} on {inputs.device}, as the inputs"
+            _need(fits, name, expected, part)
         if inputs.device.type == "cpu":
             check_values(self)
 
@@ -129,7 +127,7 @@ class Task(Protocol):
         ...
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to given inputs, ``IGNORE`` where nothing is asked."""
+        """The exact answer to given inputs, ``IGNORE`` where there is none."""
         ...
 
     def decode(
@@ -196,14 +194,13 @@ def check_values(batch: Batch) -> None:
     }
     for name, (values, least, end) in ranges.items():
         if values.is_floating_point():
-            if not bool(values.isfinite().all()):
-                raise _refused(name, "finite numbers", values)
+            _need(values.isfinite().all(), name, "finite numbers", values)
         elif values.numel():
             low, high = (int(x) for x in values.aminmax())
-            if low < least or (end is not None and high >= end):
-                expected = f">= {least}" if end is None else f"in {least}..{end - 1}"
-                but = f", or IGNORE ({IGNORE}) where nothing is asked" if name == "targets" else ""
-                raise _refused(name, f"integers {expected}{but}", getattr(batch, name))
+            fits = low >= least and (end is None or high < end)
+            expected = f"integers >= {least}" if end is None else f"integers in {least}..{end - 1}"
+            but = f", or IGNORE ({IGNORE}) without a target" if name == "targets" else ""
+            _need(fits, name, f"{expected}{but}", getattr(batch, name))
 
 
 def _is_integer(part: object) -> bool:
@@ -212,9 +209,16 @@ def _is_integer(part: object) -> bool:
     )
 
 
-def _refused(name: str, expected: str, part: object) -> InputError:
-    got, fix = describe_tensor(part), "Draw the batch with task.sample or task.encode."
-    return InputError(f"{name} of a batch", expected=expected, given=got, fix=fix)
+def _need(holds: object, name: str, expected: str, part: object) -> None:
+    fix = "Draw the batch with task.sample or task.encode."
+    need(holds, f"{name} of a batch", expected, part, fix)
+
+
+def need(holds: object, what: str, expected: str, given: object, fix: str) -> None:
+    """Raise an InputError unless something holds; anything but text is described by its type."""
+    if not holds:
+        got = given if isinstance(given, str) else describe_tensor(given)
+        raise InputError(what, expected=expected, given=got, fix=fix)
 
 
 def describe_tensor(values: object) -> str:

@@ -14,7 +14,7 @@ from loopinterp.tasks.maze import Maze
 from loopinterp.tasks.prefixes import PrefixSum, RegularLanguage
 from loopinterp.tasks.sorting import AbacusSorting
 from loopinterp.tasks.sudoku import Sudoku
-from loopinterp.tasks.task import Task
+from loopinterp.tasks.task import Task, need
 from loopinterp.tasks.token_by_token import NextToken
 
 _FACTORIES: dict[str, Callable[..., Task]] = {
@@ -42,12 +42,7 @@ _FACTORIES: dict[str, Callable[..., Task]] = {
 
 
 def list_tasks() -> list[str]:
-    """Names of the registered tasks, sorted.
-
-    Example:
-        >>> [name for name in list_tasks() if name in ("addition", "parity", "prefix_sum")]
-        ['addition', 'parity', 'prefix_sum']
-    """
+    """Names of the registered tasks, sorted."""
     return sorted(_FACTORIES)
 
 
@@ -78,16 +73,14 @@ def get_task(name: str, **settings: object) -> Task:
 def register_task(name: str, factory: Callable[..., Task], *, replace: bool = False) -> None:
     """Make a task known by name, to :func:`get_task` and to the command line.
 
-    The ``factory`` is the task's class, or a function that makes the task from its settings.
+    Args:
+        factory: The task's class, or a function that makes the task from its settings.
 
     Raises:
-        InputError: the name is taken, and ``replace`` does not allow that; or ``factory`` cannot
-            be called.
+        InputError: a taken name, unless ``replace``; or a ``factory`` that cannot be called.
     """
-    if not callable(factory):
-        expected, got = "a class or function that makes the task", type(factory).__name__
-        fix = "Pass the class itself, not an instance of it."
-        raise InputError("factory", expected=expected, given=got, fix=fix)
+    expected, fix = "a class or function that makes the task", "Pass the class itself."
+    need(callable(factory), "factory", expected, type(factory).__name__, fix)
     if not replace:
         check_new_name("task name", name, _FACTORIES)
     _FACTORIES[name] = factory

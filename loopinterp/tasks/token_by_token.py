@@ -15,13 +15,13 @@ import torch
 from pydantic import NonNegativeInt
 from torch.nn.functional import pad
 
-from loopinterp.core.errors import ConfigError, InputError, unknown_name
+from loopinterp.core.errors import ConfigError, unknown_name
 from loopinterp.core.settings import settings
 from loopinterp.tasks.addition import Multiplication, TokenAddition
 from loopinterp.tasks.full_output import BinarySum, Copy, FullOutput, Parity, UniqueSet
-from loopinterp.tasks.rows import cut, join, malformed, place_of_equals, put
+from loopinterp.tasks.rows import cut, join, need_form, place_of_equals, put
 from loopinterp.tasks.sampling import Sampler, check_tokens, inside
-from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.task import IGNORE, Batch, need
 from loopinterp.tasks.words import until
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class TokenByToken(Sampler):
 
     @abstractmethod
     def _answer(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the first token of each answer is asked for, the answers, and their lengths.
+        """Where the first token of each answer is predicted, the answers, and their lengths.
 
         It follows from the prompts [batch, pos] alone. The answers [batch, longest] lack ``end``.
         """
@@ -61,7 +61,7 @@ class TokenByToken(Sampler):
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
         """The exact next token from the last sign of the prompt to ``end``; else ``IGNORE``.
 
-        It follows from the prompt alone: tokens after it are not read, and may be wrong or missing.
+        Tokens after the prompt are not read.
         """
         tokens = check_tokens(inputs, self.d_vocab)
         return self._targets(*self._answer(tokens), width=tokens.shape[1])
@@ -94,23 +94,16 @@ class TokenByToken(Sampler):
     def answers(
         self, inputs: Batch | Tensor
     ) -> tuple[Int[Tensor, "batch longest"], Int[Tensor, " batch"]]:
-        """The right continuation of each prompt: the answer with its ``end``; its length.
-
-        Example:
-            >>> from loopinterp.tasks import AbacusAddition
-            >>> AbacusAddition().answers(AbacusAddition().encode([(95, 8), (1, 2)]))
-            (tensor([[ 3,  0,  1, 14],
-                    [ 3, 14, 14, 14]]), tensor([4, 2]))
-        """
+        """The right continuation of each prompt: the answer with its ``end``; its length."""
         _, answer, length = self._answer(check_tokens(inputs, self.d_vocab))
         return self._with_end(answer, length), length + 1
 
     def is_right(
         self, inputs: Batch | Tensor, generated: Int[Tensor, "batch step"]
     ) -> Bool[Tensor, " batch"]:
-        """Whether generated tokens are the answer, up to and with the first ``end`` among them.
+        """Whether generated tokens are the answer, up to the first ``end`` among them.
 
-        Tokens after that do not count; an answer that never ends is wrong.
+        An answer that never ends is wrong.
 
         Example:
             >>> from loopinterp.tasks import AbacusAddition
@@ -129,10 +122,8 @@ class TokenByToken(Sampler):
         width = self.n_positions(int(n.max()))
         start, answer, length = self._answer(prompt)
         longest = int((start + length).max()) + 1
-        if longest > width:
-            expected, got = f"room for {longest} positions", f"n = {int(n.max())}, with {width}"
-            fix = "Pass the batch as the task made it."
-            raise InputError("n", expected=expected, given=got, fix=fix)
+        expected, got = f"room for {longest} positions", f"n = {int(n.max())}, with {width}"
+        need(longest <= width, "n", expected, got, "Pass the batch as the task made it.")
         # The answer's first token stands one position behind the one that asks for it.
         padded = pad(prompt, (0, width - prompt.shape[1]), value=self.end)
         tokens = put(padded, answer, start + 1, length)
@@ -147,8 +138,8 @@ class TokenByToken(Sampler):
 class NextToken(TokenByToken):
     """A full-output task answered token by token: ``BOS prompt = PAUSE … answer EOS``.
 
-    The last of the ``n_pause`` pauses (the ``=`` if there are none) asks for the first token of the
-    answer, each token of the answer for the next one, and the last one for EOS, which is in the
+    The last of the ``n_pause`` pauses (the ``=`` if there are none) has the first token of the
+    answer as target, each token of the answer the next one, and the last one EOS, which is in the
     inputs too. Tokens are the wrapped task's, in and out, and PAUSE after them if there are pauses;
     padding is EOS. All else is the wrapped task's.
 
@@ -221,14 +212,7 @@ class NextToken(TokenByToken):
         return self.task.say(row[: equals + 1], answer)
 
     def from_batch(self, batch: Batch) -> Batch:
-        """The wrapped task's examples in this form.
-
-        Example:
-            >>> from loopinterp.tasks import TokenAddition
-            >>> task = NextToken(of="token_addition")
-            >>> task.decode(task.from_batch(TokenAddition().encode([(11, 6)], n=4)))
-            ['1011 + 0110 = 10001']
-        """
+        """The wrapped task's examples in this form."""
         tokens = check_tokens(batch, self.task.d_vocab)
         equals = place_of_equals(self.task.equals, tokens, self.name)
         pauses = tokens.new_full((len(batch), self.n_pause), len(self.symbols) - 1)
@@ -237,7 +221,7 @@ class NextToken(TokenByToken):
         return self._batch(prompt, batch.n, batch.n_loops)
 
     def encode(self, *operands: Any, **options: Any) -> Batch:
-        """What the wrapped task's own ``encode`` makes of its arguments, in this form."""
+        """The batch of the wrapped task's own ``encode``, in this form."""
         return self._rewritten("encode", *operands, **options)
 
     def sample_operands(self, *lengths: int, batch_size: int, generator: torch.Generator) -> Batch:
@@ -246,11 +230,10 @@ class NextToken(TokenByToken):
         return self._rewritten("sample_operands", *lengths, **options)
 
     def _rewritten(self, how: str, *args: Any, **options: Any) -> Batch:
-        make = getattr(self.task, how, None)
-        if make is None:
-            expected, got = f"a wrapped task with {how}", f"{self.of!r}, which has none"
-            fix = "Make a batch of the wrapped task, and pass it to from_batch."
-            raise InputError("of", expected=expected, given=got, fix=fix)
+        make: Any = getattr(self.task, how, None)
+        expected, got = f"a wrapped task with {how}", f"{self.of!r}, which has none"
+        fix = "Make a batch of the wrapped task, and pass it to from_batch."
+        need(make is not None, "of", expected, got, fix)
         return self.from_batch(make(*args, **options))
 
     def _answer(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -258,8 +241,8 @@ class NextToken(TokenByToken):
         if self.n_pause:
             pauses = cut(tokens, equals + 1, torch.full_like(equals, self.n_pause))
             there = int(equals.max()) + self.n_pause < tokens.shape[1]
-            if not (there and bool((pauses == len(self.symbols) - 1).all())):
-                raise malformed(self.name, f"{self.n_pause} pause tokens after the '='")
+            fits = there and (pauses == len(self.symbols) - 1).all()
+            need_form(fits, self.name, f"{self.n_pause} pause tokens after the '='")
         return equals + self.n_pause, answer, length
 
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import PositiveInt
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
-from loopinterp.tasks.task import IGNORE, Batch, inputs_of
+from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -58,10 +57,8 @@ class InWords:
             answers = inputs.targets if answers is None else answers
         if answers is None:
             return [self.say(self.unpadded(row, n), None) for row, n in zip(rows, lengths)]
-        if answers.shape != right.shape:
-            expected, got = f"shape {list(right.shape)}", f"{list(answers.shape)}"
-            fix = "Pass e.g. logits.argmax(-1)."
-            raise InputError("answers", expected=expected, given=got, fix=fix)
+        expected, got = f"shape {list(right.shape)}", f"{list(answers.shape)}"
+        need(answers.shape == right.shape, "answers", expected, got, "Pass e.g. logits.argmax(-1).")
         return [
             self.say(self.unpadded(row, n), self.unpadded(answer, n))
             for row, answer, n in zip(rows, answers.tolist(), lengths)

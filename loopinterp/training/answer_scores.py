@@ -11,7 +11,6 @@ import torch
 from pydantic import PositiveInt
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
 from loopinterp.core.progress import track
 from loopinterp.core.settings import Seed
 from loopinterp.models.iteration import bind
@@ -19,7 +18,7 @@ from loopinterp.models.protocol import device_of, need_model
 from loopinterp.models.stopping import LengthLine
 from loopinterp.models.study_examples import fit_to_model, need_model_of
 from loopinterp.tasks.sampling import check_size, need_task, pick_distribution
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, need
 from loopinterp.tasks.token_by_token import TokenByToken
 from loopinterp.training.device import stream
 
@@ -40,7 +39,7 @@ class Scores(NamedTuple):
     """The scores of each example, after each of some numbers of loops.
 
     Attributes:
-        exact: Whether every position that is asked for is right.
+        exact: Whether every position with a target is right.
         share: Share of those positions that are right.
         cross_entropy: Mean over them of the right answer's negative log-probability, in nats.
     """
@@ -58,12 +57,7 @@ class Lowest(NamedTuple):
 
 
 def lowest_of(shares: Mapping[str, float]) -> Lowest:
-    """The lowest of the shares by distribution.
-
-    Example:
-        >>> lowest_of({"uniform": 1.0, "biased": 0.5, "mixed": 0.5})
-        Lowest(share=0.5, distributions=('biased', 'mixed'))
-    """
+    """The lowest of the shares by distribution."""
     least = min(shares.values())
     return Lowest(least, tuple(name for name, share in shares.items() if share == least))
 
@@ -73,8 +67,7 @@ def scores_at(
 ) -> dict[int, Scores]:
     """The scores of a batch after each of some numbers of loops.
 
-    32 examples are run at a time, whose activations stay in a CPU's cache, and no state or logits
-    outlive their loop.
+    Run 32 examples at a time, whose activations stay in a CPU's cache.
     """
     parts: dict[int, list[Scores]] = {loop: [] for loop in sorted(loops)}
     inputs, targets = (x.split(32) for x in (batch.inputs, batch.targets))
@@ -90,10 +83,10 @@ def score(
     logits: Float[Tensor, "batch pos d_vocab_out"], targets: Int[Tensor, "batch pos"]
 ) -> Scores:
     """The scores of one readout."""
-    exact, share = _right_by_example(logits.argmax(-1), targets)
     has_target = targets != IGNORE
+    exact, share = _right_by_example(logits.argmax(-1), targets)
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    # [batch, pos, 1]: class 0 stands in where nothing is asked, and is masked out below.
+    # [batch, pos, 1]: class 0 stands in where there is no target, and is masked out below.
     right_class = targets.masked_fill(~has_target, 0)[..., None]
     # [batch, pos]: negative log-probability of the right class
     surprise = -logits.log_softmax(-1, dtype=dtype).gather(-1, right_class)[..., 0]
@@ -101,21 +94,11 @@ def score(
     return Scores(exact, share, total / has_target.sum(-1))
 
 
-def _right_by_example(
-    answer: Int[Tensor, "batch pos"], targets: Int[Tensor, "batch pos"]
-) -> tuple[Bool[Tensor, " batch"], Float[Tensor, " batch"]]:
+def _right_by_example(answer: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Whether each example is wholly right, and the share of its positions that are."""
     has_target = targets != IGNORE
     right = (answer == targets) & has_target  # [batch, pos]
     return (right | ~has_target).all(-1), right.sum(-1).double() / has_target.sum(-1).double()
-
-
-def _shares_right(
-    answer: Int[Tensor, "batch pos"], targets: Int[Tensor, "batch pos"]
-) -> tuple[float, float]:
-    """Share of examples that are wholly right, and mean share of right positions."""
-    exact, share = _right_by_example(answer, targets)
-    return float(exact.double().mean()), float(share.mean())
 
 
 def perplexity_estimate(cross_entropy: Float[Tensor, " example"]) -> np.ndarray:
@@ -123,10 +106,6 @@ def perplexity_estimate(cross_entropy: Float[Tensor, " example"]) -> np.ndarray:
 
     ``exp(mean of the examples' cross-entropies)``, between ``exp(mean -+ 1.96 s / sqrt(n))``, with
     s their standard deviation over n examples.
-
-    Example:
-        >>> perplexity_estimate(torch.log(torch.tensor([2.0, 8.0]))).round(1).tolist()
-        [4.0, 1.0, 15.6]
     """
     mean, n = cross_entropy.double().mean(), len(cross_entropy)
     error = cross_entropy.double().std() / n**0.5 if n > 1 else mean.new_tensor(torch.inf)
@@ -140,7 +119,7 @@ def constant_scores(targets: Int[Tensor, "batch pos"]) -> tuple[float, float]:
     """Exact match and share of right positions of the best answers that ignore the input.
 
     For the share: the likeliest class at the first position with a target, at the second, and so
-    on. For exact match: the commonest whole answer, if that is more often right.
+    on. For exact match: the most frequent whole answer, if that is right more often.
 
     Example:
         >>> constant_scores(torch.tensor([[IGNORE, 0, 2], [1, 2, IGNORE]]))
@@ -153,9 +132,9 @@ def constant_scores(targets: Int[Tensor, "batch pos"]) -> tuple[float, float]:
     # [class][position]: how often each class is right at the first position, the second, …
     votes = [(weight * (answers == token)).sum(0) for token in range(int(answers.max()) + 1)]
     likeliest = torch.stack(votes).argmax(0).expand_as(answers)
-    exact, share = _shares_right(likeliest, answers)
+    exact, share = _right_by_example(likeliest, answers)
     commonest = int(answers.unique(dim=0, return_counts=True)[1].max()) / len(answers)
-    return max(exact, commonest), share
+    return max(float(exact.double().mean()), commonest), float(share.mean())
 
 
 def askable_distributions(
@@ -165,11 +144,11 @@ def askable_distributions(
     n_samples: int,
     distributions: Sequence[str] | None = None,
 ) -> list[str]:
-    """The distributions that a model is asked on (all if None); raise where it cannot be asked.
+    """The distributions that a model is evaluated on (all if None).
 
     Raises:
-        InputError: If it is of another task, sees the answers, a distribution is unknown, or the
-            examples are too many.
+        InputError: If the model is of another task or sees the answers, a distribution is unknown,
+            or the examples are too many.
     """
     need_model(model)
     need_task(task)
@@ -177,24 +156,16 @@ def askable_distributions(
     names = task.distributions if distributions is None else distributions
     names = [pick_distribution(task, name) for name in dict.fromkeys(names)]
     check_size(task, max(lengths), n_samples, "lengths, n_samples")
-    if isinstance(task, TokenByToken) and _sees_answers(task, model, min(lengths)):
-        expected = "one whose answer at a position depends on no later one, as the right answer "
-        raise InputError(
-            "model",
-            expected=f"{expected}stands in the input of task {task.name!r}",
-            given="logits that change with the tokens after their position",
-            fix="Let no position see a later one, as with a causal mask.",
-        )
+    sees_answers = isinstance(task, TokenByToken) and _sees_answers(task, model, min(lengths))
+    expected = f"one that sees no later position: the input of {task.name!r} holds the answer"
+    got = "logits that change with the tokens after their position"
+    need(not sees_answers, "model", expected, got, "Use a causal mask.")
     return names
 
 
 @torch.no_grad()
 def _sees_answers(task: Task, model: LoopedModel | Any, n: int) -> bool:
-    """Whether a model of a task that is answered token by token looks ahead in its input.
-
-    Inputs whose answers are replaced by other tokens have to give the same logits where the first
-    token of the answer is asked for.
-    """
+    """Whether the logits of the first answer token change with the answers in the input."""
     generator = torch.Generator().manual_seed(0)
     batch = task.sample(n, batch_size=8, generator=generator).to(device_of(model))
     batch = fit_to_model(model, batch)
@@ -205,7 +176,7 @@ def _sees_answers(task: Task, model: LoopedModel | Any, n: int) -> bool:
     tokens = batch.inputs[written].unique()
     other = batch.inputs.clone()
     other[written] = tokens[(torch.searchsorted(tokens, other[written]) + 1) % len(tokens)]
-    logits = []  # [batch, d_vocab_out] where the first token of the answer is asked for
+    logits = []  # [batch, d_vocab_out] where the first token of the answer is predicted
     for inputs in (batch.inputs, other):
         bound = bind(model, inputs)
         *_, (loop, state) = bound.run(last, may_diverge=True)
@@ -228,31 +199,25 @@ def calibrate_stopping(
 ) -> LengthLine:
     """Learn on lengths of training after how many loops to stop, as a line to be extrapolated.
 
-    Of all lines ``T = slope * n_pos + offset`` that do not fall, the one with the highest exact
-    match is taken, for each distribution and for the worst of them at each length. Of these lines,
-    those that do best on the worst are kept, and of them the steepest: on random inputs alone a few
-    loops do for any length, which extrapolates to too few for long chains.
+    Takes the lines ``T = slope * n_pos + offset``, slope >= 0, with the highest exact match on each
+    distribution and on the worst of them at each length. Of those that do best on the worst, the
+    steepest is returned: a few loops do for random inputs of any length, but not for long chains.
 
-    It sees right answers of training lengths, but never the task's T(n), and nothing of the
-    lengths that it is used on.
+    It sees right answers of training lengths, but neither the task's T(n) nor other lengths.
 
     Args:
-        model: Any looped model.
-        task: What to ask it.
-        lengths: At least two problem lengths, of those that it was trained on.
+        lengths: At least two problem lengths, of those that the model was trained on.
         distributions: Input distributions; all of the task if None.
         max_loops: Loops that are tried; twice the positions of the longest input if None.
-        n_samples: Examples for each length and distribution.
-        seed: Seed of the examples, which are neither those of training nor of evaluation.
+        n_samples: Examples for each length and distribution, neither of training nor evaluation.
 
     Raises:
         InputError: If lengths are fewer than two or out of range, or the model is of another task
             or sees the answers.
     """
     cells = sorted(set(lengths))
-    if len(cells) < 2:
-        fix = "Pass e.g. range(1, run.cutoff + 1)."
-        raise InputError("lengths", expected="at least two", given=str(cells), fix=fix)
+    fix = "Pass e.g. range(1, run.cutoff + 1)."
+    need(len(cells) > 1, "lengths", "at least two", str(cells), fix)
     names = askable_distributions(model, task, cells, n_samples, distributions or None)
     n_positions = [task.n_positions(n) for n in cells]  # until batches say what they have
     last = 2 * n_positions[-1] if max_loops is None else max_loops
@@ -275,19 +240,10 @@ def calibrate_stopping(
 
 
 def _best_line(exact: np.ndarray, n_positions: Sequence[int]) -> LengthLine:
-    """The line of loops against positions that reads the best exact match off a table.
+    """The line of loops against positions with the best exact match ``[length, loop]``.
 
-    Lines that do as well with up to two loops more or fewer, as of a model that holds its answer,
-    come first; of equals the one with the fewest loops is taken.
-
-    Args:
-        exact: Exact match ``[length, loop]``, from loop 0 on.
-        n_positions: Positions of the inputs of each length, increasing.
-
-    Example:
-        >>> right_at_n = np.eye(8)[[2, 4, 6]]
-        >>> _best_line(right_at_n, [2, 4, 6])
-        LengthLine(slope=1.0, offset=0.0)
+    Lines that do as well with up to two loops more or fewer come first; of equals the one with the
+    fewest loops. Positions of the lengths increase.
     """
     from scipy.ndimage import minimum_filter1d
 

@@ -14,7 +14,7 @@ from loopinterp.core.settings import OnlyWith, Seed, Settings, settings
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.protocol import need_causal
 from loopinterp.tasks.sampling import check_size
-from loopinterp.tasks.task import digest_file, task_files
+from loopinterp.tasks.task import digest_file, need, task_files
 from loopinterp.tasks.token_by_token import TokenByToken
 
 if TYPE_CHECKING:
@@ -50,11 +50,9 @@ class _ModelAndTask(WithConflicts):
     """The architecture of a model and its task: the base of the configurations of all runs.
 
     Attributes:
-        task: Name of a registered task.
-        task_settings: The task's own settings.
+        task: Name of a registered task, with its ``task_settings``.
         distribution: Input distribution that examples are drawn from; the task's first if None.
-        data_sha256: SHA-256 of each file that the task draws from, by the setting that names it;
-            a run keeps that of the file it began with.
+        data_sha256: SHA-256 of each file that the task draws from when the run begins, by setting.
 
     Raises:
         ConfigError: If a value is unknown or out of range, or the model does not fit the task.
@@ -87,11 +85,7 @@ class _ModelAndTask(WithConflicts):
         return get_task(self.task, **self.task_settings)
 
     def with_data(self) -> Self:
-        """The same with the absolute paths of the task's files, and the SHA-256 of their content.
-
-        Raises:
-            InputError: If a file is missing.
-        """
+        """The same with absolute paths of the task's files, and the SHA-256 of each."""
         files = task_files(self.make_task())
         paths = {name: str(path) for name, path in files.items()}
         return self.replace(
@@ -101,7 +95,7 @@ class _ModelAndTask(WithConflicts):
 
     @property
     def has_same_data(self) -> bool:
-        """Whether the task's files are there, with the content that the run began with."""
+        """Whether the task's files are there, as the run began with them."""
         try:
             self.need_same_data()
         except InputError:
@@ -109,20 +103,14 @@ class _ModelAndTask(WithConflicts):
         return True
 
     def need_same_data(self) -> None:
-        """Raise unless the task's files are there, with the content that the run began with.
-
-        Raises:
-            InputError: If one is missing or was replaced.
-        """
+        """Raise an InputError unless the task's files are as the run began with them."""
         files = task_files(self.make_task())
         for name, digest in self.data_sha256.items():
-            if name not in files or digest_file(files[name]) != digest:
-                raise InputError(
-                    f"task_settings.{name}",
-                    expected=f"the file that the run began with, of SHA-256 {digest[:12]}…",
-                    given=f"another content of {files.get(name)}",
-                    fix="Put that file back where it was, or make another run of the new one.",
-                )
+            same = name in files and digest_file(files[name]) == digest
+            expected = f"the file that the run began with, of SHA-256 {digest[:12]}…"
+            fix = "Put that file back, or train a new run on the new one."
+            got = f"another content of {files.get(name)}"
+            need(same, f"task_settings.{name}", expected, got, fix)
 
 
 @settings
@@ -131,7 +119,7 @@ class GivenModelConfig(_ModelAndTask):
 
     Attributes:
         max_n: Greatest problem length that it was made for.
-        origin: Where it comes from, in words that go on after "The model was".
+        origin: Where it comes from; continues "The model was".
         depth: Loops that it makes whatever the length, as an ordinary transformer; T(n) if None.
         loop_scale: Without a depth: it answers after ``ceil(loop_scale T(n)) + extra_loops``.
         extra_loops: Loops more than that, or fewer where negative.
@@ -150,11 +138,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 _BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
-def _require(holds: bool, name: str, value: Any, *, expected: str, fix: str) -> None:
-    if not holds:
-        raise ConfigError(name, expected=expected, given=repr(value), fix=fix)
-
-
 @settings
 class ObjectiveConfig(WithConflicts):
     """Which loops the loss is taken at.
@@ -162,22 +145,18 @@ class ObjectiveConfig(WithConflicts):
     Attributes:
         kind: ``last`` (after the last loop), ``step_dependent`` (each example at its own T(n)),
             ``progressive`` (a mix of the last loop and a random one), ``every`` (all loops) or
-            ``drawn`` (after a number of loops that each step draws, as where T(n) is unknown:
-            the answer has to be there from ``least_loops`` on, and a stopping rule finds it).
-        n_loops: Loops to run, whatever the length; None runs the largest T(n) of the batch.
-            ``drawn``: the most that are drawn.
-        least_loops: ``drawn``: the fewest that are drawn.
-        loop_scale: Each T(n) is taken ``loop_scale`` times, rounded up; T = 2n + 3 of a task with
-            T(n) = n is ``loop_scale=2, extra_loops=3``.
-        extra_loops: Loops added to that, at least one being left: T(n) wrong by k. The model of
-            the run makes as many (:meth:`Run.model`), and is evaluated and studied after as many.
-        hold_loops: ``step_dependent``: a share of the examples is asked a second time, up to this
-            many loops after T(n), so that the answer has to be held.
-        hold_share: ``step_dependent``: that share.
-        due_share: ``step_dependent``: a share of the examples is asked a second time, after a
-            number of loops drawn from 1..T(n), for the answers that are due by then: each as many
-            loops before T(n) as there are answers after it. So no answer may come later than it
-            must where one position is reached a loop.
+            ``drawn`` (a random number of loops each step, for tasks with unknown T(n)).
+        n_loops: Loops to run, at most for ``drawn``; None runs the largest T(n) of the batch.
+        least_loops: The fewest loops that ``drawn`` draws.
+        loop_scale: Factor of T(n), rounded up; T = 2n + 3 of a task with T(n) = n is
+            ``loop_scale=2, extra_loops=3``.
+        extra_loops: Loops added to that; at least one is left. The run's model makes as many.
+        hold_loops: ``step_dependent``: a share of the examples is read a second time, up to this
+            many loops after T(n), so that the answer has to be kept.
+        hold_share: That share.
+        due_share: ``step_dependent``: a share of the examples is read a second time, after a
+            number of loops drawn from 1..T(n), for the answers that are due by then: with k answers
+            after it, an answer is due k loops before T(n).
         alpha: ``progressive``: weight of the random loop.
         weights: ``every``: one weight for each of ``n_loops`` loops; all equal if None.
     """
@@ -217,11 +196,8 @@ class CurriculumConfig(WithConflicts):
         kind: ``accuracy`` (M grows when the running accuracy passes ``threshold``), ``interval``
             (every ``interval`` steps) or ``none`` (M is ``max_n`` throughout).
         max_n: Greatest length ever drawn: the training cutoff.
-        min_n: Least length drawn.
-        start_n: M at the first step (``accuracy`` and ``interval``).
-        threshold: Running exact match (``accuracy``).
-        min_steps: Steps made at each M at least (``accuracy``).
-        interval: Steps at each M (``interval``).
+        start_n: M at the first step.
+        min_steps: Least number of steps at each M (``accuracy``).
     """
 
     kind: Literal["accuracy", "interval", "none"] = "accuracy"
@@ -247,23 +223,19 @@ class CurriculumConfig(WithConflicts):
 
 
 @settings
-class CodeConfig(Settings):
+class CodeConfig(WithConflicts):
     """How the signs of a state code are hardened (:mod:`loopinterp.models.layers`).
 
-    The share of hard signs is ``hard`` up to the share ``harden_from`` of the steps, grows
-    linearly, and is 1 from ``harden_to`` on. As it grows, the gain goes from ``gain`` to
-    3 and the noise from ``noise`` to 0.
+    The share of hard signs is ``hard`` at first, grows linearly from the share ``harden_from`` of
+    the steps on, and is 1 from ``harden_to`` on. As it grows, the gain goes from ``gain`` to 3 and
+    the noise from ``noise`` to 0.
 
     Attributes:
-        hard: Share of hard signs at first.
-        harden_from: Share of the steps after which it grows.
-        harden_to: Share of the steps after which all signs are hard.
         gain: Steepness of soft signs at first.
         noise: Standard deviation of the noise on soft signs at first.
-        random_everywhere: Share of the examples whose initial bits are drawn at every position. The
-            answer is asked for all the same, so that a position must not rely on where it started.
-        random_somewhere: Share of the examples whose initial bits are drawn at
-            a tenth of their positions.
+        random_everywhere: Share of examples with random initial bits at every position, so that an
+            answer cannot rely on the initial state.
+        random_somewhere: Share of examples with random initial bits at a tenth of the positions.
     """
 
     hard: Share = 0.0
@@ -274,30 +246,16 @@ class CodeConfig(Settings):
     random_everywhere: Share = 0.0
     random_somewhere: Share = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(
-            self.harden_from <= self.harden_to,
-            "harden_to",
-            self.harden_to,
-            expected=f"harden_from={self.harden_from} or more",
-            fix="Order the two.",
-        )
-        _require(
-            self.random_everywhere + self.random_somewhere <= 1,
-            "random_somewhere",
-            self.random_somewhere,
-            expected=f"at most 1 with random_everywhere={self.random_everywhere}",
-            fix="Lower one of the two.",
-        )
+    def _conflicts(self) -> Iterator[Conflict]:
+        if self.harden_from > self.harden_to:
+            expected = f"harden_from={self.harden_from} or more"
+            yield Conflict("harden_to", expected, "Order the two.")
+        if self.random_everywhere + self.random_somewhere > 1:
+            expected = f"at most 1 with random_everywhere={self.random_everywhere}"
+            yield Conflict("random_somewhere", expected, "Lower one of the two.")
 
     def hardness(self, progress: float) -> float:
-        """How far the signs are hardened after a share of the steps: from 0 to 1.
-
-        Example:
-            >>> [CodeConfig().hardness(p) for p in (0.0, 0.6, 0.9)]
-            [0.0, 0.5, 1.0]
-        """
+        """How far the signs are hardened after a share of the steps: from 0 to 1."""
         span = self.harden_to - self.harden_from
         if progress >= self.harden_to:
             return 1.0
@@ -331,24 +289,20 @@ class TrainingConfig(_ModelAndTask):
     """Everything that decides a training run; the same configuration gives the same numbers.
 
     Attributes:
-        task: Name of a registered task, with its ``task_settings``.
-        distribution: Input distribution of the training data; the task's first if None.
-        state_noise: Standard deviation of Gaussian noise added to the state before each loop, in
-            training only. It turns the states that a program has to hold into attractors:
-            without it, they may be held as long as in training, and drift after.
+        state_noise: Standard deviation of Gaussian noise on the state before each loop, in training
+            only. It makes attractors of the states that the model has to hold.
         start_from: Folder of a run whose model training begins with, in place of random weights.
-            It may have more bits in its state code: those whose loss costs least are dropped.
-        start_sha256: SHA-256 of that model's weights; a run keeps that of the model it began with.
+            Of a larger state code, the bits whose loss costs least are dropped.
+        start_sha256: SHA-256 of that model's weights; training writes it.
         offset_per_example: Whether each example draws where its abacus positions start, in place
             of one start for the whole batch.
         ema: Decay of the averaged weights that are evaluated and saved; 0 for none.
-        seed: Seed of weights, data and everything else that is drawn.
         log_every: Steps per line of metrics.
         device: ``auto`` is the GPU where there is one, decided once, when the run starts.
         precision: ``bf16`` is for autocast.
         compile: Whether the loop is compiled with ``torch.compile``.
-        threads: CPU threads while training; None leaves PyTorch's number as it is. At these
-            sizes one is as fast as two, and spinning OpenMP threads can stall it.
+        threads: CPU threads while training; None keeps PyTorch's number. One is as fast as two at
+            these sizes.
 
     Raises:
         ConfigError: If a value is unknown, out of range, in conflict, or without effect.

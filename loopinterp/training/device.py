@@ -23,14 +23,10 @@ if TYPE_CHECKING:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that a name asks for; ``auto`` is the GPU where there is one.
+    """The device of a name; ``auto`` is the GPU where there is one.
 
     Raises:
         InputError: If the name is unknown, or the device is not there.
-
-    Example:
-        >>> resolve_device("cpu")
-        device(type='cpu')
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -64,27 +60,16 @@ def cpu_threads(n_threads: int | None) -> Iterator[None]:
 def send(x: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on a device, without waiting for the device's earlier work.
 
-    Not for tensors that come back from a device: they would be read before they have arrived.
+    A tensor sent from a device would be read before it has arrived.
     """
     return x.to(device, non_blocking=True)
 
 
-def with_state_noise(iteration: Iteration, std: float, generator: torch.Generator) -> Iteration:
-    """The iteration ``h -> step(h + std * noise)``; the generator is on the model's device."""
+def with_noise(iteration: Iteration, noise: Iterator[Tensor]) -> Iteration:
+    """The iteration ``h -> step(h + noise)``, with noise by loop; its first rows are used."""
 
     def advance(h: Tensor, e: Tensor, context: Any) -> Tensor:
-        noise = torch.randn(h.shape, generator=generator, device=h.device, dtype=h.dtype)
-        return iteration.advance(h + std * noise, e, context)
-
-    return replace(iteration, advance=advance)
-
-
-def with_given_noise(iteration: Iteration, noise: Sequence[Tensor]) -> Iteration:
-    """The same with noise that is drawn already, by loop; its first rows are used."""
-    left = iter(noise)
-
-    def advance(h: Tensor, e: Tensor, context: Any) -> Tensor:
-        return iteration.advance(h + next(left)[: len(h)], e, context)
+        return iteration.advance(h + next(noise)[: len(h)], e, context)
 
     return replace(iteration, advance=advance)
 
@@ -105,12 +90,7 @@ def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iter
 def stream(seed: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator for one purpose: streams of different purposes have nothing in common.
 
-    Without this, the test data of seed 0 would be the training data of seed 0.
-
-    Example:
-        >>> a, b = stream(0, "data"), stream(0, "evaluation")
-        >>> bool(torch.equal(torch.rand(3, generator=a), torch.rand(3, generator=b)))
-        False
+    Else the test data of seed 0 would be the training data of seed 0.
     """
     # 56 bits, which fit into a generator's seed
     digest = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
@@ -122,11 +102,7 @@ class Processes:
     """The processes that train together: each runs its share of every batch.
 
     All draw the same batch from the same random streams and hold the same state. Each runs every
-    ``count``-th example; the sum of their gradients is the gradient of the whole batch.
-
-    Attributes:
-        rank: The number of this process, from 0.
-        count: How many there are.
+    ``count``-th example; the gradient of the whole batch is the sum of theirs.
     """
 
     rank: int = 0
@@ -137,15 +113,10 @@ class Processes:
         """Whether this process writes files and prints."""
         return self.rank == 0
 
-    @property
-    def rows(self) -> slice:
-        """The rows of a batch that this process runs."""
-        return slice(self.rank, None, self.count)
-
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Each tensor becomes the sum over all processes, in one exchange."""
+        """Each tensor becomes the sum over all processes."""
         if self.count > 1:
-            # One exchange of all numbers is faster than one for each tensor.
+            # One reduction of all numbers is faster than one for each tensor.
             flat = torch.cat([x.reshape(-1) for x in tensors])
             dist.all_reduce(flat)
             for x, total in zip(tensors, flat.split([x.numel() for x in tensors])):

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from pydantic import NonNegativeInt, PositiveInt
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import InputError
 from loopinterp.core.intervals import ESTIMATE, wilson_estimate
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, config_hash, study
@@ -26,7 +25,7 @@ from loopinterp.models.stopped_run import run_rules
 from loopinterp.models.stopping import Oracle
 from loopinterp.models.study_examples import fit_to_model
 from loopinterp.tasks.sampling import need_task
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, need
 from loopinterp.training.answer_scores import (
     Lowest,
     Scores,
@@ -39,19 +38,17 @@ from loopinterp.training.answer_scores import (
 from loopinterp.training.device import stream
 
 if TYPE_CHECKING:
+    import xarray as xr
+    from torch import Tensor
+
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.models.stopped_run import StoppingRule
     from loopinterp.tasks.task import Batch, Task
 
 
-ORACLE = "oracle T(n)"
-"""The rule that knows T(n): the baseline of the others."""
-
-BEST = "best loop in hindsight"
-"""The one number of loops at which most examples of a cell are right; of equals the least."""
-
-ANY = "any loop right"
-"""Each example at the first loop at which it is right: the upper bound of all rules."""
+# Baselines of stopping rules: the answer read at T(n), at the one number of loops at which most
+# examples of a cell are right, and of each example at the first loop at which it is right.
+ORACLE, BEST, ANY = "oracle T(n)", "best loop in hindsight", "any loop right"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -59,29 +56,27 @@ class EvaluationResult(Result, kind="evaluation"):
     """How often a model is right, by length and distribution.
 
     Arrays:
-        exact_match: Share of examples that are right at every position that is asked for, with
-            its 95% Wilson interval. ``extra_loop`` counts loops beyond T(n).
-        bit_accuracy: Share of positions that are right, each example counting the same. Its
-            interval takes the number of examples as sample size, as bits of one are dependent.
-        constant_exact_match: Control: the best answer that is the same for every example, such as
-            the commonest. It is chosen on the examples that it is scored on.
-        constant_bit_accuracy: Control: the likeliest class at each position. High bit accuracy
-            beside a low exact match is what an answer without the hard part looks like.
-        perplexity: Of the right answer, the geometric mean over its positions and then over
-            examples: exp of the mean cross-entropy; with its 95% interval over examples.
-        loop_exact_match: Exact match after ``loop`` loops, whatever T(n) is; NaN where a length
-            was not run on.
-        loop_perplexity: The same, of the perplexity.
-        stopped_exact_match: Exact match where each stopping rule stops, if any were asked for;
-            :data:`ORACLE` is among them, and in hindsight :data:`BEST` and :data:`ANY`.
-        stopped_at: Mean number of loops at which it stops.
+        exact_match: Share of examples that are right at every position with a target, with its 95%
+            Wilson interval. ``extra_loop`` counts loops beyond T(n).
+        bit_accuracy: Share of positions that are right, each example counting the same. The sample
+            size of its interval is the number of examples, as bits of one are dependent.
+        constant_exact_match: Control: the best answer that is the same for every example, chosen on
+            the examples that it is scored on.
+        constant_bit_accuracy: Control: the likeliest class at each position.
+        perplexity: Of the right answer: exp of the mean cross-entropy over positions, then over
+            examples; with its 95% interval over examples.
+        loop_exact_match, loop_perplexity: The same after ``loop`` loops, whatever T(n) is; NaN
+            where a length was not run on.
+        stopped_exact_match: Exact match where each stopping rule stops, and of three baselines:
+            reading at T(n), the best loop in hindsight, any loop right.
+        stopped_at: Mean number of loops at which a rule stops.
 
     Attributes:
         n_samples: Examples in each cell.
         trained_up_to: Greatest length seen in training, if that is known.
         depth: Loops of a model that makes as many whatever the length; None for all others.
-        answered_after: The loops after which the answer is read, in words: ``T(n)``, or what the
-            model's ``loop_rule`` makes of it, as ``T(n) + 1``.
+        answered_after: The loops after which the answer is read: ``T(n)``, or what the model's
+            ``loop_rule`` makes of it, as ``T(n) + 1``.
         not_judged: Distributions of the task that were left out.
     """
 
@@ -110,10 +105,7 @@ class EvaluationResult(Result, kind="evaluation"):
     not_judged: Sequence[str] = ()
 
     def lowest(self, length: int, extra_loop: int | None = None) -> Lowest:
-        """The lowest exact match over the distributions at a length, and where it is.
-
-        It is read after the extra loops that are nearest to none, or after those given.
-        """
+        """The lowest exact match over the distributions, after the fewest extra loops if None."""
         return lowest_at(self, length=length, extra_loop=extra_loop)
 
 
@@ -149,21 +141,15 @@ def evaluate(
 ) -> EvaluationResult:
     """Exact match, bit accuracy and perplexity at T(n) loops, and at others if asked.
 
-    A model that has a depth of its own (its ``loop_rule`` names one number of loops; an ordinary
-    transformer's is 1) is asked after that instead; one whose rule shifts T(n) after what the rule
-    makes of it.
-
-    Of a task that is answered token by token, exact match is that of greedy generation up to the
-    end token: until its first mistake a model has generated the right answer, which is what stands
-    before it here, so one pass over the right answers tells. Bit accuracy and perplexity are those
-    of the next token after right ones.
+    A model whose ``loop_rule`` names one number of loops (an ordinary transformer's is 1) is read
+    after that; one whose rule shifts T(n), after the shifted number. Tasks answered token by token
+    are scored in one pass over the right answers: exact match is that of greedy generation up to
+    the end token, bit accuracy and perplexity are those of the next token after right ones.
 
     The examples come from another random stream than those of training, whatever the seed.
 
     Args:
         model: Any looped model; the examples are moved to where its weights are.
-        task: What to ask it.
-        lengths: Problem lengths.
         distributions: Input distributions; all of the task if None.
         extra_loops: Loops more than T(n), or fewer where negative.
         loops: Numbers of loops that do not depend on the length, as ``[1, 2, 4, 8, 16, 32]``.
@@ -172,7 +158,6 @@ def evaluate(
         stopping_margin: Loops past T(n) after which an example is stopped in any case.
         n_samples: Examples for each length and distribution.
         trained_up_to: Greatest length seen in training, to be marked in the figures.
-        seed: Seed of the examples.
 
     Raises:
         InputError: If a list is empty, a number is out of range, or a name is unknown; if the
@@ -180,12 +165,12 @@ def evaluate(
     """
     lists = {"lengths": lengths, "distributions": distributions, "extra_loops": extra_loops}
     for name, values in lists.items():
-        if values is not None and not len(values):
-            fix = f"Pass {name}=[…]."
-            raise InputError(name, expected="at least one value", given="none", fix=fix)
+        fits = values is None or len(values)
+        need(fits, name, "at least one value", "none", f"Pass {name}=[…].")
     for name in {ORACLE, BEST, ANY} & set(stopping or ()):
-        fix = "Give that rule another name."
-        raise InputError("stopping", expected=f"no {name!r}", given="one", fix=fix)
+        need(False, "stopping", f"no {name!r}", "one", "Give that rule another name.")
+    import xarray as xr
+
     names = askable_distributions(model, task, lengths, n_samples, distributions)
     extra, lengths, loops = (sorted(set(x)) for x in (extra_loops, lengths, loops))
     rules = {ORACLE: Oracle(), **stopping} if stopping else {}
@@ -199,24 +184,17 @@ def evaluate(
                 length, batch_size=n_samples, generator=generator, distribution=distribution
             )
             batch = fit_to_model(model, replace(batch, task=task).to(device_of(model)))
-            cells.append(_cell(model, batch, extra, loops, [*rules.values()], stopping_margin))
-        by_loop = sorted({loop for cell in cells for loop in cell.by_loop})
-        measures = [_measures(cell, by_loop, n_samples) for cell in cells]
-        arrays = {}
-        for name in measures[0]:
-            values = np.stack([m[name] for m in measures])  # [distribution * length, axis, …]
-            values = values.reshape(len(names), len(lengths), *values.shape[1:])
-            arrays[name] = np.moveaxis(values, 2, 0) if values.ndim > 2 else values
+            cell = _cell(model, batch, extra, loops, rules, stopping_margin)
+            cells.append(cell.expand_dims(distribution=[distribution], length=[length]))
+        by_distribution = (cells[k : k + len(lengths)] for k in range(0, len(cells), len(lengths)))
+        # Lengths may be run to different loops: NaN after the others.
+        parts = [xr.concat(each, "length", join="outer") for each in by_distribution]
+        data = xr.concat(parts, "distribution", join="outer")
+        axes = {str(k): EvaluationResult.VARIABLES[str(k)].split() for k in data}
         return EvaluationResult.of(
             watch,
-            coords={
-                "extra_loop": extra,
-                "distribution": names,
-                "length": lengths,
-                **({"loop": by_loop} if by_loop else {}),
-                **({"rule": [*rules, BEST, ANY]} if rules else {}),
-            },
-            **arrays,
+            coords={str(k): x.values.tolist() for k, x in data.coords.items() if k != ESTIMATE},
+            **{name: data[name].transpose(*axes[name]).values for name in axes},
             task=task.name,
             n_samples=n_samples,
             trained_up_to=trained_up_to,
@@ -226,81 +204,64 @@ def evaluate(
         )
 
 
-class _Cell(NamedTuple):
-    """The scores of one distribution and length: beyond T(n), after any loop, by stopping rule."""
-
-    by_extra: list[Scores]
-    by_loop: dict[int, Scores]
-    stopped: list[tuple[float, float]]  # exact match and mean number of loops
-    constant: tuple[float, float]
-
-
 def _cell(
     model: LoopedModel | Any,
     batch: Batch,
     extra: list[int],
     loops: Sequence[int],
-    rules: list[StoppingRule],
+    rules: Mapping[str, StoppingRule],
     margin: int,
-) -> _Cell:
-    """All scores of a batch, and where each rule stops its examples."""
-    n_loops, last = batch.n_loops, int(batch.n_loops.max()) + margin
-    if (least := int(n_loops.min())) + min(extra) < 0:
-        expected = f"at least -{least}, as length {int(batch.n.min())} has {least} loops"
-        fix = "Take away fewer loops, or drop the short lengths."
-        raise InputError("extra_loops", expected=expected, given=str(min(extra)), fix=fix)
+) -> xr.Dataset:
+    """All scores of a batch: beyond T(n), after any loop, and where each rule stops."""
+    import xarray as xr
+
+    n_loops, last, n = batch.n_loops, int(batch.n_loops.max()) + margin, len(batch)
+    least, fix = int(n_loops.min()), "Take away fewer loops, or drop the short lengths."
+    expected = f"at least -{least}, as length {int(batch.n.min())} has {least} loops"
+    need(least + min(extra) >= 0, "extra_loops", expected, str(min(extra)), fix)
     # Rules are read after every loop up to the last, and their best in hindsight with them.
-    absolute = {*loops, *range(last + 1 if rules else 0)}
+    absolute = sorted({*loops, *range(last + 1 if rules else 0)})
     ends = {loop + k for loop in n_loops.unique().tolist() for k in extra}
     # A rule may be asked long after the states have ceased to be finite.
-    scores = scores_at(model, batch, ends | absolute, may_diverge=bool(rules))
+    scores = scores_at(model, batch, ends | {*absolute}, may_diverge=bool(rules))
     by_extra = []
     for k in extra:  # each example after its own number of loops
         at, which = (n_loops + k).unique(return_inverse=True)
         parts = zip(*(scores[loop] for loop in at.tolist()))
         by_extra.append(Scores(*(torch.stack(x).gather(0, which[None])[0] for x in parts)))
-    stopped = []
+
+    def shares(scores: Sequence[Tensor]) -> np.ndarray:
+        means = [float(x.double().mean()) for x in scores]
+        return wilson_estimate(np.array(means) * n, n)
+
+    def perplexity(scores: Sequence[Scores]) -> np.ndarray:
+        return np.stack([perplexity_estimate(s.cross_entropy) for s in scores])
+
+    along, constant = ("extra_loop", ESTIMATE), constant_scores(batch.targets)
+    coords: dict[str, Any] = {"extra_loop": extra}
+    arrays: dict[str, Any] = {
+        "exact_match": (along, shares([s.exact for s in by_extra])),
+        "bit_accuracy": (along, shares([s.share for s in by_extra])),
+        "perplexity": (along, perplexity(by_extra)),
+        "constant_exact_match": constant[0],
+        "constant_bit_accuracy": constant[1],
+    }
+    if absolute:
+        along, at_loop = ("loop", ESTIMATE), [scores[loop] for loop in absolute]
+        coords["loop"] = absolute
+        arrays["loop_exact_match"] = along, shares([s.exact for s in at_loop])
+        arrays["loop_perplexity"] = along, perplexity(at_loop)
     if rules:
-        mask = batch.targets != IGNORE
-        stops = run_rules(model, batch.inputs, rules, max_loops=last, mask=mask, n_loops=n_loops)
+        mask, each = batch.targets != IGNORE, [*rules.values()]
+        stops = run_rules(model, batch.inputs, each, max_loops=last, mask=mask, n_loops=n_loops)
         right = torch.stack([scores[loop].exact for loop in range(last + 1)])  # [loop, example]
-        best = right.double().mean(1).argmax().expand(1, len(batch))
+        best = right.double().mean(1).argmax().expand(1, n)
         first = torch.where(right.any(0), right.int().argmax(0), last)[None]
         stops = torch.cat([stops, best, first])  # [rule, example]; two rules know in hindsight
-        exact = right.gather(0, stops).double().mean(1)
-        stopped = list(zip(exact.tolist(), stops.double().mean(1).tolist()))
-    by_loop = {loop: scores[loop] for loop in sorted(absolute)}
-    return _Cell(by_extra, by_loop, stopped, constant_scores(batch.targets))
-
-
-def _measures(cell: _Cell, by_loop: list[int], n_samples: int) -> dict[str, np.ndarray]:
-    """The arrays of one cell; NaN after loops that its length was not run to."""
-
-    def shares(values: Sequence[float]) -> np.ndarray:
-        return wilson_estimate(np.array(values) * n_samples, n_samples)
-
-    def exact(scores: Sequence[Scores | None]) -> np.ndarray:
-        return shares([np.nan if s is None else float(s.exact.double().mean()) for s in scores])
-
-    def perplexity(scores: Sequence[Scores | None]) -> np.ndarray:
-        missing = np.full(3, np.nan)  # value, low, high
-        each = [missing if s is None else perplexity_estimate(s.cross_entropy) for s in scores]
-        return np.stack(each)
-
-    measures = {
-        "exact_match": exact(cell.by_extra),
-        "bit_accuracy": shares([float(scores.share.mean()) for scores in cell.by_extra]),
-        "perplexity": perplexity(cell.by_extra),
-        "constant_exact_match": np.array(cell.constant[0]),
-        "constant_bit_accuracy": np.array(cell.constant[1]),
-    }
-    if by_loop:
-        at_loop = [cell.by_loop.get(loop) for loop in by_loop]
-        measures |= {"loop_exact_match": exact(at_loop), "loop_perplexity": perplexity(at_loop)}
-    if cell.stopped:
-        exact_match, loops = zip(*cell.stopped)
-        measures |= {"stopped_exact_match": shares(exact_match), "stopped_at": np.array(loops)}
-    return measures
+        coords["rule"] = [*rules, BEST, ANY]
+        arrays["stopped_exact_match"] = ("rule", ESTIMATE), shares([*right.gather(0, stops)])
+        arrays["stopped_at"] = "rule", stops.double().mean(1).cpu().numpy()
+    return xr.Dataset(arrays, coords)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -343,12 +304,9 @@ def operand_grid(
         model: Any looped model that does not see an answer that stands in its input.
         task: One with ``sample_operands(n_a, n_b, batch_size=, generator=)``.
         to: N.
-        loops: Numbers of loops, increasing.
-        n_samples: Examples in each cell.
-        trained_up_to: Greatest length seen in training, to be said in the figure.
-        unfinished: A file of the cells that are done, complete or absent; a grid that was stopped
-            goes on from it with the same numbers. Remove it once the result is saved.
-        seed: Seed of the examples; those of a cell do not depend on the other cells.
+        n_samples: Examples in each cell; those of a cell do not depend on the other cells.
+        unfinished: A file of finished cells, complete or absent, from which an interrupted grid
+            resumes with the same numbers. Remove it once the result is saved.
 
     Raises:
         InputError: If the task cannot draw operands of given lengths, the model is of another
@@ -356,10 +314,9 @@ def operand_grid(
     """
     need_task(task)
     draw: Any = getattr(task, "sample_operands", None)
-    if not callable(draw):
-        expected = "one that draws operands of given lengths (sample_operands)"
-        fix = "Take a task of two operands, or evaluate it by length."
-        raise InputError("task", expected=expected, given=f"{task.name!r}", fix=fix)
+    expected = "one that draws operands of given lengths (sample_operands)"
+    fix = "Take a task of two operands, or evaluate it by length."
+    need(callable(draw), "task", expected, f"{task.name!r}", fix)
     askable_distributions(model, task, [1, to], n_samples)
     loops = check_increasing(loops)
     described = {"task": {"name": task.name, **task.config()}, "model": describe_model(model)}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
@@ -18,40 +22,42 @@ from loopinterp.training.evaluation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    import plotly.graph_objects as go
     import xarray as xr
 
     from loopinterp.training.answer_scores import Lowest
 
 
+_BASELINES = (ORACLE, BEST, ANY)
+
 _GREATEST = 1e6
 """Perplexities above are drawn there: a model that is sure of a wrong answer has any."""
+
+_NAMES = {
+    "uniform": "random inputs",
+    "chain": "full carry chains",
+    "propagate": "carry-rich digits",
+    "biased": "biased bits",
+    "mixed": "operands of mixed lengths",
+    "equal": "operands of equal length",
+    "independent": "operands of independent lengths",
+    "nines": "operands of nines",
+    "few": "few distinct elements",
+    "distinct": "distinct elements only",
+    "varied": "varied numbers of distinct elements",
+}
 
 
 def readable(distribution: str) -> str:
     """The name of a distribution in words."""
-    names = {
-        "uniform": "random inputs",
-        "chain": "full carry chains",
-        "propagate": "carry-rich digits",
-        "biased": "biased bits",
-        "mixed": "operands of mixed lengths",
-        "equal": "operands of equal length",
-        "independent": "operands of independent lengths",
-        "nines": "operands of nines",
-        "few": "few distinct elements",
-        "distinct": "distinct elements only",
-        "varied": "varied numbers of distinct elements",
-    }
-    return names.get(distribution, distribution)
+    return _NAMES.get(distribution, distribution)
 
 
 def cutoff_mark(trained_up_to: int | None) -> list[Reference]:
     """The mark of the greatest length in training on an axis of lengths."""
-    if trained_up_to is None:
-        return []
-    return [Reference(trained_up_to, "longest in training", "x")]
+    return [] if trained_up_to is None else [Reference(trained_up_to, "", "x")]
 
 
 def _loops(result: EvaluationResult) -> str:
@@ -59,30 +65,37 @@ def _loops(result: EvaluationResult) -> str:
     return result.answered_after if result.depth is None else str(result.depth)
 
 
-def _own_loops(result: EvaluationResult) -> str:
-    return f"the {'task' if _loops(result) == 'T(n)' else 'model'}'s own {_loops(result)}"
+def _columns(
+    data: xr.Dataset,
+    rows: Mapping[str, Callable[[xr.Dataset], list[Series]]],
+    x_title: str,
+    marks: Sequence[Reference] = (),
+) -> go.Figure:
+    """A column of panels for each distribution, with a row for each quantity."""
+    panels, names = [], data["distribution"].values.tolist()
+    for row, (quantity, lines_of) in enumerate(rows.items()):
+        lines = [lines_of(data.sel(distribution=name)) for name in names]
+        ends = (one.y if one.high is None else one.high for each in lines for one in each)
+        highest = max(np.nanmax(np.asarray(end)) for end in ends)
+        # A decade at least: on an axis of its own a perplexity of 1.0001 would fill the panel.
+        limits = {"perplexity": (0.9, max(10.0, 1.1 * highest)), "loops": (0, 1.05 * highest)}
+        style = {"y_range": limits.get(quantity, (0, 1.04)), "y_log": quantity == "perplexity"}
+        for name, each in zip(names, lines):
+            title = "" if row else readable(name)
+            panels.append(LinePanel(each, quantity, title=title, references=marks, **style))
+    plot = line_panels(panels, x_title=x_title, columns=len(names))
+    return plot.update_layout(legend_y=1 + 0.14 / len(rows))  # clear of the titles
 
 
-def _constant_name(distribution: str) -> str:
-    short = {"uniform": "random", "chain": "chains"}.get(distribution, distribution)
-    return f"{short}: constant"
+def _by_n(values: xr.DataArray) -> list[Series]:
+    """A line for each length, in colours that follow the order."""
+    return Series.each(values, "length", "n = {}".format, in_order=True)
 
 
-def _accuracy_panel(
-    lines: list[Series], title: str, marks: Sequence[Reference] = (), y_title: str = "exact match"
-) -> LinePanel:
-    return LinePanel(lines, y_title, title=title, y_range=(0, 1.04), references=marks)
-
-
-def _perplexity_panel(
-    perplexity: xr.DataArray, axis: str, title: str, marks: Sequence[Reference] = ()
-) -> LinePanel:
-    shown = perplexity.clip(max=_GREATEST)
-    names = readable if axis == "distribution" else "n = {}".format
-    # A decade at least: on an axis of its own a perplexity of 1.0001 would fill the panel.
-    limits = 0.9, max(10.0, 1.1 * float(shown.max()))
-    lines = Series.each(shown, axis, names)
-    return LinePanel(lines, "perplexity", title=title, y_log=True, y_range=limits, references=marks)
+def _by_rule(values: xr.DataArray) -> list[Series]:
+    """A line for each stopping rule; baselines are controls."""
+    rules = values["rule"].values.tolist()
+    return [Series.of(k, values.sel(rule=k), control=k in _BASELINES) for k in rules]
 
 
 @findings_of.register
@@ -92,7 +105,10 @@ def _(result: EvaluationResult) -> list[Finding]:
     findings = [_reach(result, distribution) for distribution in distributions]
     if len(distributions) > 1 or result.not_judged:
         lowest = {n: result.lowest(n) for n in result.data["length"].values.tolist()}
-        findings.insert(0, lowest_finding(lowest, distributions, result.not_judged))
+        finding = lowest_finding(lowest, distributions, result.not_judged)
+        if finding.good and all(_has_one_answer(result, name) for name in distributions):
+            finding = replace(finding, good=None)
+        findings.insert(0, finding)
     if "rule" in result.data.dims:
         findings.append(_stopping(result))
     return findings
@@ -117,18 +133,17 @@ def lowest_finding(
         for n in sorted({min(lowest), max(lowest)})
     )
     among = f"{len(names)} input distribution{'s' * (len(names) > 1)}"
-    over = "" if n_seeds is None else f", mean over {n_seeds} seeds,"
+    over = "" if n_seeds is None else f" (mean of {n_seeds} seeds)"
     text = f"The lowest exact match over {among}{over} is {each}.{unmeasured(not_judged)}"
     least = min(low.share for low in lowest.values())
-    # Of a part of the task alone nothing good is said of the whole.
+    # A part of the task is no evidence that all of it is learnt.
     good = None if not_judged and least >= 0.99 else bool(least >= 0.99)
     return Finding(text, value=f"{least:.2f} exact match", good=good)
 
 
 def unmeasured(not_judged: Sequence[str]) -> str:
     """The distributions of a task that were not measured, as a further sentence."""
-    left = ", ".join(map(readable, not_judged))
-    return left and f" The task has others, on which nothing was measured: {left}."
+    return f" Not measured: {', '.join(map(readable, not_judged))}." if not_judged else ""
 
 
 def where_lowest(lowest: Lowest, names: Sequence[str]) -> str:
@@ -146,6 +161,12 @@ def where_lowest(lowest: Lowest, names: Sequence[str]) -> str:
     return ", ".join(map(readable, lowest.distributions))
 
 
+def _has_one_answer(result: EvaluationResult, distribution: str) -> bool:
+    """Whether one constant answer is right: then a model that is right has shown nothing."""
+    constant = result.data["constant_exact_match"].sel(distribution=distribution)
+    return bool(constant[-1] >= 0.99)  # at the greatest length
+
+
 def _reach(result: EvaluationResult, distribution: str) -> Finding:
     """The greatest length up to which every length tried is at 0.99 or more."""
     at = {"extra_loop": nearest_extra_loop(result), ESTIMATE: "value", "distribution": distribution}
@@ -153,192 +174,178 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
     # Up to the first length that fails, whatever comes after it.
     failing = scores.index[scores < 0.99]
     passed = scores.index[scores.index < failing.min()] if len(failing) else scores.index
-    name, text = readable(distribution), ""
-    if len(passed) and result.trained_up_to:
-        text = f", {passed[-1] / result.trained_up_to:.3g} times the longest in training"
+    name, times, good = readable(distribution), "", bool(scores.min() >= 0.99)
     if len(passed):
-        text = (
-            f"On {name} at least 99% of {result.n_samples} problems of each length are answered "
-            f"wholly right, up to length {passed[-1]}{text}."
-        )
+        if result.trained_up_to:
+            times = f" ({passed[-1] / result.trained_up_to:.3g} times the longest in training)"
+        text = f"On {name}, at least 99% of answers are right up to length {passed[-1]}{times}."
     else:
-        text = (
-            f"On {name} the model answers fewer than 99% of {result.n_samples} problems wholly "
-            f"right already at length {scores.index[0]}."
-        )
+        text = f"On {name}, under 99% of answers are right already at length {scores.index[0]}."
     if len(failing):
-        worst = scores.index[scores == scores.min()].tolist()
-        verb = "lengths are" if len(worst) > 1 else "length is"
-        text += f" Its worst {verb} {', '.join(map(str, worst))}, with {percent(scores.min())}."
-    return Finding(text, value=f"{scores.min():.2f} exact match", good=bool(scores.min() >= 0.99))
+        worst = ", ".join(map(str, scores.index[scores == scores.min()]))
+        text += f" The minimum is {percent(scores.min())}, at length {worst}."
+    if good and _has_one_answer(result, distribution):
+        text += " One constant answer is right too, so these inputs are no evidence."
+        good = None
+    return Finding(text, value=f"{scores.min():.2f} exact match", good=good)
 
 
 def _stopping(result: EvaluationResult) -> Finding:
     """Exact match under rules that do not know T(n), in the worst cell of each."""
     exact = result.data["stopped_exact_match"].sel({ESTIMATE: "value"}, drop=True)
     worst = exact.min(["distribution", "length"]).to_series()  # by rule
-    rules = worst.drop([name for name in (ORACLE, BEST, ANY) if name in worst.index])
-    shares = "; ".join(f"{rule}: {percent(share)}" for rule, share in rules.items())
+    rules = worst.drop([name for name in _BASELINES if name in worst.index])
+    best = rules.index[rules == rules.max()].tolist()
     text = (
-        f"Stopped by a rule that is not told {_loops(result)}, it answers at the worst length and "
-        f"distribution this share wholly right: {shares}; read at {_loops(result)}: "
+        f"Of {len(rules)} stopping rules, {_spell(best)} has the highest exact match at the worst "
+        f"length and distribution: {percent(rules.max())}. Read at {_loops(result)}, it is "
         f"{percent(worst[ORACLE])}."
     )
     if BEST in worst.index:
         # How much below the best loop in hindsight each rule is, at worst.
         gap = exact.sel(rule=BEST) - exact.sel(rule=rules.index.tolist())
         gap = gap.max(["distribution", "length"]).to_series()
-        near = [rule for rule, lost in gap.items() if lost <= 0.02]
+        near = gap.index[gap <= 0.02].tolist()
         if near:
-            verb = "stays" if len(near) == 1 else "stay"
-            text += (
-                f" {', '.join(near)} {verb} within 0.02 of the best loop in hindsight everywhere."
-            )
+            text += f" Never more than 0.02 below the best loop in hindsight: {_spell(near)}."
         else:
-            text += (
-                " None stays within 0.02 of the best loop in hindsight everywhere: "
-                f"{gap.idxmin()}, the nearest, falls {gap.min():.2f} short of it."
-            )
+            text += f" Every rule falls {gap.min():.2f} or more below the best loop in hindsight."
     return Finding(text, value=f"{rules.max():.2f}")
+
+
+def _spell(rules: Sequence[str]) -> str:
+    """One rule by its name, or how many they are."""
+    return rules[0] if len(rules) == 1 else f"each of {len(rules)}"
 
 
 @figures_of.register
 def _(result: EvaluationResult) -> list[Figure]:
-    """Exact match above bit accuracy, against length; against loops and rules where asked for."""
+    """Accuracy against length; against loops and rules where asked for."""
     figures = [_by_length(result)]
     if result.data.sizes["extra_loop"] > 1:
-        figures.append(_by_loops(result))
+        figures.append(_by_extra_loop(result))
     if "rule" in result.data.dims:
-        figures.append(_by_rule(result))
+        figures.append(_when_to_stop(result))
         if "loop" in result.data.dims:  # absent from files of before there was hindsight
             figures.append(_rules_on_the_curve(result))
     elif "loop" in result.data.dims:
-        figures.append(_by_number_of_loops(result))
+        figures.append(_by_loop(result))
     return figures
 
 
 def _by_length(result: EvaluationResult) -> Figure:
-    data = result.data.sel(extra_loop=nearest_extra_loop(result))
-    marks = cutoff_mark(result.trained_up_to)
-    panels = []
-    for title, measure in (("Exact match", "exact_match"), ("Bit accuracy", "bit_accuracy")):
-        lines = Series.each(data[measure], "distribution", readable)
-        constant = data[f"constant_{measure}"]
-        lines += Series.each(constant, "distribution", _constant_name, control=True)
-        panels.append(_accuracy_panel(lines, title, marks, title))
-    perplexity_note = ""
-    if "perplexity" in data:
-        title = "Perplexity of the right answer"
-        panels.append(_perplexity_panel(data["perplexity"], "distribution", title, marks))
-        perplexity_note = "; last, the perplexity of the right answer, 1 where it is sure"
-        if float(result.data["perplexity"].max()) > _GREATEST:
-            perplexity_note += f" (drawn up to {_GREATEST:.0e})"
-    extra, constant = nearest_extra_loop(result), result.data["constant_exact_match"]
+    """A row for exact match, and one for each measure that says more than exact match."""
+    extra, marks = nearest_extra_loop(result), cutoff_mark(result.trained_up_to)
+    data = result.data.sel(extra_loop=extra)
+    names = data["distribution"].values.tolist()
+    one_answer = [name for name in names if _has_one_answer(result, name)]
+
+    def with_control(measure: str, cell: xr.Dataset) -> list[Series]:
+        lines = [Series.of("model", cell[measure])]
+        if str(cell["distribution"].values) not in one_answer:
+            constant = cell[f"constant_{measure}"]
+            lines.append(Series.of("constant answer", constant, control=True))
+        return lines
+
+    rows: dict[str, Callable[[xr.Dataset], list[Series]]] = {}
+    rows["exact match"] = partial(with_control, "exact_match")
     loops = f"{_loops(result)} {extra:+d} loops" if extra else f"{_loops(result)} loops"
-    loops = "1 loop" if loops == "1 loops" else loops
-    # Where a constant answer scores high, this distribution alone proves little.
-    least = constant.min("length").to_series()
-    easy = [readable(name) for name in least.index[least > 0.5]]
-    constant_note = f"It is wholly right on at most {percent(constant.max())} of the problems."
-    if easy:
-        constant_note = f"On {' and '.join(easy)} answers are alike, so that it scores high."
+    caption = (
+        f"{result.n_samples} fresh problems a point, answered after "
+        f"{'1 loop' if loops == '1 loops' else loops}; bands: 95% intervals"
+        f"{'; dotted: longest in training' * bool(marks)}. Exact match: problems right at every "
+        "position"
+    )
+    # Where everything is right, bit accuracy and perplexity are flat lines at 1.
+    if float(data["exact_match"].sel({ESTIMATE: "value"}).min()) < 0.99:
+        rows["bit accuracy"] = partial(with_control, "bit_accuracy")
+        caption += "; bit accuracy: positions right, high even where every problem is wrong"
+    if "perplexity" in data and (highest := float(data["perplexity"].max())) > 1.1:
+        rows["perplexity"] = lambda cell: [
+            Series.of("model", cell["perplexity"].clip(max=_GREATEST))
+        ]
+        capped = f" (drawn up to {_GREATEST:.0e})" if highest > _GREATEST else ""
+        caption += f"; perplexity: of the right answer{capped}"
+    control = "Dashed: the best answer that is the same for every problem."
+    if one_answer:
+        control += (
+            f" On {' and '.join(map(readable, one_answer))} it is right and not drawn: these "
+            "inputs are no evidence."
+        )
     return Figure(
         title="Accuracy against length",
-        plot=line_panels(panels, x_title="problem length n"),
-        caption=f"Each point: {result.n_samples} fresh problems, answered after {loops}; bands: "
-        "95% intervals. Above, the share of problems right at every position; below, that of "
-        f"positions, high at times where every problem is wrong{perplexity_note}.",
-        control="Dashed: the best answer that is the same for every problem. " + constant_note,
+        plot=_columns(data, rows, "problem length n", marks),
+        caption=f"{caption}.",
+        control=control,
         data=result.to_dataframe("exact_match", "bit_accuracy"),
     )
 
 
-def _by_loops(result: EvaluationResult) -> Figure:
-    exact = result.data["exact_match"]
-    mark = [Reference(0, _loops(result), "x")]
-    panels = [
-        _accuracy_panel(
-            Series.each(exact.sel(distribution=name), "length", "n = {}".format),
-            readable(name),
-            marks=mark,
-        )
-        for name in exact["distribution"].values.tolist()
-    ]
+def _by_extra_loop(result: EvaluationResult) -> Figure:
+    rows = {"exact match": lambda cell: _by_n(cell["exact_match"])}
     return Figure(
         title="Accuracy against loops",
-        plot=line_panels(panels, x_title=f"loops beyond {_loops(result)}"),
-        caption="The same problems, answered after fewer or more loops than "
-        f"{_own_loops(result)} (dotted line). Left of it the answer is cut short; right of it a "
-        "model that holds what it has found stays right.",
+        plot=_columns(
+            result.data, rows, f"loops beyond {_loops(result)}", [Reference(0, axis="x")]
+        ),
+        caption=f"The same problems, answered before or after {_loops(result)} loops (dotted "
+        "line). Left of the line the answer is cut short; right of it, it has to be kept.",
         data=result.to_dataframe("exact_match", "bit_accuracy"),
     )
 
 
-def _by_rule(result: EvaluationResult) -> Figure:
-    exact, loops = result.data["stopped_exact_match"], result.data["stopped_at"]
-    panels = []
-    for name in exact["distribution"].values.tolist():
-        exact_lines, loop_lines = (
-            [
-                Series.of(rule, cell.sel(rule=rule), control=rule in (ORACLE, BEST, ANY))
-                for rule in cell["rule"].values.tolist()
-            ]
-            for cell in (exact.sel(distribution=name), loops.sel(distribution=name))
-        )
-        panels.append(_accuracy_panel(exact_lines, readable(name)))
-        panels.append(LinePanel(loop_lines, "loops", title=readable(name)))
+def _by_loop(result: EvaluationResult) -> Figure:
+    rows = {
+        "exact match": lambda cell: _by_n(cell["loop_exact_match"]),
+        "perplexity": lambda cell: _by_n(cell["loop_perplexity"].clip(max=_GREATEST)),
+    }
     return Figure(
-        title="When to stop",
-        plot=line_panels(panels, x_title="problem length n"),
-        caption="Exact match, and the mean number of loops, where each rule stops. A rule may look "
-        "at the states and answers of the run, or as a calibrated one at the length of its input, "
-        f"but is not told {_loops(result)}; one that stops early cuts answers short.",
-        control=f"Dashed: the answer read at {_own_loops(result)}, which has to be known, and what "
-        "hindsight would choose: the one loop that is best for all, and any loop that is right.",
-        data=tidy({"exact_match": exact, "loops": loops}),
+        title="Accuracy against the number of loops",
+        plot=_columns(result.data, rows, "loops"),
+        caption="The same problems, answered after the same number of loops at every length: exact "
+        "match, and the perplexity of the right answer.",
+        data=result.to_dataframe("loop_exact_match", "loop_perplexity"),
     )
 
 
-def _by_number_of_loops(result: EvaluationResult) -> Figure:
-    """Exact match and perplexity against numbers of loops that do not depend on the length."""
-    panels = []
-    for name in result.data["distribution"].values.tolist():
-        cell, title = result.data.sel(distribution=name), readable(name)
-        exact = Series.each(cell["loop_exact_match"], "length", "n = {}".format)
-        panels.append(_accuracy_panel(exact, title))
-        panels.append(_perplexity_panel(cell["loop_perplexity"], "length", title))
+def _when_to_stop(result: EvaluationResult) -> Figure:
+    exact, loops = result.data["stopped_exact_match"], result.data["stopped_at"]
+    rows = {
+        "exact match": lambda cell: _by_rule(cell["stopped_exact_match"]),
+        "loops": lambda cell: _by_rule(cell["stopped_at"]),
+    }
     return Figure(
-        title="Accuracy against the number of loops",
-        plot=line_panels(panels, x_title="loops"),
-        caption="The same problems, answered after the same number of loops whatever their "
-        "length: exact match, and the perplexity of the right answer.",
-        data=result.to_dataframe("loop_exact_match", "loop_perplexity"),
+        title="When to stop",
+        plot=_columns(result.data, rows, "problem length n"),
+        caption="Exact match, and the mean number of loops, where each rule stops. A rule sees "
+        "states and answers, a calibrated one the length of its input; none is given "
+        f"{_loops(result)}. A rule that stops early cuts answers short.",
+        control=f"Dashed: the answer read at {_loops(result)}, which has to be known; and two "
+        "choices in hindsight, the one loop that is best for all and any loop that is right.",
+        data=tidy({"exact_match": exact, "loops": loops}),
     )
 
 
 def _rules_on_the_curve(result: EvaluationResult) -> Figure:
     """Exact match after every loop at the greatest length, and where each rule stops on it."""
     longest = result.data["length"].values.tolist()[-1]
-    cells = result.data.sel({"length": longest, ESTIMATE: "value"})
-    panels = []
-    for name in cells["distribution"].values.tolist():
-        cell = cells.sel(distribution=name)
+
+    def points(cell: xr.Dataset) -> list[Series]:
         exact = cell["loop_exact_match"].dropna("loop")
         curve = Series.of("after every loop", exact, markers=False, colour="grey")
-        stops = zip(*(cell[k].values.tolist() for k in ("stopped_at", "stopped_exact_match")))
-        points = [
-            Series(rule, [x], [y]) for rule, (x, y) in zip(cell["rule"].values.tolist(), stops)
-        ]
-        panels.append(_accuracy_panel([*points, curve], f"{readable(name)}, n = {longest}"))
+        stops = zip(*(cell[k].values for k in ("rule", "stopped_at", "stopped_exact_match")))
+        return [*(Series(str(rule), [x], [y]) for rule, x, y in stops), curve]
+
+    cells = result.data.sel({"length": longest, ESTIMATE: "value"})
     return Figure(
         title="Where the rules stop, and what hindsight would choose",
-        plot=line_panels(panels, x_title="loops"),
-        caption=f"The line is the exact match after each number of loops, for the longest problems "
-        f"(n = {longest}). A mark stands where a rule stops on average, at the exact match that it "
-        "reaches; a rule that stops each example at a loop of its own may lie off the line.",
-        control=f"“{BEST}” is the highest point of the line. “{ANY}” counts an example if it is "
-        "right at any loop: no rule can do better, and a short answer is right at some loop by "
-        "chance. Both are chosen on the examples that they are scored on.",
+        plot=_columns(cells, {"exact match": points}, "loops"),
+        caption="The line is the exact match after each number of loops, for the longest problems "
+        f"(n = {longest}). A mark is a rule: the mean loop at which it stops, and its exact match "
+        "there. Rules that stop each example at a loop of its own may lie off the line.",
+        control=f"“{BEST}” is the highest point of the line. “{ANY}” counts an example that is "
+        "right at any loop, by chance too. Both are chosen on the examples that they are scored "
+        "on.",
         data=result.to_dataframe("stopped_exact_match", "stopped_at"),
     )
 
@@ -348,20 +355,17 @@ def _(result: OperandGrid) -> list[Finding]:
     """The mean over the grid at the best number of loops, and its worst cell."""
     exact = result.data["exact_match"].sel({ESTIMATE: "value"})
     means = exact.mean(["n_a", "n_b"]).to_series()  # by number of loops
-    to, tied = int(exact["n_a"].max()), means.index[means == means.max()].tolist()
+    to, best = int(exact["n_a"].max()), means.index[means == means.max()].tolist()
     if means.max() == 0:
         text = f"No answer up to {to} x {to} is wholly right after any of the numbers of loops."
         return [Finding(text, value="0.00 grid mean", good=False)]
-    best = tied[0]
-    shares = ", ".join(f"{loop}: {percent(share)}" for loop, share in means.items())
+    worst = exact.sel(loop=best[0]).min()
     text = (
-        f"Over all operand lengths up to {to} x {to}, answers are wholly right on average, by "
-        f"loops: {shares}. The worst pair of lengths at {best} loops has "
-        f"{percent(exact.sel(loop=best).min())}."
+        f"Up to {to} x {to}, {percent(means.max())} of answers are wholly right after "
+        f"{' or '.join(map(str, best))} loops, the best number. The worst pair of lengths has "
+        f"{percent(worst)}."
     )
-    if len(tied) > 1:
-        text += f" As high: {', '.join(map(str, tied[1:]))} loops."
-    return [Finding(text, value=f"{means[best]:.2f} grid mean")]
+    return [Finding(text, value=f"{means.max():.2f} grid mean")]
 
 
 @figures_of.register

@@ -1,8 +1,4 @@
-"""From a recipe to the smallest finite-state model.
-
-Bits are dropped as long as every answer stays right, initial bits are drawn in training, and those
-with which runs have the fewest cells are chosen.
-"""
+"""From a recipe to the smallest finite-state model."""
 
 from __future__ import annotations
 
@@ -30,33 +26,21 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Task
     from loopinterp.training.config import TrainingConfig
 
-TIMES = (1, 2, 4)
-"""A stage has learnt if its answers are right at so many times the training cutoff."""
+# A stage has learnt if all answers are right at so many times the training cutoff, to so many
+# examples of each length and distribution.
+_TIMES, _EXAMPLES = (1, 2, 4), 200
 
-_EXAMPLES = 200
-"""Of each length and distribution, on which every answer has to be right."""
-
-_TUNED = CodeConfig(hard=0.2, harden_from=0.3, harden_to=0.7, gain=3.0)
-_TUNING_STEPS = 350
-_FROM_ANYWHERE = CodeConfig(
-    hard=0.3, harden_from=0.2, harden_to=0.6, gain=3.0, random_everywhere=0.4, random_somewhere=0.4
-)
-_STEPS_FROM_ANYWHERE = 600
-
-_MOST_STARTS = 64
-"""Initial bits that are tried; models with more than six bits keep their own."""
+_TUNING_STEPS, _STEPS_FROM_ANYWHERE = 350, 600
+_MOST_STARTS = 64  # initial bits that are tried
 
 
 @dataclass(frozen=True)
 class FiniteStage(ShortRepr):
-    """A model on the way.
+    """A model on the way: its bits, its run, and its lowest exact match by length.
 
     Attributes:
-        n_bits: Bits of its state code.
-        run: The run that trained it.
         from_anywhere: Whether initial bits were drawn in training.
         chosen_start: Whether its initial bits were chosen after training.
-        lowest: By length, the lowest exact match over the task's distributions.
     """
 
     n_bits: int
@@ -82,38 +66,29 @@ def train_finite(
     """Train a model with a state code, and drop its bits one by one as long as it stays right.
 
     After each dropped bit the model is tuned for some hundred steps. The smallest model that has
-    learnt is then trained on from initial bits that are drawn: its answer must no longer rely on
-    where a position started, so that also what becomes of states that no clean run has is asked
-    for. Where that is learnt, bits are dropped from there on in the same way.
-
-    Such a model answers from any initial bits, so they are free. Of those with which every answer
-    is right, the ones with which clean runs have the fewest cells (pairs of a token and a code)
-    are chosen: :func:`with_initial_bits`.
+    learnt is then trained from random initial bits, so that its answer cannot rely on where a
+    position started. Where that is learnt, bits are dropped from there on in the same way. Of the
+    initial bits with which every answer is right, those with which clean runs have the fewest cells
+    (pairs of a token and a code) are chosen: :func:`with_initial_bits`.
 
     Args:
         config: The first stage, with ``model.state_code``.
         out: A folder; each stage is an ordinary run in it, ``bits-4``, ``bits-3``, …,
             ``bits-3-from-anywhere`` and ``bits-3-chosen-start``.
         fewest_bits: No bits are dropped below these, nor below what as many answers need.
-        progress: Whether to show progress bars.
-        resume: As :func:`train`: stages that are there are gone on with.
 
     Returns:
-        The stages in the order in which they were trained, those that did not learn included.
+        The stages in the order of their training, those that did not learn included.
         :func:`smallest_stage` is the last one of those with the fewest bits that did.
 
     Raises:
         ConfigError: If the model has no state code.
-        InputError: As :func:`train`.
-        CheckpointError: As :func:`train`.
+        InputError, CheckpointError: As :func:`train`.
     """
     if config.model.state_code is None:
-        raise ConfigError(
-            "model.state_code",
-            expected="a number of bits, for a finite-state model",
-            given="none",
-            fix="Set model.state_code=4 and model.initial_state=code.",
-        )
+        expected = "a number of bits, for a finite-state model"
+        fix = "Set model.state_code=4 and model.initial_state=code."
+        raise ConfigError("model.state_code", expected=expected, given="none", fix=fix)
     check_integer("fewest_bits", fewest_bits, least=1, most=config.model.state_code)
     # The readout sees the state alone, so there have to be as many states as answers.
     for_answers = (config.model.d_vocab_out - 1).bit_length()
@@ -154,29 +129,30 @@ def with_initial_bits(model: LoopedTransformer, bits: Int[Tensor, " n_bits"]) ->
 
 
 def smallest_stage(stages: list[FiniteStage]) -> FiniteStage | None:
-    """Of the stages that have learnt, the last one with the fewest bits; None if none has."""
+    """The last stage with the fewest bits of those that have learnt; None if none has."""
     learnt = [one for one in reversed(stages) if one.learnt]
     return min(learnt, key=lambda one: one.n_bits, default=None)
 
 
 def _tuned(config: TrainingConfig, before: FiniteStage, n_bits: int) -> TrainingConfig:
     """Going on from a stage, on all lengths at once."""
-    kept = {"max_n": config.curriculum.max_n, "min_n": config.curriculum.min_n}
+    lengths = {"max_n": config.curriculum.max_n, "min_n": config.curriculum.min_n}
     return config.replace(
         model=config.model.replace(state_code=n_bits),
         start_from=str(before.run.folder),
-        curriculum=CurriculumConfig(kind="none", **kept),
+        curriculum=CurriculumConfig(kind="none", **lengths),
         optimiser=config.optimiser.replace(schedule="linear", decay=0.3),
         steps=_TUNING_STEPS,
-        code=_TUNED,
+        code=CodeConfig(hard=0.2, harden_from=0.3, harden_to=0.7, gain=3.0),
     )
 
 
 def _from_anywhere(config: TrainingConfig, before: FiniteStage, n_bits: int) -> TrainingConfig:
     """Going on from a stage with initial bits that are drawn; no answer has to be held."""
+    drawn = {"random_everywhere": 0.4, "random_somewhere": 0.4}
     return _tuned(config, before, n_bits).replace(
         steps=_STEPS_FROM_ANYWHERE,
-        code=_FROM_ANYWHERE,
+        code=CodeConfig(hard=0.3, harden_from=0.2, harden_to=0.6, gain=3.0, **drawn),
         objective=config.objective.replace(hold_loops=0, hold_share=0.25),
     )
 
@@ -223,6 +199,6 @@ def _stage(config: TrainingConfig, out: Path, *, progress: bool, resume: bool) -
 
 def _lowest(model: LoopedTransformer, task: Task, cutoff: int) -> dict[int, float]:
     """By length, the lowest exact match over the task's distributions."""
-    lengths = [cutoff * times for times in TIMES]
+    lengths = [cutoff * times for times in _TIMES]
     found = evaluate(model, task, lengths, n_samples=_EXAMPLES)
     return {n: found.lowest(n).share for n in lengths}

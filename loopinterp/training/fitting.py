@@ -1,4 +1,4 @@
-"""Training into a folder, and going on where a kill stopped it."""
+"""Training into a folder, and resuming an interrupted run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import TextIO
 
 from loopinterp.core.boundary import checked
-from loopinterp.core.errors import ConfigError, InputError
+from loopinterp.core.errors import ConfigError
 from loopinterp.core.progress import bar
 from loopinterp.core.results import config_hash
 from loopinterp.core.run_files import LinesDigest, Seal
@@ -27,6 +28,7 @@ from loopinterp.core.storage import (
 )
 from loopinterp.models.checkpoints import write_model
 from loopinterp.models.taps import recording_gradients
+from loopinterp.tasks.task import need
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.device import (
     ONE_PROCESS,
@@ -59,17 +61,16 @@ from loopinterp.training.trainer import Trainer
 def train(
     config: TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
 ) -> Run:
-    """Train a model into a folder, or go on with a run that was stopped.
+    """Train a model into a folder, or resume an interrupted run there.
 
-    A resumed run ends with the very metrics and weights of one that was never stopped. Where
-    ``torchrun`` has started several processes, they train together, each with its share of every
-    batch, and the first of them writes; the numbers are those of one process, to rounding.
+    A resumed run ends with the metrics and weights of an uninterrupted one. Where ``torchrun`` has
+    started several processes, each runs its share of every batch and the first of them writes; the
+    numbers are those of one process, to rounding.
 
     Args:
         config: The run. ``device="auto"`` is decided here and written down.
         out: The run's folder.
-        progress: Whether to show a progress bar.
-        resume: Whether a run that is in the folder is gone on with; it is never overwritten.
+        resume: Whether a run in the folder is resumed; it is never overwritten.
 
     Raises:
         InputError: If the folder cannot be written, holds something else or another run
@@ -96,34 +97,23 @@ def train_seeds(
     """Train several seeds of one configuration, their loops in one batch.
 
     Each seed has a folder ``out/seed-{seed}``, an ordinary run with the numbers of one that was
-    trained alone, to rounding. Those that are behind, or were gone on with alone, catch up first.
-
-    Args:
-        config: The run; its own seed is not asked for.
-        seeds: Seeds, all different.
-        out: The folder of the runs.
-        progress: Whether to show a progress bar.
-        resume: Whether runs that are there already are gone on with.
+    trained by itself, to rounding. Those that are behind catch up first. The configuration's own
+    seed is ignored.
 
     Raises:
-        InputError: As :func:`train`, where it names the seed that stops being finite; or if seeds
-            are not some and different, the attention not causal, or the loop compiled.
+        InputError: As :func:`train`, naming the seed that stops being finite; or if seeds are
+            missing or repeated, the attention not causal, or the loop compiled.
     """
-    if not seeds or len(set(seeds)) < len(seeds):
-        expected, fix = "some seeds, each once", "Pass e.g. seeds=[0, 1, 2, 3, 4]."
-        raise InputError("seeds", expected=expected, given=repr(list(seeds)), fix=fix)
+    fits, fix = seeds and len(set(seeds)) == len(seeds), "Pass e.g. seeds=[0, 1, 2, 3, 4]."
+    need(fits, "seeds", "some seeds, each once", repr(list(seeds)), fix)
     fix = "Train the seeds one by one."
-    if (count := n_processes()) > 1:
-        raise InputError("processes", expected="one", given=str(count), fix=fix)
-    for setting, value, needed in (
-        # Examples are padded to the longest of all seeds, which only a causal model ignores.
-        ("model.causal", config.model.causal, True),
-        ("model.state_code", config.model.state_code, None),
-        ("compile", config.compile, False),
-    ):
-        if value != needed:
-            expected = f"{needed}, where seeds are trained together"
-            raise ConfigError(setting, expected=expected, given=repr(value), fix=fix)
+    need(n_processes() == 1, "processes", "one", str(n_processes()), fix)
+    # Examples are padded to the longest of all seeds, which only a causal model ignores.
+    needed = {"model.causal": True, "model.state_code": None, "compile": False}
+    for setting, value in needed.items():
+        if (got := attrgetter(setting)(config)) != value:
+            expected = f"{value}, where seeds are trained together"
+            raise ConfigError(setting, expected=expected, given=repr(got), fix=fix)
     configs = [config.replace(seed=seed) for seed in seeds]  # all are checked before one begins
     with ExitStack() as stack:
         stack.enter_context(recording_gradients())
@@ -182,7 +172,7 @@ class _Part:
 def _claimed(
     config: TrainingConfig, folder: Path, resume: bool, processes: Processes = ONE_PROCESS
 ) -> Iterator[_Part]:
-    """A run that nobody else trains, as far as it has come; its model is saved at the end."""
+    """A run under its lock, restored from its checkpoint; its model is saved at the end."""
     config = with_start(config.replace(device=str(resolve_device(config.device))).with_data())
     run = Run(folder, config)
     if not processes.first:
@@ -222,9 +212,8 @@ def _fit(parts: Sequence[_Part], progress: bool) -> None:
     done = min(part.trainer.steps_done for part in parts)
     several = f", {len(parts)} seeds" if len(parts) > 1 else ""
     read_metrics = read if several else Trainer.read
-    with bar(
-        f"train {config.task}{several}", total=config.steps, initial=done, disable=not progress
-    ) as shown:
+    title = f"train {config.task}{several}"
+    with bar(title, total=config.steps, initial=done, disable=not progress) as shown:
         while done < config.steps:
             behind = [part for part in parts if part.trainer.steps_done == done]
             started = time.perf_counter()
@@ -241,24 +230,19 @@ def _fit(parts: Sequence[_Part], progress: bool) -> None:
             shown.update()
             if metrics and done % 20 == 0:
                 last = [of_part[-1] for of_part in metrics]
-                shown.set_postfix(
-                    loss=f"{max(m['loss'] for m in last):.4f}",
-                    exact=f"{min(m['exact_match'] for m in last):.2f}",
-                    n=min(m["longest_n"] for m in last),
-                    refresh=False,
-                )
+                loss, exact = max(m["loss"] for m in last), min(m["exact_match"] for m in last)
+                n = min(m["longest_n"] for m in last)
+                shown.set_postfix(loss=f"{loss:.4f}", exact=f"{exact:.2f}", n=n, refresh=False)
 
 
 def _build(config: TrainingConfig, processes: Processes) -> Trainer:
     try:
         return Trainer(config, processes)
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
-        raise ConfigError(
-            "model",
-            expected="one that can be made on this machine",
-            given=f"one that cannot ({str(error).splitlines()[0] if str(error) else 'memory'})",
-            fix="Make it smaller (model.d_model, model.n_layers, model.d_mlp), or change device.",
-        ) from error
+        expected = "one that can be made on this machine"
+        got = f"one that cannot ({str(error).splitlines()[0] if str(error) else 'memory'})"
+        fix = "Make it smaller (model.d_model, model.n_layers, model.d_mlp), or change device."
+        raise ConfigError("model", expected=expected, given=got, fix=fix) from error
 
 
 def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
@@ -271,7 +255,7 @@ def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
             raise RunError(RunFault.NO_CONFIG, f"output folder {folder}", file=present[0])
         return
     saved = Run.load(folder).config
-    saved.need_same_data()  # which says more than that another digest is asked for
+    saved.need_same_data()  # names the file, not its digest
     check_same(saved if saved.data_sha256 else saved.with_data(), config, folder)
     if WEIGHTS not in present:
         return
@@ -285,7 +269,7 @@ def _check_claim(folder: Path, config: TrainingConfig, resume: bool) -> None:
 
 
 def check_same(saved: Settings, config: TrainingConfig, folder: Path) -> None:
-    """Resuming with another configuration would give numbers that no configuration gives."""
+    """Raise if two configurations differ, naming the first setting: a run has one configuration."""
     old, new = flatten(saved.to_dict()), flatten(config.to_dict())  # by dotted name
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):

@@ -1,4 +1,4 @@
-"""Training objectives (at which loops the answer is asked for), curriculum and learning rate.
+"""Training objectives (the loops after which the answer is read), curriculum and learning rate.
 
 Every objective sees the model as a bare iteration ``h -> step(h)`` with a readout, so it works
 for any looped model, compiled or not.
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from loopinterp.core.errors import InputError
 from loopinterp.models.run_inputs import shifted_loops
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, need
 from loopinterp.training.config import OptimiserConfig
 from loopinterp.training.device import send
 
@@ -42,8 +41,7 @@ class Questions:
     """The questions of an objective to the examples of a batch, and the loss of the answers.
 
     Attributes:
-        loops: The loops after which each example is asked, any number of times; on the CPU, which
-            plans the run by them.
+        loops: The loops after which each example is read, any number of times; on the CPU.
         targets: The right answers to each question.
         combine: From the loss of each question to that of all. None: every answer counts the same.
         answer: The question that counts as the model's answer.
@@ -76,7 +74,7 @@ class Questions:
 
 
 def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Questions:
-    """The loops at which each example of a batch is asked for its answer, and how that counts.
+    """The loops after which each example of a batch is read, and the loss of the answers.
 
     T(n) of the objectives is ``ceil(loop_scale T(n)) + extra_loops``, at least 1, where these are
     set. T is ``n_loops``, or the largest T(n) of the batch. By ``kind``:
@@ -95,10 +93,8 @@ def ask(config: ObjectiveConfig, batch: Batch, generator: torch.Generator) -> Qu
     if config.kind == "step_dependent":
         return _step_dependent(config, n_loops, batch.targets, generator)
     last = int(n_loops.max()) if config.n_loops is None else config.n_loops
-    if last < 1:
-        expected, got = "at least one loop", f"T(n) = {last} for every example of the batch"
-        fix = "Set objective.n_loops."
-        raise InputError("n_loops", expected=expected, given=got, fix=fix)
+    got = f"T(n) = {last} for every example of the batch"
+    need(last > 0, "n_loops", "at least one loop", got, "Set objective.n_loops.")
     loops = [last]  # of all examples alike
     if config.kind == "every":
         loops = list(range(1, last + 1))
@@ -132,13 +128,11 @@ def _step_dependent(
     right: Int[Tensor, "batch pos"],
     generator: torch.Generator,
 ) -> Questions:
-    """Loss of each example at its own loop T(n), and nowhere else: ``CE(y_{T(n)})``.
+    """Loss of each example at its own loop T(n) alone: ``CE(y_{T(n)})``.
 
-    Examples leave the batch as they finish, so that a short one costs no more than its own
-    loops. The result equals running each example alone. With ``hold_loops`` or ``due_share``, a
-    drawn share of the examples is asked a second time, and every answer counts the same.
-
-    Source: arXiv 2409.15647, step-dependent supervision (``hold_loops = due_share = 0``).
+    With ``hold_loops`` or ``due_share``, a drawn share of the examples is read a second time, and
+    every answer counts the same. Source: arXiv 2409.15647, step-dependent supervision
+    (``hold_loops = due_share = 0``).
     """
     shape, device = n_loops.shape, right.device
     loops, targets = [n_loops], [right]
@@ -166,7 +160,7 @@ def answers_at(
 ) -> Float[Tensor, "ask batch pos d_vocab_out"]:
     """Logits of each example after its own numbers of loops, which are on the CPU.
 
-    An example is run no further than the last loop it is asked at.
+    Examples leave the batch after the last loop at which they are read.
     """
     order = loops.amax(0).argsort(descending=True, stable=True)  # those that run longest first
     loops, rows = loops[:, order], iteration.select(send(order, iteration.e.device))
@@ -194,15 +188,15 @@ def answers_at(
 def cross_entropy(
     logits: Float[Tensor, "batch pos d_vocab_out"], targets: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy over all positions of the batch that are asked for."""
+    """Mean cross-entropy over all positions with a target."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
 
 
 class Curriculum:
-    """Draws one length per example, uniform in ``min_n .. M``; M grows with the accuracy.
+    """Draws one length per example, uniform in ``min_n .. M``, where M grows.
 
     By its kind, M grows by one when the running accuracy passes ``threshold`` (after
-    ``min_steps`` at least), or every ``interval`` steps however well it goes (arXiv 2409.15647),
+    ``min_steps`` at least), or every ``interval`` steps whatever the accuracy (arXiv 2409.15647),
     or is ``max_n`` from the first step on.
 
     Attributes:
@@ -239,8 +233,8 @@ class Curriculum:
     def may_grow(self, n_steps: int) -> bool:
         """Whether M may have grown after that many more calls of :meth:`update`.
 
-        If it cannot, the next lengths can be drawn before the accuracy of these steps is known.
-        For ``accuracy`` the running accuracy reaches ``1 - (1 - a) momentum^n`` at most.
+        If not, the next lengths can be drawn before the accuracy of these steps is known. The
+        running accuracy reaches ``1 - (1 - a) momentum^n`` at most.
         """
         # The running accuracy if every answer of these steps were right.
         highest = 1 - (1 - self.running_accuracy) * self._momentum**n_steps
@@ -272,12 +266,6 @@ def learning_rate_factor(
     ``linear``: up over ``warmup_steps``, constant, and linearly down to 0 over the last
     ``decay`` share of the steps. ``cosine``: up, constant while the curriculum grows, and from
     there down to 0 along half a cosine (arXiv 2409.15647). ``constant``: up, then constant.
-
-    Example:
-        >>> settings = OptimiserConfig(warmup_steps=10, decay=0.5)
-        >>> [learning_rate_factor(settings, step=s, n_steps=100, curriculum_done_at=None)
-        ...  for s in (0, 9, 50, 75, 99)]
-        [0.1, 1.0, 1.0, 0.5, 0.02]
     """
     # From 0 up to 1 over the first steps, whatever the schedule.
     warm = min(1.0, (step + 1) / optimiser.warmup_steps) if optimiser.warmup_steps else 1.0

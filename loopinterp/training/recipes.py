@@ -1,8 +1,4 @@
-"""Configurations to start from, with measurements: a JSON file each in ``recipes/``; and how to
-change one (``--set key=value``).
-
-A file has the four parts of a :class:`Recipe`; its name is the recipe's.
-"""
+"""Configurations to start from, with measurements: a JSON file each in ``recipes/``."""
 
 from __future__ import annotations
 
@@ -34,12 +30,11 @@ class Measurement(WithConflicts):
     """The measured accuracy of models of a recipe.
 
     Attributes:
-        samples: Examples behind each share, at least.
+        samples: Least number of examples behind each share.
         exact_match: Share of examples that are wholly right after T(n) loops, by input
             distribution and length, one for each seed; None where a seed was not measured.
         minutes: Time to train one seed.
         on: The machine that took that time.
-
     """
 
     seeds: tuple[Seed, ...]
@@ -86,7 +81,7 @@ class Measurement(WithConflicts):
         """The measured length up to which :meth:`worst` is .9 or more, and the first below.
 
         0 if there is none of the first kind, None if there is none of the second. One distribution
-        under .9 is enough, whether or not the others were measured at that length.
+        under .9 is enough, even where others were not measured.
 
         Example:
             >>> shares = {"uniform": {12: (1.0,), 24: (0.95,), 30: (0.7,), 48: (0.9,)}}
@@ -177,7 +172,7 @@ def get_recipe(name: str) -> Recipe:
 
 
 class _Configurations(Mapping[str, TrainingConfig]):
-    """The configurations alone, each read when it is asked for."""
+    """The configurations alone, each read on access."""
 
     def __getitem__(self, name: str) -> TrainingConfig:
         if name not in list_recipes():
@@ -202,7 +197,6 @@ def apply_settings(config: TrainingConfig, settings: Iterable[str]) -> TrainingC
     """A configuration with some settings changed, all together so that the order does not matter.
 
     Args:
-        config: What to start from.
         settings: ``key=value`` each, with dots in the key for nested settings; values are read by
             :func:`parse_value`.
 
@@ -256,7 +250,7 @@ def parse_value(text: str, choices: Sequence[str] = ()) -> Any:
 
 
 def _unknown_key(key: str, known: list[str]) -> InputError:
-    # "lr" alone is far from "optimiser.lr" as text, and yet it is what was meant.
+    # As text "lr" is far from "optimiser.lr".
     endings = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
     if not endings:
         return unknown_name("setting", key, known, ConfigError)

@@ -48,12 +48,11 @@ IN_MEMORY = "in_memory"
 
 
 class UnsealedRunWarning(UserWarning):
-    """A run was written by an earlier version: nothing says that its files belong together."""
+    """A run was written by an earlier version, without digests of its files."""
 
 
 class OlderWeightsWarning(UserWarning):
-    """A run's model is older than its checkpoint: training was killed between the two, or it was
-    put back."""
+    """A run's model is older than its checkpoint."""
 
 
 _RESTORE = "Restore it from a copy, or train into a new folder."
@@ -61,13 +60,9 @@ _RESTORE_ALL = "The files do not belong together: restore them, or train into a 
 
 
 class RunFault(Enum):
-    """What is wrong with the folder of a run: expected, given, fix; values stand in braces."""
+    """Faults of a run's folder: expected, given, fix; values stand in braces."""
 
-    OTHER_JSON = (
-        "the configuration of a run",
-        "other JSON",
-        "Point to the run's own folder.",
-    )
+    OTHER_JSON = ("the configuration of a run", "other JSON", "Point to the run's own folder.")
     MODEL_IN_MEMORY = (
         "a run with its model",
         "the results of a {model}, which stayed in memory",
@@ -114,8 +109,8 @@ class Run(ShortRepr):
         state/lock                     held by the process that trains here, if one does
 
     A model that was not trained here (:meth:`from_model`) has the first two only. Every file is
-    replaced in one step, so a kill at any moment leaves a whole run that :func:`train` goes on
-    with. Each says which run it is of (:mod:`loopinterp.core.run_files`). Nothing is pickled.
+    replaced in one step, so that an interrupted run resumes with :func:`train`. Each names its run
+    by digests (:mod:`loopinterp.core.run_files`). Nothing is pickled.
     """
 
     folder: Path
@@ -153,15 +148,15 @@ class Run(ShortRepr):
         Args:
             model: Run for T(n) loops, or for what its ``loop_rule`` says, which may be one number
                 of loops, as ``LoopRule(1)`` for an ordinary transformer.
-            task: What it is asked.
+            task: The task.
             folder: A folder without a run.
             max_n: Greatest problem length that it was made for, in place of a training cutoff.
-            origin: Where it comes from, in words that go on after "The model was".
+            origin: Where it comes from; continues "The model was".
             distribution: Input distribution that studies draw from; the task's first if None.
 
         Raises:
-            InputError: If the folder holds a run, or the model does not fit the task or is more
-                than its configuration, its weights, and T(n).
+            InputError: If the folder holds a run, the model does not fit the task, or its
+                configuration, weights and T(n) do not rebuild it.
         """
         need_free_folder(Path(folder))
         config = given_model_config(
@@ -220,20 +215,18 @@ class Run(ShortRepr):
             raise RunError(RunFault.OTHER_WEIGHTS, f"model {path.parent}")
         checkpoint = _seal_of(self.folder / CHECKPOINT)  # written before the model beside it
         if seal is None:
-            warnings.warn(
+            text = (
                 f"{path} {spell_mismatch(Mismatch.UNSEALED)}: these may be the weights of another "
-                "run. To seal the run, call the training into its folder once more.",
-                UnsealedRunWarning,
-                stacklevel=2,
+                "run. To seal the run, call the training into its folder again."
             )
+            warnings.warn(text, UnsealedRunWarning, stacklevel=2)
         elif checkpoint not in (None, seal):
-            warnings.warn(
-                f"{path} was written after {seal.n_lines} lines of {METRICS}, and the checkpoint "
-                f"after {checkpoint.n_lines}: the model is not that of the last step. To write it "
-                "anew, call the training into its folder once more.",
-                OlderWeightsWarning,
-                stacklevel=2,
+            text = (
+                f"{path} was written after {seal.n_lines} lines of {METRICS}, the checkpoint after "
+                f"{checkpoint.n_lines}: the model is not that of the last step. To write it, call "
+                "the training into its folder again."
             )
+            warnings.warn(text, OlderWeightsWarning, stacklevel=2)
         model.loop_rule = self._loop_rule()
         return model
 
@@ -254,11 +247,7 @@ class Run(ShortRepr):
         return replace(rule, shown=int(rule.loops_for(torch.tensor(of_length.of(self.cutoff)))))
 
     def task(self) -> Task:
-        """The task that the model is trained on, or asked.
-
-        Raises:
-            InputError: If a file that it draws from is missing, or was replaced since.
-        """
+        """The task of the run; raise if a file that it draws from is missing or was replaced."""
         self.config.need_same_data()
         return self.config.make_task()
 
@@ -266,8 +255,8 @@ class Run(ShortRepr):
         """Metrics by step: loss, exact match, greatest length, learning rate, gradient norm.
 
         Raises:
-            CheckpointError: If a line is damaged, or the lines are not those that were there when
-                the weights were saved.
+            CheckpointError: If a line is damaged, or lines are not those that were there when the
+                weights were saved.
         """
         import pandas as pd
 
@@ -291,8 +280,7 @@ class Run(ShortRepr):
     @property
     def finished(self) -> bool:
         """Whether all steps were made (a given model needs none), on the files of the task now."""
-        steps = self.config.steps if isinstance(self.config, TrainingConfig) else 0
-        return self.steps_done >= steps and self.config.has_same_data
+        return self.steps_done >= getattr(self.config, "steps", 0) and self.config.has_same_data
 
     def _counters(self) -> tuple[int, float]:
         path = self.folder / CHECKPOINT
@@ -351,12 +339,9 @@ def given_model_config(
     need_model_of(task, model)
     rule = model.loop_rule or LoopRule(1)  # whose scale and extra are the defaults
     if rule.of_length is not None and rule.of_length != LoopsByLength(task):
-        raise InputError(
-            "loop_rule of the model",
-            expected=f"T(n) of task {task.name!r}, or one number of loops, as a run keeps no other",
-            given=repr(rule),
-            fix="Set model.loop_rule = None for T(n), or LoopRule(n_loops).",
-        )
+        expected = f"T(n) of task {task.name!r}, or one number of loops, as a run keeps no other"
+        fix = "Set model.loop_rule = None for T(n), or LoopRule(n_loops)."
+        raise InputError("loop_rule of the model", expected=expected, given=repr(rule), fix=fix)
     return GivenModelConfig(
         task=task.name,
         model=model.config,
@@ -379,7 +364,7 @@ def need_free_folder(folder: Path) -> None:
 
 @contextmanager
 def reading_counters(path: Path) -> Iterator[None]:
-    """Turn what goes wrong in reading a checkpoint's counters into one error that says so."""
+    """Raise one error for everything that is wrong with a checkpoint's counters."""
     try:
         yield
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:

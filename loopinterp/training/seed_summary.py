@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from loopinterp.core.errors import InputError
 from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.results import Result, study
+from loopinterp.tasks.task import need
 from loopinterp.training.answer_scores import Lowest
 from loopinterp.training.evaluation import EvaluationResult, lowest_at, nearest_extra_loop
 
@@ -40,8 +40,6 @@ class SeedSummary(Result, kind="seed-summary"):
 
     Attributes:
         n_samples: Examples in each cell of each evaluation.
-        trained_up_to: Greatest length seen in training, if that is known.
-        not_judged: Distributions of the task that were left out.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -56,15 +54,15 @@ class SeedSummary(Result, kind="seed-summary"):
     not_judged: Sequence[str] = ()
 
     def lowest(self, length: int) -> Lowest:
-        """The lowest mean exact match over the distributions at a length, and where it is."""
+        """The lowest mean exact match over the distributions at a length."""
         return lowest_at(self, length=length)
 
 
 def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
     """Mean and standard error over seeds of evaluations of the same cells.
 
-    The standard error is over models trained from different seeds; unlike an interval over the
-    examples of one model, it includes the variation between seeds.
+    The standard error includes the variation between seeds, unlike an interval over the examples
+    of one model.
 
     Args:
         results: One evaluation for each seed, with the same task and options.
@@ -72,20 +70,16 @@ def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
     Raises:
         InputError: If there are fewer than two, one is given twice, or they are of other cells.
     """
-    if len(results) < 2:
-        fix = "Evaluate runs of several seeds."
-        raise InputError("results", expected="two or more", given=str(len(results)), fix=fix)
-    first = results[0]
+    fix = "Evaluate runs of several seeds."
+    need(len(results) > 1, "results", "two or more", str(len(results)), fix)
+    first, expected = results[0], "an evaluation of the same cells as results[0]"
     for at, result in enumerate(results[1:], 1):
-        if name := _difference(first, result):
-            expected, got = "an evaluation of the same cells as results[0]", f"another {name}"
-            fix = "Evaluate all seeds with the same options."
-            raise InputError(f"results[{at}]", expected=expected, given=got, fix=fix)
+        name, fix = _difference(first, result), "Evaluate all seeds with the same options."
+        need(name is None, f"results[{at}]", expected, f"another {name}", fix)
     # A seed that is given twice would count as two models.
     weights = [digests for r in results if (digests := tuple(r.provenance.weights))]
-    if len({*weights}) < len(weights):
-        fix = "Give each seed once."
-        raise InputError("results", expected="different models", given="one twice", fix=fix)
+    different = len({*weights}) == len(weights)
+    need(different, "results", "different models", "one twice", "Give each seed once.")
     arrays = _over_seeds(results)
     axes = {axis for name in arrays for axis in SeedSummary.VARIABLES[name].split()}
     models = [result.provenance.config.get("model") for result in results]
@@ -145,12 +139,10 @@ class SweepResult(Result, kind="sweep"):
             measures of an evaluation likewise.
         exact_match_se: Its standard error.
         n_seeds: Seeds behind the mean.
-        trained_up_to: Greatest length seen in training.
         seconds: Mean time to train a seed.
 
     Attributes:
-        about: What the sweep asks.
-        task: Name of the base's task.
+        about: The sweep's question.
         n_samples: Examples behind each seed's share.
         figure_axes: The figures: each measure, and the axis that it is drawn along.
         failed: Error messages, by setting and seed.
@@ -180,7 +172,7 @@ class SweepResult(Result, kind="sweep"):
     not_judged: Sequence[str] = ()
 
     def lowest(self, setting: str, length: int) -> Lowest:
-        """The lowest mean exact match of a setting over the distributions, and where it is."""
+        """The lowest mean exact match of a setting over the distributions at a length."""
         return lowest_at(self, setting=setting, length=length)
 
     def table(self) -> pd.DataFrame:
@@ -218,22 +210,12 @@ class SweepResult(Result, kind="sweep"):
 
 
 def mean_and_error(mean: float, error: float) -> str:
-    """``mean ± error`` as text.
-
-    Example:
-        >>> mean_and_error(0.5, 0.1), mean_and_error(0.5, np.nan), mean_and_error(np.nan, np.nan)
-        ('0.500 ± 0.100', '0.500', '-')
-    """
+    """``mean ± error``, without an error of one seed; ``-`` without a mean."""
     return "-" if np.isnan(mean) else f"{mean:.3f}" + ("" if np.isnan(error) else f" ± {error:.3f}")
 
 
 def cell_name(setting: str, seed: int) -> str:
-    """The name of a cell in a result.
-
-    Example:
-        >>> cell_name("no noise", 2)
-        'no noise, seed 2'
-    """
+    """The name of a cell in a result."""
     return f"{setting}, seed {seed}"
 
 

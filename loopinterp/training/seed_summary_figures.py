@@ -41,45 +41,39 @@ def _(result: SeedSummary) -> list[Finding]:
         lowest = {n: result.lowest(n) for n in lengths}
         findings.append(lowest_finding(lowest, names, result.not_judged, result.n_seeds))
     for name in names:
-        exact, error = (
-            cells[k].sel(distribution=name).to_series() for k in ("exact_match", "exact_match_se")
-        )
-        shares = [
-            f"{exact[n]:.3f} ± {error[n]:.3f} at length {n}"
-            for n in sorted({lengths[0], lengths[-1]})
-        ]
-        text = (
-            f"Over {result.n_seeds} seeds, exact match on {readable(name)} is "
-            f"{' and '.join(shares)} (mean ± standard error over seeds)."
-        )
+        at = cells.sel(distribution=name)
+        exact, error = (at[k].to_series() for k in ("exact_match", "exact_match_se"))
+        ends = sorted({lengths[0], lengths[-1]})
+        shares = " and ".join(f"{mean_and_error(exact[n], error[n])} at length {n}" for n in ends)
+        text = f"Over {result.n_seeds} seeds, exact match on {readable(name)} is {shares}."
         findings.append(Finding(text, value=f"{exact.min():.2f} exact match"))
     return findings
 
 
 @figures_of.register
 def _(result: SeedSummary) -> list[Figure]:
-    """Exact match and bit accuracy against length, with the standard error over seeds."""
+    """Exact match against length with the standard error over seeds; bit accuracy if it differs."""
     cells = result.data.sel(extra_loop=nearest_extra_loop(result))
-    marks, panels, measures = cutoff_mark(result.trained_up_to), [], []
-    for measure, title in (("exact_match", "Exact match"), ("bit_accuracy", "Bit accuracy")):
-        if measure in cells:
-            lines = _lines(cells, measure, "distribution")
-            panels.append(LinePanel(lines, title, title=title, y_range=(0, 1.04), references=marks))
-            measures += [measure, f"{measure}_se"]
+    measures = [k for k in ("exact_match", "bit_accuracy") if k in cells]
+    if float(cells["exact_match"].min()) >= 0.99:
+        measures = ["exact_match"]  # where everything is right, so is every bit
+    marks = cutoff_mark(result.trained_up_to)
+    panels = [_panel(_lines(cells, k, "distribution"), k, "", marks) for k in measures]
+    dotted = " Dotted: longest in training." * bool(marks)
     return [
         Figure(
             title=f"Accuracy against length, {result.n_seeds} seeds",
             plot=line_panels(panels, x_title="problem length n"),
             caption=f"Mean over {result.n_seeds} models trained from different seeds, "
-            f"{result.n_samples} fresh problems each; bands are one standard error over seeds.",
-            data=result.to_dataframe(*measures),
+            f"{result.n_samples} fresh problems each. Bands: one standard error.{dotted}",
+            data=result.to_dataframe(*(k + end for k in measures for end in ("", "_se"))),
         )
     ]
 
 
 @findings_of.register
 def _(result: SweepResult) -> list[Finding]:
-    """What failed, and each setting at the longest problems, on each distribution."""
+    """Failed and missing cells; each setting at the longest problems, on each distribution."""
     findings = []
     data = result.data.sel(extra_loop=nearest_extra_loop(result))
     names, n = data["distribution"].values.tolist(), data["length"].values.tolist()[-1]
@@ -96,15 +90,15 @@ def _(result: SweepResult) -> list[Finding]:
         return findings
     if len(names) > 1 or result.not_judged:
         each = "; ".join(f"{k} {v.share:.3f} ({where_lowest(v, names)})" for k, v in lowest.items())
-        text = f"Lowest exact match of length {n} over {len(names)} input distributions: {each}."
+        text = f"Lowest exact match at length {n} over {len(names)} input distributions: {each}."
         if len(lowest) > 1 and len({low.share for low in lowest.values()}) == 1:
-            text += " All settings are equal there: none is the best."
+            text += " All settings are equal: none is the best."
         findings.append(Finding(text + unmeasured(result.not_judged)))
     for name in names:
         at = data.sel(distribution=name, length=n)
         mean, error = (at[k].to_series() for k in ("exact_match", "exact_match_se"))
         shares = "; ".join(f"{k} {mean_and_error(mean[k], error[k])}" for k in lowest)
-        text = f"Exact match on {readable(name)} of length {n}, mean ± standard error over seeds"
+        text = f"Exact match on {readable(name)} at length {n} (mean ± standard error of seeds)"
         findings.append(Finding(f"{text}: {shares}."))
     return findings
 
@@ -113,44 +107,33 @@ def _(result: SweepResult) -> list[Finding]:
 def _(result: SweepResult) -> list[Figure]:
     """Each measure along its axis: a panel for each distribution (and length, along loops).
 
-    Where that would be more lines than there are colours, small multiples: a panel for each
-    setting, with a line for each distribution, or along loops one figure for each distribution,
-    with a line for each length.
+    Many settings are small multiples, a panel each: with a line for each distribution, or along
+    loops one figure for each distribution, with a line for each length.
     """
     figures, ran = [], _ran(result)
     for measure, along in result.figure_axes.items():
         # Along loops it is the measure after each number of loops, whatever T(n) is.
-        cells, name = result.data, f"loop_{measure}" if along == "loop" else measure
-        cells = cells[[name, f"{name}_se"]].rename({name: measure, f"{name}_se": f"{measure}_se"})
-        if along == "length":
+        name, by_loop = f"loop_{measure}" if along == "loop" else measure, along != "length"
+        cells = result.data[[name, f"{name}_se"]].sel(setting=ran)
+        cells = cells.rename({name: measure, f"{name}_se": f"{measure}_se"})
+        if not by_loop:
             cells = cells.sel(extra_loop=nearest_extra_loop(result))
         if len(ran) <= 5:  # lines on one panel, as many as there are colours
-            marks = _cutoffs(
-                result, result.data["setting"].values.tolist(), "longest in training", along
-            )
-            split = ["distribution"] if along == "length" else ["distribution", "length"]
-            panels = [
-                _panel(_lines(part.sel(setting=ran), measure, "setting"), measure, title, marks)
-                for title, part in _parts(cells, split)
-            ]
-            figures.append(_figure(result, panels, measure, along, "Each line is a setting"))
-            continue
-        axis, lines, mark = "length", "a problem length", ""
-        if along == "length":
-            axis, lines = "distribution", "a kind of input"
-            mark = ", the dotted line the longest in training"
-        what = f"Each panel is a setting, each line {lines}{mark}"
-        for title, part in _parts(cells, [] if along == "length" else ["distribution"]):
+            axes = [], ["distribution", *["length"] * by_loop], "setting"
+            what, columns = "Each line is a setting.", 1
+        else:
+            axes = ["distribution"] * by_loop, ["setting"], "length" if by_loop else "distribution"
+            lines, columns = "a problem length" if by_loop else "a kind of input", 4
+            what = f"Each panel is a setting, each line {lines}."
+        what += "" if by_loop else " Dotted: longest in training."
+        for on, part in _parts(cells, axes[0]):
             panels = [
                 _panel(
-                    _lines(part.sel(setting=setting), measure, axis),
-                    measure,
-                    setting,
-                    _cutoffs(result, [setting], "", along),  # no words beside the panel's title
+                    _lines(cell, measure, axes[2]), measure, title, _cutoffs(result, cell, by_loop)
                 )
-                for setting in ran
+                for title, cell in _parts(part, axes[1])
             ]
-            figures.append(_figure(result, panels, measure, along, what, title, columns=4))
+            figures.append(_figure(result, panels, measure, along, what, on, columns))
     return figures
 
 
@@ -170,16 +153,15 @@ def _figure(
     measure: str,
     along: str,
     what: str,
-    on: str = "",
-    **layout: Any,
+    on: str,
+    columns: int,
 ) -> Figure:
-    over = f"mean over up to {len(result.seeds)} seeds, bands are one standard error of it"
     data = result.to_dataframe(f"loop_{measure}", f"loop_{measure}_se") if along == "loop" else None
     return Figure(
         title=f"{_WORDS[measure].capitalize()} by setting{on and f', {on}'}",
-        plot=line_panels(panels, x_title=_WORDS[along], **layout),
-        caption=f"{result.about} {what}: {over}. {result.n_samples} fresh problems for each seed "
-        "and point.",
+        plot=line_panels(panels, x_title=_WORDS[along], columns=columns),
+        caption=f"{result.about} {what} Means over up to {len(result.seeds)} seeds, "
+        f"{result.n_samples} fresh problems each; bands: one standard error over seeds.",
         data=result.table() if data is None else data,
     )
 
@@ -189,11 +171,16 @@ def _parts(cells: xr.Dataset, axes: list[str]) -> list[tuple[str, xr.Dataset]]:
     parts = [("", cells)]
     for axis in axes:
         parts = [
-            (f"{title}, n = {at}" if axis == "length" else readable(at), part.sel({axis: at}))
+            (f"{title}{title and ', '}{_name(axis, at)}", part.sel({axis: at}))
             for title, part in parts
             for at in part[axis].values.tolist()
         ]
     return parts
+
+
+def _name(axis: str, place: Any) -> str:
+    """The name of a place on an axis: of a setting, a length or a distribution."""
+    return {"setting": str(place), "length": f"n = {place}"}.get(axis) or readable(place)
 
 
 def _ran(result: SweepResult) -> list[str]:
@@ -216,16 +203,11 @@ def _lines(cells: xr.Dataset, measure: str, axis: str) -> list[Series]:
         else:
             low, high = np.clip(mean - error, 0, 1), np.clip(mean + error, 0, 1)
         (x,) = (at[dim].values for dim in at[measure].dims)
-        name = {"setting": str(place), "length": f"n = {place}"}.get(axis) or readable(place)
-        lines.append(Series(name, x, mean, low=low, high=high, colour=colour))
+        lines.append(Series(_name(axis, place), x, mean, low=low, high=high, colour=colour))
     return lines
 
 
-def _cutoffs(
-    result: SweepResult, settings: Sequence[str], text: str, along: str
-) -> list[Reference]:
-    """The greatest lengths in training, on an axis of lengths."""
-    if along != "length":
-        return []
-    cutoffs = np.unique(result.data["trained_up_to"].sel(setting=settings).values)
-    return [Reference(int(n), text, "x") for n in cutoffs[np.isfinite(cutoffs)]]
+def _cutoffs(result: SweepResult, cell: xr.Dataset, by_loop: bool) -> list[Reference]:
+    """The greatest lengths in training of a panel's settings, on an axis of lengths."""
+    cutoffs = np.unique(result.data["trained_up_to"].sel(setting=cell["setting"]).values)
+    return [Reference(int(n), "", "x") for n in cutoffs if np.isfinite(n) and not by_loop]

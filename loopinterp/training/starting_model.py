@@ -34,12 +34,10 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
     n_bits, n_target = source.state_code or 0, target.state_code or 0
     changes = {"state_code": target.state_code, "initial_state": target.initial_state}
     if source.replace(**changes) != target or n_bits < n_target or (n_bits > 0) != (n_target > 0):
-        raise ConfigError(
-            "start_from",
-            expected="a run of the same architecture, with as many bits in its state code or more",
-            given=f"one with {n_bits} bits" if n_bits < n_target else "another architecture",
-            fix="Leave model as that run has it, but for fewer bits in model.state_code.",
-        )
+        expected = "a run of the same architecture, with as many bits in its state code or more"
+        got = f"one with {n_bits} bits" if n_bits < n_target else "another architecture"
+        fix = "Keep the model settings of that run; only model.state_code may be smaller."
+        raise ConfigError("start_from", expected=expected, given=got, fix=fix)
     if n_bits == n_target:
         return model
     generator = stream(config.seed, "dropped bits")
@@ -62,11 +60,7 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
 
 
 def with_start(config: TrainingConfig) -> TrainingConfig:
-    """The same with the digest of the weights that training begins with.
-
-    Raises:
-        CheckpointError: If ``start_from`` holds no run with a model.
-    """
+    """The same with the digest of the weights that training begins with."""
     if config.start_from is None:
         return config
     model = Run.load(config.start_from).model()

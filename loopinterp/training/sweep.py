@@ -1,4 +1,4 @@
-"""Running a sweep: every cell a run, in any order, killed and gone on with at any moment."""
+"""Running a sweep: every cell is a run; an interrupted sweep resumes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from loopinterp.core.progress import showing, track
 from loopinterp.core.results import SUFFIX
 from loopinterp.core.run_files import Owner, record_training
 from loopinterp.core.storage import in_turn, need_writable, write_bytes, write_json
+from loopinterp.tasks.task import need
 from loopinterp.training.config import TrainingConfig
 from loopinterp.training.device import cpu_threads, resolve_device
 from loopinterp.training.evaluation import EvaluationResult, evaluate
@@ -45,7 +46,7 @@ def run_sweep(
     options: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> SweepResult:
-    """Train and evaluate all settings and seeds of a sweep, or go on with one that was stopped.
+    """Train and evaluate all settings and seeds of a sweep, or resume an interrupted one.
 
     ::
 
@@ -54,15 +55,14 @@ def run_sweep(
         OUT/sweep.csv            the table
         OUT/sweep.safetensors    the result
 
-    A cell that fails, as for an invalid setting or a loss that is not finite, stops no other: it
-    is named in the result (``failed``). A finished cell is not run again: an interrupted sweep
-    resumes, and ends with the same table.
+    A cell that fails (an invalid setting, a loss that is not finite) stops no other; the result
+    names it in ``failed``. Finished cells are not run again.
 
     Args:
         sweep: The sweep (:meth:`Sweep.read` reads one).
         out: Its folder.
         scale: ``laptop`` or ``paper``, of those that it has; ``laptop`` if None.
-        only: Settings to run now; the table has the others as far as they have run. All if empty.
+        only: Settings to run now; all if empty. The table has all that are finished.
         jobs: Processes of this machine, 1 if None; most jobs at the same time on a cluster, any
             number if None.
         cluster: ``slurm``, to run each cell as a job there.
@@ -70,14 +70,13 @@ def run_sweep(
 
     Raises:
         InputError: If a name is unknown, the folder cannot be written or holds another sweep's
-            runs, or the cluster is not to be had.
+            runs, or the cluster is not available.
     """
     out, chosen = Path(out), sweep.at(scale)
     need_writable(out)
     picked = chosen.pick(only)
-    if options and cluster is None:
-        fix = "Leave them out, or name a cluster."
-        raise InputError("options", expected="none on this machine", given=repr(options), fix=fix)
+    here, fix = cluster is None, "Leave them out, or name a cluster."
+    need(not (options and here), "options", "none on this machine", repr(options), fix)
     cells, invalid = _plan(chosen, out)
     write_json(out / "sweep.json", chosen.to_dict())
     left = [cell for cell in cells if cell.setting in picked and _finished(cell) is None]
@@ -105,11 +104,7 @@ def run_sweep(
 
 
 def _plan(sweep: Sweep, out: Path) -> tuple[list[SweepCell], dict[tuple[str, int], str]]:
-    """The cells whose configuration is valid, and the errors of the others.
-
-    Raises:
-        ConfigError: If a folder holds the run of another sweep.
-    """
+    """The cells whose configuration is valid, and the errors of the others."""
     coords = sweep.evaluation.coords(sweep.base.make_task())
     cells, invalid = [], {}
     for setting, seed in ((name, seed) for name in sweep.changes for seed in sweep.seeds):
@@ -140,8 +135,8 @@ def _in_processes(
 ) -> Iterator[tuple[int, str | None]]:
     """Work on cells in processes of this machine, with joblib; in this process for one job.
 
-    A process that dies (as for want of memory) ends those beside it too. The cells that are left
-    then run one by one, each in a process of its own, so that the right one is blamed.
+    A process that dies (of lack of memory) ends those beside it too. The cells that are left
+    then run one by one, each in a process of its own, which shows the one that failed.
     Yields the place of a cell, and the message of its error or None, as they end.
     """
     from joblib import Parallel, delayed
@@ -177,12 +172,9 @@ def _on_cluster(
 ) -> Iterator[tuple[int, str | None]]:
     """Work on cells in jobs of a cluster, with submitit: one array of jobs, a cell each.
 
-    A job that is preempted or runs out of time is queued again, and goes on where it was. The
-    folders of the cells have to be on a file system that the nodes share. Yields as
-    :func:`_in_processes`; ``folder`` is for submitit's scripts and logs.
-
-    Raises:
-        InputError: If submitit is not installed, or refuses the cluster or an option.
+    A job that is preempted or runs out of time is queued again, and resumes. The cells' folders
+    have to be on a shared file system; ``folder`` is for submitit's scripts and logs. Yields as
+    :func:`_in_processes`.
     """
     try:
         submitit: Any = import_module("submitit")
@@ -257,9 +249,9 @@ class SweepCell:
 
 
 def run_cell(cell: SweepCell) -> str | None:
-    """Train and evaluate, or go on with an unfinished cell; returns the message of an error.
+    """Train and evaluate, or resume an unfinished cell; returns the message of an error.
 
-    A cell that another process works on, as one that outlived a killed sweep, is waited for.
+    A cell that another process works on (that outlived a killed sweep) is waited for.
     """
     state, config, evaluation = (cell.folder / CHECKPOINT).parent, cell.config, cell.evaluation
     try:
@@ -287,5 +279,5 @@ def run_cell(cell: SweepCell) -> str | None:
     except InputError as error:
         return str(error)
     except Exception as error:  # whatever it is, the other cells can do without this one
-        return f"{type(error).__name__}: {str(error) or 'no more is said'}"
+        return f"{type(error).__name__}: {str(error) or 'without a message'}"
     return None

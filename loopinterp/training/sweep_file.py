@@ -51,9 +51,9 @@ class SweepEvaluation(Settings):
 
 @settings
 class SweepScale(Settings):
-    """The changes of a sweep for one size of machine, of which ``about`` tells in a line.
+    """The changes of a sweep for one size of machine; ``about`` describes it in a line.
 
-    ``set`` has more changes of the base; the rest stands in place of the file's own.
+    ``set`` adds changes of the base; seeds and evaluation replace the file's own.
     """
 
     about: Line
@@ -79,8 +79,8 @@ class Sweep(WithConflicts):
         scales: Changes by size of machine, ``laptop`` or ``paper``.
 
     Raises:
-        ConfigError: If a name is unknown, a value is wrong, or the base is none. A single invalid
-            setting is found later, and stops no other.
+        ConfigError: If a name is unknown, a value is wrong, or there is no base. A single invalid
+            setting fails when it is run, and stops no other.
 
     Example:
         >>> sweep = Sweep(
@@ -132,19 +132,11 @@ class Sweep(WithConflicts):
 
     @classmethod
     def read(cls, path: str | Path) -> Sweep:
-        """A sweep from its JSON file.
-
-        Raises:
-            InputError: If the file is missing or damaged, or what it says cannot be.
-        """
+        """A sweep from its JSON file; raise if it is missing, damaged or invalid."""
         return cls.from_dict(read_json_object(path))
 
     def at(self, scale: str | None = None) -> Sweep:
-        """The sweep at one scale, with no others left; ``laptop`` if None, where there are scales.
-
-        Raises:
-            InputError: If the sweep has no such scale.
-        """
+        """The sweep at one scale, with no others left; of scales, ``laptop`` if None."""
         if scale is None and not self.scales:
             return self
         chosen = self.scales[check_choice("scale", scale or "laptop", self.scales)]  # type: ignore[index]
@@ -169,7 +161,7 @@ class Sweep(WithConflicts):
 
     @property
     def changes(self) -> Mapping[str, Changes]:
-        """What each setting changes, by its name."""
+        """The changes of each setting, by its name."""
         if not self.grid:
             return self.settings or {"base": ()}  # which changes nothing but the seed
         last = {key: key.split(".")[-1] for key in self.grid}
@@ -184,11 +176,7 @@ class Sweep(WithConflicts):
         }
 
     def config_of(self, setting: str, seed: int) -> TrainingConfig:
-        """The configuration of one setting and seed.
-
-        Raises:
-            InputError: If there is no such setting, or its changes cannot be made.
-        """
+        """The configuration of one setting and seed; raise if its changes are invalid."""
         changes = self.changes[check_choice("setting", setting, self.changes)]
         return apply_settings(self.base, [*changes, f"seed={seed}"])
 

@@ -18,7 +18,7 @@ from loopinterp.models import LoopedTransformer
 from loopinterp.models.checkpoints import check_tensors
 from loopinterp.models.layers import Softening
 from loopinterp.models.taps import recording_gradients
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, need
 from loopinterp.training.device import (
     ONE_PROCESS,
     Processes,
@@ -26,8 +26,7 @@ from loopinterp.training.device import (
     resolve_device,
     send,
     stream,
-    with_given_noise,
-    with_state_noise,
+    with_noise,
 )
 from loopinterp.training.objectives import Curriculum, answers_at, ask, learning_rate_factor
 from loopinterp.training.run import reading_counters
@@ -51,14 +50,6 @@ class _Ema:
     ``shadow <- decay_t * shadow + (1 - decay_t) * weights`` after each optimiser step, with
     ``decay_t = min(decay, (1 + t) / (10 + t))``, so that the random initial weights are
     forgotten at once.
-
-    Example:
-        >>> layer = torch.nn.Linear(1, 1, bias=False)
-        >>> ema = _Ema(layer, decay=0.0)
-        >>> _ = torch.nn.init.constant_(layer.weight, 5.0)
-        >>> ema.update()
-        >>> ema.shadow["weight"].item()
-        5.0
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -75,7 +66,7 @@ class _Ema:
         shadow: list[Tensor] = list(self.shadow.values())
         live: list[Tensor] = list(self._live.values())
         if unless is not None:
-            # A choice on the device, as nobody waits to learn whether the step was finite.
+            # A choice on the device, without waiting to learn whether the step was finite.
             live = [torch.where(unless, old, new) for old, new in zip(shadow, live)]
         average(shadow, live, torch.tensor(0))
         self.n_updates += 1
@@ -142,8 +133,8 @@ class Trainer(ShortRepr):
         """Draw a batch, descend once, and return the metrics.
 
         Raises:
-            InputError: If the loss or the gradient is not finite, where the weights are left as
-                the step before made them; or if a weight is not finite after the step.
+            InputError: If the loss, the gradient or a weight is not finite; the weights are then
+                those of the step before.
         """
         self.advance()
         return self.read()[-1]
@@ -151,8 +142,8 @@ class Trainer(ShortRepr):
     def advance(self) -> None:
         """A step whose metrics are read later: nothing waits for the device.
 
-        A step that is not finite changes no weight, and neither does any step after it;
-        :meth:`read` raises on it, and has to be called before a checkpoint is written.
+        After a step that is not finite no weight changes until :meth:`read` raises; call it before
+        a checkpoint is written.
         """
         with recording_gradients():
             self.optimiser.zero_grad(set_to_none=True)
@@ -169,13 +160,12 @@ class Trainer(ShortRepr):
         offset = self._position_offset()
         self.model.check_inputs(batch.inputs, position_offset=offset)
         questions = ask(config.objective, batch, self.generators["objective"])
-        ends, rows = questions.loops.amax(0), self.processes.rows
+        ends, rows = questions.loops.amax(0), slice(self.processes.rank, None, self.processes.count)
         if self.processes.count > 1:
-            if (least := int(ends.min())) < 1:
-                # Gradients are added up where all processes have them: every example runs a loop.
-                expected = "a loop at least of every example, where several processes train"
-                fix = "Set objective.n_loops, or train with one process."
-                raise InputError("n_loops", expected=expected, given=str(least), fix=fix)
+            # Gradients are added up where all processes have them: every example runs a loop.
+            expected = "a loop at least of every example, where several processes train"
+            fix = "Set objective.n_loops, or train with one process."
+            need(ends.min() > 0, "n_loops", expected, str(int(ends.min())), fix)
             questions = questions.share_of(rows)
         inputs = send(batch.inputs[rows], self.device)
         if isinstance(offset, torch.Tensor):
@@ -191,8 +181,7 @@ class Trainer(ShortRepr):
             n_steps=config.steps,
             curriculum_done_at=self.curriculum.done_at,
         )
-        for group in self.optimiser.param_groups:
-            group["lr"] = lr
+        self.optimiser.param_groups[0]["lr"] = lr
         targets = send(drawn.questions.targets[0], self.device)
         with torch.no_grad():
             right = (supervised.logits.argmax(-1) == targets) | (targets == IGNORE)  # [batch, pos]
@@ -231,8 +220,7 @@ class Trainer(ShortRepr):
         """Metrics of the steps since the last reading, in turn; the one wait for the device.
 
         Raises:
-            InputError: As :meth:`step`, at the first of them that is not finite; the weights are
-                those of the step before.
+            InputError: As :meth:`step`, at the first of them that is not finite.
         """
         unread, self._unread = self._unread, []
         metrics = []
@@ -247,7 +235,7 @@ class Trainer(ShortRepr):
         return metrics
 
     def averaged_model(self) -> LoopedTransformer:
-        """A copy of the model with the averaged weights, on the CPU: what is evaluated."""
+        """A copy of the model with the averaged weights, on the CPU."""
         model = LoopedTransformer(self.config.model)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -258,12 +246,11 @@ class Trainer(ShortRepr):
         """Everything that the next step depends on: tensors, and JSON as safetensors metadata.
 
         Raises:
-            InputError: If steps have been made that nobody has :meth:`read`.
+            InputError: If there are steps that :meth:`read` has not returned.
         """
-        if self._unread:
-            expected, fix = "steps that are known to be finite", "Call trainer.read() first."
-            got = f"{len(self._unread)} that have not been read"
-            raise InputError("training state", expected=expected, given=got, fix=fix)
+        expected, fix = "steps that are known to be finite", "Call trainer.read() first."
+        got = f"{len(self._unread)} that have not been read"
+        need(not self._unread, "training state", expected, got, fix)
         # Names as in the checkpoint's file: weights/, ema/, exp_avg/, exp_avg_sq/, random/.
         tensors = {f"weights/{k}": v for k, v in self.model.named_parameters()}
         tensors |= {f"ema/{k}": v for k, v in self.ema.shadow.items()}
@@ -323,12 +310,8 @@ class Trainer(ShortRepr):
     def _supervise(self, drawn: Drawn) -> Supervised:
         with self.autocast(), self._soft_signs():
             iteration = self._started(self.bind(drawn))
-            if self.config.state_noise and self.processes.count > 1:
-                iteration = with_given_noise(iteration, self._share_of_noise(drawn, iteration.h0))
-            elif self.config.state_noise:
-                iteration = with_state_noise(
-                    iteration, self.config.state_noise, self.generators["noise"]
-                )
+            if self.config.state_noise:
+                iteration = with_noise(iteration, self._noise_of(drawn, iteration.h0))
             return drawn.questions.score(answers_at(iteration, drawn.questions.loops))
 
     @contextmanager
@@ -362,21 +345,22 @@ class Trainer(ShortRepr):
         drawn = (example < everywhere) | ((example < everywhere + somewhere) & (place < 0.1))
         return replace(iteration, h0=code.state(2.0 * bits - 1).to(h).where(drawn[..., None], h))
 
-    def noise(self, like: Tensor, running: Iterable[int]) -> list[Tensor]:
-        """The noise before each loop, for the examples that run it, as :func:`with_state_noise`."""
+    def noise(self, like: Tensor, running: Iterable[int]) -> Iterator[Tensor]:
+        """The noise before each loop, for the examples that run it."""
         std, generator = self.config.state_noise, self.generators["noise"]
-        if not std:
-            return []
         kind = {"device": like.device, "dtype": like.dtype, "generator": generator}
-        return [std * torch.randn(n, *like.shape[1:], **kind) for n in running]
+        return (std * torch.randn(n, *like.shape[1:], **kind) for n in running if std)
 
-    def _share_of_noise(self, drawn: Drawn, like: Tensor) -> list[Tensor]:
+    def _noise_of(self, drawn: Drawn, like: Tensor) -> Iterator[Tensor]:
         """The rows of the whole batch's noise that belong to this process's examples."""
-        order = drawn.ends.argsort(descending=True, stable=True)  # as they run, the longest first
-        mine = (order % self.processes.count == self.processes.rank).nonzero()[:, 0]
         running = [int((drawn.ends >= loop).sum()) for loop in range(1, int(drawn.ends.max()) + 1)]
         noise = self.noise(like, running)
-        return [x[send(mine[mine < n], like.device)] for x, n in zip(noise, running)]
+        if self.processes.count == 1:
+            return noise
+        order = drawn.ends.argsort(descending=True, stable=True)  # as they run, the longest first
+        mine = (order % self.processes.count == self.processes.rank).nonzero()[:, 0]
+        # All of it is drawn, whatever this process runs: the streams stay in step.
+        return iter([x[send(mine[mine < n], like.device)] for x, n in zip(noise, running)])
 
     def _position_offset(self) -> int | Tensor:
         """Abacus positions start anywhere in training, so that all of the table is trained."""
@@ -402,11 +386,7 @@ class Trainer(ShortRepr):
             counts = {k: int((~x.isfinite()).sum()) for k, x in self.model.named_parameters()}
             name = next(name for name, count in counts.items() if count)
             what, got = f"weights {name} after step {step}", f"{counts[name]} that are not"
-        raise InputError(
-            what,
-            expected="finite numbers",
-            given=got,
-            fix=f"Lower optimiser.lr (now {self.config.optimiser.lr:g}), set optimiser.clip=1, or "
-            "train longer warm-up (optimiser.warmup_steps), in a new folder; what was saved "
-            "before this step is kept.",
-        )
+        fix = f"Lower optimiser.lr (now {self.config.optimiser.lr:g}), set optimiser.clip=1, or "
+        fix += "lengthen the warm-up (optimiser.warmup_steps), in a new folder; what was saved "
+        fix += "before this step is kept."
+        raise InputError(what, expected="finite numbers", given=got, fix=fix)

@@ -56,7 +56,7 @@ class Failure(NamedTuple):
 
 @settings
 class Card(Settings):
-    """What a model of the zoo is and does.
+    """A model of the zoo: its training and its accuracy.
 
     Attributes:
         note: What it is an example of, in a line.
@@ -64,12 +64,9 @@ class Card(Settings):
         changes: Settings that are not the recipe's, by dotted name.
         weights: Number of its weights.
         minutes: Time its training took, if that is known.
-        made_with: Versions and machine.
-        samples: Examples behind each share, at least.
+        samples: Least number of examples behind each share.
         exact_match: Share of examples that are wholly right, by input distribution, length (of
             those for which the model has positions), and loops beyond T(n); fewer where negative.
-        weights_sha256: Digest of its weights, as results have it.
-        config_sha256: Digest of its ``config.json``.
     """
 
     note: Line
@@ -85,7 +82,7 @@ class Card(Settings):
     config_sha256: str
 
     def lowest(self, length: int, extra_loop: int = 0) -> Lowest:
-        """The lowest exact match over the distributions at a length, and where it is."""
+        """The lowest exact match over the distributions at a length."""
         return lowest_of({d: by_n[length][extra_loop] for d, by_n in self.exact_match.items()})
 
     def worst(self, extra_loop: int = 0) -> dict[int, float]:
@@ -115,7 +112,7 @@ class Card(Settings):
         return table.rename_axis(index="length")
 
     def fails_at(self) -> list[Failure]:
-        """Where exact match falls under .9 first, and where a right answer is lost first."""
+        """The first lengths with exact match under .9, and at which a right answer is lost."""
         failures, least = [], 0.9  # least: exact match that does not count as a failure
         for distribution, by_length in self.exact_match.items():
             # Lengths at which T(n) loops do not suffice.
@@ -169,7 +166,7 @@ def make_entry(
         fix = "Go on with its training; or pass recipe=None, if it was trained elsewhere."
         raise InputError(what, expected="one that was trained to its end", given=got, fix=fix)
     changes: dict[str, Any] = {}  # dotted names with values that are not the recipe's
-    if recipe is not None:  # where it was trained changes nothing that is asked
+    if recipe is not None:  # the device is no setting of the recipe
         usual, changed = (flatten(c.to_dict()) for c in (get_recipe(recipe).config, run.config))
         changes = {k: v for k, v in changed.items() if k != "device" and usual.get(k, ...) != v}
     card = Card(
@@ -209,7 +206,6 @@ def measure_card(
             return False
         return True
 
-    # No model is asked after fewer than no loops.
     least = own_depth(model) or task.n_loops(run.cutoff)
     result = evaluate(
         model,

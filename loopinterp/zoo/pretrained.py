@@ -35,9 +35,8 @@ def load_pretrained(name: str, folder: str | Path | None = None) -> Run:
 
     Example:
         >>> run = load_pretrained("addition")
-        >>> model, task = run.model(), run.task()
-        >>> batch = task.encode([(27, 90)], n=8)
-        >>> right = model(batch.inputs).argmax(-1) == batch.targets
+        >>> batch = run.task().encode([(27, 90)], n=8)
+        >>> right = run.model()(batch.inputs).argmax(-1) == batch.targets
         >>> bool(right[batch.targets >= 0].all())
         True
     """
@@ -76,9 +75,6 @@ def load_pretrained(name: str, folder: str | Path | None = None) -> Run:
 def get_card(name: str) -> Card:
     """The card of a model of the zoo.
 
-    Raises:
-        InputError: If there is no model of that name.
-
     Example:
         >>> get_card("addition").recipe
         'addition'
@@ -91,8 +87,8 @@ def list_pretrained() -> pd.DataFrame:
     """The models of the zoo, one a row, by name.
 
     Columns: task; number of weights; greatest length in training; exact match at 1, 2, 4 and 8
-    times that, on the distribution where it is lowest (NaN without positions for them); the one
-    distribution that is lowest at the first of these lengths below 1, or ""; and a note.
+    times that, on the distribution where it is lowest (NaN without positions for them); that
+    distribution at the first of these lengths below 1, or ""; and a note.
 
     Example:
         >>> list_pretrained()["task"]["parity"]
@@ -104,7 +100,6 @@ def list_pretrained() -> pd.DataFrame:
     for name in _names():
         run, card = load_pretrained(name), get_card(name)
         worst = card.worst()
-        # The one distribution that is lowest at the first length below 1, if it is one.
         imperfect = next((n for n, share in worst.items() if share < 1), None)
         lowest = () if imperfect is None else card.lowest(imperfect).distributions
         exact = {f"exact_{k}x": worst.get(k * run.cutoff) for k in TIMES_THE_CUTOFF}

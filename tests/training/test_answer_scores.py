@@ -27,8 +27,8 @@ from loopinterp.tasks import (
 from loopinterp.training import TrainingConfig, calibrate_stopping, evaluate, operand_grid
 from loopinterp.training.answer_scores import (
     _best_line,
+    _right_by_example,
     _sees_answers,
-    _shares_right,
     constant_scores,
     perplexity_estimate,
     score,
@@ -69,7 +69,10 @@ def test_the_control_is_the_best_of_all_answers_that_read_nothing(
     targets = torch.randint(0, 3, (9, 4), generator=generator)
     targets[:, 0] = IGNORE
     every = [(IGNORE, *answer) for answer in itertools.product(range(3), repeat=3)]
-    result = [_shares_right(torch.tensor(answer).expand(9, 4), targets) for answer in every]
+    result = [
+        [float(x.double().mean()) for x in _right_by_example(torch.tensor(a).expand(9, 4), targets)]
+        for a in every
+    ]
     assert constant_scores(targets) == pytest.approx([max(x) for x in zip(*result)])
     # Wherever the answer starts: that it is closed by 2 is known, and whether it is 0 or 1 is not.
     closed = torch.tensor([[IGNORE, 0, 2, 2], [1, 2, 2, IGNORE], [IGNORE, 1, 2, 2]])

@@ -42,7 +42,8 @@ def trace_names(figure: Figure) -> set[str]:
 
 def test_perfect_models_reach_the_last_length() -> None:
     findings = made_up([[1.0, 1.0, 0.99], [1.0, 1.0, 1.0]]).findings()
-    assert [f.good for f in findings] == [True, True, True]
+    # A constant answer is right on full chains: no evidence.
+    assert [f.good for f in findings] == [True, True, None]
     assert [f.value for f in findings] == [
         "0.99 exact match",
         "0.99 exact match",
@@ -61,7 +62,7 @@ def test_failures_are_said_plainly() -> None:
     ]
     # The lowest share at each length, and the longest length that is answered well enough.
     assert all(part in findings[0].text for part in ("50%", "12", "30%", "96"))
-    assert "24, with 80%" in findings[1].text
+    assert "80%, at length 24" in findings[1].text
 
 
 def test_the_lowest_distribution_comes_first_and_ties_have_no_lowest() -> None:
@@ -78,13 +79,29 @@ def test_the_lowest_distribution_comes_first_and_ties_have_no_lowest() -> None:
 def test_the_figure_marks_the_training_cutoff_and_its_control() -> None:
     (figure,) = made_up([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]).figures()
     assert figure.section == "generalisation"
-    assert "longest in training" in str(figure.plot.to_dict()["layout"])
-    names = trace_names(figure)
-    assert {"random inputs", "full carry chains", "random: constant"} <= names
-    # A constant answer is right on full chains: the caption of the control has to say so.
-    assert "full carry chains" in figure.control and "alike" in figure.control
+    assert {line["x0"] for line in figure.plot.to_dict()["layout"]["shapes"]} == {12}
+    assert "longest in training" in figure.caption
+    drawn = figure.plot.to_dict()["data"]
+    assert trace_names(figure) == {"model", "constant answer"}
+    # A constant answer is right on full chains: it is no control there, which the words say.
+    assert {trace["xaxis"] for trace in drawn if trace["name"] == "constant answer"} == {"x"}
+    assert "full carry chains" in figure.control and "no evidence" in figure.control
     assert figure.data is not None
     assert len(figure.data) == 6
+
+
+def test_measures_that_say_no_more_than_exact_match_are_not_drawn() -> None:
+    def panels(result: EvaluationResult) -> int:
+        return result.figures()[0].plot.to_dict()["layout"]["meta"]["loopinterp"]["panels"]
+
+    assert panels(made_up([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])) == 2
+    assert panels(made_up([[1.0, 0.5, 1.0], [1.0, 1.0, 1.0]])) == 4
+
+
+def test_a_task_on_whose_inputs_a_constant_is_right_is_not_ticked() -> None:
+    result = made_up([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
+    result.data["constant_exact_match"][:] = 1.0
+    assert [f.good for f in result.findings()] == [None, None, None]
 
 
 def test_no_rule_is_said_to_see_less_than_it_does() -> None:

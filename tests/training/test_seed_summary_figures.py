@@ -61,7 +61,7 @@ def test_each_setting_is_a_line_with_its_band_along_length() -> None:
     np.testing.assert_allclose(band.y, [*(mean + 0.05), *(mean - 0.05)[::-1]])
     assert not traces(figure, "lines+markers", "broken"), "nothing is drawn"
     layout = figure.plot.to_dict()["layout"]
-    assert "longest in training" in str(layout) and layout["shapes"][0]["x0"] == 4
+    assert "longest in training" in figure.caption and layout["shapes"][0]["x0"] == 4
     assert figure.section == "generalisation" and "Does it matter?" in figure.caption
 
 
@@ -74,7 +74,7 @@ def test_along_loops_each_length_has_a_panel(show: dict[str, str], panels: int) 
     titles = {note.text for note in figure.plot.layout.annotations}
     kinds = ("random inputs", "full carry chains")
     assert {f"<b>{kind}, n = {n}</b>" for kind in kinds for n in (4, 8)} <= titles
-    assert "longest in training" not in str(figure.plot.layout)
+    assert "longest in training" not in figure.caption
 
 
 MANY = [f"s{k}" for k in range(12)]
@@ -107,7 +107,7 @@ def test_many_settings_are_small_multiples_a_panel_each() -> None:
     assert titled == ["xaxis8", "xaxis9", "xaxis10", "xaxis11"]
     assert {layout[f"yaxis{k}"]["range"][1] for k in ("", 2, 11)} == {1.04}
     assert {shape["x0"] for shape in layout["shapes"]} == {4} and len(layout["shapes"]) == 11
-    assert "dotted line" in figure.caption
+    assert "Dotted" in figure.caption
 
 
 def test_along_loops_many_settings_have_a_figure_for_each_kind_of_input() -> None:

@@ -7,49 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from loopinterp.core.errors import ConfigError
-from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
-from loopinterp.models.positions import attention_mask
-from loopinterp.tasks.task import IGNORE
 from loopinterp.training import Run, Trainer, TrainingConfig, train, train_seeds
-from loopinterp.training.objectives import Questions
 from loopinterp.training.seeds_together import (
-    _goes_by_key,
-    _PackedAttention,
-    _Packing,
     advance_together,
     read,
 )
 from tests.refusals import naming
-
-Lengths = list[list[tuple[int, int, int]]]
-
-
-def examples(most: int = 4) -> st.SearchStrategy[Lengths]:
-    """By seed and example: positions that are read, and two numbers of loops."""
-    one = st.tuples(st.integers(1, 5), st.integers(0, 4), st.integers(0, 4))
-    many = st.integers(1, most).flatmap(lambda n: st.lists(one, min_size=n, max_size=n))
-    return st.integers(1, most).flatmap(
-        lambda n: st.lists(st.lists(one, min_size=n, max_size=n), min_size=2, max_size=3)
-    ) | many.map(lambda rows: [rows, rows[::-1]])
-
-
-def questions_of(drawn: Lengths) -> list[Questions]:
-    """The first seed is asked twice, the others once; padding differs between seeds."""
-    questions = []
-    for seed, rows in enumerate(drawn):
-        width = max(length for length, *_ in rows) + seed
-        targets = torch.full((2, len(rows), width), IGNORE)
-        for row, (length, *_) in enumerate(rows):
-            targets[0, row, length - 1] = row
-        loops = torch.tensor([[a, b] for _, a, b in rows]).T
-        n_asks = 1 if seed else 2
-        questions.append(Questions(loops[:n_asks], targets[:n_asks]))
-    return questions
-
 
 NOPE = {"positions": "none", "relative_window": None, "attention_window": None}
 ABACUS = {
@@ -165,137 +130,3 @@ def test_runs_of_seeds_are_ordinary_runs(
 def test_seeds_are_some_and_differ(tiny: TrainingConfig, seeds: list[int], tmp_path: Path) -> None:
     with naming("seeds"):
         train_seeds(tiny, seeds, tmp_path)
-
-
-KINDS: dict[str, dict[str, Any]] = {
-    "key by key": {"attention_window": 2},
-    "key by key, bias": {"attention_window": 1, "positions": "relative", "relative_window": 1},
-    "squares": {},
-    "squares, window": {"attention_window": 2, "windowed_heads": 1},
-    "squares, bias": {"positions": "relative", "relative_window": 2},
-    "squares, FIRE": {"positions": "fire"},
-}
-
-
-def model_of(kind: str, seed: int) -> LoopedTransformer:
-    config = LoopedTransformerConfig(d_model=6, n_heads=2, d_vocab=6, d_vocab_out=2, **KINDS[kind])
-    return LoopedTransformer(config, seed=seed).double()
-
-
-def alone(model: LoopedTransformer, q: Any, k: Any, v: Any) -> torch.Tensor:
-    """``[head, pos, d_head]`` of one example, by the definition."""
-    n_pos = q.shape[1]
-    place, scores = torch.arange(n_pos), q @ k.transpose(1, 2) / 3**0.5
-    if model.relative_bias is not None:
-        scores = scores + model.relative_bias(place[None, :, None], place[None, None])[0]
-    allowed = attention_mask(model.config, n_pos, device=q.device)
-    return scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ v
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=5)
-@given(examples(3), st.booleans(), st.integers(0, 3))
-def test_each_example_attends_as_it_does_alone(
-    kind: str, drawn: Lengths, square: bool, loop: int
-) -> None:
-    questions = questions_of(drawn)
-    models = [model_of(kind, seed) for seed in range(len(questions))]
-    packing = _Packing.pack_questions(
-        questions, square=square and not _goes_by_key(models[0].config)
-    )
-    assume(loop < len(packing.running))
-    n_examples, n_places = packing.running[loop]
-    bound = [m.bind(torch.zeros(one.targets.shape[1:]).long()) for m, one in zip(models, questions)]
-    attend = _PackedAttention(models, bound, packing).of_loop(loop).attend
-    assert attend is not None
-    shape, generator = (4, len(models), 2, max(n_places), 3), torch.Generator().manual_seed(loop)
-    *qkv, g = torch.randn(shape, generator=generator, dtype=torch.float64).unbind(0)
-    weights = [x.requires_grad_() for x in qkv]
-    weights += [w for m in models if m.relative_bias for w in m.relative_bias.parameters()]
-    z, ours, theirs = attend(*qkv), [], []
-    for seed, model in enumerate(models):
-        for row in range(n_examples[seed]):
-            start, length = (int(x[seed, row]) for x in (packing.starts, packing.lengths))
-            places = slice(start, start + length)
-            expected = alone(model, *(x[seed, :, places] for x in qkv))
-            torch.testing.assert_close(z[seed, :, places], expected)
-            for z_of_seed, inputs in ((z[seed, :, places], ours), (expected, theirs)):
-                inputs.append((z_of_seed * g[seed, :, places]).sum())
-    gradients = [
-        torch.autograd.grad(
-            torch.stack(inputs).sum(), weights, retain_graph=True, materialize_grads=True
-        )
-        for inputs in (ours, theirs)
-    ]
-    torch.testing.assert_close(*gradients)
-
-
-@settings(max_examples=15)
-@given(examples())
-def test_a_row_has_each_position_once_and_those_that_run_first(drawn: Lengths) -> None:
-    questions = questions_of(drawn)
-    packing = _Packing.pack_questions(questions)
-    names = [  # of each position: its example, and its place there
-        torch.cartesian_prod(torch.arange(len(rows)), torch.arange(one.targets.shape[-1]))
-        .view(len(rows), -1, 2)
-        .double()
-        for rows, one in zip(drawn, questions)
-    ]
-    packed = packing.pack(names)
-    for seed, (rows, one) in enumerate(zip(drawn, questions)):
-        ends = one.loops.amax(0).tolist()
-        expected = [
-            [row, pos]
-            for row in sorted(range(len(rows)), key=lambda row: -ends[row])
-            for pos in range(rows[row][0])
-        ]
-        assert packed[seed, : len(expected)].tolist() == expected
-        for loop, (n_examples, n_places) in enumerate(packing.running, 1):
-            running = [row for row in range(len(rows)) if ends[row] >= loop]
-            assert n_examples[seed] == len(running)
-            assert n_places[seed] == sum(rows[row][0] for row in running)
-
-
-@settings(max_examples=15)
-@given(examples())
-def test_answers_are_found_where_they_were_asked_for(drawn: Lengths) -> None:
-    """Each state names its seed, loop, example and position; so do the answers."""
-    questions = questions_of(drawn)
-    packing = _Packing.pack_questions(questions)
-    example = packing.order.gather(1, packing.example)
-    at = torch.stack([example, packing.pos], -1).double()
-    n_places = [at.shape[1], *(max(places) for _, places in packing.running)]
-    seed = torch.arange(len(at)).double()[:, None, None].expand(-1, at.shape[1], 1)
-    states = [
-        torch.cat([seed[:, :n], torch.full_like(seed[:, :n], loop), at[:, :n]], -1)
-        for loop, n in enumerate(n_places)
-    ]
-    answers = packing.answers(states)
-    for seed, (rows, one) in enumerate(zip(drawn, questions)):
-        for ask, loops in enumerate(one.loops.tolist()):
-            for row, (length, *_) in enumerate(rows):
-                for pos in range(length):
-                    assert answers[seed, ask, row, pos].tolist() == [seed, loops[row], row, pos]
-
-
-@settings(max_examples=15)
-@given(examples())
-def test_noise_meets_the_examples_that_run_in_turn(drawn: Lengths) -> None:
-    questions = questions_of(drawn)
-    packing = _Packing.pack_questions(questions)
-    for loop, (n_examples, n_places) in enumerate(packing.running):
-        noise = [torch.randn(n, one.targets.shape[-1], 3) for n, one in zip(n_examples, questions)]
-        packed = packing.pack_noise(noise, loop)
-        for seed, noise_of_seed in enumerate(noise):
-            lengths = packing.lengths[seed, : len(noise_of_seed)].tolist()
-            rows = [row[:length] for row, length in zip(noise_of_seed, lengths)]
-            expected = torch.cat([*rows, torch.zeros(max(n_places) - n_places[seed], 3)])
-            assert torch.equal(packed[seed], expected)
-
-
-def test_a_square_that_is_nearly_full_is_run_whole() -> None:
-    nearly = [Questions(torch.ones(1, 8, dtype=torch.long), torch.zeros(1, 8, 9).long())]
-    nearly[0].targets[0, 0, -1] = IGNORE
-    assert not _Packing.pack_questions(nearly).is_square
-    packing = _Packing.pack_questions(nearly, square=True)
-    assert packing.is_square and packing.n_pos == 9
