@@ -39,7 +39,7 @@ from loopinterp.decompiler.evidence import PLANTED
 from loopinterp.programs import LoopProgram, equivalence, get_program
 from loopinterp.tasks import get_task
 
-FILE, PAGE = "decompiled_models.csv", "read-a-program.md"
+FILE, PAGE = "decompiled_models.csv", "results/programs.md"
 UNEXPLAINED = "decompiled_models_unexplained.csv"
 NEAR_MISSES_OF = "ripple"
 N = 6
