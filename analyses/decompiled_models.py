@@ -85,6 +85,11 @@ LONG_PROGRAMS = (
 KEY = ["kind", "model", "disguise"]
 WHAT = ("undisturbed", "1 loop later", "2 loops later", "at the end", "whole trajectory", "surely")
 TRAINED = (*WHAT, PLANTED, "farther")
+HEADINGS = {
+    "undisturbed": "clean runs",
+    "surely": "low end",
+    PLANTED: "whole trajectory, injected values",
+}
 
 
 def main() -> None:
@@ -240,7 +245,8 @@ def tables(found: pd.DataFrame) -> dict[str, str]:
             ["kind", "program", "models", "claimed", "seconds of one core", "why not"], rows
         ),
         "decompiled-trained": table(
-            ["model", "outcome", "cells", *TRAINED, "seconds of one core", "why not"],
+            ["model", "outcome", "cells", *(HEADINGS.get(what, what) for what in TRAINED),
+             "seconds of one core", "why not"],
             trained,
         ),
     }  # fmt: skip
