@@ -1,6 +1,6 @@
 """Which functions of TransformerLens work on a looped model: tried out, and written as a table.
 
-    python -m tests.models.transformer_lens_table      # writes it into docs/results/transformerlens.md
+    python -m tests.models.transformer_lens_table   # writes it into docs/results/transformerlens.md
 
 Each function runs on five models. On a plain looped model, with the weights of its final norm
 folded or not, its result must equal, to 1e-5, that on an untied GPT-2 in TransformerLens' bridge
