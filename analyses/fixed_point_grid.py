@@ -37,7 +37,7 @@ from loopinterp.models import LoopedModel
 from loopinterp.tasks import Batch
 from loopinterp.training import Run, Sweep, run_sweep
 
-FILE, PAGE = "fixed_point_grid.csv", "recall-and-norm.md"
+FILE, PAGE = "fixed_point_grid.csv", "results/recall-and-norm.md"
 EVALUATION = Path("results", "generalisation.safetensors")
 """What a cell that came to its end has."""
 
