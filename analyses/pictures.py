@@ -90,7 +90,7 @@ GALLERY = (
     Thumbnail(
         "basins", "basins", "Which limit does each initial state reach?", "finding-fixed-points"
     ),
-    Thumbnail("geometry", "geometry", "Which paths do states take?", "convergence-and-answers", 2),
+    Thumbnail("geometry", "geometry", "Which paths do states take?", "convergence-and-answers", 1),
     Thumbnail(
         "stabilisation",
         "stabilisation",

@@ -1,26 +1,20 @@
-r"""How much each edge matters, and which circuits of edges are enough.
+r"""Effects of edges, and circuits of edges.
 
-The effect of an edge is the change of the metric when its receiver sees what the sender writes in
-the source's run, as a share of the change from base to source. With w the weight of an edge (see
+The effect of an edge is the change of the metric when its receiver sees the sender's output of the
+source's run, as a share of the change from base to source. With w the weight of an edge (see
 :mod:`~loopinterp.edges.edge_runs`), 0 in the base's run,
 
 .. math::
     \text{exact}_{sr} = M(w_{sr} = 1) - M(0), \qquad
     \text{eap}_{sr} = \frac{\partial M}{\partial w_{sr}}(0)
 
-the second being the gradient at the receiver's input times the difference of what the sender
-writes. Norms between the two are differentiated where they stand.
+``eap_ig`` averages such gradients while the input goes from base to source. ``edge_ig`` averages
+them while the weights of all edges go from 0 to 1,
+:math:`\int_0^1 \partial M / \partial w_{sr}\,(t, …, t)\,dt`, so that all effects sum to the whole
+change. Thresholds are flat at both ends, where the gradient of ``eap`` is 0.
 
-``eap_ig`` is the mean of such gradients while the *input* goes from base to source; its effects of
-edges out of the input add up to the whole change. ``edge_ig`` is the mean while the weights of
-*all edges* go from 0 to 1 together,
-:math:`\int_0^1 \partial M / \partial w_{sr}\,(t, …, t)\,dt`; its effects of all edges add up to the
-whole change. Where units are flat at both ends, as thresholds are, a gradient at an end is 0; along
-the input's path only one of a chain of thresholds is crossed at a time, and what the chain carries
-is 0 again; between all edges' ends none is flat.
-
-A circuit is what the model does when all edges but its own carry the source's values. Its
-*faithfulness* is 1 for the whole graph, 0 for no edge:
+A circuit is the model with the source's values on all edges but its own. Its *faithfulness* is 1
+for the whole graph, 0 for no edge:
 
 .. math:: f(C) = \frac{m(C) - m(\varnothing)}{m(M) - m(\varnothing)}
 """
@@ -52,18 +46,11 @@ Method = Literal["exact", "eap", "eap_ig", "edge_ig"]
 CONTROLS = ("magnitude", "random")
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Shares of the edges at which MIB measures faithfulness."""
+"""Shares of the edges at which faithfulness is measured, as in MIB."""
 
 
 class EdgeEffects:
-    """Effects of the edges between the runs of two sets of inputs.
-
-    ``scored`` are the positions whose answers count, all if omitted; ``metric`` goes from logits to
-    a number for each example, by default the logit of the source's answer less that of the base's.
-
-    Raises:
-        InputError: The model answers all alike, or a metric without examples or gradients.
-    """
+    """Effects of the edges; ``scored`` and ``metric`` are as of :func:`.edge_study`."""
 
     def __init__(
         self,
@@ -99,27 +86,51 @@ class EdgeEffects:
 
     @torch.no_grad()
     def replaced(self, edges: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " batch"]:
-        """The effect of the source's values on some edges; all others as the run has them."""
+        """The effect of the source's values on some edges."""
         logits, _ = self._runs(edges.to(self.source), self.source)
         return (self.compared.by_example(logits) - self._at_base) / self._change
 
     def faithfulness(self, circuit: Bool[Tensor, "sender receiver"]) -> float:
-        """The share of the metric left when all other edges carry the source's values."""
+        """The share of the metric with the source's values on all other edges."""
         return 1 - float(self.replaced(~circuit).mean())
 
     def scores(
-        self, method: str, *, n_steps: int, generator: torch.Generator
+        self, method: str, *, n_steps: int = 10, generator: torch.Generator | None = None
     ) -> Float[Tensor, "sender receiver batch"]:
-        """Scores of single edges by any method or control; ``n_steps`` are points of each path."""
-        ways: dict[str, Callable[[], Tensor]] = {
-            "exact": self.exact,
-            "eap": self.eap,
-            "eap_ig": lambda: self.eap_ig(n_steps),
-            "edge_ig": lambda: self.edge_ig(n_steps),
-            "magnitude": self.magnitude,
-            "random": lambda: self.random(generator),
-        }
-        return ways[method]()
+        """Scores of single edges.
+
+        Args:
+            method: ``exact`` (a run for every edge), ``eap`` (arXiv 2310.10348), ``eap_ig``
+                (arXiv 2403.17806), ``edge_ig``; or the controls ``magnitude`` (norm of the sender's
+                output times norm of the weights that read it) and ``random`` (from 0 to 1).
+            n_steps: Points of each path.
+            generator: Draws random scores.
+        """
+        edges, change = self.graph.edges, self.source - self.base  # [sender, batch, pos, d_model]
+
+        def at_input(point: float) -> Tensor:
+            embedding = self.base[0] + point * change[0]
+            return self._gradient(0.0, change, added=True, embedding=embedding)
+
+        match method:
+            case "exact":
+                effects = self._at_base.new_zeros(*edges.shape, len(self._at_base))
+                for s, r in track(edges.nonzero().tolist(), "edge"):
+                    one = torch.zeros_like(edges)
+                    one[s, r] = True
+                    effects[s, r] = self.replaced(one)
+                return effects
+            case "eap":
+                return self._gradient(0.0, change, added=True)
+            case "eap_ig":
+                return _mean_along(at_input, n_steps)
+            case "edge_ig":
+                return _mean_along(lambda point: self._gradient(point, self.source), n_steps)
+            case "magnitude":
+                return self._magnitude()
+            case _:
+                drawn = torch.rand(edges.shape, generator=generator, dtype=torch.float64)
+                return drawn[..., None].expand(*drawn.shape, len(self._at_base))
 
     def tied(self, effects: Float[Tensor, "sender receiver batch"]) -> Float[Tensor, "tied batch"]:
         """Sums over the edges that are one tied edge."""
@@ -133,38 +144,10 @@ class EdgeEffects:
         numbers = track(range(len(self.graph.tied_edges)), "edge")
         return torch.stack([self.replaced(self.graph.tied_index == k) for k in numbers])
 
-    def exact(self) -> Float[Tensor, "sender receiver batch"]:
-        """Each edge by itself: a run for every edge."""
-        effects = self._at_base.new_zeros(*self.graph.edges.shape, len(self._at_base))
-        for s, r in track(self.graph.edges.nonzero().tolist(), "edge"):
-            one = torch.zeros_like(self.graph.edges)
-            one[s, r] = True
-            effects[s, r] = self.replaced(one)
-        return effects
-
-    def eap(self) -> Float[Tensor, "sender receiver batch"]:
-        """Gradients at the base (attribution patching of edges, arXiv 2310.10348)."""
-        return self._gradient(0.0, self.source - self.base, added=True)
-
-    def eap_ig(self, n_steps: int) -> Float[Tensor, "sender receiver batch"]:
-        """Mean of gradients at inputs between base and source (arXiv 2403.17806)."""
-        change = self.source - self.base  # [sender, batch, pos, d_model]; the input is the first
-
-        def at(point: float) -> Tensor:
-            embedding = self.base[0] + point * change[0]
-            return self._gradient(0.0, change, added=True, embedding=embedding)
-
-        return _mean_along(at, n_steps)
-
-    def edge_ig(self, n_steps: int) -> Float[Tensor, "sender receiver batch"]:
-        """Mean of gradients while all edges go from the run's own values to the source's."""
-        return _mean_along(lambda point: self._gradient(point, self.source), n_steps)
-
     @torch.no_grad()
-    def magnitude(self) -> Float[Tensor, "sender receiver batch"]:
-        """Control: norm of what is written times norm of the weights that read it."""
+    def _magnitude(self) -> Float[Tensor, "sender receiver batch"]:
         written = self.base.double().norm(dim=-1).mean(-1)  # [sender, batch]
-        read = []  # norms of the weights that each receiver reads the stream with
+        read = []  # norms of each receiver's input weights
         for k, slot in self.graph.receivers:
             reader = self.graph.readers[k]
             if not reader.section:
@@ -179,31 +162,25 @@ class EdgeEffects:
                 weights = [by_slot[slot]] if slot else by_slot.values()
                 # W_Q, W_K, W_V are [head, d_model, d_head].
                 read.append(torch.stack([weight[reader.head] for weight in weights]).norm())
-        # Size of what a sender writes times the reader's weights: [sender, receiver, batch].
         return written[:, None] * torch.stack(read).to(written)[:, None]
-
-    def random(self, generator: torch.Generator) -> Float[Tensor, "sender receiver batch"]:
-        """Control: scores drawn evenly from 0 to 1, the same for all examples."""
-        drawn = torch.rand(self.graph.edges.shape, generator=generator, dtype=torch.float64)
-        return drawn[..., None].expand(*drawn.shape, len(self._at_base))
 
     def _gradient(
         self, weight: float, values: Tensor, **options: Any
     ) -> Float[Tensor, "sender receiver batch"]:
-        """Gradient of the metric along each weight, by example, where all weights are alike."""
+        """Gradient of the metric in each weight, by example, where all weights are equal."""
         shape = (*self.graph.edges.shape, len(self._at_base))  # [sender, receiver, batch]
         weights = torch.full(shape, weight, dtype=self.base.dtype, device=self.base.device)
         weights.requires_grad_()
         with recording_gradients():
             logits, _ = self._runs(weights, values, **options)
-            # Examples do not meet: the gradient of the sum is that of each.
+            # Examples are independent: the gradient of the sum is that of each.
             total = self.compared.by_example(logits).sum()
         (gradient,) = torch.autograd.grad(total, weights)
         return gradient.double() / self._change
 
 
 def _mean_along(gradient: Callable[[float], Tensor], n_steps: int) -> Tensor:
-    """The mean of gradients at the middles of as many equal parts of a path from 0 to 1."""
+    """The mean of gradients at the middles of ``n_steps`` equal parts of a path from 0 to 1."""
     gradients = (gradient((k + 0.5) / n_steps) for k in track(range(n_steps), "step"))
     total = next(gradients)
     for more in gradients:
@@ -211,16 +188,10 @@ def _mean_along(gradient: Callable[[float], Tensor], n_steps: int) -> Tensor:
     return total / n_steps
 
 
-# Circuits
-
-
 def areas(
     faithfulness: Sequence[float] | np.ndarray, shares: Sequence[float] | np.ndarray = SHARES
 ) -> tuple[float, float]:
-    r"""CPR and CMD: the areas under f and under abs(1 - f) over the share of edges, by trapezoids.
-
-    Source: arXiv 2504.13151. Large CPR and small CMD are good; CPR above 1 says that circuits do
-    better than the model.
+    """CPR and CMD (arXiv 2504.13151): areas under f and abs(1 - f) over the share of edges.
 
     Example:
         >>> [round(area, 3) for area in areas([1.0] * 10)]
@@ -231,7 +202,7 @@ def areas(
 
 
 def top(scores: Float[Tensor, " edge"], count: int) -> Bool[Tensor, " edge"]:
-    """The edges of highest score; of equal ones, the first."""
+    """The ``count`` edges of highest score; of equal ones, the first."""
     chosen = torch.zeros(len(scores), dtype=torch.bool)
     chosen[scores.argsort(descending=True, stable=True)[:count].cpu()] = True
     return chosen
@@ -241,29 +212,29 @@ def top(scores: Float[Tensor, " edge"], count: int) -> Bool[Tensor, " edge"]:
 class Completeness:
     """Of a circuit C in the model M, for random halves K of it (arXiv 2211.00593)."""
 
-    without: float  # f(M without C): 0 if nothing else does what C does
+    without: float  # f(M without C): 0 if nothing else computes what C does
     mean_gap: float  # mean over K of |f(M without K) - f(C without K)|
     largest_gap: float
 
 
 class TiedCircuits:
-    """Circuits of tied edges: what they keep of the metric."""
+    """Circuits of tied edges, and their faithfulness."""
 
     def __init__(self, effects: EdgeEffects) -> None:
         self._effects = effects
         self._index, self._n = effects.graph.tied_index, len(effects.graph.tied_edges)
 
     def faithfulness(self, circuit: Bool[Tensor, " tied"]) -> float:
-        """Of the circuit of some tied edges."""
+        """The faithfulness of some tied edges."""
         # Index -1, where there is no edge, reads the last entry.
         unrolled = torch.cat([circuit, torch.zeros(1, dtype=torch.bool)])[self._index]
         return self._effects.faithfulness(unrolled)
 
     def pruned(self, threshold: float) -> Bool[Tensor, " tied"]:
-        """What is left when each edge in turn, from the readout back, is tried and let go.
+        """Greedy pruning of the edges in turn, from the readout back.
 
-        An edge goes if faithfulness, with all that went before it, then changes by less than the
-        threshold (ACDC, arXiv 2304.14997, with the metric in place of a divergence).
+        An edge is removed if that changes faithfulness by less than the threshold (ACDC, arXiv
+        2304.14997, with the metric in place of a divergence).
         """
         graph = self._effects.graph
         # Tied edges in the order of the last stage at which each is read.
@@ -276,14 +247,12 @@ class TiedCircuits:
         for edge in track(backwards, "edge"):
             circuit[edge] = False
             without = self.faithfulness(circuit)
-            if abs(now - without) < threshold:
-                now = without  # the edge stays out
-            else:
-                circuit[edge] = True
+            circuit[edge] = abs(now - without) >= threshold
+            now = now if circuit[edge] else without
         return circuit
 
     def minimality(self, circuit: Bool[Tensor, " tied"]) -> Float[Tensor, " tied"]:
-        """How much faithfulness each edge's loss costs a circuit; NaN of edges not in it."""
+        """Loss of faithfulness without each edge of a circuit; NaN for other edges."""
         full = self.faithfulness(circuit)
         cost = torch.full((self._n,), float("nan"), dtype=torch.float64)
         for edge in circuit.nonzero().flatten().tolist():
@@ -295,7 +264,7 @@ class TiedCircuits:
     def completeness(
         self, circuit: Bool[Tensor, " tied"], generator: torch.Generator
     ) -> Completeness:
-        """Whether the model without parts of a circuit does what the circuit without them does."""
+        """How far model and circuit differ without parts of the circuit."""
         every = torch.ones_like(circuit)
         gaps = []
         for _ in range(10):
@@ -305,7 +274,7 @@ class TiedCircuits:
         return Completeness(self.faithfulness(every & ~circuit), float(np.mean(gaps)), max(gaps))
 
     def at_random(self, count: int, generator: torch.Generator, draws: int = 10) -> list[float]:
-        """Control: faithfulness of as many edges, drawn at random."""
+        """Control: faithfulness of ``count`` random edges."""
         drawn = (
             torch.rand(self._n, generator=generator, dtype=torch.float32) for _ in range(draws)
         )

@@ -4,11 +4,9 @@ Receiver r sees of sender s
 
 .. math:: \text{seen}_{s \to r} = v_s + w_{s r} (d_s - v_s)
 
-with :math:`v_s` what s writes in this run, :math:`d_s` a value in its place (by default from the
-source's run), and w the weight of the edge: 0 is the run itself, 1 the value put in. The stream of
-r is then added up, injected into, and normed as the model does it. Path patching, circuits and the
-gradients of all edges are such runs with other weights. Receivers whose weights are the same share
-a stream.
+with :math:`v_s` the sender's output in this run, :math:`d_s` a value in its place (by default from
+the source's run), and w the weight of the edge. Path patching, circuits and gradients of edges are
+such runs with different weights. Receivers with equal weights share a stream.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from torch.nn.functional import linear
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError
 from loopinterp.edges.unrolled_graph import SLOTS, UnrolledGraph
-from loopinterp.interventions.base_and_source import check_run, given_pairs
+from loopinterp.interventions.base_and_source import given_pairs
 from loopinterp.models.taps import Tap
 from loopinterp.models.transformer import LoopedTransformer
 from loopinterp.models.weights import need_plain
@@ -42,7 +40,7 @@ class EdgeRuns:
         self.model, self.graph = model, graph
         bound = model.bind(inputs)
         self._context = bound.context
-        # Stopped before the prelude, a run gives the output of the input alone.
+        # A run that stops before the prelude gives the embedding.
         before = {"n_loops": 1, "stop_at_layer": 0}
         self._embedding: Tensor = model(inputs, **before) if model.config.n_prelude else bound.e
 
@@ -54,11 +52,10 @@ class EdgeRuns:
         added: bool = False,
         embedding: Float[Tensor, "batch pos d_model"] | None = None,
     ) -> tuple[Float[Tensor, "batch pos d_vocab_out"], Float[Tensor, "sender batch pos d_model"]]:
-        """One run: its logits, and the output of every sender.
+        """Logits of a run, and the output of every sender.
 
-        Without weights it is the model's own. At weight 1, receivers see the values in place of
-        (or ``added`` to) what senders write; weights where there is no edge are ignored. An
-        ``embedding`` takes the place of the inputs' own.
+        At weight 1, receivers see the values in place of (or ``added`` to) the senders' outputs;
+        without weights it is the model's own run. ``embedding`` replaces that of the inputs.
         """
         run = _Run(self.graph, weights, values, added=added)
         config, model = self.model.config, self.model
@@ -66,7 +63,7 @@ class EdgeRuns:
         e = run.seen([self._embedding if embedding is None else embedding])
         for layer in model.prelude:
             e, _ = self._layer(layer, run, e, None)
-        # Other initial states do not know the embedding, so one row is as good as all.
+        # Other initial states do not depend on the embedding, so that all rows are equal.
         h = e if config.initial_state == "embedding" else model.initial_state(e[0]).expand_as(e)
         for _ in range(self.graph.n_loops):
             h, e = run.alive(h), run.alive(e)
@@ -85,7 +82,7 @@ class EdgeRuns:
         return model.unembedding(h), torch.stack(run.outputs)
 
     def _layer(self, layer: Any, run: _Run, h: Tensor, e: Tensor | None) -> tuple[Tensor, Any]:
-        """The streams after a layer, as :class:`Layer` makes them of one; and the inputs beside."""
+        """The streams after a :class:`Layer`, and those of the injected input."""
         context = self._context.outside_the_loop() if e is None else self._context
         heads, tap = next(run.stages), _KeepZ()
         rows = {slot: [run.row(k, slot) for k in heads] for slot in SLOTS}
@@ -94,7 +91,7 @@ class EdgeRuns:
         else:
             # [head, batch, pos, d_model] -> [batch, pos, head, d_model]: a stream for each head.
             forks = [_read(layer, "1", h, e, rows[slot]).permute(1, 2, 0, 3) for slot in SLOTS]
-            # Queries, keys and values of all heads come from the forks: x gives but the shape.
+            # Queries, keys and values come from the forks; x only gives the shape.
             layer.attn(forks[0][:, :, 0], context, tap, forks)
         # z [batch, pos, head, d_head] through W_O [head, d_head, d_model], head by head.
         outputs = list(torch.einsum("bphd,hdm->hbpm", tap.z, layer.attn.W_O))
@@ -114,7 +111,7 @@ class EdgeRuns:
 def _read(
     layer: Any, sublayer: str, h: Tensor, e: Tensor | None, row: int | list[int]
 ) -> Float[Tensor, "*row batch pos d_model"]:
-    """What a sublayer reads of some streams: normed, with the input injected into it."""
+    """The input of a sublayer in some streams: normed, with injection."""
     norm, recall = getattr(layer, f"ln{sublayer}"), getattr(layer, f"recall{sublayer}")
     x = h[row] if norm is None or layer.norms_sum else norm(h[row])
     if e is None or not layer.injects:
@@ -123,7 +120,7 @@ def _read(
 
 
 class _KeepZ(Tap):
-    """Keeps the outputs of heads, before their output weights."""
+    """Keeps the outputs z of heads."""
 
     z: Float[Tensor, "batch pos head d_head"]
 
@@ -134,12 +131,11 @@ class _KeepZ(Tap):
 
 
 class _Run:
-    """The streams of one run: which receiver reads which, and what each sees of a sender.
+    """The streams of a run, ``[row, batch, pos, d_model]``, and the row of each receiver.
 
-    Streams are ``[row, batch, pos, d_model]``. Rows stand in the order in which they are read for
-    the last time; those that nobody will read again are dropped, so that row k of all is row
-    ``k - dropped``. ``stages`` gives the readers of each stage, as they come; ``outputs`` is what
-    each sender has written so far.
+    Rows are in the order of their last reading; those that nobody will read again are dropped, so
+    that row k is at ``k - dropped``. ``stages`` yields the readers of each stage; ``outputs`` are
+    those of the senders so far.
     """
 
     def __init__(
@@ -155,7 +151,7 @@ class _Run:
             is_edge = graph.edges.to(weights.device)
             weights = weights * (is_edge if weights.dim() == 2 else is_edge[..., None])
             if weights.requires_grad:
-                # A gradient is wanted for each receiver: none share a row.
+                # Each receiver has its own gradient, and so its own row.
                 row_of, self._weights = torch.arange(n), weights
             else:
                 self._weights, row_of = _distinct(weights)
@@ -172,13 +168,13 @@ class _Run:
         return (self._row[reader, ""] if row is None else row) - self._dropped
 
     def alive(self, h: Tensor) -> Float[Tensor, "row batch pos d_model"]:
-        """The streams that will be read again."""
+        """The rows that will be read again."""
         return h[self._dropped - self._n_rows :]
 
     def write(
         self, h: Tensor, e: Tensor | None, outputs: list[Tensor], bias: Tensor, norm: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """The streams after the next senders have written, and the injected inputs beside them."""
+        """The streams, and those of the injected input, after the next senders have written."""
         stage = self._graph.senders[len(self.outputs)].stage
         while self._dropped < self._n_rows - 1 and self._last[self._dropped] <= stage:
             self._dropped += 1
@@ -187,7 +183,7 @@ class _Run:
         return h, None if e is None else self.alive(e)
 
     def seen(self, outputs: list[Tensor]) -> Float[Tensor, "row batch pos d_model"]:
-        """The sum of what each stream sees of the next senders."""
+        """The sum of the next senders' outputs as each stream sees them."""
         first = len(self.outputs)
         self.outputs += outputs
         values = torch.stack(outputs)  # [sender, batch, pos, d_model]
@@ -206,7 +202,7 @@ class _Run:
 
 
 def _distinct(weights: Tensor) -> tuple[Tensor, Int[Tensor, " receiver"]]:
-    """The distinct columns of weights, and that of each receiver; in order of their last use."""
+    """The distinct columns of weights in order of last use, and the column of each receiver."""
     _, number = torch.unique(weights, dim=1, return_inverse=True)
     last: dict[int, int] = {int(row): at for at, row in enumerate(number.tolist())}
     order = {row: k for k, row in enumerate(sorted(last, key=lambda row: last[row]))}
@@ -225,15 +221,10 @@ def graph_of_pairs(
     split: bool,
     scored: Tensor | None = None,
 ) -> tuple[UnrolledGraph, Tensor, Tensor, Tensor | None]:
-    """The graph of the runs of base and source, their inputs, and the positions that may count.
-
-    Raises:
-        InputError: The inputs do not fit each other; the model is no ``LoopedTransformer``, has
-            gates or changed layers, or is not on the CPU.
-        HookError: Hooks are on: runs of edges fire none.
-    """
-    base, source, n_loops, scored = given_pairs(model, base, source, n_loops, scored)
-    check_run(model, base, source, source, "resid_pre")
+    """The graph of the runs of base and source, their inputs, and the positions to score."""
+    base, source, n_loops, scored = given_pairs(
+        model, base, source, n_loops, scored, component="resid_pre"
+    )
     if not isinstance(model, LoopedTransformer):
         actual = type(model).__name__
         fix = "Pass the LoopedTransformer inside it, or convert it with models.convert_model."
@@ -242,12 +233,12 @@ def graph_of_pairs(
         fix = "Study activations instead, with patching_sweep(component='attn_gate')."
     elif model.device.type != "cpu":
         actual = f"one on {model.device}"
-        fix = "Pass model.cpu(): scores of edges are not numbers elsewhere so far."
+        fix = "Pass model.cpu()."
     else:
         need_plain(model, "runs of edges")  # which take heads and neurons apart by their weights
         graph = UnrolledGraph(model.config, n_loops, neurons=neurons, split=split)
         return graph, base, source, scored
-    expected = "a LoopedTransformer on the CPU, whose heads and MLPs can be run one by one"
+    expected = "a LoopedTransformer on the CPU"
     raise InputError("model", expected=expected, given=actual, fix=fix)
 
 
@@ -264,33 +255,30 @@ def path_patching(
     neurons: Mapping[str, Sequence[int]] | None = None,
     n_loops: Loops | None = None,
 ) -> Float[Tensor, "batch pos d_vocab_out"]:
-    r"""Logits of the base's run, in which receivers see what senders write in the source's run.
+    r"""Logits of the base's run in which receivers see the senders' outputs of the source's run.
 
-    The path from a sender s to a receiver r is the residual stream alone, over as many loops as lie
-    between them: what r reads is computed again with
+    A path from a sender s to a receiver r is the residual stream, over all loops between them: r
+    is computed again with
 
     .. math:: \text{seen}_{s \to r} = s(\text{source})
 
-    and everything else that r sees as it is in the base's run. All others see of s what it writes
-    in the base's run. What comes after r then runs on. Components ``through`` which paths lead see
-    s too, and only receivers and one another see what they then write. For the effect on the
-    logits of a path that ends at r and goes on directly, let it go *through* r to ``readout``.
+    and its other inputs as in the base's run; components after r run on. Components ``through``
+    see s too, and only receivers and one another see their new output. For the direct effect of r
+    on the logits, go *through* r to ``readout``.
 
     Args:
         model: A ``LoopedTransformer``.
         base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
-        source: As many inputs of the same length, pair by pair.
-        senders: ``"input"`` (the embedding, wherever it is injected), heads, MLPs, or groups of
-            neurons: ``"3:block.0.head.1"`` at loop 3, ``"block.0.mlp"`` at all loops,
-            ``"coda.0.mlp"``, ``"block.0.carry"``.
-        receivers: The same, and ``"readout"``; ``"3:block.0.head.1.q"`` is what queries see.
+        source: As many inputs of the same length.
+        senders: ``"input"`` (the embedding), heads, MLPs, or groups of neurons:
+            ``"3:block.0.head.1"`` at loop 3, ``"block.0.mlp"`` at all loops, ``"block.0.carry"``.
+        receivers: The same, and ``"readout"``; ``"3:block.0.head.1.q"`` is a head's queries.
         through: Components between them.
         neurons: Groups of neurons by name, as :class:`UnrolledGraph` takes them.
-        n_loops: Loops of the run; T(n) by default, to be given with inputs alone.
+        n_loops: Loops of the run; T(n) by default, required for inputs alone.
 
     Raises:
-        InputError: Names that are not in the graph, receivers that no sender comes before, or
-            components to go through that stand after a receiver; a model with gates.
+        InputError: Unknown names or an impossible order of components, or a model with gates.
 
     Source: arXiv 2211.00593 and 2304.05969, with loops unrolled.
 
@@ -319,9 +307,9 @@ def path_patching(
     if wrong:
         raise InputError(
             "through",
-            expected="components that stand before all receivers, and are no senders",
+            expected="components before all receivers that are not senders",
             given=graph.senders[wrong[0]].name,
-            fix="Leave it out: what comes after a receiver runs on in any case.",
+            fix="Leave it out: components after a receiver run on in any case.",
         )
     names = {graph.senders[m].name for m in between}
     # Receivers on a path: the last ones, and those of the components between.
@@ -331,8 +319,8 @@ def path_patching(
     runs = EdgeRuns(model, graph, base)
     _, base_outputs = runs()
     _, source_outputs = EdgeRuns(model, graph, source)()
-    # Of the senders, the source's values go to receivers on the path; of components between, the
-    # base's go everywhere else, where their new ones should not.
+    # Receivers on the path see the source's values of senders; all others see the base's values
+    # of the components between.
     weights = torch.zeros(graph.edges.shape)
     weights[first] = on_path.float()
     weights[between] = (~on_path).float()

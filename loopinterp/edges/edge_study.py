@@ -1,10 +1,10 @@
-"""Edges of a looped model: how much each matters, and which are enough."""
+"""Edges of a looped model: their effects, and the circuits that they form."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from loopinterp.edges.edge_effects import (
     top,
 )
 from loopinterp.edges.edge_runs import graph_of_pairs
-from loopinterp.edges.known_edges import as_circuit, known_truths, ranking
+from loopinterp.edges.known_edges import as_circuit, recovery
 from loopinterp.edges.unrolled_graph import LAGS, TIED, UNROLLED, TiedEdge, UnrolledGraph
 from loopinterp.interventions.base_and_source import Metric
 from loopinterp.models.config import LoopedTransformerConfig
@@ -48,19 +48,19 @@ _TIED_EDGE = "tied_sender tied_receiver lag"
 class EdgeStudy(Result, kind="edges"):
     """The result of :func:`edge_study`.
 
-    Where there is no edge, arrays are NaN. ``magnitude`` and ``random``, on the axis of scores,
-    are controls. Effects are shares of the change of the metric from base to source; scores of the
-    controls have a scale of their own. A lag of 2 stands for all that are larger.
+    Effects are shares of the change of the metric from base to source, NaN where there is no edge.
+    The scores ``magnitude`` and ``random`` are controls, on scales of their own. Lag 2 stands for
+    all larger ones.
 
     Arrays:
-        effect: Of each edge of the unrolled graph, mean over examples.
-        size: Mean of absolute values: help in one example and harm in another do not cancel.
-        tied_effect: Of each edge of the tied block, at all loops at once, or summed over loops.
-        tied_size: Mean of absolute values.
+        effect: Effect of each edge of the unrolled graph, mean over examples.
+        size: Mean absolute effect over examples.
+        tied_effect: Effect of each tied edge, at all loops at once, or summed over loops.
+        tied_size: Mean absolute effect of each tied edge.
         faithfulness: Of the edges of highest score, in either graph, at MIB's shares of the edges.
-        curve: Of that many tied edges of highest score.
+        curve: Faithfulness of that many tied edges of highest score.
         pruned: 1 for tied edges that greedy pruning keeps, 0 for others.
-        minimality: Loss of faithfulness with each of those that were kept.
+        minimality: Loss of faithfulness without each edge that is kept.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -89,7 +89,7 @@ class EdgeStudy(Result, kind="edges"):
     config: LoopedTransformerConfig
 
     def to_dataframe(self, *names: str) -> pd.DataFrame:
-        """A row for each score and tied edge that there is, largest first; or the arrays named."""
+        """A row for each score and tied edge, largest first; or the arrays named."""
         if names:
             return super().to_dataframe(*names)
         table = super().to_dataframe("tied_effect", "tied_size").dropna()  # NaN: no edge
@@ -97,7 +97,7 @@ class EdgeStudy(Result, kind="edges"):
         return table.sort_values(["score", "size"], ascending=[True, False], ignore_index=True)
 
     def areas(self) -> pd.DataFrame:
-        """CPR and CMD of each graph and score, at MIB's shares; of tied edges, of the curve too."""
+        """CPR and CMD of each graph and score; of tied edges also of the curve."""
         import pandas as pd
 
         rows = []
@@ -117,11 +117,7 @@ class EdgeStudy(Result, kind="edges"):
         return pd.DataFrame(rows)
 
     def tied_edges(self, *, score: str | None = None, count: int | None = None) -> set[TiedEdge]:
-        """The tied edges that pruning kept; or the first ``count`` by a score.
-
-        Raises:
-            InputError: A score that was not asked for, or only one of the two.
-        """
+        """The tied edges that pruning kept; or the first ``count`` by a ``score``."""
         if (score is None) != (count is None):
             raise InputError(
                 "score and count",
@@ -142,7 +138,7 @@ class EdgeStudy(Result, kind="edges"):
         return {(sender, receiver, int(lag)) for sender, receiver, lag in ends}
 
     def circuit(self, *, score: str | None = None, count: int | None = None) -> Circuit:
-        """The same edges as a `Circuit`, to be drawn, saved or compared with a compiled one."""
+        """:meth:`tied_edges` as a `Circuit`, to be drawn, saved or compared with a compiled one."""
         return as_circuit(self.tied_edges(score=score, count=count), self.config)
 
 
@@ -153,12 +149,7 @@ def edge_study(
     source: Batch | Tensor,
     *,
     n_loops: Loops | None = None,
-    methods: Annotated[Sequence[Method], Field(min_length=1)] = (
-        "exact",
-        "eap",
-        "eap_ig",
-        "edge_ig",
-    ),
+    methods: Annotated[Sequence[Method], Field(min_length=1)] = get_args(Method),
     neurons: Mapping[str, Sequence[int]] | None = None,
     split: bool = False,
     n_steps: PositiveInt = 10,
@@ -172,13 +163,10 @@ def edge_study(
 ) -> EdgeStudy:
     r"""Score the edges between components, unrolled and tied, and choose circuits by the scores.
 
-    An edge's effect is the change of the metric when its receiver sees what its sender writes in
-    the source's run, as a share of :math:`M_\text{source} - M_\text{base}`. ``exact`` makes that
-    run, for tied edges at all loops at once; ``eap`` is its gradient, ``eap_ig`` and ``edge_ig``
-    are mean gradients along two paths (:mod:`~loopinterp.edges.edge_effects`). Norm of what is
-    written times norm of the weights that read it (``magnitude``) and random scores are controls.
-    Circuits of the edges of highest score, and those that greedy pruning leaves of the tied graph,
-    are run with the source's values on all other edges.
+    Effects are those of :mod:`~loopinterp.edges.edge_effects`: ``exact`` by a run (for tied edges
+    at all loops at once), ``eap``, ``eap_ig`` and ``edge_ig`` by gradients. Norms (``magnitude``)
+    and random scores are controls. Circuits are those of the edges of highest score, and of the
+    tied edges that greedy pruning keeps.
 
     Args:
         model, base, source, n_loops, neurons: As of :func:`path_patching`.
@@ -186,16 +174,16 @@ def edge_study(
         n_steps: Points of each path.
         unrolled_exact: Whether each edge of the unrolled graph is run too: many runs.
         rank_by: Edges are chosen by mean absolute effect over examples (``size``), or by the
-            absolute value of the mean (``effect``), as is published.
-        threshold: The change of faithfulness below which pruning lets an edge go.
-        curve_points: Numbers of tied edges at which faithfulness is measured, at most.
-        scored: Positions ``[batch, pos]`` whose answers count; by default those at which the
-            batches ask for something, or all of inputs alone.
+            absolute value of the mean (``effect``), as published.
+        threshold: The change of faithfulness below which pruning removes an edge.
+        curve_points: Most numbers of tied edges at which faithfulness is measured.
+        scored: Positions ``[batch, pos]`` whose answers count; by default the asked ones, or all of
+            inputs alone.
         metric: From logits to one number for each example ``[batch]``; by default the logit of the
             source's answer less that of the base's.
 
     Raises:
-        InputError: The model has gates, or answers base and source alike.
+        InputError: A model with gates, or equal answers of base and source.
 
     Source: EAP arXiv 2310.10348, EAP-IG 2403.17806, pruning 2304.14997, CPR and CMD 2504.13151.
 
@@ -211,7 +199,7 @@ def edge_study(
         model, base, source, n_loops=n_loops, neurons=neurons, split=split, scored=scored
     )
     if unrolled_exact and "exact" not in methods:
-        expected, fix = "false where 'exact' is none of the methods", "Add 'exact' to methods."
+        expected, fix = "False without the method 'exact'", "Add 'exact' to methods."
         raise InputError("unrolled_exact", expected=expected, given="True", fix=fix)
     names = list(dict.fromkeys(methods))
     about = {"study": "edges", "n_loops": graph.n_loops, "methods": names, "n_steps": n_steps}
@@ -265,14 +253,13 @@ def edge_study(
 def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFrame:
     """AUROC and average precision of every score and control, against a known circuit.
 
-    There is a row for each graph, score, truth and what it is ranked by (``size`` or ``effect``).
-    Edges of wiping (see :func:`.wiping_edges`) have effects, and no part in the program. So there
-    are three truths: ``program``, with those edges left out; ``program, wiping wrong``, where they
-    count as edges that should not have been found; and ``program or wiping``, whatever carries
-    anything. An edge of the unrolled graph is true where its tied edge is.
+    A row for each graph, score, truth and ranking (by ``size`` or ``effect``). Edges of wiping
+    (:func:`.wiping_edges`) have effects, but no part in the program: the truth ``program`` leaves
+    them out, ``program, wiping wrong`` counts them as wrong, ``program or wiping`` as true. An edge
+    of the unrolled graph is true if its tied edge is.
 
     Raises:
-        InputError: The circuit has edges that are not in the graph: it is another model's.
+        InputError: The circuit of another model.
     """
     import pandas as pd
 
@@ -286,9 +273,10 @@ def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFram
             columns = ["sender", "receiver", *(["lag"] if graph == TIED else [])]
             edges = list(scored[columns].itertuples(index=False, name=None))
             edges = edges if graph == TIED else [run.tied_edges[tied_of[edge]] for edge in edges]
-            truths = known_truths(edges, known, among=run.tied_edges, neurons=bool(result.neurons))
+            options = {"among": run.tied_edges, "neurons": bool(result.neurons)}
             for by in ("size", "effect"):
-                for row in ranking(scored[by].abs().to_numpy(), truths):
+                sizes = scored[by].abs().to_numpy()
+                for row in recovery(sizes, edges, known, **options):
                     rows.append({"graph": graph, "score": score, "by": by, **row})
     columns = ["graph", "score", "truth", "by", "auroc", "average_precision", "n_true", "n_edges"]
     return pd.DataFrame(rows, columns=columns)
@@ -301,7 +289,7 @@ def _scores(
     unrolled_exact: bool,
     g: torch.Generator,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Effects by name, of edges ``[sender, receiver, batch]`` and of tied ones ``[tied, batch]``.
+    """Effects of edges ``[sender, receiver, batch]`` and of tied ones ``[tied, batch]``.
 
     Exact ones of single edges are NaN unless asked for.
     """
@@ -309,10 +297,12 @@ def _scores(
     for name in names:
         if name == "exact":
             tied.append(effects.exact_tied())
-            nothing = tied[-1].new_full((*effects.graph.edges.shape, tied[-1].shape[-1]), np.nan)
-            unrolled.append(effects.exact() if unrolled_exact else nothing)
-        else:
+        if name != "exact" or unrolled_exact:
             unrolled.append(effects.scores(name, n_steps=n_steps, generator=g))
+        else:
+            shape = (*effects.graph.edges.shape, tied[-1].shape[-1])
+            unrolled.append(tied[-1].new_full(shape, np.nan))
+        if name != "exact":
             tied.append(effects.tied(unrolled[-1]))
     return unrolled, tied
 
@@ -355,19 +345,18 @@ def _circuit_arrays(
     def ranked(x: Tensor) -> Tensor:
         return x.mean(-1).abs() if rank_by == "effect" else x.abs().mean(-1)
 
-    of_tied = [
-        [circuits.faithfulness(top(scores, int(share * len(scores)))) for share in SHARES]
-        for scores in track([ranked(x) for x in tied], "tied circuits")
-    ]
-    of_unrolled = []
-    for x in track(unrolled, "circuits"):
-        scores = ranked(x)[edges]
-        row = [float("nan")] * len(SHARES)  # of exact effects that were not asked for
-        for k, share in enumerate(SHARES if not scores.isnan().any() else ()):
-            chosen = torch.zeros_like(edges)
-            chosen[edges] = top(scores, int(share * len(scores)))
-            row[k] = effects.faithfulness(chosen)
-        of_unrolled.append(row)
+    def at_shares(scores: Tensor, faithfulness: Callable[[Tensor], float]) -> list[float]:
+        if scores.isnan().any():  # exact effects that were not asked for
+            return [float("nan")] * len(SHARES)
+        return [faithfulness(top(scores, int(share * len(scores)))) for share in SHARES]
+
+    def of_edges(chosen: Bool[Tensor, " edge"]) -> float:
+        circuit = torch.zeros_like(edges)
+        circuit[edges] = chosen
+        return effects.faithfulness(circuit)
+
+    of_tied = [at_shares(ranked(x), circuits.faithfulness) for x in track(tied, "tied circuits")]
+    of_unrolled = [at_shares(ranked(x)[edges], of_edges) for x in track(unrolled, "circuits")]
     curve = [
         [circuits.faithfulness(top(ranked(x), k)) for k in counts] for x in track(tied, "curve")
     ]

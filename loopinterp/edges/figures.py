@@ -11,13 +11,7 @@ from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.edges.edge_effects import CONTROLS
 from loopinterp.edges.edge_study import EdgeStudy
-from loopinterp.edges.unrolled_graph import (
-    INPUT,
-    READOUT,
-    TIED,
-    TiedEdge,
-    without_slot,
-)
+from loopinterp.edges.unrolled_graph import INPUT, READOUT, TIED, TiedEdge, without_slot
 from loopinterp.figures import (
     CircuitGraph,
     GraphEdge,
@@ -30,86 +24,84 @@ from loopinterp.figures import (
 
 @findings_of.register
 def _(result: EdgeStudy) -> list[Finding]:
-    """What pruning left, beside as many edges at random."""
     n, n_kept = int(result.data["pruned"].count()), int(result.data["pruned"].sum())
     f = result.pruned_faithfulness
     text = (
-        f"{n_kept} of {n} edges between components keep {percent(f)} of the {result.metric} when "
-        f"all others carry another input's values; {n_kept} edges drawn at random keep "
-        f"{percent(result.random_faithfulness)}. Without the {n_kept}, the rest of the model keeps "
-        f"{percent(result.completeness.without)}."
+        f"{n_kept} of {n} edges keep {percent(f)} of the {result.metric} with another input's "
+        f"values on all others. As many edges at random keep {percent(result.random_faithfulness)};"
+        f" all edges but the {n_kept} keep {percent(result.completeness.without)}."
     )
-    return [Finding(text, value=f"{n_kept} of {n}", label="edges that are enough")]
+    return [Finding(text, value=f"{n_kept} of {n}", label="sufficient edges")]
 
 
 @figures_of.register
 def _(result: EdgeStudy) -> list[Figure]:
-    """Scores of tied edges, faithfulness by share of edges, and the pruned circuit."""
     best = _best(result)
     lags = {"within a loop": 0, "to the next loop": 1, "over two loops or more": 2}
     sizes = result.data["tied_size"].sel(score=best)
     panels = {words: sizes.sel(lag=lag, drop=True) for words, lag in lags.items()}
+    largest = float(sizes.max())
     scores = Figure(
         title=f"Edges between components, scored by {best}",
         plot=heatmap_panels(
-            {name: panel for name, panel in panels.items() if panel.notnull().any()},
+            # Lags without a visible effect are left out.
+            {name: x for name, x in panels.items() if float(x.max()) >= 0.01 * largest},
             value_title="share of the change",
+            scale="mass",
+            value_range=(0, largest or 1),
             x_title="receiver",
             y_title="sender",
         ),
         caption=(
-            "How much the metric changes when the receiver sees what the sender writes on another "
-            "input, in shares of the change between the two inputs; mean of absolute values over "
-            "examples, summed over loops. Empty: no edge."
+            "Change of the metric when the receiver sees the sender's output on another input, as "
+            "a share of the change between the two inputs. Mean absolute value over examples, "
+            "summed over loops; lags with less than 1% of the largest are left out."
         ),
-        control="The data has the scores of both controls, norms and random numbers, beside them.",
+        control="The data has the scores of both controls, norms and random numbers.",
         data=result.to_dataframe(),
     )
     f = result.data["faithfulness"].sel(graph=TIED)
     names = f["score"].values.tolist()
     lines = [Series.of(name, f.sel(score=name), control=name in CONTROLS) for name in names]
     faithfulness = Figure(
-        title="What the edges of highest score keep of the metric",
+        title="Faithfulness of the edges of highest score",
         plot=line_figure(lines, x_title="share of edges", y_title="faithfulness", x_log=True),
         caption=(
             "The base's run with another input's values on all edges but those of highest score: "
             "1 is the model's own metric, 0 that of the other input."
         ),
-        control="Edges chosen by the norms of what is written and read, and at random.",
+        control="Edges chosen by norms (magnitude) and at random.",
         data=result.areas(),
     )
     return [scores, faithfulness, *([_circuit(result)] if result.tied_edges() else [])]
 
 
 def _best(result: EdgeStudy) -> str:
-    """The scores that figures show."""
     scores = result.data["score"].values.tolist()
     return "edge_ig" if "edge_ig" in scores else scores[0]
 
 
 def _circuit(result: EdgeStudy) -> Figure:
     return Figure(
-        title="The circuit that pruning leaves",
+        title="The pruned circuit",
         plot=edge_graph(result),
         caption=(
-            "Components and what each brings to which, within a loop and to the next one (around "
-            "the block). An edge is as wide as what changes without it, dashed where it works "
-            f"against the answer. The circuit's faithfulness is {result.pruned_faithfulness:.2f}."
+            "Edges between components, within a loop and to the next one (around the block). "
+            "Width: effect of the edge; dashed: against the answer. Faithfulness of the circuit: "
+            f"{result.pruned_faithfulness:.2f}."
         ),
-        control=(
-            f"As many edges at random have a faithfulness of {result.random_faithfulness:.2f}."
-        ),
+        control=f"As many edges at random: faithfulness {result.random_faithfulness:.2f}.",
     )
 
 
 def edge_graph(result: EdgeStudy, edges: Iterable[TiedEdge] | None = None) -> CircuitGraph:
-    """The graph of some tied edges, each as wide as its score, that of ``edge_ig`` if there is one.
+    """The graph of some tied edges, each as wide as its score (of ``edge_ig`` if available).
 
     Args:
-        edges: Sender, receiver and lag of each; those that pruning kept by default.
+        edges: Sender, receiver and lag of each; by default those that pruning kept.
 
     Raises:
-        InputError: An edge that the study does not have.
+        InputError: An edge that is not in the study.
     """
     best = _best(result)
     table = result.to_dataframe()
@@ -136,7 +128,7 @@ def edge_graph(result: EdgeStudy, edges: Iterable[TiedEdge] | None = None) -> Ci
             words = f"without the edge to {reader}, faithfulness loses {float(minimal):.3f}"
             facts = (*nodes[sender].facts, ("Ablation", words))
             nodes[sender] = replace(nodes[sender], facts=facts)
-    title = f"{'what pruning left' if edges is None else 'edges'}, scored by {best}"
+    title = f"{'pruned circuit' if edges is None else 'edges'}, scored by {best}"
     return CircuitGraph(title, tuple(nodes.values()), tuple(links))
 
 
@@ -149,6 +141,7 @@ def _node(name: str) -> GraphNode:
     head = re.fullmatch(r"head\.(\d+)", rest)
     kind = "head" if head else "neurons"
     label = f"head {layer}.{head[1]}" if head else f"MLP {layer}" if rest == "mlp" else rest
+    label = label if section == "block" else f"{section} {label}"
     stage = 2 * int(layer) + (not head)
     note = "" if head or rest == "mlp" else f"neurons of MLP {layer}"
     part = {"prelude": "prelude", "block": "loop", "coda": "readout"}[section]

@@ -1,18 +1,16 @@
 """True edges of compiled models, scores of edges against them, and edges as a `Circuit`.
 
-A compiled model's `Circuit` leads from features to what reads them and on to what that writes.
-Here each pair of a writer and a reader of one feature becomes an edge between two components, with
-the lag of its tied edge: 1 through a variable, which the next loop reads, 0 through all else.
+A compiled model's `Circuit` has edges between components and features. Here each writer and reader
+of a feature are the ends of an edge, with the lag of its tied edge: 1 through a variable, else 0.
 
-There are other edges in the stream than the program has. A component's output is there for every
-later reader of the same direction, also after another component has wiped it: a direct path sees
-the first write without the second. These are the edges of *wiping*: real, in pairs that cancel, and
-no part of what the program computes.
+A component's output stays in the stream for all later readers of its direction, also after another
+component has wiped it. These edges of *wiping* have effects, in pairs that cancel, and no part in
+the program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -41,21 +39,20 @@ from loopinterp.edges.unrolled_graph import (
 if TYPE_CHECKING:
     from loopinterp.models.config import LoopedTransformerConfig
 
-_OVERLAP = 0.1
-"""Components that read less than this of a direction, where 1 is all of it, do not read it."""
+_OVERLAP = 0.1  # least share of a direction that a component reads
 
 _SECTIONS = {"prelude": 0, "block": 1, "coda": 2}
 
 
 def program_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[TiedEdge]:
-    """The edges by which a program's values go from component to component.
+    """The edges that carry a program's values between components.
 
-    Readers of positions alone, or of a variable's first value where that is a constant, are left
-    out: no interchange of inputs of one length shows such an edge.
+    Readers of positions alone, or of a constant initial value of a variable, are left out: no
+    interchange of inputs of one length has an effect there.
 
     Args:
-        known: A compiled model with its circuit; or a circuit that :func:`as_circuit` made.
-        neurons: Whether groups of neurons are components, under their names; else each MLP is one.
+        known: A compiled model; or a circuit from :func:`as_circuit`.
+        neurons: Whether groups of neurons are components, under their names, instead of MLPs.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -64,14 +61,13 @@ def program_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[Ti
         [('block.0.head.0', 'block.0.mlp', 0), ('block.0.mlp', 'block.0.head.0', 1)]
     """
     wires = _Wires(known, neurons=neurons)
-    # Variables that the block writes again at every loop.
     rewritten = {f.id for sender, f in wires.writes if sender.startswith("block")}
     return {
         (sender, reader, lags[0])
         for (sender, f), (g, reader) in product(wires.writes, wires.reads)
         if f.id == g.id
         and (lags := _lags(f, sender, reader))
-        # A variable that a loop has rewritten is no longer the first value after the loop.
+        # A rewritten variable no longer has its initial value after the loop.
         and not (
             f.id in rewritten
             and sender.startswith((INPUT, "prelude"))
@@ -81,12 +77,11 @@ def program_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[Ti
 
 
 def wiping_edges(known: Compiled | Circuit, *, neurons: bool = False) -> set[TiedEdge]:
-    """The edges of the stream that carry what has been wiped, what wipes it, or is to be wiped.
+    """The edges of wiping: of a wiped feature's writer, and of the neurons that wipe it.
 
-    Scratch is wiped by the layer that reads it last, variables by the block's last layer. Its
-    writer and the neurons that wipe are seen by all later readers of the direction, of the same
-    feature or of another that stands there later. No edge is of the program too. Arguments are
-    those of :func:`program_edges`.
+    Scratch is wiped by the layer that reads it last, variables by the block's last layer. All later
+    readers of the direction see both. Arguments are those of :func:`program_edges`, whose edges are
+    not among them.
     """
     wires = _Wires(known, neurons=neurons)
     writes, reads = [*wires.writes, *wires.wipes], [*wires.reads, *((f, w) for w, f in wires.wipes)]
@@ -105,12 +100,11 @@ def as_circuit(
     """Edges between components as a `Circuit`, to be drawn, saved, unrolled and compared.
 
     An edge within a loop carries a scratch feature of its sender; an edge to a later loop, or out
-    of the loop, carries a variable: the sender's state. Edges over two loops or more become those
-    to the next one, and those out of the loop those of the last one. The circuit has no directions,
-    and its selectors no meaning.
+    of the loop, a variable. Edges over two loops or more become edges to the next one. The circuit
+    has no directions, and its selectors no meaning.
 
     Raises:
-        InputError: An edge with an end that is no component, or a lag other than 0, 1 or 2.
+        InputError: An end that is no component, or a lag other than 0, 1 or 2.
 
     Example:
         >>> from loopinterp.models import LoopedTransformerConfig
@@ -163,21 +157,20 @@ def as_circuit(
     )
 
 
-def known_truths(
+def recovery(
+    sizes: np.ndarray,
     edges: Sequence[TiedEdge],
     known: Compiled | Circuit,
     *,
     among: Iterable[TiedEdge],
     neurons: bool = False,
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Truth -> which of some edges count, and which of all are true.
+) -> Iterator[dict[str, Any]]:
+    """AUROC and average precision of scores, a row for each truth of :func:`.edges_recovered`.
 
-    ``program`` leaves edges of wiping out, ``program, wiping wrong`` counts them as wrong, and
-    ``program or wiping`` as true. ``among`` are all tied edges of the model.
-
-    Raises:
-        InputError: The circuit has edges that are not among them: it is another model's.
+    ``among`` are all tied edges of the model.
     """
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
     program = program_edges(known, neurons=neurons)
     wiping = wiping_edges(known, neurons=neurons)
     if not program or not program < {_of_component(edge) for edge in among}:
@@ -190,23 +183,15 @@ def known_truths(
     tied = [_of_component(edge) for edge in edges]
     true = np.array([edge in program for edge in tied], dtype=bool)
     wipes = np.array([edge in wiping for edge in tied], dtype=bool)
-    every = np.ones_like(true)
-    return {
+    # Edges that count, and those that are true.
+    truths = {
         "program": (~wipes | true, true),
-        "program, wiping wrong": (every, true),
-        "program or wiping": (every, true | wipes),
+        "program, wiping wrong": (slice(None), true),
+        "program or wiping": (slice(None), true | wipes),
     }
-
-
-def ranking(
-    sizes: np.ndarray, truths: Mapping[str, tuple[np.ndarray, np.ndarray]]
-) -> Iterator[dict[str, Any]]:
-    """AUROC and average precision of scores, one row for each truth."""
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
-    for truth, (counted, true) in truths.items():
-        ranked, right = sizes[counted], true[counted]
-        # Scores smaller than rounding count as 0: rounding has an order too.
+    for truth, (counted, right) in truths.items():
+        ranked, right = sizes[counted], right[counted]
+        # Rounding has an order too: smaller scores count as 0.
         ranked = np.where(ranked > ROUNDING * ranked.max(), ranked, 0.0)
         yield {
             "truth": truth,
@@ -223,22 +208,19 @@ def _of_component(edge: TiedEdge) -> TiedEdge:
 
 
 class _Wires:
-    """Who writes, reads and wipes which feature, by the names of components.
-
-    ``writes`` and ``wipes`` are pairs (component, feature), ``reads`` (feature, component).
-    """
+    """Pairs (component, feature) of ``writes`` and ``wipes``; ``reads`` the other way round."""
 
     def __init__(self, known: Compiled | Circuit, *, neurons: bool) -> None:
         if not isinstance(known, (Compiled, Circuit)):
             raise InputError(
                 "known",
-                expected="a compiled model with its circuit, or a circuit",
+                expected="a compiled model, or a circuit",
                 given=type(known).__name__,
-                fix="Pass what compile_program gives, or what as_circuit does.",
+                fix="Pass the result of compile_program, or of as_circuit.",
             )
         self._circuit = circuit = known.circuit if isinstance(known, Compiled) else known
         features = {f.id: f for f in circuit.features}
-        # A group of a circuit that as_circuit made is a component as it is.
+        # Groups of circuits from as_circuit are components.
         mlp = {
             g.id: g.id if neurons or g.how == "found" else f"{g.section}.{g.layer}.mlp"
             for g in circuit.neurons
@@ -273,10 +255,10 @@ class _Wires:
         ]
 
     def overlap(self, f: FeatureNode, g: FeatureNode) -> bool:
-        """Whether readers of g see what has been written as f."""
+        """Whether readers of g see f."""
         if f.id == g.id:
             return True
-        # [direction of g, direction of f]: how much of f each reading direction of g sees.
+        # Share of each direction of f that each direction of g reads, [of g, of f].
         read = self._circuit.directions[g.id].read @ self._circuit.directions[f.id].write.mT
         return bool((read.abs() > _OVERLAP).any())
 
@@ -295,10 +277,7 @@ def _parsed(component: str) -> tuple[str, int, list[str]]:
 
 
 def _lags(feature: FeatureNode, sender: str, reader: str) -> tuple[int, ...]:
-    """The lags at which a reader sees what a sender has written as a feature, the first one first.
-
-    The recall keeps variables, and nothing else, from one loop to the next.
-    """
+    """The lags at which a reader sees a sender's feature; only variables outlast a loop."""
     if sender == INPUT:
         return (0,)
     section, layer, part = _parsed(sender)

@@ -1,4 +1,4 @@
-"""The graph of a run: its components loop by loop, and the edges between them."""
+"""The graph of a run: its components in all loops, and the edges between them."""
 
 from __future__ import annotations
 
@@ -35,39 +35,37 @@ TiedEdge = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Component:
-    """A part of the model that reads the stream and writes to it."""
+    """A head, an MLP, a group of neurons, the input or the readout."""
 
-    tied: str  # its name in the tied block, as "block.0.head.1" or that of a group of neurons
-    stage: int  # components of a smaller stage have written before it reads
+    tied: str  # name in the tied block, as "block.0.head.1"
+    stage: int  # components of smaller stages write before it reads
     section: str = ""  # "" for the input and the readout
     loop: int | None = None  # None outside the block
     layer: int | None = None  # of the section
     head: int | None = None
-    neurons: tuple[int, ...] | None = None  # where it has only some of its MLP's
+    neurons: tuple[int, ...] | None = None  # of a group; None for a whole MLP
 
     @property
     def name(self) -> str:
-        """Its name in the run, with the loop before it: ``3:block.0.head.1``."""
+        """Its name in the run, prefixed by the loop: ``3:block.0.head.1``."""
         return self.tied if self.loop is None else f"{self.loop}:{self.tied}"
 
 
 class UnrolledGraph(ShortRepr):
-    """Senders and receivers of a run of some loops, and the edges between them.
+    """Senders and receivers of a run, and the edges between them.
 
-    Senders are the input, heads and MLPs (or groups of their neurons); receivers are heads (or the
-    queries, keys and values of each), MLPs and the readout. There is an edge from each sender to
-    each receiver that reads the stream after it, over loops as within one. A *tied* edge is all
-    edges between the same two weights with one lag, 0 within a loop, 1 to the next one, 2 for all
-    later ones; into coda and readout, the lag is counted from the last loop.
+    Senders are the input, heads and MLPs; receivers are heads, MLPs and the readout. Every sender
+    has an edge to every receiver that reads the stream after it, in the same loop or later. A
+    *tied* edge is all edges between two components with one lag: 0 within a loop, 1 to the next
+    one, 2 for all later ones; into coda and readout, counted from the last loop.
 
     Args:
-        neurons: Groups of neurons that are components of their own: name -> their numbers, where
-            the name begins with section and layer, as ``block.0.carry``. Neurons of that MLP that
-            are in no group stay together, under its name.
+        neurons: Groups of neurons that are components, with names like ``block.0.carry``; the
+            other neurons of that MLP stay together.
         split: Whether queries, keys and values are receivers of their own, ``0:block.0.head.1.q``.
 
     Raises:
-        InputError: A group's name is not of that form, or its neurons are in two groups.
+        InputError: A group's name of another form, or neurons in two groups.
 
     Example:
         >>> from loopinterp.models import LoopedTransformerConfig
@@ -92,7 +90,7 @@ class UnrolledGraph(ShortRepr):
         self.senders = [Component(INPUT, 0), *_components(config, n_loops, neurons or {})]
         last = self.senders[-1].stage + 1
         self.readers = [*self.senders[1:], Component(READOUT, last)]
-        # (number of the reader, slot), where the slot is "" for all that it reads
+        # (number of the reader, slot), with slot "" for its whole input
         self.receivers = [
             (k, slot)
             for k, reader in enumerate(self.readers)
@@ -117,7 +115,7 @@ class UnrolledGraph(ShortRepr):
         return _numbers_of(what, names, [(s.name, s.tied) for s in self.senders])
 
     def receivers_named(self, names: str | Iterable[str], what: str = "receivers") -> list[int]:
-        """The numbers of receivers; a name without a loop, or slot, stands for all of them."""
+        """The numbers of receivers; a name without loop or slot stands for all of them."""
         aliases = []
         for k, slot in self.receivers:
             both = (self.readers[k].name, self.readers[k].tied)
@@ -125,7 +123,7 @@ class UnrolledGraph(ShortRepr):
         return _numbers_of(what, names, aliases)
 
     def stages(self) -> Iterator[list[int]]:
-        """The readers that read at the same time, one stage after the other, the readout last."""
+        """The readers of each stage, in order."""
         for _, stage in groupby(range(len(self.readers)), lambda k: self.readers[k].stage):
             yield list(stage)
 
@@ -161,7 +159,7 @@ class UnrolledGraph(ShortRepr):
 
 
 def without_slot(receiver: str) -> str:
-    """A receiver's component: queries, keys and values of a head are that head."""
+    """The component of a receiver."""
     name, _, slot = receiver.rpartition(".")
     return name if name and slot in SLOTS else receiver
 
@@ -173,11 +171,7 @@ def _with_slot(name: str, slot: str) -> str:
 def _numbers_of(
     what: str, names: str | Iterable[str], aliases: Sequence[tuple[str, ...]]
 ) -> list[int]:
-    """The numbers of everything that goes by one of the names, in order.
-
-    Raises:
-        InputError: There is no component of one of the names.
-    """
+    """The numbers of everything that goes by one of the names; an InputError if nothing does."""
     numbers: set[int] = set()
     for name in [names] if isinstance(names, str) else names:
         matches = {k for k, known in enumerate(aliases) if name in known}
@@ -190,7 +184,7 @@ def _numbers_of(
 def _components(
     config: LoopedTransformerConfig, n_loops: int, neurons: Mapping[str, Sequence[int]]
 ) -> Iterator[Component]:
-    """Heads and groups of neurons of the whole run, in the order in which they write."""
+    """Heads and groups of neurons of the whole run, in the order of writing."""
     layers: list[tuple[str, int | None, int]] = [
         *(("prelude", None, k) for k in range(config.n_prelude)),
         *(("block", t, k) for t in range(n_loops) for k in range(config.n_layers)),
@@ -217,17 +211,17 @@ def _neuron_groups(
         mlp, rest = ".".join(name.split(".")[:2]), name.split(".")[2:]
         if mlp not in groups or not rest or rest[0] in ("head", "mlp"):
             raise InputError(
-                f"name of a group of neurons, {name!r}",
+                "name of a group of neurons",
                 expected=f"section.layer.name, in one of {', '.join(sorted(groups))}",
-                given="another one",
+                given=repr(name),
                 fix="Call it for example 'block.0.carry'.",
             )
         group = tuple(check_integer(name, n, least=0, most=width - 1) for n in neurons)
         if not set(group) <= free[mlp] or len(set(group)) < len(group):
             raise InputError(
                 f"neurons of {name!r}",
-                expected="neurons that are in one group, once",
-                given=f"some of {list(group)[:8]} that are in two",
+                expected="neurons in one group, once",
+                given=f"some of {list(group)[:8]} twice",
                 fix="Leave them out of one of the groups.",
             )
         free[mlp] -= set(group)

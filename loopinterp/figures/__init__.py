@@ -1,9 +1,8 @@
-"""The look of every figure: one Plotly template, one colour-blind-safe palette, shared pieces.
+"""The look of every figure: one Plotly template, one palette, shared pieces.
 
-Figures are drawn without text or background colours (both are transparent or inherited), so
-that the same figure reads well on a light and on a dark page. Colours of data were chosen to
-keep a contrast of about 3 on white and on near-black, and to stay apart under simulated
-protanopia, deuteranopia and tritanopia. Controls are grey and dashed everywhere.
+Text and backgrounds have no colours, so that figures fit light and dark pages. Colours differ also
+under simulated colour blindness, with a contrast of about 3 on white and near-black. Controls are
+grey and dashed.
 
     >>> from loopinterp.figures import Series, line_figure
     >>> figure = line_figure(

@@ -19,3 +19,4 @@ from .lines import joined as joined
 from .lines import line_figure as line_figure
 from .lines import line_panels as line_panels
 from .lines import space_figure as space_figure
+from .saving import save_figure as save_figure

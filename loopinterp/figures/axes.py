@@ -1,11 +1,11 @@
-"""The look of every figure: palette, template, axes in a grid, and what is drawn on them."""
+"""Palette, template, axes in a grid, and what is drawn on them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -29,11 +29,14 @@ PALETTE = {
     "magenta": "#b1389b",
     "grey": "#868c96",
 }
-"""Named colours, in the order in which series take them; grey is kept for controls."""
+"""Named colours, in the order in which series take them; grey is for controls."""
 
 _COLOURS = [colour for name, colour in PALETTE.items() if name != "grey"]
 
-SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross"]
+# More than there are colours, and no multiple: a repeated colour has another marker.
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "star",
+            "pentagon", "hexagon", "bowtie", "hourglass")  # fmt: skip
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 SCALES: dict[str, str | list[tuple[float, str]]] = {
     "sequential": "Viridis",
@@ -45,16 +48,16 @@ SCALES: dict[str, str | list[tuple[float, str]]] = {
         (1.0, "rgba(61,104,234,1)"),
     ],
 }
-"""Colour scales of heat maps; of ``mass`` 0 is the page, and ``faint`` can be written on."""
+"""Colour scales of heat maps; 0 of ``mass`` is the page's colour, text is legible on ``faint``."""
 
 
 def colour(index: int) -> str:
-    """The colour of the series number ``index``; the palette starts anew after its end."""
+    """The palette's colour of series ``index``, starting over after the last one."""
     return _COLOURS[index % len(_COLOURS)]
 
 
 def ramp(n: int) -> list[str]:
-    """``n`` colours in an order the eye can follow (for chain lengths, loops), blue to ochre."""
+    """``n`` ordered colours (of lengths or loops), from blue to ochre."""
     stops = np.array([hex_to_rgb(PALETTE[k]) for k in ("blue", "magenta", "red", "ochre")], float)
     at = np.linspace(0, len(stops) - 1, n) if n > 1 else np.zeros(n)  # places between the stops
     mixed = [np.array([np.interp(a, range(len(stops)), stops[:, k]) for k in range(3)]) for a in at]
@@ -100,13 +103,13 @@ class Series(ShortRepr):
     """One line, or one group of bars.
 
     Attributes:
-        name: As the legend shows it; series of one name share a legend entry.
+        name: The legend entry; series of one name share it.
         x: Numbers, or names of categories.
         y: NaN leaves a gap.
-        low: Ends of the intervals (absolute, not distances), like ``high``.
+        low: Lower ends of the intervals, in units of ``y``; ``high`` likewise.
         control: Drawn grey and dashed.
-        colour: A name in :data:`PALETTE` or any CSS colour; the next of the palette by default.
-        markers: Whether points are marked (by default up to 40 points).
+        colour: A name in :data:`PALETTE` or any CSS colour; by default the next of the palette.
+        markers: Whether points are marked; by default up to 40 points.
     """
 
     name: str
@@ -120,12 +123,9 @@ class Series(ShortRepr):
 
     @classmethod
     def of(cls, name: str, values: xr.DataArray, **style: Any) -> Self:
-        """A line along the one axis of some values; an estimate brings its interval.
+        """A line along the one axis of ``values``; an estimate brings its interval.
 
-        Args:
-            name: As the legend shows it.
-            values: Along one axis, whose coordinates are the line's ``x``.
-            style: ``control``, ``colour``, ``markers``.
+        ``style`` holds ``control``, ``colour`` or ``markers``.
         """
         along = [axis for axis in values.dims if axis != ESTIMATE]
         if len(along) != 1:
@@ -151,14 +151,9 @@ class Series(ShortRepr):
         in_order: bool = False,
         **style: Any,
     ) -> list[Self]:
-        """A line for each coordinate of an axis, along the other one; see :meth:`of`.
+        """One line for each coordinate of ``axis``, along the other axis; see :meth:`of`.
 
-        Args:
-            values: Along two axes.
-            axis: The one that has a line for each of its coordinates.
-            name: From the coordinate to the line's name.
-            in_order: Whether colours are in an order that the eye can follow.
-            style: ``control``, ``colour``, ``markers``.
+        ``name`` maps a coordinate to the line's name; ``in_order`` colours the lines by a ramp.
         """
         places = values[axis].values.tolist()
         shades = [{"colour": c} if in_order else {} for c in ramp(len(places))]
@@ -168,22 +163,19 @@ class Series(ShortRepr):
 
 @dataclass(frozen=True)
 class Reference:
-    """A thin dotted line that marks a value on an axis, with a word or two beside it."""
+    """A dotted line at a value of an axis, with a short text beside it."""
 
     value: float
     text: str = ""
     axis: str = "y"
 
 
-def need_panels(panels: Collection[Any]) -> None:
-    if not panels:
-        raise InputError("panels", expected="at least one", given="none", fix="Give one.")
-
-
 def panel_figure(
     titles: Sequence[str], columns: int, *, panel_height: int, square: bool = False
 ) -> go.Figure:
-    """Empty axes in a grid; ``layout.meta`` tells the report how to lay them out anew."""
+    """Empty axes in a grid; the report reads ``layout.meta`` to lay them out for its width."""
+    if not titles:
+        raise InputError("panels", expected="at least one", given="none", fix="Give one.")
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
     # Cells of the grid that hold a panel, [row, column]; the last row may be short.
@@ -212,16 +204,40 @@ def panel_figure(
                 name="panel title",
             )
     meta = {"panels": len(titles), "columns": columns, "panel_height": panel_height}
-    meta["square"] = square
     height = rows * panel_height + 110
+    if any(titles):  # the legend stands above them
+        figure.update_layout(legend_y=1 + 22 / (rows * panel_height), margin_t=64)
+    meta |= {"square": square}
     return figure.update_layout(template=template(), height=height, meta={"loopinterp": meta})
 
 
-def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend: bool) -> None:
-    x = list(line.x)
-    shade = series_colour(line, place)
-    # The interval band has the colour of its line, at 18%.
-    faint = shade  # a colour of CSS has no other
+class Style(NamedTuple):
+    """How one series is drawn; ``repeat`` counts the series of its colour before it."""
+
+    colour: str
+    place: int
+    repeat: int
+
+
+def styles(series: Iterable[Series]) -> dict[tuple[str, bool], Style]:
+    """The style of each (name, control): no two of twelve have colour, marker and dash alike."""
+    given: dict[tuple[str, bool], Style] = {}
+    for one in series:
+        key = (one.name, one.control)
+        if key not in given:
+            # Controls and other series are numbered apart.
+            place = sum(control == one.control for _, control in given)
+            shade = PALETTE["grey"] if one.control else colour(place)
+            if one.colour is not None:
+                shade = PALETTE.get(one.colour, one.colour)
+            given[key] = Style(shade, place, sum(shade == each.colour for each in given.values()))
+    return given
+
+
+def add_line(figure: go.Figure, line: Series, panel: int, style: Style, *, legend: bool) -> None:
+    x, shade = list(line.x), style.colour
+    # The interval band has the colour of its line, at 18%; a CSS colour stays as it is.
+    faint = shade
     if shade[0] == "#":
         faint = f"rgba({','.join(map(str, hex_to_rgb(shade)))},0.18)"
     common = {"name": line.name, "legendgroup": line.name, **axes(panel)}
@@ -241,14 +257,14 @@ def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend:
                 showlegend=False,
                 **common,
             )
-    dash = ("dash", "dot", "dashdot", "longdash")[place % 4] if line.control else "solid"
+    dash = _DASHES[(style.repeat + line.control) % len(_DASHES)]  # of controls never solid
     markers = len(x) <= 40 if line.markers is None else line.markers
     figure.add_scatter(
         x=x,
         y=np.asarray(line.y, dtype=float),
         mode="lines+markers" if markers else "lines",
         line={"color": shade, "width": 2, "dash": dash},
-        marker={"size": 6, "symbol": SYMBOLS[place % len(SYMBOLS)], "color": shade},
+        marker={"size": 6, "symbol": _SYMBOLS[style.place % len(_SYMBOLS)], "color": shade},
         hovertemplate=f"{line.name}<br>%{{x}}: %{{y:.4g}}<extra></extra>",
         showlegend=legend,
         **common,
@@ -256,10 +272,7 @@ def add_line(figure: go.Figure, line: Series, panel: int, place: int, *, legend:
 
 
 def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) -> None:
-    """Draw references over what is on a panel; words on the x-axis keep out of each other's way.
-
-    What has no place on a logarithmic axis, 0 and below, is left out, as the points of lines are.
-    """
+    """Draw references, but for values of 0 and below on a logarithmic axis."""
     name = suffix(panel)
     is_log = {axis: figure.layout[f"{axis}axis{name}"]["type"] == "log" for axis in "xy"}
     marks = [mark for mark in marks if mark.value > 0 or not is_log[mark.axis]]
@@ -268,8 +281,8 @@ def add_references(figure: go.Figure, marks: Sequence[Reference], panel: int) ->
         at = float(np.log10(mark.value)) if is_log[mark.axis] else mark.value
         across = {"x": f"x{name}", "y": f"y{name} domain"}
         ends = {"x0": mark.value, "x1": mark.value, "y0": 0, "y1": 1}
-        # Above the axes, where no line can cross the words. Of several marks the first has its
-        # words on its left; so has one near the right edge.
+        # Above the axes, where no line crosses the text. The text of the first of several marks,
+        # and of one near the right edge, is on its left.
         left = mark.value in on_x[: len(on_x) // 2] or _is_far_right(
             figure, mark.value, panel, is_log["x"]
         )
@@ -299,25 +312,16 @@ def _is_far_right(figure: go.Figure, value: float, panel: int, log: bool) -> boo
     return bool(value > min(numbers) + 0.65 * (max(numbers) - min(numbers)))
 
 
-def series_colour(series: Series, place: int) -> str:
-    if series.colour is not None:
-        return PALETTE.get(series.colour, series.colour)
-    return PALETTE["grey"] if series.control else colour(place)
-
-
 def axis_range(
     limits: tuple[float, float] | None, log: bool, values: Collection[Any] = ()
 ) -> dict[str, Any]:
-    """Kind and limits of an axis; a logarithmic one is labelled at powers of ten.
-
-    Args:
-        limits: In data units, or None for those of the data.
-        log: Whether the axis is logarithmic.
-        values: The data on it: within one power of ten, labels in between are needed.
-    """
+    """Kind and limits (in data units) of an axis; a logarithmic one has ticks at powers of ten."""
     kind: dict[str, Any] = {"type": "log"} if log else {}
+    counts = all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values)
+    if values and counts and not log and max(values) - min(values) <= 5:
+        kind |= {"dtick": 1}  # no half loops
     positive = [v for v in (limits or values) if v > 0] if log else []
-    if positive and max(positive) > 20 * min(positive):
+    if positive and max(positive) > 20 * min(positive):  # within one decade all ticks are needed
         # At most about six labels on an axis.
         decades = math.log10(max(positive) / min(positive))
         kind |= {"dtick": max(1, math.ceil(decades / 6)), "exponentformat": "power"}

@@ -1,14 +1,10 @@
-"""Where everything is in the drawing of a circuit, folded or unfolded.
+"""The layout of a circuit's drawing, folded or unfolded; text has a fixed pitch.
 
-Words are in a fixed pitch, so that their widths are known without a browser.
+Folded, it is a layered drawing of one block. An edge across several ranks has a place in each, so
+that it passes behind no box; edges to the next loop go around the right side, back to the top.
 
-Folded, it is a layered drawing of one block, with arrows around it to the next loop: what is
-computed first is above, what is computed together stands side by side as far as there is room, and
-an edge over several rows keeps a place of its own in each, so that none runs behind a box. Edges to
-the next loop go around the right side, back to the top.
-
-Unfolded, each loop is a column and each node a row, its name once on the left. Within a column what
-is computed first stands further left, so that every edge leads to the right.
+Unfolded, each loop is a column and each node a row, with nodes of a column in the order of
+computation, so that every edge leads to the right.
 """
 
 from __future__ import annotations
@@ -22,19 +18,11 @@ from statistics import fmean
 
 from loopinterp.figures.circuit_parts import SECTIONS, GraphNode, GraphParts
 
-_CHAR, LINE = 6.7, 14.0
-"""Pixels: of a letter of 11 pixels (at most, in any fixed pitch), and between lines."""
-
-_NODE, ROW = 11.0, 30.0
-"""Pixels: a node of the unfolded drawing, and from row to row."""
-
-_GUTTER, _LANE, _GAP, _PAD = 20.0, 7.0, 12.0, 8.0
-"""Pixels: for the name of a section, from lane to lane, between boxes, and around words."""
-
-_BETWEEN, _CHANNEL, _HOLD = 30.0, 5.0, 8.0
-"""Pixels: from rank to rank, from channel to channel, and for an edge that passes a rank."""
-
-Point = tuple[float, float]
+# Pixels.
+_CHAR, LINE = 6.7, 14.0  # of a letter (at most, in any fixed pitch), and between lines
+_NODE, ROW = 11.0, 30.0  # a node of the unfolded drawing, and from row to row
+_GUTTER, _LANE, _GAP, _PAD = 20.0, 7.0, 12.0, 8.0  # section name, lanes, between and inside boxes
+_BETWEEN, _CHANNEL, _HOLD = 30.0, 5.0, 8.0  # between ranks, channels, and edges that pass a rank
 
 
 @dataclass(frozen=True)
@@ -51,25 +39,25 @@ class Place:
 
     @property
     def key(self) -> str:
-        """As in :meth:`GraphParts.unfolded`."""
+        """Its name in :meth:`GraphParts.unfolded`."""
         return self.node if self.loop is None else f"{self.loop}:{self.node}"
 
 
 @dataclass(frozen=True)
 class Route:
-    """A drawn edge: its number in the graph, its ends, and its path as SVG has it."""
+    """A drawn edge: its number in the graph, its ends, its SVG path, and the arrowhead's place."""
 
     edge: int
     source: str
     target: str
     path: str
-    tip: Point
+    tip: tuple[float, float]
     down: bool = True
 
 
 @dataclass(frozen=True)
 class Band:
-    """A part of the drawing that belongs together, with its name: a section, or one loop."""
+    """The area of a section or of one loop, with its name."""
 
     name: str
     x: float
@@ -81,7 +69,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Label:
-    """Words on the left of a row."""
+    """The text on the left of a row."""
 
     node: str
     x: float
@@ -103,12 +91,7 @@ class Layout:
 
 
 def _wrapped(node: GraphNode, letters: int, most: int = 3) -> tuple[str, ...]:
-    """A node's label in lines of at most so many letters, cut off where it is too long.
-
-    Example:
-        >>> _wrapped(GraphNode("a", "neurons", "generate | (propagate & carry)", "loop"), 16)
-        ('generate |', '(propagate &', 'carry)')
-    """
+    """A node's label in at most ``most`` lines of ``letters``, cut off where it is longer."""
     lines = textwrap.wrap(node.label, letters, break_long_words=True) or [node.id[:letters]]
     if len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1][: letters - 1].rstrip()}…"]
@@ -116,12 +99,12 @@ def _wrapped(node: GraphNode, letters: int, most: int = 3) -> tuple[str, ...]:
 
 
 def folded(graph: GraphParts, width: float) -> Layout:
-    """One block, with arrows around it to the next loop, in so many pixels."""
+    """One block with arrows around it to the next loop; the width is in pixels."""
     return _Folded(graph, width).layout()
 
 
 class _Folded:
-    """The layered drawing, step by step: ranks, order, places, routes."""
+    """The layered drawing: ranks, order, places, routes."""
 
     def __init__(self, graph: GraphParts, width: float) -> None:
         self.graph, self.width, self.nodes = graph, width, graph.by_id
@@ -165,11 +148,11 @@ class _Folded:
         }
 
     def _passing(self, r: int) -> list[str]:
-        """What passes a rank on its way to a later one."""
+        """Sources of edges that pass a rank."""
         return [source for source, last in self.last.items() if self.rank_of[source] < r < last]
 
     def _split(self) -> bool:
-        """Make two ranks of the first one that is too wide; whether there was one."""
+        """Split the first rank that is too wide; whether there was one."""
         for r, rank in enumerate(self.ranks):
             passing = len(self._passing(r)) * _HOLD
             needed = sum(self.size[n][0] + _GAP for n in rank) + passing
@@ -187,10 +170,10 @@ class _Folded:
         return False
 
     def _arrange(self) -> dict[tuple[int, str], float]:
-        """x of everything in every rank, what passes included, by sweeps down and up."""
+        """x of every box and passing edge in every rank, by sweeps down and up."""
         rows = [[*rank, *self._passing(r)] for r, rank in enumerate(self.ranks)]
         neighbours: dict[tuple[int, str], list[tuple[int, str]]] = defaultdict(list)
-        # What an edge meets in the rank above and below: its ends, or its own places on the way.
+        # An edge's neighbours in the ranks above and below: its ends, or its places on the way.
         for source, last in self.last.items():
             for r in range(self.rank_of[source], last):
                 ends = [end for end in self.targets[source] if self.rank_of[end] == r + 1]
@@ -213,7 +196,7 @@ class _Folded:
                 order = sorted(range(len(rows[r])), key=lambda k: goals[k])
                 rows[r] = [rows[r][k] for k in order]
                 x |= self._packed(r, rows[r], [goals[k] for k in order])
-            # The drawing whose edges lead least to the side is kept.
+            # The drawing with the shortest horizontal way of all edges is kept.
             cost = sum(abs(x[a] - x[b]) for a, near in neighbours.items() for b in near)
             if cost < best - 1e-6:
                 best, best_x = cost, dict(x)
@@ -222,23 +205,26 @@ class _Folded:
     def _packed(
         self, r: int, row: Sequence[str], goals: Sequence[float]
     ) -> dict[tuple[int, str], float]:
-        """Places in this order as near to the wanted ones as there is room."""
+        """Places in this order, as near to the goals as there is room."""
+        from scipy.optimize import isotonic_regression
+
         boxes = set(self.ranks[r])
         widths = [self.size[item][0] if item in boxes else _HOLD for item in row]
         gaps = [_GAP if {a, b} & boxes else 0.0 for a, b in pairwise(row)]
         spare = self.room - sum(widths) - sum(gaps)
-        if spare < 0:  # a last resort: closer than is pretty
+        if spare < 0:  # last resort: narrower gaps
             gaps = [max(gap + spare / max(len(gaps), 1), 0.0) for gap in gaps]
         offsets = [widths[0] / 2] if row else []  # of each from the left end of the row
         for k, gap in enumerate(gaps):
             offsets.append(offsets[-1] + widths[k] / 2 + gap + widths[k + 1] / 2)
         most = max(self.room - (offsets[-1] + widths[-1] / 2 if row else 0), 0.0)
-        # Left ends that keep the order and are nearest to the goals, without gaps and widths.
-        free = _increasing([w - o for w, o in zip(goals, offsets)])
-        return {(r, item): min(max(f, 0.0), most) + o for item, f, o in zip(row, free, offsets)}
+        # Nondecreasing numbers nearest to the goals without gaps and widths.
+        free = isotonic_regression([w - o for w, o in zip(goals, offsets)]).x if row else []
+        free = [min(max(float(f), 0.0), most) for f in free]
+        return {(r, item): f + o for item, f, o in zip(row, free, offsets)}
 
     def layout(self) -> Layout:
-        """The drawing: bands around the ranks, boxes in them, and routes between these."""
+        """The drawing: bands around the ranks, boxes in them, routes between the boxes."""
         bands = self._stack()
         self.places = {}
         for r, rank in enumerate(self.ranks):
@@ -250,7 +236,7 @@ class _Folded:
         return Layout(self.width, height, [*self.places.values()], self._routes(), bands)
 
     def _stack(self) -> list[Band]:
-        """The sections, one below the other; sets top and height of each rank."""
+        """The sections, top to bottom; sets top and height of each rank."""
         edges = self.graph.edges
         # Edges to the next loop leave below a rank and enter above one.
         below, above = defaultdict(set), defaultdict(set)
@@ -285,7 +271,7 @@ class _Folded:
             entering[edge.target].append(k)
             at = self.x.get((self.rank_of[edge.target] - 1, edge.source))
             comes_from[k] = self.width if k in self.back or at is None else left + at
-        # x at which each edge enters its box: side by side, in the order in which they come.
+        # x at which each edge enters its box: side by side, from left to right.
         port = {}
         for target, arriving in entering.items():
             arriving.sort(key=comes_from.__getitem__)
@@ -313,11 +299,11 @@ class _Folded:
             routes.append(Route(k, edge.source, edge.target, path, tip))
         return routes
 
-    def _around(self, name: str, tip: Point, to: int) -> str:
-        """Down, to the right, up, and back to the top of what the next loop reads."""
+    def _around(self, name: str, tip: tuple[float, float], to: int) -> str:
+        """Down, to the right, up, and back to the top of the node that the next loop reads."""
         source, lane, r = self.places[name], self.lane[name], self.rank_of[name]
         x = self.width - self.right + _LANE * (lane + 0.5)
-        # All lanes share what room there is between the boxes.
+        # Lanes share the room between the boxes.
         channel = _CHANNEL * (lane * min(1.0, 3 / max(len(self.lane), 1)))
         low = self.tops[r] + self.heights[r] + 4 + channel
         high = self.tops[to] - _PAD - 3 - channel
@@ -334,28 +320,8 @@ def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
     return f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}"
 
 
-def _increasing(values: Sequence[float]) -> list[float]:
-    """The nondecreasing numbers nearest to some (pool adjacent violators).
-
-    Example:
-        >>> _increasing([3.0, 1.0, 5.0])
-        [2.0, 2.0, 5.0]
-    """
-    pools: list[list[float]] = []  # [mean, how many]
-    for value in values:
-        pools.append([value, 1])
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (a, m), (b, n) = pools[-2:]
-            pools[-2:] = [[(a * m + b * n) / (m + n), m + n]]
-    return [mean for mean, many in pools for _ in range(int(many))]
-
-
 def unfolded(graph: GraphParts, n_loops: int, width: float) -> Layout:
-    """Each loop a column, each node a row; before and after the loops a column each.
-
-    What is done before and after the loops is one node each: the folded drawing has its parts. The
-    width is in pixels.
-    """
+    """Each loop a column, each node a row; prelude and readout are one node each."""
     graph, numbers = _outside_as_one(graph)
     rows = sorted(graph.nodes, key=lambda n: (SECTIONS.index(n.section), n.stage))
     letters, side = (27, 34.0) if width > 600 else (15, 18.0)
@@ -385,7 +351,7 @@ def unfolded(graph: GraphParts, n_loops: int, width: float) -> Layout:
     routes, rails = [], dict[str, tuple[str, float, float, float]]()
     for source, target, number in graph.unfolded(n_loops):
         a, b = places[source], places[target]
-        # What is read in every loop comes from a rail along its row.
+        # A node that every loop reads has a rail along its row.
         at_rail = a.loop is None and (b.loop or 0) > 0
         at_rail |= section_of[a.node] == "input" and section_of[b.node] == "readout"
         start = (b.x - min(pitch / 3, 26), a.y) if at_rail else (a.x + a.width / 2, a.y)
@@ -410,10 +376,7 @@ def unfolded(graph: GraphParts, n_loops: int, width: float) -> Layout:
 
 
 def _outside_as_one(graph: GraphParts) -> tuple[GraphParts, list[int]]:
-    """The graph with one node for its prelude, and one for what reads the last loop.
-
-    Beside it, for each of its edges, is the number in the given graph.
-    """
+    """The graph with one node each for prelude and readout, and the old numbers of its edges."""
     outside = {"prelude": "neurons", "readout": "readout"}
     name_of = {n.id: n.section if n.section in outside else n.id for n in graph.nodes}
     nodes = [n for n in graph.nodes if name_of[n.id] == n.id and n.id not in outside]
@@ -426,7 +389,7 @@ def _outside_as_one(graph: GraphParts) -> tuple[GraphParts, list[int]]:
                 facts = (("Parts", f"{len(parts)}; the folded drawing shows them"),)
             nodes.append(GraphNode(name, kind, label, name, facts=facts))
     first: dict[tuple[str, str, int], int] = {}
-    # Of those that become one, the edge of the largest effect is kept.
+    # Of edges that become one, the one of the largest effect stays.
     for number in sorted(range(len(graph.edges)), key=lambda k: -abs(graph.edges[k].effect or 0)):
         edge = graph.edges[number]
         ends = name_of[edge.source], name_of[edge.target]
@@ -436,4 +399,4 @@ def _outside_as_one(graph: GraphParts) -> tuple[GraphParts, list[int]]:
         replace(graph.edges[number], source=source, target=target)
         for (source, target, _), number in first.items()
     ]
-    return GraphParts(graph.title, tuple(nodes), tuple(edges)), [*first.values()]
+    return replace(graph, nodes=tuple(nodes), edges=tuple(edges)), [*first.values()]

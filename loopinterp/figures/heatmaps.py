@@ -14,10 +14,10 @@ from loopinterp.figures.axes import (
     PALETTE,
     SCALES,
     Series,
+    Style,
     add_line,
     axes,
     axis_title,
-    need_panels,
     panel_figure,
     suffix,
 )
@@ -44,26 +44,23 @@ def heatmap_panels(
     """Heat maps side by side on one colour scale.
 
     Args:
-        panels: Each map by its title ("" for none): values [row, column] along the same two axes,
-            whose coordinates name the rows and columns; NaN stays empty.
-        value_title: What the colour means, as the colour bar says it.
-        x_title: Of the columns' axis, by default its own name; ``y_title`` likewise of the rows'.
-        scale: ``mass`` goes from nothing to all, ``faint`` too, under words; ``diverging`` takes a
-            symmetric ``value_range``.
-        value_range: Ends of the scale; by default those of the data, and 0 and 1 for ``mass`` and
-            ``faint``.
-        columns: Panels in a row (all, up to four, by default); the report uses fewer on a phone.
-        square: Whether cells are square.
-        y_down: Whether the first row is at the top, as in an attention pattern; by default where
-            rows have names instead of numbers.
+        panels: Values [row, column] by title ("" for none), all along the same two axes, whose
+            coordinates name rows and columns; NaN stays empty.
+        value_title: Title of the colour bar.
+        x_title: Of the columns' axis, by default its name; ``y_title`` likewise of the rows'.
+        scale: ``mass`` and ``faint`` are for shares; ``diverging`` wants a symmetric
+            ``value_range``.
+        value_range: Ends of the scale; by default 0 and 1 for shares, else those of the data.
+        columns: Panels in a row, by default up to four; the report uses fewer on a phone.
+        y_down: Whether the first row is at the top; by default where rows have names.
         overlay: A line over the panel of that title.
-        marks: Points with a name, as (column, row), that are marked on every panel.
+        marks: Named points (column, row), marked on every panel.
 
     Raises:
-        InputError: If there is no panel, one has other axes than the first, or the scale is
-            unknown.
+        InputError: No panel, panels of different axes, or an unknown scale.
     """
-    need_panels(panels)
+    if not panels:
+        raise InputError("panels", expected="at least one", given="none", fix="Give one.")
     first = next(iter(panels.values()))
     for title, values in panels.items():
         if values.ndim != 2 or values.dims != first.dims or values.shape != first.shape:
@@ -96,9 +93,12 @@ def heatmap_panels(
             **axes(k),
         )
         if overlay and title in overlay:
-            add_line(figure, overlay[title], k, 1, legend=k == 0)
+            line = overlay[title]
+            shade = line.colour or ("grey" if line.control else "red")  # blue is the map's
+            style = Style(PALETTE.get(shade, shade), 1, 0)
+            add_line(figure, line, k, style, legend=k == 0)
         if marks:
-            _mark(figure, marks, k)
+            _add_marks(figure, marks, k)
         figure.layout[f"xaxis{suffix(k)}"].update(
             title_text=x_title if k + columns >= len(panels) else None,
             showgrid=False,
@@ -120,27 +120,18 @@ def heatmap_panels(
 def category_maps(
     panels: Mapping[str, xr.DataArray], categories: Mapping[str, str], **options: Any
 ) -> go.Figure:
-    """Maps side by side whose cells are of one of several kinds.
+    """Maps side by side whose cells belong to categories.
 
     Args:
-        panels: As for :func:`heatmap_panels`, whose values are numbers of categories from 0 on.
-        categories: Name of each category -> its colour, as :class:`Series` has it.
-        options: Others of :func:`heatmap_panels`.
-
-    Raises:
-        InputError: as :func:`heatmap_panels`, or a number without a category.
+        panels: As for :func:`heatmap_panels`, with numbers of categories from 0 on as values.
+        categories: Category -> its colour, as :class:`Series` takes it.
+        options: Further options of :func:`heatmap_panels`.
     """
     figure = heatmap_panels(panels, value_title="category", **options)
     names, count = list(categories), len(categories)
     colours = [PALETTE.get(shade, shade) for shade in categories.values()]
     low, high = _limits(panels)
-    if low < 0 or high >= count:
-        raise InputError(
-            "panels",
-            expected=f"numbers of the {count} categories, from 0 to {count - 1}",
-            given=f"numbers from {low:g} to {high:g}",
-            fix="Name every category.",
-        )
+    assert low >= 0 and high < count  # else a cell has the colour of another category
     # Each colour at both ends of its interval: steps instead of a gradient.
     steps = [((k + end) / count, shade) for k, shade in enumerate(colours) for end in (0, 1)]
     style = {"colorscale": steps, "zmin": -0.5, "zmax": count - 0.5, "showscale": False}
@@ -166,21 +157,10 @@ def loop_slider_figure(
     """Square heat maps with a slider over loops, such as attention patterns of all heads.
 
     Args:
-        values: Shares in 0..1, [loop, panel, row, column]; row 0 is at the top, and the
-            coordinates of the second axis are the panels' titles.
+        values: Shares [loop, panel, row, column]; the second axis' coordinates title the panels.
         value_title: As for :func:`heatmap_panels`, like the other titles.
-
-    Raises:
-        InputError: If there are more or fewer axes.
     """
-    if values.ndim != 4:
-        raise InputError(
-            "values",
-            expected="values [loop, panel, row, column]",
-            given=f"values along {dict(values.sizes)}",
-            fix="Select or stack the other axes.",
-        )
-    loop_axis, panel_axis = values.dims[:2]
+    loop_axis, panel_axis, *_ = values.dims
     titles = values[panel_axis].values.tolist()
     figure = heatmap_panels(
         dict(zip(titles, values.isel({loop_axis: 0}))),
@@ -204,7 +184,7 @@ def loop_slider_figure(
     )
 
 
-def _mark(figure: go.Figure, marks: Mapping[str, tuple[float, float]], panel: int) -> None:
+def _add_marks(figure: go.Figure, marks: Mapping[str, tuple[float, float]], panel: int) -> None:
     x, y = zip(*marks.values())
     figure.add_scatter(
         x=x,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from loopinterp.core.errors import InputError
 from loopinterp.core.text import ShortRepr
 from loopinterp.figures.axes import (
     PALETTE,
@@ -20,10 +19,9 @@ from loopinterp.figures.axes import (
     axes,
     axis_range,
     colour,
-    need_panels,
     panel_figure,
     ramp,
-    series_colour,
+    styles,
     suffix,
     template,
 )
@@ -56,10 +54,7 @@ def line_figure(
 ) -> go.Figure:
     """Lines with interval bands on one pair of axes.
 
-    Args:
-        series: The lines; controls come out grey and dashed.
-        y_range: Limits of the y-axis, in data units also on a logarithmic axis.
-        references: Values to mark (chance level, training length).
+    ``y_range`` is in data units, also on a logarithmic axis; ``references`` mark values.
     """
     panel = LinePanel(series, y_title, y_range=y_range, y_log=y_log, references=references)
     return line_panels([panel], x_title=x_title, x_log=x_log)
@@ -68,28 +63,25 @@ def line_figure(
 def line_panels(
     panels: Sequence[LinePanel], *, x_title: str, x_log: bool = False, columns: int = 1
 ) -> go.Figure:
-    """Panels of lines, over one shared x-axis: one above the other, or small multiples in a grid.
+    """Panels of lines over one shared x-axis, one above the other or in a grid of ``columns``.
 
-    Series of one name have one colour and one legend entry in all panels.
-
-    Args:
-        panels: In a grid they share the first one's y-title and should share its range.
-        x_title: Of the shared axis, like ``x_log``.
-        columns: Panels side by side.
+    Series of one name have one style and one legend entry in all panels. In a grid, panels show
+    the first one's y-title and should share its range.
     """
-    need_panels(panels)
     columns = min(columns, len(panels))
     height = 170 if columns > 1 else 300  # pixels of a panel
     figure = panel_figure([p.title for p in panels], columns, panel_height=height)
-    places: dict[tuple[str, bool], int] = {}
+    style_of = styles(line for panel in panels for line in panel.series)
+    in_legend = set[tuple[str, bool]]()
     for k, panel in enumerate(panels):
+        positive = [v for line in panel.series for v in line.y if v > 0]
         for line in panel.series:
+            if panel.y_log and positive and line.low is not None:
+                # The end of an interval below 0 has no place on the axis.
+                line = replace(line, low=np.clip(np.asarray(line.low, float), min(positive), None))
             key = (line.name, line.control)
-            first = key not in places
-            if first:
-                # Controls and other lines go through their own styles.
-                places[key] = sum(control == line.control for _, control in places)
-            add_line(figure, line, k, places[key], legend=first)
+            add_line(figure, line, k, style_of[key], legend=key not in in_legend)
+            in_legend.add(key)
         figure.layout[f"xaxis{suffix(k)}"].update(
             matches="x" if k else None,
             title_text=x_title if k + columns >= len(panels) else None,
@@ -111,23 +103,21 @@ def bars_with_intervals(
     value_range: tuple[float, float] | None = None,
     references: Sequence[Reference] = (),
 ) -> go.Figure:
-    """Bars with intervals: ``x`` of each series names the categories, ``y`` gives the values.
-
-    They are horizontal, which leaves room for long names.
+    """Horizontal bars with intervals: ``x`` of a series names categories, ``y`` has the values.
 
     Args:
-        groups: One series for each colour; the first category is drawn at the top.
-        value_title: With its unit, of the axis of values.
+        groups: One series for each colour; the first category is at the top.
+        value_title: Title of the axis of values, with its unit.
         value_range: Limits of that axis.
-        references: Values to mark on that axis (their ``axis`` is ignored).
+        references: Values to mark on it (their ``axis`` is ignored).
     """
     n_bars = sum(len(s.x) for s in groups)
     figure = panel_figure([""], columns=1, panel_height=max(26 * n_bars + 40, 160))
-    place = 0
+    style_of = styles(groups)
     for bars in groups:
+        style = style_of[bars.name, bars.control]
         values = np.asarray(bars.y, float)
-        shade = series_colour(bars, place)
-        place += not bars.control
+        hatches = ("/", "\\", "x", ".", "+") if bars.control else ("", "\\", "x", ".", "+")
         interval = None
         if bars.low is not None and bars.high is not None:
             # Plotly takes distances from the value, not ends.
@@ -137,7 +127,7 @@ def bars_with_intervals(
         figure.add_bar(
             name=bars.name,
             orientation="h",
-            marker={"color": shade, "pattern": {"shape": "/" if bars.control else ""}},
+            marker={"color": style.colour, "pattern": {"shape": hatches[style.repeat % 5]}},
             hovertemplate=f"%{{y}}<br>{bars.name}: %{{x:.3g}}<extra></extra>",
             x=values,
             y=list(bars.x),
@@ -152,7 +142,7 @@ def bars_with_intervals(
 
 
 def by_head(values: xr.DataArray) -> xr.DataArray:
-    """Values with one axis of named heads in place of layer and head.
+    """Values with one axis of named heads in place of the axes layer and head.
 
     Example:
         >>> import xarray as xr
@@ -169,10 +159,9 @@ def by_head(values: xr.DataArray) -> xr.DataArray:
 
 
 def head_lines(values: xr.DataArray) -> list[Series]:
-    """A line for each head along the remaining axis; colours follow from a head's place alone.
+    """A line for each head of values with axes layer, head and one more (besides ``estimate``).
 
-    Args:
-        values: With axes layer and head, one more, and that of an estimate if it is one.
+    A head has one colour in all figures.
     """
     heads = by_head(values)
     n = heads.sizes["head"]
@@ -198,27 +187,18 @@ def joined(paths: np.ndarray) -> np.ndarray:
 def space_figure(
     lines: Sequence[Series], heights: Mapping[str, np.ndarray], *, titles: Sequence[str]
 ) -> go.Figure:
-    """Lines in space, that can be turned; a series without connecting line shows points.
+    """Lines in three dimensions; a series with ``markers`` is points alone.
 
     Args:
-        lines: The first two coordinates; NaN leaves a gap. One with ``markers`` is points alone.
+        lines: The first two coordinates; NaN leaves a gap.
         heights: The third coordinate of each line, by its name.
         titles: Of the three axes.
-
-    Raises:
-        InputError: If a line has no height, or one of another length.
     """
-    figure = go.Figure()
-    for place, line in enumerate(lines):
-        z = np.asarray(heights.get(line.name, ()), dtype=float)
-        if len(z) != len(line.x):
-            raise InputError(
-                f"heights of line {line.name!r}",
-                expected=f"{len(line.x)} values, one for each point",
-                given=f"{len(z)}",
-                fix="Name heights as the lines are named.",
-            )
-        shade = PALETTE.get(line.colour or "", line.colour) or colour(place)
+    figure, style_of = go.Figure(), styles(lines)
+    for line in lines:
+        z = np.asarray(heights[line.name], dtype=float)
+        assert len(z) == len(line.x)  # one for each point
+        shade = style_of[line.name, line.control].colour
         style: dict[str, Any] = {"mode": "lines", "line": {"color": shade, "width": 3}}
         if line.control:
             style["line"] |= {"dash": "dash"}
@@ -232,7 +212,7 @@ def space_figure(
         f"{axis}axis": {"title": {"text": t, "font": {"size": 11}}, "tickfont": {"size": 10}}
         for axis, t in zip("xyz", titles)
     }
-    # From so far away, and looking so far below the middle, that the axis titles are seen whole.
+    # Far enough away, and looking below the middle, so that axis titles are not cut off.
     named["camera"] = {"eye": {"x": 1.7, "y": 1.7, "z": 1.1}, "center": {"z": -0.2}}
     margin = {"l": 0, "r": 0}
     return figure.update_layout(template=template(), height=520, scene=named, margin=margin)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 MEASURES = ("exact_match", "agreement", "margin")
-"""What is measured of every ablation."""
 
 CONTROL, _REFERENCE = "control_", "reference_"
 
@@ -48,7 +48,7 @@ NEEDED, IDLE = "needed", "idle"
 Role = Literal["information", "constant", "needed", "idle", "unclear"]
 
 LINE = 0.01
-"""A part is needed if its ablation surely changes the answers of this share of the examples."""
+"""Share of examples whose answers must surely change for a part to be needed."""
 
 Kind = Literal["zero", "mean", "resample"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -58,31 +58,27 @@ MeanOver = Literal["position", "token", "all"]
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class AblationStudy(Result, kind="ablation"):
-    """What :func:`ablation_study` returns.
+    """The result of :func:`ablation_study`.
 
-    The axis ``part`` names heads as ``head LAYER.HEAD``; ``ablation`` is zero, mean or resample;
-    ``when`` is the loops ("all loops", "loop 2", "from loop 2", "up to loop 2"); ``pos`` has
-    length 1 unless positions were ablated one by one. Intervals are over examples.
+    The axis ``part`` names heads as ``head LAYER.HEAD``; ``when`` is the loops ("all loops",
+    "loop 2", "from loop 2", "up to loop 2"); ``pos`` has length 1 unless positions were ablated
+    one by one. Intervals are over examples.
 
     Arrays:
         exact_match: Share of examples with every asked answer right, with the part ablated.
         agreement: Share of examples whose asked answers are all those of the clean run.
         margin: Logit of the right answer less the largest other, mean over the asked answers.
-        control_exact_match: The same, with noise in the part that moves it as far as the ablation
-            does, in a random direction. So for the other measures.
-        reference_exact_match: The same of the clean run. So for the other measures.
+        control_exact_match: The same, with noise of equal norm in the part; likewise for the other
+            measures.
+        reference_exact_match: The same of the clean run; likewise for the other measures.
 
     Attributes:
         spans: First and last loop of each entry of ``when``.
-        mean_over: What means are over: "position", "token" or "all".
+        mean_over: Means are over "position", "token" or "all".
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
-        **{
-            control + name: "part ablation when pos estimate"
-            for control in ("", CONTROL)
-            for name in MEASURES
-        },
+        **{c + name: "part ablation when pos estimate" for c in ("", CONTROL) for name in MEASURES},
         **{_REFERENCE + name: "estimate" for name in MEASURES},
     }
 
@@ -95,25 +91,16 @@ class AblationStudy(Result, kind="ablation"):
         return self.data[_REFERENCE + measure]
 
     def judged(self) -> pd.DataFrame:
-        """Whether each part is needed, by each kind of ablation, at the most loops.
+        """Whether each part is needed, by kind of ablation, at the widest span of loops.
 
-        With c the share of examples whose answers change (1 - agreement), at the position where
-        it is largest, and its 95% interval:
-
-        - ``needed`` where the interval's low end reaches :data:`LINE`;
-        - ``idle`` where no answer of any example changes;
-        - ``unclear`` between: some answers change, too few to be sure of that share.
-
-        Noise of equal norm does not enter this rule: a model that is fragile there changes as many
-        answers under noise, even where it depends on the part. ``specific`` adds whether noise
-        surely changes fewer answers than the ablation: then the direction counts, not the size.
+        With the share of examples whose answers change (1 - agreement), at the position where it is
+        largest: ``needed`` if its 95% interval begins at :data:`LINE` or above, ``idle`` if it is
+        0, else ``unclear``. Noise does not enter, as a fragile model changes as many answers under
+        noise even where it needs the part. ``specific``: noise surely changes fewer answers.
 
         Returns:
             A row per part and kind: ``part``, ``ablation``, ``changed``, ``low``, ``high``,
             ``noise`` (the share that noise changes), ``need``, ``specific``.
-
-        Source: drops of performance as necessity, and the off-distribution states that zero and
-            mean ablation make: arXiv 2309.16042, arXiv 2404.15255.
         """
         import pandas as pd
 
@@ -133,31 +120,27 @@ class AblationStudy(Result, kind="ablation"):
         return pd.DataFrame(rows)
 
     def roles(self) -> dict[str, Role]:
-        """What each part is needed for, by all kinds of ablation together.
+        """The role of each part, by all kinds of ablation together.
 
-        - ``information``: needed where its activation is another example's (or, without
-          ``resample``, the mean): the answers depend on what it carries about the input. The part
-          takes such a value in some run, so the size of the change does not explain the drop;
-        - ``constant``: idle there and needed by another kind: only what is the same in all
-          examples counts;
+        - ``information``: needed under ``resample`` (or, without it, the mean): the answers depend
+          on the part's input, as the value put in occurs in some clean run;
+        - ``constant``: idle there and needed under another kind: only its constant part matters;
         - ``needed``: needed where it is set to zero, the only kind;
         - ``idle``: no kind changes any answer;
         - ``unclear``: anything else.
         """
         table = self.judged().pivot(index="part", columns="ablation", values="need")
         decisive = next(kind for kind in ("resample", "mean", "zero") if kind in table)
-        roles: dict[str, Role] = {}
-        for part in map(str, self.data["part"].values):
-            needs = table.loc[part]
+
+        def role(needs: pd.Series) -> Role:
             if needs[decisive] == NEEDED:
-                roles[part] = "information" if decisive != "zero" else "needed"
-            elif (needs == IDLE).all():
-                roles[part] = "idle"
-            elif needs[decisive] == IDLE and (needs == NEEDED).any():
-                roles[part] = "constant"
-            else:
-                roles[part] = "unclear"
-        return roles
+                return "information" if decisive != "zero" else "needed"
+            if (needs == IDLE).all():
+                return "idle"
+            is_constant = needs[decisive] == IDLE and (needs == NEEDED).any()
+            return "constant" if is_constant else "unclear"
+
+        return {part: role(table.loc[part]) for part in map(str, self.data["part"].values)}
 
     @property
     def widest(self) -> str:
@@ -184,40 +167,37 @@ def ablation_study(
     batch_size: int | None = None,
     seed: Seed = 0,
 ) -> AblationStudy:
-    r"""Run a model without one part of it, at some loops, and see what is still right.
+    r"""Run a model without one part, at some loops, and measure which answers change.
 
     The activation x of the part becomes
 
     .. math::
         x' = 0, \qquad x' = \bar x_{t,p}, \qquad x' = x_{t,p}(\text{another example})
 
-    (``zero``, ``mean``, ``resample``), where the mean and the other example are of the clean run
-    at the same loop t. The control of each is noise of equal norm: ``x + r`` with a random r as
-    long as ``x' - x``, at each position and of each head. It shows what any perturbation of that
-    size does there.
+    (``zero``, ``mean``, ``resample``), with the mean and the other example of the clean run at the
+    same loop t. The control of each is noise of equal norm: ``x + r`` with a random r as long as
+    ``x' - x``, at each position and head.
 
     Args:
-        model: A ``LoopedTransformer``, or an adapter. Layers around its loop are left as they are.
+        model: A ``LoopedTransformer``, or an adapter. Layers around its loop are not ablated.
         data: A batch, or a task to draw one from. Each example is read after its own T(n).
         components: Hook points inside a layer: those of heads (``z``, ``q`` …) head by head, those
             of the stream (``attn_out``, ``mlp_out``) and of the MLP (``post``) as a whole.
         neurons: Groups of neurons of each layer's MLP by name, ablated in ``mlp.hook_post``.
         together: Ablate all of these parts at once too.
         kinds: Some of ``zero``, ``mean`` and ``resample``.
-        when: ``all`` loops; ``one`` loop at a time; ``from`` a loop on; ``upto`` a loop, which is
-            the last.
+        when: ``all`` loops; ``one`` loop at a time; ``from`` a loop on; ``upto`` and including one.
         loops: The loops that the last three refer to; all by default.
         positions: None ablates all positions at once, ``"each"`` one at a time.
-        mean_over: Means are over the examples of the batch, padding included: at the same
-            ``position``, of the same input ``token`` at any position, or over ``all`` positions.
-        n: Length of examples to draw.
-        batch_size: How many; 64 by default.
-        seed: Seed of the examples, of the pairing of ``resample``, and of the noise.
+        mean_over: Means are over the batch, padding included: at the same ``position``, of the same
+            input ``token`` at any position, or over ``all`` positions.
+        n, batch_size, seed: Length and number (64 by default) of examples to draw; seed of all
+            draws.
 
     Raises:
-        InputError: an unknown component, kind or loop, one without effect, or no model with hooks.
+        InputError: An unknown name, an option without effect, or a model without hooks.
 
-    Source: on zero, mean and resample ablation, arXiv 2309.16042 and arXiv 2404.15255.
+    Source: arXiv 2309.16042 and arXiv 2404.15255.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -236,7 +216,7 @@ def ablation_study(
     if len(batch) < 2 and {*kinds} != {"zero"}:
         raise InputError(
             "data",
-            expected="two examples or more, as means and other examples are taken among them",
+            expected="two examples or more, for means and other examples",
             given="one example",
             fix="Pass a larger batch, or kinds=('zero',).",
         )
@@ -282,14 +262,12 @@ def ablation_study(
         )
 
 
-_Site = tuple[str, int]
-"""A component, by its full name, and its layer in the block."""
-
+_Site = tuple[str, int]  # full name of a component, and its layer in the block
 _Changes = dict[_Site, Callable[["Tensor"], "Tensor"]]
 
 
 class _Part(NamedTuple):
-    """What is ablated at once: at each site, the indices after the position that belong to it."""
+    """Activations that are ablated at once: indices after the position, at each site."""
 
     name: str
     indices: Mapping[_Site, list[tuple[Any, ...]]]
@@ -302,27 +280,24 @@ def _chosen_parts(
     *,
     together: bool,
 ) -> list[_Part]:
-    """Each head of each layer, or each layer, of the components; groups of neurons; and all."""
+    """Each head (or layer) of the components, groups of neurons, and all of them."""
     parts, sizes = [], model.site_map
     for component in components:
         target = patched_component(model, component)
         if target.per_loop or target.kind not in ("residual", "head", "neuron"):
             raise InputError(
                 "components",
-                expected="components inside a layer that have a vector at each position",
+                expected="components inside a layer with a vector at each position",
                 given=repr(component),
-                fix="Pass z, attn_out, mlp_out or post, for instance.",
+                fix="Pass for example z, attn_out, mlp_out or post.",
             )
         names = {"z": "head", "mlp_out": "MLP", "attn_out": "attention"}
         name = names.get(target.name, target.name)
-        # Indices after the position: of one head, or of the whole layer.
-        indices = (
-            {f".{h}": (h,) for h in range(sizes.n_heads)} if target.kind == "head" else {"": ()}
-        )
+        heads = [(f".{h}", (h,)) for h in range(sizes.n_heads)]
         parts += [
             _Part(f"{name} {layer}{suffix}", {(target.full, layer): [index]})
             for layer in range(sizes.n_layers)
-            for suffix, index in indices.items()
+            for suffix, index in (heads if target.kind == "head" else [("", ())])
         ]
     for name, group in neurons.items():
         for neuron in group:
@@ -332,21 +307,20 @@ def _chosen_parts(
     if not parts or any(not group for group in neurons.values()):
         raise InputError(
             "components",
-            expected="at least one component or group of neurons, and neurons in each group",
+            expected="a component or group of neurons, and neurons in each group",
             given="none",
             fix="Leave components out for the heads and the MLPs.",
         )
     if together:
-        union: dict[_Site, list[tuple[Any, ...]]] = {}
-        for part in parts:
-            for site, indices in part.indices.items():
-                union.setdefault(site, []).extend(indices)
+        union: dict[_Site, list[tuple[Any, ...]]] = defaultdict(list)
+        for site, indices in chain.from_iterable(part.indices.items() for part in parts):
+            union[site] += indices
         parts.append(_Part("all of them", union))
     return parts
 
 
 def _chosen_spans(when: Sequence[str], loops: Index, n_loops: int) -> list[tuple[str, range]]:
-    """The loops at which a part is ablated, with the name of each span."""
+    """Names of spans, and the loops at which a part is ablated."""
     if loops is not None and set(when) == {"all"}:
         raise InputError(
             "loops",
@@ -373,49 +347,38 @@ def _reference_values(
     mean_over: MeanOver,
     generator: torch.Generator,
 ) -> dict[str, dict[_Site, Float[Tensor, "loop batch pos ..."]]]:
-    """What is put in, for each kind of ablation and site."""
-    # One random cycle through all examples, so that none is given its own activation.
+    """The values that are put in, for each kind of ablation and site."""
+    # One random cycle through all examples, so that none gets its own activation.
     order = torch.randperm(len(inputs), generator=generator)
     other = torch.empty_like(order)
     other[order] = order.roll(1)
-    replace = {
-        "zero": torch.zeros_like,
-        "mean": lambda x: _mean(x, inputs, mean_over),
-        "resample": lambda x: x[:, other.to(x.device)],
-    }
-    return {kind: {site: replace[kind](x) for site, x in activations.items()} for kind in kinds}
 
+    def mean(x: Float[Tensor, "loop batch pos ..."]) -> Float[Tensor, "loop batch pos ..."]:
+        if mean_over != "token":
+            over = (1,) if mean_over == "position" else (1, 2)
+            return x.mean(over, keepdim=True).expand_as(x)
+        tokens, number = inputs.unique(return_inverse=True)
+        # Sums over examples and positions by token: [loop, token, ...].
+        flat, number = x.flatten(1, 2), number.flatten()
+        sums = flat.new_zeros(len(flat), len(tokens), *flat.shape[2:]).index_add(1, number, flat)
+        counts = number.bincount(minlength=len(tokens)).view(1, -1, *[1] * (flat.ndim - 2))
+        return (sums / counts)[:, number].view_as(x)
 
-def _mean(
-    x: Float[Tensor, "loop batch pos ..."], inputs: Tensor, over: MeanOver
-) -> Float[Tensor, "loop batch pos ..."]:
-    if over != "token":
-        return x.mean((1,) if over == "position" else (1, 2), keepdim=True).expand_as(x)
-    tokens, number = inputs.unique(return_inverse=True)
-    # Sums over examples and positions by token: [loop, token, ...].
-    flat, number = x.flatten(1, 2), number.flatten()
-    sums = flat.new_zeros(len(flat), len(tokens), *flat.shape[2:]).index_add(1, number, flat)
-    counts = number.bincount(minlength=len(tokens)).view(1, -1, *[1] * (flat.ndim - 2))
-    return (sums / counts)[:, number].view_as(x)
+    new = {"zero": torch.zeros_like, "mean": mean, "resample": lambda x: x[:, other.to(x.device)]}
+    return {kind: {site: new[kind](x) for site, x in activations.items()} for kind in kinds}
 
 
 class _Runs:
-    """The clean run of a batch, and runs that go on from it with changes.
-
-    Attributes:
-        activations: Those of some sites, at each loop of the clean run, ``[loop, batch, ...]``.
-    """
+    """The clean run of a batch with its ``activations`` at some sites, and changed runs."""
 
     def __init__(self, model: Any, batch: Batch, sites: Iterable[_Site]) -> None:
         self._iteration, self._batch = model.bind(batch.inputs), batch
         lists: dict[_Site, list[Tensor]] = {site: [] for site in sites}
-
-        def record(values: list[Tensor]) -> Callable[[Tensor], Tensor]:
-            return lambda x: [x, values.append(x)][0]
-
+        # Changes that keep what they get, and change nothing.
+        record = {site: lambda x, to=to: [x, to.append(x)][0] for site, to in lists.items()}
         states = [self._iteration.h0]
         for _ in range(int(batch.n_loops.max())):
-            states.append(self._loop(states[-1], {site: record(x) for site, x in lists.items()}))
+            states.append(self._loop(states[-1], record))
         self._states = torch.stack(states)  # h_0 .. h_T, [loop, batch, pos, d_model]
         self.activations = {site: torch.stack(values) for site, values in lists.items()}
         self._is_asked, self._right = batch.targets != IGNORE, batch.targets.clamp(min=0).long()
@@ -424,7 +387,7 @@ class _Runs:
     def measure(
         self, span: range = range(0), changes: Callable[[int], _Changes] | None = None
     ) -> dict[str, Float[np.ndarray, " batch"]]:
-        """Measures of each example, of a run with changes at the loops of a span."""
+        """Measures of each example in a run with changes at the loops of a span."""
         logits = self._logits(span if span else range(len(self._states), 0), changes)  # [b, pos, c]
         answers, right = logits.argmax(-1), self._right[..., None]
         # Margin of each answer [batch, pos]: the right logit less the largest other one.
@@ -438,9 +401,9 @@ class _Runs:
         return {name: x.double().cpu().numpy() for name, x in by_example.items()}
 
     def _loop(self, h: Tensor, changes: _Changes) -> Tensor:
-        places: dict[Any, dict[str, Callable[[Tensor], Tensor]]] = {}
+        places: dict[Any, dict[str, Callable[[Tensor], Tensor]]] = defaultdict(dict)
         for (component, layer), change in changes.items():
-            places.setdefault(("block", 0, layer), {})[component] = change
+            places["block", 0, layer][component] = change
         run = self._iteration
         return run.advance(h, run.e, run.context, Taps.changing(places))
 
@@ -463,7 +426,7 @@ def _changes(
     place: Bool[Tensor, " pos"],
     noise: torch.Generator | None,
 ) -> Callable[[int], _Changes]:
-    """The changes of one part at each loop: the values given, or noise that moves it as far."""
+    """The changes of one part at each loop: to the values, or by noise of equal norm."""
 
     def change(x: Tensor, site: _Site, loop: int) -> Tensor:
         # Where the part is, [pos, head, feature] or [pos, feature].
@@ -480,7 +443,7 @@ def _changes(
 
 
 def _estimate(name: str, values: Float[np.ndarray, "*cell batch"]) -> np.ndarray:
-    """Over examples: of shares with Wilson's interval, of margins with that of a mean."""
+    """Over examples: shares with Wilson's interval, margins with that of a mean."""
     if name == "margin":
         return mean_estimate(values)
     return wilson_estimate(values.sum(-1), np.full(values.shape[:-1], values.shape[-1]))

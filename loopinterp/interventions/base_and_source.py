@@ -1,4 +1,4 @@
-"""Base and source of a patch: pairs of inputs, and how a patched run lies between their runs."""
+"""Base and source of a patch: pairs of inputs, and the score of a patched run between theirs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.core.errors import HookError, InputError, unknown_name
+from loopinterp.core.errors import HookError, InputError, check_choice, unknown_name
 from loopinterp.models.addresses import resolve_index
 from loopinterp.models.protocol import need_hooks, need_model
 from loopinterp.models.study_examples import examples_for, fit_to_model, inputs_and_loops
@@ -22,29 +22,20 @@ if TYPE_CHECKING:
     from loopinterp.models.addresses import Index
     from loopinterp.models.run import HookedRun
 
-EACH = "each"
-"""Patch one position at a time."""
-
 STATE = "state"
 """The component that is no hook point: the state after some loops."""
 
 LOOP = "loop"
-"""Coordinate on the axis of layers: what happens once per loop, and in no layer."""
+"""Coordinate on the axis of layers of components that occur once per loop."""
 
 Metric = Callable[["Tensor"], "Tensor"]
 """From logits [batch, pos, d_vocab_out] to one number, or one for each example [batch]."""
 
 
 class Comparison:
-    """The answers and metrics of a base's and a source's run, to score a patched run against.
+    """Answers and metrics of a base's and a source's run, to score a patched run against.
 
-    Attributes:
-        differ: Positions that count: ``scored`` (all if None), and answered differently.
-        at_base: The metric of the base's run; by default the logit difference.
-        at_source: The metric of the source's run.
-
-    Raises:
-        InputError: ``scored`` does not fit, or the two runs have equal answers or metrics.
+    ``differ`` are the positions that count: ``scored`` (all if None), with different answers.
     """
 
     def __init__(
@@ -68,17 +59,17 @@ class Comparison:
         if not self.differ.any():
             raise InputError(
                 "base and source",
-                expected="inputs that the model answers differently at a scored position",
+                expected="different answers at a scored position",
                 given="the same answers throughout",
-                fix="Pass other pairs, more of them, or more scored positions.",
+                fix="Pass other pairs, or more scored positions.",
             )
         self.at_base, self.at_source = (float(self._metrics(x[None])[0]) for x in (base, source))
         if self.at_base == self.at_source:
             raise InputError(
                 "metric",
-                expected="another value for the source's run than for the base's",
+                expected="different values for base and source",
                 given=f"{self.at_base} for both",
-                fix="Pass pairs that it tells apart, or another metric.",
+                fix="Pass other pairs, or another metric.",
             )
 
     @property
@@ -96,10 +87,7 @@ class Comparison:
         return torch.stack([recovered, effect.to(recovered)], -1).cpu().numpy()
 
     def by_example(self, logits: Float[Tensor, "batch pos d_vocab_out"]) -> Float[Tensor, "*batch"]:
-        """The metric of each example, whose mean is the metric; with gradients.
-
-        Examples with more of the positions that count weigh more, and those with none are 0.
-        """
+        """The metric of each example, with gradients; weighted by the positions that count."""
         if self._metric is not None:
             return torch.as_tensor(self._metric(logits)).double()
         # Classes of both answers [batch, pos, 2], and their logits.
@@ -122,19 +110,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Patched:
-    """A component that can be patched, by its short name and its ``full`` one in a layer or loop.
+    """A component that can be patched."""
 
-    Attributes:
-        kind: Kind of tensor, as :class:`~loopinterp.models.addresses.Address` has it.
-        per_loop: Whether it happens once per loop, and not in a layer.
-        n_heads: Heads that are patched one by one; None for a component without heads.
-    """
-
-    name: str
-    full: str
-    kind: str
-    per_loop: bool
-    n_heads: int | None = None
+    name: str  # short
+    full: str  # within a layer or loop
+    kind: str  # of tensor, as of Address
+    per_loop: bool  # occurs once per loop, not in a layer
+    n_heads: int | None = None  # None for a component without heads
 
 
 def patched_component(model: HookedRun, component: str) -> Patched:
@@ -158,8 +140,11 @@ def given_pairs(
     source: Batch | Tensor,
     n_loops: int | None,
     scored: Bool[Tensor, "batch pos"] | None,
+    *,
+    component: str,
+    other: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, int, Bool[Tensor, "batch pos"] | None]:
-    """Inputs of base and source, loops of their runs, and the positions that may count."""
+    """Inputs of base and source, loops of their runs, and the positions to score."""
     if not isinstance(base, torch.Tensor):
         base = examples_for(model, base)
     if isinstance(source, Batch):
@@ -169,37 +154,31 @@ def given_pairs(
     if n_loops is None and len(ends) > 1:
         raise InputError(
             "base and source",
-            expected="examples that are all answered after one number of loops",
-            given=f"some that are asked for after {ends[0]}, and others up to {ends[-1]}",
-            fix="Draw them with one n, or pass n_loops=, after which all of them are read.",
+            expected="examples with one required number of loops",
+            given=f"numbers from {ends[0]} to {ends[-1]}",
+            fix="Draw them with one n, or pass n_loops=.",
         )
     if n_loops is None and batches:
         n_loops = ends[0]
     inputs, n_loops = inputs_and_loops(model, inputs_of(base), n_loops)
     if scored is None and batches and len({batch.targets.shape for batch in batches}) == 1:
-        # At a prompt or in the padding nothing is asked, and what is answered there means nothing.
         scored = torch.stack([batch.targets != IGNORE for batch in batches]).all(0)
-    return inputs, inputs_of(source), n_loops, scored
-
-
-def check_run(
-    model: Any, base: Tensor, source: Tensor, other: Tensor | None, component: str
-) -> None:
-    """Raise unless there are pairs to patch between, in a model that shows what is patched."""
     need_model(model) if component == STATE else need_hooks(model)
-    for name, inputs in (("source", source), ("other", source if other is None else other)):
-        like_base = isinstance(inputs, torch.Tensor) and inputs.dtype == base.dtype
-        if not like_base or inputs.shape != base.shape:
+    sources = inputs_of(source)
+    for name, x in (("source", sources), ("other", sources if other is None else other)):
+        like_base = isinstance(x, torch.Tensor) and x.dtype == inputs.dtype
+        if not like_base or x.shape != inputs.shape:
             raise InputError(
                 name,
-                expected=f"{base.dtype} of shape {list(base.shape)}, as base has",
-                given=describe_tensor(inputs),
+                expected=f"{inputs.dtype} of shape {list(inputs.shape)}, as base has",
+                given=describe_tensor(x),
                 fix="Pass pairs of inputs of equal length.",
             )
+    return inputs, sources, n_loops, scored
 
 
 def chosen_loops(loops: Index, n_loops: int) -> list[int]:
-    """The loops to patch, counted from the start; an InputError if there is none."""
+    """The loops to patch, counted from the start; an InputError if there are none."""
     chosen = resolve_index(loops, n_loops, "loop")[0]
     if not chosen:
         raise InputError(
@@ -214,14 +193,13 @@ def chosen_loops(loops: Index, n_loops: int) -> list[int]:
 def chosen_positions(
     positions: str | Tensor | None, base: Tensor
 ) -> tuple[Bool[Tensor, "place batch pos"], list[int | str]]:
-    """Where each patch is made, and what the places are called."""
+    """The places of each patch, and their names."""
     batch, n_pos = base.shape[:2]
     if positions is None:
         return torch.ones(1, batch, n_pos, dtype=torch.bool, device=base.device), ["all"]
     each = torch.arange(n_pos, device=base.device)
     if isinstance(positions, str):
-        if positions != EACH:
-            raise unknown_name("positions", positions, [EACH])
+        check_choice("positions", positions, ["each"])
         return (each[:, None] == each)[:, None].expand(-1, batch, -1), each.tolist()
     fits = isinstance(positions, torch.Tensor) and positions.dtype == torch.int64
     # One position of each example, [batch, pos].
@@ -231,26 +209,21 @@ def chosen_positions(
             return place[None], ["chosen"]
     raise InputError(
         "positions",
-        expected=f"None, {EACH!r}, or {batch} integers from 0 to {n_pos - 1} (int64)",
+        expected=f"None, 'each', or {batch} integers from 0 to {n_pos - 1} (int64)",
         given=describe_tensor(positions),
         fix="Pass one position for each example, as a tensor.",
     )
 
 
 def unrelated(source: Tensor) -> Tensor:
-    """A third input for each pair: the sources, moved on until none meets itself.
-
-    Example:
-        >>> unrelated(torch.tensor([[1, 2], [1, 2], [3, 4], [5, 6]])).tolist()
-        [[3, 4], [5, 6], [1, 2], [1, 2]]
-    """
+    """A third input for each pair: the sources, rolled until none meets itself."""
     for distance in range(1, len(source)):
         moved = source.roll(distance, 0)
         if not (moved == source).flatten(1).all(1).any():
             return moved
     raise InputError(
         "other",
-        expected="a third input for each pair, as there are none among the sources",
-        given="sources that are too few or too much alike",
-        fix="Pass other=, inputs that have nothing to do with base and source.",
+        expected="a third input for each pair",
+        given="None, and sources that are too few or too similar",
+        fix="Pass other=, inputs unrelated to base and source.",
     )

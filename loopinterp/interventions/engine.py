@@ -1,7 +1,6 @@
-"""Interchanges of a state, or of its part in a subspace, between runs, and the answers after them.
+"""Interchanges of a state, or of its part in a subspace, and the answers after them.
 
-They need only the four methods of the protocol. Only what an interchange can reach is run again
-(:mod:`loopinterp.interventions.light_cone`).
+Only the light cone of an interchange is run again (:mod:`loopinterp.interventions.light_cone`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.text import ShortRepr
-from loopinterp.interventions.light_cone import Change, Front, LightCone, cone_growth
+from loopinterp.interventions.light_cone import Change, LightCone, cone_growth
 from loopinterp.interventions.pairs import Sites
 from loopinterp.models import bind, device_of
 from loopinterp.tasks.task import describe_tensor
@@ -27,24 +26,12 @@ if TYPE_CHECKING:
     from loopinterp.interventions.pairs import InterchangePairs
     from loopinterp.models import LoopedModel
 
-_AT_A_TIME = 128
-"""Pairs that go on together."""
-
-_HELD_NUMBERS = 2**26
-"""Numbers of clean states held at a time: 256 MiB."""
+_AT_A_TIME = 128  # pairs in a batch
+_HELD_NUMBERS = 2**26  # numbers of clean states held at a time: 256 MiB
 
 
 def answer(logits: Float[Tensor, "*shape d_vocab_out"]) -> Int[Tensor, "*shape"]:
-    """The class with the largest logit; of those that are equal up to rounding, the first.
-
-    A model that has not decided yet may have equal logits; the largest by a rounding error would
-    change with the basis of the state. Answers are held for every pair, delay and position, and so
-    in as few bytes as classes need.
-
-    Example:
-        >>> answer(torch.tensor([[0.2, 1.3], [1e-7, 2e-7]])).tolist()
-        [1, 0]
-    """
+    """The class with the largest logit; of those equal up to rounding the first, in any basis."""
     narrow = torch.int16 if logits.shape[-1] <= 2**15 else torch.int32
     return _largest(logits).int().argmax(-1).to(narrow)
 
@@ -59,7 +46,7 @@ def _largest(logits: Float[Tensor, "*shape d_vocab_out"]) -> Bool[Tensor, "*shap
 
 
 def state_width(model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"]) -> int:
-    """The width of the states that a model has on such inputs."""
+    """The width of a model's states."""
     return bind(model, inputs[:1].to(device_of(model))).h0.shape[-1]
 
 
@@ -67,24 +54,24 @@ def state_width(model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"]) -> i
 def answers_by_loop(
     model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"], n_loops: int
 ) -> Int[Tensor, "loops batch pos"]:
-    """The answer that would be read after 0, 1, … ``n_loops`` loops."""
+    """The answers read after 0, 1, … ``n_loops`` loops."""
     bound = bind(model, inputs)
     read = [answer(bound.read(h, loop)) for loop, h in bound.run(n_loops)]
     return torch.stack(read).long()  # classes as torch's indexing wants them
 
 
 class InterchangeRun(ShortRepr):
-    """Pairs of runs of a model, ready for any number of interventions.
-
-    Raises:
-        InputError: an input, a position or a loop of the pairs that there is not.
+    """Pairs of runs of a model, for any number of interventions.
 
     Attributes:
-        base_state: Clean state of the base at the positions of the interchange, at its loop. Where
-            some pairs have a second interchange, the last site is that one's.
+        base_state: Clean state of the base at the sites and the loop of the interchange. If some
+            pairs have a second interchange, the last site is that one's.
         source_state: State of the source there.
         natural: Clean answers of all inputs after 0 .. T loops.
-        reach: Positions by which the light cone grows in a loop; None where all are run.
+        reach: Positions by which the light cone grows in a loop; None if all are run.
+
+    Raises:
+        InputError: An input, position or loop out of range.
     """
 
     base_state: Float[Tensor, "pair site d_model"]
@@ -98,9 +85,7 @@ class InterchangeRun(ShortRepr):
         self.reach = cone_growth(model)
         self._cached: tuple[int, LightCone] | None = None
         pairs, natural, sites = self.pairs, [], self.pairs.sites
-        # The run that is changed, for every site: [pair, site].
-        bases = pairs.base[:, None].expand_as(sites.loop)
-        # Inputs may be too many to hold all clean runs at once.
+        bases = pairs.base[:, None].expand_as(sites.loop)  # [pair, site]
         for first, runs in self._runs():
             states = runs.states
             if not natural:
@@ -115,7 +100,7 @@ class InterchangeRun(ShortRepr):
 
     @cached_property
     def base(self) -> Int[Tensor, "pair delay pos"]:
-        """Clean answers of the base at each delay; past the end those of the end."""
+        """Clean answers of the base at each delay; past the end the last ones."""
         return self.natural[self._loops_read, self.pairs.base[:, None]]
 
     @cached_property
@@ -126,21 +111,21 @@ class InterchangeRun(ShortRepr):
 
     @property
     def difference(self) -> Float[Tensor, "pair site d_model"]:
-        """What an interchange of the whole state adds."""
+        """The change that an interchange of the whole state makes."""
         return self.source_state - self.base_state
 
     def interchange(
         self, subspace: Float[Tensor, "... rank d_model"] | None = None, *, complement: bool = False
     ) -> Int[Tensor, "pair delay pos"]:
-        """Answers after the source's state, or its part in a subspace, was put in.
+        """Answers after an interchange of the state, or of its part in a subspace.
 
         Args:
-            subspace: Orthonormal rows; one for all pairs [rank, d_model], or one each
-                [pair, rank, d_model]. The whole state if omitted.
-            complement: Put in everything but that part.
+            subspace: Orthonormal rows, for all pairs [rank, d_model] or for each
+                [pair, rank, d_model]; the whole state by default.
+            complement: Interchange all but that part.
 
         Raises:
-            InputError: rows that are not orthonormal, or a complement of nothing.
+            InputError: Rows that are not orthonormal, or a complement without a subspace.
         """
         change = self.difference
         if subspace is not None:
@@ -148,55 +133,39 @@ class InterchangeRun(ShortRepr):
             inside = project(change, subspace)
             change = change - inside if complement else inside
         elif complement:
-            raise InputError(
-                "complement",
-                expected="a subspace whose complement is put in",
-                given="no subspace",
-                fix="Pass subspace= too.",
-            )
+            fix = "Pass subspace= too."
+            raise InputError("complement", expected="a subspace", given="none", fix=fix)
         return self.after(self.base_state + change)
 
     @torch.no_grad()
     def after(
         self, state: Float[Tensor, "*kind pair site d_model"]
     ) -> Int[Tensor, "*kind pair delay pos"]:
-        """Answers at each delay after ``state`` was put in at the positions of the interchange.
+        """Answers at each delay after ``state`` was put in at the sites of the interchange.
 
-        Several kinds of states at once share the clean runs.
+        Several kinds of states share the clean runs.
         """
         # [kind, pair, site, d_model]; every kind starts from the clean answers.
         kinds = state[None] if state.ndim == self.base_state.ndim else state.flatten(0, -4)
         read = self.base.repeat(len(kinds), 1, 1, 1)
-        for runs, base, here in self._runs_of_bases():
-            for rows in track(self._in_order(here), "interchange"):
-                for put_in, answers in zip(kinds, read):
-                    # The base's own state, as at equal embeddings, changes nothing.
-                    new = rows[(put_in[rows] != self.base_state[rows]).flatten(1).any(1)]
-                    if not len(new):
-                        continue
-                    loop = self.pairs.loop[new]
-                    for front, pair, column in self._fronts(runs, new, base[new], put_in[new]):
-                        # [pair, delay, pos]: the answers inside the light cone.
-                        place = new[pair], front.loop - loop[pair], front.place[pair, column]
-                        answers[place] = answer(runs.iteration.readout(front.h))[pair, column]
+        for runs, base, rows in self._batches():
+            for put_in, answers in zip(kinds, read):
+                # Pairs whose state stays as it is keep their clean answers.
+                new = rows[(put_in[rows] != self.base_state[rows]).flatten(1).any(1)]
+                for h, cells, inside in self._fronts(runs, new, base, put_in) if len(new) else ():
+                    answers[cells] = answer(runs.iteration.readout(h))[inside]
         return read.reshape(*state.shape[:-3], *self.base.shape)
 
     @torch.no_grad()
     def states_after(
         self, state: Float[Tensor, "pair site d_model"]
     ) -> Float[Tensor, "pair delay pos d_model"]:
-        """The whole states at each delay after ``state`` was put in, which :meth:`after` reads.
-
-        Past the end of the run they mean nothing.
-        """
+        """The states at each delay after ``state`` was put in; arbitrary past the run's end."""
         states = self.base_state.new_empty(*self.base.shape, state.shape[-1])
-        for runs, base, here in self._runs_of_bases():
-            states[here] = runs.states[self._loops_read[here], base[here, None]]
-            for rows in self._in_order(here):
-                for front, pair, column in self._fronts(runs, rows, base[rows], state[rows]):
-                    place = front.place[pair, column]
-                    delay = front.loop - self.pairs.loop[rows][pair]
-                    states[rows[pair], delay, place] = front.h[pair, column]
+        for runs, base, rows in self._batches():
+            states[rows] = runs.states[self._loops_read[rows], base[rows, None]]
+            for h, cells, inside in self._fronts(runs, rows, base, state):
+                states[cells] = h[inside]
         return states
 
     @torch.no_grad()
@@ -215,7 +184,7 @@ class InterchangeRun(ShortRepr):
         return (self.pairs.loop[:, None] + delays).clamp(max=self.pairs.n_loops)
 
     def _runs(self) -> Iterator[tuple[int, LightCone]]:
-        """The first of some inputs, and their clean runs h_0 .. h_T; held if they are all."""
+        """Clean runs h_0 .. h_T of some inputs at a time, with the number of the first input."""
         if self._cached is not None:
             yield self._cached
             return
@@ -231,35 +200,36 @@ class InterchangeRun(ShortRepr):
                 self._cached = run
             yield run
 
-    def _runs_of_bases(self) -> Iterator[tuple[LightCone, Tensor, Int[Tensor, " pair"]]]:
-        """Some clean runs at a time, the run of each pair's base, and the pairs that have one."""
+    def _batches(self) -> Iterator[tuple[LightCone, Int[Tensor, " pair"], Int[Tensor, " row"]]]:
+        """Clean runs, the run of every pair's base among them, and some of the pairs that have one.
+
+        Pairs are in the order of their loops, as light cones need; with two interchanges last.
+        """
         for first, runs in self._runs():
             base = self.pairs.base - first
             here = ((base >= 0) & (base < runs.states.shape[1])).nonzero().squeeze(1)
-            if len(here):
-                yield runs, base, here
-
-    def _in_order(self, pairs: Int[Tensor, " pair"]) -> list[Tensor]:
-        """Pairs by loop, some at a time; those with a second interchange, which are wider, last."""
-        # Rows of a light cone begin in the order of their loops.
-        in_order = pairs[self.pairs.loop[pairs].argsort(stable=True)]
-        if self.pairs.second is None:
-            return list(in_order.split(_AT_A_TIME))
-        has_second = self.pairs.second.made[in_order]
-        single, double = in_order[~has_second], in_order[has_second]
-        parts = *single.split(_AT_A_TIME), *double.split(_AT_A_TIME)
-        return [rows for rows in parts if len(rows)]
+            rows = here[self.pairs.loop[here].argsort(stable=True)]
+            second = self.pairs.second
+            has_second = (
+                torch.zeros_like(rows, dtype=torch.bool) if second is None else second.made[rows]
+            )
+            parts = [*rows[~has_second].split(_AT_A_TIME), *rows[has_second].split(_AT_A_TIME)]
+            for part in track([part for part in parts if len(part)], "interchange"):
+                yield runs, base, part
 
     def _fronts(
         self, runs: LightCone, rows: Tensor, base: Tensor, state: Tensor
-    ) -> Iterator[tuple[Front, Tensor, Tensor]]:
-        """The front of pairs in loop order after each loop, and its places inside the cone."""
-        loop, positions = self.pairs.loop[rows], self.pairs.positions[rows]
+    ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]]:
+        """States of some pairs after each loop, and those inside the cone.
+
+        Of these, the places among all pairs (pair, delay, pos) and among the states (row, column).
+        """
+        loop, positions, state = self.pairs.loop[rows], self.pairs.positions[rows], state[rows]
         n_sites, sites = positions.shape[1], Sites(*(x[rows] for x in self.pairs.sites))
         each = torch.arange(len(rows), device=rows.device)[:, None]
 
         def put_in(new: slice, place: Tensor, fresh: Tensor) -> Tensor:
-            # Sites are columns of the positions held, which begin at ``place[:, 0]``.
+            # Column of a site: the positions held begin at ``place[:, 0]``.
             fresh[each[: len(fresh)], positions[new] - place[:, :1]] = state[new, :n_sites]
             return fresh
 
@@ -274,9 +244,10 @@ class InterchangeRun(ShortRepr):
         has_later = sites.position.shape[1] > n_sites
         change = Change(state=put_in, later=put_in_later if has_later else None)
         first, last = sites.position.aminmax(dim=1)
-        for front in runs.go_on(base, loop, first, last, change):
-            pair, column = front.reached.nonzero(as_tuple=True)
-            yield front, pair, column
+        for front in runs.go_on(base[rows], loop, first, last, change):
+            row, column = front.reached.nonzero(as_tuple=True)
+            cells = rows[row], front.loop - loop[row], front.place[row, column]
+            yield front.h, cells, (row, column)
 
 
 def _fill(
@@ -287,7 +258,7 @@ def _fill(
     loop: Int[Tensor, "pair site"],
     positions: Int[Tensor, "pair site"],
 ) -> None:
-    """Put in the states of those pairs whose input is one of these, from number ``first`` on."""
+    """Fill in the states of pairs whose input is in ``states``, from number ``first`` on."""
     row = row - first
     here = (row >= 0) & (row < states.shape[1])
     filled[here] = states[loop[here], row[here], positions[here]]
@@ -295,23 +266,16 @@ def _fill(
 
 def _check_ranges(pairs: InterchangePairs) -> None:
     n_inputs, n_pos = pairs.inputs.shape
-    ranges = [
-        ("base", pairs.base, n_inputs - 1),
-        ("source", pairs.source, n_inputs - 1),
-        ("positions", pairs.positions, n_pos - 1),
-        ("loop", pairs.loop, pairs.n_loops),
-        ("source_loop", pairs.source_loop, pairs.n_loops),
-    ]
+    loops = ("loop", pairs.n_loops), ("source_loop", pairs.n_loops)
+    ranges = [("base", n_inputs - 1), ("source", n_inputs - 1), ("positions", n_pos - 1), *loops]
+    columns = [(name, getattr(pairs, name), last) for name, last in ranges]
     if pairs.second is not None and bool((has_second := pairs.second.made).any()):
         second = pairs.second.map(lambda column: column[has_second])
-        ranges += [
-            ("second.source", second.source, n_inputs - 1),
-            ("second.position", second.position, n_pos - 1),
-            ("second.loop", second.loop, pairs.n_loops),
-            ("second.source_loop", second.source_loop, pairs.n_loops),
-            ("second.loop, after the first", second.loop - pairs.loop[has_second], pairs.n_loops),
-        ]
-    for name, values, last in ranges:
+        for name, last in (("source", n_inputs - 1), ("position", n_pos - 1), *loops):
+            columns.append((f"second.{name}", getattr(second, name), last))
+        after = second.loop - pairs.loop[has_second]
+        columns.append(("second.loop, after the first", after, pairs.n_loops))
+    for name, values, last in columns:
         if not bool(((values >= 0) & (values <= last)).all()):
             raise InputError(
                 f"pairs.{name}",
@@ -324,7 +288,7 @@ def _check_ranges(pairs: InterchangePairs) -> None:
 def principal_subspace(
     difference: Float[Tensor, "pair d_model"], rank: int
 ) -> Float[Tensor, "rank d_model"]:
-    """The directions that hold the most of the squared length of the differences (uncentred)."""
+    """The uncentred principal directions of some differences."""
     most = min(difference.shape)
     check_integer("rank", rank, least=1, most=most, fix=f"Pass a rank from 1 to {most}.")
     return torch.linalg.svd(difference.double(), full_matrices=False).Vh[:rank].to(difference)
@@ -333,17 +297,7 @@ def principal_subspace(
 def project(
     change: Float[Tensor, "... site d_model"], subspace: Float[Tensor, "... rank d_model"]
 ) -> Float[Tensor, "... site d_model"]:
-    """The part of each change that lies in a subspace.
-
-    Args:
-        change: What an interchange of the whole state adds.
-        subspace: Orthonormal rows, or rows of 0: one subspace for all pairs, or one each.
-
-    Example:
-        >>> project(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]])).tolist()
-        [[0.0, 4.0]]
-    """
-    # Coordinates in the subspace, [..., site, rank], and back.
+    """The part of each change in a subspace, whose rows are orthonormal or 0."""
     basis = subspace.to(change)
     return change @ basis.mT @ basis
 
@@ -354,16 +308,7 @@ def random_change(
     *,
     within: Bool[Tensor, "... d_model"] | None = None,
 ) -> Float[Tensor, "... d_model"]:
-    """A change of the same norm at each place, in a random direction.
-
-    A random subspace of equal rank is a weaker control: where one direction holds nearly all of a
-    change, the part along random directions is next to nothing.
-
-    Args:
-        change: What is added.
-        generator: Draws the directions.
-        within: Features that may change, those of ``change`` among them; all if None.
-    """
+    """A change of the same norm at each place, in a random direction ``within`` some features."""
     noise = torch.randn(change.shape, generator=generator, dtype=torch.float32).to(change)
     length = change.norm(dim=-1, keepdim=True)
     if within is not None:
@@ -373,7 +318,7 @@ def random_change(
 
 
 def check_subspace(rows: Any, d_model: int, what: str) -> None:
-    """Raise unless a user gives orthonormal rows [rank, d_model], rank 1 .. d_model."""
+    """Raise unless the rows are orthonormal [rank, d_model], with rank 1 .. d_model."""
     shape = list(rows.shape) if isinstance(rows, torch.Tensor) else None
     if shape is None or len(shape) != 2 or not 1 <= shape[0] <= d_model or shape[1] != d_model:
         raise InputError(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.figures import Series, bars_with_intervals, heatmap_panels, line_figure
@@ -18,49 +19,47 @@ from loopinterp.interventions.base_and_source import STATE
 from loopinterp.interventions.patching import BLOCK, MEASURES, PatchingSweep
 
 _RECOVERED, _CONTROL, _PATCHED = "answers recovered", "unrelated input", "position patched"
-_UNPATCHED = "0: unpatched, 1: the other input's"
-_DATA = "Colours go up to the largest share. The data has the metric as well."
+_UNPATCHED = "0: unpatched, 1: source"
+_DATA = "The colour scale ends at the largest share. The data has the metric as well."
 
 
 @findings_of.register
 def _(result: PatchingSweep) -> list[Finding]:
-    """The patch that carries most over, against its control."""
     table = result.to_dataframe()
-    # By how much a patch exceeds its control, in every row.
     gain = (table["recovered"] - table["control_recovered"]).to_numpy()
     if not np.nanmax(gain) > 0:
+        single = "No single head" if result.by_head else "No patch"
         text = (
-            f"At none of the {len(table)} places do {_component(result)} from another input carry "
-            "more of its answers over than from an unrelated one."
+            f"{single} has an effect: patching {_component(result)} recovers no more answers than "
+            f"a patch from an unrelated input ({len(table)} patches)."
         )
         return [Finding(text, value="none")]
     best = table.to_dict("records")[int(np.nanargmax(gain))]
     value = percent(best["recovered"])
     text = (
-        f"With {_component(result)} {_place(result, best)} taken from another input, {value} "
-        "of the answers that differ become that input's; taken from an unrelated input, "
-        f"{percent(best['control_recovered'])} do."
+        f"Patching {_component(result)} {_place(result, best)} recovers {value} of the source's "
+        f"answers. A patch from an unrelated input gives {percent(best['control_recovered'])}."
     )
     alike = int((gain == np.nanmax(gain)).sum())
     if alike > 1:
-        text += f" {alike} of {len(table)} places do as much."
+        text += f" {alike} of {len(table)} patches do as much."
     return [Finding(text, value=value)]
 
 
 def _component(result: PatchingSweep) -> str:
     words = {
         "resid_pre": "the residual stream",
-        "attn_out": "the output of attention",
-        "mlp_out": "the output of the MLP",
-        "z": "the output of one head",
-        "pattern": "the attention of one head",
+        "attn_out": "the attention output",
+        "mlp_out": "the MLP output",
+        "z": "a head's output",
+        "pattern": "a head's pattern",
         STATE: "the state",
     }
     return words.get(result.component, f"`{result.component}`")
 
 
 def _place(result: PatchingSweep, row: dict[Any, Any]) -> str:
-    """Where a row of the table was patched, in words."""
+    """The place of a row of the table, in words."""
     if result.component == STATE:
         where = f"after {row['loop']} loop" + ("s" if row["loop"] != 1 else "")
     elif row["section"] == BLOCK:
@@ -75,86 +74,70 @@ def _place(result: PatchingSweep, row: dict[Any, Any]) -> str:
 
 @figures_of.register
 def _(result: PatchingSweep) -> list[Figure]:
-    """The sweep over the loops, and the layers around them where there are any."""
-    scale = f"The {result.metric} is scaled to be 0 without a patch and 1 in the other input's run."
-    sections = {"loop by loop": _loops(result, scale)}
-    if result.around():
-        plot, how = _around(result, scale)
-        how = f"These layers run once, before the loop or after it. {how}"
-        sections["around the loop"] = plot, how
+    loop = "loops done" if result.component == STATE else "loop"
+    block = result.data[list(MEASURES)].rename(loop="row")
+    sections = {"loop by loop": (block, loop)}
+    if around := result.around():
+        names = [f"{section} {k}" for section, x in around.items() for k in x["layer"].values]
+        rows = xr.concat(list(around.values()), dim="layer").rename(layer="row")
+        sections["around the loop"] = rows.assign_coords(row=names).expand_dims("layer"), "layer"
     one_by_one = ", position by position" if result.data.sizes["pos"] > 1 else ""
-    return [
-        Figure(
-            title=f"Patching {_component(result)}, {where}{one_by_one}",
-            plot=plot,
-            caption=(
-                f"The run of one input goes on with {_component(result)} of another input's run "
-                f"at one place. Answers recovered: the share of the {result.n_scored} answers that "
-                f"differ between the two which become the other input's. {how}"
-            ),
-            control=(
-                "An unrelated input: the same patch out of the run of a third input. What it does "
-                "to the answers, any disturbance at that place does."
-            ),
-            data=result.to_dataframe(),
+    figures = []
+    for where, (data, row) in sections.items():
+        plot, how = _plot(result, data, row)
+        figures.append(
+            Figure(
+                title=f"Patching {_component(result)}, {where}{one_by_one}",
+                plot=plot,
+                caption=(
+                    f"The base's run with {_component(result)} of the source's run at one place. "
+                    f"Answers recovered: the share of the {result.n_scored} answers that differ "
+                    f"between the two runs and become the source's. {how}"
+                ),
+                control=(
+                    "The same patch from an unrelated input: the effect of any disturbance there."
+                ),
+                data=result.to_dataframe(),
+            )
         )
-        for where, (plot, how) in sections.items()
-    ]
+    return figures
 
 
-def _loops(result: PatchingSweep, scale: str) -> tuple[go.Figure, str]:
-    """Loops against positions at the best sites, against the sites, or alone."""
-    sites = [_component(result)]  # or each layer, or each head of it
-    if result.by_layer:
-        layers, heads = result.data["layer"].values, result.data["head"].values
-        sites = [f"layer {layer}" for layer in layers]
-        if result.by_head:
-            sites = [f"head {layer}.{head}" for layer in layers for head in heads]
-    # Layers and heads are one axis: [loop, pos, site].
-    data = result.data[list(MEASURES)].stack(site=("layer", "head"), create_index=False)
-    data = data.assign_coords(site=sites)
-    loops = "loops done" if result.component == STATE else "loop"
+def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure, str]:
+    """Rows against positions at the best sites, rows against sites, or rows alone."""
+    layers, heads = data["layer"].values, data["head"].values
+    sites = [f"head {k}.{h}" if len(layers) > 1 else f"head {h}" for k in layers for h in heads]
+    if not result.by_head:
+        sites = [f"layer {k}" for k in layers] if len(layers) > 1 else [_component(result)]
+    # Layers and heads are one axis: [row, pos, site].
+    data = data.stack(site=("layer", "head"), create_index=False).assign_coords(site=sites)
+    data = data.transpose("row", "pos", "site")
+    scale = f"The {result.metric} is scaled to 0 in the base's run and 1 in the source's."
     if data.sizes["pos"] > 1:
-        # Loops against positions, at the sites where patches do most.
-        gain = (data["recovered"] - data["control_recovered"]).max(["loop", "pos"])
+        gain = (data["recovered"] - data["control_recovered"]).max(["row", "pos"])
         best = np.argsort(-gain.values, kind="stable")[:3]
         panels = {sites[k]: data["recovered"].isel(site=k) for k in best}
         panels[_CONTROL] = data["control_recovered"].isel(site=best[0])
         shown = (
-            f"Shown: the {len(best)} of {len(sites)} sites where a patch does most, and the "
-            "control of the first; the data has all of them. "
+            f"Shown: the {len(best)} of {len(sites)} sites with the largest effects, and the "
+            "control of the first. "
         )
         how = (shown if len(sites) > 1 else "") + _DATA
-        return _maps(panels, x_title=_PATCHED, y_title=loops), how
+        return _maps(panels, x_title=_PATCHED, y_title=row), how
+    named = _named(result, data.isel(pos=0))
     if data.sizes["site"] > 1:
-        return _maps(_named(result, data.isel(pos=0)), x_title=""), scale
-    lines = _lines(result, data.isel(pos=0, site=0))
-    return line_figure(lines, x_title=loops, y_title=_UNPATCHED), scale
-
-
-def _around(result: PatchingSweep, scale: str) -> tuple[go.Figure, str]:
-    """Layers around the loop: bars, or maps where there are heads or positions."""
-    around = result.around()
-    layers = [f"{section} {k}" for section, x in around.items() for k in x["layer"].values]
-    data = xr.concat(list(around.values()), dim="layer").assign_coords(layer=layers)
-    if data.sizes["pos"] > 1:
-        row, names = "layer", layers
-        if result.by_head:
-            row, names = "head", [f"{k}.{h}" for k in layers for h in data["head"].values]
-        rows = data.stack(row=("layer", "head"), create_index=False)
-        rows = rows.transpose("row", "pos").assign_coords(row=names)
-        panels = {_RECOVERED: rows["recovered"], _CONTROL: rows["control_recovered"]}
-        return _maps(panels, x_title=_PATCHED, y_title=row), _DATA
-    if data.sizes["head"] > 1:
-        heads = [f"head {h}" for h in data["head"].values]
-        named = _named(result, data.isel(pos=0).assign_coords(head=heads))
-        return _maps(named, x_title=""), scale
-    bars = _lines(result, data.isel(head=0, pos=0))
-    return bars_with_intervals(bars, value_title=_UNPATCHED), scale
+        return _maps(named, x_title="", y_title=row), scale
+    lines = [
+        Series.of(name, x.isel(site=0), control=k % 2 == 1)
+        for k, (name, x) in enumerate(named.items())
+    ]
+    if row == "layer":
+        return bars_with_intervals(lines, value_title=_UNPATCHED), scale
+    return line_figure(lines, x_title=row, y_title=_UNPATCHED), scale
 
 
 def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Each measure by what figures call it, its control after it; metrics have any name."""
+    """Each measure under its name in figures, followed by its control; metrics have any name."""
     taken = result.metric in (_RECOVERED, _CONTROL)
     effect = f"metric {result.metric!r}" if taken else result.metric
     return {
@@ -165,13 +148,8 @@ def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
     }
 
 
-def _lines(result: PatchingSweep, data: xr.Dataset) -> list[Series]:
-    named = _named(result, data).items()
-    return [Series.of(name, x, control=k % 2 == 1) for k, (name, x) in enumerate(named)]
-
-
 def _maps(panels: Mapping[Any, xr.DataArray], **titles: Any) -> go.Figure:
-    """Heat maps from 0 to the most that is in them: one position of many carries only a part."""
+    """Heat maps from 0 to the largest share, as one position of many carries only a part."""
     top = max(float(values.max()) for values in panels.values())
     return heatmap_panels(
         panels,
@@ -184,65 +162,46 @@ def _maps(panels: Mapping[Any, xr.DataArray], **titles: Any) -> go.Figure:
 
 
 _NOISE = "noise of equal norm"
-_ROLES: dict[Role, tuple[str, str]] = {
-    "information": ("needed", "answers change where another example's activation is put in"),
-    "needed": ("needed", "answers change where it is set to zero"),
-    "constant": ("needed as a constant", "only what is the same in all examples counts"),
-    "unclear": ("unclear", f"too few answers change to be sure of {percent(LINE)}"),
-    "idle": ("without effect", "no answer changes, whichever way it is ablated"),
-}
 
 
 @findings_of.register
 def _(result: AblationStudy) -> list[Finding]:
-    """The parts that are needed and for what, and those that do nothing."""
-    roles = result.roles()
-    by_role = {role: [part for part, x in roles.items() if x == role] for role in _ROLES}
-    when, n = result.widest, len(roles)
-    where = f"at {when}" if when.startswith("all") else f"in {when}"
-    somewhere = " at some one position" if result.data.sizes["pos"] > 1 else ""
-    clauses = "; ".join(
-        f"{name}: {_spell(by_role[role])}, as {reason}"
-        for role, (name, reason) in _ROLES.items()
-        if by_role[role]
-    )
-    right = percent(result.reference().sel(estimate="value"))
-    text = (
-        f"{n} parts ablated {where}{somewhere}, each {_kinds(result)}. "
-        f"{clauses[:1].upper() + clauses[1:]}. "
-        f"A part is needed if this surely changes the answers of {percent(LINE)} of the inputs "
-        f"({result.n_examples} examples; {right} right in the clean run)."
-    )
-    needed = len(by_role["information"]) + len(by_role["needed"])
-    return [Finding(text, value=f"{needed} of {n}")]
+    roles, n = result.roles(), len(result.data["part"])
+    named = {role: [part for part, x in roles.items() if x == role] for role in get_args(Role)}
+    needed = named["information"] + named["needed"]
+    where = f"at {result.widest}" if result.widest == "all loops" else f"in {result.widest}"
+    at = f"{where}, at one position" if result.data.sizes["pos"] > 1 else where
+    text = f"None of {n} parts is needed: no ablation {at} surely changes"
+    if needed:
+        verb = "is" if len(needed) == 1 else "are"
+        text = f"{len(needed)} of {n} parts {verb} needed ({_spell(needed)}): ablation {at} surely "
+        text += "changes"
+    text += f" the answers of {percent(LINE)} of examples."
+    for role, words in (
+        ("constant", "Needed as a constant only"),
+        ("unclear", "Unclear"),
+        ("idle", "Without effect"),
+    ):
+        if named[role]:
+            text += f" {words}: {_spell(named[role])}."
+    return [Finding(text, value=f"{len(needed)} of {n}")]
 
 
-def _spell(parts: list[str], *, most: int = 4) -> str:
+def _spell(parts: list[str], most: int = 5) -> str:
     more = f" and {len(parts) - most} more" if len(parts) > most else ""
-    return f"{len(parts)} ({', '.join(parts[:most])}{more})"
-
-
-def _kinds(result: AblationStudy) -> str:
-    means = {"position": "at its position", "token": "of its token", "all": "of all positions"}
-    words = {
-        "zero": "set to zero",
-        "mean": f"set to the mean {means[result.mean_over]} in that loop",
-        "resample": "taken from another example",
-    }
-    return " or ".join(words[kind] for kind in result.data["ablation"].values)
+    return f"{', '.join(parts[:most])}{more}"
 
 
 @figures_of.register
 def _(result: AblationStudy) -> list[Figure]:
-    """Parts against loops, against positions, or alone."""
     # Of the kinds of ablation the one that changes most, [part, when, pos].
     worst = result.data.min("ablation").sel(estimate="value", drop=True)
     some_when, some_pos = (result.data.sizes[axis] > 1 for axis in ("when", "pos"))
     if some_when or some_pos:
         rest = worst.min("pos") if some_when else worst.isel(when=0)
         panels = {
-            "answers kept": rest["agreement"],
-            f"answers kept, {_NOISE}": rest[f"{CONTROL}agreement"],
+            "answers changed": 1 - rest["agreement"],
+            f"answers changed, {_NOISE}": 1 - rest[f"{CONTROL}agreement"],
         }
         plot = heatmap_panels(
             panels,
@@ -252,36 +211,44 @@ def _(result: AblationStudy) -> list[Figure]:
             scale="mass",
             y_down=True,
         )
-        where = "at any one position, " if some_when and some_pos else ""
-        how = (
-            f" Of the kinds of ablation, {where}that which changes most is shown, and so of their "
-            "noise."
-        )
+        position = " and position" if some_when and some_pos else ""
+        how = f" Shown: the kind{position} that changes most, for ablation and noise each."
     else:
         data, bars, how = result.data.isel(when=0, pos=0), [], ""
         for kind in map(str, data["ablation"].values):
             cells: xr.Dataset = data.sel(ablation=kind)
-            bars.append(Series.of(kind, cells["agreement"]))
-            noise = cells[f"{CONTROL}agreement"]
+            bars.append(Series.of(kind, _changed(cells["agreement"])))
+            noise = _changed(cells[f"{CONTROL}agreement"])
             bars.append(Series.of(f"{_NOISE}, {kind}", noise, control=True))
-        title = "examples answered as before"
-        plot = bars_with_intervals(bars, value_title=title, value_range=(0, 1))
+        plot = bars_with_intervals(bars, value_title="answers changed", value_range=(0, 1))
+    means = {"position": "at its position", "token": "of its token", "all": "of all positions"}
+    kinds = {
+        "zero": "set to zero",
+        "mean": f"set to the loop's mean {means[result.mean_over]}",
+        "resample": "taken from another example",
+    }
     names = [prefix + name for prefix in ("", CONTROL) for name in ABLATION_MEASURES]
     return [
         Figure(
-            title="Answers without one part",
+            title="Answers changed by ablation",
             plot=plot,
             caption=(
-                "The model is run without one head, MLP or other part, which is "
-                f"{_kinds(result)}. Answers kept: the share of {result.n_examples} examples that "
-                f"are answered as in the clean run.{how}"
+                "One head, MLP or other part is "
+                f"{' or '.join(kinds[kind] for kind in result.data['ablation'].values)}. Answers "
+                f"changed: the share of {result.n_examples} examples answered differently from "
+                f"the clean run.{how}"
             ),
             control=(
-                "Noise of equal norm moves the activation as far as the ablation does, in a random "
-                "direction. Where the model does not bear that, zero and mean ablation say nothing "
-                "about what the part carries. Another example's activation occurs in some run: its "
-                "effect is due to what the part says of the input."
+                "Noise of equal norm in a random direction. If it changes as many answers, zero "
+                "and mean ablation say nothing about the content of the part. Another example's "
+                "activation occurs in some run, so its effect is due to the content."
             ),
             data=result.to_dataframe(*names),
         )
     ]
+
+
+def _changed(agreement: xr.DataArray) -> xr.DataArray:
+    """The complement of an estimate, whose lower end comes from the upper one."""
+    ends = agreement.sel({ESTIMATE: ["value", "high", "low"]})
+    return 1 - ends.assign_coords({ESTIMATE: ["value", "low", "high"]})

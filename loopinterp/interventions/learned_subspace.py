@@ -1,4 +1,4 @@
-"""Distributed alignment search over loops: a subspace whose interchange acts as the whole one."""
+"""Distributed alignment search: a subspace whose interchange acts like the whole state's."""
 
 from __future__ import annotations
 
@@ -34,29 +34,27 @@ def learn_subspace(
     steps: NonNegativeInt = 80,
     seed: Seed = 0,
 ) -> Float[Tensor, "rank d_model"]:
-    r"""Orthonormal rows R found by gradient on the pairs of a run.
+    r"""Orthonormal rows R, learned by gradient on the pairs of a run.
 
-    With the base's state b and the source's s, log probabilities at delays 0 .. 9 and at the asked
-    positions, after :math:`b + R^T R (s - b)` was put in, are fitted to those after an interchange
-    of the whole state (mean square); after :math:`b + (1 - R^T R)(s - b)`, to those of the clean
-    run. With a target the loss is the cross entropy with its answers. R starts from the principal
-    directions of :math:`s - b`.
+    With the base's state b and the source's s, log probabilities at delays 0 .. 9 and asked
+    positions after :math:`b + R^T R (s - b)` are fitted to those after :math:`s` (mean square), and
+    after :math:`b + (1 - R^T R)(s - b)` to those of the clean run. With a target the loss is the
+    cross entropy with its answers. R starts from the principal directions of :math:`s - b`.
 
     Args:
         run: Pairs to learn from; those with a second interchange are left out.
         rank: Dimensions.
-        target: Answers to learn, in place of those of the whole interchange; negative where none.
+        target: Answers to learn, in place of those of the whole interchange; negative if none.
         steps: Steps of Adam, each on a batch of pairs.
         seed: Seed of the batches.
 
     Source: distributed alignment search, Geiger et al., arXiv 2303.02536.
     """
     generator = torch.Generator().manual_seed(seed)
-    delays = min(10, run.pairs.longest + 1)  # learning looks at the answers at delays 0 .. 9
+    delays = min(10, run.pairs.longest + 1)
     answers = run.interchange() if target is None else target
     crop = _Crop(run, delays)
-    # An interchange that changes nothing teaches nothing.
-    moved = answers != run.base  # [pair, delay, pos]
+    moved = answers != run.base  # [pair, delay, pos]; pairs that nothing moves are left out
     useful = (moved & (answers >= 0)).any(-1)[:, :delays].any(-1)
     if run.pairs.second is not None:  # whose answers are not those of the first interchange alone
         useful &= ~run.pairs.second.made
@@ -89,11 +87,7 @@ def learn_subspace(
 
 
 class _Crop:
-    """Runs with gradients, on the positions that can matter within some loops.
-
-    With a window of w, positions from ``first - w * loops`` on determine what happens at
-    ``first .. first + w * loops``; without one all positions are run.
-    """
+    """Runs with gradients, within a window on the positions ``first -/+ w * loops`` alone."""
 
     def __init__(self, run: InterchangeRun, delays: int) -> None:
         self.run, self.delays = run, delays
@@ -126,10 +120,7 @@ class _Crop:
         answers: Int[Tensor, "all_pairs delay pos"],
         moved: Bool[Tensor, "all_pairs delay pos"],
     ) -> Tensor:
-        """Mean cross entropy with the answers at each delay and asked position.
-
-        Most answers do not change: those that ``moved`` weigh as much as all the others.
-        """
+        """Mean cross entropy with the answers; those that ``moved`` weigh as much as the others."""
         place, losses = self._places(rows), []
         for delay, (logits, inside) in enumerate(self._logits(rows, state)):
             labels = answers[rows, delay].gather(1, place).long()

@@ -1,15 +1,13 @@
-"""The one place where a looped model goes on from a changed state, or from a change in a loop.
+"""Runs that go on from a changed state, or from a change inside a loop.
 
 Only the light cone of a change is run again: the loops after it, and of the positions
 
-- those it has reached, w more a loop, where the next state of a position depends on a window of w
-  positions to its left (:func:`loopinterp.models.reach`);
-- those from the change on, in a causal model of ours without a window;
-- else all of them: a foreign model without a window has only its four methods, and a step with
-  ``local_step = False`` depends on the tokens or on absolute positions.
+- w more in each loop, if a loop reads w positions to the left (:func:`loopinterp.models.reach`);
+- those from the change on, in a causal ``LoopedTransformer`` without a window;
+- else all of them.
 
-In a model of ours the positions before a change contribute the keys and values of the clean run;
-in any other, as many positions before it are run again as a loop looks back.
+Positions before a change contribute the clean keys and values in a ``LoopedTransformer``; in other
+models, as many of them as a loop reads are run again.
 """
 
 from __future__ import annotations
@@ -35,19 +33,12 @@ if TYPE_CHECKING:
 
 
 class Front(NamedTuple):
-    """The light cones after some loop, of the rows that have begun by then.
+    """The light cones after a loop, of the rows that have begun by then."""
 
-    Attributes:
-        loop: Loops done.
-        place: Positions that are held of each row; some may lie past the end.
-        reached: Whether the change may have reached each; elsewhere ``h`` means nothing.
-        h: Their states.
-    """
-
-    loop: int
-    place: Int[Tensor, "row pos"]
-    reached: Bool[Tensor, "row pos"]
-    h: Float[Tensor, "row pos d_model"]
+    loop: int  # loops done
+    place: Int[Tensor, "row pos"]  # positions held of each row; some may lie past the end
+    reached: Bool[Tensor, "row pos"]  # whether the change may have reached them
+    h: Float[Tensor, "row pos d_model"]  # their states, arbitrary where not reached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +47,10 @@ class Change:
 
     Attributes:
         state: (rows that begin, positions held, their states) -> the states they go on from.
-        within: (rows that begin, positions held) -> taps of the loop that they begin with, of which
-            they are the last rows.
-        later: (loops done, positions held, states of all rows that have begun) -> the states, of
-            which some are changed again, between the first and the last position of a row.
+        within: (rows that begin, positions held) -> taps of their first loop, of which they are the
+            last rows.
+        later: (loops done, positions held, states of all rows that have begun) -> the states, some
+            changed again between a row's first and last position.
     """
 
     state: Callable[[slice, Tensor, Tensor], Tensor] | None = None
@@ -68,15 +59,15 @@ class Change:
 
 
 def cone_growth(model: Any) -> int | None:
-    """Positions by which a cone grows in a loop; None where a part cannot be stepped alone."""
+    """Positions by which a cone grows in a loop; None if all positions are stepped."""
     return reach(model) if declared(model, "local_step") else None
 
 
 class LightCone:
     """Clean runs of a model, and runs that go on from changes in them.
 
-    With ``keep_keys`` the clean states are run once more and keys and values held, where that saves
-    the positions before a change. Then no change may be one of scores or patterns within a window.
+    ``keep_keys`` holds the clean keys and values, where that saves the positions before a change.
+    Then scores and patterns within a window cannot be changed.
     """
 
     def __init__(
@@ -90,7 +81,7 @@ class LightCone:
         self.model, self.iteration, self.states = model, iteration, states
         self.reach = cone_growth(model)
         self._keys = self._clean_keys() if keep_keys else None
-        # Without a coda, our readout looks at one position at a time.
+        # Without a coda, the readout reads one position at a time.
         self._reads_places = self.reach is not None or declared(model, "n_coda") == 0
 
     def go_on(
@@ -101,14 +92,10 @@ class LightCone:
         last: Int[Tensor, " row"],
         change: Change,
     ) -> Iterator[Front]:
-        """Go on from the loop of the first change to the end of the runs.
+        """Go on from the first change to the end of the runs.
 
-        Args:
-            row: The run that each row goes on from.
-            loop: Loops done when its change is made, in order; a change within a loop is made in
-                the one that comes next.
-            first: The first position that is changed; ``last`` the last one.
-            change: What is changed.
+        Each row goes on from clean run ``row`` after ``loop`` loops (ascending), with a change
+        between the positions ``first`` and ``last``.
         """
         n_loops, n_pos, earliest = len(self.states) - 1, self.states.shape[2], int(loop[0])
         if self.reach is None:
@@ -194,11 +181,7 @@ class LightCone:
         last: Int[Tensor, " row"],
         change: Change,
     ) -> Front:
-        """The end of :meth:`go_on`.
-
-        Where keys are held within a window, rows go on by delay and not by loop, as all loops are
-        one map: their cones are then equally wide.
-        """
+        """The end of :meth:`go_on`; with keys held within a window, all rows go on side by side."""
         if self.reach is None or not self._keys:
             *_, front = self.go_on(row, loop, first, last, change)
             return front
@@ -253,11 +236,8 @@ class LightCone:
         return [[torch.stack(x) for x in zip(*loops)] for loops in zip(*self._keys or [])]
 
     def _clean_keys(self, *, most: int = 2**26) -> list[list[tuple[Tensor, Tensor]]] | None:
-        """Keys and values ``[input, pos, head, d_head]`` of each loop and layer.
-
-        None where attention is foreign or not causal, or they are more than ``most`` numbers (256
-        MiB). Attention that goes block by block within a window has no mask of all pairs to cut.
-        """
+        """Keys and values ``[input, pos, head, d_head]`` of each loop and layer, if available."""
+        # Ours, causal, with a mask of all pairs, and at most 256 MiB.
         run, width = self.iteration, declared(self.model, "attention_window") or 0
         has_full_mask = isinstance(run.context, AttentionContext) and run.context.window is None
         near = self.reach is None or 0 < width <= min(NEAR, self.states.shape[2] - 1)
@@ -278,7 +258,7 @@ class LightCone:
 
 
 def _recalling(before: Iterator[list[Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Put keys and values of the positions before in front of those held, layer by layer."""
+    """Prepend the keys and values of the positions before, layer by layer."""
 
     def remember(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # In memory by position and then head, as attention has made them.

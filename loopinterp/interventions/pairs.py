@@ -1,13 +1,12 @@
-"""Which states an interchange intervention puts where, and the strata its outcome is counted in.
+"""Pairs of base and source for interchange interventions, with positions, loops and strata.
 
-After ``loop`` loops of the base's run, the state at some positions is taken from the source's run
-(after ``source_loop`` loops of it) and the base goes on from there. Some runs get a second
-interchange, at one position, at that loop or later.
+After ``loop`` loops of the base's run, the state at some positions becomes the source's after
+``source_loop`` loops, and the base goes on. Some runs get a second interchange, at one position, at
+that loop or later.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 _PER_PAIR = ("base", "source", "positions", "loop", "source_loop")
 
 NO_LOOP = -1
-"""The loop of a second interchange of a pair that has none."""
+"""The loop of a second interchange of a pair without one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stratum(ShortRepr):
-    """A partition of pairs into classes with labels; the code of a pair without one is -1."""
+    """A partition of pairs into labelled classes; code -1 is a pair in none."""
 
     labels: tuple[str, ...]
     codes: Int[Tensor, " pair"]
@@ -41,10 +40,7 @@ class Stratum(ShortRepr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SecondInterchange(ShortRepr):
-    """A second interchange of some of the pairs, at the loop of the first one or later.
-
-    Its ``loop`` is :data:`NO_LOOP` where a pair has none.
-    """
+    """A second interchange at the loop of the first one or later; :data:`NO_LOOP` if none."""
 
     source: Int[Tensor, " pair"]
     position: Int[Tensor, " pair"]
@@ -53,7 +49,7 @@ class SecondInterchange(ShortRepr):
 
     @classmethod
     def none(cls, count: int) -> Self:
-        """That of pairs that have none."""
+        """That of pairs without one."""
         source, position, source_loop = torch.zeros(3, count, dtype=torch.long)
         return cls(source, position, torch.full_like(source, NO_LOOP), source_loop)
 
@@ -68,10 +64,7 @@ class SecondInterchange(ShortRepr):
 
 
 class Sites(NamedTuple):
-    """Every state that is put in: those of the first interchange, then that of the second.
-
-    Of a pair without a second one ``made`` is false there, and the rest means nothing.
-    """
+    """Every state that is put in; the second interchange last, where ``made`` is whether it is."""
 
     position: Int[Tensor, "pair site"]
     loop: Int[Tensor, "pair site"]
@@ -85,14 +78,12 @@ class InterchangePairs(ShortRepr):
     """Pairs of runs (base, source), with the positions and loops of their interchanges.
 
     Attributes:
-        inputs: Those of all runs.
-        asked: Positions at which an answer is asked for.
-        n_loops: T(n): the run ends there.
-        base: Number of the input whose run is changed.
-        source: Number of the input that the state is taken from.
-        positions: Where the state is put in, at all of them at once; a position may occur twice.
-        loop: Loops done before the interchange.
-        source_loop: Loops of the source's run before its state is taken.
+        inputs: Inputs of all runs.
+        asked: Positions with a target.
+        n_loops: Loops of every run.
+        base, source: Numbers of the two inputs.
+        positions: The positions that are interchanged at once; one may occur twice.
+        loop, source_loop: Loops of the two runs before the interchange.
         strata: Partitions of the pairs, by name.
     """
 
@@ -120,7 +111,7 @@ class InterchangePairs(ShortRepr):
         n_loops: int | None = None,
         strata: Mapping[str, Stratum] | None = None,
     ) -> Self:
-        """Interchanges among the inputs of a batch of one length, by default of the same loop."""
+        """Interchanges among the inputs of a batch, by default at equal loops."""
         return cls(
             inputs=batch.inputs,
             asked=batch.targets != IGNORE,
@@ -143,16 +134,14 @@ class InterchangePairs(ShortRepr):
     def to(self, device: torch.device | str) -> Self:
         """The same pairs on another device."""
         moved = self._map(lambda column: column.to(device))
-        return dataclasses.replace(
-            moved, inputs=self.inputs.to(device), asked=self.asked.to(device)
-        )
+        return replace(moved, inputs=self.inputs.to(device), asked=self.asked.to(device))
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """With each column of the pairs changed."""
         columns = {name: change(getattr(self, name)) for name in _PER_PAIR}
         strata = {k: Stratum(one.labels, change(one.codes)) for k, one in self.strata.items()}
         second = self.second and self.second.map(change)
-        return dataclasses.replace(self, **columns, strata=strata, second=second)
+        return replace(self, **columns, strata=strata, second=second)
 
     @property
     def sites(self) -> Sites:
@@ -188,12 +177,12 @@ class InterchangePairs(ShortRepr):
 
     @property
     def scored(self) -> Bool[Tensor, "pair pos"]:
-        """Positions of each base that have an answer."""
+        """Positions of each base with a target."""
         return self.asked[self.base]
 
     @property
     def tokens(self) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
-        """The base's token at the first position of the interchange, and the one to its left."""
+        """The base's tokens at the first position of the interchange, and to its left."""
         position = self.positions[:, 0]
         left = (position - 1).clamp(min=0)
         return self.inputs[self.base, position], self.inputs[self.base, left]
@@ -209,23 +198,16 @@ def join(
         merged["second"] = SecondInterchange(*map(torch.cat, zip(*seconds)))
     sizes = torch.tensor([len(p) for p in parts])
     codes = torch.arange(len(parts)).repeat_interleave(sizes)
-    return dataclasses.replace(parts[0], **merged, strata={stratum: Stratum(labels, codes)})
+    return replace(parts[0], **merged, strata={stratum: Stratum(labels, codes)})
 
 
 def draw_pairs(
     n_inputs: int, most: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
-    """Pairs (base, source) of different inputs: a random order, against itself rolled on.
+    """Distinct pairs (base, source) of different inputs: a random order against its rolls.
 
-    No pair occurs twice, and while there are pairs enough every input is a base equally often,
-    give or take one.
-
-    Example:
-        >>> base, source = draw_pairs(3, 100, torch.Generator().manual_seed(0))
-        >>> len(set(zip(base.tolist(), source.tolist()))), bool((base == source).any())
-        (6, False)
+    Every input is a base equally often, up to one, if there are enough pairs.
     """
-    # Each round pairs every input with another one, at a growing distance in the order.
     order = torch.randperm(n_inputs, generator=generator)
     rounds = min(-(-most // n_inputs), n_inputs - 1)
     sources = torch.cat([order.roll(k) for k in range(1, rounds + 1)])
@@ -235,23 +217,16 @@ def draw_pairs(
 def evenly_by_class(
     codes: Int[Tensor, " pair"], most: int, generator: torch.Generator
 ) -> Int[Tensor, " chosen"]:
-    """Some of the pairs, as evenly over the classes as their sizes permit.
-
-    Example:
-        >>> codes = torch.tensor([0] * 10 + [1] * 2)
-        >>> codes[evenly_by_class(codes, 6, torch.Generator().manual_seed(0))].tolist()
-        [0, 1, 0, 1, 0, 0]
-    """
+    """Some of the pairs, as even over the classes as their sizes permit."""
     shuffled = torch.randperm(len(codes), generator=generator)
     ordered, by_class = codes[shuffled].sort(stable=True)
-    # Each pair's number within its class: classes take turns, one pair of each at a time.
+    # Each pair's number within its class: classes take turns.
     turn = torch.arange(len(codes)) - torch.searchsorted(ordered, ordered)
     n_classes = int(ordered[-1]) + 1 if len(codes) else 1
     return shuffled[by_class[(turn * n_classes + ordered).argsort()]][:most]
 
 
-_TRIES = 8
-"""As many are drawn for each one that is taken."""
+_TRIES = 8  # draws for each pair that is taken
 
 
 def drawn_pairs(
@@ -293,10 +268,10 @@ def balanced_pairs(
     number: int,
     generator: torch.Generator,
 ) -> InterchangePairs:
-    """Interchanges across loops in which rare kinds come as often as common ones.
+    """Interchanges across loops, with rare kinds as frequent as common ones.
 
-    A *kind* is the value that is put in, the one that it replaces, and the one to the left of it,
-    each with its token. ``values`` are of every state of the clean runs, h_0 to h_T.
+    A kind is the injected value, the one it replaces, and the one to its left, each with its token.
+    ``values`` are those of all states of the clean runs, h_0 to h_T.
     """
     n_loops = len(values) - 1
     pairs = drawn_pairs(batch, n_loops, _TRIES * number, generator)
@@ -319,10 +294,7 @@ def balanced_pairs(
 def repeated_pairs(
     batch: Batch, n_loops: int, number: int, generator: torch.Generator
 ) -> InterchangePairs:
-    """Two interchanges in one run, with states of any loop.
-
-    The second is made at that loop or later, at the same position in half of them.
-    """
+    """Two interchanges in a run, with states of any loop; half of them at one position."""
     pairs = drawn_pairs(batch, n_loops, _TRIES * number, generator)
     count, (size, n_pos) = len(pairs), batch.inputs.shape
     source = torch.randint(size, (count,), generator=generator)

@@ -1,4 +1,4 @@
-"""Activation patching over the loop axis: which activation carries the answer, at which loop."""
+"""Activation patching: which activation carries the answer, at which loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from loopinterp.interventions.base_and_source import (
     Comparison,
     Metric,
     Patched,
-    check_run,
     chosen_loops,
     chosen_positions,
     given_pairs,
@@ -47,33 +46,30 @@ if TYPE_CHECKING:
 _PRELUDE, BLOCK, _CODA = "prelude", "block", "coda"
 
 MEASURES = ("recovered", "effect", "control_recovered", "control_effect")
-"""What is measured of every patch."""
 
-_AT_A_TIME = 128
-"""Examples run side by side; more of them at once do not fit into a cache."""
+_AT_A_TIME = 128  # examples in a batch: more do not fit into the processor's cache
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class PatchingSweep(Result, kind="activation-patching"):
-    """What `patching_sweep` returns.
+    """The result of :func:`patching_sweep`.
 
-    An axis that the sweep does not vary has length 1: ``head`` for components without heads,
-    ``pos`` unless positions were patched one by one, ``layer`` for the state and for components
-    that occur once per loop. ``loop`` is the index of a loop; of the state, the number of loops
-    done.
+    Axes that the sweep does not vary have length 1: ``head`` for components without heads, ``pos``
+    unless positions were patched one by one, ``layer`` for the state and components that occur
+    once per loop. ``loop`` is the index of a loop; of the state, the number of loops done.
 
     Arrays:
         recovered: Share of the counted answers that are the source's after the patch.
-        effect: The metric after the patch, 0 as in the base's run and 1 as in the source's.
-        control_recovered: Control: the same share after the same patch out of a third input.
+        effect: The metric after the patch, scaled to 0 in the base's run and 1 in the source's.
+        control_recovered: Control: the same share after the same patch from a third input.
         control_effect: Control: the metric after that patch.
-        prelude_recovered: The same for the layers before the loop, if any; they run once and have
-            no loop axis. So for the other measures, and for the coda.
+        prelude_recovered: The same for the layers before the loop, without a loop axis; likewise
+            for the other measures, and for the coda.
 
     Attributes:
         metric: Name of the metric; ``metric_base`` and ``metric_source`` are of the clean runs.
         n_examples: Pairs of inputs.
-        n_scored: Answers that count: scored, and different in the base's and the source's run.
+        n_scored: Answers that count: scored, and different in the two clean runs.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -100,7 +96,7 @@ class PatchingSweep(Result, kind="activation-patching"):
         return self.data["layer"].values.tolist() not in ([LOOP], [STATE])
 
     def to_dataframe(self, *names: str) -> pd.DataFrame:
-        """Some arrays, as of any result; by default a row for each patch, with its section."""
+        """Some arrays; by default a row for each patch, with its section."""
         import pandas as pd
 
         if names:
@@ -143,45 +139,40 @@ def patching_sweep(
     loops: Index = None,
     seed: Seed = 0,
 ) -> PatchingSweep:
-    r"""Put one activation of the source's run into the base's run, place by place.
+    r"""Put one activation of the source's run into the base's run, place by place (denoising).
 
-    This is denoising: the run of ``base`` goes on with the source's activation
-    at one (loop, layer, head, position). With answers :math:`y = \mathrm{argmax}` of the logits,
-    and P the positions that are scored and that the two runs answer differently,
+    With answers :math:`y = \mathrm{argmax}` of the logits, and P the scored positions that the two
+    runs answer differently,
 
     .. math::
         \text{recovered} = \operatorname{mean}_P [y_\text{patched} = y_\text{source}], \qquad
         \text{effect} = \frac{M_\text{patched} - M_\text{base}}{M_\text{source} - M_\text{base}}
 
-    where M is the metric: by default the logit of the source's answer less that of the base's,
-    mean over P. The control is the same patch from the run of a third input: the effect of any
-    perturbation there. Loops before a patch, and positions outside its light cone, are not run
-    again (:mod:`loopinterp.interventions.light_cone`).
+    where the metric M is by default the logit of the source's answer less that of the base's, mean
+    over P. The control is the same patch from a third input.
 
     Args:
         model: A ``LoopedTransformer``, or an adapter; for ``state``, any looped model.
         base: A batch, or inputs alone: tokens ``[batch, pos]``, or features.
-        source: As many inputs of the same length, pair by pair.
-        n_loops: Loops of the whole run; T(n) by default, to be given with inputs alone, or where
-            examples are of several lengths.
-        component: Any hook point of a layer or of a loop, by its short or full name: ``resid_pre``,
-            ``attn_out``, ``ln2.hook_normalized``, ``state_pre`` …; those of heads (``z``, ``q``,
-            ``pattern`` …) head by head. Or ``state``: the state after t loops, t = 0 .. n_loops.
+        source: As many inputs of the same length.
+        n_loops: Loops of the whole run; T(n) by default, required for inputs alone, or where
+            examples have several.
+        component: A hook point of a layer or loop: ``resid_pre``, ``attn_out``, ``state_pre`` …,
+            those of heads (``z``, ``q``, ``pattern`` …) head by head. Or ``state``: the state after
+            t = 0 .. n_loops loops.
         positions: None patches all positions at once, ``"each"`` one at a time, a tensor
             ``[batch]`` one position of each example. Of patterns and scores, those of queries.
-        scored: Positions ``[batch, pos]`` whose answers count; by default those at which the
-            batches ask for something, or all of inputs alone.
+        scored: Positions ``[batch, pos]`` whose answers count; by default the asked ones, or all of
+            inputs alone.
         metric: Another metric, from the logits of all positions to a number or ``[batch]``.
-        other: The third inputs; by default the sources moved by one example (or by more, if one
-            of them would meet itself).
+        other: The third inputs; by default the sources rolled until none meets itself.
         loops: Loops to patch; all by default. Layers around the loop are patched in any case.
-        seed: Written to the provenance; nothing is drawn.
+        seed: For the provenance only.
 
     Raises:
-        InputError: inputs that do not fit each other, an unknown component, a loop or a position
-            out of range, or pairs that the model does not tell apart.
+        InputError: Inputs that do not pair up, unknown names or places, or pairs of equal answers.
 
-    Source: the normalised metric is that of arXiv 2211.00593 and of TransformerLens' patching.
+    Source: the normalised metric of arXiv 2211.00593 and of TransformerLens.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -191,8 +182,9 @@ def patching_sweep(
         >>> sweep.data["recovered"].sel(layer=0, head="all", pos="all").values.tolist()
         [1.0, 1.0, 1.0]
     """
-    base, source, n_loops, scored = given_pairs(model, base, source, n_loops, scored)
-    check_run(model, base, source, other, component)
+    base, source, n_loops, scored = given_pairs(
+        model, base, source, n_loops, scored, component=component, other=other
+    )
     target = patched_component(model, component)
     third = unrelated(source) if other is None else other
     places, place_names = chosen_positions(positions, base)
@@ -242,7 +234,7 @@ def patching_sweep(
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class _Sweep:
-    """The runs of a sweep, and how its patches are made and scored."""
+    """The runs of a sweep; makes and scores its patches."""
 
     model: Any
     inputs: tuple[Tensor, Tensor, Tensor]  # of the base, the source, and the control's third run
@@ -256,9 +248,9 @@ class _Sweep:
     def block(
         self, loops: list[int], *, most_held: int = 2**26
     ) -> Float[np.ndarray, "measure loop layer head place"]:
-        """Patches of the state, or inside the loop; 256 MiB of activations are held at a time."""
+        """Patches of the state or inside the loop, with 256 MiB of activations at a time."""
         layers = [None] if self.target.per_loop else range(self.model.site_map.n_layers)
-        size = 1  # states are there in any case
+        size = 1
         if self.target.name != STATE:
             key = BLOCK, 0, None if self.target.per_loop else 0, self.target.full
             size = 3 * math.prod(self.model.addresses(1).at[key].shape(*self.places.shape[1:]))
@@ -311,10 +303,10 @@ class _Sweep:
     ) -> Float[np.ndarray, "measure loop head place"]:
         """Patches of one site at some loops."""
         if self.target.name == STATE:
-            return _ParallelPatches(self, loops, self.states[:, loops].transpose(0, 1)).scores()
+            return self._side_by_side(loops, self.states[:, loops].transpose(0, 1))
         names = [self._name(BLOCK, t, layer) for t in loops]
         values = self._activations(names, min(loops), max(loops) + 1)
-        return _ParallelPatches(self, loops, values, (BLOCK, 0, layer)).scores()
+        return self._side_by_side(loops, values, (BLOCK, 0, layer))
 
     def _with_hook(
         self, name: str, sources: Float[Tensor, "source batch ..."], start: int
@@ -347,33 +339,25 @@ class _Sweep:
         axes = "(source head place) measure -> (source measure) head place"
         return rearrange(np.concatenate(scores), axes, source=2, place=len(self.places))
 
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _ParallelPatches:
-    """Patches of one site that differ in loop, source, head and place, made in all runs of a batch.
-
-    A patch whose source equals the clean activation is not run.
-    """
-
-    sweep: _Sweep
-    loops: list[int]  # loops done before each patch
-    values: Float[Tensor, "loop input batch ..."]  # of the base, the source and the third run
-    layer_key: LayerKey | None = None  # place in the loop; None for the state
-
-    def scores(self) -> Float[np.ndarray, "measure loop head place"]:
-        """Scores of all patches; those of nearly equal positions go on together."""
-        sweep, places = self.sweep, self.sweep.places
+    def _side_by_side(
+        self,
+        loops: list[int],
+        values: Float[Tensor, "loop input batch ..."],
+        layer_key: LayerKey | None = None,
+    ) -> Float[np.ndarray, "measure loop head place"]:
+        """Patches of one site (None: the state), those of nearly equal positions together."""
+        places = self.places
         # Where a source differs from the clean activation, [loop, source, batch, pos, head].
-        differs = (self.values[:, 1:] != self.values[:, :1]).any(-1)
-        if sweep.target.kind == "pattern":
+        differs = (values[:, 1:] != values[:, :1]).any(-1)
+        if self.target.kind == "pattern":
             differs = differs.mT  # by query
-        elif sweep.target.n_heads is None:
+        elif self.target.n_heads is None:
             differs = differs[..., None]
-        shape = len(self.loops), 2, sweep.target.n_heads or 1, len(places)
+        shape = len(loops), 2, self.target.n_heads or 1, len(places)
         patches = torch.cartesian_prod(*map(torch.arange, shape))
-        order = (patches[:, 3] * len(self.loops) + patches[:, 0]).argsort(stable=True)
+        order = (patches[:, 3] * len(loops) + patches[:, 0]).argsort(stable=True)
         # A cone holds about a third of the positions that are held without one.
-        n_rows = _AT_A_TIME if sweep.cone.reach is None else 3 * _AT_A_TIME
+        n_rows = _AT_A_TIME if self.cone.reach is None else 3 * _AT_A_TIME
         batch, device = places.shape[1], places.device
         scores = np.empty((len(patches), 2))
         for part in track(order.split(max(1, n_rows // batch)), "patch"):
@@ -384,18 +368,22 @@ class _ParallelPatches:
                 x.repeat_interleave(batch).to(device) for x in patches[part].unbind(1)
             )
             positions = places[place, row]
+            # A patch with the clean activation is not run.
             active = (differs[loop, source, row, :, head] & positions).any(1)
-            logits = sweep.logits.repeat(len(part), 1, 1)
+            logits = self.logits.repeat(len(part), 1, 1)
             if bool(active.any()):
                 chosen = (x[active] for x in (loop, source, head, row, positions))
-                logits[active] = self._patched(*chosen)
+                logits[active] = self._patched(loops, values[:, 1:], layer_key, *chosen)
             logits = logits.unflatten(0, (len(part), batch))
-            scores[part.numpy()] = sweep.comparison.scores(logits)
+            scores[part.numpy()] = self.comparison.scores(logits)
         axes = "loop source head place measure -> (source measure) loop head place"
         return rearrange(scores.reshape(*shape, 2), axes)
 
     def _patched(
         self,
+        loops: list[int],
+        sources: Float[Tensor, "loop source batch ..."],
+        layer_key: LayerKey | None,
         loop: Int[Tensor, " row"],
         source: Int[Tensor, " row"],
         head: Int[Tensor, " row"],
@@ -403,13 +391,12 @@ class _ParallelPatches:
         positions: Bool[Tensor, "row pos"],
     ) -> Float[Tensor, "row pos d_vocab_out"]:
         """Logits of patched rows, in the order of their loops."""
-        sweep, device, n_pos = self.sweep, positions.device, positions.shape[1]
-        n_heads, is_attention = sweep.target.n_heads, sweep.target.kind == "pattern"
-        sources = self.values[:, 1:]  # [loop, source, batch, ...]
+        device, n_pos = positions.device, positions.shape[1]
+        n_heads, is_attention = self.target.n_heads, self.target.kind == "pattern"
         first, back = positions.int().argmax(1), positions.flip(1).int().argmax(1)
 
         def put(new: slice, place: Int[Tensor, "row place"], x: Tensor) -> Tensor:
-            """The activation of rows that begin, at the positions held, with the patch in it."""
+            """The patched activation of rows that begin, at the positions held."""
             inside = place.clamp(max=n_pos - 1)
             here = positions[new].gather(1, inside) & (place < n_pos)
             index = loop[new, None], source[new, None], row[new, None]
@@ -433,10 +420,10 @@ class _ParallelPatches:
                 patched = put(new, place, x[new])
                 return torch.cat([x[: new.start], patched]) if new.start else patched
 
-            assert self.layer_key is not None
-            return Taps.changing({self.layer_key: {sweep.target.full: change}})
+            assert layer_key is not None
+            return Taps.changing({layer_key: {self.target.full: change}})
 
-        change = Change(state=put) if self.layer_key is None else Change(within=within)
-        done = torch.tensor(self.loops, device=device)[loop]
-        front = sweep.cone.finish(row, done, first, n_pos - 1 - back, change)
-        return sweep.cone.read(front, row, sweep.logits)
+        change = Change(state=put) if layer_key is None else Change(within=within)
+        done = torch.tensor(loops, device=device)[loop]
+        front = self.cone.finish(row, done, first, n_pos - 1 - back, change)
+        return self.cone.read(front, row, self.logits)

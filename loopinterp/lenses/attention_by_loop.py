@@ -1,4 +1,4 @@
-"""Attention by loop: where each head looks at each loop, against looking everywhere alike."""
+"""Attention by loop: where each head attends, against even attention."""
 
 from __future__ import annotations
 
@@ -28,18 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class AttentionResult(Result, kind="attention"):
-    """What :func:`attention_study` returns.
+    """The result of :func:`attention_study`.
 
     Arrays:
         patterns: Attention of one example.
-        mass: Mean attention to the key ``distance`` positions to the left of its query, over
-            queries that can see that far, with its 95% interval over examples. Distance 0 is the
-            query itself; negative distances look to the right.
-        mass_even: Control: the same if each query spread its attention evenly over the keys that
-            the head lets it see; NaN where the head sees none so far away.
-        received: Mean attention that a key gets from the queries that may see it, itself left
-            out, likewise; NaN where these are fewer than a quarter of the positions, since it
-            is then a distance that is seen, and no place.
+        mass: Mean attention to the key ``distance`` positions to the left of its query (negative:
+            to the right), over queries that can see that far, with its 95% interval over examples.
+        mass_even: Control: the same under even attention to all keys that the head may see; NaN
+            where it sees none at that distance.
+        received: Mean attention that a key gets from all other queries that may see it, likewise;
+            NaN where these are fewer than a quarter of the positions.
         received_even: Control, likewise.
         entropy: Mean entropy of attention in bits.
         entropy_even: Control, likewise.
@@ -47,7 +45,7 @@ class AttentionResult(Result, kind="attention"):
     Attributes:
         labels: One for each position of the example.
         fixed: Whether all examples have the same input there, by position.
-        example: Which example of the batch is shown.
+        example: Number of the example whose patterns are kept.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -66,13 +64,13 @@ class AttentionResult(Result, kind="attention"):
     n_examples: int
 
     def strongest(self) -> dict[str, int]:
-        """Layer, head and distance whose mass is furthest above the even control over all loops."""
+        """Layer, head and distance whose mass exceeds the even control most, over all loops."""
         return self._furthest("mass")
 
     def strongest_sink(self) -> dict[str, int] | None:
-        """Layer, head and key that gets most beyond the even control; None if none is a place."""
-        is_place = self.data["received_even"].notnull().any()
-        return self._furthest("received") if is_place else None
+        """Layer, head and key that receives most above the even control; None if all are NaN."""
+        any_key = self.data["received_even"].notnull().any()
+        return self._furthest("received") if any_key else None
 
     def _furthest(self, name: str) -> dict[str, int]:
         # [layer, head, distance or key]
@@ -97,19 +95,18 @@ def attention_study(
 ) -> AttentionResult:
     r"""Attention of every head at every loop, by position, by distance and by key.
 
-    The mass of distance d is the mean of :math:`A_{q, q-d}` over examples and over queries q for
-    which q - d is a position that attention may reach; what key k receives is the mean of
-    :math:`A_{q, k}` over all other queries that may reach it, which is large for a sink.
+    The mass of distance d is the mean of :math:`A_{q, q-d}` over examples and queries q that may
+    see q - d. A key k receives the mean of :math:`A_{q, k}` over all other queries that may see it,
+    which is large for a sink.
 
     Args:
-        data: A batch, its inputs alone (tokens ``[batch, pos]`` or features ``[batch, pos,
-            d_features]``), or a task to draw a batch from; all of one length (padding would count
-            as positions).
-        n_loops: Loops to run; the longest T(n) by default, to be given with inputs alone.
+        data: A batch, inputs alone (tokens ``[batch, pos]`` or features ``[batch, pos,
+            d_features]``), or a task to draw from; all of one length.
+        n_loops: Loops to run; the longest T(n) by default, required for inputs alone.
         labels: A word for each position of the example shown; position numbers by default.
         example: The example whose patterns are kept.
-        max_distance: Largest distance counted by itself.
-        n, batch_size, seed: Of what is drawn from a task; see :func:`~loopinterp.tasks.as_batch`.
+        max_distance: Largest distance.
+        n, batch_size, seed: As of :func:`~loopinterp.tasks.as_batch`.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig

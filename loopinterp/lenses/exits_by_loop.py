@@ -1,4 +1,4 @@
-"""Exits: what is lost where examples are read early, and which rules know when they may be."""
+"""Early exits: accuracy against loops, for a fixed budget, an oracle and stopping rules."""
 
 from __future__ import annotations
 
@@ -40,37 +40,34 @@ RULES: dict[str, StoppingRule] = {
     "entropy": STOPPING_RULES["entropy"],
     "confidence": STOPPING_RULES["confidence"],
 }
-"""The rules that are compared; each is asked with all tolerances, its own being marked."""
+"""The rules that are compared, each with all tolerances."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExitResult(Result, kind="exits"):
-    """What :func:`exit_study` returns. ``loop`` counts loops made, from 0.
+    """The result of :func:`exit_study`. ``loop`` counts loops made, from 0.
 
     Arrays:
-        exact: Whether every asked position of an example is right, if read after a loop.
-        agreement: Share of its asked positions that are read as after the last loop.
-        norm: Mean norm of the state at its asked positions, as :class:`LoopMeasures` has it.
-        residual: Mean relative residual there, likewise.
+        exact: Whether all asked positions of an example are right after a loop.
+        agreement: Share of them with the answer of the last loop.
+        norm: Mean norm of the state there, as in :class:`LoopMeasures`.
+        residual: Mean residual there, likewise.
         cosine: Median cosine between successive updates there, likewise.
-        confidence: Mean probability of the class on top there.
+        confidence: Mean probability of the top class there.
         entropy: Mean entropy of the readout there, in nats.
-        readout_kl: Mean divergence of the readout from that one loop before, in nats.
-        score: What each rule scores; lower is readier to stop.
-        tolerance: Tolerances that each rule is asked with, from none fires to all do.
-        swept_exact: Share of examples that are right where the rule with that tolerance stops
-            them, after 1 loop at the earliest.
-        swept_loops: Mean number of loops it stops them after.
-        swept_dealt: Control: the same numbers of loops dealt to the examples at random. A rule
-            above it knows the example, and not just how many loops are good on the whole.
-        own_exact: Share that is right with the rule's own tolerance.
+        readout_kl: Mean divergence of the readout from the previous loop's, in nats.
+        score: Score of each rule; lower is readier to stop.
+        tolerance: Tolerances of each rule, from no stop to all stops.
+        swept_exact: Share of examples right where the rule stops them with that tolerance.
+        swept_loops: Mean number of loops with it, at least 1.
+        swept_dealt: Control: share right with the same stops dealt to the examples at random.
+        own_exact: Share right with the rule's own tolerance.
         own_loops: Mean number of loops with it.
-        another: Control of the oracle: whether the right answer of another example is read after
-            some loop. By chance alone an oracle finds as many.
-        answer_loops: T(n) of each example; the last loop where the data says nothing.
+        another: Control: whether another example's right answer is read after some loop.
+        answer_loops: T(n) of each example; the last loop for inputs alone.
 
     Attributes:
-        targets: Whether the data says what is right; else right is the answer of the last loop.
+        targets: Whether the data has targets; if not, right is the answer of the last loop.
         rules: Each rule as it was given.
     """
 
@@ -92,22 +89,21 @@ class ExitResult(Result, kind="exits"):
         return self.data.sizes["loop"] - 1
 
     def oracle(self) -> tuple[float, float]:
-        """Share of examples that are right after some loop, and the mean of the first such loops.
+        """Share of examples that are right after some loop, and the mean of the first such loop.
 
-        An example that is never right is read after the last loop.
+        An example that is never right counts with the last loop.
         """
         exact = self.data["exact"].values[1:]  # [loop, batch]
-        # First right loop of each example, [batch]
         first = np.where(exact.any(0), exact.argmax(0) + 1, self.n_loops)
         return float(exact.any(0).mean()), float(first.mean())
 
     def best_loop(self) -> tuple[float, int]:
-        """The greatest share that is right after one number of loops for all, and that number."""
+        """The largest share right with a fixed budget, and that number of loops."""
         exact = self.data["exact"].mean("batch").values[1:]  # [loop]
         return float(exact.max()), int(exact.argmax()) + 1
 
     def gain(self, rule: str) -> tuple[float, float, float]:
-        """Share right, the same of the control, and mean loops, where they differ most."""
+        """Share right, that of the control, and mean loops, where the two shares differ most."""
         at = self.data.sel(rule=rule)
         best = int(np.argmax((at["swept_exact"] - at["swept_dealt"]).values))
         exact, dealt, loops = (
@@ -116,9 +112,9 @@ class ExitResult(Result, kind="exits"):
         return exact, dealt, loops
 
     def cheapest(self, rule: str) -> float | None:
-        """Least mean number of loops with which a rule is as often right as the best one loop.
+        """Least mean number of loops with which a rule matches the best fixed budget.
 
-        None if it never is at the tolerances tried, or that one loop is never right.
+        None if it does at no tolerance, or no budget gets anything right.
         """
         at, best = self.data.sel(rule=rule), self.best_loop()[0]
         good = at["swept_loops"].where((at["swept_exact"] >= best) & (best > 0))
@@ -138,24 +134,21 @@ def exit_study(
     batch_size: int | None = None,
     seed: Seed = 0,
 ) -> ExitResult:
-    """Accuracy against loops, where everybody stops at one loop, and where rules choose.
+    """Accuracy against loops of a fixed budget, an oracle and stopping rules.
 
-    Every rule is asked with all tolerances, so that rules are compared at the same mean number of
-    loops and no threshold has to be chosen. Beside them stand one number of loops for all, the
-    oracle that stops each example at its first right loop, and their controls.
+    Every rule is run with all tolerances, so that rules are compared at equal mean numbers of
+    loops. The oracle stops each example at its first right loop.
 
     Args:
-        data: Examples with what is right, or a task to draw them from; or inputs alone, where
-            right is what is read after the last loop.
+        data: A batch, a task to draw from, or inputs alone, where right is the last loop's answer.
         rules: Online rules by name; :data:`RULES` by default.
-        gate: A gate of the model's own, from a state to a probability of stopping there for each
-            position or example: two rules more, "gate" and "gate, cumulated".
+        gate: The model's own gate, from a state to a probability of stopping for each position or
+            example: adds the rules "gate" and "gate, cumulated".
         n_loops: Loops to run; the longest T(n) by default.
-        n, batch_size, seed: Of what is drawn from a task (256 examples by default); see
-            :func:`~loopinterp.tasks.as_batch`.
+        n, batch_size, seed: As of :func:`~loopinterp.tasks.as_batch`; 256 examples by default.
 
     Raises:
-        InputError: If a rule is offline, or an example asks nothing.
+        InputError: An offline rule, or an example without an asked position.
 
     Source: oracle over exits against gates and confidence, arXiv 2607.20519; second-order exits,
         arXiv 2509.23314.
@@ -199,10 +192,8 @@ def exit_study(
         scores = [torch.cat([s.cpu() for s in each], 1) for each in zip(*score_parts)]
         arrays = gather(ExitResult, [{k: v for k, v in p.items() if k[0] != "_"} for p in parts])
         answers, right = (torch.cat([p[k].cpu() for p in parts], -2) for k in ("_answer", "_want"))
-        # The right answer of the next example. The same one twice is no other one, and being
-        # found says nothing then.
-        other = right.roll(1, 0)
-        # Given after some loop, [batch]
+        other = right.roll(1, 0)  # the right answer of another example, unless it is the same
+        # Whether it is read after some loop, [batch].
         at_some = ((answers[1:] == other) | (other == IGNORE)).all(-1).any(0)
         another = torch.where((other == right).all(1), math.nan, at_some.double())
         return ExitResult.of(
@@ -221,7 +212,7 @@ def exit_study(
 def _examples(
     model: Any, data: Any, n_loops: int | None, n: int | None, batch_size: int | None, seed: int
 ) -> tuple[Tensor, Tensor | None, int, Tensor]:
-    """Inputs, what is right if that is known, loops, and T(n) of each example."""
+    """Inputs, targets if there are any, loops, and T(n) of each example."""
     if isinstance(data, torch.Tensor):
         inputs, n_loops = inputs_and_loops(model, data, n_loops)
         return inputs, None, n_loops, torch.full((len(inputs),), n_loops)
@@ -237,7 +228,7 @@ def _examples(
 
 
 def _follow(model: Any, inputs: Tensor, targets: Tensor | None, n_loops: int) -> dict[str, Tensor]:
-    """What is read of some examples after every loop, and how their states move."""
+    """Readings of some examples after every loop, and measures of their states."""
     series: dict[str, list[Tensor]] = defaultdict(list)
     counted = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
     counted = counted if targets is None else targets != IGNORE
@@ -270,7 +261,7 @@ def _follow(model: Any, inputs: Tensor, targets: Tensor | None, n_loops: int) ->
 def _sweep(
     exact: Tensor, scores: list[Tensor], rules: list[StoppingRule], *, n_steps: int = 33
 ) -> dict[str, np.ndarray]:
-    """Every rule with tolerances from one at which none fires to one at which all do."""
+    """Every rule with tolerances from no stop to all stops."""
     by_loop = exact.double().mean(1)  # share that is right if all stop there
     swept: dict[str, list[Any]] = defaultdict(list)
 

@@ -1,4 +1,4 @@
-"""What the studies of attention and exits say and show."""
+"""Findings and figures of attention and of early exits."""
 
 from __future__ import annotations
 
@@ -24,17 +24,8 @@ from loopinterp.lenses.exits_by_loop import ExitResult
 _ATTENTION = "attention"
 
 
-def over_examples(values: xr.DataArray) -> xr.DataArray:
-    """The mean over the axis ``batch``, as an estimate with its 95% interval."""
-    estimate = xr.apply_ufunc(
-        mean_estimate, values, input_core_dims=[["batch"]], output_core_dims=[[ESTIMATE]]
-    )
-    return estimate.assign_coords({ESTIMATE: ["value", "low", "high"]})
-
-
 @findings_of.register
 def _(result: AttentionResult) -> list[Finding]:
-    """The heads that prefer a distance and a place most, the clearer preference first."""
     preferences = {"mass": result.strongest(), "received": result.strongest_sink()}
     heads = by_head(result.data["entropy"])["head"].values
     clear: list[tuple[float, Finding]] = []
@@ -45,118 +36,29 @@ def _(result: AttentionResult) -> list[Finding]:
         share = result.data[name].sel(best).mean("loop")
         value, low = (float(share.sel({ESTIMATE: end})) for end in ("value", "low"))
         even = float(result.data[f"{name}_even"].sel({"head": best["head"], axis: at}))
-        if low <= even:  # even attention lies within the interval
+        if low <= even:
             continue
         where = place(at) if axis == "distance" else _key(result, at)
         means = ["loops"] if result.data.sizes["loop"] > 1 else []
-        means += ["positions, whatever their distance"] if axis != "distance" else []
+        means += ["query positions"] if axis != "distance" else []
         over = f" (mean over {' and '.join(means)})" if means else ""
         head = str(heads[best["layer"] * result.data.sizes["head"] + best["head"]])
         text = (
-            f"{head.capitalize()} gives {percent(value)} of its attention to {where}{over}, "
-            f"against {percent(even)} if it were spread evenly over what a position may see."
+            f"{head.capitalize()} gives {percent(value)} of its attention to {where}{over}. "
+            f"Even attention would give {percent(even)}."
         )
         finding = Finding(text, kind=_ATTENTION, value=f"{percent(value)} on {where}")
         clear.append((value - even, finding))
     if clear:
         return [finding for _, finding in sorted(clear, key=lambda one: one[0], reverse=True)]
-    text = (
-        "No head clearly prefers a distance or a place: none gives any of them more attention "
-        "than if it were spread evenly, by more than the interval over examples."
-    )
+    text = "No head attends to one offset or one position more than even attention does."
     return [Finding(text, kind=_ATTENTION, value="no preference")]
 
 
 def _key(result: AttentionResult, key: int) -> str:
-    """A place in words; by what stands there, if that is the same in all examples."""
+    """A position by its label, if its input is the same in all examples; else by its number."""
     named = result.fixed[key] and result.labels[key] != str(key)
     return result.labels[key] if named else f"position {key}"
-
-
-@figures_of.register
-def _(result: AttentionResult) -> list[Figure]:
-    """The patterns with their slider, and where heads look by loop."""
-    return [_patterns(result), _attention_by_loop(result)]
-
-
-def _patterns(result: AttentionResult) -> Figure:
-    numbered = result.labels == [str(k) for k in range(len(result.labels))]
-    places = [label if numbered else f"{k} · {label}" for k, label in enumerate(result.labels)]
-    patterns = by_head(result.data["patterns"]).transpose("loop", "head", "query", "key")
-    patterns = patterns.assign_coords(query=places, key=places)
-    plot = loop_slider_figure(
-        patterns, x_title="looked at (key)", y_title="looking (query)", value_title="attention"
-    )
-    several = result.data.sizes["loop"] > 1
-    move = (
-        " Move the slider to go from loop to loop; a pattern that no longer changes belongs to a "
-        "head that has settled."
-    )
-    return Figure(
-        title="Attention patterns, loop by loop" if several else "Attention patterns",
-        section=_ATTENTION,
-        plot=plot,
-        caption=(
-            "One example. Each row is a position, and its colour shows how much it looks at each "
-            f"position of the sequence (a row sums to 1).{move if several else ''}"
-        ),
-        control=(
-            "A head without preference colours alike all positions that a row may see; “Where "
-            "heads look” measures every head against that, over many examples."
-        ),
-        data=tidy({"attention": patterns}).query("attention > 1e-3").round(4),
-    )
-
-
-def _attention_by_loop(result: AttentionResult) -> Figure:
-    best, sink = result.strongest()["distance"], result.strongest_sink()
-    where = place(best)
-    shares = {f"Attention to {where}": ("mass", {"distance": best})}
-    if sink:
-        key = {"key": sink["key"]}
-        shares[f"Attention to {_key(result, sink['key'])}, from afar too"] = ("received", key)
-    panels, columns = [], {"entropy": result.data["entropy"]}
-    for title, (name, at) in shares.items():
-        share = result.data[name].sel(at, drop=True)
-        even = result.data[f"{name}_even"].sel(at, drop=True)
-        lines = [*head_lines(share), *_even_lines(even, share["loop"])]
-        panels.append(LinePanel(lines, "attention", title=title, y_range=(0, 1.02)))
-        columns |= {name: share, f"{name}_even": even.broadcast_like(result.data["entropy"])}
-    entropy, even = result.data["entropy"], result.data["entropy_even"]
-    columns |= {"entropy_even": even.broadcast_like(entropy)}
-    lines = [*head_lines(entropy), *_even_lines(even, entropy["loop"])]
-    panels.append(LinePanel(lines, "bits", title="Entropy of attention"))
-    of_sink = ", and to the place that gets most from all positions that may see it" if sink else ""
-    return Figure(
-        title="Where heads look" + " as loops go on" * (result.data.sizes["loop"] > 1),
-        section=_ATTENTION,
-        plot=line_panels(panels, x_title="loop"),
-        caption=(
-            f"Above, the share of attention that each head gives to {where}{of_sink}, with 95% "
-            f"intervals over {result.n_examples} examples. Below, how widely a head spreads its "
-            "attention: 0 bits is a single position."
-        ),
-        control=(
-            "The dashed grey line is attention spread evenly over the positions that may be seen. "
-            "A head on that line has no preference."
-        ),
-        data=tidy(columns).assign(distance=best),
-    )
-
-
-def _even_lines(even: xr.DataArray, loop: xr.DataArray) -> list[Series]:
-    """The control of each head; one line for all heads that may see alike."""
-    alike: dict[float, list[str]] = {}
-    for head in even.dropna("head"):
-        alike.setdefault(float(head), []).append(str(int(head["head"])))
-    return [
-        Series.of(
-            "even attention" if len(alike) == 1 else f"even attention, head {', '.join(heads)}",
-            xr.full_like(loop, value, dtype=float),
-            control=True,
-        )
-        for value, heads in alike.items()
-    ]
 
 
 def place(distance: int) -> str:
@@ -174,54 +76,147 @@ def place(distance: int) -> str:
     return f"{abs(distance)} positions to the {side}"
 
 
+@figures_of.register
+def _(result: AttentionResult) -> list[Figure]:
+    patterns = result.data["patterns"]
+    query, key = np.nonzero((patterns > 0).any(("loop", "layer", "head")).values)
+    offsets = np.unique(query - key)
+    if len(offsets) <= 6 and abs(offsets).max() < patterns.sizes["key"] - 1:
+        return [_by_offset(result)]
+    return [_patterns(result), _attention_by_loop(result)]
+
+
+def _by_offset(result: AttentionResult) -> Figure:
+    mass, even = by_head(result.data["mass"]), result.data["mass_even"]
+    n_heads, panels = result.data.sizes["head"], []
+    for k, head in enumerate(mass["head"].values):
+        shares = mass.sel(head=head).dropna("distance", how="all")
+        lines = Series.each(shares, "distance", name=place)
+        # One line for offsets of equal control; [distance] of this head.
+        for value in np.unique(even.isel(head=k % n_heads).dropna("distance").round(3)):
+            level = xr.full_like(shares["loop"], value, dtype=float)
+            lines.append(Series.of("even attention", level, control=True, markers=False))
+        panels.append(LinePanel(lines, "attention", title=str(head), y_range=(0, 1.02)))
+    return Figure(
+        title="Attention by offset",
+        section=_ATTENTION,
+        plot=line_panels(panels, x_title="loop", columns=min(len(panels), 4)),
+        caption=(
+            "The share of attention that each head gives to each offset in its window, mean over "
+            f"positions and {result.n_examples} examples with 95% intervals."
+        ),
+        control="Dashed: even attention, the same to all positions in the window.",
+        data=tidy({"mass": result.data["mass"]}).round(4),
+    )
+
+
+def _patterns(result: AttentionResult) -> Figure:
+    numbered = result.labels == [str(k) for k in range(len(result.labels))]
+    places = [label if numbered else f"{k} · {label}" for k, label in enumerate(result.labels)]
+    patterns = by_head(result.data["patterns"]).transpose("loop", "head", "query", "key")
+    patterns = patterns.assign_coords(query=places, key=places)
+    several = result.data.sizes["loop"] > 1
+    return Figure(
+        title="Attention patterns by loop" if several else "Attention patterns",
+        section=_ATTENTION,
+        plot=loop_slider_figure(
+            patterns, x_title="key position", y_title="query position", value_title="attention"
+        ),
+        caption=(
+            "Attention of each query position (row, sums to 1) to each key position, in one "
+            f"example.{' The slider selects the loop.' if several else ''}"
+        ),
+        control="Under even attention, all keys that a row may see have one colour.",
+        data=tidy({"attention": patterns}).query("attention > 1e-3").round(4),
+    )
+
+
+def _attention_by_loop(result: AttentionResult) -> Figure:
+    best, sink = result.strongest()["distance"], result.strongest_sink()
+    shares = {f"Attention to {place(best)}": ("mass", {"distance": best})}
+    if sink:
+        key = {"key": sink["key"]}
+        shares[f"Attention to {_key(result, sink['key'])}"] = ("received", key)
+    panels, columns = [], {"entropy": result.data["entropy"]}
+    for title, (name, at) in shares.items():
+        share = result.data[name].sel(at, drop=True)
+        even = result.data[f"{name}_even"].sel(at, drop=True)
+        lines = [*head_lines(share), *_even_lines(even, share["loop"])]
+        panels.append(LinePanel(lines, "attention", title=title, y_range=(0, 1.02)))
+        columns |= {name: share, f"{name}_even": even.broadcast_like(result.data["entropy"])}
+    entropy, even = result.data["entropy"], result.data["entropy_even"]
+    columns |= {"entropy_even": even.broadcast_like(entropy)}
+    lines = [*head_lines(entropy), *_even_lines(even, entropy["loop"])]
+    panels.append(LinePanel(lines, "bits", title="Entropy of attention"))
+    preferred = "offset and position" if sink else "offset"
+    return Figure(
+        title="Preferred offset by loop" if result.data.sizes["loop"] > 1 else "Preferred offset",
+        section=_ATTENTION,
+        plot=line_panels(panels, x_title="loop"),
+        caption=(
+            f"The share of attention that each head gives to the most preferred {preferred}, with "
+            f"95% intervals over {result.n_examples} examples, and the entropy of its attention "
+            "(0 bits: a single position)."
+        ),
+        control="Dashed: even attention, the same to all positions that may be seen.",
+        data=tidy(columns).assign(distance=best),
+    )
+
+
+def _even_lines(even: xr.DataArray, loop: xr.DataArray) -> list[Series]:
+    """The control of each head; one line for heads with equal controls."""
+    alike: dict[float, list[str]] = {}
+    for head in even.dropna("head"):
+        alike.setdefault(float(head), []).append(str(int(head["head"])))
+    return [
+        Series.of(
+            "even attention" if len(alike) == 1 else f"even attention, head {', '.join(heads)}",
+            xr.full_like(loop, value, dtype=float),
+            control=True,
+        )
+        for value, heads in alike.items()
+    ]
+
+
 @findings_of.register
 def _(result: ExitResult) -> list[Finding]:
-    """What an oracle could save, and which rule saves how much of it."""
     best, at = result.best_loop()
     if best == 0:
-        text = f"No example is right after any one number of loops up to {result.n_loops}."
-        return [Finding(f"{text} There is nothing to be saved by reading it early.")]
+        text = f"No example is right after any fixed number of loops up to {result.n_loops}."
+        return [Finding(f"{text} Early exits cannot save anything.")]
     share, mean = result.oracle()
-    another = result.data["another"]
-    right = "right" if result.targets else "as the last loop does"
+    right = "right" if result.targets else "to agree with the last loop"
     text = (
-        f"One number of loops for all reads at best {percent(best)} of the examples {right} ({at} "
-        f"of {result.n_loops} loops); reading each at its first such loop, {percent(share)} after "
-        f"{mean:.1f} on average"
+        f"A fixed budget of {at} of {result.n_loops} loops gets {percent(best)} of examples "
+        f"{right}. An oracle exit gets {percent(share)} with {mean:.1f} loops on average."
     )
-    if another.notnull().any():
-        chance = float(another.mean())
-        text += f". Another example's answer turns up at some loop in {percent(chance)}"
-        text += ", so that this oracle says little" if chance > 0.5 else ""
-    return [Finding(f"{text}."), _rules(result, at)]
+    another = result.data["another"]
+    if another.notnull().any() and float(another.mean()) > 0.5:
+        text += (
+            " The oracle is no evidence: the answer of another example appears at some loop in "
+            f"{percent(another.mean())}."
+        )
+    return [Finding(text), _rules(result, at)]
 
 
 def _rules(result: ExitResult, at: int) -> Finding:
-    """Whether a rule is as often right as with ``at`` loops for all, with fewer on average."""
+    """The rule that matches the best fixed budget of ``at`` loops with the fewest on average."""
     costs = {str(rule): result.cheapest(rule) for rule in result.data["rule"].values}
     cheaper = {rule: cost for rule, cost in costs.items() if cost is not None and cost < at}
     if not cheaper:
-        text = (
-            f"No rule is as often right with fewer loops on average than {at}, the best number "
-            "for all, at any tolerance tried."
-        )
-        return Finding(text)
+        return Finding(f"No stopping rule matches the fixed budget of {at} loops with fewer loops.")
     rule = min(cheaper, key=cheaper.__getitem__)
     exact, dealt, loops = result.gain(rule)
     text = (
-        f"The rule {rule!r} is as often right with {cheaper[rule]:.1f} loops on average, at the "
-        f"best tolerance in hindsight. Stopping after {loops:.1f}, it has {percent(exact)} right, "
-        f"and {percent(dealt)} with its stops dealt to the examples at random."
+        f"Stopping by {rule} matches the best fixed budget with {cheaper[rule]:.1f} loops on "
+        f"average (tolerance chosen on the same data). At {loops:.1f} loops it gets "
+        f"{percent(exact)}; random stops get {percent(dealt)}."
     )
-    others = [name for name in costs if name not in cheaper]
-    if others:
-        text += f" Never so: {', '.join(others)}."
     return Finding(text, value=f"{cheaper[rule]:.1f} loops")
 
 
 @figures_of.register
 def _(result: ExitResult) -> list[Figure]:
-    """Right answers against loops spent, and what is read and moves at each loop."""
     return [_spent(result), _exits_by_loop(result)]
 
 
@@ -240,29 +235,28 @@ def _spent(result: ExitResult) -> Figure:
     gains = {rule: result.gain(rule) for rule in rules}
     best = max(gains, key=lambda name: gains[name][0] - gains[name][1])
     lines = [
-        Series.of("one loop for all", exact),
-        *(swept(rule, rule, "swept_exact", first=1) for rule in rules),
+        Series.of("fixed budget", exact),
         Series("oracle", [mean], [share], markers=True),
-        swept(f"stops of {best!r}, dealt at random", best, "swept_dealt", control=True),
+        *(swept(rule, rule, "swept_exact", first=1) for rule in rules),
+        swept(f"random stops, as many loops as {best}", best, "swept_dealt", control=True),
     ]
-    plot = line_figure(
-        lines,
-        x_title="loops, mean over examples",
-        y_title="exact match" if result.targets else "as after the last loop",
-        y_range=(0, 1.03),
-    )
     return Figure(
         title="Early exits",
-        plot=plot,
+        plot=line_figure(
+            lines,
+            x_title="loops, mean over examples",
+            y_title="exact match" if result.targets else "agreement with the last loop",
+            y_range=(0, 1.03),
+        ),
         caption=(
-            "Each line is a rule with all tolerances, from one at which every example stops at "
-            f"once to one at which none does before loop {result.n_loops}; the line with a band is "
-            "one number of loops for all, with 95% intervals. The oracle stops each example at its "
-            f"first right loop. {result.data.sizes['batch']} examples."
+            "Each line is a stopping rule with all tolerances, from a stop after one loop to none "
+            f"before loop {result.n_loops}. The line with a band (95% interval) is a fixed budget; "
+            "the oracle stops each example at its first right loop. "
+            f"{result.data.sizes['batch']} examples."
         ),
         control=(
-            "Grey: the same numbers of loops as the rule with the greatest gain chose, dealt to "
-            "the examples at random. What lies above it is what the rule knows of an example."
+            "Grey: the stops of the rule with the largest gain, dealt to the examples at random. "
+            "The gap above it is what the rule knows about an example."
         ),
         data=tidy(
             {name: result.data[name] for name in ("swept_loops", "swept_exact", "swept_dealt")}
@@ -278,27 +272,34 @@ def _exits_by_loop(result: ExitResult) -> Figure:
     marks = [Reference(ends[0], "T(n)", "x")] if result.targets and len(ends) == 1 else []
     shares = {
         "exact match": means["exact"],
-        "positions as after the last loop": means["agreement"],
-        "probability of the class on top": means["confidence"],
+        "positions that agree with the last loop": means["agreement"],
+        "probability of the top class": means["confidence"],
     }
-    nats = {"entropy": means["entropy"], "KL to the loop before": means["readout_kl"]}
-    # Of the cosines, those of the examples whose updates are above rounding.
-    moves = {
-        "relative residual": means["residual"], "cosine of updates": data["cosine"].mean("batch"),
-    }  # fmt: skip
-    above, middle, below = ([Series.of(*line) for line in x.items()] for x in (shares, nats, moves))
+    # On a logarithmic axis an interval that ends below 0 has no place.
+    changes = {
+        name: means[key].sel({ESTIMATE: "value"})
+        for name, key in (("readout KL, nats", "readout_kl"), ("residual", "residual"))
+    }
+    above, below = ([Series.of(*line) for line in x.items()] for x in (shares, changes))
     panels = [
         LinePanel(above, "share", y_range=(0, 1.03), references=marks),
-        LinePanel(middle, "nats"),
-        LinePanel(below, "of the state"),
+        LinePanel(below, "change in a loop", y_log=True),
     ]
     return Figure(
         title="Readings and updates",
         plot=line_panels(panels, x_title="loop"),
         caption=(
-            "Means over examples with 95% intervals. Entropy and probability say how sure the "
-            "readout is; the other lines, how much it and the state still change."
+            "Above: how right and how confident the readout is after each loop (95% intervals). "
+            "Below: how much readout and state change in it. Means over examples."
         ),
-        control="Exact match: a rule is worth what its signal does where that one rises.",
+        control="A stopping rule works if its signal changes at the loop where exact match rises.",
         data=tidy(means).round(4),
     )
+
+
+def over_examples(values: xr.DataArray) -> xr.DataArray:
+    """The mean over the axis ``batch``, as an estimate with its 95% interval."""
+    estimate = xr.apply_ufunc(
+        mean_estimate, values, input_core_dims=[["batch"]], output_core_dims=[[ESTIMATE]]
+    )
+    return estimate.assign_coords({ESTIMATE: ["value", "low", "high"]})

@@ -1,4 +1,4 @@
-"""A lens that is fitted: an affine map from each place of a run to its end, as an artefact."""
+"""A fitted lens: an affine map from each place of a run to its end."""
 
 from __future__ import annotations
 
@@ -28,28 +28,26 @@ FittedKind = Literal["tuned", "jacobian"]
 _HEADER = "loopinterp.lens"
 
 EVERYWHERE: tuple[int, Layer] = (-1, None)
-"""The place of a map that serves all places."""
+"""The place of a map that is shared by all places."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FittedLens(ShortRepr):
     r"""An affine map :math:`h \mapsto A h + b` of each place, into the state after the last loop.
 
-    The lens reads ``model.readout(A h + b)``. At a layer, h is what stands there for a Jacobian
-    lens, and for a tuned lens what the loop would leave if that layer were its last. The last state
-    itself is read as it is, and so is the last layer before it by a tuned lens.
+    The lens reads ``model.readout(A h + b)``. At a layer, h is the residual for a Jacobian lens,
+    and for a tuned lens the state that the loop would end in at that layer. The last state is read
+    as it is, as is the last layer before it by a tuned lens.
 
     Attributes:
         kind: "tuned" (:func:`fit_tuned_lens`) or "jacobian" (:func:`fit_jacobian_lens`).
-        matrix: A of each place.
-        offset: b of each place.
-        places: ``(loop, layer)`` of each, as :mod:`loopinterp.lenses.fitted_lens` counts them. One
-            entry :data:`EVERYWHERE` where one map serves all.
+        matrix, offset: A and b of each place.
+        places: ``(loops made, layer or None)`` of each; :data:`EVERYWHERE` for a shared map.
         n_loops: Loops of the run whose end it maps to.
-        n_layers: Layers of the tied block, where places inside loops are among them; else 0.
-        n_before: Layers before the first loop (prelude).
+        n_layers: Layers of the tied block if there are maps inside loops; else 0.
+        n_before: Layers of the prelude.
         n_examples: Examples that it was fitted on.
-        made: How it was fitted, and of which model (``weights_sha256``).
+        made: How it was fitted, and on which model (``weights_sha256``).
 
     Example:
         >>> lens = FittedLens(kind="tuned", matrix=2 * torch.eye(2)[None], offset=torch.ones(1, 2),
@@ -93,12 +91,12 @@ class FittedLens(ShortRepr):
     def transport(
         self, h: Float[Tensor, "*at width"], loop: int, layer: Layer = None
     ) -> Float[Tensor, "*at d_model"]:
-        """What the lens takes for the last state, from what stands at a place.
+        """The predicted last state, from the residual at a place.
 
         Layers may be narrower than a state of several parts.
 
         Raises:
-            InputError: If it was not fitted there, or for states of another width.
+            InputError: A place or width that the lens was not fitted for.
         """
         last = self.kind == "tuned" and self.n_layers > 0 and layer == self.n_layers - 1
         if loop == self.n_loops and (layer is None or last):
@@ -106,14 +104,11 @@ class FittedLens(ShortRepr):
         at = EVERYWHERE if self.shared else (loop, layer)
         narrow = layer is not None and h.shape[-1] < self.d_model
         if at not in self.places or (h.shape[-1] != self.d_model and not narrow):
-            layers = sorted({str(layer) for _, layer in self.places})
             raise InputError(
                 "place",
-                expected=f"one of the {len(self.places)} places (layers {', '.join(layers)}) of "
-                f"the fit, up to loop {self.n_loops}, and states of width {self.d_model}",
+                expected=f"a place of the fit, up to loop {self.n_loops}, of width {self.d_model}",
                 given=f"loop {loop}, layer {layer}, width {h.shape[-1]}",
-                fix="Fit the lens with that n_loops, and with inside=True for layers; one from "
-                "TransformerLens has no map of the initial state, nor, with layers, of others.",
+                fix="Fit the lens with that n_loops, and with inside=True for layers.",
             )
         k = self.places.index(at)
         matrix, offset = (x[k].to(h.device) for x in (self.matrix, self.offset))
@@ -131,11 +126,7 @@ class FittedLens(ShortRepr):
 
     @classmethod
     def load(cls, path: str | Path) -> FittedLens:
-        """Read one back; nothing is unpickled.
-
-        Raises:
-            CheckpointError: If the file is missing, damaged, or no lens.
-        """
+        """Read a saved lens; a CheckpointError if the file is missing, damaged, or no lens."""
         tensors, texts = read_tensors_and_metadata(path)
         header = parse_json_object(texts.get(_HEADER, "")) or {}
         try:
@@ -146,56 +137,42 @@ class FittedLens(ShortRepr):
                 f"file {path}",
                 expected="a lens that FittedLens.save wrote",
                 given=f"another file ({error})",
-                fix="Fit the lens again, or read a result with "
-                "loopinterp.core.results.load_result.",
+                fix="Fit the lens again, or read a result with load_result.",
             ) from error
 
     def to_transformer_lens(self) -> Any:
-        """The same maps as TransformerLens' ``JacobianLens``, which writes and reads its own files.
+        """The same maps as TransformerLens' ``JacobianLens``.
 
         Its layers are numbered as in an unrolled model: layer ``l`` of loop ``t`` (counted from 1)
-        is ``n_before + (t - 1) n_layers + l``. Without layers inside loops a loop counts as one.
-        The initial state is the output of no block, and is left out.
+        is ``n_before + (t - 1) n_layers + l``, with ``n_layers = 1`` for maps of states. The
+        initial state, which no block puts out, is left out.
 
         Raises:
-            InputError: If an offset is not 0 or one map serves all: its format has neither.
+            InputError: Offsets that are not 0, or a shared map, which its format does not have.
         """
         from transformer_lens.tools.analysis import JacobianLens
 
-        if self.shared or bool(self.offset.any()):
-            raise InputError(
-                "lens",
-                expected="a matrix for each place and no offset, as TransformerLens' format has it",
-                given="one map for all places" if self.shared else "offsets that are not 0",
-                fix="Fit a Jacobian lens with centred=False, or save it with lens.save(path).",
-            )
         first, per_loop = self.n_before, max(self.n_layers, 1)
         last = first + self.n_loops * per_loop - 1
-        # With layers inside, the state that a loop leaves is the output of no block of its own,
-        # and what the last block puts out is the target.
+        # With layers inside, the target is the last block's output; states have no block.
         inside = self.n_layers > 0
-        first, per_loop = self.n_before, max(self.n_layers, 1)
-        numbered = {
-            first + (loop - 1) * per_loop + (layer or 0): matrix
+        matrices = {
+            flat: matrix
             for (loop, layer), matrix in zip(self.places, self.matrix)
             if loop > 0 and (layer is not None) == inside
+            if (flat := first + (loop - 1) * per_loop + (layer or 0)) < last
         }
-        matrices = {flat: matrix for flat, matrix in numbered.items() if flat < last}
-        if not matrices:
+        if self.shared or bool(self.offset.any()) or not matrices:
             raise InputError(
                 "lens",
-                expected="a place after the first loop, before the last state",
-                given=f"places {self.places}",
-                fix="Fit it for two loops or more.",
+                expected="matrices of places after loop 1 and before the last state, no offsets",
+                given=f"places {self.places}, largest offset {float(self.offset.abs().max()):.3g}",
+                fix="Fit a Jacobian lens with centred=False for two loops or more.",
             )
-        metadata = {
-            "estimator": "jacobian_lens",
-            "target_layer": last,
-            "loopinterp": {
-                name: getattr(self, name) for name in ("n_loops", "n_layers", "n_before")
-            },
-            "source": "block outputs" if inside else "states of loops",
-        }
+        about = {name: getattr(self, name) for name in ("n_loops", "n_layers", "n_before")}
+        source = "block outputs" if inside else "states of loops"
+        metadata = {"estimator": "jacobian_lens", "target_layer": last, "source": source}
+        metadata |= {"loopinterp": about}
         return JacobianLens(
             matrices, n_prompts=self.n_examples, d_model=self.d_model, metadata=metadata
         )
@@ -207,10 +184,10 @@ class FittedLens(ShortRepr):
         """The maps of a TransformerLens ``JacobianLens``, at the loops of a model.
 
         Args:
-            lens: As ``JacobianLens.load`` or :meth:`to_transformer_lens` gives it.
+            lens: From ``JacobianLens.load`` or :meth:`to_transformer_lens`.
             n_loops: Loops of the run.
-            n_layers: Layers of the tied block; 0 where each layer of the lens is a loop.
-            n_before: Layers before the first loop.
+            n_layers: Layers of the tied block; 0 if each layer of the lens is a loop.
+            n_before: Layers of the prelude.
         """
         per_loop = max(n_layers, 1)
         fitted_at: list[tuple[int, Layer]] = []
@@ -219,8 +196,7 @@ class FittedLens(ShortRepr):
             if not 0 <= loop < n_loops:
                 raise InputError(
                     "lens",
-                    expected=f"layers {n_before} to {n_before + n_loops * per_loop - 1}, as a run "
-                    f"of {n_loops} loops of {per_loop} layers has them",
+                    expected=f"layers {n_before} to {n_before + n_loops * per_loop - 1}",
                     given=f"layer {flat}",
                     fix="Pass the n_loops, n_layers and n_before of the model it was fitted on.",
                 )
@@ -240,27 +216,18 @@ class FittedLens(ShortRepr):
 
 
 STATE = "state"
-"""The layer coordinate of the state that a loop leaves."""
+"""The layer coordinate of the state after a loop."""
 
 Layer = int | None
 
 
 class LoopResidual(NamedTuple):
-    """A residual of a run, ``[batch, pos, d_model]``.
+    """A residual of a run, ``[batch, pos, d_model]``."""
 
-    Attributes:
-        loop: Loops made.
-        layer: Layer of the last of them; None for the state after it.
-        residual: What stands there.
-        ended: What the loop leaves if its last layer puts this out: the residual with what comes
-            after the layers (an injection that is added to the output, the loop norm); of a state,
-            the state itself.
-    """
-
-    loop: int
-    layer: Layer
+    loop: int  # loops made
+    layer: Layer  # of the last of them; None for the state after it
     residual: Tensor
-    ended: Tensor
+    ended: Tensor  # the state that the loop would end in with this residual
 
 
 def places(
@@ -269,15 +236,10 @@ def places(
     n_loops: int,
     *,
     inside: bool = False,
-    ended: bool = True,
 ) -> Iterator[LoopResidual]:
-    """The residuals of a run, one loop at a time, in the order in which they are made.
+    """The residuals of a run, loop by loop; ``inside`` adds those after each layer.
 
-    Args:
-        n_loops: Loops to run.
-        inside: Whether to read after each layer too, which takes a model with hooks.
-        ended: Whether to make :attr:`LoopResidual.ended` of layers; else it is the residual again.
-            A model without ``end_loop(h, e)`` takes a loop more for each.
+    Inside loops, a model without ``end_loop(h, e)`` runs a further loop for each layer.
     """
     if not inside:
         for loop, h in iterate(model, inputs, n_loops):
@@ -298,43 +260,28 @@ def places(
             x = end = cache[name]  # [batch, pos, d_layer]
             if name == layers[-1]:
                 end = after
-            elif ended and end_loop is not None:
+            elif end_loop is not None:
                 end = end_loop(x, iteration.e)
-            elif ended:
-                end = end_by_hook(model, inputs, x, layers[-1], span)
+            else:  # by running the loop with x at its last hook
+                hooks = [(layers[-1], lambda residual, hook, x=x: x)]
+                end = hooked.run_with_hooks(inputs, fwd_hooks=hooks, return_type="state", **span)
             yield LoopResidual(loop + 1, layer, x, end)
         yield LoopResidual(loop + 1, None, after, after)
         h = after
 
 
-def layer_hooks(model: Any, loop: int, n_loops: int) -> list[str]:
-    """The hooks after each layer of one loop."""
-    names = model.site("resid_post", loop=loop, n_loops=n_loops)
-    return [names] if isinstance(names, str) else names
-
-
-def layers_around(model: Any, section: str) -> list[str]:
-    """The hooks after each layer of prelude or coda in a run of 1 loop; none without hooks."""
+def layer_hooks(model: Any, loop: int | None, n_loops: int, *, section: str = "block") -> list[str]:
+    """The hooks after each layer of a loop (or, with None, of prelude or coda), if any."""
     if not hasattr(model, "site"):
         return []
-    names = model.site("resid_post", section=section, n_loops=1)
+    names = model.site("resid_post", section=section, loop=loop, n_loops=n_loops)
     return [names] if isinstance(names, str) else names
-
-
-def end_by_hook(model: Any, inputs: Tensor, x: Tensor, last: str, span: dict[str, Any]) -> Tensor:
-    """What a loop leaves where the hook ``last`` puts out x, of whatever model: by running it."""
-    hooks = [(last, lambda residual, hook: x)]
-    return model.run_with_hooks(inputs, fwd_hooks=hooks, return_type="state", **span)
 
 
 def live_places(
     model: LoopedModel | Any, inputs: Tensor, n_loops: int, *, inside: bool = False
 ) -> tuple[Tensor, dict[tuple[int, Layer], Tensor]]:
-    """The last state of a run, and the residuals before it, all in one graph of derivatives.
-
-    At each place stands the tensor itself that the run went on from, so that the last state can be
-    differentiated by it. The arguments are those of :func:`places`.
-    """
+    """The last state of a run, and the residuals by which it can be differentiated."""
     recorded: dict[tuple[int, Layer], Tensor] = {}
     with recording_gradients():
         iteration = bind(model, inputs)
@@ -347,10 +294,7 @@ def live_places(
         hooked: Any = model
 
         def keep(place: tuple[int, Layer]) -> Callable[..., None]:
-            def hook(x: Tensor, hook: Any) -> None:
-                recorded[place] = x
-
-            return hook
+            return lambda x, hook: recorded.update({place: x})
 
         hooks: list[tuple[str, Any]] = []
         for loop in range(n_loops):
@@ -368,31 +312,21 @@ def live_places(
 def readout_without_coda(
     model: LoopedModel | Any, inputs: Tensor
 ) -> Callable[[Tensor], Tensor] | None:
-    """What a model reads where its coda is left out; None if it has none.
-
-    Final norm and unembedding, by a run of no loop in which the last layer of the coda puts out
-    what is to be read. What has the four methods alone shows one readout, whatever is in it.
-    """
+    """Final norm and unembedding of a model with a coda, in a run of no loop; None without one."""
     hooked: Any = model
-    coda = layers_around(model, "coda")
+    coda = layer_hooks(model, None, 1, section="coda")
     if not coda:
         return None
-    name = coda[-1]
 
     def read(h: Tensor) -> Tensor:
-        hooks = [(name, lambda residual, hook: h)]
+        hooks = [(coda[-1], lambda residual, hook: h)]
         return hooked.run_with_hooks(inputs, n_loops=1, start_at_loop=1, state=h, fwd_hooks=hooks)
 
     return read
 
 
 def as_wide(x: Tensor, width: int) -> Tensor:
-    """A residual with zeros behind it, where a layer is narrower than the state of several parts.
-
-    Example:
-        >>> as_wide(torch.ones(1, 2), 3)
-        tensor([[1., 1., 0.]])
-    """
+    """A residual padded with zeros, where a layer is narrower than a state of several parts."""
     return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
 
 

@@ -1,9 +1,10 @@
-"""Lenses by loop: what the state says of the answer after each loop, read in one of four ways."""
+"""Lenses by loop: the answer that can be read from the state after each loop."""
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,8 +19,8 @@ from loopinterp.dynamics.measures import stable_from
 from loopinterp.dynamics.runs import chunks, gather
 from loopinterp.lenses.fitted_lens import (
     LoopResidual,
+    layer_hooks,
     layer_label,
-    layers_around,
     places,
     readout_without_coda,
 )
@@ -47,46 +48,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class LensResult(Result, kind="lens"):
-    r"""What :func:`lens_study` returns.
+    r"""The result of :func:`lens_study`.
 
-    ``loop`` counts loops made: loop 0 is the initial state. ``layer`` is "state", what the loop
-    leaves, and where the study looks inside loops "layer 0", …: the residual after that layer of
-    the last loop made. The initial state has no layers: NaN there, and -1 where numbers are whole.
+    ``loop`` counts loops made: loop 0 is the initial state. ``layer`` is "state", after a loop, or
+    "layer 0", …: after that layer of the last loop (of loop 0 NaN, or -1 in integers).
 
     Arrays:
-        answer: The class that is on top.
-        rank: Rank of the wanted class, 1 for the top.
-        probability: Probability of the wanted class.
+        answer: The class on top.
+        rank: Rank of the target class, 1 for the top.
+        probability: Probability of the target class.
         entropy: Entropy of the reading, in nats.
-        kl: :math:`\mathrm{KL}(p_T \| q)` in nats: from the model's own readout after the last loop
-            to the reading.
-        wanted: The right class; where the data has none, the model's own answer after the last
-            loop; -1 where nothing is asked.
-        settled: The loop from which on the state is read as it is at the end (from 1 on, as
-            the initial state has seen no loop).
-        flips: How often the reading changes from one loop to the next, from loop 1 on.
-        reading_kl: Mean of ``kl`` over the asked positions of an example, by ``reading``: "lens";
-            "plain", final norm and unembedding alone, or where that is the lens and the model has
-            a coda, "coda", its own readout; and "shuffled", the lens on states whose components
-            are shuffled, all alike, the mean of four shuffles (controls).
-        reading_top: Share of its asked positions at which the wanted class is on top, likewise.
-        unigram_kl: The same divergence to the mean of all :math:`p_T` (control: nothing of the
-            state is read).
-        majority_top: Share of its asked positions whose wanted class is the most frequent of all
-            (control).
-        transfer_kl: With a map for each place: mean ``kl`` where the map of loop ``translator``
-            reads the state after loop ``applied`` (control: whether a loop needs its own). That
-            of the last loop is the identity.
-        expected_top: Share of asked positions that are read as what the model is known to hold
-            after that loop, as a compiled one does (control: a state that holds an intermediate
-            value is far from the end, and read rightly). NaN where nothing is decided yet.
+        kl: :math:`\mathrm{KL}(p_T \| q)` from the final readout to the reading, in nats.
+        wanted: The target class, without targets the final answer; -1 where nothing is asked.
+        settled: The loop, 1 or later, from which on the reading is the final one.
+        flips: Changes of the reading between consecutive loops, from loop 1 on.
+        reading_kl: Mean of ``kl`` over the asked positions, by ``reading``: "lens", and as controls
+            "plain" (final norm and unembedding alone), or for the logit lens of a model with a coda
+            "coda" (its own readout), and "shuffled" (components of the state, mean of four).
+        reading_top: Share of the asked positions with the target class on top, likewise.
+        unigram_kl: Control: the divergence to the mean of all :math:`p_T`.
+        majority_top: Control: share of the asked positions whose target is the majority class.
+        transfer_kl: Mean ``kl`` of the state after loop ``applied``, read through the map of loop
+            ``translator``.
+        expected_top: Share of asked positions read as the known intermediate value, or NaN.
 
     Attributes:
         lens: "logit", "coda", "tuned" or "jacobian".
-        has_coda: Whether the model has a coda, without which "logit" and "coda" are the same lens.
-        targets: Whether the data says what is right.
-        n_fit: Examples that the lens was fitted on; 0 where none are needed.
-        of_other_weights: Whether it was fitted on other weights than those that it reads.
+        has_coda: If not, "logit" and "coda" are the same lens.
+        targets: Whether the data has targets.
+        n_fit: Examples that the lens was fitted on, or 0.
+        of_other_weights: Whether it was fitted on other weights than those it reads.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -117,14 +108,10 @@ class LensResult(Result, kind="lens"):
 
     @property
     def top(self) -> xr.DataArray:
-        """Share of asked positions at which the wanted class is on top, [loop, layer]."""
+        """Share of asked positions with the target class on top, [loop, layer]."""
         right = (self.data["rank"] == 1) & self.asked
-        return (right.sum(("batch", "pos")) / self.asked.sum()).where(self.there)
-
-    @property
-    def there(self) -> xr.DataArray:
-        """Which places there are, [loop, layer]: all but the layers before the first loop."""
-        return (self.data["answer"] >= 0).any(("batch", "pos"))
+        exists = (self.data["answer"] >= 0).any(("batch", "pos"))  # not layers before loop 1
+        return (right.sum(("batch", "pos")) / self.asked.sum()).where(exists)
 
 
 @torch.no_grad()
@@ -153,26 +140,23 @@ def lens_study(
                :func:`fit_jacobian_lens`
     ========== ==========================================================================
 
-    Inside a loop the first three read what the loop would leave if it ended at that layer: with
-    its loop norm. At the last state all but the logit lens of a model with a coda are the model's
-    own readout. A lens that has to be fitted is fitted on other examples than it reads.
+    Inside a loop the first three read the state that the loop would end in at that layer. A lens is
+    fitted on other examples than it reads.
 
     Args:
-        data: A batch, its inputs alone, or a task to draw a batch from; all asked for after one
-            number of loops.
-        lens: Its name, or one that is fitted already.
+        data: A batch, inputs alone, or a task to draw from; all with one required number of loops.
+        lens: Its name, or a fitted lens.
         n_loops: Loops T of the run; T(n) by default, that of its fit for a fitted lens.
         inside: Whether to read after each layer too, which takes a model with hooks.
         positions: Positions to read; all by default.
-        fit_on: What to fit on; by default the task that the data is of, with another seed.
-        expected: Classes that the model is known to hold after each loop, from loop 0 on, as
-            ``program.trace(batch.inputs, n_loops=T).outputs`` of the one that it was compiled from;
-            -1 where there is none.
-        n, batch_size, seed: Of what is drawn from a task; see :func:`~loopinterp.tasks.as_batch`.
+        fit_on: Data to fit on; by default the data's task, with another seed.
+        expected: Known intermediate answers after each loop from 0 on, -1 where there is none: for
+            a compiled model ``program.trace(batch.inputs, n_loops=T).outputs``.
+        n, batch_size, seed: As of :func:`~loopinterp.tasks.as_batch`.
 
     Raises:
-        InputError: If examples are asked for after several numbers of loops, the lens does not fit
-            the model, or nothing is asked at any position that is read.
+        InputError: Several required numbers of loops, a lens that does not fit the model, or
+            examples without an asked position.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -200,30 +184,25 @@ def lens_study(
             given=str(list(positions or [])),
             fix="Pass e.g. positions=[-1], or None for all.",
         )
-    described = describe_model(model)
-    options = {"n_loops": n_loops, "inside": inside, "n_examples": len(inputs)}
-    with study(seed, study="lens", model=described, lens=name, **options) as watch:
-        how = {"n_loops": n_loops, "inside": inside, "seed": seed}
-        fitted = fitted_lens(lens, model, data, fit_on=fit_on, n=n, **how)
+    described, how = describe_model(model), {"n_loops": n_loops, "inside": inside}
+    about = {"model": described, "lens": name, **how, "n_examples": len(inputs)}
+    with study(seed, study="lens", **about) as watch:
+        fitted = fitted_lens(lens, model, data, fit_on=fit_on, n=n, seed=seed, **how)
         reader = _LensReader(model, name, fitted, n_loops, inside, chosen, seed)
         run = reader.parts(inputs, targets)
         target_class = torch.cat([part["wanted"] for part in run])
         if not bool((target_class >= 0).any(1).all()):
             raise InputError(
                 "data",
-                expected="an answer to be asked for at some position of each example that is read",
+                expected="a target at one of the positions of each example",
                 given=f"none in {int((target_class < 0).all(1).sum())} of {len(inputs)} examples",
-                fix="Leave positions= out, or pass inputs alone to read what the model ends with.",
+                fix="Leave positions= out, or pass inputs alone to read the model's own answers.",
             )
         controls = _baselines(run)
         if expected is not None:
             controls["expected_top"] = _expected_top(run, target_class, expected, chosen)
-        coords: dict[str, Any] = {
-            "loop": range(n_loops + 1),
-            "layer": reader.layers,
-            "pos": chosen,
-            "reading": reader.readings,
-        }
+        coords: dict[str, Any] = {"loop": range(n_loops + 1), "layer": reader.layers}
+        coords |= {"pos": chosen, "reading": reader.readings}
         if reader.transferred:
             coords |= {"translator": reader.transferred, "applied": reader.transferred}
         return LensResult.of(
@@ -242,7 +221,7 @@ def lens_study(
 def _expected_top(
     run: list[dict[str, Tensor]], target_class: Tensor, expected: Tensor, chosen: list[int]
 ) -> Tensor:
-    """Share of the asked positions whose state is read as the expected class, [loop]."""
+    """Share of asked positions that are read as the expected class, [loop]."""
     answer = torch.cat([part["answer"][:, -1] for part in run], dim=1)  # [loop, batch, pos]
     n_pos = max(chosen) + 1
     fits = expected.ndim == 3 and expected.shape[2] >= n_pos
@@ -255,14 +234,14 @@ def _expected_top(
         )
     wish = expected.to(answer.device)[:, :, chosen]  # [loop, batch, pos]
     decided = (wish >= 0) & (target_class >= 0)
-    # Of no decided position the share is 0 / 0: NaN, nothing is known of that loop.
+    # NaN (0 / 0) at a loop without a known value.
     return ((answer == wish) & decided).sum((1, 2)) / decided.sum((1, 2))
 
 
 def _lens_inputs(
     model: Any, data: Any, n_loops: int | None, lens: LensName | FittedLens, drawn: dict[str, Any]
 ) -> tuple[Tensor, int, Tensor | None]:
-    """Inputs, loops, and what is right if that is known."""
+    """Inputs, loops, and targets if there are any."""
     n_loops = loops_of_lens(lens, n_loops)
     if isinstance(data, torch.Tensor):
         return *inputs_and_loops(model, data, n_loops), None
@@ -282,7 +261,7 @@ def _lens_inputs(
 
 
 class PlaceReader:
-    """What a lens, by its name and its maps, reads at the places of a run: logits."""
+    """The logits that a lens, by its name and its maps, reads at the places of a run."""
 
     def __init__(
         self, model: Any, inputs: Tensor, name: str, fitted: FittedLens | None = None
@@ -293,7 +272,7 @@ class PlaceReader:
 
     @property
     def reads_layers(self) -> bool:
-        """Whether it reads within loops too: a fitted lens has to have maps for that."""
+        """Whether it reads inside loops too; a fitted lens needs maps for that."""
         lens = self._fitted
         return lens is None or lens.shared or lens.n_layers > 0
 
@@ -324,7 +303,7 @@ class _LensReader:
     seed: int
 
     def __post_init__(self) -> None:
-        self.has_coda = bool(layers_around(self.model, "coda"))
+        self.has_coda = bool(layer_hooks(self.model, None, 1, section="coda"))
         controls = ["plain"] if self.fitted is not None or self.has_coda else []
         if self.name == "logit" and self.has_coda:
             controls = ["coda"]
@@ -332,7 +311,7 @@ class _LensReader:
         self.layers = [layer_label(None)]
         self.transferred: list[int] = []
         if self.fitted is not None and not self.fitted.shared:
-            # At most eight loops, of which each reads with the map of each other.
+            # At most eight loops, each to be read through the map of each other.
             some = torch.linspace(0, self.n_loops, min(8, self.n_loops + 1)).round().int()
             self.transferred = some.tolist()
 
@@ -356,13 +335,12 @@ class _LensReader:
         if targets is None:
             target_class = log_p.argmax(-1)  # [batch, pos]
         else:
-            targets = self._read_positions(targets)
+            targets = targets[:, self.positions]
             target_class = targets.where(targets != IGNORE, -1)
         has_target = target_class >= 0
         share = has_target / has_target.sum(1, keepdim=True).clamp(min=1)  # [batch, pos]
-        generator = torch.Generator().manual_seed(self.seed)
-        first = run[0].residual
-        # Four orders of the components: one may by chance read what another does not.
+        generator, first = torch.Generator().manual_seed(self.seed), run[0].residual
+        # Four orders of the components, as one may read the answer by chance.
         orders = [torch.randperm(first.shape[-1], generator=generator) for _ in range(4)]
         measured: dict[str, list[Tensor]] = defaultdict(list)
         readings: dict[str, list[Tensor]] = defaultdict(list)
@@ -381,10 +359,8 @@ class _LensReader:
                 residual, ended = place.residual[..., within], place.ended[..., order]
                 shuffled = place._replace(residual=residual, ended=ended)
                 read["shuffled"].append(self._log(lens.at(shuffled)))
-            for reading in self.readings:
-                # Mean over positions, [batch]
+            for reading in self.readings:  # mean over positions, [batch]
                 gaps = [(_divergence(log_p, one) * share).sum(1) for one in read[reading]]
-                # [batch]
                 tops = [((one.argmax(-1) == target_class) * share).sum(1) for one in read[reading]]
                 readings["reading_kl"].append(torch.stack(gaps).mean(0))
                 readings["reading_top"].append(torch.stack(tops).mean(0))
@@ -400,31 +376,18 @@ class _LensReader:
             1 + stable_from(answers[1:]) if self.n_loops > 1 else torch.ones_like(target_class)
         )
         if self.transferred:
-            arrays["transfer_kl"] = self._transfer(run, lens.readout, log_p, share)
+            assert self.fitted is not None
+            states = {place.loop: place.residual for place in run if place.layer is None}
+            pairs = itertools.product(self.transferred, repeat=2)  # (translator, applied)
+            moved = (self.fitted.transport(states[t], translator) for translator, t in pairs)
+            gaps = [(_divergence(log_p, self._log(lens.readout(h))) * share).sum(1) for h in moved]
+            arrays["transfer_kl"] = torch.stack(gaps).unflatten(0, (len(self.transferred),) * 2)
         p = log_p.exp() * share[..., None]  # [batch, pos, class]
         arrays["_mean"], arrays["_negentropy"] = p.sum(1), (p * log_p).nan_to_num().sum((1, 2))
         return arrays
 
-    def _transfer(
-        self,
-        run: list[LoopResidual],
-        readout: Callable[[Tensor], Tensor],
-        log_p: Tensor,
-        share: Tensor,
-    ) -> Tensor:
-        assert self.fitted is not None
-        states = {place.loop: place.residual for place in run if place.layer is None}
-        rows = []
-        for translator in self.transferred:
-            for applied in self.transferred:
-                moved = self.fitted.transport(states[applied], translator)
-                gap = _divergence(log_p, self._log(readout(moved)))
-                rows.append((gap * share).sum(1))  # [batch]
-        # [translator, applied, batch]
-        return torch.stack(rows).unflatten(0, (len(self.transferred),) * 2)
-
     def _laid_out(self, values: Tensor) -> Tensor:
-        """Values of all places as [loop, layer, …], with nothing where loop 0 has no layers."""
+        """Values of all places as [loop, layer, …], filled up where loop 0 has no layers."""
         n = len(self.layers)
         empty = -1 if not values.is_floating_point() else torch.nan
         # Loop 0: the state alone is a place
@@ -434,11 +397,7 @@ class _LensReader:
     def _log(self, logits: Tensor) -> Tensor:
         """Log-probabilities at the positions that are read."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        return self._read_positions(logits.log_softmax(-1, dtype=dtype))
-
-    def _read_positions(self, x: Tensor) -> Tensor:
-        # A list as an index is sent to the device, so it is left out where all are read.
-        return x if self.positions == [*range(x.shape[1])] else x[:, self.positions]
+        return logits.log_softmax(-1, dtype=dtype)[:, self.positions]
 
 
 def _divergence(
@@ -454,7 +413,7 @@ def _measures(
     log_q: Float[Tensor, "batch pos d_vocab_out"],
     target_class: Int[Tensor, "batch pos"],
 ) -> dict[str, Tensor]:
-    """What a reading q says of the wanted class, and how far it is from p, at each position."""
+    """Measures of a reading q at each position: the target class in it, and its KL from p."""
     target_log_q = log_q.gather(-1, target_class.clamp(min=0)[..., None])  # [batch, pos, 1]
     has_target: Bool[Tensor, "batch pos"] = target_class >= 0
     return {
@@ -467,12 +426,11 @@ def _measures(
 
 
 def _baselines(run: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """What one distribution for all, and one class for all, come to in each example."""
+    """The controls of the mean distribution and of the majority class, by example."""
     mean_p, negentropy, target_class = (
         torch.cat([part[name] for part in run]) for name in ("_mean", "_negentropy", "wanted")
     )
-    mean = mean_p.mean(0)  # one distribution for all, [class]
-    common = mean.log().clamp(min=-1e4)
+    common = mean_p.mean(0).log().clamp(min=-1e4)  # of the mean distribution, [class]
     counts = torch.bincount(target_class[target_class >= 0], minlength=2)  # [class]
     n_targets = (target_class >= 0).sum(1).clamp(min=1)
     return {

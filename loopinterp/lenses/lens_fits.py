@@ -1,4 +1,4 @@
-"""Fitting a lens: the tuned lens, the Jacobian lens, and the lens that a name means."""
+"""Fitting the tuned lens and the Jacobian lens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from loopinterp.lenses.fitted_lens import (
     LoopResidual,
     as_wide,
     layer_hooks,
-    layers_around,
     live_places,
     places,
 )
@@ -58,27 +57,23 @@ def fit_tuned_lens(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> FittedLens:
-    """Train a translator for each place, or one for all, on what the run says at its end.
+    """Train an affine map for each place, or one for all, on the run's final readout.
 
-    A translator starts as the identity, so that at step 0 the lens is the model's own readout. It
-    is trained by Adam, whose rate falls linearly to 0. At a layer it starts from what the loop
-    would leave if that layer were its last, with the loop norm. The model's weights are left as
-    they are, and no run is differentiated. Positions where the data asks nothing do not count.
+    Maps start as the identity and minimise the mean KL from the final readout at the asked
+    positions, by Adam with a rate that falls linearly to 0. At a layer they apply to the state that
+    the loop would end in there.
 
     Args:
-        data: A task, of which every step draws new examples; or a batch or inputs, of which every
-            step takes some, in a new order each time round.
+        data: A task, from which every step draws new examples; or a batch or inputs.
         n_loops: Loops of the run; the longest T(n) by default.
         inside: Whether to train for each layer too, which takes a model with hooks.
-        shared: Whether one translator serves all places.
+        shared: Whether one map is shared by all places.
         steps: Steps of the optimiser.
-        learning_rate: Of Adam, at the start.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples of a step; 32 by default.
-        seed: Seed of what is drawn.
+        learning_rate: Initial learning rate.
+        n, batch_size, seed: As of :func:`~loopinterp.tasks.as_batch`; 32 examples a step.
 
     Raises:
-        InputError: If the readout cannot be differentiated.
+        InputError: A readout that cannot be differentiated.
 
     Source: Belrose et al., arXiv 2303.08112, section 3; there for layers, with SGD.
 
@@ -129,7 +124,7 @@ def fit_tuned_lens(
         places=maps,
         n_loops=n_loops,
         n_layers=len(layer_hooks(model, 0, n_loops)) if inside else 0,
-        n_before=len(layers_around(model, "prelude")) if inside else 0,
+        n_before=len(layer_hooks(model, None, 1, section="prelude")) if inside else 0,
         n_examples=n_drawn if known is None else min(n_drawn, len(known)),
         made={"model": describe_model(model), **options, "batch_size": size, "seed": seed},
     )
@@ -178,7 +173,7 @@ def _gradients(
 
 
 def _to_train(run: Iterable[LoopResidual]) -> list[LoopResidual]:
-    """The places of a run, its end last, but for the last layer, which leaves the last state."""
+    """The places of a run, its end last, without the last layer, whose ended state that is."""
     *before, end = run
     return [*(before[:-1] if before[-1].loop == end.loop else before), end]
 
@@ -186,7 +181,7 @@ def _to_train(run: Iterable[LoopResidual]) -> list[LoopResidual]:
 def _stream(
     model: Any, data: Batch | Task | Tensor, size: int, n: int | None, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and what is asked of them, step by step, without end."""
+    """Endless batches of inputs, and whether each position is asked."""
     device = device_of(model)
     while not isinstance(data, (torch.Tensor, Batch)):
         batch = as_batch(data, n=n, batch_size=size, seed=seed, device=device)
@@ -220,28 +215,25 @@ def fit_jacobian_lens(
     batch_size: int | None = None,
     seed: Seed = 0,
 ) -> FittedLens:
-    r"""Average the transport :math:`\partial h_T / \partial h_t` from every place to the end.
+    r"""Average the Jacobian :math:`J_t = \partial h_T / \partial h_t` of every place.
 
-    One row of all matrices takes one product of a vector with the run's Jacobian, backwards
-    through all loops; the Jacobian itself, of all positions by all positions, is never made. The
-    lens then reads ``readout(J_t h_t)``. The model's weights are left as they are.
+    The lens reads ``readout(J_t h_t)``. A row of all matrices takes one vector-Jacobian product.
 
     Args:
         model: Any looped model that can be differentiated.
-        data: Examples to average over; none of those that will be read, if it can be helped.
+        data: Examples to average over, other than those to be read.
         n_loops: Loops T of the run; the longest T(n) by default.
         inside: Whether to fit after each layer too, which takes a model with hooks.
-        targets: ``all``: effects on all positions are added up, as published. ``own``: the effect
-            on the source's own position alone, by vectors with random signs for each position,
-            whose cross terms vanish on average.
+        targets: ``all`` sums the effects on all positions, as published. ``own`` estimates the
+            effect on the same position, with random signs for each position.
         positions: Source and target positions that count; all by default.
-        centred: Whether to read :math:`\bar h_T + J_t (h_t - \bar h_t)`, the first two terms of a
-            Taylor series, instead of :math:`J_t h_t`, with means over the same places.
+        centred: Whether to read :math:`\bar h_T + J_t (h_t - \bar h_t)` instead, with means over
+            the same places.
         draws: Draws of signs, for ``own``.
-        n, batch_size, seed: Of what is drawn from a task; see :func:`~loopinterp.tasks.as_batch`.
+        n, batch_size, seed: As of :func:`~loopinterp.tasks.as_batch`.
 
     Raises:
-        InputError: If a loop cannot be differentiated, or a position is out of range.
+        InputError: A loop that cannot be differentiated, or a position out of range.
 
     Source: Gurnee et al. (2026), Verbalizable representations form a global workspace in language
         models, transformer-circuits.pub; the estimator is that of TransformerLens 4.3.
@@ -260,7 +252,7 @@ def fit_jacobian_lens(
     described = describe_model(model)
     generator = torch.Generator().manual_seed(seed)
     end, _ = live_places(model, inputs[:1], 1)
-    # Examples whose graphs of derivatives are held at a time: some 30 states for each loop.
+    # Autograd keeps some 30 states for each loop and example.
     parts = list(chunks(len(inputs), 30 * n_loops * end.numel() * end.element_size()))
     sums: dict[tuple[int, Layer], Tensor] = {}
     means: dict[tuple[int, Layer], Tensor] = {}
@@ -291,7 +283,7 @@ def fit_jacobian_lens(
         places=fitted_at,
         n_loops=n_loops,
         n_layers=len(layer_hooks(model, 0, n_loops)) if inside else 0,
-        n_before=len(layers_around(model, "prelude")) if inside else 0,
+        n_before=len(layer_hooks(model, None, 1, section="prelude")) if inside else 0,
         n_examples=len(inputs),
         made={"model": described, **options},
     )
@@ -309,7 +301,7 @@ def _transports(
     draws: int,
     generator: torch.Generator,
 ) -> dict[tuple[int, Layer], Tensor]:
-    """Sums over examples and source positions of the transport from each place, [to, from]."""
+    """Sums over examples and source positions of the Jacobian of each place, [to, from]."""
     width = end.shape[-1]
     sums = {place: h.new_zeros(width, width, dtype=_wide(h)) for place, h in live.items()}
     n_draws = 1 if targets == "all" else draws
@@ -329,7 +321,7 @@ def _transports(
                 raise InputError(
                     "model",
                     expected="loops that can be differentiated",
-                    given=f"one of which PyTorch says: {error}",
+                    given=f"PyTorch says: {error}",
                     fix="Write step in PyTorch's own operations, without detach and no_grad, or "
                     "use lens='tuned', which needs no derivative of a loop.",
                 ) from error
@@ -342,11 +334,10 @@ def _transports(
 
 LensName = Literal["logit", "coda", "tuned", "jacobian"]
 FITTED = ("tuned", "jacobian")
-"""Those that have to be fitted."""
 
 
 def check_lens(lens: LensName | FittedLens | Any) -> str:
-    """The name of a lens; raise where there is none such."""
+    """The name of a lens; an InputError if there is none of that name."""
     if isinstance(lens, FittedLens):
         return lens.kind
     check_choice("lens", lens, get_args(LensName))
@@ -354,7 +345,7 @@ def check_lens(lens: LensName | FittedLens | Any) -> str:
 
 
 def loops_of_lens(lens: LensName | FittedLens, n_loops: int | None) -> int | None:
-    """Loops of a run that is read through a lens: those of its fit, where it is fitted already."""
+    """Loops of a run to be read through a lens; of a fitted lens those of its fit."""
     if not isinstance(lens, FittedLens):
         return n_loops
     if n_loops not in (None, lens.n_loops):
@@ -378,9 +369,9 @@ def fitted_lens(
     n: int | None = None,
     seed: int = 0,
 ) -> FittedLens | None:
-    """The maps of a lens, fitted now if need be; None for the logit and the coda lens.
+    """The fitted lens of a name; None for the logit and the coda lens.
 
-    It is fitted on ``fit_on``, by default the task that the data is of, with another seed.
+    It is fitted on ``fit_on``, by default the data's task with another seed.
     """
     if isinstance(lens, FittedLens):
         return lens
@@ -405,7 +396,7 @@ def fitted_lens(
 
 
 def of_other_weights(lens: FittedLens, described: dict[str, Any] | str) -> bool:
-    """Whether a lens says that it was fitted on other weights than those of a model."""
+    """Whether a lens was fitted on other weights than those of the model described."""
     fitted_on = lens.made.get("model")
     both = [x.get("weights_sha256") for x in (fitted_on, described) if isinstance(x, dict)]
     return len({*both} - {None}) == 2

@@ -100,9 +100,9 @@ class Code(Enum):
         "Carry movement",
     )
     ATTENDS = _Words(
-        "{where}",
+        "{share} on {place}",
         "{head}{over}",
-        "{head} puts {where}.",
+        "{head} puts {share} of its attention on {place}.",
         "Attention",
     )
     # program
@@ -349,7 +349,7 @@ def _movement(by_kind: Mapping[str, Any]) -> Fact | None:
     )
     share = percent(float(mass.isel(best)))
     over = ", mean over loops" if result.data.sizes["loop"] > 1 else ""
-    values = {"where": f"{share} on {place}", "head": f"head {best['head']}", "over": over}
+    values = {"share": share, "place": place, "head": f"head {best['head']}", "over": over}
     return Fact(Topic.MOVEMENT, Code.ATTENDS, None, values, section="attention")
 
 

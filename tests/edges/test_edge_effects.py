@@ -36,7 +36,7 @@ def test_exact_effects_are_those_of_runs_by_hand() -> None:
     effects = effects_of("post, loop norm, input", split=False)
     model, (base, source) = effects.model, tokens()
     _, donated = run_by_hand(model, source, LOOPS)
-    sizes = effects.exact()
+    sizes = effects.scores("exact")
     names = effects.graph.sender_names, effects.graph.receiver_names
     compared = effects.compared
     for s, r in effects.graph.edges.nonzero().tolist()[::9]:
@@ -51,7 +51,7 @@ def test_exact_effects_are_those_of_runs_by_hand() -> None:
 
 def test_a_tied_edge_is_all_its_edges_at_once_and_gradients_add_up_over_them() -> None:
     effects = effects_of("window, one layer", split=False)
-    graph, exact, eap = effects.graph, effects.exact_tied(), effects.eap()
+    graph, exact, eap = effects.graph, effects.exact_tied(), effects.scores("eap")
     for k in range(0, len(graph.tied_edges), 5):
         edges = graph.tied_index == k
         torch.testing.assert_close(exact[k], effects.replaced(edges))
@@ -61,7 +61,7 @@ def test_a_tied_edge_is_all_its_edges_at_once_and_gradients_add_up_over_them() -
 @pytest.mark.parametrize("name", ["pre", "post, internal", "surround"])
 def test_eap_is_the_slope_of_the_metric_along_each_edge(name: str) -> None:
     effects, small = effects_of(name), 1e-5
-    eap_scores = effects.eap().mean(-1)
+    eap_scores = effects.scores("eap").mean(-1)
     graph, (base, source) = effects.graph, tokens()
     runs = EdgeRuns(effects.model, graph, base)
     donor = EdgeRuns(effects.model, graph, source)()[1].detach()
@@ -79,10 +79,10 @@ def test_eap_is_the_slope_of_the_metric_along_each_edge(name: str) -> None:
 @pytest.mark.parametrize("name", ["pre", "post, loop norm, input", "sandwich, sublayer"])
 def test_integrated_gradients_add_up_to_the_whole_effect(name: str) -> None:
     effects = effects_of(name, split=False)
-    along_input = effects.eap_ig(200)
+    along_input = effects.scores("eap_ig", n_steps=200)
     total = along_input[0].sum(0).mean().item()  # the edges out of the input
     assert total == pytest.approx(1, abs=0.01)
-    along_edges = effects.edge_ig(100)
+    along_edges = effects.scores("edge_ig", n_steps=100)
     assert along_edges[effects.graph.edges].sum(0).mean().item() == pytest.approx(1, abs=0.01)
     # By example too: each adds up to its own change.
     changes = effects.replaced(effects.graph.edges)
@@ -91,13 +91,16 @@ def test_integrated_gradients_add_up_to_the_whole_effect(name: str) -> None:
 
 def test_controls_know_norms_and_draws_only() -> None:
     effects = effects_of("pre")
-    sizes = effects.magnitude()
+    sizes = effects.scores("magnitude")
     graph, model = effects.graph, effects.model
     r = graph.receivers_named("1:block.1.head.0.v")[0]
     written = effects.base[0].norm(dim=-1).mean(-1)
     expected = written * model.block[1].attn.W_V[0].norm()
     torch.testing.assert_close(sizes[0, r], expected.detach())
-    draws = [effects.random(torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    draws = [
+        effects.scores("random", generator=torch.Generator().manual_seed(seed))
+        for seed in (0, 0, 1)
+    ]
     assert draws[0].equal(draws[1]) and not draws[0].equal(draws[2])
 
 

@@ -169,7 +169,7 @@ def test_all_paths_from_the_input_together_are_the_source_s_run() -> None:
         ({"through": "readout"}, "through"),
         ({"through": "2:block.1.mlp"}, "through"),
         ({"through": "0:block.0.mlp"}, "through"),
-        ({"neurons": {"carry": [0]}}, "name of a group of neurons, 'carry'"),
+        ({"neurons": {"carry": [0]}}, "name of a group of neurons"),
         ({"neurons": {"block.0.a": [0], "block.0.b": [0]}}, "neurons of 'block.0.b'"),
         ({"neurons": {"block.0.a": [6]}}, "block.0.a"),
         ({"n_loops": 0}, "n_loops"),

@@ -361,7 +361,7 @@ def test_the_table_the_files_and_the_words(tmp_path):
     assert row["control_effect"].tolist() == [cell.item()]
     assert len(read.to_dataframe("effect")) == 32
     (finding,) = read.findings()
-    assert finding.text.endswith("do.") and finding.value.endswith("%") and "head" in finding.text
+    assert finding.text.endswith("%.") and finding.value.endswith("%") and "head" in finding.text
 
 
 def test_the_summary_says_where_a_patch_does_most():
@@ -466,7 +466,7 @@ def test_a_sweep_of_zeros_has_no_best_place_and_one_of_ties_counts_them():
     n_places = len(full.to_dataframe())
     full.data["recovered"][:] = full.data["control_recovered"][:] = 0
     (finding,) = full.findings()
-    assert finding.value == "none" and f" {n_places} places" in finding.text
+    assert finding.value == "none" and f"({n_places} patches)" in finding.text
     full.data["recovered"][:] = 1
     (finding,) = full.findings()
     assert finding.value == "100%" and f"{n_places} of {n_places}" in finding.text

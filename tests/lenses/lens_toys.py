@@ -95,3 +95,9 @@ def transformer(kind: str = "plain", **changes: Any) -> LoopedTransformer:
 
 def tokens(n_examples: int = 6, n_pos: int = 4, seed: int = 0) -> Tensor:
     return torch.randint(0, 5, (n_examples, n_pos), generator=torch.Generator().manual_seed(seed))
+
+
+def end_by_hook(model: Any, inputs: Tensor, x: Tensor, last: str, span: dict[str, Any]) -> Tensor:
+    """The state after a loop whose last layer, with the hook ``last``, puts out x."""
+    hooks = [(last, lambda residual, hook: x)]
+    return model.run_with_hooks(inputs, fwd_hooks=hooks, return_type="state", **span)

@@ -239,9 +239,9 @@ def test_a_result_is_read_back_and_says_what_it_shows(tmp_path: Path) -> None:
     figures = result.figures()
     assert all(figure.caption and figure.control for figure in figures)
     names = {trace.name for trace in figures[0].plot.data if trace.name}
-    rules = {"oracle", "gate", "entropy", "one loop for all"}
+    rules = {"oracle", "gate", "entropy", "fixed budget"}
     assert rules <= names
-    assert any("dealt at random" in name for name in names)
+    assert any("random stops" in name for name in names)
 
 
 def test_a_gate_is_a_rule_like_any_other() -> None:

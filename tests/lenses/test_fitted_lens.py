@@ -11,14 +11,13 @@ from loopinterp.core.errors import CheckpointError, HookError, InputError
 from loopinterp.lenses import FittedLens, fit_jacobian_lens
 from loopinterp.lenses.fitted_lens import (
     EVERYWHERE,
-    end_by_hook,
     layer_hooks,
     live_places,
     places,
     readout_without_coda,
 )
 from loopinterp.models import iterate
-from tests.lenses.lens_toys import KINDS, Affine, inputs, tokens, transformer
+from tests.lenses.lens_toys import KINDS, Affine, end_by_hook, inputs, tokens, transformer
 
 
 def lens(**changes: Any) -> FittedLens:

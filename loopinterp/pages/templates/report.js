@@ -115,10 +115,11 @@ const report = (() => {
       box.append(svg("rect", { x: 0.5, y: 0.5, width: 11, height: 11, rx: 2, fill: colour, "fill-opacity": hatched ? 0.35 : 1, stroke: colour }));
       return box;
     }
-    const dash = { dash: "6 4", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 4" }[line.dash] || "";
+    const dash = { dash: "6 4", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 4", longdashdot: "10 3 2 3" }[line.dash] || "";
     box.append(svg("line", { x1: 0, x2: 30, y1: 6, y2: 6, stroke: colour, "stroke-width": 2.2, "stroke-dasharray": dash }));
     if ((trace.mode || "").includes("markers") && !Array.isArray(marker.symbol)) {
-      const shapes = { square: "M11 2h8v8h-8z", diamond: "M15 1l5 5-5 5-5-5z", "triangle-up": "M15 1.5l5 8.5H10z", cross: "M13.4 1.5h3.2v2.9h2.9v3.2h-2.9v2.9h-3.2V7.6h-2.9V4.4h2.9z" };
+      const shapes = { square: "M11 2h8v8h-8z", diamond: "M15 1l5 5-5 5-5-5z", "triangle-up": "M15 1.5l5 8.5H10z", cross: "M13.4 1.5h3.2v2.9h2.9v3.2h-2.9v2.9h-3.2V7.6h-2.9V4.4h2.9z",
+        x: "M11 3.4l1.4-1.4 2.6 2.6 2.6-2.6 1.4 1.4L16.4 6l2.6 2.6-1.4 1.4-2.6-2.6-2.6 2.6-1.4-1.4L13.6 6z", "triangle-down": "M15 10.5l5-8.5H10z", star: "M15 0.5L16.4 4.1L20.2 4.3L17.2 6.7L18.2 10.4L15 8.3L11.8 10.4L12.8 6.7L9.8 4.3L13.6 4.1z", pentagon: "M15 1L19.8 4.5L17.9 10L12.1 10L10.2 4.5z", hexagon: "M15 1L19.3 3.5L19.3 8.5L15 11L10.7 8.5L10.7 3.5z", bowtie: "M10 2l10 8V2l-10 8z", hourglass: "M11 1h8l-8 10h8z" };
       const shape = shapes[marker.symbol];
       box.append(shape ? svg("path", { d: shape, fill: colour }) : svg("circle", { cx: 15, cy: 6, r: 4, fill: colour }));
     }
