@@ -46,7 +46,7 @@ LEAST_RANGE, LEAST_MODELS = 1.5, 5
 """Of the models that learnt: greatest n / T over the least, and how many they are. Below these they
 say nothing of v: an interval over three models may have no width."""
 
-FILE, PAGE, NAME = "budget_law.csv", "convergence-and-answers.md", "budget-law"
+FILE, PAGE, NAME = "budget_law.csv", "results/convergence.md", "budget-law"
 
 
 def main() -> None:

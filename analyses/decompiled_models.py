@@ -39,7 +39,7 @@ from loopinterp.decompiler.evidence import INJECTED
 from loopinterp.programs import LoopProgram, equivalence, get_program
 from loopinterp.tasks import get_task
 
-FILE, PAGE = "decompiled_models.csv", "read-a-program.md"
+FILE, PAGE = "decompiled_models.csv", "results/programs.md"
 UNEXPLAINED = "decompiled_models_unexplained.csv"
 NEAR_MISSES_OF = "ripple"
 N = 6
@@ -85,6 +85,11 @@ LONG_PROGRAMS = (
 KEY = ["kind", "model", "disguise"]
 WHAT = ("undisturbed", "1 loop later", "2 loops later", "at the end", "whole trajectory", "surely")
 TRAINED = (*WHAT, INJECTED, "farther")
+HEADINGS = {
+    "undisturbed": "clean runs",
+    "surely": "low end",
+    INJECTED: "whole trajectory, injected values",
+}
 
 
 def main() -> None:
@@ -240,7 +245,8 @@ def tables(found: pd.DataFrame) -> dict[str, str]:
             ["kind", "program", "models", "claimed", "seconds of one core", "why not"], rows
         ),
         "decompiled-trained": table(
-            ["model", "outcome", "cells", *TRAINED, "seconds of one core", "why not"],
+            ["model", "outcome", "cells", *(HEADINGS.get(what, what) for what in TRAINED),
+             "seconds of one core", "why not"],
             trained,
         ),
     }  # fmt: skip

@@ -22,7 +22,7 @@ from loopinterp.decompiler import Decompilation, decompilation_study
 from loopinterp.decompiler.evidence import CLEAN, INTERCHANGED
 from loopinterp.tasks import get_task
 
-FILE, PAGE = "decompiled_seeds.csv", "read-a-program.md"
+FILE, PAGE = "decompiled_seeds.csv", "results/programs.md"
 PROGRAMS = ("ripple", "ripple_held_2", "ripple_held_3")
 SEEDS = ("addition", *(f"addition-seed-{k}" for k in range(1, 5)))
 WORDS = {"a=0 b=0": "kill", "a=1 b=0": "propagate", "a=0 b=1": "propagate", "a=1 b=1": "generate"}

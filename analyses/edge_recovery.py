@@ -28,7 +28,7 @@ from loopinterp.edges import edge_study, edges_recovered, program_edges, wiping_
 from loopinterp.programs import get_program
 from loopinterp.tasks import get_task
 
-FILE, PAGE = "edge_recovery.csv", "edges.md"
+FILE, PAGE = "edge_recovery.csv", "results/edges.md"
 PROGRAMS = ("ripple", "carry_save", "prefix_xor", "parity", "late_ripple", "latched_ripple")
 DISGUISES: dict[str, Callable[[Compiled], Compiled]] = {
     "bare": lambda compiled: compiled,

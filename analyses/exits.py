@@ -4,7 +4,7 @@
     python -m analyses.exits --name parity  # one model anew, the others as they were
 
 At twice the training cutoff and up to T(n) + 10 loops. What was found is kept in
-analyses/results/exits.csv; the table goes into docs/lenses.md.
+analyses/results/exits.csv; the table goes into docs/results/stopping.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from loopinterp.models.study_examples import fit_to_model
 from loopinterp.tasks import as_batch
 from loopinterp.zoo import load_pretrained
 
-FILE, PAGE, NAME = "exits.csv", "lenses.md", "exits"
+FILE, PAGE, NAME = "exits.csv", "results/stopping.md", "exits"
 MARGIN = 10
 
 

@@ -7,8 +7,8 @@ Each seed is trained on answers alone with a code of sign bits between its loops
 as long as every answer stays right, and all transitions of the smallest model are tried. Models
 whose automata are one up to the first guess are one algorithm, and get one letter. A row a seed is
 kept in analyses/results/finite_models.csv, and its automaton and program in
-analyses/results/finite_programs; a row a recipe goes into docs/read-a-program.md. Runs that are in
---out are gone on with, and seeds that are not given stay as they are.
+analyses/results/finite_programs; a row a recipe goes into docs/results/programs.md. Runs that are
+in --out are gone on with, and seeds that are not given stay as they are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from loopinterp.decompiler.transition_table import TransitionTable
 from loopinterp.training import RECIPES, evaluate, list_recipes, smallest_stage, train_finite
 
 FILE, PROGRAMS = "finite_models.csv", "finite_programs"
-PAGE, NAME = "read-a-program.md", "finite-models"
+PAGE, NAME = "results/programs.md", "finite-models"
 SAMPLES = 1000
 
 

@@ -6,7 +6,7 @@
 Carries of every chain length come in pairs of additions that differ in all of them, so that who
 has not seen the deciding bit is right in half. Bits that a carry passes on from (one of the two
 digits is 1) and bits at which it ends (both are 0, or both 1) are counted apart. What was found is
-kept in analyses/results/lenses.csv; the tables go into docs/lenses.md.
+kept in analyses/results/lenses.csv; the tables go into docs/results/lenses.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from loopinterp.probing.carry_wavefront import ChainSample
 from loopinterp.tasks import Addition
 from loopinterp.zoo import load_pretrained
 
-FILE, PAGE, ARRIVALS, DISTANCES = "lenses.csv", "lenses.md", "carries-by-lens", "distance-by-lens"
+FILE, PAGE = "lenses.csv", "results/lenses.md"
+ARRIVALS, DISTANCES = "carries-by-lens", "distance-by-lens"
 SEEDS = tuple(f"addition-seed-{k}" for k in (1, 2, 3, 4))
 NAMES = ("addition", *SEEDS, "addition-no-hold", "addition-no-spare-loops")
 BITS, LONGEST, PAIRS = 16, 10, 64

@@ -55,7 +55,7 @@ class Thumbnail:
 
 PHOTOGRAPHED = (
     Thumbnail("explorer", "", "A few inputs, answered loop by loop", "explorer"),
-    Thumbnail("circuit-graph", "", "What talks to what in a circuit?", "circuit-graph"),
+    Thumbnail("circuit-graph", "", "Which component reads which in a circuit?", "edges"),
 )
 """What is no figure, but a page."""
 
@@ -63,41 +63,56 @@ GALLERY = (
     Thumbnail(
         "convergence",
         "convergence",
-        "Does the state settle, and is it right?",
+        "Does the state converge, and is the answer right?",
         "convergence-and-answers",
     ),
-    Thumbnail("extrapolation", "extrapolation", "What if the loops run on?", "when-to-stop"),
-    Thumbnail("lens", "lens", "What does each loop's state say of the answer?", "lenses"),
-    Thumbnail("exits", "exits", "How early could an example be read?", "lenses"),
+    Thumbnail(
+        "extrapolation",
+        "extrapolation",
+        "What happens beyond the loops of training?",
+        "when-to-stop",
+    ),
+    Thumbnail("lens", "lens", "What would each loop answer?", "lenses"),
+    Thumbnail("exits", "exits", "How early could an example be answered?", "lenses"),
     Thumbnail(
         "reachability",
         "reachability",
-        "Is one limit reached from every start?",
+        "Is one limit reached from every initial state?",
         "convergence-and-answers",
     ),
     Thumbnail(
         "input-dependence",
         "input-dependence",
-        "Does the limit know its input?",
+        "Does the limit depend on the input?",
         "convergence-and-answers",
     ),
     Thumbnail("local-stability", "local-stability", "Is the limit stable?", "finding-fixed-points"),
     Thumbnail(
-        "basins", "basins", "Which limit does each start lead to?", "convergence-and-answers"
+        "basins", "basins", "Which limit does each initial state reach?", "finding-fixed-points"
     ),
-    Thumbnail("geometry", "geometry", "By which ways do states go?", "convergence-and-answers", 1),
-    Thumbnail("stabilisation", "stabilisation", "Do the heads freeze?", "convergence-and-answers"),
-    Thumbnail("wavefront", "wavefront", "How far has the carry come?", "tutorial"),
+    Thumbnail("geometry", "geometry", "Which paths do states take?", "convergence-and-answers", 1),
+    Thumbnail(
+        "stabilisation",
+        "stabilisation",
+        "Do the attention patterns stop changing?",
+        "convergence-and-answers",
+    ),
+    Thumbnail("wavefront", "wavefront", "How far has the carry travelled?", "tutorial"),
     Thumbnail("programs", "programs", "Which program does it run?", "which-program"),
-    Thumbnail("hold-time", "hold-time", "How long does a planted carry live?", "which-program"),
     Thumbnail(
-        "subspaces", "subspaces", "In how few directions does an exchange live?", "which-program"
+        "hold-time", "hold-time", "How long does an injected carry persist?", "which-program"
     ),
-    Thumbnail("decodability", "decodability", "Which variables can be read?", "which-program"),
     Thumbnail(
-        "decompilation", "decompilation", "What program can be read off it?", "read-a-program"
+        "subspaces", "subspaces", "In how few directions is the carry kept?", "which-program"
     ),
-    Thumbnail("heads", "heads", "Do heads look where programs look?", "which-program"),
+    Thumbnail("decodability", "decodability", "Which variables can a probe read?", "which-program"),
+    Thumbnail(
+        "decompilation",
+        "decompilation",
+        "Which program can be read off the model?",
+        "read-a-program",
+    ),
+    Thumbnail("heads", "heads", "Do heads attend where programs do?", "which-program"),
     Thumbnail("ablation", "ablation", "Which parts are needed, and when?", "ablation-and-patching"),
     Thumbnail("attention", "attention", "Where does each head look?", "address-and-cache"),
 )
@@ -147,11 +162,11 @@ def keep(picture: bytes, file: Path) -> None:
 def as_cards(thumbnails: Sequence[Thumbnail]) -> str:
     """The gallery in Markdown: pictures with their questions, each linked to its page."""
     cards = [
-        f":::{{container}} card\n[![{one.asks}](pictures/{one.name}.png)]({one.page}.md)\n\n"
-        f"[{one.asks}]({one.page}.md)\n:::"
+        f"- [![{one.asks}](pictures/{one.name}.png)]({one.page}.md)\n\n"
+        f"  [{one.asks}]({one.page}.md)"
         for one in thumbnails
     ]
-    return "\n".join(["::::{container} gallery", *cards, "::::"])
+    return "\n".join(cards)
 
 
 def explorer(pictures: StillPictures) -> bytes:
@@ -206,13 +221,13 @@ def light_cone() -> go.Figure:
 
 
 def fates() -> go.Figure:
-    """Four fates of a trajectory: maps of the plane, from one start."""
+    """Four long-run behaviours of a trajectory: maps of the plane, from one initial state."""
     turn = np.array([[0.0, -1.0], [1.0, 0.0]])
     maps: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-        "settles": lambda h, _: 0.8 * (h @ _rotation(0.7)) + 0.1,
-        "goes round (period 4)": lambda h, _: h @ turn,
-        "drifts": lambda h, t: h + np.array([0.12, 0.05]) / (1 + 0.02 * t),
-        "diverges": lambda h, _: 1.12 * (h @ _rotation(0.35)),
+        "fixed point": lambda h, _: 0.8 * (h @ _rotation(0.7)) + 0.1,
+        "limit cycle (period 4)": lambda h, _: h @ turn,
+        "drift": lambda h, t: h + np.array([0.12, 0.05]) / (1 + 0.02 * t),
+        "divergence": lambda h, _: 1.12 * (h @ _rotation(0.35)),
     }
     figure = go.Figure(layout={"template": template()})
     for (name, step), shade in zip(maps.items(), PALETTE.values()):
@@ -229,7 +244,7 @@ def fates() -> go.Figure:
 
 
 def hold_times() -> go.Figure:
-    """A carry planted behind the front, in three compiled programs: does the bit still show it?"""
+    """An injected carry behind the front, in three compiled programs: does the bit show it?"""
     from loopinterp.compiler import compile_program
 
     task = Addition()

@@ -5,7 +5,7 @@
 Each model of the zoo that the demo's recipe trained has its state reduced to a few directions per
 token after every loop. How often its answers after an interchange are the model's is kept, where
 that is least often and over whole runs, for each kind of interchange and each length, in
-analyses/results/reduced_models.csv; the table goes into docs/read-a-program.md.
+analyses/results/reduced_models.csv; the table goes into docs/results/programs.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from loopinterp.comparison.reduced_model import ENOUGH
 from loopinterp.comparison.rule import LEAST_INPUTS
 from loopinterp.zoo import load_pretrained
 
-FILE, PAGE, NAME = "reduced_models.csv", "read-a-program.md", "reduced-models"
+FILE, PAGE, NAME = "reduced_models.csv", "results/programs.md", "reduced-models"
 MODELS = ("addition", *(f"addition-seed-{seed}" for seed in range(1, 5)))
 RANKS = (1, 2, 4, 8, 12, 16, 24, 32)
 EXAMPLES, PAIRS = 512, 1000

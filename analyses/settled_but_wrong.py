@@ -27,7 +27,7 @@ from loopinterp.dynamics import FATES, convergence_study
 from loopinterp.tasks import Addition, Batch, Task
 from loopinterp.zoo import load_pretrained
 
-FILE, PAGE, NAME = "settled_but_wrong.csv", "convergence-and-answers.md", "settled-but-wrong"
+FILE, PAGE, NAME = "settled_but_wrong.csv", "results/convergence.md", "convergence-and-accuracy"
 TIMES = (1, 2, 4)
 FEWEST = 5
 """Wrong and right answers that it takes to say what the wrong ones have in common."""

@@ -6,7 +6,7 @@ A carry takes n - 1 loops from the first bit to the last. The recipe of addition
 after T(n) = n + 1, so that two are to spare; here it asks after n - 1, n and n + 1 as well. Of each
 model the logit lens is held against the carry study: is a bit read at the loop at which the carry
 into it can be decoded? Finished trainings are kept. What was found lies in
-analyses/results/spare_loops.csv, and its table in docs/lenses.md.
+analyses/results/spare_loops.csv, and its table in docs/results/lenses.md.
 """
 
 from __future__ import annotations

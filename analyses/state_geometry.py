@@ -20,7 +20,7 @@ from loopinterp.dynamics import SettlingClass, geometry_study
 from loopinterp.tasks import as_batch
 from loopinterp.zoo import load_pretrained
 
-FILE, PAGE, NAME = "state_geometry.csv", "convergence-and-answers.md", "state-geometry"
+FILE, PAGE, NAME = "state_geometry.csv", "results/convergence.md", "state-geometry"
 TIMES = (1, 2)
 CLASSES = [kind.label for kind in SettlingClass]
 

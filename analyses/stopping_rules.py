@@ -5,7 +5,7 @@
 
 Exact match and the mean number of loops of every rule of ``loopinterp evaluate --stop``, of T(n),
 and of the best loop in hindsight, at 1, 2 and 4 times the training cutoff. What was found is kept
-in analyses/results/stopping_rules.csv; the table goes into docs/when-to-stop.md, on the input
+in analyses/results/stopping_rules.csv; the table goes into docs/results/stopping.md, on the input
 distribution that is hardest.
 """
 
@@ -23,7 +23,7 @@ from loopinterp.training import evaluate
 from loopinterp.training.evaluation import ANY, BEST, ORACLE
 from loopinterp.zoo import load_pretrained
 
-FILE, PAGE, NAME = "stopping_rules.csv", "when-to-stop.md", "stopping-rules"
+FILE, PAGE, NAME = "stopping_rules.csv", "results/stopping.md", "stopping-rules"
 TIMES = (1, 2, 4)
 RULES = (
     "max-confidence",

@@ -27,8 +27,9 @@ NO_SPARE = "addition-no-spare-loops"
 
 def test_the_page_is_what_the_files_say() -> None:
     page = (PAGES / lenses.PAGE).read_text()
-    assert EXIT_PAGE == lenses.PAGE
-    assert put(page, {**lenses.tables(STORED), NAME: as_table(LEFT)}) == page, "run the scripts"
+    assert put(page, lenses.tables(STORED)) == page, "run the scripts"
+    page = (PAGES / EXIT_PAGE).read_text()
+    assert put(page, {NAME: as_table(LEFT)}) == page, "run the scripts"
 
 
 @pytest.mark.parametrize("model", lenses.NAMES)

@@ -1,6 +1,6 @@
 """Which functions of TransformerLens work on a looped model: tried out, and written as a table.
 
-    python -m tests.models.transformer_lens_table      # writes it into docs/transformerlens.md
+    python -m tests.models.transformer_lens_table   # writes it into docs/results/transformerlens.md
 
 Each function runs on five models. On a plain looped model, with the weights of its final norm
 folded or not, its result must equal, to 1e-5, that on an untied GPT-2 in TransformerLens' bridge
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 N_LOOPS, TOLERANCE = 3, 1e-5
-PAGE = Path(__file__).parents[2] / "docs" / "transformerlens.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "transformerlens.md"
 START, END = "<!-- table -->\n", "<!-- end of table -->"
 KINDS = ("plain", "unfolded", "sandwich", "injected", "adapter")
 COMPARED = ("plain", "injected")
