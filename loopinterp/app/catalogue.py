@@ -281,7 +281,7 @@ def _subspace_data(session: Session) -> tuple[Batch, comparison.SpreadPairs]:
 
 
 def _no_effect(session: Session) -> Skip | None:
-    """Where no exchange changes an answer, there is nothing to be looked for."""
+    """Where no interchange changes an answer, there is nothing to search for."""
     from loopinterp.comparison.subspace_search import answers_moved, runs_to_fit_and_score
     from loopinterp.models.study_examples import fit_to_model
 

@@ -185,7 +185,7 @@ def compile_(
     seed: Annotated[int, Option(**SEED, help="Seed of the disguises.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Compile a program into a model whose circuit is known.
+    """Compile a program into a known-circuit model.
 
     The run that it makes is evaluated, analysed and reported like one that was trained.
     """

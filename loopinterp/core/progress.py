@@ -56,7 +56,7 @@ def track(items: Iterable[T], about: str, *, total: int | None = None) -> Iterat
     Args:
         items: What is gone through.
         about: What is done, in a word or two.
-        total: Their number, where they cannot say it themselves.
+        total: Their number, where they have no length.
     """
     if _open.get() or _switched_off():
         yield from items

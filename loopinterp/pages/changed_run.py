@@ -36,7 +36,7 @@ PutIn = Literal["interchange", "mean", "zero"]
 
 
 class ChangedRun(NamedTuple):
-    """The run of a model with a state put in, and by name each program's with the same exchange."""
+    """The run of a model with a state put in, and by name each program's with the same interchange."""
 
     run: Exploration
     predicted: dict[str, Exploration]
@@ -69,7 +69,7 @@ def explore_change(
         put_in: The state of the example ``source`` there at that loop, the mean over all examples
             of the batch there, or zeros.
         source: Row of the batch.
-        programs: They read the same tokens. Each is run with the same exchange made in its own
+        programs: They read the same tokens. Each is run with the same interchange made in its own
             variables; of a mean or of zeros it says nothing.
         plane: That of the changed run by default.
         words: As for :func:`explore`, like ``symbols`` and ``ranks``.
@@ -143,7 +143,7 @@ def explore_change(
 def _explore_prediction(
     program: LoopProgram, exchange: InterchangeRun, changed: ExploredRun, symbols: dict[str, str]
 ) -> Exploration:
-    """The program's own run with the exchange that was made in the model, of one pair.
+    """The program's run of one pair, with the interchange made in the model.
 
     Its answers are what it answers itself, -1 where it leaves them open. Its variables stand beside
     what the answers of the changed model imply of them. Last is its claim, as the verdict takes it
@@ -190,7 +190,7 @@ def _explore_prediction(
             variable=variable,
             implied=implied,
             reasons=[program.name],
-            details=[f"The run of {program.name} with the same exchange; ? is left open by it."],
+            details=[f"The run of {program.name} with the same interchange; ? is left open by it."],
             said=changed.decoded(),
             tokens=changed.tokens(),
             n_classes=changed.n_classes,

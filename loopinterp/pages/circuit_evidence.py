@@ -2,7 +2,7 @@
 
 A compiled circuit is the program's, the numbers are those of the model studied: the head that is
 assigned to a selector, what is lost without it, how well a variable can be read from the state and
-whether the model follows when it is exchanged.
+whether the model follows when it is interchanged.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _of_ablation(result: Result, facts: dict[str, list[tuple[str, str]]]) -> Non
             f"(noise of equal norm: {percent(kind['control_exact_match'])})"
             for kind in (at.isel(ablation=k) for k in range(at.sizes["ablation"]))
         ]
-        text = f"{part}, {everywhere}. {'; '.join(texts)}. Undisturbed {clean}."
+        text = f"{part}, {everywhere}. {'; '.join(texts)}. Clean runs: {clean}."
         facts[part].append(("Ablation", text))
 
 
@@ -113,5 +113,5 @@ def _of_interchange(result: Result, facts: dict[str, list[tuple[str, str]]]) -> 
                 # Mean share over loops, weighted by pairs.
                 mean = float(np.nansum(share * n) / n.sum())
                 texts.append(f"{name} {percent(mean)} of {int(n.sum())}")
-        text = f"Whole runs that follow the program after an exchange of: {'; '.join(texts)}."
-        facts[f"{program}.{variable}"].append(("Exchanged in the model studied", text))
+        text = f"Whole runs predicted by the program after an interchange of: {'; '.join(texts)}."
+        facts[f"{program}.{variable}"].append(("Interchanged in the model studied", text))

@@ -304,7 +304,7 @@ def choose(
     Args:
         right: Whether each answer is right after 0, 1, … loops; true where nothing is asked.
         is_asked: Where something is.
-        settled: After how many loops each program has the whole answer for good.
+        settled: Loops after which each program keeps the whole answer.
         most: Examples to choose; the generator draws the rest.
 
     Example:

@@ -86,25 +86,25 @@ SECTIONS = (
     Section(
         key="generalisation",
         title="Length generalisation",
-        missing="no length study, so nothing is known about longer inputs",
+        missing="no evaluation by length",
     ),
     Section(
         key="convergence",
         title="Convergence",
-        missing="no convergence study, so it is not known whether its loops settle",
+        missing="no convergence study, so it is not known whether its state converges",
     ),
     Section(
         key="limits",
         title="Limits",
         study="reachability",
         folded=True,
-        missing="no study of its limits, so it is not known where other starts lead",
+        missing="no study of its fixed points",
     ),
     Section(
         key="wavefront",
         title="The carry wavefront",
         short="Carry wavefront",
-        missing="no carry study, so it is not known how fast the carry travels",
+        missing="no carry study, so it is not known how fast the carry moves",
     ),
     Section(
         key="program",
@@ -125,7 +125,7 @@ SECTIONS = (
         title="The tools on known circuits",
         short="Known circuits",
         folded=True,
-        missing="no scores of the tools on models whose circuit is known",
+        missing="no scores of the tools on known-circuit models",
     ),
 )
 """All sections with studies, in reading order; "How it was made" follows them."""

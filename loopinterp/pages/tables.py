@@ -121,22 +121,20 @@ _EXACT = _Shared(
     "Each run's own report has what a constant answer would get.",
 )
 
-_SETTLING = _Shared(
-    "Settling, loop by loop",
+_CONVERGENCE = _Shared(
+    "Convergence, loop by loop",
     "loop",
-    "Above: examples whose whole answer is right after so many loops. Below: how far the last loop "
-    "moved the state, relative to its size, at the position that moved most; median over examples. "
-    "A line ends where the state rests.",
-    "A state can settle on a wrong answer: both belong together.",
+    "Above: share of examples with a right answer after each loop. Below: relative residual at the "
+    "position that moved most, median over examples. A line ends where the state stops moving.",
+    "A state can converge to a wrong answer, so both are shown.",
     logarithmic=("relative residual",),
 )
 
 _PROGRAMS = _Shared(
     "Each program against each run",
-    "whole runs that are the program's",
-    "After the exchange of a state, over pairs on which something happens: how often the run's "
-    "answer is the program's at every delay to the end.",
-    "Each run's verdict names its controls; a random change of equal norm is in its own report.",
+    "whole-run accuracy",
+    "Share of effective interventions after which the program predicts the answer at every delay.",
+    "Each run's report has its controls, such as a random change of equal norm.",
     bars=True,
 )
 
@@ -194,7 +192,7 @@ def _settling(result: Result) -> CurvePoints:
     loops = result.data["loop"].values.tolist()
     for panel, values in (("whole answers right", share_right), ("relative residual", residual)):
         for loop, value in zip(loops[-len(values) :], values):
-            yield _SETTLING.title, panel, (loop, float(value), np.nan, np.nan)
+            yield _CONVERGENCE.title, panel, (loop, float(value), np.nan, np.nan)
 
 
 def _ends(values: Any) -> tuple[float, float, float]:
@@ -206,7 +204,7 @@ def compared_figures(curves: pd.DataFrame, runs: list[str]) -> list[Figure]:
     """The figures of a table of curves, each run in its colour in all of them."""
     figures = []
     shades = {run: colour(k) for k, run in enumerate(runs)}
-    for shared in (_EXACT, _PROGRAMS, _SETTLING, _TRAINING):  # in reading order
+    for shared in (_EXACT, _PROGRAMS, _CONVERGENCE, _TRAINING):  # in reading order
         table: Any = curves[curves["figure"] == shared.title]
         if len(table):
             plot = (_bars if shared.bars else _lines)(shared, table, shades)
