@@ -36,7 +36,7 @@ PutIn = Literal["interchange", "mean", "zero"]
 
 
 class ChangedRun(NamedTuple):
-    """The run of a model with a state put in, and by name each program's with the same interchange."""
+    """The run of a model with a state put in, and each program's with the same interchange."""
 
     run: Exploration
     predicted: dict[str, Exploration]

@@ -42,7 +42,7 @@ class ExplorerWidget(anywidget.AnyWidget):
 
     Beside what the report has, an example can be typed, and a state put in at the chosen loop and
     position: that of another example, the mean over those shown, or zeros. Beside the run without
-    it stand the run with it, and what a program, one of those given, predicts after the same interchange.
+    it stand the run with it, and the same interchange in one of the given programs.
 
     Args:
         model: Any looped model.
