@@ -1,7 +1,6 @@
 """The boundary: a public call's plain arguments are checked against their annotations, once.
 
-The types are those of settings (:mod:`loopinterp.core.settings`): ``n: PositiveInt``,
-``seed: Seed``, ``norm: Literal["2", "max"]``. Code behind the boundary trusts its callers.
+The types are those of settings: ``n: PositiveInt``, ``norm: Literal["2", "max"]``.
 """
 
 from __future__ import annotations
@@ -27,18 +26,15 @@ Loops = Annotated[int, Field(ge=1, le=MOST_LOOPS)]
 """A number of loops of one run."""
 
 _CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
-_PLAIN = (int, float, bool, str, type(None))
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Check the arguments of a public function or method as it is called.
 
-    What is checked are numbers, truth values, texts and choices, ``None`` beside them, and
-    sequences of them. Numbers of NumPy become Python's, its arrays and ranges become lists.
-    Arguments of any other type (models, tensors, batches) are passed on as they are.
-
-    Raises:
-        InputError: By the checked function, if an argument is of another type or out of range.
+    Numbers, truth values, texts, choices, ``None`` and sequences of these are checked; an
+    ``InputError`` names an argument of another type or out of range. NumPy's numbers become
+    Python's, its arrays and ranges lists. Arguments of other types (models, tensors) pass as they
+    are.
 
     Example:
         >>> from pydantic import PositiveInt
@@ -53,9 +49,14 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.cache
     def arguments() -> dict[str, _Argument]:
-        # Found at the first call: annotations may name what the module imports or defines later.
+        # At the first call: annotations may name later imports and definitions.
         hints = {p.name: _resolve(p.annotation, function) for p in signature.parameters.values()}
-        return {name: _Argument(name, hint) for name, hint in hints.items() if _is_plain(hint)}
+        plain = {int, float, bool, str, type(None)}
+        return {
+            name: _Argument(name, hint)
+            for name, hint in hints.items()
+            if hint is not None and _parts(hint) <= plain
+        }
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -69,18 +70,12 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class _Argument:
-    """What an argument has to be."""
-
     def __init__(self, name: str, hint: Any) -> None:
         self.name = name
         self.adapter = TypeAdapter(hint, config=_CONFIG)
 
     def check(self, value: Any) -> Any:
-        """The value in Python's own types.
-
-        Raises:
-            InputError: If it does not fit.
-        """
+        """The value in Python's own types; an ``InputError`` if it does not fit."""
         try:
             return self.adapter.validate_python(_python_value(value))
         except ValidationError:
@@ -90,9 +85,8 @@ class _Argument:
                 raise unknown_name(self.name, value, choices) from None
             example = _example(schema)
             fix = f"Change {self.name}." if example is None else f"Pass e.g. {example}."
-            raise InputError(
-                self.name, expected=spell_schema(schema), given=shown_value(value), fix=fix
-            ) from None
+            expected, given = spell_schema(schema), shown_value(value)
+            raise InputError(self.name, expected=expected, given=given, fix=fix) from None
 
 
 def _example(schema: Mapping[str, Any]) -> int | float | None:
@@ -107,7 +101,7 @@ def _example(schema: Mapping[str, Any]) -> int | float | None:
 
 
 def _python_value(value: Any) -> Any:
-    """Numbers and arrays of NumPy as Python's, by themselves and in lists."""
+    """NumPy's numbers and arrays as Python's, also inside lists."""
     if isinstance(value, (bool, str, bytes)):
         return value
     if isinstance(value, numbers.Integral):
@@ -123,7 +117,7 @@ def _python_value(value: Any) -> Any:
 
 
 def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
-    """The type that an annotation names; None where it names what only type checkers import."""
+    """The type that an annotation names; None for names that only type checkers import."""
     if not isinstance(annotation, str):
         return None if annotation is inspect.Parameter.empty else annotation
     try:
@@ -142,7 +136,3 @@ def _parts(hint: Any) -> set[Any]:
     if origin in (Union, types.UnionType, Sequence):
         return set().union(*(_parts(arg) for arg in args))
     return {hint}
-
-
-def _is_plain(hint: Any) -> bool:
-    return hint is not None and _parts(hint) <= set(_PLAIN)

@@ -1,4 +1,4 @@
-"""Errors that say what was expected, what was given, and how to mend it; checks that raise them."""
+"""Errors that say what was expected, what was given, and the fix; checks that raise them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ GREATEST_SEED = 2**63 - 1
 """Seeds are 0 or more and fit into 64 bits, everywhere."""
 
 MOST_THREADS = 256
-"""CPU threads that may be asked for: thousands of them do not start."""
+"""CPU threads at most: thousands of them do not start."""
 
 MOST_LOOPS = 100_000
 """Loops of one run: more are taken for a slip."""
-
-_LONGEST = 400
-"""Characters of a user's own words that a message repeats."""
 
 
 class InputError(ValueError):
     """A user's input cannot be used. The command line prints it and exits with status 2.
 
     Args:
-        what: The thing that is wrong ("n_loops", "checkpoint runs/a/model.safetensors").
-        expected: What would have been accepted.
-        given: What was given instead.
-        fix: One sentence that says what to do.
+        what: The wrong thing ("n_loops", "checkpoint runs/a/model.safetensors").
+        expected: Input that would be accepted.
+        given: The input.
+        fix: One sentence: what to do.
 
     Example:
         >>> print(InputError("n_loops", expected="an integer >= 1", given="0", fix="Pass 1."))
@@ -44,8 +41,8 @@ class InputError(ValueError):
 
 
 def _cut(text: str) -> str:
-    """Text that may repeat what somebody gave, however long that is."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
+    """At most 400 characters of a text that may repeat a user's own words."""
+    return text if len(text) <= 400 else f"{text[:400]}… ({len(text)} characters)"
 
 
 class ConfigError(InputError):
@@ -63,7 +60,7 @@ class CheckpointError(InputError):
 def unknown_name(
     what: str, name: Any, known: Iterable[str], error: type[InputError] = InputError
 ) -> InputError:
-    """The error for a name that is not in a list of known ones, with the nearest suggested.
+    """The error for an unknown name; it suggests the nearest known one.
 
     Example:
         >>> print(unknown_name("task", "additon", ["addition", "parity"]))
@@ -79,10 +76,7 @@ def unknown_name(
 def check_choice(
     what: str, value: Any, choices: Iterable[str], *, error: type[InputError] = InputError
 ) -> str:
-    """The value, if it is one of the choices.
-
-    Raises:
-        InputError: If it is not; the nearest choice is suggested.
+    """The value, if it is one of the choices; else an ``InputError`` suggests the nearest.
 
     Example:
         >>> check_choice("device", "cpu", ("cpu", "cuda"))
@@ -95,18 +89,10 @@ def check_choice(
 
 
 def check_new_name(what: str, name: str, known: Collection[str]) -> None:
-    """Raise if something is registered by a name already.
-
-    Raises:
-        InputError: If it is.
-    """
+    """Raise if a name is registered already."""
     if name in known:
-        raise InputError(
-            what,
-            expected="a name that is not registered yet",
-            given=repr(name),
-            fix="Choose another name, or pass replace=True.",
-        )
+        expected, fix = "a name that is not registered yet", "Choose another, or pass replace=True."
+        raise InputError(what, expected=expected, given=repr(name), fix=fix)
 
 
 def check_integer(
@@ -121,10 +107,7 @@ def check_integer(
 ) -> int:
     """The value as an ``int``, if it is an integer (NumPy's too, no bool) in ``least .. most``.
 
-    More than ``far`` is taken for a slip; nobody else is told of that end.
-
-    Raises:
-        InputError: If it is not.
+    More than ``far`` is taken for a slip; the message names that end only then.
 
     Example:
         >>> check_integer("n_loops", 3, least=1)
@@ -148,10 +131,7 @@ def check_integer(
 
 
 def check_seed(seed: Any, what: str = "seed", *, error: type[InputError] = InputError) -> int:
-    """The seed, if it is one: one rule for everything that draws.
-
-    Raises:
-        InputError: If it is no integer from 0 to :data:`GREATEST_SEED`.
+    """The seed, if it is an integer from 0 to :data:`GREATEST_SEED`.
 
     Example:
         >>> check_seed(2**64)
@@ -177,9 +157,6 @@ def check_number(
 
     The range is ``least .. most`` with its ends, ``above .. below`` without them.
 
-    Raises:
-        InputError: If it is not.
-
     Example:
         >>> check_number("share", 1, above=0, most=1)
         1.0
@@ -203,18 +180,22 @@ def _is_finite(value: Any) -> bool:
 
 
 def shown_value(value: Any) -> str:
-    """What was given, as an error repeats it."""
+    """A short repr, as errors repeat a value."""
     try:
         return reprlib.repr(value)
     except ValueError:  # an integer of more digits than Python writes
         return f"a {type(value).__name__} too long to be written"
 
 
-_INSIDE = {"least": operator.ge, "most": operator.le, "above": operator.gt, "below": operator.lt}
-
-
 def _inside(value: Any, **ends: float | None) -> bool:
-    return all(end is None or _INSIDE[name](value, end) for name, end in ends.items())
+    """Whether a value keeps to all ends that are set."""
+    compare = {
+        "least": operator.ge,
+        "most": operator.le,
+        "above": operator.gt,
+        "below": operator.lt,
+    }
+    return all(end is None or compare[name](value, end) for name, end in ends.items())
 
 
 def spell_range(

@@ -1,8 +1,7 @@
-"""How settings are declared: frozen dataclasses that pydantic checks, with this project's errors.
+"""Settings are frozen dataclasses that pydantic checks, with this project's errors.
 
-One declaration gives a setting its type, its range (``PositiveInt``, ``Annotated[float,
-Field(ge=0, lt=1)]``), its default, its place in the JSON, and the words of its errors. What ties
-settings to each other is said by :class:`OnlyWith`, or checked in ``__post_init__``.
+A declaration gives a setting its type, range (``Annotated[float, Field(ge=0, lt=1)]``), default
+and place in the JSON. :class:`OnlyWith` or ``__post_init__`` tie settings to each other.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def settings(cls: type[T]) -> type[T]:
 
 
 class Settings(ShortRepr):
-    """What declarations made with :func:`settings` can do."""
+    """Base of declarations made with :func:`settings`."""
 
     def __post_init__(self) -> None:
         for name, (condition, default) in _conditions(type(self)).items():
@@ -80,7 +79,7 @@ class Settings(ShortRepr):
         return [(name, value) for name, value in shown if value != usual[name]]
 
     def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
-        """JSON-ready form, with or without what is the default; :meth:`from_dict` reads it back."""
+        """JSON-ready form, with or without defaults; :meth:`from_dict` reads it back."""
         without = not defaults
         return _adapter(type(self)).dump_python(self, mode="json", exclude_defaults=without)
 
@@ -102,21 +101,14 @@ class Settings(ShortRepr):
 
     @classmethod
     def choices(cls, path: Sequence[str]) -> tuple[str, ...]:
-        """The names that a setting chooses from; none where it is no choice.
-
-        Args:
-            path: Name of the setting, after those of the settings it is nested in.
-        """
+        """The names that a setting chooses from, if any; ``path`` goes from the outermost in."""
         return choices_of(_schema(cls, path))
 
 
 class OnlyWith:
-    """Marks a setting (in ``Annotated``) that has no effect unless another one has some value.
+    """Marks a setting (in ``Annotated``) that has an effect only with some values of another one.
 
-    Args:
-        setting: Name of the other setting.
-        values: The values with which the marked one has an effect.
-        needed: Whether it must be set then.
+    With ``needed``, it must be set then.
     """
 
     def __init__(self, setting: str, *values: Any, needed: bool = False) -> None:
@@ -127,19 +119,12 @@ class OnlyWith:
         value, other = getattr(settings, name), getattr(settings, self.setting)
         effective = other in self.values
         if effective and self.needed and value == default:
-            raise ConfigError(
-                name,
-                expected=f"a value with {self.setting}={other}",
-                given=repr(value),
-                fix=f"Set {name}.",
-            )
+            expected, fix = f"a value with {self.setting}={other}", f"Set {name}."
+            raise ConfigError(name, expected=expected, given=repr(value), fix=fix)
         if not effective and value != default:
-            raise ConfigError(
-                name,
-                expected=f"no {name} with {self.setting}={other}, where it has no effect",
-                given=repr(value),
-                fix=f"Leave {name} out, or set it to {'none' if default is None else default}.",
-            )
+            expected = f"no {name} with {self.setting}={other}, where it has no effect"
+            fix = f"Leave {name} out, or set it to {'none' if default is None else default}."
+            raise ConfigError(name, expected=expected, given=repr(value), fix=fix)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -158,7 +143,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @functools.cache
 def _adapter(cls: type) -> Any:
-    """pydantic's ``TypeAdapter`` of a class, made once."""
     return TypeAdapter(cls)
 
 
@@ -176,7 +160,7 @@ def _conditions(cls: type) -> dict[str, tuple[OnlyWith, Any]]:
 
 
 def _explain(error: ValidationError, cls: type) -> InputError:
-    """The first fault as this project's error; a name that does not exist comes before others."""
+    """The first fault as this project's error; unknown names come before others."""
     fault = min(error.errors(), key=lambda fault: fault["type"] not in _UNKNOWN)
     names = [part for part in fault["loc"] if isinstance(part, str)]
     path, value = ".".join(names), fault["input"]
