@@ -45,9 +45,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         InputError: If the folder cannot be made or written, or the disk is full.
     """
     path = Path(path)
-    # Nobody gives a file such a name by chance, so that the remains of a killed write are known.
-    proof = hashlib.sha256(f"loopinterp {path.name}".encode(errors="surrogatepass")).hexdigest()
-    prefix = f".part-{proof[:16]}-"
+    prefix = _temporary_prefix(path.name)
     with writing_to(path.parent, "folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent, prefix)
@@ -60,6 +58,12 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _temporary_prefix(name: str) -> str:
+    """A start of names that nobody gives a file by chance: a killed write's remains are known."""
+    proof = hashlib.sha256(f"loopinterp {name}".encode(errors="surrogatepass")).hexdigest()
+    return f".part-{proof[:16]}-"
 
 
 def _open_temporary(folder: Path, prefix: str) -> tuple[int, Path]:

@@ -1,4 +1,4 @@
-"""Every axis along which looped transformers differ, and the hooks that each choice gives."""
+"""The configuration of a looped transformer, and the hooks that each choice gives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LoopedTransformerConfig(Settings):
         d_vocab_out: Output classes at each position.
         d_vocab: Input tokens; exactly one of ``d_vocab`` and ``d_features`` is set.
         d_features: Width of input feature vectors, embedded by a linear map.
-        n_loops: Loops of a run that does not say how many it wants.
+        n_loops: Loops of a run by default.
         n_layers: Depth of the tied block.
         n_prelude: Untied layers before the loop, run once.
         n_coda: Untied layers after the loop, run once per readout.
@@ -42,14 +42,13 @@ class LoopedTransformerConfig(Settings):
         causal: Whether a position attends to itself and earlier ones only.
         attention_window: Hard window: a query attends to keys at most this far away (on a
             ``grid``, in steps of a king); None for no window.
-        windowed_heads: How many heads of each layer, the first ones, keep to the window; None: all.
-        windowed_surround: Whether the layers before and after the loop keep to the window too.
+        windowed_heads: The first heads of each layer, so many, keep to the window; None: all.
+        windowed_surround: Whether prelude and coda keep to the window too.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
             distance, clamped to ``relative_window``), ``abacus`` (index of a digit within its
-            number), ``rotary``, ``fire`` (a bias that a small MLP makes of the distance, as a
-            share of the query's position), or ``grid`` (inputs are square grids, row by row: a
-            bias per head and offset in rows and columns, each clamped to ``relative_window``; not
-            causal).
+            number), ``rotary``, ``fire`` (a small MLP's bias from the distance as a share of the
+            query's position), or ``grid`` (square grids, row by row: a bias per head and offset
+            in rows and columns, clamped to ``relative_window``; not causal).
         n_ctx: Length of the learned position table (``absolute``, ``abacus``).
         relative_window: Distance at which the relative bias (``relative``, ``grid``) is clamped.
         abacus_target: Whether abacus positions are added to the input or to queries and keys.
@@ -58,21 +57,20 @@ class LoopedTransformerConfig(Settings):
         rotary_base: Base of the rotary frequencies.
         fire_threshold: Initial L of ``fire``: of queries before it, distances are shares of L.
         norm: Where the norm of each sublayer sits; ``sandwich`` (peri) norms its input and
-            its output. ``gated`` norms its input, and a learned gate that reads the stream,
-            sigmoid(W h + b), scales its output (the output gate of arXiv 1910.06764).
+            its output. ``gated`` norms its input, and a learned gate sigmoid(W h + b) of the
+            stream scales its output (the output gate of arXiv 1910.06764).
         norm_eps: Added to the variance.
         loop_norm: Whether the state is normed at the end of each loop (outer norm).
-        state_code: Sign bits that each loop rounds its state to, after the loop norm: between
-            loops a position is in one of ``2 ** state_code`` states, and the model is a finite
-            automaton (:mod:`loopinterp.models.layers`). None: the state is not rounded.
+        state_code: Sign bits that each loop rounds its state to, after the loop norm: the model
+            is a finite automaton of ``2 ** state_code`` states per position. None: no rounding.
         injection: Where the embedding ``e`` enters each loop. ``input``: f(h + e).
             ``gated_output``: f(h) + gate * e with a learned scalar gate. ``sublayer``: e is added
             to the normed input of each sublayer. ``concat``: f(W_h h + W_e e), external recall.
             ``internal``: each sublayer reads W_h norm(h) + W_e e, internal recall.
         injection_gate: Initial gate of ``gated_output``.
-        initial_state: ``embedding`` (h_0 = e), ``zeros``, seeded ``noise`` (the same shape gets the
-            same noise), or ``code``: all bits -1, with a ``state_code``.
-        noise_std: Standard deviation of a ``noise`` start.
+        initial_state: ``embedding`` (h_0 = e), ``zeros``, seeded ``noise`` (the same for the same
+            shape), or ``code``: all bits -1, with a ``state_code``.
+        noise_std: Standard deviation of an initial ``noise``.
         final_norm: Whether the readout norms the state first.
         tie_unembed: Whether the unembedding is the transposed token embedding.
         init_std: Standard deviation of initial weights; PyTorch's own initialisation if None.
@@ -178,12 +176,12 @@ class LoopedTransformerConfig(Settings):
 
     @property
     def window_of_all_heads(self) -> int | None:
-        """``attention_window`` along the sequence, or None where some head sees past it."""
+        """``attention_window`` along the sequence; None where some head sees past it."""
         bounded = self.windowed_heads in (None, self.n_heads) and self.positions != "grid"
         return self.attention_window if bounded else None
 
     def without_window(self) -> LoopedTransformerConfig:
-        """The same, all of whose heads see all that ``causal`` lets them."""
+        """The same without an attention window."""
         return self.replace(attention_window=None, windowed_heads=None, windowed_surround=True)
 
     @property
@@ -197,21 +195,21 @@ class LoopedTransformerConfig(Settings):
 
     @property
     def about_weights(self) -> int:
-        """Number of weights, but for biases, norms and the like."""
+        """Number of weights without biases, norms and the like."""
         layer = 4 * self.n_heads * self.head_width + 2 * self.mlp_width
         rows = sum(n or 0 for n in (self.d_vocab, self.d_features, self.n_ctx, self.d_vocab_out))
         return self.d_model * (self.layers_total(1) * layer + rows)
 
 
 FORKS = ("attn.hook_q_input", "attn.hook_k_input", "attn.hook_v_input")
-"""Each head's own copy of the stream that queries, keys and values are made of."""
+"""Each head's own copy of the stream, as input of its queries, keys and values."""
 
 OPTIONAL_SITES = {
     "use_split_qkv_input": FORKS,
     "use_attn_result": ("attn.hook_result",),
     "use_hook_mlp_in": ("hook_mlp_in",),
 }
-"""Sites that are there only while a flag of TransformerLens is on."""
+"""Sites that exist only while a flag of TransformerLens is on."""
 
 
 @lru_cache(maxsize=256)
@@ -224,7 +222,6 @@ def site_map_of(config: LoopedTransformerConfig, flags: frozenset[str] = frozens
         injected["hook_injection"] = "residual"
     closing |= norm_sites("ln_loop", present=config.loop_norm)
     if config.state_code is not None:
-        # What the bits are the signs of, and the bits.
         closing |= {"hook_code_pre": "code", "hook_code": "code"}
     embedding = {"hook_embed": "residual"}
     abacus_input = config.positions == "abacus" and config.abacus_target == "input"

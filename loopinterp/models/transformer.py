@@ -10,7 +10,6 @@ from einops import rearrange
 from torch import nn
 
 from loopinterp.core.errors import InputError, check_seed
-from loopinterp.core.storage import digest_tensors
 from loopinterp.core.text import MOST, as_table
 from loopinterp.models.checkpoints import PretrainedMixin
 from loopinterp.models.config import LoopedTransformerConfig, site_map_of
@@ -31,7 +30,7 @@ from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 from loopinterp.models.transformer_lens_names import TransformerLensNames
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, UInt8
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
     from loopinterp.models.addresses import SiteMap
@@ -91,7 +90,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             self._init_weights()
         if config.tie_unembed:
             self.unembedding.weight = self.embedding.weight
-        # There is no dropout: nothing differs in training, and TransformerLens asks for eval mode.
+        # Without dropout nothing differs in training, and TransformerLens asks for eval mode.
         self.eval()
 
     def __repr__(self) -> str:
@@ -102,7 +101,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return as_table(repr(self), self.config.to_dict().items())
 
     def plain_twin(self) -> LoopedTransformer:
-        """A model that this configuration makes, without weights, whose layers nobody changed."""
+        """The unchanged model of this configuration, without weights."""
         with torch.device("meta"):  # shapes alone, at no cost
             return LoopedTransformer(self.config)
 
@@ -117,7 +116,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def reach(self) -> int | None:
-        """Positions to the left that one loop reads, with a hard causal window; None: no bound."""
+        """Positions to the left that one loop reads, with a causal window; None: no bound."""
         window = self.config.window_of_all_heads
         if window is None or not self.config.causal or self.config.n_coda:
             return None
@@ -125,7 +124,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def reach_before(self) -> int | None:
-        """Positions to its left that a position's injected input has come from; None: no bound."""
+        """Positions to the left that the injected input reads; None: no bound."""
         if not self.config.n_prelude:
             return 0
         window = self.config.window_of_all_heads
@@ -140,7 +139,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def local_step(self) -> bool:
-        """Whether a step of a part is that of the whole: it asks neither for places nor tokens."""
+        """Whether a step of some positions is that of all: it uses neither places nor tokens."""
         return not self._reads_tokens and self.config.positions not in ("fire", "grid")
 
     @property
@@ -168,10 +167,10 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     def check_inputs(
         self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
     ) -> None:
-        """Raise unless the model can read the inputs, wherever they lie.
+        """Raise unless the model can read the inputs, on any device.
 
-        :meth:`bind` and every run check the same. On a GPU that waits for the GPU's other work;
-        inputs that are checked before they are moved there can be bound with ``checked=True``.
+        Every run checks the same, which on a GPU waits for its other work: inputs that are checked
+        before they are moved there can be bound with ``checked=True``.
         """
         device = inputs.device if isinstance(inputs, torch.Tensor) else self.device
         check_inputs(inputs, self.config, device, position_offset)
@@ -295,7 +294,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return tap("hook_state_post", self.end_loop(h, e, tap))
 
     def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
-        """What a loop makes of its last layer's output: injection after it, loop norm, code."""
+        """The state of a loop's last output: injection after it, loop norm, code."""
         if self.gate is not None:
             h = h + tap("hook_injection", self.gate * e)
         if self.ln_loop is not None:
@@ -347,9 +346,3 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         for k in reversed(range(len(self.coda))):
             backward.at(layer=k)
             self.coda[k].attribute(backward)  # type: ignore[operator]
-
-    def readout_digest(self) -> UInt8[Tensor, " byte"]:
-        # SHA-256 of the weights that logits are read with, those of a coda's positions too.
-        parts = ("coda.", "ln_final.", "unembedding.", "relative_bias.")
-        tensors = {k: x for k, x in self.state_dict().items() if k.startswith(parts)}
-        return torch.tensor(list(bytes.fromhex(digest_tensors(tensors))), dtype=torch.uint8)

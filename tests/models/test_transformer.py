@@ -162,8 +162,8 @@ def test_backward_hooks_see_gradients() -> None:
     x = some_inputs(model)
     seen: list[Tensor] = []
     name = model.site("hook_resid_post", loop=0, n_loops=T)
-    with model.unrolled(T), model.hooks(bwd_hooks=[(name, lambda g, hook: seen.append(g))]):
-        model(x).sum().backward()
+    with model.hooks(bwd_hooks=[(name, lambda g, hook: seen.append(g))], n_loops=T):
+        model(x, n_loops=T).sum().backward()
     assert [g.shape for g in seen] == [(3, 7, 16)]
     assert seen[0].abs().sum() > 0
 

@@ -17,7 +17,7 @@ from loopinterp.app.session import open_run
 from loopinterp.core.errors import CheckpointError, ConfigError, InputError
 from loopinterp.core.results import config_hash
 from loopinterp.core.storage import (
-    _temporary_name,
+    _temporary_prefix,
     read_json,
     read_tensors,
     read_tensors_and_metadata,
@@ -268,7 +268,7 @@ def test_leftovers_of_cut_writes_are_swept_up_and_nothing_of_the_users(
     train_until(tiny, run, 13, monkeypatch)
     mine = [run / ".config.json.abc", run / "state/.checkpoint.safetensors.x1y2z3w4"]
     cut = [run / CHECKPOINT, run / "metrics.jsonl", run / "model/model.safetensors"]
-    leftovers = [path.parent / _temporary_name(path.name, "0123456789abcdef") for path in cut]
+    leftovers = [path.parent / (_temporary_prefix(path.name) + "0123456789abcdef") for path in cut]
     for path in (*mine, *leftovers):
         path.write_bytes(b"half")
     train(tiny, run, progress=False)
