@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from loopinterp.core.errors import CheckpointError
 from loopinterp.core.results import config_hash
@@ -168,6 +170,14 @@ def misfits(
 _INDEX = "cache.json"
 
 
+class _Index(TypedDict):
+    n_loops: int
+    has_batch_dim: bool
+    config: dict[str, Any]
+    files: dict[str, list[str]]
+    names: dict[str, str]
+
+
 def write_activations(
     folder: Path,
     activations: Mapping[str, Tensor],
@@ -206,14 +216,14 @@ def write_activations(
 def read_index(folder: Path) -> dict[str, Any]:
     """The index of a folder, checked."""
     path = folder / _INDEX
-    kinds = {"n_loops": int, "has_batch_dim": bool, "config": dict, "files": dict, "names": dict}
     index = read_json_object(path)
-    fits = all(isinstance(index.get(key), kind) for key, kind in kinds.items())
-    lists = [*index["files"].values(), [*index["names"].values()]] if fits else [None]
-    for names in lists:
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            expected, fix = f"the entries {', '.join(kinds)}", "Save the cache again."
-            raise CheckpointError(f"cache {path}", expected=expected, given="others", fix=fix)
+    try:
+        TypeAdapter(_Index).validate_python(index)
+    except ValidationError as error:
+        expected, fix = "an index of activations", "Save the cache again."
+        raise CheckpointError(
+            f"cache {path}", expected=expected, given="another", fix=fix
+        ) from error
     for file in index["files"]:
         check_file_name(file, f"file in cache {path}", CheckpointError)
     return index

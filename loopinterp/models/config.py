@@ -161,8 +161,8 @@ class LoopedTransformerConfig(Settings):
 
     def _need(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
-            got, fix = repr(getattr(self, name)), f"Change {name}."
-            raise ConfigError(name, expected=expected, given=got, fix=fix)
+            given = repr(getattr(self, name))
+            raise ConfigError(name, expected=expected, given=given, fix=f"Change {name}.")
 
     @property
     def head_width(self) -> int:

@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat
 from torch import nn
 
 from loopinterp.core.boundary import Loops, checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, unknown_name
 from loopinterp.core.text import say
 from loopinterp.models.checkpoints import misfits
 from loopinterp.models.iteration import bind
@@ -291,10 +291,8 @@ class WithVocabulary(nn.Module):
     def _answers(self, logits: Tensor) -> Tensor:
         if self.answers is None:
             return logits
-        if self._last_answer >= logits.shape[-1]:
-            expected, got = f"outputs below {logits.shape[-1]}", str(self._last_answer)
-            fix = "Pass the model's output for each answer class of the task."
-            raise InputError("answers", expected=expected, given=got, fix=fix)
+        if self._last_answer >= (n_answers := logits.shape[-1]):
+            raise unknown_name("answers", self._last_answer, map(str, range(n_answers)))
         return logits[..., self.answers]
 
 

@@ -6,7 +6,7 @@ Hooks that stay (``add_hook``) belong to the model, as in TransformerLens. Those
 
 from __future__ import annotations
 
-import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,7 +18,7 @@ from transformer_lens.hook_points import HookPoint, LensHandle
 from transformer_lens.HookedRootModule import HookedRootModule
 
 from loopinterp.core.errors import HookError
-from loopinterp.models.addresses import Address, AddressBook, Index, Key
+from loopinterp.models.addresses import Address, AddressBook, Index, Key, nbytes
 from loopinterp.models.run_inputs import RunLength, check_dtype, spell
 
 if TYPE_CHECKING:
@@ -125,9 +125,9 @@ class LoopHooks(RunLength, HookedRootModule):
         self._books: dict[tuple[int, frozenset[str]], AddressBook] = {}
 
     @property
+    @abstractmethod
     def site_map(self) -> SiteMap:
         """The sites of the model, and their sizes."""
-        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:
@@ -196,10 +196,9 @@ class LoopHooks(RunLength, HookedRootModule):
         """
         book = self.addresses(self._loops_at(n_loops, n_pos))
         names = book.select(names_filter, loops)
-        # One shape [batch, pos, …] for each activation.
-        shapes = (book.addresses[name].shape(batch, n_pos, n_kept) for name in names)
         itemsize = (check_dtype(dtype) or self.dtype).itemsize
-        return sum(math.prod(shape) for shape in shapes) * itemsize
+        chosen = [book.addresses[name] for name in names]
+        return nbytes(chosen, batch, n_pos, n_kept, itemsize)
 
     def site(
         self,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from loopinterp.core.errors import HookError, InputError, check_choice, check_integer
+from loopinterp.models.addresses import nbytes
 from loopinterp.models.cache import LoopedCache
 from loopinterp.models.hooks import LoopHooks
 from loopinterp.models.iteration import Iteration
-from loopinterp.models.run_inputs import check_dtype, loop_span, refuse, spell
+from loopinterp.models.run_inputs import check_device, check_dtype, loop_span, refuse, spell
 from loopinterp.models.taps import NO_TAPS, Recorder, Taps, need_room
 from loopinterp.models.transformer_lens_calls import (
     StoppedRun,
@@ -48,11 +51,11 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         """The injected input ``e``: embedding, added positions, prelude."""
         return self._enter(inputs, position_offset)[0]
 
+    @abstractmethod
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_state"]:
         """The state before the first loop."""
-        raise NotImplementedError
 
     def step(
         self,
@@ -213,15 +216,10 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         kept_as = check_dtype(dtype)
         recorder = Recorder(pos_slice=pos_slice, device=device, dtype=kept_as, gradients=incl_bwd)
         if inputs.dim() > 1:  # other inputs are refused where they are read
-            need_room(
-                fires,
-                len(inputs),
-                inputs.shape[1],
-                recorder.kept_positions(inputs.shape[1]),
-                dtype=kept_as or self.dtype,
-                device=torch.device(inputs.device if device is None else device),
-                gradients=incl_bwd,
-            )
+            batch, n_pos = inputs.shape[:2]
+            itemsize = (kept_as or self.dtype).itemsize * (2 if incl_bwd else 1)
+            size = nbytes(fires, batch, n_pos, recorder.kept_positions(n_pos), itemsize)
+            need_room(size, torch.device(inputs.device if device is None else device))
         points = self._hooked(total, is_set=self._is_set(n_loops))
         taps = Taps([*stop, *points], fires, recorder)
         out = self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
@@ -315,14 +313,24 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         """The injected input, and its attention context."""
         all_pairs = all_pairs or taps.see_scores()
         context = self.input_context(inputs, offset, all_pairs=all_pairs, checked=checked)
-        added = self.added_positions(inputs, offset, checked=checked)
+        added = self.added_positions(inputs, offset)
         return self.run_embedding(inputs, context, added, taps), context
 
     # What a model defines
 
+    @abstractmethod
     def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
         """True where a query may attend, of so many positions."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def check_inputs(
+        self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
+    ) -> None:
+        """Raise unless the model can read the inputs, on any device.
+
+        Every run checks the same, which on a GPU waits for its other work: inputs that are checked
+        before they are moved there can be bound with ``checked=True``.
+        """
 
     def input_context(
         self,
@@ -332,19 +340,18 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         all_pairs: bool = False,
         checked: bool = False,
     ) -> AttentionContext:
-        """The attention context of an input, which is checked here unless ``checked``.
+        """The attention context of an input; ``all_pairs`` if all scores are needed."""
+        if not checked:
+            self.check_inputs(inputs, position_offset=offset)
+        check_device(inputs, self.device)
+        context = self.length_context(inputs.shape[1], all_pairs=all_pairs)
+        return replace(context, qk_offset=self.qk_offset(inputs, offset))
 
-        With ``all_pairs``, the scores of all pairs of positions are needed.
-        """
-        raise NotImplementedError
-
+    @abstractmethod
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
         """The attention context that a number of positions alone decides."""
-        raise NotImplementedError
 
-    def added_positions(
-        self, inputs: Tensor, offset: int | Tensor, *, checked: bool = False
-    ) -> Tensor | None:
+    def added_positions(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
         """The vectors added to the embedding of each position, if any."""
         return None
 
@@ -352,26 +359,26 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         """The vectors added to queries and keys of each position, if any."""
         return None
 
+    @abstractmethod
     def mask_at(
         self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
     ) -> tuple[Tensor, Tensor]:
         """The bias on scores of queries and keys at some positions: in the loop, and around."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run_embedding(
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
     ) -> Tensor:
         """The injected input: embedding, and the layers before the loop."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run_loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
     ) -> Tensor:
         """One loop, past the taps of that loop."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run_readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
         """Logits of a state."""
-        raise NotImplementedError

@@ -10,13 +10,10 @@ import torch
 
 from loopinterp.core.errors import MOST_LOOPS, HookError, InputError, check_integer
 from loopinterp.models.addresses import flat_names
-from loopinterp.models.positions import check_length, grid_width
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
-
-    from loopinterp.models.config import LoopedTransformerConfig
 
 TOKEN_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Types of token tensors: widening one of them loses nothing."""
@@ -171,39 +168,11 @@ def loop_span(start: int, stop: int | None, n_loops: int, state: Tensor | None) 
     return range(start, stop)
 
 
-def check_inputs(
-    inputs: Tensor,
-    config: LoopedTransformerConfig,
-    device: torch.device,
-    position_offset: int | Tensor,
-    *,
-    checked: bool = False,
-) -> None:
-    """Raise unless a model of this configuration can read the inputs.
-
-    With ``checked``, tokens and offsets are not looked at, which on a GPU would wait for it.
-    """
-    need_weights(device)
-    if config.d_vocab is None:
-        is_batch = isinstance(inputs, torch.Tensor) and inputs.dim() == 3
-        fits = is_batch and inputs.shape[-1] == config.d_features and inputs.is_floating_point()
-        _check_kind(inputs, fits, f"floats [batch, pos, d_features={config.d_features}]")
-    else:
-        check_tokens(inputs, None if checked else config.d_vocab)
-    check_device(inputs, device)
-    if config.positions == "absolute" and config.n_ctx is not None:
-        check_length(inputs.shape[1], config.n_ctx, "sequence length")
-    if config.positions == "grid":
-        grid_width(inputs.shape[1])
-    each = isinstance(position_offset, torch.Tensor)
-    if config.positions != "abacus":
-        offset = position_offset if each or position_offset else None
-        refuse({"position_offset": offset}, "0 without abacus positions", "Leave it out.")
-    elif each:
-        check_each("position_offset", position_offset, inputs)
-    if config.positions == "abacus" and not (checked and each):
-        least = int(position_offset.min()) if each else position_offset
-        check_integer("position_offset", least, least=0)
+def check_features(inputs: Tensor, d_features: int | None) -> None:
+    """Raise unless the inputs are feature vectors of some width."""
+    is_batch = isinstance(inputs, torch.Tensor) and inputs.dim() == 3
+    fits = is_batch and inputs.shape[-1] == d_features and inputs.is_floating_point()
+    _check_kind(inputs, fits, f"floats [batch, pos, d_features={d_features}]")
 
 
 def check_device(inputs: Tensor, device: torch.device) -> None:
@@ -213,14 +182,10 @@ def check_device(inputs: Tensor, device: torch.device) -> None:
         raise InputError("inputs", expected=f"a tensor on {device}", given=got, fix=fix)
 
 
-def check_tokens(
-    inputs: Tensor, d_vocab: int | None, fix: str = "Use the model's own task."
-) -> None:
-    """Raise unless the inputs are tokens ``[batch, pos]``, of a vocabulary if its size is given."""
+def check_tokens(inputs: Tensor, d_vocab: int, fix: str = "Use the model's own task.") -> None:
+    """Raise unless the inputs are tokens ``[batch, pos]`` of a vocabulary."""
     tokens = isinstance(inputs, torch.Tensor) and inputs.dtype in TOKEN_TYPES and inputs.dim() == 2
     _check_kind(inputs, tokens, "integers [batch, pos] (uint8 or int8 to int64)")
-    if d_vocab is None:
-        return
     low, high = int(inputs.min()), int(inputs.max())
     if low < 0 or high >= d_vocab:
         expected = f"tokens from 0 to {d_vocab - 1}"
@@ -270,7 +235,7 @@ def check_dtype(dtype: Any) -> torch.dtype | None:
     raise InputError("dtype", expected=expected, given=repr(dtype), fix=fix)
 
 
-def check_logits(logits: Float[Tensor, batch * rest], after: str) -> None:
+def check_logits(logits: Float[Tensor, "batch ..."], after: str) -> None:
     """Raise if a model's answer is NaN in some example: an argmax would choose it."""
     bad = logits.isnan().flatten(1).any(1)
     if bool(bad.any()):

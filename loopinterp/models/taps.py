@@ -7,9 +7,8 @@ cache need not clone.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -257,35 +256,13 @@ _ALWAYS_FITS = 64 * 1024**2
 """Bytes of a cache that need no check: the check takes as long as a short run."""
 
 
-def need_room(
-    addresses: Sequence[Address],
-    batch: int,
-    n_pos: int,
-    n_kept: int,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    gradients: bool = False,
-) -> None:
-    """Raise if a cache of some activations, of ``n_kept`` positions, exceeds its device's memory.
-
-    The memory of the run itself is not counted, nor that of a graph for gradients.
-    """
-    copies = dtype.itemsize * (2 if gradients else 1)
-    # A run has thousands of sites and few kinds of axes: the numbers in one activation of each.
-    kinds = {address.axes: address for address in addresses}
-    sizes = {axes: math.prod(a.shape(batch, n_pos, n_kept)) for axes, a in kinds.items()}
-    if len(addresses) * max(sizes.values()) * copies <= _ALWAYS_FITS:
-        return
-    size = sum(sizes[address.axes] for address in addresses) * copies
+def need_room(size: int, device: torch.device) -> None:
+    """Raise if a cache of so many bytes exceeds its device's memory, the run itself not counted."""
     free = _free_bytes(device) if size > _ALWAYS_FITS else None
     if free is not None and size > free:
-        smaller = " or dtype=torch.float16" if dtype.itemsize > 2 else ""
-        elsewhere = "" if device.type == "cpu" else " or device='cpu'"
         expected = f"at most the {_spell_bytes(free)} that are free on {device}"
-        given = f"{_spell_bytes(size)}: {len(addresses)} activations of {batch} x {n_pos} positions"
-        fix = f"Pass names_filter=, loops=, pos_slice={smaller}{elsewhere}."
-        raise InputError("cache", expected=expected, given=given, fix=fix)
+        fix = "Pass names_filter=, loops=, pos_slice=, dtype= or device=."
+        raise InputError("cache", expected=expected, given=_spell_bytes(size), fix=fix)
 
 
 def _spell_bytes(number: int) -> str:

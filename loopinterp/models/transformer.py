@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from einops import rearrange
 from torch import nn
 
-from loopinterp.core.errors import InputError, check_seed
+from loopinterp.core.errors import InputError, check_integer, check_seed
 from loopinterp.core.text import MOST, as_table
 from loopinterp.models.checkpoints import PretrainedMixin
 from loopinterp.models.config import LoopedTransformerConfig, site_map_of
@@ -23,9 +22,16 @@ from loopinterp.models.positions import (
     attention_context,
     attention_mask,
     check_length,
+    grid_width,
     score_mask,
 )
-from loopinterp.models.run_inputs import check_inputs
+from loopinterp.models.run_inputs import (
+    check_each,
+    check_features,
+    check_tokens,
+    need_weights,
+    refuse,
+)
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 from loopinterp.models.transformer_lens_names import TransformerLensNames
 
@@ -167,35 +173,32 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     def check_inputs(
         self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
     ) -> None:
-        """Raise unless the model can read the inputs, on any device.
-
-        Every run checks the same, which on a GPU waits for its other work: inputs that are checked
-        before they are moved there can be bound with ``checked=True``.
-        """
-        device = inputs.device if isinstance(inputs, torch.Tensor) else self.device
-        check_inputs(inputs, self.config, device, position_offset)
-        if self.config.positions == "abacus":
-            self._abacus_index(inputs, position_offset)
-
-    def input_context(
-        self,
-        inputs: Tensor,
-        offset: int | Tensor,
-        *,
-        all_pairs: bool = False,
-        checked: bool = False,
-    ) -> AttentionContext:
-        check_inputs(inputs, self.config, self.device, offset, checked=checked)
-        context = self.length_context(inputs.shape[1], all_pairs=all_pairs)
-        return replace(context, qk_offset=self.qk_offset(inputs, offset, checked=checked))
+        config, offset = self.config, position_offset
+        need_weights(self.device)
+        if config.d_vocab is None:
+            check_features(inputs, config.d_features)
+        else:
+            check_tokens(inputs, config.d_vocab)
+        if config.positions == "absolute":
+            check_length(inputs.shape[1], config.n_ctx, "sequence length")
+        if config.positions == "grid":
+            grid_width(inputs.shape[1])
+        each = isinstance(offset, torch.Tensor)
+        if config.positions != "abacus":
+            given = {"position_offset": offset if each or offset else None}
+            refuse(given, "0 without abacus positions", "Leave it out.")
+            return
+        if each:
+            check_each("position_offset", offset, inputs)
+        check_integer("position_offset", int(offset.min()) if each else offset, least=0)
+        index = self._abacus_index(inputs, offset)
+        check_length(int(index.max()) + 1, config.n_ctx, "abacus positions")
 
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
         how = {"bias": self.relative_bias, "device": self.device, "dtype": self.dtype}
         return attention_context(self.config, n_pos, all_pairs=all_pairs, **how)
 
-    def added_positions(
-        self, inputs: Tensor, offset: int | Tensor, *, checked: bool = False
-    ) -> Tensor | None:
+    def added_positions(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
         if self.position_embedding is None:
             return None
         if self.config.positions == "absolute":
@@ -204,25 +207,19 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             embedding = self.position_embedding(places)
             return embedding.expand(inputs.shape[0], -1, -1)
         if self.config.abacus_target == "input":
-            return self.position_embedding(self._abacus_index(inputs, offset, checked))
+            return self.position_embedding(self._abacus_index(inputs, offset))
         return None
 
-    def qk_offset(
-        self, inputs: Tensor, offset: int | Tensor, *, checked: bool = False
-    ) -> Tensor | None:
+    def qk_offset(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
         if not self._reads_tokens:
             return None
         assert self.position_embedding is not None
-        embedding = self.position_embedding(self._abacus_index(inputs, offset, checked))
+        embedding = self.position_embedding(self._abacus_index(inputs, offset))
         axes = "batch pos (head d_head) -> batch head pos d_head"
         return rearrange(embedding, axes, head=self.config.n_heads)
 
-    def _abacus_index(self, tokens: Tensor, offset: int | Tensor, checked: bool = False) -> Tensor:
-        assert self.config.n_ctx is not None
-        index = abacus_positions(tokens.long(), self.config.digit_tokens, offset)
-        if not checked:
-            check_length(int(index.max()) + 1, self.config.n_ctx, "abacus positions")
-        return index
+    def _abacus_index(self, tokens: Tensor, offset: int | Tensor) -> Tensor:
+        return abacus_positions(tokens.long(), self.config.digit_tokens, offset)
 
     def mask_at(
         self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]

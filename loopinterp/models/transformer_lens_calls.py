@@ -183,14 +183,8 @@ class Absent:
 
 def refuse_options(options: Mapping[str, Any]) -> None:
     """Raise on the first option that runs of this package lack, if any."""
-    instead = {
-        "past_kv_cache": "Use loopinterp.models.greedy_decode, which keeps keys and values.",
-        "start_at_layer": "Use start_at_loop= and state=, or a hook on the stream.",
-        "loss_per_token": "Use model.loss_fn(logits, tokens, per_token=True).",
-        "attention_mask": "Leave padding out, or run examples of each length by themselves.",
-    }
+    fix = "See docs/transformerlens.md; help(model.forward) lists the options."
     for name, value in options.items():
-        fix = instead.get(name, "Leave it out; help(model.forward) lists the options.")
         expected = "an option of loopinterp's runs"
         raise InputError(name, expected=expected, given=repr(value), fix=fix)
 
