@@ -70,8 +70,8 @@ def tokenize(tokenizer: Any, prompt: str, *, n_ctx: int | None = None) -> Int[Te
         InputError: If it has no token, or too many, or is no text that UTF-8 can write.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
-        given, fix = f"{prompt[:40]!r}, with half of a pair of surrogates", "Write it in UTF-8."
-        raise InputError("prompt", expected="text that UTF-8 can write", given=given, fix=fix)
+        got, fix = f"{prompt[:40]!r}, with half of a pair of surrogates", "Write it in UTF-8."
+        raise InputError("prompt", expected="text that UTF-8 can write", given=got, fix=fix)
     tokens = list(tokenizer(prompt)["input_ids"])
     if not tokens or (n_ctx is not None and len(tokens) > n_ctx):
         most = "" if n_ctx is None else f", at most {n_ctx}"

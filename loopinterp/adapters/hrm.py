@@ -130,9 +130,9 @@ class HRMAdapter(NestedModel):
             good = (puzzle == puzzle[:, :1]) & (puzzle >= 0) & (puzzle < number)
             if not (inputs.shape[1] > n_puzzle and good.all()):
                 expected = f"a puzzle's number below {number} at the first {n_puzzle} positions"
-                given = f"{inputs.shape[1]} positions, {puzzle[~good.all(1)][:1].tolist()} of them"
+                got = f"{inputs.shape[1]} positions, {puzzle[~good.all(1)][:1].tolist()} of them"
                 fix = "Pass model.with_puzzle(tokens, puzzles)."
-                raise InputError("inputs", expected=expected, given=given, fix=fix)
+                raise InputError("inputs", expected=expected, given=got, fix=fix)
             inputs = torch.cat((torch.zeros_like(puzzle), inputs[:, n_puzzle:]), dim=1)
         super().check_inputs(inputs, position_offset=position_offset)
 

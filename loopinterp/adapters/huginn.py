@@ -67,8 +67,8 @@ class HuginnAdapter(PublishedModel):
         config, parts = published.config, published.transformer
         if noise := getattr(config, "test_time_noise", 0):
             expected, fix = "steps without noise", "Set model.config.test_time_noise = 0."
-            given = f"test_time_noise = {noise}"
-            raise InputError("model", expected=expected, given=given, fix=fix)
+            got = f"test_time_noise = {noise}"
+            raise InputError("model", expected=expected, given=got, fix=fix)
         self._seed = seed
         n_heads = int(config.num_attention_heads)
         self._d_head = int(config.n_embd) // n_heads

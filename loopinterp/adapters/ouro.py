@@ -58,17 +58,17 @@ class OuroAdapter(PublishedModel):
         config, inner = published.config, published.model
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
             fix = "Load it with use_sliding_window=False, as published."
-            given = "layer_types = sliding_attention"
-            raise InputError("model", expected="full attention", given=given, fix=fix)
+            got = "layer_types = sliding_attention"
+            raise InputError("model", expected="full attention", given=got, fix=fix)
         angles = inner.rotary_emb.inv_freq
         if not bool((angles > 0).all() and (angles.diff() < 0).all()):
             # transformers 5 fills in only saved tensors: code for transformers 4 loses its angles.
-            expected, given = (
+            expected, got = (
                 "falling frequencies",
                 f"rotary_emb.inv_freq = {angles.tolist()[:4]} …",
             )
             fix = "Set model.model.rotary_emb.inv_freq after loading, and call adapt(model)."
-            raise InputError("model", expected=expected, given=given, fix=fix)
+            raise InputError("model", expected=expected, given=got, fix=fix)
         attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
         self._d_head = int(attention.head_dim)
         n_heads = attention.q_proj.out_features // self._d_head

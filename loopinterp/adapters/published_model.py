@@ -258,8 +258,8 @@ class PublishedModel(HookedRun):
     ) -> Float[Tensor, "*loop batch pos"]:
         """Probability to stop at a state, if the model has not stopped before."""
         fix = "Use a rule that reads states or logits, such as ResidualBelow or ReadoutKL."
-        given = type(self).__name__
-        raise InputError("model", expected="one with an exit gate", given=given, fix=fix)
+        got = type(self).__name__
+        raise InputError("model", expected="one with an exit gate", given=got, fix=fix)
 
     def check_inputs(
         self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0

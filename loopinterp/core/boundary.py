@@ -10,14 +10,14 @@ import inspect
 import numbers
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from loopinterp.core.errors import MOST_LOOPS, InputError, shown_value, unknown_name
-from loopinterp.core.settings import choices_of, spell_schema
+from loopinterp.core.errors import MOST_LOOPS
+from loopinterp.core.settings import schema_error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,7 +43,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         ...     return text * times
         >>> repeat("ab", times=0)
         Traceback (most recent call last):
-        loopinterp.core.errors.InputError: times: expected an integer >= 1, got 0. Pass e.g. 1.
+        loopinterp.core.errors.InputError: times: expected an integer >= 1, got 0. Change times.
     """
     signature = inspect.signature(function)
 
@@ -79,25 +79,7 @@ class _Argument:
         try:
             return self.adapter.validate_python(_python_value(value))
         except ValidationError:
-            schema = self.adapter.json_schema()
-            choices = choices_of(schema)
-            if isinstance(value, str) and choices:
-                raise unknown_name(self.name, value, choices) from None
-            example = _example(schema)
-            fix = f"Change {self.name}." if example is None else f"Pass e.g. {example}."
-            expected, given = spell_schema(schema), shown_value(value)
-            raise InputError(self.name, expected=expected, given=given, fix=fix) from None
-
-
-def _example(schema: Mapping[str, Any]) -> int | float | None:
-    """A number that would fit, where the schema has an end."""
-    for part in schema.get("anyOf", [schema]):
-        if part.get("type") == "integer" and "exclusiveMinimum" in part:
-            return part["exclusiveMinimum"] + 1
-        for end in ("minimum", "maximum"):
-            if end in part:
-                return part[end]
-    return None
+            raise schema_error(self.name, value, self.adapter.json_schema()) from None
 
 
 def _python_value(value: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-import operator
 import reprlib
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -119,64 +118,36 @@ def check_integer(
     integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if integer and far is not None and int(value) > far:
         most = far
-    if not (integer and _inside(value, least=least, most=most)):
+    if not (integer and _inside(value, least, most)):
         example = next((end for end in (least, most) if end is not None), 0)
-        raise error(
-            what,
-            expected="an integer" + spell_range(least, most),
-            given=shown_value(value),
-            fix=fix or f"Pass e.g. {example}.",
-        )
+        expected, fix = "an integer" + spell_range(least, most), fix or f"Pass e.g. {example}."
+        raise error(what, expected=expected, given=shown_value(value), fix=fix)
     return int(value)
 
 
-def check_seed(seed: Any, what: str = "seed", *, error: type[InputError] = InputError) -> int:
-    """The seed, if it is an integer from 0 to :data:`GREATEST_SEED`.
-
-    Example:
-        >>> check_seed(2**64)
-        Traceback (most recent call last):
-        loopinterp.core.errors.InputError: seed: expected an integer in 0..9223372036854775807,
-        got 18446744073709551616. Pass e.g. 0.
-    """
-    return check_integer(what, seed, least=0, most=GREATEST_SEED, error=error)
+def check_seed(seed: Any) -> int:
+    """The seed, if it is an integer from 0 to :data:`GREATEST_SEED`."""
+    return check_integer("seed", seed, least=0, most=GREATEST_SEED)
 
 
 def check_number(
-    what: str,
-    value: Any,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    fix: str = "Pass a finite number in that range.",
-    error: type[InputError] = InputError,
+    what: str, value: Any, *, least: float | None = None, most: float | None = None
 ) -> float:
-    """The value as a ``float``, if it is a finite number (NumPy's too, no bool) in a range.
-
-    The range is ``least .. most`` with its ends, ``above .. below`` without them.
+    """The value as a ``float``, if it is a finite number (NumPy's too) in ``least .. most``.
 
     Example:
-        >>> check_number("share", 1, above=0, most=1)
+        >>> check_number("share", 1, least=0, most=1)
         1.0
-        >>> check_number("share", 0, above=0, most=1, fix="Take some.")
-        Traceback (most recent call last):
-        loopinterp.core.errors.InputError: share: expected a number > 0 and <= 1, got 0. Take some.
     """
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    ends = {"least": least, "most": most, "above": above, "below": below}
-    if not (number and _is_finite(value) and _inside(value, **ends)):
-        expected = "a number" + spell_range(**ends)
-        raise error(what, expected=expected, given=shown_value(value), fix=fix)
-    return float(value)
-
-
-def _is_finite(value: Any) -> bool:
     try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer that is larger than every float
-        return False
+        finite = number and math.isfinite(value)
+    except OverflowError:  # an integer above every float
+        finite = False
+    if not (finite and _inside(value, least, most)):
+        expected, fix = "a number" + spell_range(least, most), "Pass a finite number in that range."
+        raise InputError(what, expected=expected, given=shown_value(value), fix=fix)
+    return float(value)
 
 
 def shown_value(value: Any) -> str:
@@ -187,15 +158,8 @@ def shown_value(value: Any) -> str:
         return f"a {type(value).__name__} too long to be written"
 
 
-def _inside(value: Any, **ends: float | None) -> bool:
-    """Whether a value keeps to all ends that are set."""
-    compare = {
-        "least": operator.ge,
-        "most": operator.le,
-        "above": operator.gt,
-        "below": operator.lt,
-    }
-    return all(end is None or compare[name](value, end) for name, end in ends.items())
+def _inside(value: Any, least: float | None, most: float | None) -> bool:
+    return (least is None or value >= least) and (most is None or value <= most)
 
 
 def spell_range(

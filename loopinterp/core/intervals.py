@@ -89,9 +89,9 @@ def tidy(arrays: Mapping[Any, xr.DataArray]) -> pd.DataFrame:
         if ESTIMATE not in array.dims:
             columns[name] = array
     if len(axes := {array.dims for array in columns.values()}) > 1:
-        given = ", ".join(f"{name} {list(array.dims)}" for name, array in columns.items())
+        got = ", ".join(f"{name} {list(array.dims)}" for name, array in columns.items())
         expected, fix = "arrays of the same axes", "Ask for them one by one."
-        raise InputError("arrays", expected=expected, given=given, fix=fix)
+        raise InputError("arrays", expected=expected, given=got, fix=fix)
     order = list(next(iter(axes), ()))
     if not order:
         rows = [{name: array.item() for name, array in columns.items()}] if columns else []

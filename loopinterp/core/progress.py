@@ -29,7 +29,7 @@ _open: ContextVar[bool] = ContextVar("open", default=False)
 
 
 @contextmanager
-def showing(wanted: bool) -> Iterator[None]:
+def showing(visible: bool) -> Iterator[None]:
     """Show bars inside, or none.
 
     Example:
@@ -37,7 +37,7 @@ def showing(wanted: bool) -> Iterator[None]:
         ...     sum(track([1, 2, 3], "adding"))
         6
     """
-    token = _shown.set(wanted)
+    token = _shown.set(visible)
     try:
         yield
     finally:

@@ -238,13 +238,13 @@ class Result:
         """
         import xarray as xr
 
-        given = {name: values.pop(name, None) for name in cls.VARIABLES}
+        got = {name: values.pop(name, None) for name in cls.VARIABLES}
         arrays = {
             name: (
                 cls.VARIABLES[name].split(),
                 np.asarray(array.cpu() if hasattr(array, "cpu") else array),
             )
-            for name, array in given.items()
+            for name, array in got.items()
             if array is not None
         }
         coordinates = {axis: list(c) for axis, c in (coords or {}).items()}
@@ -344,8 +344,8 @@ class Result:
             raise _unusable(path, expected, f"others ({error})", fix) from error
 
 
-def _unusable(path: str | Path, expected: str, given: str, fix: str) -> CheckpointError:
-    return CheckpointError(f"result {path}", expected=expected, given=given, fix=fix)
+def _unusable(path: str | Path, expected: str, got: str, fix: str) -> CheckpointError:
+    return CheckpointError(f"result {path}", expected=expected, given=got, fix=fix)
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -354,9 +354,9 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     header = parse_json_object(metadata.get(_HEADER, ""))
     parts = {"kind": str, "axes": dict, "coords": dict, "fields": dict, "provenance": dict}
     if header is None or not all(isinstance(header.get(part), t) for part, t in parts.items()):
-        given = "a safetensors file without a result's description"
+        got = "a safetensors file without a result's description"
         fix = "Run the study again, or point to another file of a folder of results."
-        raise _unusable(path, "a file written by Result.save", given, fix)
+        raise _unusable(path, "a file written by Result.save", got, fix)
     return arrays, header
 
 

@@ -162,17 +162,17 @@ def read_run_config(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / CONFIG
     if not os.path.isfile(path):  # which takes any name
-        given = f"a folder without {CONFIG}" if os.path.isdir(folder) else "no such folder"
+        got = f"a folder without {CONFIG}" if os.path.isdir(folder) else "no such folder"
         expected = "a folder written by `loopinterp train`, `compile` or `demo`"
         fix = f"Check the path, or train: loopinterp train --task addition --out {folder}"
-        raise CheckpointError(f"run {folder}", expected=expected, given=given, fix=fix)
+        raise CheckpointError(f"run {folder}", expected=expected, given=got, fix=fix)
     config = read_json_object(path)
     try:
         json.dumps(config, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        expected, given = "whole characters", f"half of one ({error.object[error.start]!a})"
+        expected, got = "whole characters", f"half of one ({error.object[error.start]!a})"
         fix = "Restore it from a copy."
-        raise CheckpointError(f"file {path}", expected=expected, given=given, fix=fix) from error
+        raise CheckpointError(f"file {path}", expected=expected, given=got, fix=fix) from error
     return config
 
 

@@ -17,7 +17,14 @@ import pydantic
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import dataclass_transform
 
-from loopinterp.core.errors import GREATEST_SEED, ConfigError, InputError, spell_range, unknown_name
+from loopinterp.core.errors import (
+    GREATEST_SEED,
+    ConfigError,
+    InputError,
+    shown_value,
+    spell_range,
+    unknown_name,
+)
 from loopinterp.core.text import MOST, ShortRepr
 
 if TYPE_CHECKING:
@@ -173,15 +180,21 @@ def _explain(error: ValidationError, cls: type) -> InputError:
         known = _schema(cls, names[:-1])["properties"]
         return unknown_name(f"setting of {owner}", names[-1], known, ConfigError)
     schema = _schema(cls, names)
-    if isinstance(value, str) and choices_of(schema):
-        return unknown_name(path, value, choices_of(schema), ConfigError)
-    missing = fault["type"] in ("missing", "missing_keyword_only_argument", "missing_argument")
-    return ConfigError(
-        path or cls.__name__,
-        expected=spell_schema(schema),
-        given="nothing" if missing else "an object" if isinstance(value, dict) else repr(value),
-        fix=f"Set {path}." if missing else f"Change {path or 'it'}.",
-    )
+    if fault["type"] in ("missing", "missing_keyword_only_argument", "missing_argument"):
+        expected, fix = _spell_schema(schema), f"Set {path}."
+        return ConfigError(path, expected=expected, given="nothing", fix=fix)
+    return schema_error(path or cls.__name__, value, schema, ConfigError)
+
+
+def schema_error(
+    name: str, value: Any, schema: Mapping[str, Any], error: type[InputError] = InputError
+) -> InputError:
+    """The error for a value that does not fit a JSON schema."""
+    choices = choices_of(schema)
+    if isinstance(value, str) and choices:
+        return unknown_name(name, value, choices, error)
+    got = "an object" if isinstance(value, dict) else shown_value(value)
+    return error(name, expected=_spell_schema(schema), given=got, fix=f"Change {name}.")
 
 
 def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
@@ -206,17 +219,17 @@ def choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(choices)
 
 
-def spell_schema(schema: Mapping[str, Any]) -> str:
+def _spell_schema(schema: Mapping[str, Any]) -> str:
     """A JSON schema in words."""
     if "anyOf" in schema:
-        return " or ".join(spell_schema(part) for part in schema["anyOf"])
+        return " or ".join(_spell_schema(part) for part in schema["anyOf"])
     if choices := choices_of(schema):
         return f"one of {', '.join(choices)}"
     kind = schema.get("type")
     if kind == "array":
         each, number = schema.get("items") or schema["prefixItems"][0], schema.get("minItems")
         more = "" if schema.get("maxItems") == number else " or more"
-        return f"a list{f' of {number}{more}' if number else ''}, each {spell_schema(each)}"
+        return f"a list{f' of {number}{more}' if number else ''}, each {_spell_schema(each)}"
     least, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     if kind == "integer" and above is not None:
         least, above = above + 1, None

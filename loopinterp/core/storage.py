@@ -130,8 +130,8 @@ def read_json_object(path: str | Path) -> dict[str, Any]:
     """Read JSON that is an object; a ``CheckpointError`` if it cannot be read or is none."""
     document = read_json(path)
     if not isinstance(document, dict):
-        given = f"JSON of another kind ({type(document).__name__})"
-        raise _damaged(path, "a JSON object", given)
+        got = f"JSON of another kind ({type(document).__name__})"
+        raise _damaged(path, "a JSON object", got)
     return document
 
 
@@ -149,9 +149,9 @@ def parse_json_object(text: str | bytes) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _damaged(path: str | Path, expected: str, given: str) -> CheckpointError:
+def _damaged(path: str | Path, expected: str, got: str) -> CheckpointError:
     fix = "If it is truncated or damaged, restore it from a copy; else write it anew."
-    return CheckpointError(f"file {path}", expected=expected, given=given, fix=fix)
+    return CheckpointError(f"file {path}", expected=expected, given=got, fix=fix)
 
 
 def write_arrays(
@@ -243,12 +243,12 @@ def read_tensors_and_metadata(path: str | Path) -> tuple[dict[str, Tensor], dict
 
     path = Path(path)
     data = read_bytes(path)
-    refuse_pickle(path, data[:9])
+    _refuse_pickle(path, data[:9])
     try:
         tensors, texts = load(data), _split(data)[0].get("__metadata__", {})
     except (SafetensorError, ValueError, KeyError) as error:
-        given = f"{len(data)} bytes that do not parse ({error})"
-        raise _damaged(path, "a whole safetensors file", given) from error
+        got = f"{len(data)} bytes that do not parse ({error})"
+        raise _damaged(path, "a whole safetensors file", got) from error
     _check_seal(path, data, texts)
     return tensors, {name: text for name, text in texts.items() if name != _SEAL}
 
@@ -263,7 +263,7 @@ def _check_seal(path: Path, data: bytes, texts: Mapping[str, str]) -> None:
         raise _damaged(path, "the content that was written, by its SHA-256", "changed content")
 
 
-def refuse_pickle(path: Path, head: bytes) -> None:
+def _refuse_pickle(path: Path, head: bytes) -> None:
     """Raise if a file starts like a pickle or like ``torch.save``'s zip of pickles.
 
     ``head`` is the first nine bytes: in safetensors the header's length, then its brace.
@@ -288,11 +288,11 @@ def read_bytes(path: str | Path) -> bytes:
     try:
         if stat.S_ISREG(path.stat().st_mode):
             return path.read_bytes()
-        given = "a folder" if path.is_dir() else "a device or a pipe"
+        got = "a folder" if path.is_dir() else "a device or a pipe"
     except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
-        given = getattr(error, "strerror", None) or str(error)
+        got = getattr(error, "strerror", None) or str(error)
     fix = "Check the path."
-    raise CheckpointError(f"file {path}", expected="a plain file", given=given, fix=fix)
+    raise CheckpointError(f"file {path}", expected="a plain file", given=got, fix=fix)
 
 
 def spell_json(document: Any, **layout: Any) -> str:
@@ -365,8 +365,8 @@ def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
             warnings.warn(f"{what} is not locked against a second writer: {error}", stacklevel=3)
             locked = True
         if not locked:
-            given = "another one now"
-            raise InputError(what, expected="one writer at a time", given=given, fix=fix)
+            got = "another one now"
+            raise InputError(what, expected="one writer at a time", given=got, fix=fix)
         yield
     finally:
         os.close(handle)

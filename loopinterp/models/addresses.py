@@ -37,40 +37,26 @@ Key = tuple[str, int | None, int | None, str]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SiteMap:
-    """The sites of a run, and the axes of each kind of activation.
-
-    Attributes:
-        n_kv_heads: Heads of keys and values; ``n_heads`` if None.
-        d_state: Width of a state of several parts; ``d_model`` if None.
-        embedding: Sites once per run, before the first layer.
-        prelude: Sites of each layer before the loop; so ``block``, ``coda``.
-        opening: Sites once per loop, before its layers; ``closing``: after them.
-        entry: Sites once per readout, before the coda; ``final``: after it.
-        optional: Sites that exist only while a flag is on, by flag.
-        layer_names: Other names of the block's layers, in loops inside a loop:
-            ``inner.0.blocks.1``.
-        state_parts: Features of each part of the state, by name.
-        more_axes: Axes of further kinds.
-    """
+    """The sites of a run, and the axes of each kind of activation."""
 
     d_model: int
     n_heads: int
     d_head: int
     d_mlp: int
-    n_kv_heads: int | None = None
-    d_state: int | None = None
-    embedding: Sites = field(default_factory=dict)
-    prelude: tuple[Sites, ...] = ()
-    opening: Sites = field(default_factory=dict)
+    n_kv_heads: int | None = None  # heads of keys and values; n_heads if None
+    d_state: int | None = None  # width of a state of several parts; d_model if None
+    embedding: Sites = field(default_factory=dict)  # once per run, before the first layer
+    prelude: tuple[Sites, ...] = ()  # of each layer, as block and coda
+    opening: Sites = field(default_factory=dict)  # once per loop, before its layers
     block: tuple[Sites, ...] = ()
-    closing: Sites = field(default_factory=dict)
-    entry: Sites = field(default_factory=dict)
+    closing: Sites = field(default_factory=dict)  # once per loop, after its layers
+    entry: Sites = field(default_factory=dict)  # once per readout, before the coda
     coda: tuple[Sites, ...] = ()
-    final: Sites = field(default_factory=dict)
-    optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    layer_names: tuple[str, ...] = ()
-    state_parts: Mapping[str, slice] = field(default_factory=dict)
-    more_axes: Mapping[str, Axes] = field(default_factory=dict)
+    final: Sites = field(default_factory=dict)  # once per readout, after the coda
+    optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by their flag
+    layer_names: tuple[str, ...] = ()  # of the block, in loops inside a loop: inner.0.blocks.1
+    state_parts: Mapping[str, slice] = field(default_factory=dict)  # features of each part
+    more_axes: Mapping[str, Axes] = field(default_factory=dict)  # of further kinds
 
     @property
     def n_prelude(self) -> int:
@@ -125,25 +111,16 @@ def norm_sites(name: str, *, present: bool = True) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Address:
-    """The place of one hook.
-
-    Attributes:
-        component: Name within its layer or loop ("attn.hook_pattern").
-        kind: Kind of its tensor: residual, scale, head, fork, pattern, neuron ….
-        section: prelude, block or coda; top for embedding and final norm.
-        loop: None outside the block.
-        layer: Index inside the section; None outside of layers.
-        in_readout: Whether it fires only where logits are read.
-    """
+    """The place of one hook."""
 
     name: str
-    component: str
-    kind: str
-    section: str
-    loop: int | None = None
-    layer: int | None = None
+    component: str  # within its layer or loop: attn.hook_pattern
+    kind: str  # of its tensor: residual, scale, head, fork, pattern, neuron …
+    section: str  # prelude, block or coda; top for embedding and final norm
+    loop: int | None = None  # None outside the block
+    layer: int | None = None  # inside the section; None outside of layers
     axes: Axes = ()
-    in_readout: bool = False
+    in_readout: bool = False  # fires only where logits are read
 
     @property
     def place(self) -> LayerKey:
@@ -245,25 +222,15 @@ class AddressBook:
         layer: Index = None,
         section: str = "block",
     ) -> str | list[str]:
-        """The hook name at one address, or the list of names where an index is a slice or list.
-
-        Args:
-            component: "pattern", "attn.hook_pattern", "hook_state_pre", …
-            loop: Index of the loop, inside the block.
-            layer: Index inside the section; optional where it has one layer.
-            section: The tied "block", the "prelude" or the "coda".
-
-        Raises:
-            HookError: If the component or section is unknown, or an index is out of range.
-        """
+        """The work of :meth:`loopinterp.models.hooks.LoopHooks.site`."""
         component = self.component(component)
         if section not in self._sizes:
             raise unknown_name("section", section, self._sizes, HookError)
         per_loop, around = component in self.per_loop, section != "block"
         if (around and (per_loop or loop is not None)) or (per_loop and layer is not None):
             expected = f"no other index: it fires once per {'loop' if per_loop else 'run'}"
-            given, fix = f"{section=}, {loop=}, {layer=}", "Leave the others out."
-            raise HookError(f"site {component!r}", expected=expected, given=given, fix=fix)
+            got, fix = f"{section=}, {loop=}, {layer=}", "Leave the others out."
+            raise HookError(f"site {component!r}", expected=expected, given=got, fix=fix)
         loops, one_loop = ([None], True) if around else resolve_index(loop, self.n_loops, "loop")
         layers, one_layer = [None], True
         if not per_loop:
@@ -273,9 +240,9 @@ class AddressBook:
         # Loop by loop, and layer by layer within each.
         keys = [(section, t, k, component) for t in loops for k in layers]
         if absent := [key[2] for key in keys if key not in self.at]:
-            given, fix = f"layer {absent[0]} of the {section}", "Look at list(model.hook_dict)."
+            got, fix = f"layer {absent[0]} of the {section}", "Look at list(model.hook_dict)."
             expected = "a layer with it"
-            raise HookError(f"site {component!r}", expected=expected, given=given, fix=fix)
+            raise HookError(f"site {component!r}", expected=expected, given=got, fix=fix)
         names = [self.at[key].name for key in keys]
         return names[0] if one_loop and one_layer else names
 

@@ -189,8 +189,7 @@ def attribute_logit(
 
     The model is an :class:`Attributable`, unrolled over the loops of the run.
     """
-    state = read(f"loops.{loop}.hook_state_post")
-    _need_precision("cache", state, model, exactly=True)
+    state = read(f"loops.{loop}.hook_state_post").to(model.dtype)
     # Coda and final norm are run again on the state, as if the run had ended at this loop.
     again = [a for a in model.addresses().addresses.values() if a.in_readout]
     recorder, no_batch = Recorder(), state.dim() == 2
@@ -201,7 +200,7 @@ def attribute_logit(
 
     def reread(name: str) -> Tensor:
         x = in_readout.get(model.addresses().resolve(name))
-        return _need_precision(f"activation {name!r}", read(name), model) if x is None else x
+        return read(name) if x is None else x
 
     classes = [_classes("tokens", tokens, logits)]
     if incorrect_tokens is not None:
@@ -232,27 +231,16 @@ def need_own_readout(run: RunReadout, model: Any, *, own_last_loop: bool) -> Non
         expected = f"all {len(every)} positions in order, as the coda reads them"
         fix = "Cache without pos_slice=, and select positions of the result."
         raise InputError("cache", expected=expected, given=f"{run.positions.tolist()}", fix=fix)
-    state = _need_precision("cache", run.state.to(model.device), model, exactly=True)
     if run.logits is None:
         return
-    logits = _need_precision("cache", run.logits.to(model.device), model)
-    again = model.run_readout(state)
+    logits = run.logits.to(model.device)
+    again = model.run_readout(run.state.to(model.device, model.dtype))
     # Far above rounding, by whichever kernel.
     limit = torch.finfo(again.dtype).eps ** 0.5 * logits.abs().max()
     if not bool(((again - logits).abs() <= limit).all()):
         expected = "a model that reads the run's logits from its last state"
         fix = "Attribute a run without hooks in coda and final norm, with the weights of that run."
         raise InputError("logit_attribution", expected=expected, given="other logits", fix=fix)
-
-
-def _need_precision(what: str, x: Tensor, model: Any, *, exactly: bool = False) -> Tensor:
-    """The tensor, if on the model's device and no less precise than the model's weights."""
-    least = model.dtype if exactly else torch.promote_types(x.dtype, model.dtype)
-    if x.device != model.device or x.dtype != least:
-        expected = f"{model.dtype} on {model.device}: rounded parts do not add up"
-        fix = "Cache without dtype= and device=, and run without torch.autocast."
-        raise InputError(what, expected=expected, given=f"{x.dtype} on {x.device}", fix=fix)
-    return x
 
 
 def _classes(name: str, tokens: Any, logits: Tensor) -> Int[Tensor, "*batch pos"]:
@@ -288,10 +276,10 @@ def _named(
     # Far above rounding, far below a part left out; a difference may be zero where logits are not.
     size = values.abs().sum(0).max() + logits.abs().max()
     if bool((gap > torch.finfo(logits.dtype).eps ** 0.5 * size).any()):
-        given = f"sums that are off by up to {gap.max().item():.2g}"
-        fix = "Attribute a run whose stream no hook has changed, with the weights of that run."
+        got = f"sums that are off by up to {gap.max().item():.2g}"
+        fix = "Attribute a run without hooks, with its weights and an uncast cache."
         what, fits = "logit_attribution", "parts that add up to the logit"
-        raise InputError(what, expected=fits, given=given, fix=fix)
+        raise InputError(what, expected=fits, given=got, fix=fix)
     names = {key: ("component", [name[key] for name, _ in parts]) for key in parts[0][0]}
     dims = ("component", "batch", "pos") if logits.dim() == 3 else ("component", "pos")
     return xr.DataArray(values.double().cpu().numpy(), names, dims, name="logit_attribution")

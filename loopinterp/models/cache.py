@@ -347,8 +347,8 @@ class LoopedCache(ActivationCache):
         unknown = {name.removesuffix("_grad") for name in tensors} - {*view.addresses().addresses}
         if unknown:
             expected = f"activations of a run of {index['n_loops']} loops"
-            what, given, fix = f"cache {folder}", sorted(unknown)[0], "Save the cache again."
-            raise CheckpointError(what, expected=expected, given=given, fix=fix)
+            what, got, fix = f"cache {folder}", sorted(unknown)[0], "Save the cache again."
+            raise CheckpointError(what, expected=expected, given=got, fix=fix)
         return cls(tensors, view, index["has_batch_dim"], readout=readout)
 
     def _missing(self, name: str) -> MissingActivationError:

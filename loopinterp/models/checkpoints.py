@@ -20,7 +20,6 @@ from loopinterp.core.storage import (
     read_json_object,
     read_tensors,
     read_tensors_and_metadata,
-    refuse_pickle,
     write_json,
     write_tensors,
 )
@@ -88,21 +87,16 @@ class PretrainedMixin(ModelHubMixin):
         kind, name = check_dtype(dtype), str(pretrained_model_name_or_path)
         folder = _folder(name, hub_options)
         path = folder / _WEIGHTS_FILE
-        pickles = {".pt", ".pth", ".bin", ".ckpt", ".pkl"}
-        for other in [] if path.exists() else sorted(folder.glob("*")):
-            if other.suffix in pickles and other.is_file():
-                with other.open("rb") as file:
-                    refuse_pickle(other, file.read(4))
         settings = read_json_object(folder / _CONFIG_FILE)
         config = LoopedTransformerConfig.from_dict(settings)
         weights, about = read_tensors_and_metadata(path)
         # Before a model of far more weights than there are bytes is made.
         n_bytes, digest = path.stat().st_size, config_hash(settings)
         if about.get("config", digest) != digest or config.about_weights > max(n_bytes, 2**26):
-            given = f"another one, of about {config.about_weights:,} weights for {n_bytes:,} bytes"
+            got = f"another one, of about {config.about_weights:,} weights for {n_bytes:,} bytes"
             expected = f"the {_CONFIG_FILE} that its weights were saved with"
             fix = "The files do not belong together: restore them, or save the model again."
-            raise CheckpointError(f"model {folder}", expected=expected, given=given, fix=fix)
+            raise CheckpointError(f"model {folder}", expected=expected, given=got, fix=fix)
         if config.tie_unembed and "embedding.weight" in weights:
             weights.setdefault("unembedding.weight", weights["embedding.weight"])
         model: Any = cls(config)  # type: ignore[call-arg]
@@ -136,9 +130,9 @@ def _folder(name: str, options: dict[str, Any]) -> Path:
         files = [_CONFIG_FILE, _WEIGHTS_FILE]
         return Path(snapshot_download(name.removeprefix(HUB), allow_patterns=files, **options))
     except Exception as error:  # the hub raises many kinds of error
-        what, given = f"model {name!r}", type(error).__name__
+        what, got = f"model {name!r}", type(error).__name__
         expected, fix = "a model on a hub", "Check the name, and the connection."
-        raise CheckpointError(what, expected=expected, given=given, fix=fix) from error
+        raise CheckpointError(what, expected=expected, given=got, fix=fix) from error
 
 
 def check_tensors(

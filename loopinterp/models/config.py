@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -128,41 +129,43 @@ class LoopedTransformerConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, holds, expected in self._rules():
+            if not holds:
+                got = repr(getattr(self, name))
+                raise ConfigError(name, expected=expected, given=got, fix=f"Change {name}.")
+
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        """Conditions between settings: a name, whether its value fits, the expected one."""
         window, heads = self.attention_window, self.n_heads
         one_input = (self.d_vocab is None) != (self.d_features is None)
-        self._need("d_vocab", one_input, "exactly one of d_vocab and d_features")
+        yield "d_vocab", one_input, "exactly one of d_vocab and d_features"
         tied = self.d_vocab == self.d_vocab_out and not self.unembed_bias
         expected = "false, unless d_vocab = d_vocab_out and unembed_bias=False"
-        self._need("tie_unembed", not self.tie_unembed or tied, expected)
+        yield "tie_unembed", not self.tie_unembed or tied, expected
         divides = self.d_head is not None or self.d_model % heads == 0
-        self._need("n_heads", divides, f"a divisor of d_model={self.d_model}, or d_head set")
+        yield "n_heads", divides, f"a divisor of d_model={self.d_model}, or d_head set"
         fits = self.windowed_heads is None or (window is not None and self.windowed_heads <= heads)
-        self._need("windowed_heads", fits, f"at most n_heads={heads}, and an attention_window")
+        yield "windowed_heads", fits, f"at most n_heads={heads}, and an attention_window"
         around = window is not None and self.n_prelude + self.n_coda > 0
         expected = "true without an attention_window and n_prelude or n_coda"
-        self._need("windowed_surround", self.windowed_surround or around, expected)
+        yield "windowed_surround", self.windowed_surround or around, expected
         # More weights are taken for a slip: 64 GiB in float32, several of the largest models.
         sizes = ("d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "d_features", "n_ctx")
         largest = max((*sizes, "d_vocab_out"), key=lambda name: getattr(self, name) or 0)
-        self._need(largest, self.about_weights <= 2**34, f"at most {2**34:,} weights in all")
+        yield largest, self.about_weights <= 2**34, f"at most {2**34:,} weights in all"
         even = self.positions != "rotary" or self.head_width % 2 == 0
-        self._need("d_head", even, "an even number with positions='rotary'")
+        yield "d_head", even, "an even number with positions='rotary'"
         unordered = self.positions != "grid" or not self.causal
-        self._need("causal", unordered, "false with positions='grid', which has no order")
+        yield "causal", unordered, "false with positions='grid', which has no order"
         reads = self.positions != "abacus" or self.token_input
-        self._need("positions", reads, "d_vocab in place of d_features with 'abacus'")
+        yield "positions", reads, "d_vocab in place of d_features with 'abacus'"
         fits = self.abacus_target != "qk" or heads * self.head_width == self.d_model
-        self._need("abacus_target", fits, "'input' unless n_heads * d_head = d_model")
+        yield "abacus_target", fits, "'input' unless n_heads * d_head = d_model"
         coded = (self.state_code is None) == (self.initial_state != "code")
-        self._need("initial_state", coded, "'code' with a state_code, and only with one")
+        yield "initial_state", coded, "'code' with a state_code, and only with one"
         enters = self.injection != "none" or self.initial_state == "embedding"
         expected = f"one with initial_state={self.initial_state!r}, or the input never enters"
-        self._need("injection", enters, expected)
-
-    def _need(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            given = repr(getattr(self, name))
-            raise ConfigError(name, expected=expected, given=given, fix=f"Change {name}.")
+        yield "injection", enters, expected
 
     @property
     def head_width(self) -> int:

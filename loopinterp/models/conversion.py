@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -12,7 +11,7 @@ from pydantic import Field, PositiveFloat
 from torch import nn
 
 from loopinterp.core.boundary import Loops, checked
-from loopinterp.core.errors import InputError, unknown_name
+from loopinterp.core.errors import InputError
 from loopinterp.core.text import say
 from loopinterp.models.checkpoints import misfits
 from loopinterp.models.iteration import bind
@@ -189,9 +188,6 @@ class WithVocabulary(nn.Module):
         tokens: The model's token for each token of the task; unchanged if None.
         answers: The model's output for each answer class of the task; unchanged if None.
 
-    Raises:
-        InputError: In a run, if the model has no such token or output.
-
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
         >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=100, d_vocab_out=100)
@@ -217,7 +213,6 @@ class WithVocabulary(nn.Module):
         for name, numbers in (("tokens", tokens), ("answers", answers)):
             table = None if numbers is None else torch.tensor(numbers, device=device_of(model))
             self.register_buffer(name, table)
-        self._last_answer = max(answers or [0])  # read once, not from a device
 
     def __repr__(self) -> str:
         shown = {"model": self.model, "tokens": self.tokens, "answers": self.answers}
@@ -242,8 +237,7 @@ class WithVocabulary(nn.Module):
 
     def embed(self, inputs: Integer[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The model's, of its own tokens."""
-        with self._own_tokens(inputs) as tokens:
-            return self.model.embed(tokens)
+        return self.model.embed(self._own_tokens(inputs))
 
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
@@ -268,32 +262,19 @@ class WithVocabulary(nn.Module):
 
     def bind(self, inputs: Integer[Tensor, "batch pos"]) -> Iteration:
         """The model's own iteration, with the answers of the task."""
-        with self._own_tokens(inputs) as tokens:
-            bound = bind(self.model, tokens)
+        bound = bind(self.model, self._own_tokens(inputs))
         return dataclasses.replace(bound, readout=lambda h: self._answers(bound.readout(h)))
 
-    @contextmanager
-    def _own_tokens(self, inputs: Tensor) -> Iterator[Tensor]:
-        """The model's tokens; a failing lookup of the model is an error of the map."""
-        tokens = inputs
+    def _own_tokens(self, inputs: Tensor) -> Tensor:
+        """The model's tokens."""
         if self.tokens is not None:
             check_tokens(inputs, len(self.tokens))
-            tokens = self.tokens[inputs.long()]
-        elif getattr(inputs, "dtype", None) in TOKEN_TYPES:
-            tokens = inputs.long()  # an embedding of PyTorch looks up int32 and int64 only
-        try:
-            yield tokens
-        except IndexError as error:
-            expected, fix = "tokens and positions that the model has", f"It says {str(error)!r}."
-            given = f"up to {int(tokens.max())} at {tokens.shape[1]} positions"
-            raise InputError("tokens", expected=expected, given=given, fix=fix) from error
+            return self.tokens[inputs.long()]
+        # An embedding of PyTorch looks up int32 and int64 only.
+        return inputs.long() if getattr(inputs, "dtype", None) in TOKEN_TYPES else inputs
 
     def _answers(self, logits: Tensor) -> Tensor:
-        if self.answers is None:
-            return logits
-        if self._last_answer >= (n_answers := logits.shape[-1]):
-            raise unknown_name("answers", self._last_answer, map(str, range(n_answers)))
-        return logits[..., self.answers]
+        return logits if self.answers is None else logits[..., self.answers]
 
 
 def fold_vocabulary(
@@ -329,7 +310,6 @@ def fold_vocabulary(
         if config.d_vocab is None:
             expected = "none, as the model reads features"
             raise InputError("tokens", expected=expected, given="some", fix="Leave them out.")
-        check_tokens(words.tokens[None], config.d_vocab, "Name tokens that the model has.")
         changes["d_vocab"] = len(words.tokens)
         rows["embedding."] = words.tokens
         if config.digit_tokens:
@@ -337,7 +317,6 @@ def fold_vocabulary(
             digits = (k for k, token in enumerate(which) if token in config.digit_tokens)
             changes["digit_tokens"] = tuple(digits)
     if words.answers is not None:
-        check_tokens(words.answers[None], config.d_vocab_out, "Name outputs that the model has.")
         changes["d_vocab_out"] = len(words.answers)
         rows["unembedding."] = words.answers
     # Tied, the two would have to have the same rows.

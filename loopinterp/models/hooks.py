@@ -209,9 +209,17 @@ class LoopHooks(RunLength, HookedRootModule):
         section: str = "block",
         n_loops: int | None = None,
     ) -> str | list[str]:
-        """Hook name of one address, or names where an index is a slice, a list or None.
+        """The hook name at one address, or names where an index is a slice, a list or None.
 
-        See :meth:`loopinterp.models.addresses.AddressBook.site`.
+        Args:
+            component: "pattern", "attn.hook_pattern", "hook_state_pre", …
+            loop: Index of the loop, inside the block.
+            layer: Index inside the section; optional where it has one layer.
+            section: The tied "block", the "prelude" or the "coda".
+            n_loops: Loops of the run; ``model.n_loops`` if None.
+
+        Raises:
+            HookError: If the component or section is unknown, or an index is out of range.
 
         Example:
             >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig

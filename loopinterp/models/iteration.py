@@ -269,21 +269,21 @@ def need_repeatable(model: Any, inputs: Tensor) -> None:
     ]
     both = bind(model, torch.cat([one, other]))
     state_of_both = both.at(0).step(both.h0)
-    beside = [
+    alongside = [
         ("embed", torch.cat([first.e, bound_other.e]), both.e),
         ("initial_state", torch.cat([first.h0, bound_other.h0]), both.h0),
         ("step", torch.cat([states[1], other_state]), state_of_both),
         ("readout", torch.cat([logits, other_logits]), both.readout(state_of_both)),
     ]
     # Beside other examples a run may be rounded otherwise, eight times as far.
-    for times, pairs in ((1, repeated), (8, beside)):
+    for times, pairs in ((1, repeated), (8, alongside)):
         for name, once, twice in pairs:
             if not _same(once, twice, times):
                 expected = "the same for the same arguments, beside any other example"
-                given = "other values " + ("beside another" if times > 1 else "at a repeated call")
+                got = "other values " + ("beside another" if times > 1 else "at a repeated call")
                 fix = "Call .eval(), seed noise by example, or take step(h, e, loop)."
                 what = f"{name} of {_inside(model)}"
-                raise InputError(what, expected=expected, given=given, fix=fix)
+                raise InputError(what, expected=expected, given=got, fix=fix)
 
 
 def _inside(model: Any) -> str:

@@ -91,28 +91,21 @@ def block_places(
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """The input of attention that all loops share.
+    """The input of attention that all loops share."""
 
-    Attributes:
-        mask: Added to the scores: relative bias, and minus infinity where attention is barred.
-            One block of all positions, or the blocks of a window.
-        is_causal: Whether the mask is the plain causal one (then ``mask`` is None).
-        window: Where set, attention goes block by block within a causal window of so many keys.
-        rotation: Cosines and sines of the rotary angles, each ``[pos, d_head]``.
-        qk_offset: Abacus embedding added to queries and keys.
-        remember: From the keys and values of each layer in turn to all that attention reads.
-        attend: Another function of queries, keys and values, for any arrangement of positions.
-        surround: Mask and window of prelude and coda, where they differ.
-    """
-
+    # Added to the scores: relative bias, and minus infinity where attention is barred. One block
+    # of all positions, or the blocks of a window.
     mask: Float[Tensor, "#block #head query key"] | None = None
-    is_causal: bool = False
-    window: int | None = None
-    rotation: tuple[Tensor, Tensor] | None = None
+    is_causal: bool = False  # the mask is the plain causal one, and `mask` None
+    window: int | None = None  # block by block, within a causal window of so many keys
+    rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines of the angles [pos, d_head]
+    # The abacus embedding, added to queries and keys.
     qk_offset: Float[Tensor, "batch head pos d_head"] | None = None
+    # From the keys and values of each layer in turn to all that attention reads.
     remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    # Another function of queries, keys and values, for any arrangement of positions.
     attend: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-    surround: AttentionContext | None = None
+    surround: AttentionContext | None = None  # mask and window of prelude and coda, if others
 
     def after(self, start: int, n_pos: int, *, like: Tensor) -> AttentionContext:
         """The context of the queries from ``start`` on over all keys, not block by block."""

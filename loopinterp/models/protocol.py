@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.storage import digest_tensors
-from loopinterp.models.run_inputs import LoopRule, need_weights, spell
+from loopinterp.models.run_inputs import LoopRule, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -63,48 +63,26 @@ class LoopedModel(Protocol):
 
 
 class OptionalProperties(Protocol):
-    """Optional attributes of a looped model or of its ``config``, with their defaults.
+    """Optional attributes of a looped model or of its ``config``, with their defaults."""
 
-    Attributes:
-        reach: Positions to the left that one loop reads.
-        reach_before: Positions to the left that the injected input reads.
-        causal: Whether no position sees later ones; None where that is unknown.
-        local_step: Whether a step of some positions is that of all: it uses neither the places
-            of positions nor tokens.
-        starts_by_place: Whether the initial state depends on the place of a token, not on it.
-        n_ctx: Positions at most.
-        d_vocab: Input tokens.
-        d_features: Width of input feature vectors.
-        d_vocab_out: Output classes.
-        n_coda: Layers between a state and its logits.
-        attention_window: Positions that attention looks back.
-        state_code: Bits of the code that each loop rounds its state to.
-        loop_rule: Rule for the number of loops.
-        task: The task it was trained on.
-        takes_loop: Whether its step takes the loop's index; None: by its signature.
-        repeatable: Whether its methods are known to depend on their arguments alone.
-        end_loop: ``(h, e) -> h``, from the output of a loop's last layer to the state.
-        wrapped: The model inside a wrapper of its vocabulary.
-    """
-
-    reach: int | None = None
-    reach_before: int | None = 0
-    causal: bool | None = None
-    local_step: bool = True
-    starts_by_place: bool = False
-    n_ctx: int | None = None
-    d_vocab: int | None = None
-    d_features: int | None = None
-    d_vocab_out: int | None = None
-    n_coda: int | None = None
-    attention_window: int | None = None
-    state_code: int | None = None
-    loop_rule: LoopRule | None = None
-    task: Any = None
-    takes_loop: bool | None = None
-    repeatable: bool = False
-    end_loop: Callable[..., Tensor] | None = None
-    wrapped: Any = None
+    reach: int | None = None  #: positions to the left that one loop reads
+    reach_before: int | None = 0  #: positions to the left that the injected input reads
+    causal: bool | None = None  #: no position sees later ones; None where that is unknown
+    local_step: bool = True  #: a step of some positions needs neither their places nor tokens
+    starts_by_place: bool = False  #: the initial state depends on the place, not on the token
+    n_ctx: int | None = None  #: positions at most
+    d_vocab: int | None = None  #: input tokens
+    d_features: int | None = None  #: width of input feature vectors
+    d_vocab_out: int | None = None  #: output classes
+    n_coda: int | None = None  #: layers between a state and its logits
+    attention_window: int | None = None  #: positions that attention looks back
+    state_code: int | None = None  #: bits of the code that each loop rounds its state to
+    loop_rule: LoopRule | None = None  #: rule for the number of loops
+    task: Any = None  #: the task it was trained on
+    takes_loop: bool | None = None  #: its step takes the loop's index; None: by its signature
+    repeatable: bool = False  #: its methods are known to depend on their arguments alone
+    end_loop: Callable[..., Tensor] | None = None  #: (h, e) -> h, from the last layer to the state
+    wrapped: Any = None  #: the model inside a wrapper of its vocabulary
 
 
 def declared(model: Any, name: str) -> Any:
@@ -198,9 +176,9 @@ def need_model(model: object) -> None:
 def need_one_map(model: LoopedModel | Any) -> None:
     """Raise on a step that takes the loop's index: a study is of one map for all loops."""
     if takes_loop(model):
-        expected, given = "a step that is one map for all loops", "one by the loop's index"
+        expected, got = "a step that is one map for all loops", "one by the loop's index"
         fix = "Wrap it in a model whose step calls model.step(h, e, loop=t) with one t."
-        raise InputError("model", expected=expected, given=given, fix=fix)
+        raise InputError("model", expected=expected, given=got, fix=fix)
 
 
 def need_hooks(model: object) -> None:
@@ -263,9 +241,9 @@ class CheckedModel:
         returned = method(*inputs.values(), **index)
         for version, (argument, x) in zip(versions, inputs.items()):
             if x._version != version:
-                what, given = f"{name} of {type(self._model).__name__}", f"{argument} written into"
+                what, got = f"{name} of {type(self._model).__name__}", f"{argument} written into"
                 fix = f"Write {argument} = {argument} + x, not +=; or clone {argument} first."
-                raise InputError(what, expected="a new tensor", given=given, fix=fix)
+                raise InputError(what, expected="a new tensor", given=got, fix=fix)
         return returned
 
     def _checked(
@@ -298,7 +276,6 @@ def describe_model(model: Any) -> dict[str, Any] | str:
         HookError: If hooks are on.
     """
     for name, weight in getattr(model, "named_parameters", tuple)():
-        need_weights(weight.device)
         bad = ~weight.detach().isfinite()
         if bad.any():
             got = f"NaN or infinity at {int(bad.sum())} of {bad.numel()} places"
@@ -347,5 +324,5 @@ def _need_evaluation(name: str, module: nn.Module) -> None:
     rates = [x for k, x in vars(module).items() if "dropout" in k and isinstance(x, (int, float))]
     rate = module.p if isinstance(module, _DropoutNd) else max(rates, default=0)
     if rate > 0 or isinstance(module, _BatchNorm):
-        what, given = f"module {name}", f"{type(module).__name__} in training, dropout={rate}"
-        raise InputError(what, expected="evaluation mode", given=given, fix="Call model.eval().")
+        what, got = f"module {name}", f"{type(module).__name__} in training, dropout={rate}"
+        raise InputError(what, expected="evaluation mode", given=got, fix="Call model.eval().")

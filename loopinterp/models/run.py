@@ -14,7 +14,7 @@ from loopinterp.models.addresses import nbytes
 from loopinterp.models.cache import LoopedCache
 from loopinterp.models.hooks import LoopHooks
 from loopinterp.models.iteration import Iteration
-from loopinterp.models.run_inputs import check_device, check_dtype, loop_span, refuse, spell
+from loopinterp.models.run_inputs import check_dtype, loop_span, refuse, spell
 from loopinterp.models.taps import NO_TAPS, Recorder, Taps, need_room
 from loopinterp.models.transformer_lens_calls import (
     StoppedRun,
@@ -343,7 +343,6 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         """The attention context of an input; ``all_pairs`` if all scores are needed."""
         if not checked:
             self.check_inputs(inputs, position_offset=offset)
-        check_device(inputs, self.device)
         context = self.length_context(inputs.shape[1], all_pairs=all_pairs)
         return replace(context, qk_offset=self.qk_offset(inputs, offset))
 

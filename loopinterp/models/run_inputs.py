@@ -175,13 +175,6 @@ def check_features(inputs: Tensor, d_features: int | None) -> None:
     _check_kind(inputs, fits, f"floats [batch, pos, d_features={d_features}]")
 
 
-def check_device(inputs: Tensor, device: torch.device) -> None:
-    """Raise unless the inputs are on the model's device."""
-    if inputs.device != device:
-        got, fix = str(inputs.device), f"Pass inputs.to({str(device)!r})."
-        raise InputError("inputs", expected=f"a tensor on {device}", given=got, fix=fix)
-
-
 def check_tokens(inputs: Tensor, d_vocab: int, fix: str = "Use the model's own task.") -> None:
     """Raise unless the inputs are tokens ``[batch, pos]`` of a vocabulary."""
     tokens = isinstance(inputs, torch.Tensor) and inputs.dtype in TOKEN_TYPES and inputs.dim() == 2
@@ -197,13 +190,6 @@ def _check_kind(inputs: Any, fits: bool, expected: str) -> None:
         fix = "Pass the inputs of the task's sampler: task.sample(...).inputs."
         raise InputError("inputs", expected=expected, given=spell(inputs), fix=fix)
     need_examples(inputs)
-
-
-def need_weights(device: torch.device) -> None:
-    """Raise if weights are on the meta device, which holds shapes without numbers."""
-    if device == torch.device("meta"):
-        fix = "Call model.to_empty(device='cpu') and load its weights."
-        raise InputError("model", expected="weights", given="none, on the meta device", fix=fix)
 
 
 def need_examples(inputs: Any) -> None:

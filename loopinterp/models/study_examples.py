@@ -17,7 +17,7 @@ from loopinterp.models.protocol import (
     own_depth,
     rule_of,
 )
-from loopinterp.models.run_inputs import check_loops, need_examples, need_weights
+from loopinterp.models.run_inputs import check_loops, need_examples
 from loopinterp.tasks.sampling import as_batch
 from loopinterp.tasks.task import describe_tensor
 from loopinterp.tasks.token_by_token import TokenByToken
@@ -40,7 +40,6 @@ def examples_for(
         **drawn: ``n``, ``batch_size`` and ``seed`` of :func:`~loopinterp.tasks.as_batch`.
     """
     need_model(model)
-    need_weights(device_of(model))
     batch = as_batch(data, device=device_of(model), **drawn)
     return fit_to_model(model, batch, needs_loops=needs_loops, of_states=of_states)
 
@@ -61,7 +60,6 @@ def inputs_and_loops(
         what, fix = "n_loops" if n_loops is None else "data", "Pass inputs[None], n_loops=16."
         raise InputError(what, expected=expected, given=describe_tensor(data), fix=fix)
     need_model(model)
-    need_weights(device_of(model))
     need_repeatable(model, data.to(device_of(model)))
     _need_answers(model, data)
     return data, n_loops

@@ -199,9 +199,9 @@ class Recorder:
     def backward(self, loss: Tensor) -> None:
         """Add ``d loss / d activation`` for everything kept, as ``NAME_grad``."""
         if loss.numel() != 1 or not loss.requires_grad:
-            given = f"shape {list(loss.shape)}, requires_grad={loss.requires_grad}"
+            got = f"shape {list(loss.shape)}, requires_grad={loss.requires_grad}"
             fix = "Pass loss_fn=, to a scalar; leave torch.no_grad, or unfreeze the weights."
-            raise InputError("loss", expected="a scalar with a gradient", given=given, fix=fix)
+            raise InputError("loss", expected="a scalar with a gradient", given=got, fix=fix)
         live = {address: x for address, x in self._live.items() if x.requires_grad}
         gradients = torch.autograd.grad(
             loss, list(live.values()), allow_unused=True, materialize_grads=True
@@ -224,13 +224,13 @@ class Recorder:
     def _sliced(self, x: Tensor, axis: int) -> Tensor:
         """The kept positions of a tensor."""
         try:
-            kept = self._slice.apply(x, dim=axis)
+            part = self._slice.apply(x, dim=axis)
         except IndexError:
-            kept = x[:0]
-        if not kept.numel():
+            part = x[:0]
+        if not part.numel():
             expected, fix = f"some of {x.shape[axis]} positions", "Name positions of the sequence."
             raise HookError("pos_slice", expected=expected, given="none of them", fix=fix)
-        return kept
+        return part
 
 
 def recording_gradients() -> torch.enable_grad:
@@ -272,8 +272,8 @@ def _spell_bytes(number: int) -> str:
 def _free_bytes(device: torch.device) -> int | None:
     """Free bytes on a device; None where that is unknown.
 
-    On a GPU: its driver's, and those that PyTorch holds for reuse. On a CPU: those without
-    swapping, within the limits of this process's groups (a container, a job on a cluster).
+    On a GPU: its driver's, and those that PyTorch holds for reuse. On a CPU: those that need no
+    swap space, within the limits of this process's groups (a container, a job on a cluster).
     """
     if device.type == "cuda":
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -29,7 +29,6 @@ from loopinterp.models.run_inputs import (
     check_each,
     check_features,
     check_tokens,
-    need_weights,
     refuse,
 )
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
@@ -48,7 +47,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     A run of T loops over a block of L layers shows T * L hooked views over one set of weights,
     under TransformerLens' names (see :mod:`loopinterp.models.addresses`). Attention is fused unless
-    somebody looks at scores or pattern; the two agree to rounding.
+    scores or pattern have a hook; the two agree to rounding.
 
     Args:
         config: The architecture.
@@ -174,25 +173,24 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
     ) -> None:
         config, offset = self.config, position_offset
-        need_weights(self.device)
         if config.d_vocab is None:
             check_features(inputs, config.d_features)
         else:
             check_tokens(inputs, config.d_vocab)
         if config.positions == "absolute":
-            check_length(inputs.shape[1], config.n_ctx, "sequence length")
+            check_length(inputs.shape[1], config.n_ctx or 0, "sequence length")
         if config.positions == "grid":
             grid_width(inputs.shape[1])
         each = isinstance(offset, torch.Tensor)
         if config.positions != "abacus":
-            given = {"position_offset": offset if each or offset else None}
-            refuse(given, "0 without abacus positions", "Leave it out.")
+            got = {"position_offset": offset if each or offset else None}
+            refuse(got, "0 without abacus positions", "Leave it out.")
             return
         if each:
             check_each("position_offset", offset, inputs)
         check_integer("position_offset", int(offset.min()) if each else offset, least=0)
         index = self._abacus_index(inputs, offset)
-        check_length(int(index.max()) + 1, config.n_ctx, "abacus positions")
+        check_length(int(index.max()) + 1, config.n_ctx or 0, "abacus positions")
 
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
         how = {"bias": self.relative_bias, "device": self.device, "dtype": self.dtype}

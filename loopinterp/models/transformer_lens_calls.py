@@ -176,9 +176,9 @@ class Absent:
     def __get__(self, model: object, owner: type | None = None) -> Any:
         if model is None:
             return self
-        what, given = "layers and weights by TransformerLens' names", type(model).__name__
+        what, got = "layers and weights by TransformerLens' names", type(model).__name__
         fix = "Patch activations by their hook names, or read the weights of model.published."
-        raise InputError(what, expected="a LoopedTransformer", given=given, fix=fix)
+        raise InputError(what, expected="a LoopedTransformer", given=got, fix=fix)
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:

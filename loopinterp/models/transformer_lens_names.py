@@ -145,9 +145,8 @@ class TransformerLensNames(HookedRun):
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """Learned position embedding."""
         if self.position_embedding is None:
-            got, fix = f"positions={self.config.positions!r}", "Use positions='absolute'."
-            expected = "a model that learns a position embedding"
-            raise InputError("W_pos", expected=expected, given=got, fix=fix)
+            got, fix = self.config.positions, "Use positions='absolute'."
+            raise InputError("W_pos", expected="learned positions", given=got, fix=fix)
         return with_weights(self.position_embedding).weight
 
     W_U = weights_of("unembedding", "weight.T", "Unembedding ``[d_model, d_vocab_out]``.")
