@@ -58,7 +58,7 @@ def convert_model(
             differ, with the first place (:func:`first_difference`).
     """
     kinds = {getattr(x, "dtype", type(x)) for x in weights.values()}
-    dtype = next(iter(kinds), None)
+    dtype: Any = next(iter(kinds), None)
     if len(kinds) != 1 or not getattr(dtype, "is_floating_point", False):
         expected = "tensors of one floating-point type"
         fix = "Pass e.g. {name: x.float() for name, x in weights.items()}, and original.float()."

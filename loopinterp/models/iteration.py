@@ -135,8 +135,9 @@ def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
     """
     need_model(model)
     need_examples(inputs)
-    if hasattr(model, "bind"):
-        return model.bind(inputs)
+    own_bind = getattr(model, "bind", None)
+    if own_bind is not None:
+        return own_bind(inputs)
     checked = CheckedModel(model)
     e = checked.embed(inputs)
     return Iteration(

@@ -223,8 +223,9 @@ class Recorder:
 
     def _sliced(self, x: Tensor, axis: int) -> Tensor:
         """The kept positions of a tensor."""
+        chosen: Any = self._slice
         try:
-            part = self._slice.apply(x, dim=axis)
+            part = chosen.apply(x, dim=axis)
         except IndexError:
             part = x[:0]
         if not part.numel():
