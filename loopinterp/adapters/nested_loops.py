@@ -64,12 +64,6 @@ def nested_sites(
         injects: Whether the input is injected into the fast cycles.
         closing: Sites at the end of a loop, beside the state.
         sizes: Further fields of the :class:`~loopinterp.models.addresses.SiteMap`.
-
-    Example:
-        >>> sites = {"hook_resid_pre": "residual"}
-        >>> sizes = {"d_model": 8, "n_heads": 2, "d_head": 4, "d_mlp": 16}
-        >>> nested_sites([sites] * 2, [sites], 2, **sizes).layer_names[2:]
-        ('inner.1.blocks.0', 'inner.1.blocks.1', 'inner.2.blocks.0')
     """
     stacks = [fast] * n_fast + [slow]
     names = (f"inner.{s}.blocks.{k}" for s, stack in enumerate(stacks) for k in range(len(stack)))

@@ -81,12 +81,7 @@ def rms_norm(
     tap: Tap = SILENT,
     name: str = "",
 ) -> Float[Tensor, "*place d_model"]:
-    r"""``x / sqrt(mean(x^2) + eps) * weight``, the quotient in float32; both have hooks.
-
-    Example:
-        >>> rms_norm(torch.tensor([[3.0, 4.0]]), None, 0.0)
-        tensor([[0.8485, 1.1314]])
-    """
+    r"""``x / sqrt(mean(x^2) + eps) * weight``, the quotient in float32; both have hooks."""
     wide, scale_name = x.float(), f"{name}.hook_scale"
     # Mean square over features: [*place, 1].
     power = wide.square().mean(-1, keepdim=True) + eps

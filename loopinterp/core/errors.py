@@ -59,12 +59,7 @@ class CheckpointError(InputError):
 def unknown_name(
     what: str, name: Any, known: Iterable[str], error: type[InputError] = InputError
 ) -> InputError:
-    """The error for an unknown name; it suggests the nearest known one.
-
-    Example:
-        >>> print(unknown_name("task", "additon", ["addition", "parity"]))
-        task: expected one of addition, parity, got 'additon'. Did you mean 'addition'?
-    """
+    """The error for an unknown name; it suggests the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
@@ -75,12 +70,7 @@ def unknown_name(
 def check_choice(
     what: str, value: Any, choices: Iterable[str], *, error: type[InputError] = InputError
 ) -> str:
-    """The value, if it is one of the choices; else an ``InputError`` suggests the nearest.
-
-    Example:
-        >>> check_choice("device", "cpu", ("cpu", "cuda"))
-        'cpu'
-    """
+    """The value, if it is one of the choices; else an ``InputError`` suggests the nearest."""
     known = tuple(choices)
     if not isinstance(value, str) or value not in known:
         raise unknown_name(what, value, known, error)
@@ -107,13 +97,6 @@ def check_integer(
     """The value as an ``int``, if it is an integer (NumPy's too, no bool) in ``least .. most``.
 
     More than ``far`` is taken for a slip; the message names that end only then.
-
-    Example:
-        >>> check_integer("n_loops", 3, least=1)
-        3
-        >>> check_integer("n_loops", True, least=1)
-        Traceback (most recent call last):
-        loopinterp.core.errors.InputError: n_loops: expected an integer >= 1, got True. Pass e.g. 1.
     """
     integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if integer and far is not None and int(value) > far:
@@ -133,12 +116,7 @@ def check_seed(seed: Any) -> int:
 def check_number(
     what: str, value: Any, *, least: float | None = None, most: float | None = None
 ) -> float:
-    """The value as a ``float``, if it is a finite number (NumPy's too) in ``least .. most``.
-
-    Example:
-        >>> check_number("share", 1, least=0, most=1)
-        1.0
-    """
+    """The value as a ``float``, if it is a finite number (NumPy's too) in ``least .. most``."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     try:
         finite = number and math.isfinite(value)

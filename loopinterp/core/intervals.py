@@ -108,14 +108,7 @@ def wilson_of(successes: xr.DataArray, trials: xr.DataArray | int) -> xr.DataArr
 
 
 def share_of(hits: xr.DataArray, *over: str) -> xr.DataArray:
-    """The share of hits (booleans) over some axes, as an estimate with Wilson's 95% interval.
-
-    Example:
-        >>> import xarray as xr
-        >>> exact = xr.DataArray(np.ones((2, 300)), dims=("loop", "batch"))
-        >>> share_of(exact, "batch").sel(loop=1, estimate="low").round(3).item()
-        0.987
-    """
+    """The share of hits (booleans) over some axes, as an estimate with Wilson's 95% interval."""
     trials = int(np.prod([hits.sizes[axis] for axis in over]))
     return wilson_of(hits.sum(over), trials)
 

@@ -210,15 +210,7 @@ class Owner:
         return Mismatch.OTHER_RUN if self.seal.run != self.config else None
 
     def disowns(self, provenance: Provenance) -> Mismatch | None:
-        """The reason why a result is not this run's; None if it is.
-
-        Example:
-            >>> from loopinterp.core.results import Provenance
-            >>> owner = Owner(config="f00d", weights="cafe")
-            >>> owner.disowns(Provenance(seed=0, config={"model": {"weights_sha256": "cafe"}}))
-            >>> owner.disowns(Provenance(seed=0, config={"model": {"weights_sha256": "beef"}}))
-            <Mismatch.OTHER_WEIGHTS: 'other weights'>
-        """
+        """The reason why a result is not this run's; None if it is."""
         if provenance.run not in ("", self.config):
             return Mismatch.OTHER_RUN
         if not (provenance.run or provenance.weights):

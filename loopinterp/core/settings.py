@@ -135,12 +135,7 @@ class OnlyWith:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name.
-
-    Example:
-        >>> flatten({"steps": 3, "optimiser": {"lr": 0.1}})
-        {'steps': 3, 'optimiser.lr': 0.1}
-    """
+    """Nested settings by dotted name."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         nested = isinstance(value, Mapping)

@@ -96,14 +96,7 @@ def _sweep(folder: Path, prefix: str) -> None:
 
 
 def check_file_name(name: str, what: str, error: type[InputError] = InputError) -> str:
-    """The name, if it names a file and no other folder; else an ``InputError``.
-
-    Example:
-        >>> check_file_name("../a", "name")
-        Traceback (most recent call last):
-        loopinterp.core.errors.InputError: name: expected the name of a file, got '../a'. Leave
-        folders out of it.
-    """
+    """The name, if it names a file and no other folder; else an ``InputError``."""
     spelt = name.encode(errors="replace").decode() == name  # half a character is in no file's name
     if name in ("", ".", "..") or re.search(r"[/\\\x00]", name) or not spelt:
         fix = "Leave folders out of it."
@@ -136,12 +129,7 @@ def read_json_object(path: str | Path) -> dict[str, Any]:
 
 
 def parse_json_object(text: str | bytes) -> dict[str, Any] | None:
-    """The JSON object that a text spells; None if it spells anything else.
-
-    Example:
-        >>> parse_json_object('{"step": 1}'), parse_json_object("[1]"), parse_json_object("{")
-        ({'step': 1}, None, None)
-    """
+    """The JSON object that a text spells; None if it spells anything else."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -190,16 +178,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of tensors with their names, types and shapes, wherever they lie.
-
-    Example:
-        >>> import torch
-        >>> a = {"w": torch.ones(2), "b": torch.zeros(1)}
-        >>> digest_tensors(a) == digest_tensors(dict(reversed(a.items())))
-        True
-        >>> digest_tensors(a) == digest_tensors(a | {"b": -a["b"]})
-        False
-    """
+    """SHA-256 of tensors with their names, types and shapes, wherever they lie."""
     import torch
 
     digest = hashlib.sha256()
@@ -299,10 +278,6 @@ def spell_json(document: Any, **layout: Any) -> str:
     """JSON that every parser reads: NaN and infinities are ``null``, unknown types text.
 
     ``layout`` are options of :func:`json.dumps`.
-
-    Example:
-        >>> spell_json({"a": [float("nan"), np.float32(2)], "b": -float("inf")})
-        '{"a": [null, 2.0], "b": null}'
     """
     return json.dumps(_finite(document), allow_nan=False, default=str, **layout)
 

@@ -39,12 +39,7 @@ class ShortRepr:
 
 
 def say(name: str, values: Iterable[tuple[str, Any]]) -> str:
-    """``name(field=value, …)`` in at most :data:`MOST` characters.
-
-    Example:
-        >>> say("Run", [("folder", "runs/a"), ("steps", list(range(999)))])
-        "Run(folder='runs/a', steps=[0, 1, 2, 3, 4, 5, ...])"
-    """
+    """``name(field=value, …)`` in at most :data:`MOST` characters."""
     parts = [f"{field}={brief(value)}" for field, value in values]
     shown = parts
     while len(name) + 4 + len(", ".join(shown)) > MOST:
@@ -67,12 +62,7 @@ def brief(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Text with bytes that are no characters escaped, for pages and tables.
-
-    Example:
-        >>> printable("r\udcff"), printable("é")
-        ('r\\udcff', 'é')
-    """
+    r"""Text with bytes that are no characters escaped, for pages and tables."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -349,12 +349,7 @@ def flat_names(names: object, what: str) -> Iterator[str]:
 
 
 def resolve_index(index: Index, size: int, what: str) -> tuple[list[int], bool]:
-    """Indices along an axis as a list, counted from 0; and whether the index is a single one.
-
-    Example:
-        >>> resolve_index(-1, 4, "loop"), resolve_index(slice(1, 3), 4, "loop")
-        (([3], True), ([1, 2], False))
-    """
+    """Indices along an axis as a list, counted from 0; and whether the index is a single one."""
     if index is None:
         return list(range(size)), False
     if isinstance(index, slice):

@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 
 def grid_width(n_pos: int) -> int:
-    """Columns of the square grid of so many positions.
-
-    Example:
-        >>> grid_width(25)
-        5
-    """
+    """Columns of the square grid of so many positions."""
     width = math.isqrt(n_pos)
     if width**2 != n_pos:
         expected, fix = "a square number, of a grid row by row", "Pass square grids."
@@ -74,13 +69,7 @@ def pays(n_pos: int, window: int) -> bool:
 def block_places(
     n_pos: int, window: int, *, device: torch.device
 ) -> tuple[Int[Tensor, "block query 1"], Int[Tensor, "block 1 key"]]:
-    """Positions of the queries and keys of each block; negative ones are padding.
-
-    Example:
-        >>> query, key = block_places(20, 1, device=torch.device("cpu"))
-        >>> query[1, :3, 0].tolist(), key[0, 0, :3].tolist(), key[1, 0, :3].tolist()
-        ([16, 17, 18], [-1, 0, 1], [15, 16, 17])
-    """
+    """Positions of the queries and keys of each block; negative ones are padding."""
     # Block b holds the queries b * length … and the keys from window before them on.
     length = _block_length(window)
     first = torch.arange(0, n_pos, length, device=device)[:, None]
@@ -263,10 +252,6 @@ def abacus_positions(
     """Index of each digit within its number, from 1, plus ``offset``; 0 off the digits.
 
     Source: arXiv 2405.17399, abacus embeddings.
-
-    Example:
-        >>> abacus_positions(torch.tensor([[1, 2, 9, 3]]), digit_tokens=(1, 2, 3)).tolist()
-        [[1, 2, 0, 1]]
     """
     known = torch.tensor(digit_tokens).to(tokens.device, non_blocking=True)
     digits = torch.isin(tokens, known)  # [batch, pos]: whether each token is a digit

@@ -86,28 +86,13 @@ class OptionalProperties(Protocol):
 
 
 def declared(model: Any, name: str) -> Any:
-    """An optional property of a model: its own, or its configuration's, or else the default.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> declared(SimpleNamespace(config=SimpleNamespace(causal=True)), "causal")
-        True
-        >>> declared(object(), "reach_before")
-        0
-    """
+    """An optional property of a model: its own, or its configuration's, or else the default."""
     default = getattr(OptionalProperties, name)
     return getattr(model, name, getattr(getattr(model, "config", None), name, default))
 
 
 def takes_loop(model: Any) -> bool:
-    """Whether a model's step has a parameter ``loop``, by its declaration or its signature.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> steps = lambda h, e: h, lambda h, e, loop: h + loop
-        >>> [takes_loop(SimpleNamespace(step=step)) for step in steps]
-        [False, True]
-    """
+    """Whether a model's step has a parameter ``loop``, by its declaration or its signature."""
     declaration = declared(model, "takes_loop")
     if declaration is not None:
         return bool(declaration)

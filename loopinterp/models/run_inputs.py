@@ -66,12 +66,7 @@ class LoopRule:
 def shifted_loops(
     n_loops: Int[Tensor, "*batch"], *, scale: float, extra: int
 ) -> Int[Tensor, "*batch"]:
-    """``max(1, ceil(scale T) + extra)``.
-
-    Example:
-        >>> shifted_loops(torch.tensor([1, 4, 10]), scale=1.1, extra=-2).tolist()
-        [1, 3, 9]
-    """
+    """``max(1, ceil(scale T) + extra)``."""
     if (scale, extra) == (1.0, 0):
         return n_loops
     # Rounded first: 1.1 times 10 is 11 and no more, whatever it is in binary.
@@ -154,12 +149,7 @@ def check_ends(n_loops: Tensor, inputs: Any) -> Tensor:
 
 
 def loop_span(start: int, stop: int | None, n_loops: int, state: Tensor | None) -> range:
-    """The loops to run, out of ``n_loops``; a later start needs a state.
-
-    Example:
-        >>> loop_span(2, None, 5, torch.zeros(1, 1, 8))
-        range(2, 5)
-    """
+    """The loops to run, out of ``n_loops``; a later start needs a state."""
     stop = check_integer("stop_at_loop", n_loops if stop is None else stop, least=0, most=n_loops)
     start = check_integer("start_at_loop", start, least=0, most=stop)
     if start > 0 and state is None:
@@ -208,12 +198,7 @@ def check_each(name: str, values: Tensor, inputs: Tensor) -> None:
 
 
 def check_dtype(dtype: Any) -> torch.dtype | None:
-    """A floating-point type, or its name; None stays None.
-
-    Example:
-        >>> check_dtype("bfloat16"), check_dtype(torch.float32)
-        (torch.bfloat16, torch.float32)
-    """
+    """A floating-point type, or its name; None stays None."""
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is None or (isinstance(kind, torch.dtype) and kind.is_floating_point):
         return kind

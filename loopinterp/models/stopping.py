@@ -98,12 +98,7 @@ class LengthLine(_Rule):
     _least = 0
 
     def loops(self, n_positions: int) -> int:
-        """Loops of an input of so many positions.
-
-        Example:
-            >>> LengthLine(1.0, -2.0).loops(22)
-            20
-        """
+        """Loops of an input of so many positions."""
         return max(round(self.slope * n_positions + self.offset), 0)
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
