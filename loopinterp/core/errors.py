@@ -1,4 +1,4 @@
-"""Errors that say what was expected, what was given, and the fix; checks that raise them."""
+"""Errors with the expected and the given value and a fix; checks that raise them."""
 
 from __future__ import annotations
 

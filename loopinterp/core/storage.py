@@ -61,7 +61,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 
 def _temporary_prefix(name: str) -> str:
-    """A start of names that nobody gives a file by chance: a killed write's remains are known."""
+    """The start of a temporary name, which no user's file has by chance."""
     proof = hashlib.sha256(f"loopinterp {name}".encode(errors="surrogatepass")).hexdigest()
     return f".part-{proof[:16]}-"
 

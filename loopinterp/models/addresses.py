@@ -138,7 +138,7 @@ class Address:
         return self.axes.index("pos") - len(self.axes) if "pos" in self.axes else None
 
     def shape(self, batch: int, n_pos: int, n_kept: int | None = None) -> tuple[int, ...]:
-        """Shape of the activation, of which a position slice keeps ``n_kept``."""
+        """Shape of the activation, with ``n_kept`` positions after a position slice."""
         sizes = {"pos": n_pos if n_kept is None else n_kept, "key": n_pos}
         return (batch, *(sizes[x] if isinstance(x, str) else x for x in self.axes))
 
@@ -146,7 +146,7 @@ class Address:
 def nbytes(
     addresses: Sequence[Address], batch: int, n_pos: int, n_kept: int | None, itemsize: int
 ) -> int:
-    """Bytes of activations, of which a position slice keeps ``n_kept`` positions."""
+    """Bytes of activations, with ``n_kept`` positions after a position slice."""
     # Thousands of sites have few kinds of axes: the numbers in an activation of each.
     kinds = {address.axes: address for address in addresses}
     sizes = {axes: math.prod(x.shape(batch, n_pos, n_kept)) for axes, x in kinds.items()}
@@ -271,7 +271,7 @@ class AddressBook:
         raise self._unknown(name)
 
     def _unknown(self, name: str) -> InputError:
-        """The error for a name that is none: beyond the run, behind a flag, or misspelt."""
+        """The error for an unknown name: beyond the run, behind a flag, or misspelt."""
         number, loops = re.match(r"^(blocks|loops)\.(\d+)\.", name), self.n_loops
         layers = self.site_map.layers_total(loops)
         total = layers if number and number[1] == "blocks" else loops

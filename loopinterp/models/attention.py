@@ -181,7 +181,7 @@ def _windowed_attention(
         return padded.unfold(2, before + length, length).permute(0, 2, 1, 4, 3)
 
     q, k, v = blocks(q * q.shape[-1] ** -0.5, 0), blocks(k, window), blocks(v, window)
-    # Scores [batch, block, head, length, before + length], of which no more are made.
+    # Scores [batch, block, head, length, before + length].
     pattern = (q @ k.transpose(-2, -1) + mask).softmax(-1)
     return (pattern @ v).transpose(1, 2).flatten(2, 3)[:, :, :n_pos]
 

@@ -33,7 +33,7 @@ class MissingActivationError(HookError, KeyError):
 
 
 def _without_files(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without what a published one says of its files."""
+    """A configuration without the entries of a published one about its files."""
     published = config.get("published")
     if not isinstance(published, dict):
         return config

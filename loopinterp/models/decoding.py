@@ -70,7 +70,7 @@ def greedy_decode(
         stop_token: Token that ends an example, if any.
         lengths: Tokens of each prompt, in a tensor that is padded on the right.
         position_offset: Added to abacus positions: one number, or one for each example.
-        use_cache: False reruns the whole sequence for each token, whatever the model.
+        use_cache: False reruns the whole sequence for each token with every model.
 
     Returns:
         The new tokens, as many as the longest answer has; after its end an example is filled up

@@ -150,9 +150,9 @@ class LoopHooks(RunLength, HookedRootModule):
         clear_contexts: bool = False,
         **options: Any,
     ) -> Tensor:
-        """Run with hooks that are taken off afterwards: ``fwd_hooks=[(name, function), …]``.
+        """Run with temporary hooks: ``fwd_hooks=[(name, function), …]``.
 
-        ``function(activation, hook)`` returns the activation to go on with, or None to leave it.
+        ``function(activation, hook)`` returns a new activation, or None to leave it.
 
         Args:
             inputs: As :meth:`forward` takes them, and so ``n_loops`` and ``options``.

@@ -129,7 +129,7 @@ def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
     """Bind a model to its input, for a plain map ``h -> h'``; by its own ``bind``, if it has one.
 
     Raises:
-        InputError: If the model is none, or there is no example; if one of its methods, now or
+        InputError: If it is no looped model, or there is no example; if one of its methods, now or
             later, returns anything but floats ``[batch, pos, …]``, or writes into its arguments.
         HookError: If hooks are on, which the steps would skip.
     """
@@ -170,7 +170,7 @@ def iterate(
         start_at_loop: Index of the first loop; needed beside a state where the step takes it.
 
     Raises:
-        InputError: If the model is none, or a state is not finite.
+        InputError: If it is no looped model, or a state is not finite.
 
     Example:
         >>> from types import SimpleNamespace
@@ -276,7 +276,7 @@ def need_repeatable(model: Any, inputs: Tensor) -> None:
         ("step", torch.cat([states[1], other_state]), state_of_both),
         ("readout", torch.cat([logits, other_logits]), both.readout(state_of_both)),
     ]
-    # Beside other examples a run may be rounded otherwise, eight times as far.
+    # Other examples in the batch may change the rounding, by eight times as much.
     for times, pairs in ((1, repeated), (8, alongside)):
         for name, once, twice in pairs:
             if not _same(once, twice, times):

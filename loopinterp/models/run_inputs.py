@@ -69,7 +69,7 @@ def shifted_loops(
     """``max(1, ceil(scale T) + extra)``."""
     if (scale, extra) == (1.0, 0):
         return n_loops
-    # Rounded first: 1.1 times 10 is 11 and no more, whatever it is in binary.
+    # Rounded first: in binary, 1.1 times 10 is above 11.
     scaled = (n_loops.double() * scale).round(decimals=6).ceil().long()
     return (scaled + extra).clamp(min=1)
 

@@ -306,7 +306,7 @@ def _choose_best(iteration: Iteration, view: LoopView, rule: StoppingRule, horiz
         better = scores[-1] < best  # [batch]: examples whose best loop so far is this one
         best = torch.where(better, scores[-1], best)
         loops[better] = loop
-        # At the end the last loop stands in wherever no score was a number.
+        # Without any score that is a number the last loop is chosen.
         take = better | (best == math.inf) if loop == horizon else better
         if take.any():
             # [batch, 1, 1], against logits and states [batch, pos, feature].

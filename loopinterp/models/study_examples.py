@@ -141,7 +141,7 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
 
 
 def need_classes(model: Any, batch: Batch) -> None:
-    """Raise if a target is none of a model's classes."""
+    """Raise if a target is outside a model's classes."""
     most = int(batch.targets.max())
     known = declared(model, "d_vocab_out")
     classes = _classes(model, batch.inputs) if known is None and most >= 0 else known

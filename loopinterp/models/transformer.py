@@ -95,7 +95,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             self._init_weights()
         if config.tie_unembed:
             self.unembedding.weight = self.embedding.weight
-        # Without dropout nothing differs in training, and TransformerLens asks for eval mode.
+        # There is no dropout, and TransformerLens needs eval mode.
         self.eval()
 
     def __repr__(self) -> str:
@@ -139,7 +139,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def starts_by_place(self) -> bool:
-        """Whether the initial state depends on where a token stands, and not on the token."""
+        """Whether the initial state depends on the place of a token, not on it."""
         return self.config.initial_state != "embedding"
 
     @property

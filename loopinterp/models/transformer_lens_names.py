@@ -70,7 +70,7 @@ def _flag(name: str) -> Callable[[Any, bool], None]:
         self._flags = flags
 
     sites = " and ".join(f"``{site}``" for site in OPTIONAL_SITES[name])
-    set_flag.__doc__ = f"Have {sites} in every layer, or not; they cost where somebody looks."
+    set_flag.__doc__ = f"Add {sites} to every layer, or remove them; they cost time where hooked."
     return set_flag
 
 
