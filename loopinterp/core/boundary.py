@@ -83,7 +83,6 @@ class _Argument:
 
 
 def _python_value(value: Any) -> Any:
-    """NumPy's numbers and arrays as Python's, also inside lists."""
     if isinstance(value, (bool, str, bytes)):
         return value
     if isinstance(value, numbers.Integral):
@@ -109,7 +108,6 @@ def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
 
 
 def _parts(hint: Any) -> set[Any]:
-    """The types that a type is made of."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return _parts(args[0])

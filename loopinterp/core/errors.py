@@ -40,7 +40,6 @@ class InputError(ValueError):
 
 
 def _cut(text: str) -> str:
-    """At most 400 characters of a text that may repeat a user's own words."""
     return text if len(text) <= 400 else f"{text[:400]}… ({len(text)} characters)"
 
 

@@ -30,13 +30,7 @@ _open: ContextVar[bool] = ContextVar("open", default=False)
 
 @contextmanager
 def showing(visible: bool) -> Iterator[None]:
-    """Show bars inside, or none.
-
-    Example:
-        >>> with showing(False):
-        ...     sum(track([1, 2, 3], "adding"))
-        6
-    """
+    """Show bars inside, or none."""
     token = _shown.set(visible)
     try:
         yield

@@ -56,12 +56,7 @@ _HEADER = "loopinterp.result"
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """The first 12 hex digits of the SHA-256 of a config's canonical JSON.
-
-    Example:
-        >>> config_hash({"b": 1, "a": 2}) == config_hash({"a": 2, "b": 1})
-        True
-    """
+    """The first 12 hex digits of the SHA-256 of a config's canonical JSON."""
     canonical = json.dumps(config, sort_keys=True, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
@@ -349,7 +344,6 @@ def _unusable(path: str | Path, expected: str, got: str, fix: str) -> Checkpoint
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays of a saved result, and their description."""
     arrays, metadata = read_arrays(path)
     header = parse_json_object(metadata.get(_HEADER, ""))
     parts = {"kind": str, "axes": dict, "coords": dict, "fields": dict, "provenance": dict}

@@ -150,7 +150,6 @@ def _adapter(cls: type) -> Any:
 
 @functools.cache
 def _conditions(cls: type) -> dict[str, tuple[OnlyWith, Any]]:
-    """The condition of each setting that has one, with the setting's default."""
     hints = typing.get_type_hints(cls, include_extras=True)
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     return {
@@ -193,7 +192,6 @@ def schema_error(
 
 
 def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
-    """JSON schema of a setting."""
     root = _adapter(cls).json_schema()
     schema = root
     for name in path:
@@ -215,7 +213,6 @@ def choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _spell_schema(schema: Mapping[str, Any]) -> str:
-    """A JSON schema in words."""
     if "anyOf" in schema:
         return " or ".join(_spell_schema(part) for part in schema["anyOf"])
     if choices := choices_of(schema):

@@ -82,7 +82,6 @@ def _open_temporary(folder: Path, prefix: str) -> tuple[int, Path]:
 
 
 def _sweep(folder: Path, prefix: str) -> None:
-    """Remove the temporary files of killed writes."""
     for entry in os.listdir(folder):
         if not entry.startswith(prefix):
             continue
@@ -206,7 +205,6 @@ def _seal(data: bytes, metadata: Mapping[str, str]) -> bytes:
 
 
 def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and tensors of a safetensors file."""
     end = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:end]), data[end:]
 
@@ -283,7 +281,6 @@ def spell_json(document: Any, **layout: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """A value with ``None`` in place of NaN and infinities."""
     if isinstance(value, (np.ndarray, np.generic)) or dataclasses.is_dataclass(value):
         value = json_default(value)
     if isinstance(value, Mapping):

@@ -244,7 +244,6 @@ def need_own_readout(run: RunReadout, model: Any, *, own_last_loop: bool) -> Non
 
 
 def _classes(name: str, tokens: Any, logits: Tensor) -> Int[Tensor, "*batch pos"]:
-    """The class at each place, checked."""
     shape, n_classes = logits.shape[:-1], logits.shape[-1]
     try:
         classes = torch.as_tensor(tokens, device=logits.device)

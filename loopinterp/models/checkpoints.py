@@ -29,8 +29,6 @@ from loopinterp.models.run_inputs import check_dtype, refuse
 from loopinterp.models.weights import need_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
     from typing_extensions import Self
 
@@ -138,27 +136,19 @@ def _folder(name: str, options: dict[str, Any]) -> Path:
 def check_tensors(
     tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str, *, fix: str
 ) -> None:
-    """Raise unless the tensors of a file have the expected names, shapes and types."""
-    if faults := misfits(tensors, expected, lambda x: f"{tuple(x.shape)} of {x.dtype}"):
-        described = f"the {len(expected)} tensors of the configuration beside them"
-        fix = f"The files do not belong together. {fix}"
-        raise CheckpointError(what, expected=described, given=faults, fix=fix)
-
-
-def misfits(
-    tensors: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    describe: Callable[[Tensor], object],
-) -> str:
-    """The missing, unknown and differently described tensors, the first two of each."""
-    faults = [f"{name} is missing" for name in sorted(expected.keys() - tensors.keys())[:2]]
-    faults += [f"{name} is not known" for name in sorted(tensors.keys() - expected.keys())[:2]]
-    both = {
-        k: (describe(tensors[k]), describe(expected[k]))
-        for k in sorted(tensors.keys() & expected.keys())
-    }
-    faults += [f"{name} is {a}, not {b}" for name, (a, b) in both.items() if a != b][:2]
-    return "; ".join(faults)
+    """Raise unless tensors have the expected names, shapes and types."""
+    known, there = (
+        {name: f"{tuple(x.shape)} of {x.dtype}" for name, x in each.items()}
+        for each in (expected, tensors)
+    )
+    # The first two of each kind of fault.
+    faults = [f"{name} is missing" for name in sorted(known.keys() - there.keys())[:2]]
+    faults += [f"{name} is not known" for name in sorted(there.keys() - known.keys())[:2]]
+    both = sorted(known.keys() & there.keys())
+    faults += [f"{k} is {there[k]}, not {known[k]}" for k in both if there[k] != known[k]][:2]
+    if faults:
+        described = f"the {len(expected)} tensors of the configuration"
+        raise CheckpointError(what, expected=described, given="; ".join(faults), fix=fix)
 
 
 _INDEX = "cache.json"

@@ -13,7 +13,7 @@ from torch import nn
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.text import say
-from loopinterp.models.checkpoints import misfits
+from loopinterp.models.checkpoints import check_tensors
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import CheckedModel, declared, device_of, need_model, takes_loop
 from loopinterp.models.run_inputs import TOKEN_TYPES, check_tokens
@@ -57,17 +57,11 @@ def convert_model(
         InputError: If a weight is missing, unknown, or of another shape or type; or if the two
             differ, with the first place (:func:`first_difference`).
     """
-    kinds = {getattr(x, "dtype", type(x)) for x in weights.values()}
-    dtype: Any = next(iter(kinds), None)
-    if len(kinds) != 1 or not getattr(dtype, "is_floating_point", False):
-        expected = "tensors of one floating-point type"
-        fix = "Pass e.g. {name: x.float() for name, x in weights.items()}, and original.float()."
-        raise InputError("weights", expected=expected, given=", ".join(map(str, kinds)), fix=fix)
+    tensors = [x for x in weights.values() if isinstance(x, torch.Tensor)]
+    dtype = next((x.dtype for x in tensors if x.is_floating_point()), torch.float32)
     model = LoopedTransformer(config).to(inputs.device, dtype).eval()
-    if wrong := misfits(weights, model.state_dict(), lambda x: list(x.shape)):
-        expected = "those of LoopedTransformer(config).state_dict()"
-        fix = "Rename, transpose or split the original's, or change the configuration."
-        raise InputError("weights", expected=expected, given=wrong, fix=fix)
+    fix = "Rename, transpose, split or cast the original's, or change the configuration."
+    check_tensors(weights, model.state_dict(), "weights", fix=fix)
     model.load_state_dict(dict(weights))
     where = first_difference(
         original, model, inputs, n_loops=n_loops, activations=activations, tolerance=tolerance
@@ -176,7 +170,6 @@ _Answers = Annotated[Sequence[_Token], Field(min_length=2)]
 
 
 def _of_model(name: str) -> property:
-    """An optional property of the wrapped model."""
     return property(lambda self: declared(self.model, name), doc=f"``{name}`` of the model.")
 
 
@@ -266,7 +259,6 @@ class WithVocabulary(nn.Module):
         return dataclasses.replace(bound, readout=lambda h: self._answers(bound.readout(h)))
 
     def _own_tokens(self, inputs: Tensor) -> Tensor:
-        """The model's tokens."""
         if self.tokens is not None:
             check_tokens(inputs, len(self.tokens))
             return self.tokens[inputs.long()]
@@ -372,7 +364,6 @@ def fold_final_norm(model: LoopedTransformer) -> LoopedTransformer:
 
 
 def _need_ours(model: Any, what: str) -> None:
-    """Raise unless a model is a ``LoopedTransformer`` with unchanged layers."""
     if type(model) is not LoopedTransformer:
         got, fix = f"a {type(model).__name__}", "Wrap other models in WithVocabulary."
         raise InputError("model", expected="a LoopedTransformer itself", given=got, fix=fix)
@@ -382,7 +373,6 @@ def _need_ours(model: Any, what: str) -> None:
 def _rebuilt(
     model: LoopedTransformer, config: LoopedTransformerConfig, weights: Mapping[str, Tensor]
 ) -> LoopedTransformer:
-    """A model of other weights, with the loops of a model."""
     rebuilt = LoopedTransformer(config).to(model.device, model.dtype)
     rebuilt.load_state_dict(weights)
     rebuilt.n_loops, rebuilt.loop_rule = model.n_loops, model.loop_rule

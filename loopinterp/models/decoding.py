@@ -237,7 +237,6 @@ def _most(loops: int | Tensor) -> int:
 
 
 def _as_rows(chosen: Tensor, like: Tensor) -> Tensor:
-    """Examples that are chosen, in the shape of a tensor with more axes."""
     return chosen.view(-1, *[1] * (like.ndim - 1))
 
 

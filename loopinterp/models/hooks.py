@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -55,42 +56,20 @@ class _LoopHookPoint(HookPoint):
         return handle
 
 
+@dataclass(eq=False)
 class _HookScope:
-    """Hook points beside those of the model, for a while and for one thread.
+    """Hook points beside those of the model, for a while and for one thread."""
 
-    Args:
-        shared: The model's own points, by which its unrolled copies are the same model.
-        n_loops: Loops of the run that the hooks were named for.
-    """
-
-    def __init__(self, shared: dict[Key, HookPoint], n_loops: int) -> None:
-        self.shared, self.n_loops, self.closed = shared, n_loops, False
-        self.points: dict[Key, HookPoint] = {}
-
-    def point(self, address: Address, context: dict[Any, Any]) -> HookPoint:
-        """The point at an address; ``context`` is what TransformerLens' hooks share there."""
-        if address.key not in self.points:
-            point = self.points[address.key] = _LoopHookPoint()
-            point.name, point.ctx = address.name, context
-        return self.points[address.key]
-
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Let runs of this thread see the hooks."""
-        _OPEN.set((*_OPEN.get(), self))
-        try:
-            yield
-        finally:
-            # A task that began here has a copy of the list, and another thread may end the block.
-            self.closed = True
-            _OPEN.set(tuple(scope for scope in _OPEN.get() if not scope.closed))
+    shared: dict[Key, HookPoint]  # the model's own, which its unrolled copies share
+    n_loops: int  # of the run that the hooks were named for
+    points: dict[Key, HookPoint] = field(default_factory=dict)
+    closed: bool = False
 
 
 _OPEN: ContextVar[tuple[_HookScope, ...]] = ContextVar("open hook scopes", default=())
 
 
 def _open_scopes(shared: dict[Key, HookPoint]) -> list[_HookScope]:
-    """The open scopes of a model in this thread."""
     return [scope for scope in _OPEN.get() if scope.shared is shared and not scope.closed]
 
 
@@ -338,12 +317,18 @@ class LoopHooks(RunLength, HookedRootModule):
         ]
         for address, hook, direction in targets:
             point = self._point(address)
-            place = scope.point(address, point.ctx) if reset_hooks_end else point
-            place.add_hook(hook, dir=direction)
+            if reset_hooks_end:
+                own = scope.points.setdefault(address.key, _LoopHookPoint())
+                own.name, own.ctx = point.name, point.ctx
+                point = own
+            point.add_hook(hook, dir=direction)
+        _OPEN.set((*_OPEN.get(), scope))
         try:
-            with scope.opened():
-                yield self
+            yield self
         finally:
+            # A task that began here has a copy of the list, and another thread may end the block.
+            scope.closed = True
+            _OPEN.set(tuple(each for each in _OPEN.get() if not each.closed))
             if reset_hooks_end and clear_contexts:
                 self.clear_contexts()
         silent = [name for name, hook in watched if not hook.fired]

@@ -90,7 +90,6 @@ class MLP(nn.Module):
 
 
 def _gelu_new(x: Tensor) -> Tensor:
-    """GPT-2's GELU, by a hyperbolic tangent."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -207,7 +206,6 @@ class Layer(nn.Module):
         return forks
 
     def _inject(self, x: Tensor, e: Tensor | None, recall: Recall | None) -> Tensor:
-        """A sublayer's input, with the injected input."""
         if e is None or not self.injects:
             return x
         return x + e if recall is None else recall(x, e)

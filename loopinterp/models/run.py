@@ -248,7 +248,6 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         return_type: str | None,
         taps: Taps,
     ) -> Any:
-        """A run, and its output by ``return_type``."""
         if return_type is not None:
             check_choice("return_type", return_type, get_args(_ReturnType))
         for_loss = return_type in (None, "loss", "both")  # as TransformerLens has them
@@ -310,7 +309,6 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         checked: bool = False,
         all_pairs: bool = False,
     ) -> tuple[Tensor, AttentionContext]:
-        """The injected input, and its attention context."""
         all_pairs = all_pairs or taps.see_scores()
         context = self.input_context(inputs, offset, all_pairs=all_pairs, checked=checked)
         added = self.added_positions(inputs, offset)

@@ -113,7 +113,6 @@ class RunLength:
         return self._loops_at(n_loops, inputs.shape[1] if getattr(inputs, "ndim", 0) > 1 else None)
 
     def _loops_at(self, n_loops: int | None, n_pos: int | None) -> int:
-        """Loops of a run over so many positions."""
         if self._rule is None or n_pos is None or self._is_set(n_loops):
             return self._loops(n_loops)
         return check_loops(self._rule(n_pos))

@@ -245,7 +245,6 @@ def _first_view(
     mask: Tensor | None,
     n_loops: Tensor | None,
 ) -> tuple[Iteration, LoopView]:
-    """The bound model, and the view of its initial state."""
     iteration = bind(model, inputs)
     h0 = iteration.h0
     if n_loops is not None:

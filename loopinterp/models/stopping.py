@@ -166,7 +166,6 @@ class AccelerationBelow(_Rule):
 
 
 def _relative(change: Float[Tensor, "batch pos d_model"], view: LoopView) -> Tensor:
-    """Norm of a change relative to that of the state, at each position."""
     change, size = change.norm(dim=-1), view.state.float().norm(dim=-1)
     # A state that stays exactly zero has converged; 0 / 0 would be NaN.
     return torch.where(change == 0, 0.0, change / size)
@@ -194,8 +193,6 @@ class AnswerHeld(_Rule):
 
 
 class _AtThreshold(_Rule):
-    """A rule that waits for a probability of at least ``threshold``."""
-
     threshold: float
 
     @property

@@ -167,6 +167,5 @@ def _task_name(task: Any) -> str | None:
 
 @torch.no_grad()
 def _classes(model: Any, inputs: Tensor) -> int:
-    """Output classes of a model, by its readout."""
     bound = bind(model, inputs[:1].to(device_of(model)))
     return bound.readout(bound.h0).shape[-1]

@@ -222,7 +222,6 @@ class Recorder:
         return x
 
     def _sliced(self, x: Tensor, axis: int) -> Tensor:
-        """The kept positions of a tensor."""
         chosen: Any = self._slice
         try:
             part = chosen.apply(x, dim=axis)
