@@ -18,6 +18,7 @@ from . import tasks as tasks
 from . import training as training
 from . import zoo as zoo
 from .app.session import load as load
+from .app.study import studies as studies
 from .app.workflow import analyze_model as analyze_model
 from .comparison import compare_programs as compare_programs
 from .compiler import compile_program as compile_program

@@ -18,6 +18,7 @@ from .study import SkipReason as SkipReason
 from .study import Study as Study
 from .study import register_study as register_study
 from .study import spell_skip as spell_skip
+from .study import studies as studies
 from .workflow import Analysis as Analysis
 from .workflow import DemoPages as DemoPages
 from .workflow import analyze_model as analyze_model

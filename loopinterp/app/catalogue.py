@@ -53,7 +53,7 @@ def _readable_length(session: Session, longest: int, positions: int) -> int | No
     "explorer", "loopinterp.pages.exploration", "explorer", kind="exploration", loops=False
 )
 def _explorer(session: Session) -> Result:
-    """What is asked, and what does the model make of a few inputs?"""
+    """What does the model answer after each loop, on a few inputs?"""
     # One length that can be read, and one at which there is something to be seen.
     readable = _readable_length(session, 8, 16) or 1
     lengths = sorted({session.length(n) for n in (readable, 4 * session.cutoff)})
@@ -88,13 +88,13 @@ def _by_hand(session: Session, example: Batch) -> str:
 
 @register_study("convergence", "loopinterp.dynamics.convergence", "convergence")
 def _convergence(session: Session) -> Result:
-    """Does the state settle, and is it right?"""
+    """Does the state converge, and is the answer right?"""
     return dynamics.convergence_study(session.model, session.examples(4, 32), seed=session.seed)
 
 
 @register_study("extrapolation", "loopinterp.dynamics.extrapolation", "convergence")
 def _extrapolation(session: Session) -> Result:
-    """What if the loops run on?"""
+    """What happens when the model runs for more loops?"""
     trained = session.n_loops(session.cutoff)
     return dynamics.extrapolation_study(
         session.model, session.examples(2, 64), n_loops=10 * trained, trained_loops=trained
@@ -103,7 +103,7 @@ def _extrapolation(session: Session) -> Result:
 
 @register_study("lens", "loopinterp.lenses.lens_by_loop", "convergence")
 def _lens(session: Session) -> Result:
-    """What does the state say of the answer after each loop?"""
+    """What does the state say about the answer after each loop?"""
     from loopinterp.compiler.circuit import CIRCUIT_FILE
     from loopinterp.training.run import MODEL
 
@@ -121,13 +121,13 @@ def _lens(session: Session) -> Result:
 
 @register_study("exits", "loopinterp.lenses.exits_by_loop", "convergence")
 def _exits(session: Session) -> Result:
-    """How early could an example be read, and which rule knows?"""
+    """How early can each example be read, and by which stopping rule?"""
     return lenses.exit_study(session.model, session.examples(2, 128), seed=session.seed)
 
 
 @register_study("reachability", "loopinterp.dynamics.reachability", "limits")
 def _reachability(session: Session) -> Result:
-    """Is one limit reached from every start, and again after a kick?"""
+    """Does every initial state reach one fixed point, also after a perturbation?"""
     return dynamics.reachability_study(session.model, session.examples(1, 16), seed=session.seed)
 
 
@@ -145,7 +145,7 @@ def _no_derivative(session: Session) -> Skip | None:
 
 @register_study("input-dependence", "loopinterp.dynamics.input_dependence", "limits")
 def _input_dependence(session: Session) -> Result:
-    """Does the limit know the input, and which of its tokens?"""
+    """Does the fixed point depend on the input, and on which tokens?"""
     # A run for each token of some of the examples, and a linear system for those of a few.
     sizes: Any = {"n_substituted": 4, "n_sensitivity": 0 if _no_derivative(session) else 2}
     batch = session.examples(1, 16)
@@ -156,19 +156,19 @@ def _input_dependence(session: Session) -> Result:
     "local-stability", "loopinterp.dynamics.local_stability", "limits", skips=_no_derivative
 )
 def _local_stability(session: Session) -> Result:
-    """Is it stable where it settles?"""
+    """Is the fixed point stable?"""
     return dynamics.local_stability_study(session.model, session.examples(1, 4), seed=session.seed)
 
 
 @register_study("basins", "loopinterp.dynamics.basins", "limits")
 def _basins(session: Session) -> Result:
-    """Which limit does each start of a plane lead to?"""
+    """Which fixed point does each initial state of a plane reach?"""
     return dynamics.basin_map(session.model, session.examples(1, 16), points=15, seed=session.seed)
 
 
 @register_study("geometry", "loopinterp.dynamics.geometry", "limits")
 def _geometry(session: Session) -> Result:
-    """By which ways do states go, and in how many directions do they lie?"""
+    """How many directions do the states span, and how do they move?"""
     return dynamics.geometry_study(session.model, session.examples(2, 32), seed=session.seed)
 
 
@@ -180,7 +180,7 @@ def _geometry(session: Session) -> Result:
     hooks=True,
 )
 def _stabilisation(session: Session) -> Result:
-    """Do the heads freeze?"""
+    """Do the heads' attention patterns stop changing?"""
     return dynamics.attention_stabilisation_study(session.model, session.examples(2, 32))
 
 
@@ -211,7 +211,7 @@ def _no_wavefront(session: Session) -> Skip | None:
     skips=_no_wavefront,
 )
 def _wavefront(session: Session) -> Result:
-    """How far has the carry come after each loop?"""
+    """How far has the carry moved after each loop?"""
     n = session.length(max(24, 4 * session.cutoff))
     task = cast("Addition", session.task)
     return probing.carry_study(session.model, task, n=n, seed=session.seed)
@@ -230,7 +230,7 @@ def _cutoff_of_programs(session: Session) -> int:
     of_programs=True,
 )
 def _programs(session: Session) -> Result:
-    """Which program does the circuit run?"""
+    """Which program does the model run?"""
     # Twice the training cutoff, and twice that; where there is no room, half of it and all.
     short, long = (session.length(k * _cutoff_of_programs(session)) for k in (2, 4))
     lengths = [short, long] if short < long else [session.with_room(max(short // 2, 2)), short]
@@ -261,7 +261,7 @@ def _no_planted_carry(session: Session) -> Skip | None:
     skips=_no_planted_carry,
 )
 def _hold_time(session: Session) -> Result:
-    """How long does a carry live that is put in by hand?"""
+    """How long does an injected carry persist?"""
     batch = session.sample(_carry_bits(session), 128, distribution="propagate")
     names = [session.name]
     return comparison.injected_carry_study(session.model, batch, names=names, seed=session.seed)
@@ -305,7 +305,7 @@ def _no_effect(session: Session) -> Skip | None:
     skips=_no_effect,
 )
 def _subspaces(session: Session) -> Result:
-    """In how few directions does an exchange live? (after programs)"""
+    """How many directions carry the effect of an interchange? (after programs)"""
     batch, pairs = _subspace_data(session)
     options: Any = {"ranks": (1, 2, 3), "pairs": pairs, "steps": 60, "seed": session.seed}
     return comparison.search_subspaces(session.model, batch, _closest_program(session), **options)
@@ -329,14 +329,14 @@ def _reduction(session: Session) -> Result:
 
 @register_study("decodability", "loopinterp.comparison.variables", "program", of_programs=True)
 def _decodability(session: Session) -> Result:
-    """Which variables of the programs can be read?"""
+    """Which variables of the programs can be decoded?"""
     batch, known = session.examples(2, 64), session.programs()
     return comparison.decodability(session.model, batch, known, seed=session.seed)
 
 
 @register_study("decompilation", "loopinterp.decompiler.decompilation_study", "program")
 def _decompilation(session: Session) -> Result:
-    """What program can be read off it, without being told any?"""
+    """Which program can be read off the model, given none?"""
     from loopinterp.decompiler.decompilation import READ_AT
 
     read_at = sorted({session.length(n) for n in READ_AT})
@@ -354,14 +354,14 @@ def _decompilation(session: Session) -> Result:
     hooks=True,
 )
 def _heads(session: Session) -> Result:
-    """Do the heads look where the programs look?"""
+    """Do the heads attend where the programs' selectors do?"""
     batch, known = session.examples(2, 64), session.programs()
     return comparison.head_study(session.model, batch, known, seed=session.seed)
 
 
 @register_study("ablation", "loopinterp.interventions.ablation", "program", hooks=True, loops=False)
 def _ablation(session: Session) -> Result:
-    """Which heads and MLPs are needed, and when?"""
+    """Which heads and MLPs are needed, and at which loops?"""
     from loopinterp.models.study_examples import fit_to_model
 
     batch = session.examples(1, 64)
@@ -376,7 +376,7 @@ def _ablation(session: Session) -> Result:
     "attention", "loopinterp.lenses.attention_by_loop", "attention", hooks=True, loops=False
 )
 def _attention(session: Session) -> Result:
-    """Where does each head look at each loop?"""
+    """Where does each head attend at each loop?"""
     batch, words = session.examples(2, 64), pages.token_words(session.task)
     labels = None if words is None else pages.words_at(batch.inputs[0], words)
     return lenses.attention_study(session.model, batch, labels=labels, seed=session.seed)
@@ -386,7 +386,7 @@ def _attention(session: Session) -> Result:
     "ground-truth", "loopinterp.benchmark.ground_truth", "ground-truth", of_programs=True
 )
 def _ground_truth(session: Session) -> Result:
-    """Do the tools find what is known to be there, in compiled models?"""
+    """Do the tools find the known circuits of compiled models?"""
     disguises = (compiler.distract, compiler.permute, compiler.rotate)
     known = benchmark.known_models(
         session.programs(),

@@ -8,9 +8,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from loopinterp.core.errors import check_new_name
-from loopinterp.core.results import register_kind
+from loopinterp.core.results import register_kind, registered_kinds
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from loopinterp.app.session import Session
     from loopinterp.core.results import Result
 
@@ -22,7 +24,7 @@ class SkipReason(Enum):
     NO_HOOKS = "it looks inside a loop, and {model} has no hooks there"
     ONE_LOOP = "the model makes one loop, whatever the length"
     NO_PROGRAM = "no stock program solves {task} with these settings and tokens"
-    NO_EFFECT = "no exchange of a state changes an answer of the model"
+    NO_EFFECT = "no interchange of a state changes an answer of the model"
     NOT_DIFFERENTIABLE = "its loop cannot be differentiated"
     NO_WEIGHTS = "its control shuffles the model's weights, which no torch.nn.Module holds"
     NO_ROOM = "carries need {needed} bits to be followed, and its examples have {room}"
@@ -99,6 +101,28 @@ class Study:
 
 STUDIES: list[Study] = []
 """All studies, in the order in which they are run."""
+
+
+def studies() -> pd.DataFrame:
+    """The studies of ``loopinterp analyze``: what each asks, of which tasks, and its section.
+
+    Example:
+        >>> studies().loc["convergence", "section"]
+        'convergence'
+    """
+    import pandas as pd
+
+    kinds = registered_kinds()  # imports the catalogue
+    rows = [
+        {
+            "study": study.name,
+            "about": study.about,
+            "tasks": ", ".join(study.tasks) or "any",
+            "section": kinds[study.kind].section,
+        }
+        for study in STUDIES
+    ]
+    return pd.DataFrame(rows).set_index("study")
 
 
 def register_study(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +30,7 @@ from loopinterp.cli.shared import (
     read_numbers,
     read_path,
     spell_findings,
+    spell_run,
     study_options,
 )
 
@@ -45,28 +48,35 @@ def demo(
 ) -> None:
     """Train an addition model and study it, beside one that is a program; write the reports.
 
-    About seven minutes on two cores. Killed at any moment, the same command goes on.
+    About seven minutes on two cores. Interrupted, the same command resumes.
     """
+    start = time.monotonic()
     pages = loopinterp.app.workflow.demo(
         out, seed=seed, settings=settings or (), threads=threads, progress=progress
     )
+    finite = pages.finite.parent
     read = loopinterp.pages.read_run
-    finite_findings, finite_text = spell_findings(read(pages.finite.parent).results.values())
-    findings, run_text = spell_findings(read(out).results.values())
     document = {
         "run": str(out),
         "report": str(pages.report),
-        "findings": findings,
+        "findings": spell_findings(read(out).results.values())[0],
         "finite_report": str(pages.finite),
-        "finite_findings": finite_findings,
+        "finite_findings": spell_findings(read(finite).results.values())[0],
         "comparison": str(pages.comparison),
     }
-    text = (
-        f"A model whose state is one bit, trained on sums before:\n{finite_text}\n"
-        f"Report: {pages.finite}\n\nThe model trained now:\n{run_text}\n"
-        f"Report: {pages.report}\nSide by side: {pages.comparison}\nNext: open them in a browser."
-    )
-    print_document(document, text, as_json)
+    # Of the other model the program is what matters.
+    heading, *facts = spell_run(finite).splitlines()
+    lines = [
+        f"Done in {loopinterp.pages.seconds(time.monotonic() - start)}.",
+        heading.replace("looped transformer", "model with a one-bit state"),
+        *facts[-1:],
+        spell_run(out),
+        f"Side by side: {pages.comparison}",
+        f"Open: loopinterp report {shlex.quote(str(out))} --open",
+        f'Play: loopinterp lens {shlex.quote(str(out))} --prompt "127 + 1"',
+        f"All findings: loopinterp report {shlex.quote(str(out))} --text",
+    ]
+    print_document(document, "\n".join(lines), as_json)
 
 
 @command(
@@ -109,7 +119,7 @@ def train(
 
     Starts from the task's recipe or from --config, then applies each --set and the other
     options. A task without a recipe that generalises is refused, unless --without-recipe is given.
-    Killed at any moment, the same command goes on, with the same numbers. Started by
+    Interrupted, the same command resumes and gives identical numbers. Started by
     `torchrun --nproc-per-node N -m loopinterp train …`, N processes share each batch.
     """
     from loopinterp.app.runs import configure, train_finite_run, train_run
@@ -288,8 +298,8 @@ def grid(
 ) -> None:
     """Measure exact match by the lengths of both operands.
 
-    Answers are scored as greedy generation would write them. Killed at any moment, the same
-    command goes on. The result is saved in RUN/results.
+    Answers are scored as greedy generation would write them. Interrupted, the same
+    command resumes. The result is saved in RUN/results.
     """
     options = study_options(seed, device, threads, progress)
     numbers = read_numbers("--loops", loops)
@@ -329,7 +339,7 @@ def sweep(
 ) -> None:
     """Run an experiment: settings times seeds, each trained and evaluated; one table and figure.
 
-    Killed at any moment, the same command goes on. A cell that fails stops no other; it is named,
+    Interrupted, the same command resumes. A cell that fails stops no other; it is named,
     and the exit status is 1. Everything is in PATH: sweep.csv, sweep.html, and a run for each cell.
     """
     result = loopinterp.app.runs.sweep_file(

@@ -144,6 +144,17 @@ def spell_findings(results: Iterable[Result]) -> tuple[list[dict[str, Any]], str
     return [*map(dataclasses.asdict, findings)], "\n".join(f"- {one.text}" for one in findings)
 
 
+def spell_run(run: Path) -> str:
+    """What a run's results say first: what the model is, and a line for each fact."""
+    record = loopinterp.pages.read_run(run)
+    marks = {True: "✓", False: "✗", None: "·"}
+    lines = [
+        f"  {marks[fact.good]} {fact.title}: {fact.value} ({fact.detail})"
+        for fact in loopinterp.pages.facts_of(record.results)
+    ]
+    return "\n".join([f"{run}: {loopinterp.pages.introduction(record)}", *lines])
+
+
 def spell_facts(facts: Mapping[str, Any]) -> str:
     """The value of the first fact as a heading, and a line for each other one."""
     (_, title), *rest = facts.items()

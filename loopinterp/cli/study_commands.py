@@ -27,6 +27,7 @@ from loopinterp.cli.shared import (
     read_path,
     spell_facts,
     spell_findings,
+    spell_run,
     study_options,
 )
 from loopinterp.core.errors import InputError
@@ -47,10 +48,10 @@ def analyze(
     progress: Progress = True,
     as_json: Json = False,
 ) -> None:
-    """Run the studies that the report shows, as far as they can say something of the run.
+    """Run the studies that the report shows.
 
-    Each result is saved in RUN/results, with its controls. A study that asks nothing of the run's
-    task is left out; one that cannot be made says why.
+    Each result is saved in RUN/results, with its controls. Studies that do not apply to the model
+    or its task are skipped; `report --text` says why.
     """
     from loopinterp.app.study import spell_skip
 
@@ -66,11 +67,16 @@ def analyze(
     }
     skipped = {name: spell_skip(skip) for name, skip in analysis.skipped.items()}
     left_out = {name: spell_skip(skip) for name, skip in analysis.left_out.items()}
-    lines = [spell_findings(analysis.results.values())[1]]
-    lines += [f"- {name}: cannot be said because {why}." for name, why in skipped.items()]
-    lines += [f"- {name}: left out because {why}." for name, why in left_out.items()]
-    document = {"run": str(run), "results": results, "unsaid": skipped, "left_out": left_out}
-    print_document(document, "\n".join([*lines, next_step("report", run)]), as_json)
+    document = {"run": str(run), "results": results, "skipped": skipped, "left_out": left_out}
+    if study:  # what was asked for, in full
+        lines = [spell_findings(analysis.results.values())[1], next_step("report", run)]
+    else:
+        lines = [spell_run(run)]
+        if skipped:
+            lines.append(f"  Skipped: {', '.join(skipped)}")
+        lines += [f"{next_step('report', run)} --open"]
+        lines += [f"All findings: {next_step('report', run).removeprefix('Next: ')} --text"]
+    print_document(document, "\n".join(lines), as_json)
 
 
 @command(
@@ -113,8 +119,8 @@ def lens(
 ) -> None:
     """Write a page on one prompt: what a lens reads at each loop and position.
 
-    One HTML file that works offline: tokens by loops with the reading of each, attention of the
-    position that is chosen, and the way of its state. A tuned or Jacobian lens is fitted first, to
+    One HTML file that works offline: tokens by loops with the reading of each, and attention and
+    state of the chosen position. A tuned or Jacobian lens is fitted first, to
     samples of the run's task. Published looped models (Ouro, Huginn, HRM-Text) read any text.
     """
     from loopinterp.app.lens_page import write_lens_page
@@ -130,6 +136,7 @@ def lens(
 
 @command(
     "report runs/add --open",
+    "report runs/add --text",
     "report runs/add --out add.html",
     "report runs/seed-0 runs/seed-1 runs/compiled --out side-by-side.html",
 )
@@ -139,12 +146,21 @@ def report(
         Path | None, Option(**FILE, help="Default: RUN/report.html; needed for several runs.")
     ] = None,
     open_it: Annotated[bool, Option("--open", help="Open it in the browser.")] = False,
+    as_text: Annotated[bool, Option("--text", help="Print all findings; write no page.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write the report: one HTML file that works offline. Of several runs: them side by side.
 
     It is made from the saved results of `evaluate` and `analyze`, without the model.
     """
+    if as_text:
+        for run in runs:
+            record = loopinterp.pages.read_run(run)
+            listed, findings = spell_findings(record.results.values())
+            skipped = [f"- {name}: skipped, because {why}." for name, why in record.skipped.items()]
+            document = {"run": str(run), "findings": listed, "skipped": dict(record.skipped)}
+            print_document(document, "\n".join([spell_run(run), findings, *skipped]), as_json)
+        return
     if len(runs) == 1:
         # One run has a default place, in its folder; several have none.
         path = loopinterp.pages.write_report(runs[0], out)
@@ -184,6 +200,24 @@ def tasks(as_json: Json = False) -> None:
         facts["distributions"] = list(task.distributions)
         listed.append(facts)
     _print_facts(listed, as_json)
+
+
+@command("studies", "studies --json")
+def studies(as_json: Json = False) -> None:
+    """List the studies that `analyze` runs."""
+    table = loopinterp.studies()
+    words = "\n".join(f"{name:18}{about}" for name, about in table["about"].items())
+    print_document(table.reset_index().to_dict("records"), words, as_json)
+
+
+@command("programs", "programs --json")
+def programs(as_json: Json = False) -> None:
+    """List the stock programs, by task: what `compile` takes, and `analyze` compares with."""
+    by_task: dict[str, list[str]] = {}
+    for name in loopinterp.programs.list_programs():
+        by_task.setdefault(str(loopinterp.programs.get_program(name).task), []).append(name)
+    words = "\n".join(f"{task}: {', '.join(names)}" for task, names in sorted(by_task.items()))
+    print_document(by_task, words, as_json)
 
 
 @command("recipes", "recipes addition --json")
@@ -272,12 +306,12 @@ def benchmark(
     progress: Progress = True,
     as_json: Json = False,
 ) -> None:
-    """Write the benchmark: models of known circuit, with cards, each file known by its digest.
+    """Write the benchmark: known-circuit models with cards, each file with its digest.
 
     `loopinterp.benchmark.Benchmark(FOLDER)` reads it back, and refuses what was changed since.
     """
     with showing(progress):
         written = loopinterp.benchmark.make_benchmark(folder, only or None)
     document = {"folder": str(folder), "digest": written.digest, "models": list(written)}
-    text = f"{folder}: {len(written)} models whose circuit is known, digest {written.digest}"
+    text = f"{folder}: {len(written)} known-circuit models, digest {written.digest}"
     print_document(document, text, as_json)

@@ -68,7 +68,20 @@ def bar(
     # A log file wants a line now and then, not ten a second.
     live = sys.stderr.isatty() or "ipykernel" in sys.modules
     off = disable or _switched_off()
-    return tqdm(items, desc=about, mininterval=0.1 if live else 20.0, disable=off, **options)
+    if not live:
+        options |= {"mininterval": 20.0, "file": _Lines(), "leave": True}
+    return tqdm(items, desc=about, disable=off, **options)
+
+
+class _Lines:
+    """Standard error for a bar in a log: a line for each of its states."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip():
+            sys.stderr.write(f"{line}\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 class Stages:
@@ -98,7 +111,7 @@ class Stages:
 
     def skip(self, name: str, reason: str) -> None:
         """Note that a study is skipped; the reason is a clause that follows "because"."""
-        self._say(f"{name}: skipped because {reason}\n")
+        self._say(f"{name}: skipped, because {reason}\n")
         self._note(skipped={name: reason}, owner=self._owner)
 
     def _note(self, **notes: Any) -> None:

@@ -1,9 +1,13 @@
 from .comparison import write_comparison as write_comparison
 from .exploration import Exploration as Exploration
 from .explore_study import explore as explore
+from .facts import Fact as Fact
+from .facts import facts_of as facts_of
+from .facts import introduction as introduction
 from .notebook_widget import ExplorerWidget as ExplorerWidget
 from .report import need_page as need_page
 from .report import render_report as render_report
+from .report import seconds as seconds
 from .report import write_circuit_page as write_circuit_page
 from .report import write_report as write_report
 from .report import write_results as write_results

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -15,6 +15,7 @@ from loopinterp.core.storage import write_bytes
 from loopinterp.pages import Exploration
 from loopinterp.pages.assets import plotly_scripts
 from loopinterp.pages.exploration import page_json
+from loopinterp.pages.facts import Fact, Topic, facts_of, story_of_runs
 from loopinterp.pages.report import need_page, render_page
 from loopinterp.pages.run_record import Problem, RunRecord, Trouble, read_run, spell_problem
 from loopinterp.pages.sections import SECTIONS, figure_views
@@ -55,10 +56,9 @@ class Row:
 def write_comparison(runs: Sequence[str | Path], out: str | Path) -> Path:
     """Write two or more runs side by side: one file, with everything it needs inside.
 
-    Seeds, ablations, a compiled model beside a trained one: the verdict of each, the settings that
-    differ, the findings that differ, curves of all runs on one pair of axes, and their explorers,
-    stepped together. It is made from saved results alone; :func:`read_report` reads its tables
-    back.
+    Seeds, ablations, a compiled model beside a trained one: the facts of each, their explorers
+    stepped together, settings and findings that differ, curves of all runs on one pair of axes. It
+    is made from saved results alone; :func:`read_report` reads its tables back.
 
     Raises:
         InputError: If there are fewer than two runs or one twice, a folder is none, the file is
@@ -94,6 +94,7 @@ def _render(records: dict[str, RunRecord]) -> str:
                 except Exception as error:  # whatever a damaged value makes of the page's code
                     damage = type(error).__name__
                     problems[run].append(Problem(Trouble.RESULT_VALUES, name, damage))
+    facts = {run: facts_of(record.results) for run, record in records.items()}
     undrawn: list[Problem] = []
     figures = figure_views(compared_figures(tables["curves"], runs), undrawn, count(1))
     rows = finding_rows(tables, runs)
@@ -107,7 +108,8 @@ def _render(records: dict[str, RunRecord]) -> str:
         title=f"{len(runs)} runs side by side" + (f": {', '.join(sorted(tasks))}" if tasks else ""),
         runs=runs,
         records=records,
-        verdicts=_verdicts(tables["findings"], runs),
+        story=" ".join(story_of_runs(facts)),
+        facts=_fact_rows(facts),
         settings=settings[~lacking].fillna("–"),
         lacking=settings[lacking].fillna("–"),
         differing=[row for row in rows if row.differs],
@@ -122,6 +124,17 @@ def _render(records: dict[str, RunRecord]) -> str:
         data=embedded(tables),
         plotly_scripts=plotly_scripts(view.flat for view in figures),
     )
+
+
+def _fact_rows(facts: Mapping[str, list[Fact]]) -> list[tuple[str, list[Fact | None]]]:
+    """A row for each topic: its title, and the fact of each run, if it has one."""
+    by_topic = {run: {fact.topic: fact for fact in of_run} for run, of_run in facts.items()}
+    rows = []
+    for topic in Topic:
+        cells = [of_run.get(topic) for of_run in by_topic.values()]
+        if known := [fact for fact in cells if fact is not None]:
+            rows.append((known[0].title, cells))
+    return rows
 
 
 def _texts_by_run(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, list[str]]:
@@ -166,16 +179,3 @@ def finding_rows(tables: Tables, runs: Sequence[str]) -> list[Row]:
         )
         for (_, result, title, number), cells in sorted(cells_of.items(), key=lambda item: item[0])
     ]
-
-
-def _verdicts(findings: pd.DataFrame, runs: Sequence[str]) -> dict[str, Cell]:
-    """The verdict of each run; an empty one where there is none."""
-    verdicts: Any = findings[findings["kind"] == "verdict"]
-    # A run has one verdict; of more, the first stands for it.
-    first = {str(line.run): line for line in verdicts.drop_duplicates("run").itertuples()}
-    return {
-        run: Cell(line.value, None if line.good is None else bool(line.good), line.text)
-        if (line := first.get(run))
-        else Cell()
-        for run in runs
-    }

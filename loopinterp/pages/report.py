@@ -30,14 +30,13 @@ from loopinterp.pages.assets import (
     page_scripts,
     plotly_scripts,
 )
+from loopinterp.pages.facts import facts_of, story
 from loopinterp.pages.run_record import Problem, RunRecord, Trouble, read_run, spell_problem
 from loopinterp.pages.sections import (
     EXPLORER,
     SECTIONS,
     figure_views,
-    has_programs,
     section_views,
-    tiles,
 )
 from loopinterp.pages.tables import embedded, setting_groups, tables_of
 
@@ -169,18 +168,15 @@ def _context(record: RunRecord) -> dict[str, Any]:
     views = [view for section in sections for view in section.all_figures]
     graphs = [view for view in views if view.html]
     drawn = [view for view in views if not view.html] + (made_views if record.is_run else [])
-    title = record.name
-    if record.is_run:
-        kind, by = ("transformer", "layer") if record.depth == 1 else ("looped transformer", "loop")
-        on = f" on {record.task.replace('_', ' ')}" if record.task else ""
-        title = f"A {kind}{on}, opened {by} by {by}"
+    facts = facts_of(record.results)
+    heading, *told = story(record, facts) if record.is_run else [record.name]
     return {
         "record": record,
         "problems": [*map(spell_problem, [*record.problems, *problems, *undrawn])],
-        "title": title,
-        "facts": _facts(record),
-        "verdicts": [f for view in sections for f in view.verdicts],
-        "tiles": tiles(sections),
+        "title": heading,
+        "story": " ".join(told),
+        "facts": facts,
+        "model": _model(record),
         "first": [view for view in sections if view.section.key == EXPLORER],
         "sections": [view for view in sections if view.section.key != EXPLORER],
         "explored": any(view.explorers for view in sections),
@@ -192,7 +188,6 @@ def _context(record: RunRecord) -> dict[str, Any]:
             and section.of_study not in record.skipped
             and section.applies(record.task)
         ],
-        "comparable": record.is_run and has_programs(record.task),
         "made_figures": made_views,
         "circuits": graph_assets() if graphs else {},
         "settings": setting_groups(record.config),
@@ -202,14 +197,14 @@ def _context(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _facts(record: RunRecord) -> list[tuple[str, str]]:
+def _model(record: RunRecord) -> list[tuple[str, str]]:
     """What to know about the model at a glance, as far as the configuration says it."""
     config = record.config
     parts = (config.get(name) for name in ("model", "curriculum"))
     model, curriculum = (part if isinstance(part, Mapping) else {} for part in parts)
     n_layers = model.get("n_layers")
     runs = {None: "looped", 1: "run once"}.get(record.depth, f"run {record.depth} times")
-    facts = [
+    known = [
         ("Block", f"{n_layers} layer{'s' if n_layers != 1 else ''}, {runs}" if n_layers else None),
         ("Width (d_model)", model.get("d_model")),
         ("Heads", model.get("n_heads")),
@@ -221,7 +216,7 @@ def _facts(record: RunRecord) -> list[tuple[str, str]]:
     ]
     return [
         (name, f"{value:,}" if isinstance(value, int) else str(value))
-        for name, value in facts
+        for name, value in known
         if value is not None
     ]
 

@@ -9,6 +9,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from loopinterp.core.errors import CheckpointError
 from loopinterp.core.results import Result, config_hash, load_result, result_files
 from loopinterp.core.run_files import (
@@ -95,6 +97,7 @@ class RunRecord(ShortRepr):
             optional.
         problems: What could not be read; the report says so.
         weights: SHA-256 of the model's weights; "" where there is none to be read.
+        n_parameters: Of the model; None where it is not known.
     """
 
     name: str
@@ -104,6 +107,7 @@ class RunRecord(ShortRepr):
     made: Mapping[str, Any] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     weights: str = ""
+    n_parameters: int | None = None
 
     @property
     def is_run(self) -> bool:
@@ -183,7 +187,17 @@ def read_run(folder: str | Path) -> RunRecord:
         made=notes,
         problems=problems,
         weights=owner.weights,
+        n_parameters=_count_parameters(folder / "model" / "model.safetensors"),
     )
+
+
+def _count_parameters(weights: Path) -> int | None:
+    try:
+        with safe_open(weights, "np") as file:
+            names = file.keys()  # a file is no mapping
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+    except (OSError, SafetensorError):  # a model in memory, or a file that is a problem already
+        return None
 
 
 def _read_metrics(

@@ -33,6 +33,7 @@ class Section:
         short: As the table of contents has it; the title by default.
         study: The study that it is about; the one named as the section by default.
         missing: What is said of a run that it applies to, if no saved study belongs to it.
+        folded: Whether it is behind a line that opens it: no fact of the first screen rests on it.
     """
 
     key: str
@@ -41,6 +42,7 @@ class Section:
     short: str = ""
     study: str = ""
     missing: str = ""
+    folded: bool = False
 
     def at(self, depth: int | None) -> Section:
         """The section of a model of a fixed depth; None: of one that makes T(n) loops.
@@ -95,6 +97,7 @@ SECTIONS = (
         key="limits",
         title="Limits",
         study="reachability",
+        folded=True,
         missing="no study of its limits, so it is not known where other starts lead",
     ),
     Section(
@@ -114,18 +117,20 @@ SECTIONS = (
         key="attention",
         title="Attention by loop",
         title_once="Attention",
+        folded=True,
         missing="no attention study",
     ),
     Section(
         key="ground-truth",
         title="The tools on known circuits",
         short="Known circuits",
+        folded=True,
         missing="no scores of the tools on models whose circuit is known",
     ),
 )
 """All sections with studies, in reading order; "How it was made" follows them."""
 
-OTHER = Section(key="other", title="Other studies")
+OTHER = Section(key="other", title="Other studies", folded=True)
 """What belongs to no section of ours, a study of someone else's, is shown all the same."""
 
 
@@ -157,12 +162,10 @@ class Fold:
 class SectionView:
     """A section as the template shows it: a claim with its figure, and folds.
 
-    ``verdicts`` are said in the summary, and named again where their evidence is. ``explorers`` are
-    what explorers are given.
+    ``explorers`` are what explorers are given.
     """
 
     section: Section
-    verdicts: list[Finding]
     findings: list[Finding]
     figures: list[FigureView]
     folds: list[Fold]
@@ -172,11 +175,6 @@ class SectionView:
     def all_figures(self) -> list[FigureView]:
         """Its figures, those of its folds included."""
         return [*self.figures, *(figure for fold in self.folds for figure in fold.figures)]
-
-    def places(self) -> list[tuple[str, Finding]]:
-        """All findings, each with the anchor of what it is part of."""
-        folded = [(fold.anchor, finding) for fold in self.folds for finding in fold.findings]
-        return [(self.section.key, finding) for finding in self.findings] + folded
 
 
 @dataclass(frozen=True)
@@ -206,7 +204,7 @@ def section_views(record: RunRecord) -> tuple[list[SectionView], list[Problem]]:
     views = []
     for section in (*SECTIONS, OTHER):
         view = _view(section, shown, problems, evidence)
-        if view.verdicts or view.findings or view.figures or view.explorers:
+        if view.findings or view.figures or view.explorers:
             views.append(replace(view, section=section.at(record.depth)))
     return views, problems
 
@@ -238,20 +236,6 @@ def figure_views(
     return views
 
 
-def tiles(views: Sequence[SectionView]) -> list[tuple[str, str, Finding]]:
-    """For the summary: what has a number or a name to show large, with its anchor and its name.
-
-    First what says more of the program than the verdict does, then of each section the first such
-    finding; the section whose verdict heads the summary has none.
-    """
-    places = [(a, f.label, f) for view in views for a, f in view.places() if f.label]
-    for view in views:
-        short = [place for place in view.places() if place[1].value and not place[1].label]
-        if short and not view.verdicts:
-            places.append((short[0][0], view.section.short or view.section.title, short[0][1]))
-    return places
-
-
 def _view(
     section: Section, shown: Sequence[_Shown], problems: list[Problem], evidence: Evidence
 ) -> SectionView:
@@ -259,11 +243,14 @@ def _view(
     known = {one.key for one in SECTIONS} | {"verdict"}
 
     def belongs(key: str) -> bool:
+        key = "program" if key == "verdict" else key
         return key not in known if section is OTHER else key == section.key
 
-    # The study whose verdict heads the report comes first, like the section's own.
-    verdicts_of = {one.name: [f for f in one.findings if f.kind == "verdict"] for one in shown}
-    shown = sorted(shown, key=lambda one: one.name != section.key and not verdicts_of[one.name])
+    # The study that gives a verdict comes first, like the section's own.
+    verdicts = {one.name: [f for f in one.findings if f.kind == "verdict"] for one in shown}
+    shown = sorted(shown, key=lambda one: one.name != section.key and not verdicts[one.name])
+    # A circuit is drawn large where the model runs it: an identified program, or one read off it.
+    runs_it = any(finding.good for one in shown for finding in verdicts[one.name])
     numbers, parts = itertools.count(1), []
     for one in shown:
         findings = [f for f in one.findings if belongs(f.kind)]
@@ -271,7 +258,9 @@ def _view(
         parts.append((findings, figure_views(figures, problems, numbers, evidence)))
     (findings, figures), *others = [part for part in parts if any(part)] or [([], [])]
     # Of the first study two findings, a figure and a circuit are seen; all else is folded.
-    seen = [*figures[:1], *[figure for figure in figures[1:] if figure.html][:1]]
+    drawn = [figure for figure in figures if not figure.html]
+    circuits = [figure for figure in figures if figure.html]
+    seen = [*drawn[:1], *(circuits[:1] if runs_it or not drawn else [])]
     others.insert(0, (findings[2:], [f for f in figures if f not in seen]))
     folds = []
     for number, (more, drawn) in enumerate(other for other in others if any(other)):
@@ -282,7 +271,5 @@ def _view(
             title += f"; {n_more} more figure{'s' * (n_more > 1)}"
         anchor = f"{section.key}-fold-{number}"
         folds.append(Fold(anchor, title, first.value, first.good, more, drawn))
-    heading = section.key == "program"
-    verdicts = [f for one in shown for f in verdicts_of[one.name] if heading]
     explorers = [x for one in shown for x in one.explorers if section.key == EXPLORER]
-    return SectionView(section, verdicts, findings[:2], seen, folds, explorers)
+    return SectionView(section, findings[:2], seen, folds, explorers)

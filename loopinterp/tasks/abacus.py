@@ -232,6 +232,7 @@ class AbacusAddition(_Sum):
     """
 
     name = "abacus_addition"
+    goal = "add decimal numbers"
     about = "Decimal addition, a+b=sum$ with the least significant digit first, token by token."
 
 
@@ -252,6 +253,7 @@ class AbacusSum(_Sum):
     """
 
     name = "abacus_sum"
+    goal = "sum several decimal numbers"
     about = "Decimal sum of {self.n_operands} numbers, least significant digit first."
 
     n_operands: Annotated[int, Field(ge=2)] = 3
@@ -276,6 +278,7 @@ class AbacusMultiplication(DecimalOperands):
     """
 
     name = "abacus_multiplication"
+    goal = "multiply decimal numbers"
     about = "Decimal multiplication, a*b=product$, least significant digit first."
     operator = "*"
     hard = "nines"

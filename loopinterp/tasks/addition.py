@@ -75,6 +75,7 @@ class Addition(Sampler):
     """
 
     name = "addition"
+    goal = "add binary numbers"
     d_vocab_out = 2
     distributions = ("propagate", "uniform", "chain")
 
@@ -200,6 +201,7 @@ class TokenAddition(FullOutput):
     """
 
     name = "token_addition"
+    goal = "write out the sum of two binary numbers"
     about = "Binary addition of n-bit numbers, a + b =, most significant bit first."
     symbols = ("0", "1", "+")
     distributions = ("uniform", "propagate", "chain")
@@ -257,6 +259,7 @@ class Multiplication(FullOutput):
     """
 
     name = "multiplication"
+    goal = "multiply binary numbers"
     about = "Binary multiplication, {self.m} bits * n bits =, least significant bit first."
     symbols = ("0", "1", "*")
     distributions = ("uniform", "biased", "mixed")

@@ -67,6 +67,7 @@ class ChessPuzzles(Sampler):
     """
 
     name = "chess_puzzles"
+    goal = "find the best move in a chess position"
     about = "The best move in chess puzzles, rated 100 n, of a CSV file of your own (csv=...)."
     distributions = ("uniform",)
     d_vocab = len(SYMBOLS)

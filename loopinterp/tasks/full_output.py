@@ -160,6 +160,7 @@ class Copy(BitPrompt):
     """
 
     name = "copy"
+    goal = "repeat a string of bits"
     about = "The n bits again, answered from the '=' sign on and closed by EOS."
     question = "copy of {}"
 
@@ -178,6 +179,7 @@ class Parity(BitPrompt):
     """
 
     name = "parity"
+    goal = "tell whether the number of ones is odd"
     about = "Parity of n bits, answered at the '=' sign and closed by EOS."
     question = "parity of {}"
 
@@ -199,6 +201,7 @@ class BinarySum(BitPrompt):
     """
 
     name = "binary_sum"
+    goal = "count ones"
     about = "How many of n bits are ones, in binary, from the '=' sign on and closed by EOS."
     question = "ones in {}"
     least_first = ("answer",)
@@ -229,6 +232,7 @@ class UniqueSet(FullOutput):
     """
 
     name = "unique_set"
+    goal = "list the distinct symbols of a string"
     about = "The distinct ones of n symbols (of {self.n_symbols}), by first appearance."
     question = "distinct ones of {}"
     distributions = ("uniform", "few", "distinct", "varied")

@@ -57,6 +57,7 @@ class Maze(Sampler):
     """
 
     name = "maze"
+    goal = "find the path through a maze"
     about = "Which cells are on the path from start to goal in a maze of n x n cells."
     distributions = ("uniform", "far")
     d_vocab = PAD + 1

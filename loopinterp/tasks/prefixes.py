@@ -64,6 +64,7 @@ class PrefixSum(_Prefixes):
     """
 
     name = "prefix_sum"
+    goal = "tell the parity of every prefix"
     distributions = ("uniform", "biased")
 
     modulus: Annotated[int, Field(ge=2)] = 2
@@ -222,6 +223,7 @@ class RegularLanguage(_Prefixes):
     """
 
     name = "regular_language"
+    goal = "recognise a regular language"
     about = "Whether each prefix of n symbols is in {self.language}, answered at every symbol."
     d_vocab_out = 2
     distributions = ("uniform", "steered")

@@ -34,11 +34,13 @@ class Sampler(Settings, InWords, ABC):
 
     Attributes:
         name: The name in :func:`get_task`.
+        goal: What a model of the task learns to do, as in "learnt to add binary numbers".
         about: One line for people, with the task's settings as ``{self.box}``.
         distributions: The first one is the default.
     """
 
     name: str
+    goal: str
     about: str
     distributions: tuple[str, ...]
 

@@ -58,6 +58,7 @@ class AbacusSorting(TokenByToken):
     """
 
     name = "abacus_sorting"
+    goal = "sort decimal numbers"
     about = "The order of n numbers of up to {self.n_digits} digits, A:21,B:7=B,A$."
     symbols = SYMBOLS
     end = _END

@@ -60,6 +60,7 @@ class Sudoku(Sampler):
     """
 
     name = "sudoku"
+    goal = "solve sudokus"
     about = "The n blanks of a {self.side} x {self.side} sudoku with one solution."
     distributions = ("uniform", "easy", "hard")
 

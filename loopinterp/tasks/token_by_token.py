@@ -169,6 +169,7 @@ class NextToken(TokenByToken):
     """
 
     name = "next_token"
+    goal = "write answers one token at a time"
 
     of: str = "copy"
     of_settings: dict[str, Any] = field(default_factory=dict)

@@ -16,8 +16,9 @@ from loopinterp.core.errors import CheckpointError, InputError
 from loopinterp.core.results import Result
 from loopinterp.dynamics import convergence_study
 from loopinterp.pages import explore, read_report, read_run, write_comparison, write_report
-from loopinterp.pages.comparison import Cell, _verdicts, differing_settings, finding_rows
+from loopinterp.pages.comparison import _fact_rows, differing_settings, finding_rows
 from loopinterp.pages.exploration import page_json
+from loopinterp.pages.facts import Code, facts_of
 from loopinterp.pages.run_record import Problem, RunRecord, Trouble, spell_problem
 from loopinterp.pages.tables import tables_of
 from loopinterp.tasks import get_task
@@ -70,15 +71,12 @@ def test_findings_that_differ_are_told_from_those_that_do_not(
     assert alike and not any(row.differs for row in alike)
 
 
-def test_of_two_verdicts_of_a_run_the_first_is_shown_and_no_mixture(
-    tables: dict[str, pd.DataFrame],
-) -> None:
-    found = tables["findings"][:2].assign(
-        run="a", kind="verdict", value=["none", "ripple"], good=[None, True], text=["no", "yes"]
-    )
-    verdicts = _verdicts(found, ["a", "b"])
-    assert verdicts["a"] == Cell("none", None, "no") and verdicts["b"] == Cell()
-    assert _verdicts(found[1:], ["a"])["a"].good is True
+def test_facts_of_runs_stand_in_a_row_for_each_topic(records: dict[str, RunRecord]) -> None:
+    facts = {run: facts_of(record.results) for run, record in records.items()}
+    rows = _fact_rows(facts)
+    assert all(len(cells) == len(records) for _, cells in rows)
+    (program,) = (cells for title, cells in rows if title == "Program")
+    assert [fact and fact.code for fact in program[:1]] == [Code.UNDECIDED]
 
 
 def test_curves_are_the_numbers_of_the_results(

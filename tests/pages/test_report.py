@@ -26,6 +26,7 @@ from loopinterp.pages import (
     write_report,
     write_results,
 )
+from loopinterp.pages.facts import Code, Fact, Topic, introduction
 from loopinterp.pages.report import made_figures, seconds
 from loopinterp.pages.run_record import Problem, Trouble, spell_problem
 from loopinterp.pages.sections import SECTIONS, section_views
@@ -105,15 +106,25 @@ def test_the_page_needs_nothing_from_outside(page: str) -> None:
     assert len(page) < 15_000_000
 
 
-def test_the_verdict_comes_before_everything_else(page: str) -> None:
+def test_the_story_and_the_facts_come_before_everything_else(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"longest": 144, "share": "99%", "factor": 12}
+    fact = Fact(Topic.GENERALISATION, Code.RIGHT_BEYOND, True, values)
+    monkeypatch.setattr("loopinterp.pages.report.facts_of", lambda results: [fact])
+    page = render_report(record)
     text = Reader(page).text
-    assert text.index("Latched ripple") < text.index("99.3%") < text.index("Does it get")
+    order = [introduction(record), fact.sentence, fact.title, fact.detail, "96.5%"]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+    assert page.index('id="summary"') < page.index("<section")
+    assert page.count('class="tile"') == 1 and 'href="#generalisation"' in page
 
 
 def test_every_section_is_there_in_order(page: str) -> None:
     shown = [*synthetic.DEMO, "attention", "not-measured", "made"]
     places = [page.index(f'<section id="{key}"') for key in shown]
-    assert places == sorted(places) and page.count("<section") == len(shown) + 1
+    assert places == sorted(places) and page.count("<section") == len(shown)
 
 
 def test_every_figure_has_caption_and_data_and_its_control(record: RunRecord, page: str) -> None:
@@ -167,34 +178,37 @@ def test_what_is_seen_at_once_is_a_claim_and_a_figure_for_each_section(
     assert seen.pop("program") == [False, True]  # the circuit beside the figure of the claim
     assert all(len(of) <= 1 for of in seen.values())
     assert all(view.figures for view in views)
-    anywhere = {anchor for view in views for anchor, _ in view.places()}
+    anywhere = {view.section.key for view in views}
+    anywhere |= {fold.anchor for view in views for fold in view.folds}
     assert anywhere <= set(Reader(page).anchors)
     assert len(Reader(page).unfolded) < 800
 
 
-def test_the_task_is_shown_before_what_was_found(record: RunRecord) -> None:
+def test_the_explorer_stands_before_the_evidence_with_the_task_in_a_fold(
+    record: RunRecord,
+) -> None:
     batch = Addition().encode([(3, 1)], n=3)
     explored = explore(compile_program("ripple", max_length=4).model, batch, asks="Add up.")
     page = render_report(
         dataclasses.replace(record, results={**record.results, "explorer": explored})
     )
-    text = Reader(page).text
+    reader = Reader(page)
     finding = explored.findings()[-1].text
-    assert text.index("Add up.") < text.index(finding) < text.index("Latched ripple")
-    assert page.index('<li><a href="#explorer"') < page.index('<li><a href="#summary"')
+    assert reader.text.index("Add up.") < reader.text.index(finding)
+    assert page.index('id="summary"') < page.index('id="explorer"') < page.index('"wavefront"')
+    assert "Add up." not in " ".join(reader.unfolded)
 
 
-def test_a_verdict_is_said_once_and_its_numbers_are_folded(
+def test_of_a_finding_two_sentences_are_seen_and_the_rest_is_folded(
     record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lead, numbers = "It is none. It is near one.", "Not named, because of 0.5% of 3. And more."
+    lead, numbers = "It is none. It is near one.", "Not identified, by 0.5% of 3. And more."
     verdict = Finding(f"{lead} {numbers}", kind="verdict", value="none of these")
     monkeypatch.setitem(synthetic._FINDINGS, "program", [verdict])
     reader = Reader(render_report(record))
     seen = " ".join(reader.unfolded)
-    assert lead in seen and "Not named" not in seen
+    assert lead in seen and "Not identified" not in seen
     assert reader.text.count(numbers) == 1
-    assert seen.count("None of these") == 2  # in the summary, and where its evidence is
 
 
 def test_studies_come_in_the_order_in_which_they_were_made(record: RunRecord) -> None:
@@ -214,7 +228,6 @@ def test_what_applies_but_was_not_measured_is_said_in_a_line(record: RunRecord) 
     for section in SECTIONS:
         assert (section.missing in text) == (section.key not in left)
         assert (f'<section id="{section.key}"' in page) == (section.key in left)
-    assert "no verdict yet" in text
 
 
 def test_what_cannot_be_said_is_said_with_the_reason(record: RunRecord) -> None:
@@ -222,8 +235,7 @@ def test_what_cannot_be_said_is_said_with_the_reason(record: RunRecord) -> None:
     left = dataclasses.replace(record, results={}, made={"unsaid": skipped})
     text = Reader(render_report(left)).text
     assert re.search(rf"Wavefront: [^.]*{skipped['wavefront']}\.", text)
-    # At the verdict, and in the list of skipped studies.
-    assert text.count(skipped["programs"]) == 2
+    assert text.count(skipped["programs"]) == 1
     for section in SECTIONS:
         assert (section.missing in text) == ((section.study or section.key) not in skipped)
 
@@ -256,14 +268,14 @@ def test_of_a_model_of_one_loop_nothing_is_said_of_others(
     said = text.replace(ONE_LOOP, "").replace("right after 1 loop", "").replace("loopinterp", "")
     said = said.replace("answered after 1 loop;", "")
     assert not re.findall(r".{30}\bloop.{30}", said, flags=re.IGNORECASE)
-    assert text.count(ONE_LOOP) == 2  # at the verdict, and once for all studies
+    assert text.count(ONE_LOOP) == 1  # once for all studies
 
 
 def test_of_a_fixed_depth_it_is_not_said_that_longer_inputs_get_more_loops(
     record: RunRecord,
 ) -> None:
     deep = dataclasses.replace(record, config={**record.config, "objective": {"n_loops": 16}})
-    more = "A longer input is given more loops of the same block"
+    more = "A longer input gets more loops"
     assert more in Reader(render_report(record)).text
     assert more not in Reader(render_report(deep)).text
 
@@ -280,19 +292,10 @@ def test_a_model_that_was_not_trained_is_said_to_be_none(record: RunRecord) -> N
     config = {"task": "addition", "max_n": 20, "origin": origin}
     bare = dataclasses.replace(record, config=config, metrics=[], results={}, made={})
     text = Reader(render_report(bare)).text
-    # Under the title, and in place of the training curve.
-    assert text.count(f"was {origin}") == 2 and "no training curve" in text
+    # In the title, and in place of the training curve.
+    assert f"transformer, {origin}, built to add" in text
+    assert f"was {origin}" in text and "no training curve" in text
     assert re.search(r"lengths up to\s+20\b", text) and "training metrics" not in text
-
-
-def test_a_finding_with_a_label_stands_beside_the_verdict(
-    record: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    label = "Hold time of a carry"
-    held = Finding(kind="program", text="Held for 2 loops.", value="2 loops", label=label)
-    monkeypatch.setitem(synthetic._FINDINGS, "convergence", [held])
-    text = Reader(render_report(record)).text
-    assert text.index("Latched ripple") < text.index(label) < text.index("Does it get")
 
 
 def test_what_does_not_apply_to_the_task_is_not_mentioned(record: RunRecord) -> None:
@@ -313,7 +316,7 @@ def test_a_run_that_was_only_trained_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"task": "parity", "seed": 4}')
     page = write_report(tmp_path).read_text()
     text = Reader(page).text
-    assert "transformer on parity" in text
+    assert "transformer learnt to" in text
     assert "no training metrics" in text and "Seed 4" in text
 
 
@@ -329,7 +332,7 @@ def test_a_result_that_fails_is_a_problem_and_the_others_are_shown(record: RunRe
     page = render_report(dataclasses.replace(record, results={**record.results, "bad": broken}))
     text = Reader(page).text
     assert spell_problem(Problem(Trouble.RESULT_VALUES, "bad", "KeyError")) in text
-    assert "Latched ripple" in text
+    assert "96.5%" in text
 
 
 def test_a_figure_that_cannot_be_written_is_a_problem_and_the_others_are_shown(

@@ -1,11 +1,12 @@
 /* The explorer: mount(element, data, options) shows an exploration in an element.
    All text reaches the page as text; every panel shows the one selection of explorer_state.js. */
 import { decode, describe, inflate, spell } from "./explorer_data.js";
-import { followed, initial, keyed, previewed, reduce } from "./explorer_state.js";
+import { address, followed, initial, keyed, placed, previewed, reduce } from "./explorer_state.js";
 import { captionOf, fileOf, gridImage } from "./explorer_files.js";
 import { HEAD_COLOURS, drawLabels, drawPlane, drawRows, drawSelection, measure, placeAt } from "./explorer_drawing.js";
 
-const TICK = 130;
+/* A run plays in some three seconds; a short one no faster than can be followed. */
+const tick = (loops) => Math.min(350, Math.max(60, 3000 / Math.max(loops, 1)));
 let mounted = 0;
 
 const make = (tag, properties = {}, ...children) => {
@@ -78,7 +79,7 @@ function table(caption, columns) {
 const panel = (title, ...children) => make("div", { className: "x-panel", aria: { role: "group", label: title } }, make("h3", {}, title), ...children);
 
 /* Everything that is seen, made once; drawing fills it. */
-function build(data, id, act) {
+function build(data, id, act, linked) {
   const parts = {};
   parts.examples = chips("Example", `${id}-example`, data.examples.map((one, k) => `${k + 1} · ${one.reason}`), (example) => act({ set: { example } }));
   parts.detail = make("p", { className: "x-detail" });
@@ -117,21 +118,34 @@ function build(data, id, act) {
   parts.panels = make("div", { className: "x-panels" }, parts.place,
     ...(data.has("plane") ? [panel("State", parts.plane, parts.planeText)] : []),
     ...(data.heads.length ? [panel("Attention", scrolled("Attention", parts.looks))] : []),
-    ...(data.names.length ? [panel("Programs", scrolled("Programs", parts.programs))] : []));
+    ...(data.names.length ? [make("details", { className: "x-panel x-programs", open: !linked, aria: { role: "group", label: "Programs" } }, make("summary", {}, "Programs"), scrolled("Programs", parts.programs))] : []));
   const files = { grid: "Image (SVG)", ...(data.has("plane") ? { plane: "State's way (SVG)" } : {}), cells: "Data (CSV)", ...(data.heads.length ? { attention: "Attention (CSV)" } : {}) };
   const links = Object.entries(files).map(([what, text]) => {
     const button = make("button", { type: "button" }, text);
     button.addEventListener("click", () => act({ save: what }));
     return button;
   });
+  if (linked) {
+    const copy = make("button", { type: "button" }, "Copy link");
+    copy.addEventListener("click", async () => {
+      await navigator.clipboard?.writeText(location.href);
+      copy.textContent = "Link copied";
+    });
+    links.push(copy);
+  }
   parts.print = make("div", { className: "x-print" });
   const missing = Object.entries(data.missing).map(([what, why]) => `Not shown: ${what}, as ${why}.`).join(" ");
   parts.all = [
-    ...(data.examples.length > 1 ? [parts.examples.group] : []), parts.detail, parts.said,
+    ...(data.examples.length > 1 ? [parts.examples.group] : []),
     make("div", { className: "x-steps" }, parts.play, parts.slider, parts.output),
-    make("div", { className: "x-bar" }, parts.shown.group, ...(data.inners ? [parts.layerLabel] : []), ...(data.names.length ? [parts.variableLabel] : []), ...(data.heads.length ? [parts.headLabel] : [])),
-    make("div", { className: "x-grid" }, parts.labels, parts.scroll), parts.print, parts.help, parts.live, parts.panels,
-    ...(missing ? [make("p", { className: "x-note" }, missing)] : []), make("p", { className: "x-links" }, ...links),
+    make("div", { className: "x-main" },
+      make("div", { className: "x-left" },
+        make("div", { className: "x-grid" }, parts.labels, parts.scroll),
+        make("div", {}, parts.detail, parts.said),
+        make("div", { className: "x-bar" }, parts.shown.group, ...(data.inners ? [parts.layerLabel] : []), ...(data.names.length ? [parts.variableLabel] : []), ...(data.heads.length ? [parts.headLabel] : []))),
+      parts.panels),
+    parts.print, parts.live,
+    ...(missing ? [make("p", { className: "x-note" }, missing)] : []), make("p", { className: "x-links" }, ...links), parts.help,
   ];
   return parts;
 }
@@ -202,7 +216,8 @@ function show(element, data, options) {
   let sizes, theme, rows, drawnFor = "", planeBounds = [], timer = null;
   const listeners = new Set();
 
-  const parts = build(data, id, (action) => (action.save ? save(...fileOf(action.save, data, state, theme, textWidth)) : dispatch(action)));
+  const act = (action) => (action.save ? save(...fileOf(action.save, data, state, theme, textWidth)) : dispatch(action));
+  const parts = build(data, id, act, options.linked);
   element.classList.add("explorer");
   element.replaceChildren(...parts.all);
 
@@ -212,7 +227,7 @@ function show(element, data, options) {
     state = reduce(state, action, data);
     preview = null;
     clearTimeout(timer);
-    if (state.playing) timer = setTimeout(() => dispatch("tick"), TICK);
+    if (state.playing) timer = setTimeout(() => dispatch("tick"), tick(data.examples[state.example].loops));
     draw();
     reveal(parts.scroll, state.pos * sizes.cell, sizes.cell);
     if (follows) parts.live.textContent = "";
@@ -250,6 +265,8 @@ function show(element, data, options) {
       context.font = `100px ${theme.mono}`;
       sizes = measure(data, state.example, element.clientWidth || 600, (word) => context.measureText(word).width / 100);
       rows ??= document.createElement("canvas");
+      // A short example leaves room for the panels beside it.
+      element.classList.toggle("x-narrow", sizes.labels + sizes.width < 0.55 * element.clientWidth);
       drawRows(sized(rows, sizes.width, sizes.height), data, state, sizes, theme);
       planeBounds = data.has("plane") ? data.bounds(state.example) : [];
       drawnFor = kind;
@@ -328,6 +345,21 @@ function show(element, data, options) {
   resize();
   resized.observe(element);
 
+  /* The page's address follows the selection, so that a state can be sent as a link. */
+  const follow = () => {
+    const place = placed(location.hash);
+    if (!place) return false;
+    element.scrollIntoView({ block: "nearest" });
+    dispatch({ set: place });
+    return true;
+  };
+  if (options.linked) {
+    addEventListener("hashchange", follow);
+    listeners.add(() => state.playing || history.replaceState(null, "", address(state)));
+  }
+  if (!(options.linked && follow()) && options.play && !matchMedia("(prefers-reduced-motion: reduce)").matches)
+    dispatch({ set: { loop: 0 } }), dispatch("play");
+
   const handle = {
     data,
     get state() { return state; },
@@ -339,6 +371,7 @@ function show(element, data, options) {
       clearTimeout(timer);
       cancelAnimationFrame(frame);
       removeEventListener("beforeprint", print);
+      removeEventListener("hashchange", follow);
       resized.disconnect();
       themed.disconnect();
       scheme.removeEventListener("change", resize);

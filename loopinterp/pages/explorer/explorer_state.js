@@ -71,6 +71,15 @@ export function followed(own, data, before, after, action, other) {
   return fitted({ ...own, ...set }, data);
 }
 
+/* A selection as a page's fragment, and back: #example=2&loop=5&pos=3, counted as the page counts them. */
+export const address = ({ example, loop, pos }) => `#example=${example + 1}&loop=${loop}&pos=${pos}`;
+
+/* The selection that a fragment names, or null. */
+export function placed(fragment) {
+  const [, example, loop, pos] = /^#example=(\d+)&loop=(\d+)&pos=(\d+)$/.exec(fragment) ?? [];
+  return pos === undefined ? null : { example: Math.max(Number(example) - 1, 0), loop: Number(loop), pos: Number(pos) };
+}
+
 const KEYS = {
   ArrowUp: { by: { loop: -1 } },
   ArrowDown: { by: { loop: 1 } },

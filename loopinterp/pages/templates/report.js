@@ -249,7 +249,7 @@ const report = (() => {
 /* The contents mark the section in view. */
 (() => {
   const links = new Map([...document.querySelectorAll(".contents > ol > li > a")].map((a) => [a.hash.slice(1), a]));
-  const sections = [...document.querySelectorAll("main > section")];
+  const sections = [...document.querySelectorAll("main > header[id], main > section")];
   const mark = () => {
     const current = sections.filter((s) => s.getBoundingClientRect().top < innerHeight * 0.35).pop() || sections[0];
     for (const [id, link] of links) {
@@ -266,7 +266,8 @@ const report = (() => {
   /* A link to a figure in a closed fold opens the fold. */
   const reveal = () => {
     const target = document.getElementById(location.hash.slice(1));
-    const fold = target && target.closest("details:not([open])");
+    const closed = "details:not([open])";
+    const fold = target && (target.closest(closed) || (target.matches(".folded") && target.querySelector(closed)));
     if (!fold) return;
     fold.open = true;
     target.scrollIntoView();
