@@ -25,8 +25,6 @@ R = TypeVar("R")
 Loops = Annotated[int, Field(ge=1, le=MOST_LOOPS)]
 """A number of loops of one run."""
 
-_CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
-
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Check the arguments of a public function or method as it is called.
@@ -72,7 +70,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 class _Argument:
     def __init__(self, name: str, hint: Any) -> None:
         self.name = name
-        self.adapter = TypeAdapter(hint, config=_CONFIG)
+        self.adapter = TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
 
     def check(self, value: Any) -> Any:
         """The value in Python's own types; an ``InputError`` if it does not fit."""

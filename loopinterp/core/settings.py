@@ -36,8 +36,6 @@ T = TypeVar("T")
 Seed = Annotated[int, pydantic.Field(ge=0, le=GREATEST_SEED)]
 """A setting that seeds something."""
 
-_CONFIG = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
@@ -53,8 +51,9 @@ def settings(cls: type[T]) -> type[T]:
         Traceback (most recent call last):
         loopinterp.core.errors.ConfigError: width: expected an integer >= 1, got 0. Change width.
     """
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     declared: Any = pydantic.dataclasses.dataclass(
-        cls, frozen=True, kw_only=True, repr=False, config=_CONFIG
+        cls, frozen=True, kw_only=True, repr=False, config=config
     )
     unexplained = declared.__init__
 

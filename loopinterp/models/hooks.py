@@ -29,14 +29,12 @@ if TYPE_CHECKING:
 
     from loopinterp.models.addresses import SiteMap
 
-_Direction = Literal["fwd", "bwd"]
-
 
 class _LoopHookPoint(HookPoint):
     """TransformerLens' hook point; a hook that returns a wrong tensor raises with its name."""
 
     def add_hook(
-        self, hook: Callable[..., Any], dir: _Direction = "fwd", **options: Any
+        self, hook: Callable[..., Any], dir: Literal["fwd", "bwd"] = "fwd", **options: Any
     ) -> LensHandle:  # type: ignore[override]
         function = hook
 
