@@ -136,7 +136,7 @@ def shown_value(value: Any) -> str:
 
 
 def _inside(value: Any, least: float | None, most: float | None) -> bool:
-    return (least is None or value >= least) and (most is None or value <= most)
+    return bool((least is None or value >= least) and (most is None or value <= most))
 
 
 def spell_range(

@@ -186,7 +186,8 @@ def schema_error(
     choices = choices_of(schema)
     if isinstance(value, str) and choices:
         return unknown_name(name, value, choices, error)
-    got = "an object" if isinstance(value, dict) else shown_value(value)
+    shown = repr if isinstance(value, str) else shown_value
+    got = "an object" if isinstance(value, dict) else shown(value)
     return error(name, expected=_spell_schema(schema), given=got, fix=f"Change {name}.")
 
 

@@ -96,7 +96,6 @@ def greedy_decode(
         fix = "Read the answers of such a model at once: model(inputs)."
         check_integer("d_vocab_out", answers, most=known, fix=fix)
         check_integer("stop_token", stop_token or 0, most=answers - 1)
-        model.check_inputs(tokens, position_offset=position_offset)
     elif isinstance(position_offset, Tensor) or position_offset:
         refuse({"position_offset": position_offset}, "0 for another kind of model", "Omit it.")
     if isinstance(model, LoopedTransformer):
@@ -110,6 +109,8 @@ def greedy_decode(
     # Places after each prompt: [batch, pos].
     empty = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
     tokens = tokens.masked_fill(empty, filler)
+    if isinstance(model, HookedRun):
+        model.check_inputs(tokens[:, :longest], position_offset=position_offset)
     # Without hooks, which would need all positions.
     opened = isinstance(model, HookedRun) and not model._hooked(_most(loops), is_set=True)
     run = (_Cached if use_cache and opened else _Recomputed)(model, tokens, loops, position_offset)

@@ -68,7 +68,7 @@ def test_a_model_of_one_loop_is_not_followed_from_loop_to_loop():
     batch = as_batch(TASK, n=3, batch_size=2)
     with naming("model") as caught:
         fit_to_model(adder(1), batch, needs_loops=True)
-    assert "loop_rule" in caught.value.given
+    assert "one loop" in caught.value.given
     assert fit_to_model(adder(1), batch).n_loops.tolist() == [1, 1]
     assert fit_to_model(adder(2), batch, needs_loops=True).n_loops.tolist() == [2, 2]
     assert [makes_one_loop(adder(depth)) for depth in (None, 1, 2)] == [False, True, False]
