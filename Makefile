@@ -4,7 +4,10 @@ PYTHON ?= python3
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+# Two environments in one folder: what the package needs, and what developing it needs.
 STAMP := $(VENV)/.installed
+DEVELOP := $(VENV)/.installed-develop
+INSTALL := $(BIN)/python -m pip install --quiet --constraint requirements.lock --editable
 
 # One thread a process: at these model sizes more threads only spin and stall.
 export OMP_NUM_THREADS ?= 1
@@ -19,16 +22,20 @@ SEED ?= 0
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
-env: $(STAMP)  ## make the environment at .venv
+env: $(DEVELOP)  ## make the whole environment at .venv: tests, docs, notebooks, browser
 
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "loopinterp needs Python 3.10 or newer; choose one with: make env PYTHON=python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[dev,docs,browser]'
+	$(INSTALL) .
 	@touch $@
 
-demo: env  ## train, analyse and report on one model (a few minutes)
+$(DEVELOP): $(STAMP)
+	$(INSTALL) '.[dev,docs,browser]'
+	@touch $@
+
+demo: $(STAMP)  ## train, analyse and report on one model (a few minutes)
 	$(BIN)/loopinterp demo --out runs/demo
 
 test: env  ## run every test but those that need a GPU
