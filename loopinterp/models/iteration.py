@@ -119,7 +119,10 @@ def _check_finite(values: Tensor, what: str, loop: int, *, state: Tensor | None 
     if state is not None:
         bad &= state.isfinite().flatten(1).all(1)
     if bad.any():
-        got = f"NaN or infinity in examples {bad.nonzero().flatten().tolist()[:8]} of {len(bad)}"
+        first = int(bad.nonzero()[0])
+        got = (
+            f"NaN or infinity in {int(bad.sum())} of {len(bad)} examples, first in example {first}"
+        )
         fix = "Check weights and inputs; mask logits with a large negative number, not -inf."
         name = f"{what} after loop {loop}"
         raise InputError(name, expected="finite numbers", given=got, fix=fix)
