@@ -149,8 +149,8 @@ def need_model(model: object) -> None:
     if not is_class and (hasattr(model, "bind") or isinstance(model, LoopedModel)):
         return
     fix = "Wrap your own model in these four methods."
-    if not is_class and hasattr(model, "model"):  # a compiled program, or a run
-        fix = "Pass its .model."
+    if (inside := getattr(model, "model", None)) is not None and not is_class:
+        fix = "Pass its .model." if isinstance(inside, LoopedModel) else "Pass its .model()."
     elif isinstance(model, (str, PathLike)):
         fix = f"Pass loopinterp.load({str(model)!r})."
     got = f"the class {model.__name__} itself" if is_class else type(model).__name__
