@@ -272,8 +272,8 @@ def _spell_bytes(number: int) -> str:
 def _free_bytes(device: torch.device) -> int | None:
     """Free bytes on a device; None where that is unknown.
 
-    On a GPU: its driver's, and those that PyTorch holds for reuse. On a CPU: those that need no
-    swap space, within the limits of this process's groups (a container, a job on a cluster).
+    On a GPU: its driver's, and those that PyTorch holds for reuse. On a CPU: the available memory,
+    within the limits of this process's groups (a container, a job on a cluster).
     """
     if device.type == "cuda":
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
