@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 CASES ?= 2000
 SEED ?= 0
 
-.PHONY: help env demo test gpu fuzz check lint format types docs clean
+.PHONY: help env demo test wheel gpu fuzz check lint format types docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -40,6 +40,13 @@ demo: $(STAMP)  ## train, analyse and report on one model (a few minutes)
 
 test: env  ## run every test but those that need a GPU
 	$(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+wheel: $(STAMP)  ## build the wheel, install it in an environment of its own, and use it there
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(PYTHON) -m venv build/wheel/env
+	build/wheel/env/bin/python -m pip install --quiet --constraint requirements.lock build/wheel/*.whl
+	cd build/wheel && env/bin/python $(CURDIR)/tests/outside.py
 
 gpu: env  ## whatever needs a GPU, in slices that can be stopped and gone on with
 	$(BIN)/python -m analyses.gpu

@@ -20,7 +20,7 @@ import torch
 from analyses.tables_in_pages import PAGES, RESULTS, rewrite, table
 from loopinterp.benchmark import benchmark_models, judged_by_ablation
 
-FILE, PAGE = "ablated_circuits.csv", "ground-truth.md"
+FILE, PAGE = "ablated_circuits.csv", "results/known-circuits.md"
 EXAMPLES = 128
 
 

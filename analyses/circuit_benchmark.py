@@ -42,7 +42,7 @@ from loopinterp.benchmark import (
     score_variables,
 )
 
-FILE, PAGE = "circuit_benchmark_{}.csv", "benchmark.md"
+FILE, PAGE = "circuit_benchmark_{}.csv", "results/benchmark.md"
 DECOMPILED = "decompiled_models.csv"
 """Where the rows of the decompiler are, which ``analyses/decompiled_models.py`` writes."""
 

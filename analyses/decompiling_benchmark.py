@@ -7,8 +7,8 @@ Each GPT-2 of the checkout is run as a looped model whose loops are its layers. 
 accuracy, the heads and MLPs that it needs, how few principal directions per token keep its clean
 answers and predict interchanges, and whether ``decompile`` applies. A row per model, length and
 rank goes into analyses/results/decompiling_benchmark.csv after each model, so that a run that was
-interrupted goes on; the table goes into docs/decompiling-benchmark.md. Data are drawn by the
-checkout's own module. Python files of the checkout are run; no pickle is loaded.
+interrupted goes on; the table goes into docs/results/decompiling-benchmark.md. Data are drawn by
+the checkout's own module. Python files of the checkout are run; no pickle is loaded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import GPT2LMHeadModel
 
-FILE, PAGE, NAME = "decompiling_benchmark.csv", "decompiling-benchmark.md", "decompiling-benchmark"
+FILE, NAME = "decompiling_benchmark.csv", "decompiling-benchmark"
+PAGE = f"results/{NAME}.md"
 MODELS, DATA = Path("share/saved_models"), Path("crasp/scripts/patching")
 
 LONGEST = 150

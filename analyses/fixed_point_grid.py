@@ -37,7 +37,7 @@ from loopinterp.models import LoopedModel
 from loopinterp.tasks import Batch
 from loopinterp.training import Run, Sweep, run_sweep
 
-FILE, PAGE = "fixed_point_grid.csv", "recall-and-norm.md"
+FILE, PAGE = "fixed_point_grid.csv", "results/recall-and-norm.md"
 EVALUATION = Path("results", "generalisation.safetensors")
 """What a cell that came to its end has."""
 
@@ -159,12 +159,12 @@ def limits(model: LoopedModel, batch: Batch) -> dict[str, float]:
     inputs = input_dependence_study(model, batch, n_substituted=0, n_sensitivity=0)
     stability = local_stability_study(model, batch[:4], k=1, growth_loops=1, lyapunov_loops=16)
     at = stability.radius().sel(where="limit"), stability.condition().sel(where="limit")
-    right = reach.found() & (reach.data["exact"].sel(start="own", drop=True) > 0)
+    right = reach.has_limit() & (reach.data["exact"].sel(start="own", drop=True) > 0)
     radius, condition = (float(values.median()) for values in at)
     share = float(inputs.share_of_input().sel(estimate="value"))
     one_for_all = inputs.spread() <= 0.01
     return {
-        "found": float(reach.found().mean()),
+        "found": float(reach.has_limit().mean()),
         "cycles": float((reach.data["period"].sel(start="own") > 1).mean()),
         "reached": float(reach.one_limit().sel(estimate="value")),
         "recovered": float(reach.recovered().sel(estimate="value")[0]),

@@ -233,7 +233,7 @@ def _by_recall() -> tuple[Claim, ...]:
 
 CLAIMS = (
     Claim(
-        "without recall, limits know the input less",
+        "without recall, limits depend less on the input",
         "share of the input, where a limit was found: external recall less none",
         lambda found: contrast(found, "input_share", "recall", "external", "no"),
     ),

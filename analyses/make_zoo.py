@@ -177,11 +177,12 @@ def with_missing(name: str, samples: int) -> Card:
 
 
 def zoo_table() -> str:
-    """The table of the page, from the cards."""
-    rows = list_pretrained().reset_index().itertuples(index=False)
-    times = (f"{k}x" for k in TIMES_THE_CUTOFF)
-    header = ["model", "task", "weights", "trained to", *times, "lowest on", "an example of"]
-    return table(header, [[x if x == x else "" for x in row] for row in rows])
+    """The table of the page, from the cards; task and weights are in ``list_pretrained``."""
+    models = list_pretrained().astype(object).fillna("")
+    times = [f"{k}x" for k in TIMES_THE_CUTOFF]
+    header = ["model", "an example of", "trained to", *times, "lowest on"]
+    columns = ["note", "trained_to", *(f"exact_{x}" for x in times), "lowest_on"]
+    return table(header, models[columns].itertuples())
 
 
 def notebooks(name: str, out: Path) -> Run:

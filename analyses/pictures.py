@@ -85,7 +85,7 @@ GALLERY = (
     Thumbnail(
         "basins", "basins", "Which limit does each start lead to?", "convergence-and-answers"
     ),
-    Thumbnail("geometry", "geometry", "By which ways do states go?", "convergence-and-answers", 2),
+    Thumbnail("geometry", "geometry", "By which ways do states go?", "convergence-and-answers", 1),
     Thumbnail("stabilisation", "stabilisation", "Do the heads freeze?", "convergence-and-answers"),
     Thumbnail("wavefront", "wavefront", "How far has the carry come?", "tutorial"),
     Thumbnail("programs", "programs", "Which program does it run?", "which-program"),

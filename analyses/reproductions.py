@@ -1,4 +1,4 @@
-"""Our numbers beside the sources': writes the tables of docs/reproductions.md from files.
+"""Our numbers beside the sources': writes the tables of docs/results/reproductions.md from files.
 
     python -m analyses.reproductions
     python -m analyses.reproductions --keep baselines_copy=runs/copy/sweep.csv \\
@@ -26,7 +26,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.tasks import get_task
 from loopinterp.training import Measurement, OperandGrid, get_recipe, list_recipes
 
-PAGE = "reproductions.md"
+PAGE = "results/reproductions.md"
 SIX = {
     "parity": (20, 50),
     "copy": (19, 30),
@@ -45,7 +45,7 @@ ABACUS = {1: 0.000, 2: 0.320, 4: None, 8: 0.611, 16: 0.613, 32: 0.613}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the tables of docs/reproductions.md.")
+    parser = argparse.ArgumentParser(description=f"Write the tables of docs/{PAGE}.")
     parser.add_argument("--keep", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGES / PAGE)

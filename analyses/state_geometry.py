@@ -50,9 +50,9 @@ def measure(name: str, times: Sequence[int], samples: int) -> pd.DataFrame:
         found["participation_end"] = float(data["participation"][-1])
         found["embedded"] = float(data["set_rank"].sel(set="embedding"))
         found["gaussian"] = float(data["control_rank"].sel(set="embedding").mean())
-        rests = result.rests().values
-        layered = not result.no_layers and rests.any()
-        of_layers = result.of_pairs("layer_cosine").isel(batch=rests) if layered else None
+        converged = result.converged().values
+        layered = not result.no_layers and converged.any()
+        of_layers = result.of_pairs("layer_cosine").isel(batch=converged) if layered else None
         found["layer_cosine"] = np.nan if of_layers is None else float(of_layers.min())
         rows.append(found)
     return pd.DataFrame(rows)

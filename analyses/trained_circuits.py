@@ -30,7 +30,7 @@ from loopinterp.decompiler.evidence import TRAJECTORY, agreement
 from loopinterp.interventions.pairs import drawn_pairs
 from loopinterp.tasks import get_task
 
-FILE, PAGE = "trained_circuits.csv", "benchmark.md"
+FILE, PAGE = "trained_circuits.csv", "results/benchmark.md"
 LENGTH, EXAMPLES, EXCHANGES, NEEDED = 6, 512, 4000, 0.99
 STEPS = 3000
 

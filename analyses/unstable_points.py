@@ -7,7 +7,7 @@ Plain iteration comes to a fixed point only where it is stable, so the limits th
 say nothing of stability. Broyden's and Newton's method solve f(h) = h whatever the spectrum is. Of
 each input they start at the model's own initial state, at some of its later states, at zeros, at
 noise and at the limits of other inputs; of what they find, the spectral radius is measured. What is
-found goes to analyses/results/unstable_points.csv and into docs/recall-and-norm.md.
+found goes to analyses/results/unstable_points.csv and into docs/results/recall-and-norm.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from loopinterp.models import LoopedModel, bind, iterate
 from loopinterp.training import Run
 from loopinterp.zoo import list_pretrained, load_pretrained
 
-FILE, PAGE, NAME = "unstable_points.csv", "recall-and-norm.md", "unstable-points"
+FILE, PAGE, NAME = "unstable_points.csv", "results/recall-and-norm.md", "unstable-points"
 SOLVERS = ("broyden", "newton-krylov")
 TOL, LOOPS, LATER, NOISES = 1e-4, 200, (1, 4, 16), 2
 """Relative residual of a fixed point, loops of the iteration, and which starts there are."""

@@ -49,6 +49,7 @@ FIRST_NAMES = {
     "list_pretrained": "loopinterp.zoo",
     "load": "loopinterp.app",
     "load_pretrained": "loopinterp.zoo",
+    "studies": "loopinterp.app",
     "train": "loopinterp.training",
 }
 """What people look for at the top, and the package that it lives in."""

@@ -6,8 +6,13 @@ The studies themselves know neither training nor each other; this module wires t
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import shlex
-from collections.abc import Iterable, Sequence
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -238,6 +243,7 @@ def analyze_run(
     run: str | Path | Session,
     *,
     studies: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
     length: int | None = None,
     seed: Seed = 0,
     device: str = "auto",
@@ -249,6 +255,7 @@ def analyze_run(
         run: The folder of the run, or a model that is open; its seed and device are then its own.
         studies: Names of studies, in any order; all that ask something of the task if None, those
             that can say nothing of this model left out with the reason.
+        exclude: Names of studies that are not run.
         length: Problem length of the examples; each study's own if None, which the training
             cutoff, the task and the model's room decide.
         seed: As for :func:`evaluate_run`, like ``device`` and ``progress``.
@@ -257,12 +264,16 @@ def analyze_run(
         InputError: If a study that was asked for is unknown, can say nothing of this model, or
             needs another one's result.
     """
-    _check_names(studies)
+    _check_names([*(studies or ()), *exclude])
     model = run if isinstance(run, Session) else open_run(run, seed=seed, device=device)
     model = model if length is None else model.at_length(length)
     stages = Stages(model.folder, show=progress, owner=model.owner)
     done = Analysis()
-    chosen = [s for s in STUDIES if (s.name in studies if studies else s.serves(model))]
+    chosen = [
+        study
+        for study in STUDIES
+        if (study.name in studies if studies else study.serves(model)) and study.name not in exclude
+    ]
     if studies:
         _check_studies(chosen, model)
     else:
@@ -325,6 +336,35 @@ class DemoPages:
     comparison: Path
 
 
+_Call = tuple[str, dict[str, Any]]
+"""A function of this module, and its options beside the run."""
+
+
+@contextmanager
+def _second_process(run: Path, calls: Sequence[_Call], stages: Stages, name: str) -> Iterator[None]:
+    """Functions of this module on a run, one by one in a second process, beside the block.
+
+    If they fail there, they are called here, so that the error is raised.
+    """
+    code = (
+        "import json, sys; from loopinterp.app import workflow; run, calls = sys.argv[1:]\n"
+        "for name, options in json.loads(calls): getattr(workflow, name)(run, **options)"
+    )
+    command = [sys.executable, "-c", code, str(run), json.dumps(calls)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield
+            with stages.stage(name, "waiting for the second process"):
+                failed = process.wait() != 0
+        except BaseException:
+            process.kill()
+            raise
+    if failed:
+        for function, options in calls:
+            globals()[function](run, **options)
+
+
 def demo(
     out: str | Path,
     *,
@@ -351,19 +391,28 @@ def demo(
     for page in (Path(out) / "report.html", finite_folder / "report.html", comparison):
         pages.need_page(page)  # refused before minutes are spent
     finite = zoo.load_pretrained("addition-finite", finite_folder).folder
-    with stages.stage("train", f"{config.steps} steps on {config.task}"):
-        run = train_run(config, out, progress=progress)
-    options: dict[str, Any] = {"seed": config.seed, "progress": progress}
+    shared: dict[str, Any] = {"seed": config.seed, "progress": progress}
     # 200 examples for each length tell .99 from .95, in a minute at 144 positions.
-    samples = {"samples": 200, **options}
+    samples = {"samples": 200, **shared}
+    quiet = {"seed": config.seed, "progress": False}
     cutoff = training.Run.load(finite).cutoff
+    # Of the finite-state model what takes a minute: its answers, and at one length its program.
+    of_finite: list[_Call] = [
+        ("evaluate_run", {"lengths": [cutoff, 2 * cutoff, 4 * cutoff], **quiet, "samples": 200}),
+        ("analyze_run", {"studies": ["explorer", "convergence", "decompilation"], **quiet}),
+        ("analyze_run", {"studies": ["programs"], "length": 2 * cutoff, **quiet}),
+    ]
+    of_known: list[_Call] = [("analyze_run", {"studies": ["ground-truth"], **quiet})]
     with cpu_threads(config.threads):
-        evaluate_run(run.folder, **samples)
-        analyze_run(run.folder, **options)
-        # Of the finite-state model what takes a minute: its answers, and at one length its program.
-        evaluate_run(finite, lengths=[cutoff, 2 * cutoff, 4 * cutoff], **samples)
-        analyze_run(finite, studies=["explorer", "convergence", "decompilation"], **options)
-        analyze_run(finite, studies=["programs"], length=2 * cutoff, **options)
+        with (
+            _second_process(finite, of_finite, stages, "finite-state"),
+            stages.stage("train", f"{config.steps} steps on {config.task}"),
+        ):
+            run = train_run(config, out, progress=progress)
+        # The tools on known circuits need no result of this run's.
+        with _second_process(run.folder, of_known, stages, "ground-truth"):
+            evaluate_run(run.folder, **samples)
+            analyze_run(run.folder, exclude=["ground-truth"], **shared)
     # The command that gives this run again.
     flags_given = [f" --{name} {value}" for name, value in flags.items() if value is not None]
     flags_given += [f" --set {shlex.quote(setting)}" for setting in settings]

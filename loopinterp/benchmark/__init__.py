@@ -1,4 +1,4 @@
-"""The tools themselves, put to the test on compiled models, whose circuit is known."""
+"""Known-circuit models, and scores of tools on them."""
 
 import lazy_loader
 

@@ -1,18 +1,15 @@
-"""Looped transformers trained to run a program, with each variable in a subspace chosen before.
-
-Compiled models have weights that no training would find. Here the weights are trained, and as much
-is known about the variables: the subspace of each, and that nothing else counts. Which heads and
-neurons compute them is left to the training.
-"""
+"""Looped transformers trained to run a program, with each variable in a given subspace."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Int
 from pydantic import Field, PositiveInt
+from torch import Tensor
 
 from loopinterp.compiler.circuit import Circuit, Directions, FeatureNode
 from loopinterp.compiler.compiled import Compiled
@@ -25,16 +22,10 @@ from loopinterp.models.taps import recording_gradients
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
+from loopinterp.tasks.task import Task
 from loopinterp.tasks.task_registry import get_task
 
-if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
-    from loopinterp.tasks.task import Task
-
 TRAINED = "trained"
-
 _EXTRA_LOOPS = 2  # beyond T(n), where a program's answers hold
 _BATCH, _EXAMPLES = 64, 2048
 _RATE, _WARM_UP = 2e-3, 100
@@ -49,26 +40,24 @@ def train_to_circuit(
     d_model: Annotated[int, Field(ge=8)] = 64,
     seed: Seed = 0,
 ) -> Compiled:
-    r"""Train a looped transformer to run a program with its variables in given subspaces.
+    """Train a looped transformer to run a program with its variables in given subspaces.
 
-    Each variable has a random subspace of the state, of as many dimensions as it has values. The
-    loss is the cross-entropy of the program's answers after every loop, in the clean run and, with
-    twice the weight, after interchanges that are made in the program too:
+    Each variable has a random subspace of the state with a dimension for each value. The loss is
+    the cross-entropy of the program's answers after every loop, in the clean run and, with twice
+    the weight, after interchanges that the program makes too:
 
-    * of the subspace of each variable, at positions drawn for each, between inputs and loops, each
-      of its values equally often;
+    * of the subspace of each variable, at random positions, between inputs and loops, each value
+      equally often;
     * of whole states, likewise, between positions of one token;
-    * of all but the variables' subspaces, between positions of one token. It must not count.
+    * of all directions but the variables', between positions of one token; it must change nothing.
 
-    Noise of a fifth of the state's spread, after every loop, keeps values separable. Their
-    encoding in the subspace, and their computation, are free.
+    Noise of a fifth of the state's spread, after every loop, keeps values separable.
 
     Args:
-        program: A program that reads the position and its left neighbour, or its name: the model's
-            heads see no more.
+        program: A program that reads the position and its left neighbour only, or its name.
         n: Longest problems of the training.
         steps: Batches of 64.
-        seed: Of subspaces and batches; initial weights are the same for all.
+        seed: Of subspaces and batches; initial weights are always the same.
 
     Returns:
         The model, and its circuit: each variable with its subspace, no heads, neurons and edges.
@@ -127,18 +116,14 @@ class _Subspaces:
     def draw(
         cls, program: LoopProgram, task: Task, n: int, d_model: int, generator: torch.Generator
     ) -> _Subspaces:
-        """Rows of one random orthogonal matrix, for the values that the variables take."""
         inputs = task.sample(torch.full((_EXAMPLES,), n), generator=generator).inputs
         trace = program.trace(inputs, program.n_loops(n) + _EXTRA_LOOPS)
         values = {name: tuple(x.unique().tolist()) for name, x in trace.variables.items()}
         sizes = [max(len(x), 2) for x in values.values()]
         if sum(sizes) > d_model // 2:
-            raise InputError(
-                "d_model",
-                expected=f"at least {2 * sum(sizes)}, twice the values of all variables",
-                given=str(d_model),
-                fix="Pass a wider d_model, or a program of fewer values.",
-            )
+            expected = f"at least {2 * sum(sizes)}, twice the values of all variables"
+            got, fix = str(d_model), "Pass a wider d_model, or a program of fewer values."
+            raise InputError("d_model", expected=expected, given=got, fix=fix)
         square = torch.randn(d_model, d_model, generator=generator, dtype=torch.float64)
         # Orthonormal rows [value, d_model] for each variable; the rest spans what no variable uses.
         *rows, rest = torch.linalg.qr(square).Q.float().split([*sizes, d_model - sum(sizes)])
@@ -201,7 +186,6 @@ def _loss(
 
 
 def _interchange(h: Tensor, source: Tensor, rows: Tensor, where: Tensor) -> Tensor:
-    """States with the source's part in a subspace, at some positions."""
     # rows [rank, d_model] are orthonormal, so that rows.T rows projects on the subspace.
     return h + where[..., None] * ((source - h) @ rows.mT @ rows)
 
@@ -209,10 +193,7 @@ def _interchange(h: Tensor, source: Tensor, rows: Tensor, where: Tensor) -> Tens
 def _balanced(
     values: Int[Tensor, "variable loop batch pos"], generator: torch.Generator
 ) -> Int[Tensor, "batch pos"]:
-    """Sources (loops and inputs, counted as one) for each position, all values equally often.
-
-    Rare values, as those of a seldom counter, would not be learnt.
-    """
+    """Sources (loop and input as one index) for each position, all values equally often."""
     n_batch = values.shape[2]
     by_source = values.flatten(1, 2)
     kinds = by_source.flatten(1).unique(dim=1)
@@ -224,7 +205,6 @@ def _balanced(
 
 
 def _at(values: Tensor, source: Int[Tensor, "batch pos"]) -> Tensor:
-    """The values ``[loop, input, pos, ...]`` of the source of each position."""
     return values.flatten(0, 1)[source, torch.arange(source.shape[1])]
 
 

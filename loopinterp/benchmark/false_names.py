@@ -1,11 +1,11 @@
-"""How often the comparison of programs names a program that a model does not run."""
+"""How often the comparison of programs identifies a program that a model does not run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import NonNegativeInt
@@ -18,17 +18,15 @@ from loopinterp.comparison.pair_strategies import SpreadPairs
 from loopinterp.comparison.program_comparison import EXAMPLES, FIRST_LOOK, TO_IDENTIFY
 from loopinterp.comparison.rule import decide
 from loopinterp.compiler import near_misses
+from loopinterp.compiler.compiled import Compiled
 from loopinterp.core.boundary import checked
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.programs import equivalence
+from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
-
-if TYPE_CHECKING:
-    from loopinterp.compiler.compiled import Compiled
-    from loopinterp.programs.program import LoopProgram
-    from loopinterp.tasks.task import Batch
+from loopinterp.tasks.task import Batch
 
 RARE = 1e-3
 """Largest share of separating interventions at which two programs count as rarely separated."""
@@ -36,19 +34,18 @@ RARE = 1e-3
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class FalseNames(Result, kind="false-names"):
-    """What :func:`false_names_study` returns; one entry of ``model`` for each model.
+    """Counts of identified programs, one entry of ``model`` for each model.
 
-    - ``lists``: lists of rivals without the model's program: all stock programs of the task, and
-      all but one of them, for each;
-    - ``wrong``: lists that identified a program which more than :data:`RARE` of all interventions
-      separate from the model's;
-    - ``rare``: lists that identified one which fewer interventions separate from it;
-    - ``equivalent``: lists that identified an equivalent one;
-    - ``named``: of a stock program's model, 1 if it is identified when it is listed, 0 if not; NaN
-      of the near misses.
+    - ``lists``: lists of candidates without the model's program: all other stock programs of the
+      task, and all but one of them, for each;
+    - ``wrong``: lists of which a program was identified that more than :data:`RARE` of all
+      interventions separate from the model's;
+    - ``rare``: the same, separated by fewer interventions;
+    - ``equivalent``: lists of which an equivalent program was identified;
+    - ``named``: 1 if a stock program is identified when it is listed, else 0; NaN of near misses.
 
-    The other lists have an entry for each model, too; ``wrong_names`` and ``rare_names`` are model,
-    name, and the share of interventions that separate the two programs.
+    ``wrong_names`` and ``rare_names`` are model, name, and the share of interventions that separate
+    the two programs.
     """
 
     VARIABLES: ClassVar = dict.fromkeys(("lists", "wrong", "rare", "equivalent", "named"), "model")
@@ -63,7 +60,7 @@ class FalseNames(Result, kind="false-names"):
     rare_names: list[tuple[str, str, float]] = field(default_factory=list)
 
     def totals(self) -> dict[str, dict[str, int]]:
-        """Counts by task: near misses, models, lists, names of each kind."""
+        """Counts by task: near misses, models, lists, and names of each kind."""
         import pandas as pd
 
         table = self.data.to_dataframe().assign(task=self.tasks, program=self.programs)
@@ -92,13 +89,12 @@ def false_names_study(
 ) -> FalseNames:
     """Compile stock programs and near misses of them, and count false identifications.
 
-    A near miss is a mutation with the same answers at T(n) and another mechanism
-    (:func:`loopinterp.compiler.near_misses`). Each model is compared with the other stock
-    programs of its task, all of them and with each left out, by the two stages of
+    A near miss has the same answers at T(n) and another mechanism
+    (:func:`loopinterp.compiler.near_misses`). Each model is compared with the other stock programs
+    of its task, all of them and with each left out, by the two stages of
     :func:`~loopinterp.comparison.compare_programs`. A name is wrong if interchange interventions
-    separate the identified program from the model's
-    (:func:`loopinterp.programs.equivalence`). If only :data:`RARE` of them or fewer do, no
-    comparison of some thousands can see it, and such names are counted by themselves.
+    separate it from the model's program (:func:`loopinterp.programs.equivalence`); names that at
+    most :data:`RARE` of them separate are counted apart, as some thousand pairs cannot show that.
 
     Args:
         programs: Stock programs; by default all.
@@ -176,10 +172,7 @@ def _winners(
     data: list[Batch],
     seed: int,
 ) -> list[str]:
-    """The programs identified from lists, by the two stages of ``compare_programs``.
-
-    All lists are judged on the same pairs.
-    """
+    """The programs identified from each list, by the two stages of ``compare_programs``."""
     winners: list[str] = []
     for strategy, most in ((SpreadPairs(), FIRST_LOOK), (TO_IDENTIFY, EXAMPLES)):
         if not lists:

@@ -1,9 +1,8 @@
-"""Findings and figures of the scores of tools on known models."""
+"""Findings and figures of the scores of tools on known-circuit models."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,66 +11,39 @@ import xarray as xr
 from loopinterp.benchmark.ground_truth import CHECK_OF, GroundTruth
 from loopinterp.core.intervals import ENDS, ESTIMATE
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
-from loopinterp.figures import Series, bars_with_intervals, heatmap_panels
+from loopinterp.figures import Series, bars_with_intervals
 
 
 @findings_of.register
 def _(result: GroundTruth) -> list[Finding]:
     """How many checks are passed, and the first that is not."""
     passed = result.passed
-    right, n_checks, n_models = int(passed.sum()), int(passed.count()), len(result.models)
+    right, n_checks = int(passed.sum()), int(passed.count())
     if not n_checks:
-        return [Finding("The models whose circuit is known can be asked none of the checks.")]
-    text = (
-        f"On {n_models} model{'s' if n_models > 1 else ''} whose circuit is known, the tools give "
-        f"the right answer in {right} of {n_checks} checks."
-    )
+        return [Finding("No check applies to these known-circuit models.")]
+    text = f"On models with known circuits, the tools pass {right} of {n_checks} checks."
     if result.missed:
         model, check, value, _ = result.missed[0]
-        text += f" Not in: {check} on {model} ({value:.3g})"
-        text += f", and {len(result.missed) - 1} more." if len(result.missed) > 1 else "."
-    value = f"{right} of {n_checks}"
-    return [Finding(text, value=value, good=right == n_checks)]
+        text += f" The first that fails is “{check}” on {model} ({value:.3g})."
+    return [Finding(text, value=f"{right} of {n_checks}", good=right == n_checks)]
 
 
 @figures_of.register
 def _(result: GroundTruth) -> list[Figure]:
-    """The table of all scores, and each check beside its control; none if nothing was asked."""
-    # The checks that some model can be asked, [model, check].
+    """Each check beside its control, and the counts of each tool; none if no check applies."""
+    # Mean, least and largest of each check over the models that it applies to.
     scores = result.data.dropna("check", how="all", subset=["value"])
-    return [_table(result, scores), _controls(scores)] if scores.sizes["check"] else []
-
-
-def _table(result: GroundTruth, scores: xr.Dataset) -> Figure:
-    plot: Any = heatmap_panels(
-        {"": _rightness(scores)}, x_title="", y_title="", value_title="right answers", scale="mass"
-    )
-    plot.update_xaxes(tickangle=-60)
-    value = scores["value"].values  # [model, check]
-    shown = np.where(np.isnan(value), "", np.char.mod("%.3g", value))
-    plot.update_traces(customdata=shown, hovertemplate="%{y}<br>%{x}: %{customdata}<extra></extra>")
-    missed = [f"{check} on {model}" for model, check, _, _ in result.missed]
-    return Figure(
-        title="Every tool on every model whose circuit is known",
-        plot=plot,
-        caption=(
-            "Each row is a program compiled into the weights of a looped transformer, and what was "
-            "done to hide it; each column asks a tool a question whose answer is known. Dark is "
-            f"right; an empty cell cannot be asked. Missed: {', '.join(missed) or 'none'}."
-        ),
-        data=result.table().reset_index(),
-    )
-
-
-def _rightness(scores: xr.Dataset) -> xr.DataArray:
-    """Scores turned so that 1 is right for every check: those with an upper limit count down."""
+    if not scores.sizes["check"]:
+        return []
+    checks = pd.DataFrame([dataclasses.asdict(CHECK_OF[key]) for key in scores["check"].values])
     value = scores["value"]
-    least = np.array([CHECK_OF[key].at_least for key in scores["check"].values])
-    return value.copy(data=np.where(np.isnan(least), 1 - value, value)).clip(0, 1)
-
-
-def _controls(scores: xr.Dataset) -> Figure:
-    """Mean, least and largest score of each check over all models, and of its control."""
+    checks = checks.rename(columns={"key": "check"}).assign(
+        models=value.count("model").values,
+        passed=result.passed.sel(check=scores["check"]).sum("model").astype(int).values,
+        # The score furthest from right; a check has one limit.
+        worst=np.where(checks["at_least"].isna(), value.max("model"), value.min("model")),
+        **{"mean control": scores["control"].mean("model").values},
+    )
     # Counts of heads have no common scale with shares.
     shares = scores.drop_sel(check=[key for key in ("no other head",) if key in scores["check"]])
     series = []
@@ -80,32 +52,37 @@ def _controls(scores: xr.Dataset) -> Figure:
         ends: list[xr.DataArray] = [x.mean("model"), x.min("model"), x.max("model")]
         estimate = xr.concat(ends, xr.Variable(ESTIMATE, list(ENDS)))
         series.append(Series.of(name, estimate, control=array == "control"))
-    # What the checks are, with the score over all models that is furthest from right.
-    checks = [dataclasses.asdict(CHECK_OF[key]) for key in scores["check"].values]
-    questions = pd.DataFrame(checks).rename(columns={"key": "check"})
-    value = scores["value"]
-    questions["models"] = value.count("model").values
-    upper = questions["at_least"].isna()  # [check], those with an upper limit
-    questions["worst"] = np.where(upper, value.max("model"), value.min("model"))
-    questions["mean control"] = scores["control"].mean("model").values
-    return Figure(
-        title="What each tool says, beside its control",
-        plot=bars_with_intervals(
-            series,
-            value_title="score: mean, least and largest over all models",
-            value_range=(0, 1.02),
-        ),
-        caption=(
-            "Scores over all models. What should not be there (a probe that finds something else, "
-            "wrong exchanges, heads outside the circuit, a spectral radius) should be at 0, all "
-            "else at 1. The data say what each check asks, and what its control is."
-        ),
-        control=(
-            "Interchange: nothing, the wrong variable or loop, a random change of equal norm. "
-            "Probes: the injected input, or the variable's directions left in place. Heads: even "
-            "attention. Patches: the prediction for the loop before, and the heads of the "
-            "circuit. Ablation: calling every part needed. Dynamics: the most common loop. "
-            "Verdicts: the next program."
-        ),
-        data=questions,
+    plot = bars_with_intervals(
+        series, value_title="score: mean, least and largest over models", value_range=(0, 1.02)
     )
+    return [
+        Figure(
+            title="Scores of the tools on models with known circuits",
+            plot=plot,
+            caption=(
+                "A tool should score 0 where nothing is to be found (probes without the "
+                "variable's directions, wrong interchanges, heads outside the circuit, spectral "
+                "radius) and 1 elsewhere. The data give each check's question and control."
+            ),
+            control=(
+                "A control answers without knowledge of the circuit, such as a random change or a "
+                "probe of the injected input. A check is informative where its control is far "
+                "from the tool's score."
+            ),
+            code=_counts(result, checks),
+            data=checks,
+        )
+    ]
+
+
+def _counts(result: GroundTruth, checks: pd.DataFrame) -> str:
+    """Checks passed by each tool, and the first that are missed, as lines of text."""
+    rows = []
+    for tool, of_tool in checks.groupby("tool", sort=False):
+        counts = f"{of_tool['passed'].sum()} of {of_tool['models'].sum()} checks passed"
+        rows.append((str(tool), counts))
+    missed = [
+        (f"missed: {check}", f"{value:.3g} (control {control:.3g}), {model}")
+        for model, check, value, control in result.missed[:20]
+    ]
+    return "\n".join(f"{name:28}{text}" for name, text in [*rows, *missed])

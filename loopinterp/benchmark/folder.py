@@ -1,10 +1,8 @@
-"""The benchmark as a folder: safetensors and JSON, with cards, each file known by its digest.
+"""The benchmark as a folder of safetensors and JSON, each file known by its digest.
 
 ``benchmark.json`` lists every file with its SHA-256. A model's folder has the files of
-:meth:`Compiled.save` (``config.json``, ``model.safetensors``, ``circuit.json``,
-``circuit.safetensors``), ``pairs.safetensors`` with the inputs that edges are scored on, and
-``card.json``. The card has the program's code: where the registered program differs, the model is
-not loaded, as its circuit would be another program's.
+:meth:`Compiled.save`, ``pairs.safetensors`` with the inputs that edges are scored on, and
+``card.json`` with the program's code: a model whose registered program differs is not loaded.
 """
 
 from __future__ import annotations
@@ -15,9 +13,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from loopinterp.benchmark.circuit_training import TRAINED
 from loopinterp.benchmark.known_models import VERSION, BenchmarkModel, benchmark_models
@@ -33,22 +32,17 @@ from loopinterp.core.storage import (
 )
 from loopinterp.core.text import ShortRepr
 from loopinterp.edges.known_edges import program_edges, wiping_edges
-from loopinterp.models import iterate
+from loopinterp.edges.unrolled_graph import TiedEdge
+from loopinterp.models import LoopedTransformer, iterate
 from loopinterp.programs.language import UNKNOWN
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from loopinterp.edges.unrolled_graph import TiedEdge
-    from loopinterp.models import LoopedTransformer
-    from loopinterp.tasks.task import Task
+from loopinterp.tasks.task import Task
 
 LIST, CARD, PAIRS = "benchmark.json", "card.json", "pairs.safetensors"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Exercise(ShortRepr):
-    """The input of a tool: a model, its task and inputs, and nothing about its circuit."""
+    """The input of a tool: a model with task and inputs, without its circuit."""
 
     model: LoopedTransformer
     task: Task
@@ -60,7 +54,7 @@ class Exercise(ShortRepr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KnownCircuit(ShortRepr):
-    """A model of a benchmark's folder, read back."""
+    """A model read from a benchmark's folder."""
 
     about: BenchmarkModel
     compiled: Compiled
@@ -75,12 +69,9 @@ class KnownCircuit(ShortRepr):
             InputError: The model was trained: only its variables are known.
         """
         if self.about.disguise == TRAINED:
-            raise InputError(
-                "known",
-                expected="a compiled model, whose edges are known",
-                given=f"{self.about.name}, of which variables and program are known alone",
-                fix="Score variables or the program of it.",
-            )
+            expected, got = "a compiled model", f"{self.about.name}, a trained one of unknown edges"
+            fix = "Score its variables or its program."
+            raise InputError("known", expected=expected, given=got, fix=fix)
         return program_edges(self.compiled)
 
     @property
@@ -120,12 +111,11 @@ class Benchmark(ShortRepr):
             or not isinstance(listed, dict)
             or not all(_is_entry(name, files) for name, files in listed.items())
         ):
-            raise CheckpointError(
-                f"benchmark {path}",
-                expected=f"version {VERSION}: for each model its files, each with its SHA-256",
-                given=f"version {version!r}, or a list of another make",
-                fix="Make it again with `loopinterp benchmark`.",
-            )
+            what = f"benchmark {path}"
+            expected = f"version {VERSION}: for each model its files, each with its SHA-256"
+            got = f"version {version!r}, or a list of another make"
+            fix = "Make it again with `loopinterp benchmark`."
+            raise CheckpointError(what, expected=expected, given=got, fix=fix)
         self.files: dict[str, dict[str, str]] = listed
         if digest not in (None, self.digest):
             raise _changed(path, str(digest), self.digest)
@@ -150,7 +140,7 @@ class Benchmark(ShortRepr):
 
         Raises:
             InputError: There is no such model.
-            CheckpointError: A file is missing or was changed, or the program has changed since.
+            CheckpointError: A file is missing or changed, or the program has changed.
         """
         if name not in self.files:
             raise unknown_name("model of the benchmark", name, self.files)
@@ -161,12 +151,11 @@ class Benchmark(ShortRepr):
                 raise _changed(folder / file, expected, digest)
         (about,), card = benchmark_models([name]), read_json_object(folder / CARD)
         if card.get("code") != str(about.program):
-            raise CheckpointError(
-                f"program of {folder}",
-                expected=f"the one that was compiled, {about.program_name} as {CARD} has it",
-                given="another one of that name, in this version of loopinterp",
-                fix="Make the benchmark again, or use the version that it was made with.",
-            )
+            what = f"program of {folder}"
+            expected = f"the one that was compiled, {about.program_name} as {CARD} has it"
+            got = "another one of that name, in this version of loopinterp"
+            fix = "Make the benchmark again, or use the version that it was made with."
+            raise CheckpointError(what, expected=expected, given=got, fix=fix)
         pairs = read_tensors(folder / PAIRS)
         compiled = Compiled.load(folder, program=about.program)
         return KnownCircuit(about, compiled, pairs["base"], pairs["source"], card)
@@ -186,8 +175,8 @@ def _is_entry(name: str, files: object) -> bool:
 def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Benchmark:
     """Make the models of the benchmark, and write them to a folder.
 
-    Models that are there already are made again; others stay. The same machine gives the same
-    digests. ``names`` are those of :func:`benchmark_models`.
+    Existing models are made again; others stay. The same machine gives the same digests. ``names``
+    are those of :func:`benchmark_models`.
 
     Raises:
         InputError: An unknown name, or a folder that holds something else.
@@ -195,12 +184,9 @@ def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Be
     folder = Path(folder)
     entries = {model.name for model in benchmark_models()} | {LIST}
     if folder.exists() and not (folder.is_dir() and {p.name for p in folder.iterdir()} <= entries):
-        raise InputError(
-            "folder",
-            expected="a new folder, or one with a benchmark",
-            given=f"{folder}, which holds something else",
-            fix="Choose another name.",
-        )
+        expected = "a new folder, or one with a benchmark"
+        got, fix = f"{folder}, which holds something else", "Choose another name."
+        raise InputError("folder", expected=expected, given=got, fix=fix)
     files = Benchmark(folder).files if (folder / LIST).exists() else {}
     for model in track(benchmark_models(names), "models"):
         place, compiled, (base, source) = folder / model.name, model.compiled, model.pairs()
@@ -244,9 +230,6 @@ def agreement(compiled: Compiled, inputs: Tensor, n_loops: int) -> float:
 
 
 def _changed(path: Path, expected: str, digest: str) -> CheckpointError:
-    return CheckpointError(
-        str(path),
-        expected=f"the file that was made, sha256 {expected[:12]}…",
-        given=f"sha256 {digest[:12]}…",
-        fix="The file was changed since: make the benchmark again.",
-    )
+    what, expected = str(path), f"the file that was made, sha256 {expected[:12]}…"
+    got, fix = f"sha256 {digest[:12]}…", "The file was changed since: make the benchmark again."
+    return CheckpointError(what, expected=expected, given=got, fix=fix)

@@ -1,4 +1,4 @@
-"""Models whose circuit is known: compiled programs with inputs, and those of the benchmark."""
+"""Known-circuit models: compiled programs with inputs, and the models of the benchmark."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import SimpleNamespace
+from typing import Annotated, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
@@ -25,20 +26,11 @@ from loopinterp.core.text import ShortRepr
 from loopinterp.models.protocol import LoopedModel
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
-from loopinterp.tasks.task import Batch
+from loopinterp.tasks.task import Batch, Task
 from loopinterp.tasks.task_registry import get_task
 
-if TYPE_CHECKING:
-    from jaxtyping import Int
-
-    from loopinterp.tasks.task import Task
-
-
 Disguise = Callable[[Compiled], Compiled]
-
-VERSION = 1
-"""Of the benchmark's list of models. Scores of different versions are not comparable."""
-
+VERSION = 1  # of the benchmark's list of models. Scores of different versions are not comparable
 DISGUISES: dict[str, Disguise] = {
     "bare": lambda compiled: compiled,
     "rotated, permuted": lambda c: rotate(permute(c, seed=0), seed=0),
@@ -50,16 +42,14 @@ BROKEN_BY_NOISE = {
     *("abacus_ripple", "binary_sum", "copy", "multiplication", "one_shot"),
     *("token_addition", "unique_set"),
 }
-"""Programs that have no noisy model: noise adds up over their hundreds of directions."""
+"""Programs without a noisy model: noise adds up over their hundreds of directions."""
 
-LEFT_OUT = {"regular_language"}
-"""Tasks whose programs came after this version of the list, and have no models in it."""
-
+LEFT_OUT = {"regular_language"}  # tasks that are newer than this version of the list
 TRAINED_MODELS = Path(__file__).parent / "trained_models"
-"""Models of :func:`~loopinterp.benchmark.train_to_circuit`, by program; part of the package."""
+"""Models of :func:`~loopinterp.benchmark.train_to_circuit`, by program."""
 
+# Longest problems of the tasks with wide programs; 6 for all others
 LENGTHS = {"multiplication": 3, "unique_set": 4, "token_addition": 4, "abacus_addition": 4}
-"""Longest problems of the tasks with wide programs; that of all others is 6."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,20 +69,30 @@ class KnownModel(ShortRepr):
 
     def of_distractors(self, states: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape d"]:
         """The part of states along directions that are not in the circuit."""
-        # [row, d_model], all that the circuit writes.
         written = torch.cat([d.write for d in self.compiled.circuit.directions.values()])
         basis = orthonormal(written.double()).to(states)  # [rank, d_model], of the circuit
-        rest = states - (states @ basis.mT) @ basis  # states off the circuit's span
+        rest = states - (states @ basis.mT) @ basis
         return torch.zeros_like(rest) if len(basis) == states.shape[-1] else rest
 
     @property
     def without_distractors(self) -> LoopedModel:
-        """The model with distractors removed from each state: nothing reads them.
+        """The model with distractors removed from each state: the program does not read them.
 
-        They hold functions of what they read: there a probe finds a variable before the program
-        has it, and the state settles a loop after the program.
+        A probe of distractors finds a variable before the program has it, and they converge a loop
+        after the program.
         """
-        return _WithoutDistractors(self)
+        model = self.compiled.model
+
+        def without(h: Tensor) -> Tensor:
+            return h - self.of_distractors(h)
+
+        without_them: Any = SimpleNamespace(
+            embed=model.embed,
+            initial_state=lambda e: without(model.initial_state(e)),
+            step=lambda h, e: without(model.step(h, e)),
+            readout=model.readout,
+        )
+        return without_them
 
 
 @dataclass(frozen=True)
@@ -101,21 +101,6 @@ class Score:
 
     value: float
     control: float = float("nan")
-
-
-class _WithoutDistractors:
-    def __init__(self, known: KnownModel) -> None:
-        self._known, self._model = known, known.compiled.model
-        self.embed, self.readout = self._model.embed, self._model.readout
-
-    def initial_state(self, e: Tensor) -> Tensor:
-        return self._without(self._model.initial_state(e))
-
-    def step(self, h: Tensor, e: Tensor) -> Tensor:
-        return self._without(self._model.step(h, e))
-
-    def _without(self, h: Tensor) -> Tensor:
-        return h - self._known.of_distractors(h)
 
 
 @checked
@@ -128,12 +113,12 @@ def known_models(
     label: str | None = None,
     seed: Seed = 0,
 ) -> list[KnownModel]:
-    """Compile programs, and put each through the same disguises, one after the other.
+    """Compile programs, and apply the same disguises to each model, in order.
 
     Args:
         programs: Loop programs whose task is registered.
         n: Problem length of the inputs; the models are compiled for it.
-        disguises: Changes of each model, e.g. ``partial(rotate, seed=0)``.
+        disguises: Changes of a model, e.g. ``partial(rotate, seed=0)``.
         label: Name of the disguises in tables; by default a word for each.
 
     Raises:
@@ -157,7 +142,7 @@ def known_models(
 def compiled_with_inputs(
     program: LoopProgram, lengths: Sequence[int], *, examples: int, seed: int
 ) -> tuple[Compiled, list[Batch]]:
-    """A program compiled for the last of some problem lengths, and a batch of each length."""
+    """A program compiled for the last of several problem lengths, and a batch of each length."""
     task = get_task(program.task, **program.task_settings)
     generator = torch.Generator().manual_seed(seed)
     batches = [task.sample(torch.full((examples,), n), generator=generator) for n in lengths]
@@ -193,28 +178,28 @@ class BenchmarkModel(ShortRepr):
 
     @property
     def n_loops(self) -> int:
-        """T(n), the loops of a full run; at least two, so that edges go from loop to loop."""
+        """T(n), and at least two loops, so that some edges cross loops."""
         return max(self.program.n_loops(self.n), 2)
 
     @cached_property
     def compiled(self) -> Compiled:
-        """The model with its circuit, compiled anew, or as it was trained."""
+        """The model with its circuit: compiled now, or trained before."""
         if self.disguise == TRAINED:
             return Compiled.load(TRAINED_MODELS / self.program_name, program=self.program)
         bare = compile_program(self.program, max_length=self.task.n_positions(self.n))
         return DISGUISES[self.disguise](bare)
 
     def pairs(self) -> tuple[Int[Tensor, "pair pos"], Int[Tensor, "pair pos"]]:
-        """Inputs, base and source, that edges are scored on: of all lengths up to n."""
+        """Base and source inputs for edges, of all lengths up to n."""
         generator = torch.Generator().manual_seed(0)
         lengths = torch.randint(min(2, self.n), self.n + 1, (2, 48), generator=generator)
-        lengths[:, 0] = self.n  # so that all inputs are padded to the full length
+        lengths[:, 0] = self.n  # all inputs are padded to the full length
         base, source = (self.task.sample(n, generator=generator).inputs for n in lengths)
         return base, source
 
 
 def benchmark_models(names: Iterable[str] | None = None) -> list[BenchmarkModel]:
-    """The models of the benchmark; or those of some names, or that run programs of these names.
+    """The models of the benchmark, or those with these names or these programs' names.
 
     Raises:
         InputError: an unknown name.

@@ -1,14 +1,16 @@
-"""Interchanges, patching, heads and ablation, scored on models whose circuit is known."""
+"""Interchanges, patching, heads and ablation, scored on known-circuit models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from loopinterp.benchmark.known_models import KnownModel, Score
 from loopinterp.comparison.heads import head_name, head_study
@@ -23,26 +25,20 @@ from loopinterp.comparison.variable_interchange import (
     VariableInterchange,
     interchange_study,
 )
+from loopinterp.compiler.compiled import Compiled
 from loopinterp.core.boundary import checked
 from loopinterp.core.settings import Seed
 from loopinterp.interventions.ablation import IDLE, KINDS, NEEDED, ablation_study
 from loopinterp.interventions.pairs import InterchangePairs
 from loopinterp.interventions.patching import patching_sweep
-from loopinterp.programs.expressions import Aggregate, SelWidth, ShiftRight, Tokens
+from loopinterp.programs.expressions import Aggregate, SelWidth, Seq, ShiftRight, Tokens
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.nodes import postorder
+from loopinterp.programs.program import LoopProgram
+from loopinterp.tasks.task import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import pandas as pd
-    from jaxtyping import Bool, Float, Int
-    from torch import Tensor
-
-    from loopinterp.compiler.compiled import Compiled
-    from loopinterp.programs.expressions import Seq
-    from loopinterp.programs.program import LoopProgram
-    from loopinterp.tasks.task import Batch
 
 
 def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
@@ -63,7 +59,7 @@ def score_interchange(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
         scores["same value"] = Score(same, wrong["random change"][0])
     if result.pooled()[3]:
         scores["interchange"] = Score(float(result.iia.min()), most)
-        # Probes see the loops of the run: most states after it have settled and are equal.
+        # Probes see the loops of the run: after it, most states have converged and are equal.
         loops = torch.full_like(known.batch.n_loops, known.n_loops + 1)
         batch = replace(known.batch, n_loops=loops)
         probed = probed_subspaces(known.compiled.model, program, batch)
@@ -81,7 +77,7 @@ def probed_subspaces(model: Any, program: LoopProgram, batch: Batch) -> dict[str
 def interchange_variables(
     known: KnownModel, subspaces: Mapping[str, Tensor], seed: int
 ) -> VariableInterchange:
-    """The study of exchanges of subspaces of a known model."""
+    """Interchanges of subspaces of a known model."""
     return interchange_study(
         known.compiled.model,
         known.batch,
@@ -95,8 +91,7 @@ def interchange_variables(
 
 @torch.no_grad()
 def score_patching(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """States patched position by position, and heads patched one by one."""
-    del seed  # nothing is drawn
+    """States patched position by position, and heads patched one by one; without random draws."""
     half = len(known.batch) // 2
     rows, other_rows = slice(min(half, 24)), slice(half, half + min(half, 24))
     base, source = known.batch.inputs[rows], known.batch.inputs[other_rows]
@@ -137,13 +132,12 @@ def _predicted(
     scored: Bool[Tensor, "batch pos"],
     n_loops: int,
 ) -> Float[Tensor, "loop pos"]:
-    """Share of answers that become the source's in the program; NaN where one is undecided.
+    """Share of the program's answers that become the source's; NaN where one is undecided.
 
-    All variables at one position are taken from the source after t loops. At the end the state is
-    read together with the source's injected input, so that the answer there is the source's.
+    An interchange takes all variables at one position from the source after t loops.
     """
     (n, n_pos), both = base.shape, torch.cat([base, source])
-    # One pair for every (loop, position, example), in this order.
+    # [loop position example] flattened, one pair each
     loop, place, row = torch.cartesian_prod(*map(torch.arange, (n_loops + 1, n_pos, n))).T
     pairs = InterchangePairs(
         inputs=both,
@@ -158,7 +152,7 @@ def _predicted(
     of_base, of_source = program.run(both, n_loops=n_loops).outputs[-1].chunk(2)
     after = Prediction(program, pairs).exchanged[torch.arange(len(pairs)), pairs.horizon]
     after = after.view(n_loops + 1, n_pos, n, n_pos)  # [loop, place, example, pos]
-    # After the last loop the readout alone follows: the patched position answers as the source.
+    # After the last loop only the readout follows: the patched position answers as the source.
     after[-1] = torch.where(torch.eye(n_pos).bool()[:, None], of_source, after[-1])
     differ = scored & (of_base != of_source)
     counted = after[:, :, differ]  # [loop, place, answer that differs]
@@ -188,7 +182,7 @@ def score_heads(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     names_of = dict(zip(match.selectors, match.names))
     empty = {name for s in match.empty for name in names_of[s]}
     right = [
-        # Names of selectors that several parts of a program share carry the part's before them.
+        # a selector of several parts of a program has the part's name before its own
         any(name == selector or name.endswith(f".{selector}") for name in matched[head])
         for head, selector in selector_of.items()
         if selector not in empty
@@ -205,11 +199,10 @@ def score_heads(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
 
 
 def score_ablation(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """For each kind of ablation, the share of parts that are judged right."""
+    """Share of parts judged right by each kind of ablation; control: calling every part needed."""
     if known.n_loops == 0 or not used_parts(known.compiled, informed=False):
-        return {}  # no loop, or a program whose answer needs no part of the block
+        return {}  # the answer needs no part of the block
     judged = judged_by_ablation(known.compiled, known.batch[slice(128)], seed=seed)
-    # Control: calling every part needed.
     return {
         f"ablated: {kind}": Score(float(table["right"].mean()), float(table["used"].mean()))
         for kind, table in judged.groupby("ablation", sort=False)
@@ -221,8 +214,8 @@ def judged_by_ablation(compiled: Compiled, batch: Batch, *, seed: Seed = 0) -> p
     """Every part of a known circuit, judged by each kind of ablation.
 
     Returns:
-        :meth:`~loopinterp.interventions.AblationStudy.judged`, with ``used`` (whether the kind of
-        ablation must show the part, by the circuit) and ``right`` (whether it is judged so).
+        :meth:`~loopinterp.interventions.AblationStudy.judged`, with ``used`` (whether this ablation
+        must have an effect, by the circuit) and ``right`` (whether it is judged so).
     """
     circuit = compiled.circuit
     components = ("z", "mlp_out") if circuit.neurons else ("attn_out",)
@@ -235,16 +228,14 @@ def judged_by_ablation(compiled: Compiled, batch: Batch, *, seed: Seed = 0) -> p
 
 
 def used_parts(compiled: Compiled, *, informed: bool) -> set[str]:
-    """The heads and MLPs of the block that the answer depends on, by the circuit.
+    """The heads and MLPs of the block that write a feature on which the answer depends.
 
-    A part is used if a feature that it writes leads to the answer. Another example's activation,
-    or the mean, differs only in features of the tokens: a counter of loops, or a head between
-    positions alone, is used and carries no information. With ``informed`` only parts count that
-    write features of the tokens.
+    With ``informed``, only parts count whose features depend on the tokens: mean and resample
+    ablation change nothing else (a counter of loops is the same for all examples).
     """
     circuit, program = compiled.circuit, compiled.program
     if not circuit.neurons:
-        # Of a trained model: attention as a whole is used if the step reads another position.
+        # A trained model: attention as a whole is used if the step reads another position.
         reads_others = _reads(program.step.values(), ShiftRight, Aggregate, SelWidth)
         return {"attention 0"} if reads_others else set()
     ids = {name: feature.id for name, feature in circuit.variables.items()}
@@ -263,7 +254,7 @@ def used_parts(compiled: Compiled, *, informed: bool) -> set[str]:
 
 
 def _reachable(start: set[str], edges: Sequence[tuple[str, str]]) -> set[str]:
-    """Some nodes, and all that edges lead to from them."""
+    """All nodes that edges lead to from some nodes, with these."""
     seen: set[str] = set()
     left = [*start]
     while left:
@@ -275,5 +266,4 @@ def _reachable(start: set[str], edges: Sequence[tuple[str, str]]) -> set[str]:
 
 
 def _reads(expressions: Iterable[Seq], *kinds: type) -> bool:
-    """Whether expressions have a node of some kinds."""
     return any(isinstance(node, kinds) for node in postorder(expressions))

@@ -1,9 +1,9 @@
-"""Scores of outside tools on the benchmark: of edges, of a program, of subspaces of variables.
+"""Scores of outside tools on the benchmark: edges, programs, subspaces of variables.
 
-Edges come also in the form of EAP-IG's graph as JSON, which MIB's circuit track reads too. There a
-run of T loops over a block of L layers is a model of T·L layers, with prelude and coda layers
-before and after: head 1 of the block's first layer at loop 3 is ``a{3L}.h1``, its MLP ``m{3L}``,
-and ``logits`` is the readout. An edge into a head is three: ``m0->a3.h1<q>``, ``<k>`` and ``<v>``.
+Edges can be read and written as EAP-IG's JSON graph (also MIB's). There a run of T loops over a
+block of L layers is a model of T·L layers between prelude and coda layers: head 1 of the block's
+first layer at loop 3 is ``a{3L}.h1``, its MLP ``m{3L}``, the readout ``logits``. An edge into a
+head is three: ``m0->a3.h1<q>``, ``<k>`` and ``<v>``.
 
 Source: the code of arXiv 2403.17806, and arXiv 2504.13151.
 """
@@ -14,12 +14,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
+from loopinterp.benchmark.folder import Exercise, KnownCircuit
 from loopinterp.benchmark.known_models import KnownModel
 from loopinterp.benchmark.mechanism_scores import interchange_variables, probed_subspaces
 from loopinterp.comparison.program_comparison import compare_programs
@@ -40,21 +42,15 @@ from loopinterp.edges.unrolled_graph import (
     SLOTS,
     TIED,
     UNROLLED,
+    Component,
     TiedEdge,
     UnrolledGraph,
 )
+from loopinterp.models import LoopedTransformerConfig
 from loopinterp.programs import equivalence
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from loopinterp.benchmark.folder import Exercise, KnownCircuit
-    from loopinterp.edges.unrolled_graph import Component
-    from loopinterp.models import LoopedTransformerConfig
-    from loopinterp.tasks.task import Batch
-
+from loopinterp.tasks.task import Batch
 
 UnrolledEdge = tuple[str, str]
 """Sender and receiver of a run, with their loops: ``("0:block.0.mlp", "1:block.0.head.0")``."""
@@ -67,13 +63,12 @@ EdgeScores = (
 """Of the block's edges, of the run's, or of both."""
 
 EdgeMethod = Callable[["Exercise"], EdgeScores]
-
 OWN_EDGE_METHODS = ("exact", "edge_ig", "eap_ig", "eap", "magnitude", "random")
 """Methods of the library; the last two are controls."""
 
 
 def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
-    r"""How well scores of edges separate the edges of a known circuit from others.
+    """How well scores of edges separate the edges of a known circuit from others.
 
     Edges are ranked by the absolute value of their score; those without one are last. If only
     scores of the run's edges are given, those of tied edges are the sums of their absolute values
@@ -83,9 +78,9 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
     at MIB's ten shares of the edges (arXiv 2504.13151) and, ``_of_curve``, at even steps.
 
     Args:
-        method: From an exercise to scores, by (sender, receiver, lag) of tied edges or by (sender,
-            receiver) of the run's, named as :class:`~loopinterp.edges.UnrolledGraph` names
-            them; queries, keys and values of a head are that head.
+        method: From an exercise to scores, by (sender, receiver, lag) of tied edges or (sender,
+            receiver) of the run's, named as in :class:`~loopinterp.edges.UnrolledGraph`; queries,
+            keys and values of a head are that head.
 
     Returns:
         A row for each graph and truth.
@@ -117,7 +112,7 @@ def score_edges(method: EdgeMethod, known: KnownCircuit) -> pd.DataFrame:
 
 @checked
 def own_edge_method(name: str, *, seed: Seed = 0) -> EdgeMethod:
-    """One of :data:`OWN_EDGE_METHODS`, in the form of an outside one; ``seed`` is of random scores.
+    """One of :data:`OWN_EDGE_METHODS` as an edge method; ``seed`` is of random scores.
 
     Raises:
         InputError: There is no such method.
@@ -162,12 +157,10 @@ def _checked(
     unknown = scores.keys() - set(edges)
     bad = [edge for edge, score in scores.items() if edge in unknown or not math.isfinite(score)]
     if bad or not scores:
-        raise InputError(
-            "scores of edges",
-            expected=f"finite numbers for edges such as {edges[0]} or {edges[-1]}",
-            given=f"{scores[bad[0]]!r} for {bad[0]}" if bad else "none",
-            fix="Name edges as UnrolledGraph(model.config, n_loops) does; leave others out.",
-        )
+        expected = f"finite numbers for edges such as {edges[0]} or {edges[-1]}"
+        got = f"{scores[bad[0]]!r} for {bad[0]}" if bad else "none"
+        fix = "Name edges as UnrolledGraph(model.config, n_loops) does; leave others out."
+        raise InputError("scores of edges", expected=expected, given=got, fix=fix)
     return {edge: abs(float(score)) for edge, score in scores.items()}
 
 
@@ -175,7 +168,7 @@ def eap_graph(known: KnownCircuit) -> dict[str, Any]:
     """The true edges of a model's run, as EAP-IG's ``Graph.from_json`` reads them.
 
     Edges of the program have score 1 and are in the graph, all others 0. Queries, keys and values
-    of a head are not separated: all three are in the graph, or none.
+    of a head are in the graph together, or none.
 
     Returns:
         ``cfg``, ``nodes`` by name with ``in_graph``, ``edges`` with ``score`` and ``in_graph``.
@@ -217,7 +210,7 @@ def eap_graph(known: KnownCircuit) -> dict[str, Any]:
 def edges_of_eap_graph(
     document: Mapping[str, Any], exercise: Exercise
 ) -> dict[UnrolledEdge, float]:
-    """Scores in a graph that EAP-IG or a tool like it wrote, by the run's edges.
+    """Scores of the run's edges in a graph in EAP-IG's format.
 
     An edge into a head has the sum of the absolute scores of its queries, keys and values.
 
@@ -230,12 +223,10 @@ def edges_of_eap_graph(
     for edge, names in zip(graph.edge_names, _eap_edges(graph, exercise.model.config)):
         missing = [name for name in names if name not in scores]
         if missing:
-            raise InputError(
-                "graph of edges",
-                expected=f"edges such as {missing[0]}, of a run of {graph.n_loops} loops",
-                given=f"{len(scores)} edges, and not this one",
-                fix="Pass the graph that was made of this model.",
-            )
+            expected = f"edges such as {missing[0]}, of a run of {graph.n_loops} loops"
+            got = f"{len(scores)} edges, and not this one"
+            fix = "Pass the graph that was made of this model."
+            raise InputError("graph of edges", expected=expected, given=got, fix=fix)
         totals[edge] = sum(abs(float(scores[name]["score"])) for name in names)
     return totals
 
@@ -269,7 +260,7 @@ def score_program(
     """Whether a program is equivalent to the known one under interchange interventions.
 
     Args:
-        method: From an exercise to a program, or None for no program. A program counts as exact.
+        method: From an exercise to a program that is claimed to be exact, or None.
 
     Returns:
         One row: the ``outcome`` (``equivalent``, ``no program`` or ``false name``), and in
@@ -278,13 +269,6 @@ def score_program(
     program = method(known.exercise)
     if program is None:
         return pd.DataFrame([{"outcome": "no program", "told_apart": float("nan")}])
-    if not isinstance(program, LoopProgram):
-        raise InputError(
-            "program",
-            expected="a LoopProgram, or None for none",
-            given=type(program).__name__,
-            fix="Return the program itself.",
-        )
     result = equivalence(program, known.compiled.program)
     share = 0.0 if result.equivalent else max(result.share, result.natural_share)
     outcome = "equivalent" if result.equivalent else "false name"
@@ -294,7 +278,7 @@ def score_program(
 def by_decompiling(exercise: Exercise) -> LoopProgram | None:
     """The decompiled program, if it is claimed to be exact.
 
-    States are taken as sharp first; if they give no exact program, as regions.
+    States are decompiled as sharp first; without an exact program, as regions.
     """
     model, task, n = exercise.model, exercise.task, exercise.n
     decompiled = decompile(model, task, n=n)
@@ -304,7 +288,7 @@ def by_decompiling(exercise: Exercise) -> LoopProgram | None:
 
 
 def by_comparing(exercise: Exercise, *, left_out: str | None = None) -> LoopProgram | None:
-    """The stock program of the task that the comparison identifies, ``left_out`` not listed."""
+    """The stock program that the comparison identifies, ``left_out`` not among the candidates."""
     rivals = [p for p in programs_of(exercise.task) if p.name != left_out]
     if not rivals:
         return None
@@ -328,8 +312,8 @@ def score_variables(
             ``[row, d_model]`` that span it; a variable without one is not found.
 
     Returns:
-        One row: ``iia``, the whole-run accuracy of the program over all variables and loops, its
-        interval, the same after a change of equal norm in a random direction, and ``found``, the
+        One row: ``iia``, the whole-run accuracy over all variables and loops, with its interval;
+        ``random``, the same after a change of equal norm in a random direction; and ``found``, the
         share of variables with a subspace. NaN where no interchange changes the program's answer.
     """
     exercise, program = known.exercise, known.compiled.program
@@ -337,12 +321,11 @@ def score_variables(
     width = exercise.model.config.d_model
     for name, rows in subspaces.items():
         if name not in program.variables or rows.ndim != 2 or rows.shape[1] != width:
-            raise InputError(
-                f"subspace of {name!r}",
-                expected=f"rows of d_model = {width}, of one of {', '.join(program.variables)}",
-                given=f"shape {list(rows.shape)}",
-                fix="Return one tensor [rank, d_model] for each variable.",
-            )
+            what = f"subspace of {name!r}"
+            expected = f"rows of d_model = {width}, of one of {', '.join(program.variables)}"
+            got = f"shape {list(rows.shape)}"
+            fix = "Return one tensor [rank, d_model] for each variable."
+            raise InputError(what, expected=expected, given=got, fix=fix)
     # Variable -> [rank, d_model], orthonormal rows, so that an interchange is one projection.
     bases = {
         name: orthonormal(rows.double()).to(rows) for name, rows in subspaces.items() if len(rows)
@@ -375,5 +358,5 @@ def by_means(exercise: Exercise, program: LoopProgram) -> Mapping[str, Tensor]:
 def _batch(exercise: Exercise, *, extra_loop: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(extra_loop)
     batch = exercise.task.sample(torch.full((256,), exercise.n), generator=generator)
-    # Probes see the loops of the run: most states after it have settled and are equal.
+    # Probes see the loops of the run: most states after it have converged and are equal.
     return replace(batch, n_loops=torch.full_like(batch.n_loops, exercise.n_loops + extra_loop))

@@ -1,14 +1,15 @@
-"""Probes, dynamics, the carry study and the comparison, scored on models of known programs."""
+"""Probes, dynamics, carry study and comparison, scored on known-circuit models."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Bool, Float, Int
 from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from loopinterp.benchmark.known_models import KnownModel, Score
@@ -19,25 +20,19 @@ from loopinterp.dynamics import convergence_study, readout_margin, stable_from
 from loopinterp.probing import carry_study, with_random_weights
 from loopinterp.probing.linear_probes import RidgeProbe
 from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
 from loopinterp.tasks.addition import Addition
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
-    from torch import Tensor
-
-    from loopinterp.programs.program import LoopProgram
 
 
 @torch.no_grad()
 def score_probes(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """Accuracy on held-out examples, of a probe for each variable after each loop.
+    """Held-out accuracy of a probe for each variable after each loop.
 
-    Three probes read the state after the loop, the state without the variable's directions in the
-    circuit, and (control) the injected input. The second may still find what the other variables
-    say about it: a fourth probe reads that from the program's trace, position and token included.
-    Distractors hold functions of what they read, so they are removed for the second probe; what a
-    probe finds in them is the control of the interchange that shows that they are not used.
+    Probes read the state, the state without the variable's directions and distractors, and
+    (control) the injected input. A fourth reads what the other variables, position and token tell
+    about the variable: the second should find no more. The accuracy on distractors alone is the
+    control of the interchange that shows that they are not used.
     """
     compiled, tokens = known.compiled, known.batch.inputs
     states = compiled.model(tokens, n_loops=known.n_loops, return_type="states")
@@ -78,8 +73,8 @@ def score_probes(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
         run = partial(compiled.model, tokens, n_loops=known.n_loops)
         clean, scored, changed = run().argmax(-1), known.batch.targets >= 0, []
         for loop, h in enumerate(states):
-            exchanged = h - distracting[loop] + distracting[loop].roll(1, 0)
-            answers = run(start_at_loop=loop, state=exchanged).argmax(-1)
+            interchanged = h - distracting[loop] + distracting[loop].roll(1, 0)
+            answers = run(start_at_loop=loop, state=interchanged).argmax(-1)
             changed.append(float((answers != clean)[scored].float().mean()))
         scores["decodable, not used"] = Score(max(changed), sum(distracted) / len(distracted))
     return scores
@@ -96,9 +91,8 @@ def _accuracy(
 
 @torch.no_grad()
 def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
-    """When each token settles, when each answer does, and how stable the end is.
+    """When each token converges, when each answer becomes final, and how stable the end is.
 
-    A token that never settles is right where a variable of the program changes in the last loop.
     Not applicable with one class of answers: no logit has a runner-up.
     """
     model, program = known.compiled.model, known.compiled.program
@@ -106,7 +100,7 @@ def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
         return {}
     batch = known.batch[slice(32)]
     # A value shifted through the sequence has left it after as many loops as positions; and the
-    # program has settled some loops before the end.
+    # program converges some loops before the end.
     n_loops = max(known.n_loops, batch.inputs.shape[1], 12) + 4
     trace = program.trace(batch.inputs, n_loops=n_loops)
     result = convergence_study(
@@ -118,18 +112,18 @@ def score_dynamics(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
         seed=seed,
     )
     # Loops after which no variable at a position changes any more.
-    settled = torch.stack([trace.settled(name) for name in trace.variables]).amax(0)
+    converged = torch.stack([trace.converged(name) for name in trace.variables]).amax(0)
     # The study counts the first loop that moves nothing; the program, the last that does.
     settled_at = torch.from_numpy(result.data["settled_at"].values)
     measured = torch.where(settled_at < 0, n_loops, settled_at - 1)
-    scores = {"settling loop": _agreement(measured, settled)}
+    scores = {"settling loop": _agreement(measured, converged)}
     logits = model(batch.inputs, n_loops=n_loops, return_type="all_logits")
     # A program's undecided answers are logits that are nearly equal.
     decided = readout_margin(logits) > LOGIT / 2
     answers = torch.where(decided, logits.argmax(-1), UNKNOWN)
     scores["answer stable"] = _agreement(stable_from(answers), stable_from(trace.outputs))
     radius = float(result.data["spectral_radius"].max())
-    if int(settled.max()) < n_loops - 1 and not math.isnan(radius):
+    if int(converged.max()) < n_loops - 1 and not math.isnan(radius):
         scores["stability"] = Score(radius, 1.0)
     return scores
 
@@ -140,14 +134,14 @@ def _agreement(measured: Tensor, expected: Tensor) -> Score:
     return Score(*map(float, equal))
 
 
+# Length of the additions from which on the carry study has pairs of every chain length
 LEAST_BITS = 12
-"""Length of the additions from which on the carry study has pairs of every chain length."""
 
 
 def score_wavefront(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
     """Share of (loop, chain length) at which the carry is as decodable as in the program.
 
-    The reference is the same study of the program itself, with its variables as the state
+    The reference is the same study with the program's variables as the state
     (:class:`~loopinterp.comparison.ProgramModel`).
     """
     program, n = known.compiled.program, known.batch.inputs.shape[1] - 1
@@ -197,7 +191,7 @@ def score_verdict(known: KnownModel, *, seed: int = 0) -> dict[str, Score]:
 
 
 def rivals_of(program: LoopProgram) -> list[LoopProgram]:
-    """A program, and the stock programs that solve the same task with the same settings."""
+    """A program, then the other stock programs of its task, inputs and settings."""
     stock = [get_program(name) for name in list_programs(program.task) if name != program.name]
     same = program.inputs, program.task_settings
     return [program, *(p for p in stock if (p.inputs, p.task_settings) == same)]

@@ -1,12 +1,15 @@
-"""A compiled model against its program, and a disguised model against the original."""
+"""Agreement of a compiled model with its program, and of a disguised model with the original."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
+from loopinterp.compiler.circuit import HeadNode
 from loopinterp.compiler.compiled import Compiled, need_compiled
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.text import ShortRepr
@@ -15,22 +18,12 @@ from loopinterp.programs.interpreter import evaluate
 from loopinterp.programs.language import UNKNOWN
 from loopinterp.tasks.sampling import check_tokens
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from jaxtyping import Bool, Float, Int
-    from torch import Tensor
-
-    from loopinterp.compiler.circuit import HeadNode
-
-
-CHUNK = 2**21
-"""Of the states of all loops that are compared at a time."""
+CHUNK = 2**21  # of the states of all loops that are compared at a time
 
 
 @dataclass(frozen=True, repr=False)
 class Agreement(ShortRepr):
-    """How far a compiled model is from its program, over every loop of a run."""
+    """Agreement of a compiled model with its program, over every loop of a run."""
 
     values: int  # compared, of all variables
     wrong_values: dict[str, int]  # of each variable: values that were decoded wrongly
@@ -98,7 +91,7 @@ def _unevenness(pattern: Tensor, selector: Bool[Tensor, "batch query key"]) -> f
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DisguiseCheck(ShortRepr):
-    """How far a disguised model is from the original on some inputs, at every loop."""
+    """Differences of a disguised model from the original on some inputs, at every loop."""
 
     logits: Float[Tensor, " loops"]  # largest difference of a logit
     reads: Float[Tensor, " loops"]  # of a read of a variable's value, which is 0 or 1 originally
@@ -149,7 +142,6 @@ def check_disguise(
 
 
 def _parts(tokens: Tensor, n_loops: int, compiled: Compiled) -> Sequence[Tensor]:
-    """As many examples at a time as are compared at a time."""
     each = n_loops * max(tokens.shape[1], 1) * compiled.model.config.d_model
     return tokens.split(max(CHUNK // each, 1))
 

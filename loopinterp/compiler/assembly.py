@@ -1,9 +1,8 @@
 """Stage 5, assemble: a layout as weights of an ordinary looped transformer.
 
-The injected input e holds tokens, positions and what the prelude computed, and the variables as
-``prepare`` sets them: h_0 = e. Each loop starts from W_h h + W_e e (external recall), where W_h
-keeps the variables and W_e everything else. So the state after t loops holds the variables after
-t loops, and nothing else.
+The injected input e holds tokens, positions, what the prelude computed, and the variables' first
+values: h_0 = e. Each loop starts from W_h h + W_e e (external recall), where W_h keeps the
+variables and W_e everything else.
 """
 
 from __future__ import annotations
@@ -23,17 +22,16 @@ SHARPNESS = 120.0
 Any attention on other keys would leak values of later positions, which a probe would find.
 """
 
+# Logit of the answer; those of all other classes are 0, and all are where it is undecided
 LOGIT = 10.0
-"""Logit of the answer; those of all other classes are 0, and all are where it is undecided."""
-
 Weights = dict[str, np.ndarray]
 
 
 def assemble(layout: StreamLayout, n_outputs: int) -> LoopedTransformer:
-    """The model of a layout, unless it would have too many weights.
+    """The model of a layout.
 
     Raises:
-        InputError: it would have more than 2**28: a gigabyte of them, nearly all 0.
+        InputError: it would have more than 2**28 weights.
     """
     config, lowered = _configure(layout, n_outputs), layout.lowered
     weights = {
@@ -73,7 +71,6 @@ def assemble(layout: StreamLayout, n_outputs: int) -> LoopedTransformer:
 
 
 def _configure(layout: StreamLayout, n_outputs: int) -> LoopedTransformerConfig:
-    """The architecture that a layout needs."""
     source = layout.lowered.source
     layers = [layer for stack in layout.sections.values() for layer in stack]
     n_heads = max([1, *(len(layer.heads) for layer in layers)])
@@ -83,12 +80,10 @@ def _configure(layout: StreamLayout, n_outputs: int) -> LoopedTransformerConfig:
     total = len(layers) * d_model * (4 * n_heads * d_head + 2 * d_mlp)
     total += 2 * d_model**2 + d_model * (n_inputs + n_outputs + source.max_length)
     if total > 2**28:
-        raise InputError(
-            f"program {source.program.name} at max_length={source.max_length}",
-            expected=f"a model of at most {2**28:,} weights",
-            given=f"one of {total:,} (d_model {d_model:,}, d_mlp {d_mlp:,}, {len(layers)} layers)",
-            fix="Compile for a smaller max_length, or let its variables take fewer values.",
-        )
+        what = f"program {source.program.name} at max_length={source.max_length}"
+        got = f"one of {total:,} (d_model {d_model:,}, d_mlp {d_mlp:,}, {len(layers)} layers)"
+        fix = "Compile for a smaller max_length, or let its variables take fewer values."
+        raise InputError(what, expected="a model of at most 2**28 weights", given=got, fix=fix)
     return LoopedTransformerConfig(
         d_model=d_model,
         d_vocab=n_inputs,

@@ -6,21 +6,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from loopinterp.core.errors import CheckpointError, InputError, unknown_name
 from loopinterp.core.storage import read_json_object, read_tensors, write_json, write_tensors
 from loopinterp.core.text import ShortRepr
 
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
-    from torch import Tensor
-
 CIRCUIT_FILE = "circuit.json"
 DIRECTIONS_FILE = "circuit.safetensors"
-
 ROUNDING = 1e-5
 """What is smaller than this, relative to the largest, is rounding of weights in float32."""
 
@@ -67,8 +64,8 @@ class NeuronGroup:
 class Directions:
     """The directions of the values of a feature.
 
-    Having a value adds its row of ``write`` to the residual stream; ``read @ state`` is 1 for the
-    value that a feature has and 0 for the others.
+    A value adds its row of ``write`` to the residual stream; ``read @ state`` is 1 for the
+    feature's value and 0 for the others.
     """
 
     write: Float[Tensor, "value d_model"]
@@ -89,7 +86,7 @@ class Directions:
 
 @dataclass(frozen=True)
 class Superposition:
-    """The dimensions of a model, and the fewest with which every read is the same number."""
+    """The dimensions of a model, and the fewest in which every read is exact."""
 
     d_model: int
     exact_d_model: int
@@ -104,9 +101,8 @@ class Superposition:
 class Circuit(ShortRepr):
     """Nodes, edges and directions of a compiled model.
 
-    The weights are tied, so one node of the block stands for one at each loop; see
-    :meth:`unrolled`. Edges lead from features to the heads and neurons that read them, and from
-    those to what they write. All other heads and neurons are idle.
+    One node of the block stands for one at each loop. Edges lead from features to the heads and
+    neurons that read them, and from those to what they write.
     """
 
     program: str
@@ -144,19 +140,17 @@ class Circuit(ShortRepr):
     def decode(
         self, variable: str, state: Float[Tensor, "*shape d_model"]
     ) -> Int[Tensor, "*shape"]:
-        """The value of a variable in a state: the one whose direction is read most.
+        """The value of a variable in a state: the one with the largest read.
 
         Raises:
             InputError: there is no such variable, or that is no state of the model.
         """
         read = self.directions_of(variable).read
         if not state.is_floating_point() or state.shape[-1:] != read.shape[1:]:
-            raise InputError(
-                "state",
-                expected=f"floating-point numbers with a last axis of d_model = {read.shape[1]}",
-                given=f"{state.dtype} of shape {list(state.shape)}",
-                fix="Pass states of the model that this circuit belongs to.",
-            )
+            expected = f"floating-point numbers with a last axis of d_model = {read.shape[1]}"
+            got = f"{state.dtype} of shape {list(state.shape)}"
+            fix = "Pass states of the model that this circuit belongs to."
+            raise InputError("state", expected=expected, given=got, fix=fix)
         values = torch.tensor(self.variables[variable].values, device=state.device)
         return values[(state @ read.to(state).mT).argmax(-1)]  # reads are [*shape, value]
 
@@ -192,27 +186,6 @@ class Circuit(ShortRepr):
         ]
         edges = tuple((names.get(s, s), names.get(t, t)) for s, t in self.edges)
         return dataclasses.replace(self, heads=tuple(nodes), neurons=tuple(groups), edges=edges)
-
-    def unrolled(self, n_loops: int) -> tuple[tuple[str, str], ...]:
-        """The edges of a run of so many loops, with the loop in every id.
-
-        ``3:head`` is a node inside loop 3, and ``3:carry`` the variable after 3 loops.
-        """
-        block = {node.id for node in (*self.heads, *self.neurons) if node.section == "block"}
-        block |= {f.id for f in self.features if f.section == "block" and f.role == "scratch"}
-        state = {f.id for f in self.variables.values()}
-
-        def at(name: str, loop: int) -> str:
-            return f"{loop}:{name}" if name in block | state else name
-
-        edges: list[tuple[str, str]] = []
-        for source, target in self.edges:
-            if {source, target} & block:
-                loops = range(n_loops)
-                edges += [(at(source, t), at(target, t + (target in state))) for t in loops]
-            else:  # the prelude writes variables before the first loop, the coda reads the last
-                edges.append((at(source, n_loops), at(target, 0)))
-        return tuple(edges)
 
     def save(self, folder: str | Path) -> None:
         """Write the circuit beside the model: ``circuit.json`` and ``circuit.safetensors``."""
@@ -253,12 +226,9 @@ class Circuit(ShortRepr):
             directions = {i: Directions(tensors[f"{i}.write"], tensors[f"{i}.read"]) for i in ids}
             return cls(**fields, directions=directions)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"circuit {path}",
-                expected="a circuit of format 1, with its directions beside it",
-                given=f"{type(error).__name__}: {error}",
-                fix="Compile the program again, and save it.",
-            ) from error
+            expected, fix = "a circuit of format 1 and its directions", "Compile and save it again."
+            what, got = f"circuit {path}", f"{type(error).__name__}: {error}"
+            raise CheckpointError(what, expected=expected, given=got, fix=fix) from error
 
 
 def orthonormal(

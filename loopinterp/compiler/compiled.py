@@ -1,10 +1,11 @@
-"""A compiled model with its circuit: compiled, saved, and read back."""
+"""Compiled models: a model with its program and circuit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from loopinterp.compiler.assembly import assemble
 from loopinterp.compiler.circuit import Circuit
@@ -19,9 +20,6 @@ from loopinterp.programs.language import UNKNOWN
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
 from loopinterp.tasks.task_registry import get_task, list_tasks
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,7 +59,7 @@ class Compiled(ShortRepr):
 
         Raises:
             CheckpointError: a file is missing or damaged, or they do not belong together.
-            InputError: the program is not registered and not given, or another one.
+            InputError: the program is missing, or another one.
         """
         circuit = Circuit.load(folder)
         if program is not None or circuit.program in list_programs():
@@ -71,36 +69,26 @@ class Compiled(ShortRepr):
             or (circuit.program, circuit.inputs) != (program.name, program.inputs)
             or set(circuit.variables) != set(program.variables)
         ):
-            raise InputError(
-                "program",
-                expected=f"{circuit.program!r} with variables {', '.join(circuit.variables)} and "
-                f"{len(circuit.inputs)} input tokens, which the model in {folder} runs",
-                given="none, and it is not registered"
-                if program is None
-                else f"{program.name!r} with other inputs or variables",
-                fix="Pass program=, the one that was compiled.",
-            )
+            variables, n_inputs = ", ".join(circuit.variables), len(circuit.inputs)
+            expected = f"{circuit.program!r} with variables {variables} and {n_inputs} input tokens"
+            other = program and f"{program.name!r} with other inputs or variables"
+            got, fix = other or "none that is registered", "Pass program=, the compiled one."
+            raise InputError("program", expected=expected, given=got, fix=fix)
         model = LoopedTransformer.from_pretrained(folder, device=device)
         widths = {d.write.shape[-1] for d in circuit.directions.values()}
         if widths != {model.config.d_model}:
-            raise CheckpointError(
-                f"circuit in {folder}",
-                expected=f"directions of d_model = {model.config.d_model}, as the model has",
-                given=f"widths {sorted(widths)}",
-                fix="The files do not belong together: save the compiled model again.",
-            )
+            expected = f"directions of d_model = {model.config.d_model}, as the model has"
+            got, fix = f"widths {sorted(widths)}", "Save model and circuit together again."
+            raise CheckpointError(f"circuit in {folder}", expected=expected, given=got, fix=fix)
         return cls(model, circuit, program)
 
 
 def need_compiled(compiled: object) -> None:
     """Check that something is a compiled model with its circuit."""
     if not isinstance(compiled, Compiled):
-        raise InputError(
-            "compiled",
-            expected="a Compiled: a model with its circuit",
-            given=type(compiled).__name__,
-            fix="Pass what compile_program gives, not its .model.",
-        )
+        expected, got = "a Compiled: a model with its circuit", type(compiled).__name__
+        fix = "Pass what compile_program gives, not its .model."
+        raise InputError("compiled", expected=expected, given=got, fix=fix)
 
 
 def compile_program(
@@ -109,17 +97,17 @@ def compile_program(
     """Compile a loop program into the weights of a looped transformer.
 
     The model runs the program loop for loop: its state after t loops holds every variable of the
-    program after t loops, one direction for each value, and nothing else but the injected input.
-    Each selection is a head whose attention is spread evenly over the selected keys; maps are
-    MLPs. Values are restored to 0 and 1 by every MLP, so that errors do not grow with the loops.
-    The model has no norms, ReLU, learned positions and external recall.
+    program after t loops, one direction for each value, beside the injected input. Each selection
+    is a head with even attention over the selected keys; maps are MLPs, which restore values to 0
+    and 1, so that errors do not grow with the loops. The model has no norms, ReLU, learned
+    positions and external recall.
 
     Args:
         max_length: Positions of the longest sequence, BOS and padding included.
         n_outputs: Classes of the output; by default as many as the answer has, and two at least.
 
     Raises:
-        InputError: the program cannot be compiled; the message names the expression and why.
+        InputError: the program cannot be compiled; the message names the expression and the reason.
 
     Example:
         >>> import torch
@@ -135,12 +123,11 @@ def compile_program(
     domains = infer_domains(source)
     low, high = int(domains[source.finish].min()), int(domains[source.finish].max())
     if low < UNKNOWN or high >= MAX_TABLE:
-        raise InputError(
-            f"finish of program {source.program.name}, {source.finish!r}",
-            expected=f"answers that are classes from 0 to {MAX_TABLE - 1:,}, or UNKNOWN (-1)",
-            given=f"{low if low < UNKNOWN else high} as a possible value",
-            fix="Map what is no answer to UNKNOWN: tok_map(x, {...}, default=UNKNOWN).",
-        )
+        what = f"finish of program {source.program.name}, {source.finish!r}"
+        expected = f"answers that are classes from 0 to {MAX_TABLE - 1:,}, or UNKNOWN (-1)"
+        got = f"{low if low < UNKNOWN else high} as a possible value"
+        fix = "Map what is no answer to UNKNOWN: tok_map(x, {...}, default=UNKNOWN)."
+        raise InputError(what, expected=expected, given=got, fix=fix)
     classes = max(1 + high, 1)
     n_outputs = max(classes, 2) if n_outputs is None else n_outputs
     check_integer("n_outputs", n_outputs, least=classes, fix="Pass the classes of the task.")

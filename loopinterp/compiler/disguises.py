@@ -1,37 +1,41 @@
 """Disguises: the same behaviour, or nearly, with the circuit hidden.
 
-Each takes a compiled model, which it does not change, and returns another, whose circuit gives the
-new places and lists the disguises. They can be combined in any order; :func:`add_noise`, which is
-not exact, comes last. Weights are changed in float64, so that disguises add no rounding errors.
+Each takes a compiled model and returns another, whose circuit gives the new places and lists the
+disguises. They combine in any order, the inexact :func:`add_noise` last. Weights are changed in
+float64, so that disguises add no rounding errors.
+
+Example:
+    >>> from loopinterp.compiler import add_noise, compile_program, distract, permute, rotate
+    >>> plain = compile_program("unique_set", max_length=12)
+    >>> busy = distract(plain, heads=1, neurons=4, width=3, seed=0)
+    >>> hidden = rotate(permute(busy, seed=1), seed=2)
+    >>> hidden.model.config.d_model - plain.model.config.d_model
+    3
+    >>> add_noise(hidden, relative=0.01, seed=0).circuit.disguises[1:]
+    ('permuted (seed 1)', 'rotated (seed 2)', 'noise of 0.01 on the weights (seed 0)')
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from torch import Tensor
 
+from loopinterp.compiler.circuit import Circuit
 from loopinterp.compiler.compiled import Compiled, need_compiled
 from loopinterp.compiler.features import FeaturePoints, StreamFeatures
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.settings import Seed
+from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.transformer import LoopedTransformer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from jaxtyping import Float
-    from torch import Tensor
-
-    from loopinterp.compiler.circuit import Circuit
-    from loopinterp.models.config import LoopedTransformerConfig
-
-NOISE = "noise"
-"""What the record of :func:`add_noise` begins with."""
-
+NOISE = "noise"  # what the record of :func:`add_noise` begins with
 Weights = dict[str, "Tensor"]
 
 
@@ -39,21 +43,8 @@ Weights = dict[str, "Tensor"]
 def rotate(compiled: Compiled, *, seed: Seed) -> Compiled:
     r"""Rotate the residual stream by a random orthogonal matrix Q: h' = Q h.
 
-    Every weight that reads the stream is multiplied by :math:`Q^\top` from the right, every weight
-    that writes it by Q from the left, those of the recall by both. Exact up to the rounding of the
-    stored weights.
-
-    Example:
-        >>> import torch
-        >>> from loopinterp.compiler import compile_program, rotate
-        >>> plain = compile_program("ripple", max_length=6)
-        >>> turned = rotate(plain, seed=0)
-        >>> tokens = torch.tensor([[4, 3, 1, 2, 0]])
-        >>> plain_logits, logits = (c.model(tokens, n_loops=4) for c in (plain, turned))
-        >>> torch.allclose(logits, plain_logits, atol=1e-4)
-        True
-        >>> turned.circuit.disguises
-        ('rotated (seed 0)',)
+    Weights that read the stream are multiplied by :math:`Q^\top` from the right, those that write
+    it by Q from the left, the recall by both. Exact up to rounding.
     """
     plain = weights_of(compiled)
     # [d_model, d_model], of the whole stream; its transpose undoes it.
@@ -66,15 +57,9 @@ def rotate(compiled: Compiled, *, seed: Seed) -> Compiled:
 def permute(compiled: Compiled, *, seed: Seed) -> Compiled:
     r"""Shuffle the heads and the neurons of every layer, and rotate every head inside.
 
-    The queries and keys of a head are multiplied by one random orthogonal matrix A,
-    :math:`(A q)^\top (A k) = q^\top k`, and its values by another, which the output weights undo.
-    Exact up to rounding.
-
-    Example:
-        >>> from loopinterp.compiler import compile_program, permute
-        >>> shuffled = permute(compile_program("unique_set", max_length=12), seed=1)
-        >>> [node.id for node in shuffled.circuit.heads if node.section == "block"]
-        ['block.0.head.0']
+    The queries and keys of a head are multiplied by one random orthogonal matrix A, :math:`(A
+    q)^\top (A k) = q^\top k`, and its values by another, which the output weights undo. Exact up to
+    rounding.
     """
     g, weights = torch.Generator().manual_seed(seed), weights_of(compiled)
     config = compiled.model.config
@@ -114,28 +99,17 @@ def distract(
 ) -> Compiled:
     """Add heads and neurons to every layer that are active and change no output.
 
-    They read all that the program holds, with random weights, and what other distractors wrote,
-    and they write along ``width`` new directions of the residual stream alone. The program reads
-    none of those, and the recall drops them, so that nothing accumulates over the loops. Outputs
-    are equal up to rounding. Rotate the model afterwards, or zeros give the distractors away.
+    They read the program's features, with random weights, and other distractors, and write along
+    ``width`` new directions of the residual stream. The program reads none of those, and the recall
+    drops them, so that nothing accumulates over the loops. Exact up to rounding. Rotate the model
+    afterwards, or zeros give the distractors away.
 
     Raises:
         InputError: there would be no distractor at all.
-
-    Example:
-        >>> from loopinterp.compiler import compile_program, distract
-        >>> plain = compile_program("ripple", max_length=6)
-        >>> config = distract(plain, heads=1, neurons=4, width=3, seed=0).model.config
-        >>> config.n_heads, config.d_mlp - plain.model.config.d_mlp, config.d_model
-        (2, 4, 21)
     """
     if heads + neurons == 0:
-        raise InputError(
-            "heads and neurons",
-            expected="at least one distractor in each layer",
-            given="heads=0, neurons=0",
-            fix="Pass heads=1 or neurons=1.",
-        )
+        expected, fix = "at least one distractor in each layer", "Pass heads=1 or neurons=1."
+        raise InputError("heads and neurons", expected=expected, given="0 and 0", fix=fix)
     plain, old, circuit = weights_of(compiled), compiled.model.config, compiled.circuit
     # [new_d_model, d_model]: the old stream in the first dimensions, and zeros in the new ones.
     write = torch.eye(old.d_model + width, old.d_model, dtype=torch.float64)
@@ -170,10 +144,7 @@ def distract(
 def _random_reads(
     rows: int, here: FeaturePoints, width: int, g: torch.Generator
 ) -> tuple[Float[Tensor, "row new_d_model"], Float[Tensor, " row"]]:
-    """Reads of all that is held somewhere, and biases that put their mean at 1.
-
-    With that mean, few neurons are never above 0 on the inputs.
-    """
+    """Reads of all features of a site, with biases that put their mean at 1: few units stay off."""
     spread = sum(float(x.square().sum(-1).mean()) for x in here.centred)
     # Reads of the program have a standard deviation of 1, of other distractors one of 0.5.
     size = max(spread, 1e-12) ** -0.5
@@ -199,15 +170,8 @@ def add_noise(compiled: Compiled, *, relative: NonNegativeFloat, seed: Seed) -> 
     .. math:: W' = W + \epsilon, \qquad \epsilon_{ij} \sim
         \mathcal{N}(0, \sigma^2), \quad \sigma = \text{relative} \cdot \mathrm{rms}(W)
 
-    with the root mean square over all entries of the matrix, so that the noise is relative to the
-    matrix in every basis, before or after a rotation. Queries, keys and values count as three
-    matrices; biases stay as they are.
-
-    Example:
-        >>> from loopinterp.compiler import add_noise, compile_program
-        >>> noisy = add_noise(compile_program("ripple", max_length=6), relative=0.01, seed=0)
-        >>> noisy.circuit.disguises
-        ('noise of 0.01 on the weights (seed 0)',)
+    with the root mean square of each matrix, the same in every basis. Queries, keys and values
+    count as three matrices; biases stay as they are.
     """
     g, weights = torch.Generator().manual_seed(seed), weights_of(compiled)
     for name, w in weights.items():

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from jaxtyping import Float
-    from torch import Tensor
-
-    from loopinterp.compiler.circuit import Circuit, FeatureNode
-    from loopinterp.programs.expressions import Select
-
+from loopinterp.compiler.circuit import Circuit, FeatureNode
+from loopinterp.programs.expressions import Select
 
 Role = Literal["tokens", "indices", "fixed", "variable", "scratch"]
-
 PLAIN, WITNESS, RAW = 0, 1, 2
 """Order in which the features of one rule are tested.
 
@@ -30,7 +26,7 @@ that, and only then what the head wrote.
 
 @dataclass(eq=False)
 class Feature:
-    """A finite value that the residual stream holds, from where it is written to its last use."""
+    """A finite value in the residual stream, from where it is written to its last use."""
 
     name: str  # the expression, as code
     values: tuple[int, ...]  # its values, in order
@@ -74,7 +70,7 @@ class Feature:
 
     @property
     def for_mlp(self) -> int:
-        """First layer whose MLP can read it: attention comes before it in the same layer."""
+        """First layer whose MLP can read it: attention comes first in a layer."""
         return self.layer if self.head is not None else self.layer + 1
 
 
@@ -88,7 +84,7 @@ class Codes:
 
 @dataclass(eq=False)
 class LoweredHead:
-    """A head, whose score is the sum over ``pairs`` of the products of keys' and queries' codes."""
+    """A head; its score is the sum over ``pairs`` of the products of keys' and queries' codes."""
 
     select: Select
     pairs: tuple[tuple[Codes, Codes], ...]
@@ -115,8 +111,7 @@ class Read:
 class Unit:
     """``clip(sum of reads + bias, 0, 1)``, by two neurons, written along some directions.
 
-    Both ends are flat, so errors of the reads do not come through: what a unit writes is as exact
-    after 500 loops as after one.
+    Both ends are flat: errors of the reads do not pass, whatever the number of loops.
     """
 
     reads: tuple[Read, ...]
@@ -183,7 +178,7 @@ class FeatureFunction:
     @cached_property
     def values(self) -> tuple[int, ...]:
         """The values it takes, in order."""
-        return tuple(distinct(self.table).tolist())
+        return tuple(np.unique(self.table).tolist())
 
     @property
     def for_attention(self) -> bool:
@@ -191,7 +186,7 @@ class FeatureFunction:
         return len(self.features) <= 1 and all(f.order == PLAIN for f in self.features)
 
     def within(self, values: np.ndarray) -> FeatureFunction:
-        """The same function, known to have none but these values."""
+        """The same function, known to have no other values than these."""
         if bool(np.isin(self.table, values).all()):
             return self
         # Other values belong to combinations that never occur; they become the next allowed value.
@@ -207,20 +202,6 @@ def constant(value: int) -> FeatureFunction:
 def of_feature(feature: Feature) -> FeatureFunction:
     """The value of a feature."""
     return FeatureFunction((feature,), np.array(feature.values))
-
-
-def distinct(table: np.ndarray) -> np.ndarray:
-    """The different integers of a table, in order.
-
-    Example:
-        >>> distinct(np.array([[3, -1], [3, 7]])).tolist()
-        [-1, 3, 7]
-    """
-    low, high = int(table.min()), int(table.max())
-    if high - low > 2**16:
-        return np.unique(table)
-    # Counting them is several times as fast as sorting.
-    return np.flatnonzero(np.bincount(table.reshape(-1) - low)) + low
 
 
 def fuse(
@@ -289,14 +270,14 @@ class FeaturePoints:
     def extremes(
         self, rows: Float[Tensor, "row d_model"]
     ) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"]]:
-        """The least and the greatest that rows can read here, whatever the features are."""
+        """The least and greatest reads of rows over all states of the site."""
         reads = [rows @ p.mT for p in self.points]  # per feature: [row, point]
         low, high = (torch.stack(ends) for ends in zip(*((r.amin(-1), r.amax(-1)) for r in reads)))
         return low.sum(0), high.sum(0)
 
 
 class StreamFeatures:
-    """Which features the stream holds at each site of a circuit's model, and at which points."""
+    """The features that the stream holds at each site of a circuit's model, and their points."""
 
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
@@ -315,7 +296,6 @@ class StreamFeatures:
         return self.points(self._live(section, sublayer))
 
     def points(self, features: tuple[str, ...]) -> FeaturePoints:
-        """The points of some features, by id."""
         return FeaturePoints(tuple(self._points[name] for name in features))
 
     def distinct_sites(self) -> list[FeaturePoints]:
@@ -328,7 +308,7 @@ class StreamFeatures:
         return [self.points(features) for features in sets if features]
 
     def last_site(self, feature: FeatureNode) -> tuple[str, int]:
-        """The last site at which a feature is held; that of the state for what is always."""
+        """The last site that holds a feature; that of the state for a persistent one."""
         if feature.role != "scratch":
             return STATE
         return feature.section, self._lifetimes[feature.id][feature.section][1]

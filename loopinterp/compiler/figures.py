@@ -1,4 +1,4 @@
-"""Programs, expressions and circuits as graphs to look at."""
+"""Programs, expressions and circuits as graphs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ from loopinterp.programs.nodes import Expr, code, postorder
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program, list_programs
 
+# Section of a model -> of a drawing
 _PARTS = {"embedding": "input", "prelude": "prelude", "block": "loop", "coda": "readout"}
-"""Section of a model -> of a drawing."""
-
-_OUTPUT = "output"
-"""The node of the unembedding, which reads the answer."""
-
+_OUTPUT = "output"  # the node of the unembedding, which reads the answer
 _MAP = nodes.Elementwise | nodes.TokMap
 
 
@@ -37,13 +34,13 @@ def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = Non
     """A program, an expression or a circuit as a graph, to be shown, clicked through or saved.
 
     A program is drawn as its expressions: heads with what they select, and maps. A circuit is drawn
-    as it is in the model's layers: heads, groups of neurons, variables, and their reads; features
-    that only lead from one part to the next within a loop are edges. Beside it stands its
-    ``program``, by default the registered one of its name. A notebook shows the graph; ``.show()``
-    opens it in a browser, and :func:`loopinterp.pages.write_circuit_page` writes it to a file.
+    by layers: heads, groups of neurons, variables, and their reads; features within a loop are
+    edges. Its ``program`` is shown beside it, by default the registered one of its name. A notebook
+    shows the graph; ``.show()`` opens it in a browser, and
+    :func:`loopinterp.pages.write_circuit_page` writes it to a file.
 
     Raises:
-        InputError: it is none of them, or too large to be looked at.
+        InputError: it is none of them, or has too many nodes.
 
     Example:
         >>> from loopinterp.compiler import compile_program
@@ -67,13 +64,9 @@ def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = Non
         if program is None and what.program in list_programs():
             program = get_program(what.program)
         return _circuit_graph(what, program)
-    raise InputError(
-        "what to draw",
-        expected="a LoopProgram, a sequence expression or a Circuit",
-        given=type(what).__name__,
-        fix="Pass get_program('ripple'), an expression such as cumsum(tokens), or "
-        "compiled.circuit.",
-    )
+    expected = "a LoopProgram, a sequence expression or a Circuit"
+    fix = "Pass get_program('ripple'), cumsum(tokens) or compiled.circuit."
+    raise InputError("what to draw", expected=expected, given=type(what).__name__, fix=fix)
 
 
 @checked
@@ -82,8 +75,7 @@ def draw_program(
 ) -> CircuitGraph:
     """The circuit that a program compiles to, as a graph; its expressions if it does not compile.
 
-    No weights are made. ``max_length``, the positions of the longest sequence, changes numbers of
-    neurons and values.
+    ``max_length``, the positions of the longest sequence, changes numbers of neurons and values.
 
     Example:
         >>> draw_program(get_program("ripple"))
@@ -155,11 +147,7 @@ def _expression_graph(
 
 
 def _drawn(results: Mapping[str, Seq]) -> list[Expr]:
-    """The expressions that are nodes of a drawing, children before parents.
-
-    Raises:
-        InputError: there are too many to be looked at.
-    """
+    """The expressions that are nodes of a drawing, children before parents."""
     unseen = nodes.Full | nodes.Select
     every = [node for node in postorder(results.values()) if not isinstance(node, unseen)]
     parents = Counter(child for node in every for child, _ in _reads(node))
@@ -176,12 +164,8 @@ def _drawn(results: Mapping[str, Seq]) -> list[Expr]:
         or node not in in_a_formula
     ]
     if len(drawn) > MOST_NODES:
-        raise InputError(
-            "what to draw",
-            expected=f"at most {MOST_NODES} boxes",
-            given=str(len(drawn)),
-            fix="Draw a part of it: any subexpression can be drawn.",
-        )
+        expected, fix = f"at most {MOST_NODES} boxes", "Draw a subexpression."
+        raise InputError("what to draw", expected=expected, given=str(len(drawn)), fix=fix)
     return drawn
 
 
@@ -251,7 +235,7 @@ def _circuit_graph(circuit: Circuit, program: LoopProgram | None) -> CircuitGrap
                 node = GraphNode(f.id, "variable", f.name, "loop", -1, note, (f.name,), (values,))
             else:
                 label = {"indices": "positions"}.get(f.name, f.name)
-                facts = (("What it is", "read anew at every loop"), values)
+                facts = (("Role", "injected input, read at every loop"), values)
                 node = GraphNode(f.id, "input", label, "input", 0, "", (f.name,), facts)
             drawn[f.id] = node
             edges.update({GraphEdge(f.id, name): None for name in to})
@@ -260,7 +244,7 @@ def _circuit_graph(circuit: Circuit, program: LoopProgram | None) -> CircuitGrap
                 edges[GraphEdge(name, f.id, lag=lag)] = None
     if answers:
         last = 1 + max((n.stage for n in drawn.values() if n.section == "readout"), default=-1)
-        facts = (("What it is", "the unembedding: it reads the answer from the last loop"),)
+        facts = (("Role", "unembedding of the state after the last loop"),)
         drawn[_OUTPUT] = GraphNode(_OUTPUT, "readout", _OUTPUT, "readout", last, facts=facts)
     title = ", ".join((circuit.program, *circuit.disguises))
     return CircuitGraph(title, tuple(drawn.values()), tuple(edges), str(program or ""))
@@ -315,8 +299,9 @@ def _part_node(
     name = written.name.removeprefix("answer: ")
     n = len(part.neurons)
     note = f"MLP {part.layer}" + (f", {n} neuron{'s' * (n != 1)}" if n else "")
-    what = "the variable" if written.role == "variable" else "for those that read it"
-    facts = (("Computes", name), ("How", f"{part.how}, {what}"), ("Values", _values(written)))
+    kind = "a variable" if written.role == "variable" else "an intermediate value"
+    facts = (("Computes", name), ("Method", part.how), ("Writes", kind))
+    facts = (*facts, ("Values", _values(written)))
     # The program's variables in the expression.
     words = re.split(r"[\s(),]+", name)
     variables = () if written.role == "variable" else (v for v in circuit.variables if v in words)

@@ -1,25 +1,19 @@
 """Stage 3, lower (heads): a selection as queries and keys, an aggregate as what a head carries.
 
-A selection is a relation of the key's value and the query's value: a matrix of 0 and 1. Keys with
-the same row are one class; the key writes its class, the query its relation to each class (or the
-other way round, if queries have fewer classes), and the score is 1 where the relation holds, else
-0. Scaled up, softmax selects these keys alone, and all of them evenly. Where a query selects
-nothing, attention is even over everything, and what the head writes means nothing.
+A selection is a 0/1 matrix of key values and query values. Keys with the same row are one class;
+the key writes its class, the query its relation to each class (or the reverse, if queries have
+fewer), so the score is 1 where the relation holds, else 0. Scaled up, softmax spreads evenly over
+the selected keys; a query that selects nothing gets a meaningless output.
 
-What a head writes is the mean of the keys' one-hot values: the share of each value among them. It
-is read as
-
-* the value, where all selected keys have the same one;
-* the truncated mean, by thresholds on the mean of the shares;
-* the largest (smallest), by which shares of large (small) values are not 0;
-* the width, by how many positions have a share.
+A head writes the mean of the keys' one-hot values, the share of each value. It is read as the
+value, where all selected keys agree; the truncated mean, by thresholds on the mean of the shares;
+the largest (smallest), by which shares are not 0; or the width, by how many positions have a share.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -41,11 +35,9 @@ from loopinterp.compiler.features import (
     read_any,
 )
 from loopinterp.compiler.lookups import FeatureWriter, advance, has_few_rules, thresholds
+from loopinterp.programs.expressions import Aggregate, Select, SelWidth
 from loopinterp.programs.nodes import code
 from loopinterp.programs.selection import PREDICATES
-
-if TYPE_CHECKING:
-    from loopinterp.programs.expressions import Aggregate, Select, SelWidth
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +65,7 @@ class AttentionRelation:
 
     @property
     def name(self) -> str:
-        """Its part of the names of features."""
+        """The selection's part of the names of features."""
         return self.select.name or code(self.select, short=True)
 
     @property
@@ -109,10 +101,7 @@ class AttentionRelation:
         return np.maximum.accumulate(self.holds, axis=0).T
 
     def codes(self) -> tuple[Codes, Codes]:
-        """Codes of keys and queries whose products are the relation, in the fewest dimensions.
-
-        The keys' are one-hot classes and the queries' their relations to each, or vice versa.
-        """
+        """Codes of keys and queries whose products are the relation, in the fewest dimensions."""
         key, query = (next(iter(x.features), None) for x in (self.key, self.query))
         queries, key_class = classes(self.holds.T)  # [query, class of keys]
         keys, query_class = classes(self.holds)  # [key, class of queries]
@@ -127,7 +116,7 @@ class AttentionRelation:
 def classes(holds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The different relations of queries: (relation [key, class], class of each query).
 
-    Queries that can select nothing are of class -1.
+    Queries that can select nothing have class -1.
     """
     # columns [class, key], and the row of it that each query has, [query].
     columns, kind = np.unique(holds.T, axis=0, return_inverse=True)
@@ -137,7 +126,7 @@ def classes(holds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def causal_codes(indices: Feature) -> tuple[Codes, Codes]:
-    """Codes that take 2 points for each position that a key is ahead of its query."""
+    """Codes that subtract 2 points for each position that a key is ahead of its query."""
     positions = np.arange(len(indices.values))
     # [position, point]: one point for each position but the first, 1 from there on.
     ahead = (positions[:, None] >= positions[None, 1:]).astype(float)
@@ -209,7 +198,7 @@ class AggregateHeads:
     def _carry(
         self, relation: AttentionRelation, layer: int, codes: Codes, feature: Feature
     ) -> Feature:
-        """The feature that a head writes by these codes; one of its kind is enough."""
+        """The feature that a head writes by these codes, made once."""
         select = relation.select
         if (select, layer) not in self._heads:
             pairs = [relation.codes()]

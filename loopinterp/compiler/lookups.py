@@ -1,6 +1,4 @@
-"""Stage 3, lower (MLPs): a function of features as units of one layer.
-
-Three ways, the cheapest of which is taken:
+"""Stage 3, lower (MLPs): a function of features as units of one layer, the cheapest of three ways.
 
 * rules: one unit for each of a set of disjoint conditions, one of which always holds. A rule is a
   conjunction of "this feature has one of these values", a single linear read each;
@@ -24,7 +22,6 @@ from loopinterp.compiler.features import (
     Unit,
     Writes,
     at_least,
-    distinct,
     one_if_all,
     one_if_any,
     read_any,
@@ -33,12 +30,8 @@ from loopinterp.compiler.features import (
 from loopinterp.compiler.validation import ValidatedProgram
 from loopinterp.core.errors import InputError
 
-MAX_LAYERS = 128
-"""Most layers of a section."""
-
-MAX_UNITS = 8_192
-"""Most units of one function."""
-
+MAX_LAYERS = 128  # most layers of a section
+MAX_UNITS = 8_192  # most units of one function
 MOST_FUSED_RULES = 192
 """A function that would take more rules than this has its arguments stored first."""
 
@@ -54,14 +47,11 @@ class FeatureWriter:
         self.written: list[Feature] = []
 
     def write(self, feature: Feature, writes: Writes) -> Feature:
-        """Have the first MLP that can write a feature, unless that takes too many layers."""
+        """Have the first possible MLP write a feature, unless that takes too many layers."""
         if writes.layer >= MAX_LAYERS:
-            raise InputError(
-                f"{feature.name} of program {self.source.program.name}",
-                expected=f"what at most {MAX_LAYERS} layers can compute, one after the other",
-                given="an expression that takes more",
-                fix="Keep intermediate values in variables, and let loops do what repeats.",
-            )
+            expected = f"what at most {MAX_LAYERS} layers can compute, one after the other"
+            fix = "Keep intermediate values in variables, and let loops do what repeats."
+            raise self._refused(feature.name, expected, "an expression that takes more", fix)
         feature.layer, feature.writes = writes.layer, writes
         self.written.append(feature)
         return feature
@@ -79,13 +69,14 @@ class FeatureWriter:
         writes = lookup_units(function, taken)
         if writes is None:
             sizes = " and ".join(f"{len(f.values)} values" for f in function.features)
-            raise InputError(
-                f"{name} of program {self.source.program.name}",
-                expected="an operation that one layer can look up",
-                given=f"a function of {sizes}",
-                fix="Compile for a smaller max_length, or write it in smaller steps.",
-            )
+            expected, got = "an operation that one layer can look up", f"a function of {sizes}"
+            fix = "Compile for a smaller max_length, or write it in smaller steps."
+            raise self._refused(name, expected, got, fix)
         return self.write(Feature(name, taken, role), writes)
+
+    def _refused(self, name: str, expected: str, got: str, fix: str) -> InputError:
+        what = f"{name} of program {self.source.program.name}"
+        return InputError(what, expected=expected, given=got, fix=fix)
 
 
 def lookup_units(function: FeatureFunction, values: tuple[int, ...]) -> Writes | None:
@@ -123,7 +114,7 @@ def thresholds(
     values: tuple[int, ...],
     at: tuple[int, ...],
 ) -> tuple[tuple[Unit, ...], tuple[tuple[int, float], ...]]:
-    """Units that cut the sum of reads into intervals, each of which has a value (``at``).
+    """Units that cut the sum of reads into intervals, each with a value (``at``).
 
     Levels are (threshold, gap around it in which the sum never is), in order.
     """
@@ -198,8 +189,8 @@ _Axes = tuple[int, ...]
 def decision_rules(function: FeatureFunction, most: int) -> _Rules | None:
     """The fewest rules that a search by splitting finds; None if that is more than ``most``.
 
-    The function is split by one feature into its different restrictions, each of which is split
-    further; every order of features is tried, plain features before what depends on them.
+    The function is split by one feature into its different restrictions, and so on; every order of
+    features is tried, plain features before what depends on them.
 
     Example:
         >>> a, b = Feature("a", (0, 1, 2)), Feature("b", (0, 1, 2))
@@ -207,7 +198,7 @@ def decision_rules(function: FeatureFunction, most: int) -> _Rules | None:
         >>> [(rule.value, len(rule.conditions)) for rule in decision_rules(larger, 10)]
         [(0, 2), (1, 2), (2, 2), (1, 2), (2, 2), (2, 1)]
     """
-    values = distinct(function.table)
+    values = np.unique(function.table)
     if len(values) > most:
         return None
     search = _RuleSearch([feature.order for feature in function.features])
@@ -219,8 +210,7 @@ def decision_rules(function: FeatureFunction, most: int) -> _Rules | None:
     return [_DecisionRule(rule.conditions, int(values[rule.value])) for rule in rules]
 
 
-_Key = tuple[_Axes, _Axes, bytes]
-"""Axes, shape and content of a table."""
+_Key = tuple[_Axes, _Axes, bytes]  # axes, shape and content of a table
 
 
 class _RuleSearch:

@@ -1,10 +1,8 @@
 """Stage 3, lower: the program as three sections of layers over persistent features.
 
-The prelude computes what reads no variable, once: ``prepare``, and the parts of ``step`` and
-``finish`` that stay the same. The block is ``step``, the coda is ``finish``. Every expression
-becomes a function of features that the stream holds already; it gets a feature of its own only
-where one is needed: where a head must read it, where it is a variable, or where the table would be
-too large otherwise.
+The prelude computes once what reads no variable, the block is ``step``, the coda is ``finish``.
+Every expression becomes a function of features in the stream; it gets a feature of its own where a
+head must read it, where it is a variable, or where its table would be too large otherwise.
 """
 
 from __future__ import annotations
@@ -170,10 +168,7 @@ def _section(
 
 
 class SectionLowering:
-    """The layers of one section, as they are planned.
-
-    ``known`` are the expressions that the stream holds at the start, as functions of features.
-    """
+    """The planned layers of one section. ``known`` expressions are in the stream at the start."""
 
     def __init__(
         self,
@@ -189,7 +184,7 @@ class SectionLowering:
         self._heads = AggregateHeads(self.writer, indices)
 
     def function(self, expr: Seq) -> FeatureFunction:
-        """An expression as a function of features, with the features that it needs."""
+        """An expression as a function of features; missing features are added."""
         for node in postorder([expr], self.functions):
             match node:
                 case nodes.Full():
@@ -220,7 +215,7 @@ class SectionLowering:
         return self.functions[node]
 
     def _operation(self, node: nodes.TokMap | nodes.Elementwise) -> FeatureFunction:
-        """An operation on functions; their features are shared, or they are stored first."""
+        """An operation as a function of its arguments' features, or of stored arguments."""
         op = node.op if isinstance(node, nodes.Elementwise) else None
 
         def fused() -> FeatureFunction | None:
@@ -242,13 +237,10 @@ class SectionLowering:
                     self._store(arg)
             function = fused()
         if function is None:
-            sizes = (f"{len(self.functions[x].values)} values" for x in node.children)
-            raise InputError(
-                self.source.where(node),
-                expected="arguments with few enough values to be tabled together",
-                given=" and ".join(sizes),
-                fix="Compile for a smaller max_length, or write it in smaller steps.",
-            )
+            got = " and ".join(f"{len(self.functions[x].values)} values" for x in node.children)
+            expected = "arguments with few enough values to be tabled together"
+            fix = "Compile for a smaller max_length, or write it in smaller steps."
+            raise InputError(self.source.where(node), expected=expected, given=got, fix=fix)
         return function
 
     def _store(self, node: Expr) -> None:

@@ -1,5 +1,4 @@
-"""Near misses: mutations of a program with the same answers at T(n), another mechanism, and a
-compiled model."""
+"""Near misses: mutations of a program with the same answers at T(n) and another mechanism."""
 
 from __future__ import annotations
 
@@ -7,10 +6,11 @@ import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Int
 from pydantic import NonNegativeInt
+from torch import Tensor
 
 from loopinterp.compiler.compiled import compile_program
 from loopinterp.core.boundary import checked
@@ -18,24 +18,17 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.settings import Seed
 from loopinterp.programs import mutations
 from loopinterp.programs.equivalence import SCREENED, equivalence_at, inputs_of
+from loopinterp.programs.expressions import Seq
 from loopinterp.programs.mutations import ALWAYS, Condition, reads_of_other_positions
 from loopinterp.programs.program import LoopProgram, ProgramOffset
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, Batch
 from loopinterp.tasks.task_registry import get_task
 
-if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
-    from loopinterp.programs.expressions import Seq
-    from loopinterp.tasks.task import Batch
-
+# Lengths of the inputs on which a near miss must answer as the original does
 LENGTHS = (*range(1, 8), 16)
-"""Lengths of the inputs on which a near miss must answer as the original does."""
-
+# Kinds that no intervention on whole positions separates from the original
 STORED_OTHERWISE = ("negated", "doubled")
-"""Kinds that no intervention on whole positions separates from the original."""
 
 
 def near_misses(
@@ -44,22 +37,19 @@ def near_misses(
     """Mutations of a program that answer as it does at T(n), and compile.
 
     A mutation acts everywhere or at some tokens; from the first loop where the answers stay right,
-    else once clean runs have settled. A mutation that needs more loops than T(n) is no near miss,
-    and neither is one that acts in no run that an intervention on a position leads to.
+    else once clean runs are constant. A mutation that acts after no interchange is left out.
 
     Args:
-        most: Return at most so many, of as many kinds as there are; all of them by default.
+        most: Return at most this many, of as many kinds as there are; all of them by default.
         seed: Of the tokens at which some mutations act, of the inputs, and of the choice.
 
     Returns:
-        Programs of the same task and T(n); their names begin with that of the original. Some are
-        equivalent to it: :func:`~loopinterp.programs.equivalence` decides.
+        Programs of the same task and T(n). Some are equivalent to the original: see
+        :func:`~loopinterp.programs.equivalence`.
 
     Example:
-        >>> for miss in near_misses("prefix_xor", most=2):
-        ...     print(miss.name)
-        prefix_xor, prefix held 3 loops once settled
-        prefix_xor, prefix held for ever once settled
+        >>> [miss.name for miss in near_misses("prefix_xor", most=1)]
+        ['prefix_xor, prefix held 3 loops once settled']
     """
     kinds = near_misses_by_kind(program, most=most, seed=seed)
     return [miss for misses in kinds.values() for miss in misses]
@@ -91,13 +81,13 @@ def near_misses_by_kind(
         return True
 
     # Mutations act everywhere and at some tokens: when, the broadest first.
-    settled = mutations.once_settled(
+    converged = mutations.once_converged(
         original, mutations.lateness(original, batch.inputs, n_loops=int(needed.max()) + 1)
     )
     seen = batch.inputs[batch.n == max(LENGTHS), 1:].unique().tolist()
     chosen = sorted(random.Random(seed).sample(seen, max(len(seen) // 2, 1)))
     at_tokens = mutations.at_tokens(original, chosen)
-    conditions = [(ALWAYS, settled), (at_tokens, settled & at_tokens)]
+    conditions = [(ALWAYS, converged), (at_tokens, converged & at_tokens)]
     by_kind: dict[str, list[tuple[Callable[[], LoopProgram], ...]]] = {}
     for kind, broadest_first in _mutations(original, conditions):
         by_kind.setdefault(kind, []).append(broadest_first)
@@ -154,13 +144,14 @@ def _conditional(
     """The mutations that act under a condition."""
     read_by_others = {name for read in reads for name in read.variables}
     for name in program.step:
+        altered = partial(mutations.altered, program, name)
         for loops in (2, 3):
             yield "held", partial(mutations.held, program, name, loops=loops)
-        yield "held for ever", partial(mutations.held_for_ever, program, name)
-        yield "one-sided", partial(mutations.only_grows, program, name)
-        yield "one-sided", partial(mutations.only_falls, program, name)
+        yield "held for ever", partial(altered, how="held for ever")
+        yield "one-sided", partial(altered, how="only grows")
+        yield "one-sided", partial(altered, how="only falls")
         yield "delayed", partial(mutations.delayed, program, name)
-        yield "forgetting", partial(mutations.forgetting, program, name)
+        yield "forgetting", partial(altered, how="forgotten")
         if name in read_by_others:
             yield "old value read", partial(mutations.reading_old, program, name)
             yield "out of phase", partial(mutations.held_out_of_phase, program, name)

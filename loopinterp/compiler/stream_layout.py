@@ -1,8 +1,6 @@
 """Stage 4, lay out: the layers, the coordinates of every feature, and the circuit of both.
 
-Persistent features (tokens, positions, what the prelude computed, variables) have coordinates of
-their own. Scratch features are wiped by the MLP of the last layer that reads them, and others use
-their coordinates after that, so that a section leaves nothing behind but its results.
+The MLP of the last layer that reads a scratch feature wipes it, and others use its coordinates.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from loopinterp.compiler.lowering import LoweredProgram, LoweredSection
 
 @dataclass(eq=False)
 class LayerLayout:
-    """One layer: its heads, what its MLP writes, and what it wipes."""
+    """One layer: its heads, and the features that its MLP writes and wipes."""
 
     heads: list[LoweredHead] = field(default_factory=list)
     writes: list[tuple[Feature, Writes]] = field(default_factory=list)
@@ -28,7 +26,7 @@ class LayerLayout:
 
     @property
     def n_neurons(self) -> int:
-        """Two for each unit and each coordinate that is wiped, but one where a variable was."""
+        """Two for each unit and each wiped coordinate, but one where a variable was."""
         units = sum(len(writes.units) for _, writes in self.writes)
         wiped = sum(f.width * (1 if f.role == "variable" else 2) for f in self.wiped)
         return 2 * units + wiped
@@ -44,7 +42,7 @@ class StreamLayout:
 
 
 def lay_out(lowered: LoweredProgram) -> StreamLayout:
-    """Place every feature that is needed, and put layers together."""
+    """Place every needed feature, and put layers together."""
     sections = {section.name: _layers(section) for section in lowered.sections}
     start = 0
     for feature in lowered.persistent:

@@ -2,8 +2,8 @@ r"""Superposition: the program in fewer dimensions than its features have direct
 
 h' = W h with a wide matrix W, the frame, and every read of h becomes the least-squares read of h'
 for the states of that site: with rows X that span them, :math:`X^\top (W X^\top)^+`. Down to some
-number of dimensions those reads are exact; below it features interfere, and a search looks for the
-directions of least interference.
+number of dimensions those reads are exact; below it features interfere, and a search minimises the
+interference.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Float
 from pydantic import NonNegativeInt
+from torch import Tensor
 
 from loopinterp.compiler.assembly import LOGIT, SHARPNESS
 from loopinterp.compiler.circuit import ROUNDING, Circuit, Superposition, orthonormal
@@ -35,23 +36,18 @@ from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.settings import Seed
 from loopinterp.models.taps import recording_gradients
 
-if TYPE_CHECKING:
-    from jaxtyping import Float
-    from torch import Tensor
-
 
 @checked
 def superpose(
     compiled: Compiled, *, d_model: int | None = None, seed: Seed, steps: NonNegativeInt = 200
 ) -> Compiled:
-    r"""Hold the program in fewer dimensions than its features have directions.
+    """Hold the program in fewer dimensions than its features have directions.
 
-    Down to ``circuit.superposition.exact_d_model`` dimensions every read is the same number as
-    before, up to rounding: the shares of a feature's values add up to 1, and features that are
-    never in the stream at the same time may share directions. That number is the largest dimension
-    of the states of one site; no linear read is exact below it. With fewer dimensions values
-    interfere; units absorb some of it, and :func:`check_disguise` and
-    :func:`compare_with_program` measure whether the outputs are still right.
+    Down to ``circuit.superposition.exact_d_model`` dimensions, the largest dimension of the states
+    of one site, every read is the same number as before, up to rounding: the shares of a feature's
+    values add up to 1, and features that are never in the stream together may share directions.
+    With fewer dimensions values interfere; units absorb some of it, and :func:`check_disguise` and
+    :func:`compare_with_program` measure the outputs.
 
     Args:
         d_model: Dimensions; by default the fewest in which it is exact.
@@ -59,7 +55,7 @@ def superpose(
 
     Raises:
         InputError: ``d_model`` is not below the model's, or not above what has to keep dimensions
-            of its own; the model is noisy or superposed inexactly.
+        of its own; the model is noisy or superposed inexactly.
 
     Example:
         >>> from loopinterp.compiler import compile_program, superpose
@@ -81,11 +77,10 @@ def superpose(
 
 @dataclass(frozen=True, eq=False)
 class _Frame:
-    """The narrower stream as a function of the old one.
+    """The narrower stream as a function of the old one, by orthonormal rows.
 
-    Protected old directions have dimensions of their own, and the others are mixed in the rest;
-    rows are orthonormal, so that every dimension is used. ``residue`` is the size of what may
-    remain along any direction there, not erased exactly.
+    Protected old directions have dimensions of their own; the others are mixed in the rest, where a
+    ``residue`` of this size may remain.
     """
 
     protected: Float[Tensor, "protected d_model"]
@@ -111,7 +106,7 @@ class _Frame:
     def reads(
         self, rows: Tensor, here: FeaturePoints
     ) -> tuple[Float[Tensor, "row new_d_model"], Float[Tensor, " row"], Float[Tensor, " row"]]:
-        r"""Rows that read the old stream as rows that read the new one.
+        """Rows that read the old stream as rows that read the new one.
 
         Returns:
             The rows; what to add to their biases, the middle of the interval of their errors
@@ -131,12 +126,9 @@ class _Stream:
         record, disguises = self.circuit.superposition, self.circuit.disguises
         noisy = any(disguise.startswith(NOISE) for disguise in disguises)
         if noisy or (record is not None and not record.exact):
-            raise InputError(
-                "compiled",
-                expected="one whose circuit is exact",
-                given=f"one with the disguises {', '.join(disguises)}",
-                fix="Superpose it once, and before noise is added.",
-            )
+            got = f"one with the disguises {', '.join(disguises)}"
+            fix = "Superpose it once, and before noise is added."
+            raise InputError("compiled", expected="an exact circuit", given=got, fix=fix)
         self.features = StreamFeatures(self.circuit)
         self.distractors = unlisted_directions(self.weights, self.circuit)
         spans = [here.span for here in self.features.distinct_sites()]
@@ -149,9 +141,8 @@ class _Stream:
     def protected(self) -> Float[Tensor, "protected d_model"]:
         """Directions with dimensions of their own in an inexact superposition.
 
-        What heads write, and numbers, are erased together with their errors, which must not be
-        larger than they were. Softmax enlarges errors of scores for neurons that read how attention
-        is distributed over the keys, so the reads of their heads are protected too.
+        What heads write, and numbers, are erased with their errors, which must not grow; so are the
+        reads of heads with uneven attention, whose score errors softmax enlarges.
         """
         how = ("mean", "max", "min", "count")
         uneven = {group.id for group in self.circuit.neurons if group.how in how}
@@ -199,7 +190,7 @@ class _Stream:
         return rebuilt(self.compiled, new, circuit, disguise, d_model=width, d_head=old.head_width)
 
     def _frame(self, width: int, steps: int, g: torch.Generator) -> _Frame:
-        """Directions in so many dimensions, searched for least collinearity or interference."""
+        """Directions in this many dimensions, searched for least collinearity or interference."""
         exact = width >= self.needed
         # Inexact erasure leaves residues of some size, against which reads are made robust.
         protected, residue = (self.distractors, 0.0) if exact else (self.protected, 0.2)

@@ -1,11 +1,9 @@
 """Stages 1 and 2: what can be compiled, and the finite set of values of every expression.
 
-Shorthands are written out, so that later stages see tokens, indices, constants, variables, tables,
-elementwise operations, selections, aggregates and widths alone. Each value will have a direction
-of the residual stream, so every set must be finite and small. The sets are those of abstract
-interpretation: a set of an operation is the image of the sets of its arguments, and those of the
-variables are the least ones that hold what ``prepare`` gives and are closed under ``step``. They
-may hold values that never occur, and never lack one that does.
+Shorthands are expanded, so that later stages see no shifts. Each value will have a direction, so
+every set must be finite and small. Sets are found by abstract interpretation: an operation's set is
+the image of its arguments' sets, and the variables' are the least that hold ``prepare`` and are
+closed under ``step``. They may hold values that never occur.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from loopinterp.compiler.features import (
     Feature,
     FeatureFunction,
     constant,
-    distinct,
     fuse,
     of_feature,
 )
@@ -36,17 +33,11 @@ from loopinterp.programs.nodes import Expr, postorder, rewritten
 from loopinterp.programs.program import LoopProgram
 from loopinterp.programs.stock_programs import get_program
 
-MAX_LENGTH = 512
-"""Longest sequence a model is compiled for: each position has a direction."""
-
-MAX_VALUES = 1_024
-"""Most values of one expression: each is a direction of the residual stream."""
-
-Values = np.ndarray
-"""Sorted distinct integers."""
-
+MAX_LENGTH = 512  # longest sequence a model is compiled for: each position has a direction
+MAX_VALUES = 1_024  # most values of one expression: each is a direction of the residual stream
+Values = np.ndarray  # sorted distinct integers
+# Expressions as functions of leaves, as far as that is followed
 _Known = dict[Expr, FeatureFunction]
-"""Expressions as functions of leaves, as far as that is followed."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +68,7 @@ class ValidatedProgram:
 def validate(
     program: LoopProgram | str, max_length: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
 ) -> ValidatedProgram:
-    """Write the shorthands of a program out, and find its selections.
+    """Expand the shorthands of a program, and find its selections.
 
     Raises:
         InputError: no loop program, or a length out of range.
@@ -106,8 +97,7 @@ def infer_domains(source: ValidatedProgram) -> dict[Expr, Values]:
     """The values of every sequence of a program, on inputs of up to ``max_length`` positions.
 
     Raises:
-        InputError: an expression has too many values, or a value that it cannot work with; the
-            message names it.
+        InputError: an expression has too many values, or one that it cannot work with.
 
     Example:
         >>> source = validate("copy", max_length=4)
@@ -122,9 +112,10 @@ def infer_domains(source: ValidatedProgram) -> dict[Expr, Values]:
     while True:
         known = {**fixed, **{Var(name): _leaf(values) for name, values in state.items()}}
         _infer(source, roots, known)
-        grown = {n: _union(state[n], _values(known[x])) for n, x in source.step.items()}
+        grown = {n: np.union1d(state[n], _values(known[x])) for n, x in source.step.items()}
         for name, values in grown.items():
-            _check_size(f"variable {name!r} of program {source.program.name}", values)
+            if len(values) > MAX_VALUES:
+                raise _too_many(f"variable {name!r} of program {source.program.name}", values)
         if all(len(grown[name]) == len(state[name]) for name in state):
             return {node: _values(function) for node, function in known.items()}
         state = grown
@@ -140,10 +131,6 @@ def applied(
 
 def _values(function: FeatureFunction) -> Values:
     return np.array(function.values)
-
-
-def _union(x: Values, y: Values) -> Values:
-    return distinct(np.concatenate([x, y]))
 
 
 def _leaf(values: Values) -> FeatureFunction:
@@ -171,8 +158,8 @@ def _infer(source: ValidatedProgram, roots: Iterable[Expr], known: _Known) -> No
             case _:
                 raise AssertionError(f"no domain of {type(node).__name__}")
         known[node] = function
-        if len(function.values) > MAX_VALUES:  # else the place in the program is not searched
-            _check_size(source.where(node), _values(function))
+        if len(function.values) > MAX_VALUES:
+            raise _too_many(source.where(node), _values(function))
 
 
 def _of_operation(
@@ -180,8 +167,8 @@ def _of_operation(
 ) -> FeatureFunction:
     """An operation as a function of the leaves of its arguments.
 
-    ``where(x > 0, x - 1, x)`` has no value that x has not: an argument that is read twice has one
-    value. Beyond 2**16 combinations of leaves it is tried on the values of its arguments instead.
+    An argument that is read twice has one value: ``where(x > 0, x - 1, x)``. Beyond 2**16
+    combinations of leaves the values of the arguments are combined instead.
     """
     functions = [known[child] for child in node.children]
     apply = partial(applied, source, node)
@@ -189,11 +176,11 @@ def _of_operation(
     if fused is not None:
         return fused
     if isinstance(node, nodes.Elementwise) and node.op == "where":
-        return _leaf(_union(_values(functions[1]), _values(functions[2])))
+        return _leaf(np.union1d(_values(functions[1]), _values(functions[2])))
     fused = fuse(apply, [_leaf(_values(function)) for function in functions], most=2**22)
     if fused is None:
-        combinations = int(np.prod([len(function.values) for function in functions]))
-        raise _too_many(source.where(node), f"{combinations:,} combinations of its arguments")
+        number = int(np.prod([len(function.values) for function in functions]))
+        raise _too_many(source.where(node), got=f"{number:,} combinations of its arguments")
     return _leaf(_values(fused))
 
 
@@ -205,19 +192,12 @@ def _of_aggregate(node: nodes.Aggregate, values: Values) -> Values:
         # A mean of several lies between them, and is truncated.
         span = min(int(values[-1]) - int(values[0]), 2 * MAX_VALUES)  # too many, if that many
         values = values[0] + np.arange(span + 1)
-    return _union(values, np.array([node.default]))
+    return np.union1d(values, [node.default])
 
 
-def _check_size(what: str, values: Values) -> None:
-    if len(values) > MAX_VALUES:
-        raise _too_many(what, f"{len(values):,} or more, up to {int(values[-1]):,}")
-
-
-def _too_many(what: str, count: str) -> InputError:
-    return InputError(
-        what,
-        expected=f"at most {MAX_VALUES:,} values, each of which gets a direction",
-        given=count,
-        fix="Bound it with smaller(x, indices) or x % m, list fewer input tokens, or compile for "
-        "a smaller max_length.",
-    )
+def _too_many(what: str, values: Values | None = None, *, got: str = "") -> InputError:
+    if values is not None:
+        got = f"{len(values):,} or more, up to {int(values[-1]):,}"
+    expected = f"at most {MAX_VALUES:,} values, each of which gets a direction"
+    fix = "Bound it with smaller(x, indices) or x % m, list fewer tokens, or lower max_length."
+    return InputError(what, expected=expected, given=got, fix=fix)

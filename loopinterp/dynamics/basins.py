@@ -1,4 +1,4 @@
-"""Basins: to which limit do the states of a plane lead, and how near is the next one?"""
+"""Basins of attraction in a plane of initial states."""
 
 from __future__ import annotations
 
@@ -49,25 +49,23 @@ _MAPS = ("reached", "status", "period", "loops", "distance", "exact")
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class BasinMapResult(Result, kind="basins"):
-    r"""Where each start of a grid leads, in a plane through the limit of one input.
+    """The limit that each initial state of a plane through the limit of one input converges to.
 
-    The own limit, from the model's own start, is at (0, 0); ``x`` leads to the first corner, and
-    ``y`` is at right angles to it, so that distances in the plane are those of the states, over
-    ``unit``. Limits are numbered from the own one, which is 0, in the order in which starts
-    further and further from it find them; two cycles are compared where they are nearest.
+    The clean limit is at (0, 0), ``x`` points to the first corner, ``y`` is orthogonal to it.
+    Limits are numbered by how near to the clean one (0) they are first reached.
 
     Arrays:
-        reached: Number of the limit that a start leads to; -1 where it leads to none.
+        reached: Number of the limit; -1 for none.
         status, loops: How the search for it ended (:class:`Status`), and after how many loops.
         period: Loops per turn of a cycle, 1 of a fixed point, 0 where there is neither.
-        distance: From the limit reached to the own one, over its norm.
+        distance: From the limit reached to the clean one, over its norm.
         exact: Whether the answer read from the state reached is right.
-        next_reached: The control: the same starts under the next input; 0 is *its* own limit.
-        next_distance: Distance of the limit reached there to the own one of *this* input.
+        next_reached, next_distance: Controls: the same initial states under the next input; 0 is
+            *its* clean limit, distances are to that of *this* input.
         corner_x, corner_y, corner_reached: Where the corners are, and the limits they lead to.
 
     Attributes:
-        unit: Length of 1 on the axes: norm of the own limit; if 0, distance of the first corner.
+        unit: Length of 1 on the axes: norm of the clean limit; if 0, distance of the first corner.
         same: Distance over the norm up to which two limits count as one.
     """
 
@@ -82,18 +80,17 @@ class BasinMapResult(Result, kind="basins"):
 
     def shares(self) -> xr.DataArray:
         """Share of the grid that leads to each limit (-1: to none), [limit, estimate]."""
-        # The interval is that of as many starts drawn at random; a grid is no worse.
         return share_of(self._is_of_limit(), "y", "x")
 
-    def by_distance(self, n_rings: int = 8) -> xr.DataArray:
-        """Share that leads to each limit by distance from the own, [limit, distance, estimate]."""
-        return self._in_rings(self._is_of_limit(), n_rings)
+    def by_distance(self) -> xr.DataArray:
+        """Share that leads to each limit by distance, [limit, distance, estimate]."""
+        return self._in_rings(self._is_of_limit())
 
-    def next_by_distance(self, n_rings: int = 8) -> xr.DataArray:
-        """The control: share that leads to this limit under the next input, by distance."""
-        return self._in_rings(self.data["next_distance"] <= self.same, n_rings)
+    def next_by_distance(self) -> xr.DataArray:
+        """Control: share that leads to this limit under the next input, by distance."""
+        return self._in_rings(self.data["next_distance"] <= self.same)
 
-    def _in_rings(self, hits: xr.DataArray, n_rings: int) -> xr.DataArray:
+    def _in_rings(self, hits: xr.DataArray, n_rings: int = 8) -> xr.DataArray:
         import xarray as xr
 
         edges = np.linspace(0, float(self.data["x"].max()) * (1 + 1e-9), n_rings + 1)
@@ -106,18 +103,18 @@ class BasinMapResult(Result, kind="basins"):
         return wilson_of((hits & inside).sum(("y", "x")), inside.sum(("y", "x")))
 
     def from_own(self) -> xr.DataArray:
-        """Distance of each start from the own limit, [y, x]."""
+        """Distance of each initial state from the clean limit, [y, x]."""
         return (self.data["y"] ** 2 + self.data["x"] ** 2) ** 0.5
 
     def radius(self) -> float:
-        """Distance up to which all starts come back; NaN where there is no own limit."""
+        """Distance up to which all initial states lead to the clean limit; NaN without one."""
         away = self.from_own()
         lost = away.where(self.data["reached"] != 0).min()  # NaN where all come back
         within = away.where((away <= self.data["x"].max()) & ~(away >= lost)).max()
         return float(within.fillna(0)) if (self.data["reached"] == 0).any() else float("nan")
 
     def next_reaches_own(self) -> xr.DataArray:
-        """The control: share of the starts that reach this limit under the next input."""
+        """Control: share of initial states that reach this limit under the next input."""
         return share_of(self.data["next_distance"] <= self.same, "y", "x")
 
     def limits(self) -> pd.DataFrame:
@@ -152,27 +149,24 @@ def basin_map(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> BasinMapResult:
-    r"""Run one input from a grid of starts in a plane through its limit and two other states.
+    r"""Run one input from a grid of initial states in a plane through its limit and two corners.
 
     :math:`h_0(x, y) = h^* + u (x a + y b)`, with :math:`a, b` orthonormal in the plane of
-    :math:`h^*` and the corners, and :math:`u = \|h^*\|`. The same starts are run under the next
-    input, as a control.
-
-    By default the corners are the limit of the nearest following input whose limit is another, as
-    that is where second limits have been found, and noise of the size of the own one, which shows
-    beside it what any direction does; where all limits are one, two of noise.
+    :math:`h^*` and the corners, and :math:`u = \|h^*\|`. As a control, the same initial states are
+    run under the next input.
 
     Args:
-        data: Two examples with targets or more, best of one length; or a task to draw them from.
+        data: A batch of two or more, best of one length; or a task.
         example: Number of the example whose plane it is.
-        corners: Two other states in the plane: names (``"own"`` for the model's own start,
-            ``"zeros"``, ``"noise 1"``, ``"noise 2"``, ``"other 1"`` for the limit of the next
-            example, to ``"other 8"``), or states [pos, d_model] by a name.
-        points: Starts along each axis; odd, so that the limit itself is one.
-        extent: Distance from the own limit to the edges of the grid, over its size.
+        corners: Two states: names (``"own"`` for the model's own initial state, ``"zeros"``,
+            ``"noise 1"``, ``"noise 2"``, ``"other 1"`` for the limit of the next example, to
+            ``"other 8"``), or states [pos, d_model] by a name. By default the nearest following
+            limit that differs (else noise), and noise.
+        points: Initial states along each axis; odd, so that the limit itself is one.
+        extent: Distance from the clean limit to the edges of the grid, over its norm.
         n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
         same: Distance over the norm up to which two limits count as one.
-        positions: Compare limits where an answer is asked, or everywhere. Starts differ everywhere.
+        positions: Compare positions with a target, or all.
 
     Source: reachability, arXiv 2604.15259.
 
@@ -190,7 +184,7 @@ def basin_map(
     if points % 2 == 0:
         raise InputError(
             "points",
-            expected="an odd number of starts along each axis, so that the limit itself is one",
+            expected="an odd number of initial states along each axis, so that the limit is one",
             given=f"{points}",
             fix=f"Pass points={points + 1}.",
         )
@@ -203,8 +197,8 @@ def basin_map(
         check_finite_state(iteration.h0, "initial state", fix="Check the embedding of the input.")
         with torch.no_grad():
             clean_limits = find_limits(iteration, iteration.h0, max_loops=n_loops, tol=tol)
-        states = corner_states(corners, iteration, clean_limits, counted, generator, same=same)
-        plane = StatePlane.through(clean_limits.state[0], states)
+        states = _corner_states(corners, iteration, clean_limits, counted, generator, same=same)
+        plane = _StatePlane.through(clean_limits.state[0], states)
         places = torch.tensor([*plane.corners.values()], dtype=torch.float64)
         edge = float(1.25 * places.abs().max()) if extent is None else extent
         half = points // 2
@@ -236,7 +230,7 @@ def basin_map(
 
 @torch.no_grad()
 def _follow(
-    plane: StatePlane,
+    plane: _StatePlane,
     places: Tensor,
     example: int,
     iteration: Iteration,
@@ -248,15 +242,15 @@ def _follow(
     tol: float,
     same: float,
 ) -> dict[str, Tensor]:
-    """Where each start leads under the input of an example; distances are to the first's limit."""
+    """The maps under the input of an example; distances are to the first one's limit."""
     row = slice(example, example + 1)
     clean_limit = clean_limits.select(row)
-    # Without an own limit no start reaches it, and the first one found is number 1.
-    known = bool(clean_limit.found)
+    # Without a clean limit the first one that is reached is number 1.
+    known = bool(clean_limit.has_limit)
     distinct = DistinctLimits(iteration.select(row), counted[row], same, [clean_limit] * known)
     parts: list[dict[str, Tensor]] = []
     bytes_each = 8 * plane.centre.numel() * plane.centre.element_size()
-    for part in track(list(chunks(len(places), bytes_each)), "starts"):
+    for part in track(list(chunks(len(places), bytes_each)), "initial states"):
         start = plane.at(places[part])
         first = torch.zeros(len(start), dtype=torch.int64, device=start.device)
         under = iteration.select(first + example)
@@ -265,7 +259,7 @@ def _follow(
         to_first = clean_limits.select(first), iteration.select(first), counted[first]
         parts.append(
             {
-                "reached": torch.where(ends.found, numbers + (not known), NO_LIMIT),
+                "reached": torch.where(ends.has_limit, numbers + (not known), NO_LIMIT),
                 "status": ends.status.to(torch.int8),
                 "period": ends.period.to(torch.int32),
                 "loops": ends.loops.to(torch.int32),
@@ -277,12 +271,8 @@ def _follow(
 
 
 @dataclass(frozen=True)
-class StatePlane:
-    """A plane through a state, ``centre + unit * (x axes[0] + y axes[1])``, with places of corners.
-
-    The axes are orthonormal, the first towards the first corner. The unit is the norm of the
-    centre; where that is 0, the distance to the first corner.
-    """
+class _StatePlane:
+    """A plane through a state, ``centre + unit * (x axes[0] + y axes[1])``; places of corners."""
 
     centre: Float[Tensor, "pos d_model"]
     axes: Float[Tensor, "axis pos d_model"]
@@ -290,8 +280,8 @@ class StatePlane:
     corners: dict[str, tuple[float, float]]
 
     @classmethod
-    def through(cls, centre: Tensor, corners: Mapping[str, Tensor]) -> StatePlane:
-        """The plane of a state and two corners; on a line they are refused."""
+    def through(cls, centre: Tensor, corners: Mapping[str, Tensor]) -> _StatePlane:
+        """The plane of a state and two corners, which must not be on a line with it."""
         first, second = (state.double() - centre.double() for state in corners.values())
         size = float(centre.double().norm())
         unit = size if size > ZERO else float(first.norm())
@@ -312,13 +302,12 @@ class StatePlane:
         return cls(centre, axes, unit, named)
 
     def at(self, places: Float[Tensor, "row axis"]) -> Float[Tensor, "row pos d_model"]:
-        """The states at some places."""
         # In-plane displacement over the unit, [row, pos, d_model]
         moved = einsum(places.to(self.axes), self.axes, "row k, k p d -> row p d")
         return (self.centre.double() + self.unit * moved).to(self.centre)
 
 
-def corner_states(
+def _corner_states(
     corners: Collection[str] | Mapping[str, Tensor] | None,
     iteration: Iteration,
     limits: Limits,
@@ -327,7 +316,7 @@ def corner_states(
     *,
     same: float,
 ) -> dict[str, Tensor]:
-    """Two states by name, for the first example; see :func:`~loopinterp.dynamics.basin_map`."""
+    """Two states by name, for the first example."""
     starts = other_starts(limits.state, generator, n_noise=2, n_others=len(limits.state) - 1)
     known = {OWN_START: iteration.h0, **starts}
     if corners is None:

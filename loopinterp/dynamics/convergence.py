@@ -1,4 +1,4 @@
-"""The convergence study: does the iteration settle, where, how fast, and is it right there?"""
+"""The convergence study: does the iteration converge, where, how fast, and is it right there?"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 RITZ_TOLERANCE = 0.01
-"""Residual of the leading Ritz pair up to which a spectral radius counts as known."""
+"""Error of the leading Ritz value up to which a spectral radius counts as known."""
 
 FATES = (
     "rests right",
@@ -44,43 +44,37 @@ FATES = (
     "moves on, wrong",
     "moves on, wrong, was right at T(n)",
 )
-"""What becomes of an example: convergence is not correctness."""
+"""What becomes of an example: convergence ("rests") is not correctness."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ConvergenceResult(Result, kind="convergence"):
-    """How a looped model settles, token by token, with its accuracy beside it.
+    """Convergence of a looped model, token by token, with its accuracy beside it.
 
-    The loop axis counts loops made: loop 0 is the initial state, and what belongs to an update
-    (residual, contraction, cosine, KL) is NaN there.
+    Loop 0 is the initial state; what belongs to an update is NaN there.
 
     Arrays:
         residual, residual_max: Relative residual of a token, 2-norm; of a sequence, maximum norm.
-        distance: Distance to the limit over the limit's norm.
+        distance: Distance to the limit (or the last state reached) over its norm.
         contraction, cosine: Norm of the update over that of the one before; cosine of the two.
         right: 1 where the answer is right, 0 where wrong, -1 where nothing is asked.
-        kl: KL divergence from the readout of the loop before, in nats. This and the next two are
-            means over the positions that count.
-        entropy, margin: Of the readout: entropy in nats, largest logit minus the second largest.
-        settled_at: First loop from which the residual stays under ``threshold`` to the end of the
-            run; -1 where there is none. A state that grows by as much in each loop gets there too
-            (as 1/t), and an orbit may at its end: see :meth:`settling_times`.
+        kl, entropy, margin: Of the readout, means over the counted positions: KL divergence from
+            the loop before and entropy in nats, largest logit minus the second largest.
+        settled_at: First loop from which the residual stays below ``threshold``; -1 for never. This
+            alone is no convergence: see :meth:`settling_times`.
         stable_at: First loop whose answer is kept to the end of the run.
         regime, period: :class:`Regime` code; loops per turn of tokens on an orbit.
         counted: Positions that means, quantiles and figures count.
         asymptotic_rate: Contraction rate of the whole sequence over the last loops above rounding.
-        limit_status: How the search for the limit ended (:class:`Status`). Where it did not
-            converge there is no limit, and "distance" is the distance to the last state reached.
-        spectral_radius: Of the Jacobian at the limit; NaN without one, and beyond ``n_spectral``.
-        spectral_residual: Relative residual of its Ritz pair; the radius counts as known where
-            residual times radius is at most :data:`RITZ_TOLERANCE`.
+        limit_status: How the search for the limit ended (:class:`Status`).
+        spectral_radius, spectral_residual: Of the Jacobian at the limit, for the first examples
+            with one; known where their product is at most :data:`RITZ_TOLERANCE`.
         answer_loops: T(n) of each example.
 
     Attributes:
-        threshold: Residual that counts as settled.
+        threshold: Residual below which a token counts as converged.
         answered_after: The loops after which the answer is asked for, in words.
-        one_map: Whether all loops apply one map. Where the step takes the loop's index they do not,
-            and no limit is sought: a map's fixed point is moved on by the next loop's.
+        one_map: Whether all loops apply one map; if not, no limit is sought.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -98,7 +92,6 @@ class ConvergenceResult(Result, kind="convergence"):
 
     @property
     def n_loops(self) -> int:
-        """Loops of the run."""
         return self.data.sizes["loop"] - 1
 
     def of_counted(self, name: str) -> xr.DataArray:
@@ -123,7 +116,7 @@ class ConvergenceResult(Result, kind="convergence"):
         return last_wrong.where(final != 0, np.inf).where(final >= 0)
 
     def settling_times(self) -> xr.DataArray:
-        """``settled_at`` of each token that comes to rest, [batch, pos]; infinity elsewhere."""
+        """``settled_at`` of tokens of regime fixed point, [batch, pos]; infinity elsewhere."""
         at, regime = self.data["settled_at"], self.data["regime"]
         return at.astype(float).where((at >= 0) & (regime == Regime.FIXED_POINT), np.inf)
 
@@ -133,11 +126,11 @@ class ConvergenceResult(Result, kind="convergence"):
         return at.where((at >= 0) & self.data["counted"])
 
     def settled_share(self) -> float:
-        """Share of the counted tokens that settle within the run."""
+        """Share of the counted tokens that converge within the run."""
         return float((self.settling_times() < np.inf).where(self.data["counted"]).mean())
 
     def fates(self) -> xr.DataArray:
-        """Whether all counted tokens of an example come to rest, and it is right there, [batch].
+        """Whether all counted tokens of an example converge, and it is right there, [batch].
 
         One of :data:`FATES`. Answers are read at T(n) and after the last loop.
         """
@@ -169,18 +162,17 @@ def convergence_study(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> ConvergenceResult:
-    r"""Follow the state of every token through the loops, to its limit if it has one.
-
-    The limit :math:`h^*` is sought from the last state of the run, by plain iteration unless
-    another solver is named: with it, the limit is where the model itself goes.
+    """Follow the state of every token through the loops, to its limit if it has one.
 
     Args:
-        data: Examples with targets, best of one problem length; or a task to draw them from.
+        data: A batch, best of one length; or a task.
         n_loops: By default a quarter more than the longest T(n), and at least 24.
+        solver: The search starts at the end of the run. Plain iteration finds the limit that the
+            model itself reaches; other solvers may find others.
         limit_tol, limit_steps: Relative tolerance of the limit, and most steps beyond the run.
         n_spectral: Examples with a limit whose spectral radius is computed.
-        threshold: Relative residual that counts as settled.
-        positions: Count the positions where an answer is asked, or all (padding included).
+        threshold: Relative residual below which a token counts as converged.
+        positions: Count positions with a target, or all.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch, counted = runs.counted_examples(
@@ -230,18 +222,26 @@ def convergence_study(
 
 
 def _of_states(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Tensor]:
-    """What is measured on the states alone."""
     sequence = states.flatten(2)  # [loop, batch, pos * d_model]
-    residual, regimes = measures.residuals(states), classify_regimes(states)
-    distance = measures.share_of_size((states - limit).norm(dim=-1), limit.norm(dim=-1))
+    residual, regimes = (
+        measures.relative_residual(states, allow_nonfinite=True),
+        classify_regimes(states),
+    )
+    distance = measures.distance_to_limit(states, limit, relative=True, allow_nonfinite=True)
     return {
         "residual": _from_loop(residual, 1),
-        "residual_max": _from_loop(measures.residuals(sequence, order=float("inf")), 1),
+        "residual_max": _from_loop(
+            measures.relative_residual(sequence, norm="max", allow_nonfinite=True), 1
+        ),
         "distance": distance.float(),
-        "contraction": _from_loop(measures.rates(states).per_loop, 2),
-        "cosine": _from_loop(measures.cosines(states), 2),
+        "contraction": _from_loop(
+            measures.contraction_rates(states, allow_nonfinite=True).per_loop, 2
+        ),
+        "cosine": _from_loop(measures.update_cosine(states, allow_nonfinite=True), 2),
         "settled_at": measures.settling_time(residual, threshold=threshold).to(torch.int32),
-        "asymptotic_rate": measures.rates(sequence).asymptotic.float(),
+        "asymptotic_rate": measures.contraction_rates(
+            sequence, allow_nonfinite=True
+        ).asymptotic.float(),
         "regime": regimes.regime.to(torch.int8),
         "period": regimes.period.float(),
     }
@@ -250,7 +250,7 @@ def _of_states(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Ten
 def _readouts(
     iteration: Iteration, states: Tensor, targets: Tensor, counted: Tensor
 ) -> dict[str, Tensor]:
-    """What is read from the states, with logits of two loops held at a time."""
+    """Arrays read from the states, with logits of two loops held at a time."""
     answers, gaps, entropies, margins = [], [], [], []
     before: Tensor | None = None
 
@@ -260,13 +260,13 @@ def _readouts(
 
     for loop, state in enumerate(states):
         logits = iteration.read(state, loop)
-        log_p = logits.log_softmax(dim=-1)  # [batch, pos, d_vocab_out]
         answers.append(measures.likeliest(logits))
-        entropies.append(mean(measures.entropy(log_p)))
-        margins.append(mean(measures.margin(logits)))
+        entropies.append(mean(measures.readout_entropy(logits, allow_nonfinite=True)))
+        margins.append(mean(measures.readout_margin(logits, allow_nonfinite=True)))
         if before is not None:
-            gaps.append(mean(measures.kl(log_p, before)))
-        before = log_p
+            pair = torch.stack([before, logits])
+            gaps.append(mean(measures.readout_kl(pair, allow_nonfinite=True)[0]))
+        before = logits
     answer = torch.stack(answers)  # [loop, batch, pos]
     return {
         "right": measures.correctness(answer, targets),

@@ -1,4 +1,4 @@
-"""Loop extrapolation: what becomes of the answer when the loop runs on past T(n)."""
+"""Loop extrapolation: answers when the loop runs on past T(n)."""
 
 from __future__ import annotations
 
@@ -41,14 +41,12 @@ class AnswerFate(Enum):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExtrapolationResult(Result, kind="extrapolation"):
-    """Exact match against loops, far past the loop at which the answer is asked for.
-
-    The loop axis counts loops made: loop 0 is the initial state.
+    """Exact match against loops, far past T(n); loop 0 is the initial state.
 
     Arrays:
         exact, accuracy: Whether every asked position is right, and the share of them that is.
-        residual, norm: Means over the asked positions; this and the next two lines are those of
-            :class:`LoopMeasures`, which says where they are NaN.
+        residual, norm: Means over the asked positions; this and the next two are those of
+            :class:`LoopMeasures`.
         residual_max: Residual of the whole sequence in the maximum norm.
         contraction, cosine: Medians over the asked positions.
         length, answer_loops: Problem length and T(n).
@@ -69,7 +67,6 @@ class ExtrapolationResult(Result, kind="extrapolation"):
 
     @property
     def n_loops(self) -> int:
-        """Loops of the run."""
         return self.data.sizes["loop"] - 1
 
     def at_answer(self) -> xr.DataArray:
@@ -77,7 +74,7 @@ class ExtrapolationResult(Result, kind="extrapolation"):
         return self.data["exact"].sel(loop=self.data["answer_loops"])
 
     def fates(self) -> dict[AnswerFate, int]:
-        """How many examples have each fate."""
+        """Number of examples of each fate."""
         exact, loop = self.data["exact"], self.data["loop"]
         first, last = self.at_answer(), exact.isel(loop=-1)
         always_right = exact.where(loop >= self.data["answer_loops"], other=True).all("loop")
@@ -102,14 +99,12 @@ def extrapolation_study(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> ExtrapolationResult:
-    """Run far past T(n) and score the readout after every loop.
-
-    Only the present state is held, so the number of loops costs time but no memory.
+    """Run far past T(n) and score the readout after every loop, with one state in memory.
 
     Args:
-        data: Examples with targets, of one length or several; or a task to draw them from.
+        data: A batch, of one length or several; or a task.
         n_loops: Loops to run, at least the longest T(n) of the batch; ten times that by default.
-        trained_loops: Most loops of a training run, to be marked in the figure.
+        trained_loops: Most loops of a training run, marked in the figure.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch, counted = runs.counted_examples(model, data, needs_loops=n_loops is None, **drawn)
@@ -135,7 +130,6 @@ def extrapolation_study(
 
 @torch.no_grad()
 def _follow(model: LoopedModel, batch: Batch, counted: Tensor, n_loops: int) -> dict[str, Tensor]:
-    """The arrays of some examples, [loop, batch] each."""
     share = counted / counted.sum(dim=1, keepdim=True)  # weight of each position in a mean
     arrays: dict[str, list[Tensor]] = defaultdict(list)
     run = runs.stream_measures(iteration := bind(model, batch.inputs), n_loops)

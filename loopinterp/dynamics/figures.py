@@ -1,5 +1,6 @@
-"""What the studies of dynamics say and show: here those of extrapolation, attention, initial states
-and inputs; the others in modules of their own, which this one imports.
+"""Findings and figures of extrapolation, attention stabilisation, reachability, input dependence.
+
+Those of the other studies are in modules of their own, which this one imports.
 """
 
 from __future__ import annotations
@@ -10,11 +11,7 @@ from loopinterp.core.intervals import ESTIMATE, band_of, share_of
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
 from loopinterp.dynamics import geometry_figures, limit_figures  # noqa: F401  (registered)
-from loopinterp.dynamics.convergence_figures import (
-    value_of,
-    with_exact,
-    with_rounding,
-)
+from loopinterp.dynamics.convergence_figures import value_of, with_exact, with_rounding
 from loopinterp.dynamics.extrapolation import AnswerFate, ExtrapolationResult
 from loopinterp.dynamics.input_dependence import InputDependenceResult
 from loopinterp.dynamics.inside_loop import FROZEN, AttentionStabilisationResult
@@ -34,17 +31,20 @@ from loopinterp.figures import (
 @findings_of.register
 @with_rounding
 def _(result: ExtrapolationResult) -> list[Finding]:
-    """Whether the answer survives many more loops."""
     first = float(result.at_answer().mean())
     last = float(result.data["exact"].isel(loop=-1).mean())
     fates = result.fates()
-    between = fates[AnswerFate.LOST_BETWEEN]
-    text = (
-        f"{percent(first)} of the answers are right at {result.answered_after} and "
-        f"{percent(last)} after {result.n_loops} loops: of {result.data.sizes['batch']}, "
-        f"{fates[AnswerFate.LOST]} right ones end wrong, {fates[AnswerFate.GAINED]} wrong "
-        f"ones end right, and {between} right at both are lost in between."
+    lost, gained, between = (
+        fates[kind] for kind in (AnswerFate.LOST, AnswerFate.GAINED, AnswerFate.LOST_BETWEEN)
     )
+    text = (
+        f"{percent(first)} of the answers are right at {result.answered_after}, {percent(last)} "
+        f"after {result.n_loops} loops."
+    )
+    if lost or gained:
+        text += f" {lost} right answers are lost, {gained} wrong ones become right."
+    if between:
+        text += f" {between} are right at both and wrong in between."
     good = last >= max(first, 0.99) and not between
     value = f"{percent(last)} after {result.n_loops} loops"
     return [Finding(text, kind="convergence", value=value, good=good)]
@@ -52,7 +52,6 @@ def _(result: ExtrapolationResult) -> list[Finding]:
 
 @figures_of.register
 def _(result: ExtrapolationResult) -> list[Figure]:
-    """Exact match against loops, with the residual and the norm below it."""
     cells = result.data.set_coords("length").rename(length="n")
     exact = cells["exact"].groupby("n").map(share_of, args=("batch",))
     accuracy = cells["accuracy"].groupby("n").mean("batch")
@@ -82,13 +81,10 @@ def _(result: ExtrapolationResult) -> list[Figure]:
             # The first loops of a long run stay readable on a logarithmic axis.
             plot=line_panels(panels, x_title="loops", x_log=result.n_loops >= 60),
             caption=(
-                "Above: the share of answers that are right if read at that loop (95% intervals). "
-                "Below: how far a loop still moves the state, and the state's norm."
+                "Above: share of answers that are right if read at that loop (95% intervals). "
+                "Below: relative residual and norm of the state (means)."
             ),
-            control=(
-                "A state can converge to a wrong answer or leave a right one. From "
-                f"{result.answered_after} to the last loop: {counts}."
-            ),
+            control=f"Answers from {result.answered_after} to the last loop: {counts}.",
             data=tidy(arrays),
         )
     ]
@@ -96,28 +92,24 @@ def _(result: ExtrapolationResult) -> list[Figure]:
 
 @findings_of.register
 def _(result: AttentionStabilisationResult) -> list[Finding]:
-    """Whether, and when, the heads freeze."""
     frozen = result.frozen_at().values.reshape(-1)
     times = frozen[frozen >= 0]
     if not len(times):
-        text = f"None of the {len(frozen)} heads settles on a pattern in {result.n_loops} loops."
+        text = f"None of the {len(frozen)} heads freezes its pattern within {result.n_loops} loops."
         return [Finding(text, kind="attention", value="no head freezes")]
     first, last = times.min(), times.max()
     span = f"loop {last}" if first == last else f"loops {first} to {last}"
-    still = len(frozen) - len(times)
-    rest = f"; {still} do not" if still else ""
+    moving = len(frozen) - len(times)
     text = (
-        f"{len(times)} of {len(frozen)} heads freeze by {span}: from there to the end of the run "
-        f"({result.n_loops} loops) their pattern changes by at most {percent(FROZEN)} of its "
-        f"largest change{rest}."
+        f"{len(times)} of {len(frozen)} heads freeze by {span}: from there on a loop changes their "
+        f"pattern by at most {percent(FROZEN)} of its largest change."
     )
-    value = f"{len(times)} of {len(frozen)} heads freeze" if still else f"frozen by {span}"
+    value = f"{len(times)} of {len(frozen)} heads freeze" if moving else f"frozen by {span}"
     return [Finding(text, kind="attention", value=value)]
 
 
 @figures_of.register
 def _(result: AttentionStabilisationResult) -> list[Figure]:
-    """Change of every head's pattern by loop, above exact match."""
     loops = slice(1, None)
     change = band_of(result.data["change"].sel(loop=loops), "batch")
     exact = share_of(result.data["exact"].sel(loop=loops), "batch")
@@ -133,13 +125,10 @@ def _(result: AttentionStabilisationResult) -> list[Figure]:
             section="attention",
             plot=line_panels(panels, x_title="loop"),
             caption=(
-                "Above: how much a head's attention pattern changes in a loop (Frobenius norm over "
-                "the sequence, median of the examples). A falling line is a head that freezes."
+                "Change of each head's attention pattern in a loop (Frobenius norm over the "
+                "sequence, median of the examples). A falling line is a head that freezes."
             ),
-            control=(
-                "Below, exact match if read after that loop: heads can freeze before the answer is "
-                "right, or long after."
-            ),
+            control="Below: exact match if read after that loop.",
             data=with_exact(tidy({"change": change}), exact),
         )
     ]
@@ -148,128 +137,131 @@ def _(result: AttentionStabilisationResult) -> list[Figure]:
 @findings_of.register
 @with_rounding
 def _(result: ReachabilityResult) -> list[Finding]:
-    """Whether an input has one limit, and whether it is come back to."""
-    has_limit = result.found()
+    has_limit = result.has_limit()
     n_found, n_examples = int(has_limit.sum()), has_limit.size
     if not n_found:
-        text = (
-            f"From its own start the model reaches no limit in any of the {n_examples} examples, "
-            "so it cannot be said what else is reached from elsewhere."
-        )
+        text = f"The model reaches no limit from its own initial state in any of {n_examples} runs."
         return [Finding(text, value="no limit found", good=False)]
     one, reached = value_of(result.one_limit()), value_of(result.reached())
-    differing = value_of(share_of(result.own_limit_differs(), "batch"))
+    n_compared, n_shared = _shared_limits(result)
     rest = reached.drop_sel(start=OWN_START)
-    least = rest["start"].values[rest.values == float(rest.min())].tolist()
-    where = "from every other start alike"
-    if len(least) < rest.size:
-        where = f"least often from {', '.join(map(repr, least))}"
     text = (
-        f"{percent(one)} of {n_examples} inputs lead to one and the same limit from all "
-        f"{reached.size} starts; the own limit is reached {where} "
-        f"({percent(rest.min())} of the {n_found} inputs that have one)."
+        f"{round(float(one) * n_examples)} of {n_examples} inputs reach one and the same limit "
+        f"from all {reached.size} initial states."
     )
-    if float(differing) < 0.5:
+    if float(rest.min()) < 1:
+        least = rest["start"].values[rest.values == float(rest.min())].tolist()
         text += (
-            f" But only {percent(differing)} of the inputs have another limit than the next input: "
-            "what is reached from everywhere does not know the input."
+            f" The limit of the clean run is reached least often from "
+            f"{', '.join(map(repr, least))} ({percent(rest.min())} of {n_found} inputs)."
         )
-    good = min(float(one), float(differing)) >= 0.99
-    return [Finding(text, value=f"one limit in {percent(one)}", good=good), _kicks(result)]
+    if n_shared > n_compared / 2:
+        text += (
+            f" But {n_shared} of {n_compared} limits equal the next input's, so they do not depend "
+            "on the input."
+        )
+    value = f"one limit in {percent(one)}"
+    # Several limits of one input are a property of the model, no failure.
+    good = True if float(one) >= 0.99 and n_compared and not n_shared else None
+    return [Finding(text, value=value, good=good), _perturbations(result)]
 
 
-def _kicks(result: ReachabilityResult) -> Finding:
-    """Up to which size kicks are undone."""
+def _shared_limits(result: ReachabilityResult) -> tuple[int, int]:
+    """Inputs whose limit and the next input's are both known, and those where they are equal."""
+    known = result.data["other_distance"].notnull()
+    return int(known.sum()), int((known & ~result.own_limit_differs()).sum())
+
+
+def _perturbations(result: ReachabilityResult) -> Finding:
     back = value_of(result.recovered())
     undone = back.where((back >= 0.95).cumprod("kick") == 1).dropna("kick")
     if not undone.size:
+        smallest = back["kick"][0].item()
         text = (
-            f"Kicked by {back['kick'][0].item():g} of its size, a limit is come back to in "
-            f"{percent(back[0])} of the cases only."
+            f"Only {percent(back[0])} of the runs return to their limit after a perturbation of "
+            f"{smallest:g}× the state's norm."
         )
         return Finding(text, value=f"{percent(back[0])} come back", good=False)
     most = undone["kick"][-1].item()
-    text = (
-        f"Kicks of up to {most:g} times the size of the state are undone: {percent(undone.min())} "
-        f"of the limits or more are come back to."
-    )
+    share = "Every run" if float(undone.min()) == 1 else f"At least {percent(undone.min())} of runs"
+    verb = "returns" if float(undone.min()) == 1 else "return"
+    text = f"{share} {verb} to its limit after perturbations of up to {most:g}× the state's norm."
     if undone.size < back.size:
         beyond = back[undone.size]
-        text += f" Of kicks of {beyond['kick'].item():g}, {percent(beyond)} are."
-    return Finding(text, value=f"kicks to {most:g}")
+        text += f" At {beyond['kick'].item():g}×, {percent(beyond)} of them return."
+    return Finding(text, value=f"recovers from {most:g}×")
 
 
 @figures_of.register
 def _(result: ReachabilityResult) -> list[Figure]:
-    """Who reaches the own limit from where, and what a kick does; nothing where there is none."""
-    if not result.found().any():
+    if not result.has_limit().any():
         return []
+    figures, n_found = [], int(result.has_limit().sum())
     reached, back = result.reached(), result.recovered()
-    chance = share_of(~result.own_limit_differs(), "batch").expand_dims(start=["the next input's"])
-    bars = [
-        Series.of("own limit reached from", reached),
-        Series.of("is its own limit too (control)", chance, control=True),
-    ]
-    alignment = band_of(result.data["alignment"], "batch")
-    other = value_of(band_of(result.data["other_alignment"], "batch"))
-    exact = share_of(result.data["kick_exact"].isel(batch=result.found().values), "draw", "batch")
-    lines = [Series.of("limit come back to", back), Series.of("answer right there", exact)]
-    panel = LinePanel(lines, "share of kicks", y_range=(0, 1.03))
-    size = "size of the kick, over the size of the state"
-    unkicked = value_of(share_of(result.data["exact"].sel(start=OWN_START, drop=True), "batch"))
-    return [
-        Figure(
-            title="Is the same limit reached from every start?",
-            plot=bars_with_intervals(bars, value_title="share of inputs", value_range=(0, 1)),
+    if float(value_of(reached).min()) < 1:
+        n_compared, n_shared = _shared_limits(result)
+        bars = [Series.of("limit of the clean run reached from", reached)]
+        alignment = band_of(result.data["alignment"], "batch")
+        figure = Figure(
+            title="Is the same limit reached from every initial state?",
+            plot=bars_with_intervals(
+                bars, value_title=f"share of {n_found} inputs", value_range=(0, 1)
+            ),
             caption=(
-                f"The share of the inputs that reach their own limit, to {result.same:g} of its "
-                "norm, with 95% intervals. 'other' starts at the limit of another input."
+                f"Share of inputs that reach the limit of their clean run, to {result.same:g} of "
+                "its norm (95% intervals). 'other' starts at the limit of another input."
             ),
             control=(
-                "Hatched: inputs that share their limit with the next input, where reaching it "
-                f"says nothing. The cosine of the limits of two inputs is {float(other):.2f} in "
-                "the median."
+                f"{n_shared} of {n_compared} inputs share their limit with the next input, so that "
+                "reaching it says nothing."
             ),
             data=tidy({"reached": reached, "alignment": alignment}),
-        ),
-        Figure(
-            title="How large a kick is undone?",
-            plot=line_panels([panel], x_title=size, x_log=True),
-            caption=(
-                "Noise is added to every position of a limit, and the loop goes on until it rests "
-                "again: share of the kicks after which it is back, and after which the answer is "
-                "right (95% intervals)."
+        )
+        figures.append(figure)
+    if float(value_of(back).min()) < 1:
+        kicks = result.data["kick_exact"].isel(batch=result.has_limit().values)
+        exact = share_of(kicks, "draw", "batch")
+        lines = [Series.of("returns to the limit", back), Series.of("answer right there", exact)]
+        panel = LinePanel(lines, "share of runs", y_range=(0, 1.03))
+        clean = share_of(result.data["exact"].sel(start=OWN_START, drop=True), "batch")
+        figure = Figure(
+            title="Which perturbations are undone?",
+            plot=line_panels(
+                [panel], x_title="size of the perturbation, over the norm of the state", x_log=True
             ),
-            control=f"Without a kick {percent(unkicked)} of the answers are right.",
+            caption=(
+                "Noise is added to every position of a limit, and the loop runs until it converges "
+                "again: share of runs that return, and that give the right answer (95% intervals)."
+            ),
+            control=f"Without perturbation {percent(value_of(clean))} of the answers are right.",
             data=tidy({"back": back, "exact_match": exact}),
-        ),
-    ]
+        )
+        figures.append(figure)
+    return figures
 
 
 @findings_of.register
 @with_rounding
 def _(result: InputDependenceResult) -> list[Finding]:
-    """What share of the spread is the input's, and how far a token is felt."""
     n_found = int((result.data["period"] > 0).sum())
     share, spread = result.share_of_input(), result.spread()
     visible = 0.01  # relative change of a limit that counts as one
     if spread <= visible:
         text = (
-            f"All inputs lead from all starts to limits that differ by {spread:.1g} of their size: "
-            "the limit does not know the input."
+            f"The limit does not depend on the input: limits of all inputs and initial states "
+            f"differ by {spread:.1g} of their norm."
         )
         return [Finding(text, value="one limit for all", good=False)]
     if share.isnull().any():
         text = (
-            f"A limit was found from the model's own start for {n_found} of "
-            f"{result.data.sizes['batch']} inputs, and for none from every start, so it cannot be "
-            "said whether limits know the input."
+            "Input dependence is not measured: no input reaches a limit from every initial state "
+            f"({n_found} of {result.data.sizes['batch']} do from the model's own)."
         )
         return [Finding(text, value="not known", good=False)]
     value, low, high = (float(share.sel({ESTIMATE: end})) for end in share[ESTIMATE].values)
     text = (
-        f"{percent(value)} of the spread of limits is the input's (95% interval {percent(low)} to "
-        f"{percent(high)}), the rest comes from where the run starts."
+        f"The input explains {percent(value)} ({100 * low:.0f}–{100 * high:.0f}) of the spread of "
+        "limits; the initial state explains the rest."
     )
     findings = [Finding(text, value=percent(value), good=low >= 0.9)]
     effect = result.by_distance("effect")
@@ -278,18 +270,19 @@ def _(result: InputDependenceResult) -> list[Finding]:
         changes = result.by_distance("answer_changes")
         first = changes.sel(distance=int(changes["distance"][int(changes.argmax("distance"))]))
         text = (
-            f"Another token moves limits (by {visible:.0%} or more in the mean) up to "
-            f"{max(felt.max(), 0)} positions to its right and {max(-felt.min(), 0)} to its left; "
-            f"it changes the most answers, {percent(first)}, at distance "
-            f"{int(first['distance'])}."
+            f"A changed token moves limits (by {visible:.0%} or more on average) up to "
+            f"{max(felt.max(), 0)} positions to its right and {max(-felt.min(), 0)} to its left."
         )
+        if float(first) > 0:
+            text += (
+                f" It changes most answers at distance {int(first['distance'])} ({percent(first)})."
+            )
         findings.append(Finding(text, value=f"felt {int(np.abs(felt).max())} positions away"))
     return findings
 
 
 @figures_of.register
 def _(result: InputDependenceResult) -> list[Figure]:
-    """How far a token is felt, and who feels whom."""
     if not result.data["effect"].notnull().any():
         return []  # no limits, or no tokens changed
     lines = {name: result.by_distance(name) for name in ("effect", "answer_changes")}
@@ -309,30 +302,26 @@ def _(result: InputDependenceResult) -> list[Figure]:
     }
     return [
         Figure(
-            title="How far is a token felt?",
+            title="How far does the effect of a token reach?",
             plot=line_panels(panels, x_title="positions to the right of the changed token"),
             caption=(
-                "One token becomes that of another input. Above: how far the limits of other "
-                "positions move, over their norm, in the mean; below: the share of answers that "
-                "change."
+                "One token becomes that of another input. Above: mean change of the limits of "
+                "other positions, over their norm. Below: share of answers that change."
             ),
-            control=(
-                "Left of 0 stand positions before the changed token: a model that sees no later "
-                "positions shows nothing there."
-            ),
+            control="Left of 0: positions before the token, which a causal model cannot change.",
             data=tidy(lines),
         ),
         Figure(
             title="Which limit depends on which token?",
             plot=heatmap_panels(maps, y_title="token at", value_title="log10 change"),
             caption=(
-                "How much the limit of a position (across) changes with the token at another one "
-                "(down), relative to its norm, in the mean over examples: by putting in another "
-                "token, and by the derivative with respect to the injected input."
+                "Mean relative change of the limit of a position (across) with the token at "
+                "another one (down): by putting in another token, and by the derivative with "
+                "respect to the injected input."
             ),
             control=(
-                "Where the derivative shows nothing and the other token does, the input enters by "
-                "the start, or the change is too large to be linear."
+                "A token with an effect but no derivative enters by the initial state, or its "
+                "change is too large to be linear."
             ),
             data=tidy(mean),
         ),

@@ -1,4 +1,4 @@
-"""Fixed points of the loop, states that one more loop does not change; and cycles on the way."""
+"""Search for fixed points of the loop, and for cycles on the way."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ import torch
 
 from loopinterp.core.errors import InputError, unknown_name
 from loopinterp.core.text import ShortRepr
-from loopinterp.dynamics.accelerated_solvers import Anderson, Broyden, NewtonKrylov
 from loopinterp.dynamics.measures import check_finite_state
-from loopinterp.dynamics.solvers import Picard, Solver, Status, Termination, distance
+from loopinterp.dynamics.solvers import (
+    Anderson,
+    Broyden,
+    NewtonKrylov,
+    Picard,
+    Solver,
+    Status,
+    Termination,
+    distance,
+)
 from loopinterp.models.iteration import Iteration, bind, need_repeatable
 from loopinterp.models.protocol import LoopedModel, device_of, need_one_map
 
@@ -35,10 +43,8 @@ class FixedPoint(ShortRepr):
 
     Attributes:
         state: The last iterate, shaped like ``x0``; of a diverged example the last finite one.
-        residuals: Relative residual of each iterate, the first that of ``x0``. An example that
-            is done keeps its last residual.
-        evaluations: Evaluations of the map: one for the start and one a step, or more where a step
-            takes Jacobian-vector products, of which each counts as one.
+        residuals: Relative residual of each iterate, the first that of ``x0``.
+        evaluations: Evaluations of the map, Jacobian-vector products among them.
         period: Steps per turn of an example on a cycle, else 0.
     """
 
@@ -51,7 +57,6 @@ class FixedPoint(ShortRepr):
 
     @property
     def converged(self) -> Bool[Tensor, " batch"]:
-        """Which examples reached a fixed point."""
         return self.status == Status.CONVERGED
 
     @property
@@ -72,18 +77,15 @@ def find_fixed_point(
 ) -> FixedPoint:
     r"""Solve :math:`f(x^*) = x^*` for every example of a batch.
 
-    The first dimension of ``x0`` is the batch (a scalar is one example); ``f`` must treat the
-    examples independently of each other, as a looped model's step does. An example that is
-    done stays where it is while the others go on. What ``f`` raises is raised.
-
-    By plain iteration the search also finds cycles (:attr:`Status.CYCLE`). The page "Finding fixed
-    points" of the guide compares the solvers.
+    ``f`` must treat the examples independently, as a looped model's step does. An example that is
+    done stays where it is while the others go on. Plain iteration also finds cycles
+    (:attr:`Status.CYCLE`). The page "Finding fixed points" of the guide compares the solvers.
 
     Args:
         model: A map, such as ``bind(model, inputs).step``, that keeps shape and dtype; or a looped
             model.
-        x0: Starting states, ``[batch, ...]``. For a looped model its inputs or a batch, and the
-            search starts from the initial state.
+        x0: Starting states, ``[batch, ...]`` (a scalar is one example). For a looped model its
+            inputs or a batch; the search starts from the initial state.
         tol: Relative tolerance of the residual, :math:`\|f(x) - x\| \le` ``tol``
             :math:`\|f(x)\|` + ``atol``, and of returns to a cycle.
         solver: ``"picard"``, ``"anderson"``, ``"broyden"``, ``"newton-krylov"``, or a
@@ -124,7 +126,7 @@ def find_fixed_point(
         status = rule(state)
         residuals, n_steps = [state.residual], torch.zeros_like(status)
         finite, period = flat, torch.zeros_like(status)
-        watch = CycleWatch(flat, tol, atol) if method.follows_the_map else None
+        watch = _CycleWatch(flat, tol, atol) if method.follows_the_map else None
         while (status == Status.RUNNING).any():
             done = status != Status.RUNNING
             state = replace(state, done=done)
@@ -148,7 +150,7 @@ def find_fixed_point(
 
 
 def list_solvers() -> list[str]:
-    """Names that :func:`get_solver` knows.
+    """Names of the solvers of :func:`get_solver`.
 
     Example:
         >>> list_solvers()
@@ -158,7 +160,7 @@ def list_solvers() -> list[str]:
 
 
 def get_solver(solver: str | Solver) -> Solver:
-    """A solver from its name, with default settings; an instance is given back as it is.
+    """A solver from its name, with default settings; a solver is returned as it is.
 
     Example:
         >>> get_solver("picard")
@@ -172,7 +174,7 @@ def get_solver(solver: str | Solver) -> Solver:
 
 
 def iteration_of(model: LoopedModel | Callable[[Tensor], Tensor] | Any, h: Any) -> Iteration | None:
-    """A looped model's iteration over its inputs (or a batch of them); None of a map."""
+    """A looped model's iteration over its inputs (or a batch of them); None for a map."""
     if not (isinstance(model, LoopedModel) or hasattr(model, "bind")):
         return None
     inputs = getattr(h, "inputs", h).to(device_of(model))
@@ -182,50 +184,40 @@ def iteration_of(model: LoopedModel | Callable[[Tensor], Tensor] | Any, h: Any) 
 
 
 def map_and_start(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """A map and its state as given; or a model's loop over its inputs, and its initial state."""
+    """A map and its state as passed; or a model's loop over its inputs, and its initial state."""
     iteration = iteration_of(model, h)
     return (model, h) if iteration is None else (iteration.step, iteration.h0)
 
 
-class CycleWatch:
+class _CycleWatch:
     r"""Periods of a batch of trajectories, in the memory of one state (Brent's algorithm).
 
-    Iterates are compared with an anchor, which is moved up at steps 1, 2, 4, 8, ... The first lag
-    :math:`p` at which an example is back within the tolerance is its candidate, and :math:`e_m` its
-    distance to the anchor after :math:`m` turns. A slow spiral, a slow drift and a rotation by
-    nearly a fraction of a turn come back as well, and miss by as much in each turn
-    (:math:`e_4 = 2 e_2`). So a candidate counts where, :math:`A` being its extent and
-    :math:`\epsilon` rounding,
+    Iterates are compared with an anchor, which moves up at steps 1, 2, 4, 8, ... The first lag
+    at which an example is back within the tolerance is its candidate period; :math:`e_m` is its
+    distance to the anchor after :math:`m` turns, :math:`A` its extent, :math:`\epsilon` rounding.
+    Slow spirals and drifts come back as well, but miss by as much in each turn
+    (:math:`e_4 = 2 e_2`). A candidate is a cycle if it is wide enough to be no rounding, and
 
-    - the misses shrink so fast that all that are to come sum up to less than a tenth of the
-      extent: :math:`10\, e_2^2 \le A\,(2 e_2 - e_4 - \epsilon)`; or
-    - it misses by no more than rounding, and a thousandth of its extent, for eight turns;
-
-    and where it is wide enough to be no work of rounding. All linear spirals fail the first,
-    whatever their angle and decay. The second takes for a cycle what changes by less than rounding
-    in eight turns: in float32, a spiral that loses less than some 1e-4 of its extent a turn. A
-    trajectory that passes the ghost of a cycle more slowly than the tolerance a turn is taken for
-    the cycle, as with fixed points. The tolerance of a return is relative to the size of the
-    anchor or the extent.
+    - all misses to come sum up to less than a tenth of the extent:
+      :math:`10\, e_2^2 \le A\,(2 e_2 - e_4 - \epsilon)`; or
+    - it misses by no more than rounding, and a thousandth of its extent, for eight turns.
 
     Source: Brent, 1980 (doi 10.1007/BF01933190).
     """
 
     def __init__(self, x0: Float[Tensor, "batch size"], tol: float, atol: float) -> None:
-        # What a trajectory that has returned may miss by: 64 rounding errors of the state.
+        # A trajectory that has returned may miss by 64 rounding errors of the state.
         self.noise = 64 * torch.finfo(x0.dtype).eps
-        # No trajectory comes back more nearly than rounding lets it; where that is coarse, it may
-        # all the same, and what is nearly back says little.
         self.tol, self.atol = max(tol, min(self.noise, 1e-5)), atol
-        # Where the precision is low, all slow motion is rounded away: then what is wide counts.
+        # In low precision all slow motion is rounded away, so that a wide return counts.
         self.least_extent = min(1000 * self.noise, 0.1)
         self.n_steps = 0
         self._move_anchor(x0)
 
     def _move_anchor(self, x: Tensor) -> None:
         self.anchor, self.moved_at, self.anchor_norm = x, self.n_steps, distance(x)
-        # Of each example: its candidate (0: none), largest distance, that after two turns, and
-        # the largest at a return.
+        # Of each example: candidate (0: none), largest distance, distance after two turns, and
+        # the largest at a return, [batch]
         self.period = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         self.extent, self.second, self.worst = (torch.zeros_like(self.anchor_norm) for _ in "123")
 

@@ -1,4 +1,4 @@
-"""The geometry study: in how many directions states lie, where trajectories run, how they end."""
+"""Geometry of the states: effective dimension, principal axes of trajectories, how they end."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 
 from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.intervals import share_of
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics import runs
-from loopinterp.dynamics.geometry_measures import StateSets, principal_axes
 from loopinterp.dynamics.inside_loop import layer_limits, no_layers
 from loopinterp.dynamics.limits import centre, limits_of_run
-from loopinterp.dynamics.measures import correctness, exact_match, likeliest
+from loopinterp.dynamics.measures import (
+    NOISE,
+    check_finite,
+    check_states,
+    correctness,
+    exact_match,
+    likeliest,
+)
 from loopinterp.dynamics.regimes import (
     ClassifiedLoops,
     SettlingClass,
@@ -30,6 +38,7 @@ from loopinterp.models.iteration import bind
 
 if TYPE_CHECKING:
     import xarray as xr
+    from jaxtyping import Float
     from torch import Tensor
 
     from loopinterp.models.protocol import LoopedModel
@@ -37,37 +46,35 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 EMBEDDING, LIMITS = "embedding", "limits"
-"""Sets of states beside those of the loops: the injected input, and the limits found."""
+"""Sets of states beside those of the loops: the injected input, and the limits."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class GeometryResult(Result, kind="geometry"):
-    r"""Dimension of the states, trajectories along principal axes, classes, and layers' limits.
+    """Dimension of the states, trajectories along principal axes, classes, and layers' limits.
 
-    Loop 0 is the initial state. A set of states is that of all counted tokens of all examples; its
-    dimension is that of its spread about the mean, 0 where it is one point, and NaN where it is not
-    finite. Sets beside those of the loops are the injected input and the limits found (of cycles
-    their mean state). The control is as many Gaussian vectors as the set has states.
+    Loop 0 is the initial state. A set of states is that of all counted tokens of all examples;
+    beside those of the loops, the injected input and the limits found. Its dimension is that of its
+    spread about the mean; the control is as many Gaussian vectors.
 
     Arrays:
         rank, participation: Effective rank and participation ratio of the states after each loop.
         spread: Root mean square distance from their mean, over the root mean square norm.
-        set_rank, set_participation, set_spread: The same of the sets beside them; NaN of no states.
-        set_size: States in each; the states of a loop are as many as embeddings.
+        set_rank, set_participation, set_spread, set_size: The same of the further sets, and states
+            in each.
         control_rank, control_participation: Those of as many Gaussian vectors.
         exact: Whether an example is right if read after a loop.
         right: Of each token after the last loop: 1 right, 0 wrong, -1 not asked.
         regime, settling: :class:`Regime` and :class:`SettlingClass` codes.
         rate, exponent: Those of :class:`SettlingClasses`.
         limit_status: How the search for a limit ended (:class:`Status`).
-        path, path_limit: States and limits of the first examples along the principal axes of them
-            all; NaN where no limit was found.
+        path, path_limit: States and limits of the first examples along their principal axes.
         explained: Share of the variance of those states along each axis.
         layer_residual, layer_cosine, layer_distance: Those of :class:`LayerLimits`.
         answer_loops: T(n) of each example.
 
     Attributes:
-        no_layers: Why there is nothing of layers, a :class:`NoLayers` code; "" if there is.
+        no_layers: Why layers are skipped, a :class:`NoLayers` code; "" if they are not.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -91,7 +98,6 @@ class GeometryResult(Result, kind="geometry"):
 
     @property
     def n_loops(self) -> int:
-        """Loops of the run."""
         return self.data.sizes["loop"] - 1
 
     def exact_match(self) -> xr.DataArray:
@@ -99,10 +105,7 @@ class GeometryResult(Result, kind="geometry"):
         return share_of(self.data["exact"], "batch")
 
     def classes(self) -> xr.DataArray:
-        """Counted tokens of each settling class, by whether they are right at the end.
-
-        Axes ``settling`` (in words) and ``answer`` (right, wrong, not asked).
-        """
+        """Counted tokens, [settling, answer]: class in words; right, wrong or not asked."""
         import xarray as xr
 
         codes = self.data["settling"].where(self.data["counted"])
@@ -114,8 +117,8 @@ class GeometryResult(Result, kind="geometry"):
         coords = {"settling": [kind.label for kind in SettlingClass], "answer": [*answers]}
         return xr.DataArray(cells, coords, dims=("settling", "answer"))
 
-    def rests(self) -> xr.DataArray:
-        """Examples all of whose counted tokens settle, [batch]."""
+    def converged(self) -> xr.DataArray:
+        """Examples all of whose counted tokens converge, [batch]."""
         settles = self.data["settling"] == SettlingClass.SETTLING
         return (settles | ~self.data["counted"]).all("pos")
 
@@ -144,29 +147,20 @@ def geometry_study(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> GeometryResult:
-    """Measure the sets of states that examples make up after each loop, and follow a few of them.
+    """Measure the sets of states of all examples after each loop, and follow a few trajectories.
 
-    Of all states only their second moments are kept, ``n_loops * d_model**2`` numbers, however
-    many examples there are. The state after each layer is followed where the model has hooks and
-    its block several layers.
+    Only second moments of the states are in memory, ``n_loops * d_model**2`` numbers. The state
+    after each layer is followed where the model has hooks and its block several layers.
 
     Args:
-        data: Examples with targets, or a task to draw them from.
-        n_loops: By default twice the longest T(n), and at least 48, as classes are told from the
-            second half.
-        n_trajectories: Examples whose trajectories are kept, along principal axes.
+        data: A batch or a task.
+        n_loops: By default twice the longest T(n), and at least 48 (classes need long runs).
+        n_trajectories: Examples whose trajectories are recorded.
         limit_tol, limit_steps: Relative tolerance of a limit, and most steps beyond the run.
-        positions: Count the positions where an answer is asked, or all (padding included).
+        positions: Count positions with a target, or all.
 
     Source: geometry of the fixed points, arXiv 2604.15259; trajectories, arXiv 2502.05171; cyclic
         fixed points of layers, arXiv 2604.11791.
-
-    Example:
-        >>> from loopinterp import load_pretrained
-        >>> run = load_pretrained("parity")
-        >>> result = geometry_study(run.model(), run.task(), n=4, batch_size=4)
-        >>> result.classes().sel(settling="settling").values.tolist()
-        [8, 0, 0]
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch, counted = runs.counted_examples(
@@ -177,17 +171,18 @@ def geometry_study(
     settings = {"n_loops": n_loops, "limit_tol": limit_tol, "limit_steps": limit_steps}
     settings |= {"positions": positions, "n_examples": len(batch)}
     with study(seed, **runs.described(model, batch), **settings) as watch, torch.no_grad():
-        sets, shown, parts = StateSets(), [], []
+        sets: dict[str, _StateMoments] = {}
+        shown, parts = [], []
         for rows in track(runs.state_chunks(model, batch, n_loops + 1), "geometry"):
             iteration, tokens = bind(model, batch.inputs[rows]), counted[rows]
             states = runs.run_loops(iteration, n_loops)
             limits = limits_of_run(iteration, states, max_loops=limit_steps, tol=limit_tol)
-            reached = limits.found  # [batch]
+            reached = limits.has_limit  # [batch]
             # Limit points, NaN where none was reached, [batch, pos, d_model]
             middle = centre(iteration, limits).masked_fill(~reached[:, None, None], float("nan"))
-            sets.add("loops", states[:, tokens])
-            sets.add(EMBEDDING, iteration.e[tokens])
-            sets.add(LIMITS, middle[reached][tokens[reached]])
+            _add(sets, "loops", states[:, tokens])
+            _add(sets, EMBEDDING, iteration.e[tokens])
+            _add(sets, LIMITS, middle[reached][tokens[reached]])
             n_shown = max(0, min(n_trajectories, len(batch)) - rows.start)
             shown.append(torch.cat([states[:, :n_shown], middle[None, :n_shown]]))
             answers = [likeliest(iteration.read(state, loop)) for loop, state in enumerate(states)]
@@ -217,7 +212,7 @@ def geometry_study(
             watch,
             coords={"loop": range(n_loops + 1), "set": (EMBEDDING, LIMITS)},
             **runs.gather(GeometryResult, parts),
-            **sets.measures("loops", (EMBEDDING, LIMITS), generator),
+            **_dimensions(sets, generator),
             **_paths(torch.cat(shown, dim=1), counted[:n_trajectories]),
             counted=counted,
             answer_loops=batch.n_loops,
@@ -238,3 +233,197 @@ def _paths(states: Tensor, counted: Tensor) -> dict[str, Tensor]:
         path, explained = axes.project(states).float(), axes.explained.float()
     path = path.masked_fill(~(through[..., None]), float("nan"))  # [loop, shown, pos, component]
     return {"path": path[:-1], "path_limit": path[-1], "explained": explained}
+
+
+def _add(sets: dict[str, _StateMoments], name: str, states: Tensor) -> None:
+    """Add states ``[*lead, sample, d_model]`` to a set; an empty batch makes no set."""
+    if name in sets:
+        sets[name].add(states)
+    elif states.shape[-2]:
+        sets[name] = _StateMoments(states)
+
+
+def _dimensions(sets: dict[str, _StateMoments], generator: torch.Generator) -> dict[str, Tensor]:
+    """Dimensions of the sets of all loops, of those beside them, and of as many Gaussians."""
+    arrays, width = _dimension(sets["loops"]), sets["loops"].origin.shape[-1]
+    others = [sets.get(name) for name in (EMBEDDING, LIMITS)]
+    each = [_dimension(moments) for moments in others]
+    arrays |= {f"set_{name}": torch.stack([d[name] for d in each]) for name in arrays}
+    counts = [0 if moments is None else moments.count for moments in others]
+    draws = [_gaussian(count, width, generator) for count in counts]
+    arrays |= {f"control_{name}": torch.stack([d[name] for d in draws]) for name in draws[0]}
+    return {**arrays, "set_size": torch.tensor(counts)}
+
+
+def _dimension(moments: _StateMoments | None) -> dict[str, Tensor]:
+    """Effective rank, participation ratio and spread; NaN of no set."""
+    if moments is None:
+        return dict.fromkeys(("rank", "participation", "spread"), torch.tensor(float("nan")))
+    singular = moments.singular_values()
+    values = {"rank": _rank(singular), "participation": _participation(singular)}
+    values["spread"] = moments.spread()
+    return {name: value.float().cpu() for name, value in values.items()}
+
+
+def _gaussian(count: int, width: int, generator: torch.Generator) -> dict[str, Tensor]:
+    draws = []
+    for _ in range(4 if count else 0):
+        sets: dict[str, _StateMoments] = {}
+        for rows in runs.chunks(count, 8 * width):
+            shape = rows.stop - rows.start, width
+            _add(sets, "", torch.randn(shape, generator=generator, dtype=torch.float64))
+        draws.append(_dimension(sets[""]))
+    nothing = torch.full((4,), float("nan"), dtype=torch.float64)
+    names = ("rank", "participation")
+    return {n: torch.stack([d[n] for d in draws]) if draws else nothing for n in names}
+
+
+def effective_rank(states: Float[Tensor, "*lead sample d_model"]) -> Float[Tensor, "*lead"]:
+    r"""Effective rank :math:`\exp H(s / \sum s)` of the singular values of a set of states.
+
+    The members of the set are along the axis before the last. It is 1 on a line and 0 at one point.
+
+    Source: Roy and Vetterli (2007), The effective rank: a measure of effective dimensionality.
+
+    Example:
+        >>> effective_rank(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])).round()
+        tensor(2.)
+    """
+    return _rank(_singular_values(states)).to(states.dtype)
+
+
+def participation_ratio(states: Float[Tensor, "*lead sample d_model"]) -> Float[Tensor, "*lead"]:
+    r"""Participation ratio :math:`(\sum s^2)^2 / \sum s^4` of the singular values of a set.
+
+    It counts the directions that hold most of the variance, and is below :func:`effective_rank`.
+
+    Source: Gao et al. (2017), A theory of multineuronal dimensionality, dynamics and measurement.
+
+    Example:
+        >>> participation_ratio(torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
+        tensor(1.4706)
+    """
+    return _participation(_singular_values(states)).to(states.dtype)
+
+
+def _singular_values(states: Tensor) -> Tensor:
+    if states.ndim < 2 or states.shape[-2] < 1 or not states.is_floating_point():
+        raise InputError(
+            "states",
+            expected="a floating-point tensor [..., sample, feature] with at least one sample",
+            given=f"shape {tuple(states.shape)}, {states.dtype}",
+            fix="Flatten examples and positions into one axis.",
+        )
+    check_finite(states.reshape(-1, states.shape[-1]), "states")
+    return _StateMoments(states).singular_values()
+
+
+@dataclass(frozen=True, repr=False)
+class PrincipalAxes(ShortRepr):
+    """Orthonormal ``axes`` about the ``mean``, widest first, and their shares of the variance.
+
+    The largest entry of each axis is positive.
+    """
+
+    mean: Float[Tensor, " d_model"]
+    axes: Float[Tensor, "component d_model"]
+    explained: Float[Tensor, " component"]
+
+    def project(self, states: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead component"]:
+        """Coordinates of states along the axes."""
+        return (states - self.mean) @ self.axes.mT
+
+
+def principal_axes(
+    states: Float[Tensor, "loop *lead d_model"], n_components: int = 3
+) -> PrincipalAxes:
+    """Principal components of all states of some trajectories together.
+
+    Args:
+        states: Trajectories, ``[loop, ..., d_model]``, finite.
+        n_components: Number of axes, at most as many as features, and as states.
+
+    Example:
+        >>> line = torch.arange(5.0)[:, None] * torch.tensor([3.0, 4.0])
+        >>> principal = principal_axes(line, 1)
+        >>> principal.axes, principal.explained
+        (tensor([[0.6000, 0.8000]]), tensor([1.]))
+    """
+    check_states(states)
+    rows = states.reshape(-1, states.shape[-1]).double()
+    check_integer("n_components", n_components, least=1, most=min(rows.shape))
+    mean = rows.mean(dim=0)  # [d_model]
+    _, singular, axes = torch.linalg.svd(rows - mean, full_matrices=False)  # axes in rows
+    # The component of largest modulus, made positive to fix each sign, [axis, 1]
+    largest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
+    axes = axes * torch.where(largest < 0, -1, 1)
+    variance = singular**2
+    total = variance.sum()
+    explained = variance / torch.where(total > 0, total, 1)
+    parts = (mean, axes[:n_components], explained[:n_components])
+    return PrincipalAxes(*(x.to(states.dtype) for x in parts))
+
+
+def _rank(singular: Float[Tensor, "*lead value"]) -> Float[Tensor, "*lead"]:
+    total = singular.sum(dim=-1, keepdim=True)
+    share = singular / torch.where(total > 0, total, 1)  # [*lead, value], sums to 1
+    rank = torch.special.entr(share).sum(dim=-1).exp()
+    return torch.where(total[..., 0] == 0, 0, rank)
+
+
+def _participation(singular: Float[Tensor, "*lead value"]) -> Float[Tensor, "*lead"]:
+    largest = singular.amax(dim=-1, keepdim=True)
+    # Over the largest, so that squares cannot overflow
+    variance = (singular / torch.where(largest > 0, largest, 1)) ** 2
+    squares = (variance**2).sum(dim=-1)
+    return variance.sum(dim=-1) ** 2 / torch.where(squares == 0, 1, squares)
+
+
+class _StateMoments:
+    """First and second moments of sets of states ``[*lead, sample, d_model]``, added in parts.
+
+    Sums are about a state near the mean: they lose no digits where all states are far from zero
+    and near each other.
+    """
+
+    def __init__(self, states: Float[Tensor, "*lead sample d_model"]) -> None:
+        self.origin = states.double().mean(dim=-2)
+        self.eps = torch.finfo(states.dtype).eps
+        self.count = 0
+        self.total = torch.zeros_like(self.origin)  # [*lead, d_model]
+        self.products = torch.zeros(*self.total.shape, states.shape[-1]).to(self.total)
+        self.add(states)
+
+    def add(self, states: Float[Tensor, "*lead sample d_model"]) -> None:
+        n_sample, width = states.shape[-2:]
+        total, products = self.total.view(-1, width), self.products.view(-1, width, width)
+        flat = zip(states.reshape(-1, n_sample, width), self.origin.view(-1, width))
+        # Set by set, [sample, d_model]: float64 of all at once takes many times the memory.
+        for k, (part, origin) in enumerate(flat):
+            about = part.double() - origin  # [sample, d_model]
+            total[k] += about.sum(dim=0)
+            products[k] += about.T @ about
+        self.count += n_sample
+
+    def singular_values(self) -> Float[Tensor, "*lead d_model"]:
+        """Those of each set; NaN where a state is not finite, 0 where the spread is rounding."""
+        mean = self.total / self.count
+        # Gram matrix of the states about their mean, [*lead, d_model, d_model].
+        gram = self.products - self.count * mean[..., :, None] * mean[..., None, :]
+        known = gram.isfinite().all(dim=-1).all(dim=-1)  # [*lead]
+        values = torch.linalg.eigvalsh(torch.where(known[..., None, None], gram, 0))  # ascending
+        # Directions without any spread get no more than the rounding of the others.
+        nothing = values <= values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:]
+        singular = values.masked_fill(nothing, 0).sqrt()
+        singular = singular.masked_fill((self.spread() == 0)[..., None], 0)
+        return singular.masked_fill(~known[..., None], float("nan"))
+
+    def spread(self) -> Float[Tensor, "*lead"]:
+        """Root mean square distance from the mean over the root mean square norm; 0 by rounding."""
+        mean = self.total / self.count
+        # Mean square distance from the origin, [*lead]
+        squares = self.products.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / self.count
+        variance = (squares - (mean**2).sum(dim=-1)).clamp_min(0)
+        size = variance + ((self.origin + mean) ** 2).sum(dim=-1)
+        spread = (variance / torch.where(size == 0, 1, size)).sqrt()
+        return torch.where(spread <= NOISE * self.eps, 0, spread)

@@ -1,4 +1,4 @@
-"""What a geometry study says and shows."""
+"""Findings and figures of a geometry study."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loopinterp.core.intervals import band_of
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of, tidy
 from loopinterp.core.text import percent
 from loopinterp.dynamics.convergence_figures import (
-    answer_figure,
+    NO_ANSWER,
     exact_panel,
     value_of,
     with_exact,
@@ -34,13 +34,12 @@ from loopinterp.figures import (
 )
 
 _ONE_POINT = 1e-3
-"""Spread, relative to the size of the states, up to which a set counts as one point."""
+"""Spread, relative to the norm of the states, up to which a set counts as one point."""
 
 
 @findings_of.register
 @with_rounding
 def _(result: GeometryResult) -> list[Finding]:
-    """How trajectories end, in how many directions the states lie, and about the layers."""
     return [_classes(result), _dimension(result), _layers(result)]
 
 
@@ -49,15 +48,13 @@ def _classes(result: GeometryResult) -> Finding:
     total = int(counts.sum())
     each = {str(kind): int(counts.sel(settling=kind).sum()) for kind in counts["settling"].values}
     exact = float(value_of(result.exact_match().isel(loop=-1)))
-    verbs = {"settling": "settle", "marginal": "are marginal", "drifting": "drift or turn"}
+    verbs = {"settling": "converge", "marginal": "are marginal", "drifting": "drift or cycle"}
     shares = ", ".join(f"{percent(n / total)} {verbs[kind]}" for kind, n in each.items() if n)
-    text = f"Of {total} trajectories of tokens over {result.n_loops} loops {shares}; " + (
-        f"{percent(exact)} of the answers are right at the end."
-        if (result.data["right"] >= 0).any()
-        else "the readout gives one number, so no answer is right or wrong."
-    )
+    asked = (result.data["right"] >= 0).any()
+    answers = f"{percent(exact)} of the answers are right at the end." if asked else NO_ANSWER
+    text = f"Of {total} trajectories over {result.n_loops} loops, {shares}. {answers}"
     if n_wrong := int(counts.sel(settling="settling", answer="wrong")):
-        text += f" {n_wrong} of the settling ones settle on a wrong answer."
+        text += f" {n_wrong} trajectories converge to a wrong answer."
     settles = each["settling"] / total
     return Finding(text, value=f"{percent(settles)} settling", good=settles >= 0.99)
 
@@ -67,25 +64,20 @@ def _dimension(result: GeometryResult) -> Finding:
     rank, spread = float(last["rank"]), float(last["spread"])
     size, embedded = (float(last[f"set_{name}"].sel(set=EMBEDDING)) for name in ("size", "rank"))
     if np.isnan(rank):
-        text = "The states leave the finite numbers, so their dimension is not known."
+        text = "The states diverge to infinity, so their dimension is not known."
         return Finding(text, value="not finite", good=False)
     if spread <= _ONE_POINT:
         text = (
-            f"After {result.n_loops} loops the states of all {size:.0f} tokens lie within "
-            f"{spread:.1g} of their size of one point: nothing of the input is left in them but "
-            "what is small."
+            f"The states collapse: after {result.n_loops} loops all {size:.0f} tokens lie within "
+            f"{spread:.1g} of their norm of one point."
         )
         return Finding(text, value="one point", good=False)
     chance = float(last["control_rank"].sel(set=EMBEDDING).mean())
     text = (
-        f"The states of {size:.0f} tokens lie in effectively {rank:.1f} directions after "
-        f"{result.n_loops} loops (participation ratio {float(last['participation']):.1f}); as many "
-        f"Gaussian vectors would lie in {chance:.1f}, and the embeddings there in {embedded:.1f}."
+        f"The effective rank of the states of {size:.0f} tokens is {rank:.1f} after "
+        f"{result.n_loops} loops. Controls: {chance:.1f} for as many Gaussian vectors, "
+        f"{embedded:.1f} for the embeddings."
     )
-    n_limits = int(last["set_size"].sel(set=LIMITS))
-    if n_limits:
-        of_limits = float(last["set_rank"].sel(set=LIMITS))
-        text += f" The {n_limits} limits that were found lie in {of_limits:.1f}."
     return Finding(text, value=f"{rank:.1f} directions")
 
 
@@ -96,58 +88,36 @@ def _layers(result: GeometryResult) -> Finding:
             NoLayers.ONE_LAYER.value: "the block has one layer",
         }
         why = reasons.get(result.no_layers, result.no_layers)  # older files have the clause
-        text = f"Limits of layers inside the loop are not compared: {why}."
-        return Finding(text, value="not compared")
-    rests, n_layers = result.rests(), result.data.sizes["layer"]
-    if not rests.any():
-        text = (
-            f"In no example do all tokens settle, so it cannot be said whether the {n_layers} "
-            "layers of the block have limits of their own."
-        )
-        return Finding(text, value="no limits of layers", good=False)
-    residual = result.data["layer_residual"].isel(loop=-1, batch=rests.values)
+        return Finding(f"Limits of layers: skipped ({why}).", value="not compared")
+    converged, n_layers = result.converged(), result.data.sizes["layer"]
+    if not converged.any():
+        text = f"Limits of the {n_layers} layers: skipped (no example converges at all tokens)."
+        return Finding(text, value="no limits of layers")
+    residual = result.data["layer_residual"].isel(loop=-1, batch=converged.values)
     moved = float(residual.median("batch").max("layer"))
-    gaps, cosine = (
-        result.of_pairs(f"layer_{name}").isel(batch=rests.values) for name in ("distance", "cosine")
-    )
-    gaps = gaps.median(("batch", "pos"))
+    gaps = result.of_pairs("layer_distance").isel(batch=converged.values).median(("batch", "pos"))
     nearest = gaps["pair"][int(gaps.argmin("pair"))].item()
     measured = (
-        f"layers {nearest} are nearest, {float(gaps.min()):.2g} of their size apart in the "
-        f"median, while the last loop moves none by more than {moved:.1g}; the least cosine of any "
-        f"two at a token is {float(cosine.min()):.2f}"
+        f"Layers {nearest} are closest ({float(gaps.min()):.2g} of their norm apart); the last "
+        f"loop moves no layer by more than {moved:.1g}."
     )
-    where = f"In the {int(rests.sum())} of {rests.size} examples in which all tokens settle"
+    where = f"{int(converged.sum())} of {converged.size} examples converge at all tokens"
     if float(gaps.min()) > 10 * max(moved, _ONE_POINT):
-        text = (
-            f"{where}, each of the {n_layers} layers comes to a limit of its own, so the block "
-            f"goes round a cycle of distinct points: {measured}."
-        )
+        text = f"Each of the {n_layers} layers has a limit of its own ({where}). {measured}"
         return Finding(text, value="distinct limits")
-    text = f"{where}, the limits of its layers are not told apart: {measured}."
-    return Finding(text, value="layers not told apart")
-
-
-_CLASSES = (
-    "Settling: updates fall geometrically, or are no more than rounding. Marginal: they fall, too "
-    "slowly for the loops seen to tell that the path ends. Drifting: they do not fall."
-)
+    text = f"The limits of the layers cannot be distinguished ({where}). {measured}"
+    return Finding(text, value="layers not distinguished")
 
 
 @figures_of.register
 def _(result: GeometryResult) -> list[Figure]:
-    """Classes, dimension by loop, trajectories in two and three dimensions, layers."""
-    caption = f"How the updates of each token fall over the second half of the run. {_CLASSES}"
-    figures = [
-        answer_figure("Do the trajectories end?", caption, result.classes()),
-        _ranks(result),
-        *(_trajectories(result) if result.data["path"].notnull().any() else []),
-    ]
+    figures = [_ranks(result)]
+    if result.data["path"].notnull().any():
+        figures += _trajectories(result)
     return figures if result.no_layers else [*figures, _layer_residuals(result)]
 
 
 def _ranks(result: GeometryResult) -> Figure:
-    """Effective rank and participation ratio by loop, above the spread and exact match."""
     data, loops = result.data, slice(1, None)
     lines = {name: data[name].sel(loop=loops) for name in ("rank", "participation", "spread")}
     exact = result.exact_match().sel(loop=loops)
@@ -173,32 +143,31 @@ def _ranks(result: GeometryResult) -> Figure:
         plot=line_panels(panels, x_title="loops"),
         caption=(
             "Above: effective rank and participation ratio of the states of all tokens about their "
-            "mean. Middle: how far they are from the mean, over their size (near 0 they are one "
+            "mean. Middle: their distance from the mean over their norm (near 0 they are one "
             "point). Below: exact match if read at that loop."
         ),
         control=(
-            "Dashed: the effective rank of as many Gaussian vectors, which bounds that of so few "
-            "states; of the embeddings at the same tokens; and of the limits found."
+            "Dashed: effective rank of as many Gaussian vectors (an upper bound), of the "
+            "embeddings at the same tokens, and of the limits found."
         ),
         data=with_exact(tidy(lines), exact),
     )
 
 
 def _layer_residuals(result: GeometryResult) -> Figure:
-    """Residual of the state after each layer by loop, above exact match."""
     loops = slice(2, None)
     residual = band_of(result.data["layer_residual"].sel(loop=loops), "batch")
     lines = Series.each(residual.where(residual > 0), "layer", "layer {}".format, in_order=True)
     exact = result.exact_match().sel(loop=loops)
-    settled = [Reference(SETTLED, "settled")]
+    threshold = [Reference(SETTLED, "threshold")]
     panels = [
-        LinePanel(lines, "relative residual", y_log=True, references=settled),
+        LinePanel(lines, "relative residual", y_log=True, references=threshold),
         exact_panel(exact),
     ]
     gaps, cosine = (
         result.of_pairs(f"layer_{name}").median(("batch", "pos")) for name in ("distance", "cosine")
     )
-    ends = {"nearest": int(gaps.argmin("pair")), "farthest": int(gaps.argmax("pair"))}
+    ends = {"closest": int(gaps.argmin("pair")), "farthest": int(gaps.argmax("pair"))}
     pairs = "; ".join(
         f"{name}, layers {gaps['pair'][k].item()}: {float(gaps[k]):.2g}, {float(cosine[k]):.2f}"
         for name, k in ends.items()
@@ -207,8 +176,8 @@ def _layer_residuals(result: GeometryResult) -> Figure:
         title="Does each layer have a limit?",
         plot=line_panels(panels, x_title="loops"),
         caption=(
-            "How far a loop moves the state after each layer, over its norm (median of the "
-            "examples, band: 80%). Below: exact match if read at that loop."
+            "Residual of the state after each layer (median of the examples, band: 80%). Below: "
+            "exact match if read at that loop."
         ),
         control=(
             "Distance over norm, and cosine, of the states after two layers in the last loop "
@@ -219,53 +188,51 @@ def _layer_residuals(result: GeometryResult) -> Figure:
 
 
 def _trajectories(result: GeometryResult) -> Iterator[Figure]:
-    """Trajectories along two and three principal axes."""
+    """Trajectories along two principal axes, and along three where the third matters."""
     tokens = _shown(result)
-    lines, space, heights = [], [], {}
+    lines, heights = [], {}
     for name, paths, colour, dashed in _groups(tokens):
-        style = {"colour": colour, "markers": False, "control": dashed}
         x, y, *others = joined(paths).T
-        lines.append(Series(name, x, y, **style))
-        space.append(Series(name, x, y, **style))
+        lines.append(Series(name, x, y, colour=colour, markers=False, control=dashed))
         heights[name] = others[0] if others else None
+    legend = "Colours: class of the trajectory."
+    if any(line.control for line in lines):
+        legend += " Dashed: wrong answers at the end."
+    space = list(lines)
     ends = tokens["path_limit"].transpose("token", "component").values
     if len(ends := ends[np.isfinite(ends).all(axis=1)]):
+        legend += " Green marks: limits (of cycles their mean state)."
         style = {"colour": "green", "markers": True}
+        # In the plane with gaps, so that no line joins them.
         lines.append(Series("limit", *joined(ends[:, None])[:, :2].T, **style))
         space.append(Series("limit", *ends[:, :2].T, **style))
         heights["limit"] = ends[:, -1]
     shares = result.data["explained"].values
     titles = [f"component {k + 1} ({percent(share)})" for k, share in enumerate(shares)]
-    legend = (
-        "Colours are classes and regimes, dashes stand for wrong answers at the end; crosses and "
-        "marked points are limits that the search found, of cycles their mean state."
-    )
     n_shown, table = tokens.sizes["token"], _table(tokens)
     yield Figure(
         title="Trajectories in the plane",
         plot=line_figure(lines, x_title=titles[0], y_title=titles[1]),
         caption=(
-            f"The states of {n_shown} tokens of the first examples, loop after loop, along the two "
-            "directions in which they spread most. " + _CLASSES
+            f"States of {n_shown} tokens, loop after loop, along their first two principal "
+            "components. Settling: updates fall geometrically. Marginal: they fall too slowly to "
+            "tell that the path ends. Drifting: they do not fall."
         ),
         control=legend,
         data=table,
     )
-    if len(titles) > 2:
+    if len(titles) > 2 and shares[2] >= 0.05:
         yield Figure(
             title="Trajectories in space",
             plot=space_figure(space, heights, titles=titles),
-            caption=(
-                f"The same {n_shown} tokens along three directions, which hold "
-                f"{percent(float(shares.sum()))} of the variance of their states."
-            ),
+            caption=f"The same {n_shown} tokens along their first three principal components.",
             control=legend,
             data=table,
         )
 
 
 def _shown(result: GeometryResult) -> xr.Dataset:
-    """The first 24 tokens whose trajectories are drawn, [token], with what is known of each."""
+    """The first 24 tokens whose trajectories are drawn, [token], with their classes."""
     n_shown = result.data.sizes["shown"]
     of_tokens = result.data[["right", "regime", "settling"]].isel(batch=slice(n_shown))
     drawn = result.data[["path", "path_limit"]].merge(of_tokens.rename(batch="shown"))
@@ -277,15 +244,19 @@ def _shown(result: GeometryResult) -> xr.Dataset:
 def _groups(tokens: xr.Dataset) -> Iterator[tuple[str, np.ndarray, str, bool]]:
     """Name, paths ``[path, loop, component]``, colour, and dashes of each kind of trajectory."""
     paths = tokens["path"].transpose("token", "loop", "component").values
-    # Of classes, and of regimes of what drifts; others are magenta.
-    colours = {"settling": "blue", "marginal": "ochre", "orbit": "red"}
-    for kind, regime, wrong in itertools.product(SettlingClass, Regime, (False, True)):
-        rows = (tokens["settling"] == kind) & (tokens["regime"] == regime)
-        rows = (rows & ((tokens["right"] == 0) == wrong)).values
-        if rows.any():
-            name = f"{kind.label} ({regime.label})" + ", wrong" * wrong
-            colour = colours.get(kind.label) or colours.get(regime.label, "magenta")
-            yield name, paths[rows], colour, wrong
+    settling, regime = tokens["settling"], tokens["regime"]
+    drifting = settling == SettlingClass.DRIFTING
+    kinds = {
+        "settling": ("blue", settling == SettlingClass.SETTLING),
+        "marginal": ("ochre", settling == SettlingClass.MARGINAL),
+        "drifting (orbit)": ("red", drifting & (regime == Regime.ORBIT)),
+        "drifting (drift)": ("magenta", drifting & (regime == Regime.DRIFT)),
+        "drifting (other)": ("grey", drifting & ~regime.isin([Regime.ORBIT, Regime.DRIFT])),
+    }
+    for (name, (colour, rows)), wrong in itertools.product(kinds.items(), (False, True)):
+        chosen = (rows & ((tokens["right"] == 0) == wrong)).values
+        if chosen.any():
+            yield name + ", wrong" * wrong, paths[chosen], colour, wrong
 
 
 def _table(tokens: xr.Dataset) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Input dependence: does the limit know the input, and which of its tokens?"""
+"""Input dependence: how far limits depend on the input, and on which of its tokens."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from loopinterp.core.intervals import bootstrap_ratio
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
-from loopinterp.dynamics.accelerated_solvers import Anderson
 from loopinterp.dynamics.fixed_point import find_fixed_point
 from loopinterp.dynamics.jacobian import jvp
 from loopinterp.dynamics.limits import Limits, centre, find_limits, other_starts
 from loopinterp.dynamics.measures import likeliest, share_of_size
 from loopinterp.dynamics.runs import Counted, chunks, counted_examples, described
-from loopinterp.dynamics.solvers import Status
+from loopinterp.dynamics.solvers import Anderson, Status
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import need_one_map
 
@@ -39,25 +38,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class InputDependenceResult(Result, kind="input-dependence"):
-    r"""How limits differ from input to input, against how they differ from start to start.
+    """Differences of limits between inputs, against those between initial states.
 
-    The limit is a fixed point, or the mean state of a cycle. Lengths are over the positions
-    counted, and relative to the root mean square norm of the limits there. NaN without a limit.
+    The limit is a fixed point, or the mean state of a cycle. Lengths are over the counted positions
+    and the root mean square norm of the limits there; NaN without a limit.
 
     Arrays:
-        status: How the search for the limit from the model's own start ended (:class:`Status`).
-        period: Loops per turn of a cycle, 1 of a fixed point, 0 where there is neither.
+        status, period: How the search for the clean limit ended (:class:`Status`); loops per turn
+            of a cycle, 1 of a fixed point, 0 where there is neither.
         over_inputs: Squared distance of an example's limit to the mean limit of all examples.
-        over_starts: Mean squared distance of the limits that it reaches from all starts to their
-            own mean.
-        effect: How far the limit of a position moves, over its norm, when the token at another
-            one (``source``) becomes that of the next example; NaN where that is the same token, and
-            for examples beyond the first ``n_substituted``.
+        over_starts: Mean squared distance of its limits from all initial states to their mean.
+        effect: Relative change of the limit of a position when the token at another one
+            (``source``) becomes that of the next example; NaN where that is the same token.
         answer_changes: Whether the answer there changes: 1, 0, or -1 where that is not known.
-        sensitivity: Relative change of the limit at a position per relative change of the
-            injected input at a source, by the implicit function theorem
-            (:func:`limit_sensitivity`); NaN for cycles, and for fixed points beyond the first
-            ``n_sensitivity``.
+        sensitivity: That of :func:`limit_sensitivity`, at fixed points.
         counted: Positions that are compared.
     """
 
@@ -68,10 +62,10 @@ class InputDependenceResult(Result, kind="input-dependence"):
     }
 
     def share_of_input(self) -> xr.DataArray:
-        r"""Share of the spread of limits that is the input's, with a bootstrap over examples.
+        """Share of the spread that inputs explain, :math:`V_{inputs} / (V_{inputs} + V_{starts})`.
 
-        :math:`V_{inputs} / (V_{inputs} + V_{starts})`: 1 where every input has one limit of its
-        own, 0 where all inputs share their limits.
+        1 where every input has one limit of its own, 0 where all share their limits. The interval
+        is a bootstrap over examples.
         """
         known = self.data["over_starts"].notnull() & self.data["over_inputs"].notnull()
         inputs, starts = (
@@ -80,11 +74,11 @@ class InputDependenceResult(Result, kind="input-dependence"):
         return bootstrap_ratio(inputs, inputs + starts)
 
     def spread(self) -> float:
-        """Root mean square distance of limits, of all inputs and starts, from their mean."""
+        """Root mean square distance of the limits of all runs from their mean."""
         return float((self.data["over_inputs"] + self.data["over_starts"]).mean()) ** 0.5
 
     def by_distance(self, name: str = "effect") -> xr.DataArray:
-        """Mean of an array of tokens by how far the source stands to the left, [distance].
+        """Mean of an array of tokens by distance from source to position, [distance].
 
         Negative distances are sources to the right; distances without a known value are left out.
         """
@@ -115,19 +109,18 @@ def input_dependence_study(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> InputDependenceResult:
-    """Compare limits over inputs and over starts, and change the input token by token.
+    """Compare limits over inputs and over initial states, and change the input token by token.
 
     Args:
-        data: Three examples with targets or more, best of one length; or a task to draw them from.
+        data: A batch of three or more, best of one length; or a task.
         n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
-        n_noise, n_others: Starts at noise and at other examples' limits, beside the model's own and
-            zeros.
+        n_noise, n_others: Initial states of noise and of other examples' limits, beside the model's
+            own and zeros.
         n_substituted: Examples whose tokens are changed one by one, a run to a limit for each
             token; all if None.
-        n_sensitivity: Examples whose limit is differentiated.
-        n_probes: Random directions of each derivative; its relative error is about
-            ``1 / sqrt(2 * n_probes)``.
-        positions: Compare states where an answer is asked, or at all positions.
+        n_sensitivity, n_probes: Examples whose limit is differentiated, and random directions of
+            each derivative (relative error about ``1 / sqrt(2 * n_probes)``).
+        positions: Compare positions with a target, or all.
 
     Source: input dependence, arXiv 2604.15259.
     """
@@ -149,9 +142,9 @@ def input_dependence_study(
             middle = limits[0]  # limit points of the clean runs, [batch, pos, d_model]
             answer = likeliest(iteration.read(clean_limits.state, int(clean_limits.loops.max())))
             effect, changes = _substitute(model, batch, middle, answer, seek, n_substituted)
-        reached = clean_limits.found
+        reached = clean_limits.has_limit
         # Examples with a limit from every start, [batch]
-        everywhere = torch.stack([end.found for end in ends]).all(dim=0)
+        everywhere = torch.stack([end.has_limit for end in ends]).all(dim=0)
         # Mean squared norm of a limit
         size = _squared(middle[reached], 0, counted[reached]).mean().clamp_min(1e-30)
         over_inputs = _squared(middle, middle[reached].mean(dim=0), counted) / size
@@ -186,22 +179,17 @@ def limit_sensitivity(
     max_products: PositiveInt = 200,
     seed: Seed = 0,
 ) -> Float[Tensor, "batch source pos"]:
-    r"""How much the limit at each position follows the injected input at each other one.
+    r"""Relative change of the limit at a position per relative change of the input at another one.
 
     By the implicit function theorem, :math:`\partial h^*/\partial e = (I - J)^{-1} \partial f /
-    \partial e`. Entry ``[b, j, i]`` is an estimate of :math:`\|\partial h_i^* / \partial e_j\|_F
-    \|e_j\| / (\sqrt{d} \, \|h_i^*\|)`: the relative change of the limit at i, per relative change
-    of the input at j in a random direction. Each of the ``n_probes`` directions is a linear system,
-    solved iteratively on Jacobian-vector products; NaN where it was not solved to ``tol``.
-
-    What enters by the initial state alone has no derivative here: of a loop without injection all
-    entries are 0.
+    \partial e`. Entry ``[b, j, i]`` estimates
+    :math:`\|\partial h_i^* / \partial e_j\|_F \|e_j\| / (\sqrt{d} \, \|h_i^*\|)`
+    from ``n_probes`` random directions, each a linear system solved on Jacobian-vector products;
+    NaN where one was not solved. All are 0 for a loop without injection.
 
     Args:
         limit: A fixed point of each example.
-        n_probes: Random directions.
-        tol: Relative tolerance of the linear systems.
-        max_products: Most Jacobian-vector products of one system.
+        tol, max_products: Relative tolerance of a linear system, and most products for it.
     """
     generator = torch.Generator().manual_seed(seed)
     n_examples, n_pos, width = iteration.e.shape
@@ -254,7 +242,7 @@ def _substitute(
         gap = centre(iteration, end) - limit[row]  # [row, pos, d_model]
         moved = share_of_size(gap.norm(dim=-1), limit[row].norm(dim=-1))
         there = likeliest(iteration.read(end.state, int(end.loops.max())))
-        reached = end.found[:, None]
+        reached = end.has_limit[:, None]
         effect[row, source] = moved.float().masked_fill(~reached, float("nan")).cpu()
         changed = (there != answer[row]).to(torch.int8)
         changes[row, source] = changed.masked_fill(~reached, -1).cpu()

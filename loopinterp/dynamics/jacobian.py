@@ -1,7 +1,7 @@
 r"""Products with the Jacobian :math:`J = \partial\,\mathrm{step} / \partial h` and its transpose.
 
-Examples of a batch do not influence each other, so the Jacobian of the batch is block-diagonal:
-one product with a stacked tangent gives the product of every example with its own vector.
+The Jacobian of a batch is block-diagonal: a product with a stacked tangent is the product of
+every example with its own vector.
 """
 
 from __future__ import annotations
@@ -40,17 +40,16 @@ def jvp(
     *,
     positions: Positions | None = None,
 ) -> Float[Tensor, "batch ..."]:
-    r"""Jacobian-vector product :math:`J(h) v`, by forward-mode differentiation.
+    """Jacobian-vector product :math:`J(h) v`, by forward-mode differentiation.
 
-    Where a step has an operation without a forward derivative, by two backward ones: the product
-    is the derivative of :math:`J(h)^\top u`, which is linear in u, along v.
+    Where an operation has no forward derivative, by two backward ones.
 
     Args:
         step: One loop, such as ``bind(model, inputs).step``.
         h: State at which to differentiate.
         v: Tangent, one for each example.
-        positions: The product with the block of J from these positions to these positions, 0
-            elsewhere: indices, or a mask ``[pos]`` or, for each example its own, ``[batch, pos]``.
+        positions: Take the block of J from these positions to these positions, 0 elsewhere:
+            indices, or a mask ``[pos]`` or ``[batch, pos]``.
 
     Example:
         >>> jvp(torch.square, torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 1.0]]))
@@ -70,7 +69,7 @@ def vjp(
 ) -> Float[Tensor, "batch ..."]:
     r"""Vector-Jacobian product :math:`J(h)^\top u`, by reverse-mode differentiation.
 
-    Arguments are those of :func:`jvp`; with ``positions``, of the transpose of the same block.
+    Arguments are those of :func:`jvp`; ``positions`` takes the transpose of the same block.
 
     Example:
         >>> shear = torch.tensor([[1.0, 3.0], [0.0, 1.0]])
@@ -136,7 +135,7 @@ def _differentiable_kernels() -> Iterator[None]:
 
 @cache
 def _load_forward_mode() -> None:
-    """Let torch compile its forward derivatives, which it does with functions it has deprecated."""
+    """Let torch compile its forward derivatives, which uses functions it has deprecated."""
     with warnings.catch_warnings(), forward_ad.dual_level():
         warnings.simplefilter("ignore", DeprecationWarning)
         forward_ad.make_dual(torch.zeros(1), torch.zeros(1))
@@ -156,7 +155,7 @@ def dense_jacobian(
 
 
 def position_mask(h: Tensor, positions: Positions | None) -> Bool[Tensor, "batch ..."] | None:
-    """Which components of a state belong to the positions; None for all of them."""
+    """Mask of a state's components at the positions; None for all of them."""
     if positions is None:
         return None
     n_pos = h.shape[1] if h.ndim > 2 else 0
@@ -181,7 +180,7 @@ def _masked(v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class JacobianOperator(ShortRepr):
-    r"""The Jacobian of each example at a state, as an operator on flat vectors ``[batch, size]``.
+    """The Jacobian of each example at a state, as an operator on flat vectors ``[batch, size]``.
 
     Restricted to positions, it is the block :math:`P J P`, on vectors that are 0 elsewhere. States
     too small for ``n_values`` eigenvalues or singular values are refused.
@@ -210,13 +209,11 @@ class JacobianOperator(ShortRepr):
         check_integer("k", n_values, least=1, most=int(self.sizes.min()))
 
     def parts(self, n_vectors: int) -> Iterator[tuple[Int[Tensor, " row"], JacobianOperator]]:
-        """Rows of the batch of which few enough vectors are held at once, and the operator on them.
+        """Rows of the batch whose vectors fit in memory together, and the operator on them.
 
-        A step is taken apart where it is that of a model bound to its input, on a CPU; any other
-        one stays whole, and so does one on a GPU, which wants many examples at a time.
+        Only the step of a model bound to its input can be split, and only on a CPU.
         """
         n, bound = len(self.h), getattr(self.step, "__self__", None)
-        # What a product holds comes on top of the vectors, and is as much as some 25 of them.
         size = 4 * n_vectors * self.like[0].numel() * self.like.element_size()
         n_parts = len(list(chunks(n, size))) if self.h.device.type == "cpu" else 1
         if not isinstance(bound, Iteration) or self.step != bound.step or len(bound.e) != n:
@@ -231,14 +228,12 @@ class JacobianOperator(ShortRepr):
             yield rows, JacobianOperator(bound.select(rows).step, self.h[rows], positions)
 
     def apply(self, v: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
-        """:math:`J v`."""
         self.n_products += 1
         tangent = _masked(v.reshape(self.h.shape), self.mask)
         pushed = push_forward(self.step, self.h, tangent)[1]
         return _masked(pushed, self.mask).reshape(self.like.shape)
 
     def apply_transposed(self, u: Float[Tensor, "batch size"]) -> Float[Tensor, "batch size"]:
-        r""":math:`J^\top u`."""
         self.n_products += 1
         cotangent = _masked(u.reshape(self.h.shape), self.mask)
         pulled = vjp(self.step, self.h, cotangent)

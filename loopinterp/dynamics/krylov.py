@@ -1,6 +1,6 @@
 """Krylov methods on all examples of a batch at once: Arnoldi with restarts, and Golub-Kahan.
 
-Long vectors stay where the states are; the small projected matrices are float64 on the CPU.
+Long vectors stay on the states' device; the small projected matrices are float64 on the CPU.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     Product = Callable[[Tensor], Tensor]
 
 CHECK_EVERY = 8
-"""Vectors between two looks at a projected problem: cheap, but not worth solving at each one."""
+"""Vectors between two solutions of a projected problem."""
 
 
 @dataclass(frozen=True)
 class _RitzPairs:
-    """Leading approximate eigenpairs of each example, largest modulus first."""
-
     values: np.ndarray  # [batch, k]
     residuals: np.ndarray  # relative, [batch, k]
     vectors: Tensor | None  # of norm 1, [batch, k, size]
@@ -36,8 +34,8 @@ class KrylovSchur:
     """Arnoldi on each example's operator, restarted where its space is full.
 
     It holds ``A V = V S + v b``: columns of V are rows of ``basis``, S the upper block of
-    ``projected`` and b the row below it. Examples need not be equally far: a restart keeps the
-    leading part of the Schur form, and conjugate pairs stay together.
+    ``projected`` and b the row below it. A restart keeps the leading part of an example's Schur
+    form, conjugate pairs together.
 
     Source: Stewart, A Krylov-Schur algorithm for large eigenproblems, SIAM J. Matrix Anal. 23
     (2001); without restarts, Saad, Numerical Methods for Large Eigenvalue Problems, chapter 6.
@@ -63,7 +61,6 @@ class KrylovSchur:
 
     @property
     def exhausted(self) -> Tensor:
-        """Examples whose space is the whole one."""
         return self.length >= self.operator.sizes
 
     def extend(self) -> None:
@@ -114,7 +111,7 @@ class KrylovSchur:
     def _restart(self, row: int) -> None:
         """Keep the leading part of an example's Schur form, at the clearest gap."""
         m = self.most
-        n_kept, schur, turn = leading_schur(self.projected[row, :m].numpy(), self.k)
+        n_kept, schur, turn = _leading_schur(self.projected[row, :m].numpy(), self.k)
         below = self.projected[row, m].numpy() @ turn[:, :n_kept]  # b in the new basis
         self.projected[row] = 0
         self.projected[row, :n_kept, :n_kept] = torch.from_numpy(schur[:n_kept, :n_kept])
@@ -126,7 +123,7 @@ class KrylovSchur:
         self.length[row] = n_kept
 
 
-def leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarray]:
+def _leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarray]:
     """How many Schur vectors to keep, the ordered real Schur form, and its orthogonal matrix."""
     from scipy.linalg import LinAlgError, schur
 
@@ -149,7 +146,7 @@ def leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarr
 
 @dataclass(frozen=True)
 class Bidiagonal:
-    """What Golub-Kahan has found: ``A V = U B`` and ``A^T U = V B^T + beta v e^T``.
+    """State of Golub-Kahan: ``A V = U B`` and ``A^T U = V B^T + beta v e^T``.
 
     ``upper`` is B [batch, length, length]; ``beta`` and ``lengths`` are [batch]: an example whose
     space is exhausted has a shorter B, in the corner, and beta 0. ``right`` is V [batch, ., size].
@@ -191,10 +188,10 @@ def golub_kahan(
     seed: int = 0,
     start: Tensor | None = None,
 ) -> Iterator[Bidiagonal]:
-    """Bidiagonalise J, or what ``change`` makes of products with J and with its transpose alike.
+    """Bidiagonalise J, or ``change`` of products with J and with its transpose alike.
 
-    One vector at a time; both sides are orthogonalised in full, twice. The last value yielded is of
-    the whole space where that is no larger than ``max_vectors``.
+    One vector at a time, with full orthogonalisation on both sides, twice. The last value is of the
+    whole space where that is no larger than ``max_vectors``.
 
     Source: Golub and Kahan, SIAM J. Numer. Anal. 2 (1965).
     """
@@ -230,7 +227,7 @@ def _renewed(
     operator: JacobianOperator,
     generator: torch.Generator,
 ) -> Tensor:
-    """A new direction where a space has become invariant: values may be multiple."""
+    """A new direction where a space has become invariant."""
     if not lost.any():
         return unit
     fresh = orthogonalise(spanned, operator.random(generator))[0]
@@ -238,13 +235,12 @@ def _renewed(
 
 
 def _by_length(lengths: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """The examples of each length: ``(length, rows)``."""
     for length in lengths.unique().tolist():
         yield length, (lengths == length).nonzero().flatten()
 
 
 def orthogonalise(basis: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gram-Schmidt of every example, done twice: unit vector, coefficients, norm of what is left.
+    """Gram-Schmidt of every example, done twice: unit vector, coefficients, norm of the rest.
 
     Where nothing is left but rounding, the vector and the norm are 0.
     """

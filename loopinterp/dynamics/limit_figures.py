@@ -1,4 +1,4 @@
-"""What a basin map and a study of local stability say and show."""
+"""Findings and figures of a basin map and of a study of local stability."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from loopinterp.core.results import Figure, Finding, figures_of, findings_of, ti
 from loopinterp.core.text import percent
 from loopinterp.dynamics.basins import BasinMapResult
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE
-from loopinterp.dynamics.convergence_figures import dies_out, value_of, with_rounding
+from loopinterp.dynamics.convergence_figures import (
+    NO_ANSWER,
+    span_of,
+    stability_of,
+    value_of,
+    with_rounding,
+)
 from loopinterp.dynamics.limits import NO_LIMIT
 from loopinterp.dynamics.local_stability import WHERE, LocalStabilityResult
 from loopinterp.dynamics.regimes import Regime
@@ -32,52 +38,46 @@ if TYPE_CHECKING:
 
 
 _OTHERS = ("red", "ochre", "magenta")
-"""Colours of the largest basins besides the own one."""
+"""Colours of the largest basins besides that of the clean run's limit."""
 
 
 @findings_of.register
 @with_rounding
 def _(result: BasinMapResult) -> list[Finding]:
-    """How much of the plane comes back to the own limit, and what the rest is led to."""
     limits, n_starts = result.limits(), result.data["reached"].size
     others = limits.drop(index=0, errors="ignore")
     if 0 not in limits.index:
-        some = f"{percent(others['share'].sum())} reach one of {len(others)} limits."
-        text = (
-            f"From its own start the model reaches no limit for input {result.example}, so nothing "
-            f"can come back to it. Of {n_starts} starts in a plane there, "
-            + (some if len(others) else "none reaches one.")
-        )
+        text = f"The clean run of input {result.example} reaches no limit."
+        if len(others):
+            share = percent(others["share"].sum())
+            text += f" {share} of {n_starts} initial states in a plane reach other limits."
         return [Finding(text, value="no limit found", good=False)]
     value, low, high = (float(x) for x in result.shares().sel(limit=0))
     radius, nearest = result.radius(), float(result.data["x"].diff("x")[0])
     control = float(value_of(result.next_reaches_own()))
     text = (
-        f"Of {n_starts} starts in a plane through the limit of input {result.example}, "
-        f"{percent(value)} ({percent(low)} to {percent(high)}) lead back to it, "
-        + (
-            f"and all that are no further away than {radius:.2g} times its size."
-            if radius
-            else f"but not all of the nearest to it, {nearest:.2g} times its size away."
-        )
+        f"{percent(value)} ({100 * low:.0f}–{100 * high:.0f}) of {n_starts} initial states in a "
+        f"plane converge to the limit of input {result.example}"
+    )
+    text += (
+        f", among them all within {radius:.2g}× its norm."
+        if radius
+        else f", but not all of the nearest ({nearest:.2g}× its norm away)."
     )
     if len(others):
         right = percent(np.average(others["exact"], weights=others["share"]))
         text += (
-            f" {percent(others['share'].sum())} lead to {len(others)} other "
-            f"limit{'s' * (len(others) > 1)}, the nearest {others['distance'].min():.2g} times its "
-            f"size away, where {right} of the answers are right."
+            f" The rest includes {len(others)} other limit{'s' * (len(others) > 1)}, where {right} "
+            "of the answers are right."
         )
-    known = control < 0.5
-    text += f" Under the next input {percent(control)} of the same starts come to this limit" + (
-        "." if known else ": it is not this input's own."
-    )
-    return [Finding(text, value=f"{percent(value)} come back", good=value >= 0.99 and known)]
+    text += f" Under the next input {percent(control)} of them do."
+    # Several basins are a property of the model, no failure.
+    good = True if value >= 0.99 and control < 0.5 else None
+    return [Finding(text, value=f"{percent(value)} come back", good=good)]
 
 
 @figures_of.register
 def _(result: BasinMapResult) -> list[Figure]:
-    """The limits of the plane, the loops it takes to them, and their shares by distance."""
     data, names = result.data, _names(result)
     arrays = tidy({name: data[name] for name in ("reached", "loops", "exact", "next_reached")})
     corners = [str(name) for name in data["corner"].values]
@@ -86,62 +86,64 @@ def _(result: BasinMapResult) -> list[Figure]:
         "x_title": f"towards {corners[0]}",
         "y_title": "at right angles",
         "square": True,
-        "marks": {"own limit": (0.0, 0.0)} | dict(zip(corners, places)),
+        "marks": {"clean limit": (0.0, 0.0)} | dict(zip(corners, places)),
     }
-    maps, colours = _categories(result, names)
     loops = data["loops"].where(data["reached"] != NO_LIMIT)
+    time = Figure(
+        title="How many loops does it take to the limit?",
+        plot=heatmap_panels({"": loops}, value_title="loops", **frame),
+        caption=(
+            f"Each cell is an initial state of input {result.example}, in the plane of its limit "
+            f"and of {' and '.join(corners)} (crosses); 1 is the norm of the limit. Colour: loops "
+            "until it converges or is known to cycle (empty: no limit)."
+        ),
+        data=arrays,
+    )
+    maps, colours = _categories(result, names)
+    if all(int(cells.min()) == int(cells.max()) for cells in maps.values()):
+        return [time]  # one colour: the finding says it
     shares, control = result.by_distance(), result.next_by_distance()
     lines = [
         Series.of(name, shares.sel(limit=k), colour=colour)
         for (k, name), colour in zip(names.items(), ("blue", *_OTHERS))
     ]
-    lines.append(Series.of("own limit, under the next input (control)", control, control=True))
-    panel = LinePanel(lines, "share of starts", y_range=(0, 1.03))
-    return [
-        Figure(
-            title="Which limit does each start lead to?",
-            plot=category_maps(maps, colours, **frame),
-            caption=(
-                f"Each cell is a start: a state of input {result.example} in the plane of its own "
-                f"limit, {' and '.join(corners)} (crosses); 1 is the norm of the own limit. Limits "
-                "are numbered by how near to it they are first reached."
-            ),
-            control=(
-                "On the right the same starts are run under the next input. "
-                f"{percent(value_of(result.next_reaches_own()))} of them lead to the limit of this "
-                "input: where many do, the limit is not the input's own."
-            ),
-            data=arrays,
+    lines.append(Series.of("clean limit, under the next input (control)", control, control=True))
+    panel = LinePanel(lines, "share of initial states", y_range=(0, 1.03))
+    basins = Figure(
+        title="Basins of attraction",
+        plot=category_maps(maps, colours, **frame),
+        caption=(
+            f"Each cell is an initial state of input {result.example}, in the plane of its limit "
+            f"and of {' and '.join(corners)} (crosses). Colour: the limit it converges to, "
+            "numbered by distance from the clean one."
         ),
-        Figure(
-            title="How many loops does it take to the limit?",
-            plot=heatmap_panels({"": loops}, value_title="loops", **frame),
-            caption=(
-                "The same plane: loops until a start is at rest, or known to go round a cycle "
-                "(empty: no limit). Starts near the edge of a basin take longest."
-            ),
-            data=arrays,
+        control=(
+            "Right: the same initial states under the next input; "
+            f"{percent(value_of(result.next_reaches_own()))} converge to the limit of this input."
         ),
-        Figure(
-            title="How far from its limit does an input still come back?",
-            plot=line_panels([panel], x_title="distance from the own limit, over its size"),
-            caption=(
-                "Starts of the plane in rings around the own limit, with 95% intervals of as many "
-                "starts drawn at random. Other directions may lead elsewhere."
-            ),
-            control="The dashed line are the same starts under the next input.",
-            data=tidy({"share": shares}),
+        data=arrays,
+    )
+    rings = Figure(
+        title="Basins by distance from the limit",
+        plot=line_panels([panel], x_title="distance from the clean limit, over its norm"),
+        caption=(
+            "Share of initial states of the plane that converge to each limit, in rings around the "
+            "clean one (95% intervals of as many states drawn at random). Other directions may "
+            "differ."
         ),
-    ]
+        control="Dashed: the same initial states under the next input.",
+        data=tidy({"share": shares}),
+    )
+    return [basins, time, rings]
 
 
 def _categories(
     result: BasinMapResult, names: dict[int, str]
 ) -> tuple[dict[str, xr.DataArray], dict[str, str]]:
-    """Which limit each start leads to, under this input and the next; colours of the names."""
+    """Number of the category of each cell, under this input and the next; category -> colour."""
     here, there = result.data["reached"], result.data["next_reached"]
     rest, none = "smaller basins", "no limit"
-    of_next, other_of_next = "the next input's own limit", "another limit of the next input"
+    of_next, other_of_next = "the next input's clean limit", "another limit of the next input"
     colours = dict(zip(names.values(), ("blue", *_OTHERS)))
     colours |= {rest: "#e6a8a2", of_next: "green", other_of_next: "#a6dcc4", none: "grey"}
     kinds = np.select([here == k for k in (NO_LIMIT, *names)], [none, *names.values()], rest)
@@ -155,13 +157,13 @@ def _categories(
 
 
 def _names(result: BasinMapResult) -> dict[int, str]:
-    """Limit -> its name: of the own one and the largest others."""
+    """Limit -> its name: of the clean one and the largest others."""
     limits = result.limits()
     largest = limits.drop(index=0, errors="ignore").nlargest(len(_OTHERS), "share")
     right = {0.0: " (wrong)", 1.0: " (right)"}
     exactness = {k: right.get(exact, " (right in part)") for k, exact in limits["exact"].items()}
     return {
-        0: "own limit" + exactness.get(0, ""),
+        0: "clean limit" + exactness.get(0, ""),
         **{k: f"limit {k}{exactness[k]}" for k in largest.index},
     }
 
@@ -169,96 +171,80 @@ def _names(result: BasinMapResult) -> dict[int, str]:
 @findings_of.register
 @with_rounding
 def _(result: LocalStabilityResult) -> list[Finding]:
-    """What the spectra say where there is a limit or a cycle; and the exponents of the runs."""
-    n, n_found = result.found.size, int(result.found.sum())
+    n, n_found = result.has_limit.size, int(result.has_limit.sum())
     if not n_found:
-        text = (
-            f"Neither a limit nor a cycle was found for any of the {n} examples, so there is no "
-            "state at which the Jacobian would say what becomes of the loop."
-        )
+        text = f"None of {n} examples reaches a fixed point or a limit cycle to linearise at."
         return [Finding(text, value="none found", good=False), _exponents(result)]
-    every = [_spectrum(result, result.data["turn"] == 1, "limit")]
-    every += [_spectrum(result, result.data["turn"] > 1, "cycle")]
+    every = [_spectrum(result, result.data["turn"] == 1, "fixed point")]
+    every += [_spectrum(result, result.data["turn"] > 1, "limit cycle")]
     return [*filter(None, every), _non_normality(result), _exponents(result)]
 
 
 def _spectrum(result: LocalStabilityResult, rows: xr.DataArray, what: str) -> Finding | None:
-    """The radius at limits, or on cycles, beside that at random states."""
     n, n_found = rows.size, int(rows.sum())
     if not n_found:
         return None
-    text = f"A {what} was found for {n_found} of {n} examples"
+    text = f"{n_found} of {n} examples reach a {what}."
     radius = result.radius().where(rows)
     here, random = (radius.sel(where=name).dropna("batch") for name in ("limit", "random"))
     if not here.size:
-        text += "; its spectral radius is known at none of them, so this says nothing of them."
+        text += " No spectral radius is known there, so stability is not measured."
         return Finding(text, value=f"{n_found} of {n}: a {what}")
     high = float(here.max())
-    name = "spectral radius" if what == "limit" else "largest multiplier of a turn"
-    text += (
-        f"; at the {here.size} where it is known, the {name} is {_span(here)}: {dies_out(high)}."
-    )
+    name = "spectral radius" if what == "fixed point" else "largest multiplier"
+    text += f" The {name} there is {span_of(here)} ({here.size} measured): {stability_of(high)}."
     if random.size:
-        disjoint = float(random.min()) > high or float(random.max()) < float(here.min())
-        meaning = f"it tells the {what} from other states" if disjoint else "the ranges overlap"
-        text += f" At random states of the same norms it is {_span(random)} ({meaning})."
+        text += f" Control: {span_of(random)} at random states of the same norms."
     good = high < 1 and here.size == n
     return Finding(text, value=f"{high:.2f}", good=good)
 
 
 def _non_normality(result: LocalStabilityResult) -> Finding:
     at = {"where": "limit"}
-    ratio = result.non_normality().sel(at).where(result.found).dropna("batch")
-    growth = result.data["growth"].sel(at).where(result.found).dropna("batch")
-    text = f"Before it dies out or grows for good, a disturbance may grow {_span(growth)} fold"
-    if not result.data["growth_closed"].sel(at).where(result.found, other=True).all():
-        text += " (or more, after the loops looked at)"
+    ratio = result.non_normality().sel(at).where(result.has_limit).dropna("batch")
+    growth = result.data["growth"].sel(at).where(result.has_limit).dropna("batch")
+    text = f"Transient growth: a perturbation grows up to {span_of(growth)} fold"
+    if not result.data["growth_closed"].sel(at).where(result.has_limit, other=True).all():
+        text += " (or more, beyond the loops measured)"
     if ratio.size:
-        text += f"; the largest singular value is {_span(ratio)} times the spectral radius"
+        text += f". The largest singular value is {span_of(ratio)} times the spectral radius"
     return Finding(f"{text}.", value=f"{float(growth.max()):.2g} fold")
 
 
 def _exponents(result: LocalStabilityResult) -> Finding:
-    """Of every run, whatever its regime."""
     exponent = result.data["lyapunov"]
     value, low = (exponent.sel({ESTIMATE: end}).dropna("batch") for end in ("value", "low"))
     if not value.size:
-        return Finding("No run stays finite, so none has a Lyapunov exponent.", good=False)
+        return Finding("All runs diverge, so there is no Lyapunov exponent.", good=False)
     positive = int((low > 0).sum())
+    chaos = f"{positive} of {value.size} are chaotic (95% interval above 0)"
+    if not positive:
+        chaos = "no sign of chaos"
     text = (
-        f"The largest Lyapunov exponent from the end of the run on is {_span(value)} nats a loop; "
-        f"in {positive} of {value.size} examples its whole interval is above 0 (there runs from "
-        "nearly the same state part)."
+        f"The largest Lyapunov exponent is {span_of(value)} nats per loop in {value.size} "
+        f"examples: {chaos}."
     )
     return Finding(text, value=f"{float(value.max()):.2g} nats", good=positive == 0)
 
 
-def _span(values: xr.DataArray) -> str:
-    low, high = (f"{float(end):.2f}" for end in (values.min(), values.max()))
-    return low if low == high else f"{low} to {high}"
-
-
 @figures_of.register
 def _(result: LocalStabilityResult) -> list[Figure]:
-    """The leading eigenvalues in the complex plane."""
-    if not result.found.any():
+    if not result.has_limit.any():
         return []
-    right = result.data["right"][result.found].values
+    right = result.data["right"][result.has_limit].values
     answers = f"{int((right > 0).sum())} of these {right.size} examples end with the right answer."
-    if (right < 0).all():
-        answers = "The readout gives one number, so no answer is right or wrong."
     return [
         Figure(
             title="Leading eigenvalues of the loop's Jacobian",
             plot=_complex_plane(result),
             caption=(
-                "The eigenvalues of largest modulus of every example with a limit or a cycle (of "
-                "one turn of it). Inside the unit circle disturbances shrink in the long run, off "
-                f"the real axis they turn. Hollow marks have not converged. {answers}"
+                "Eigenvalues of largest modulus at each fixed point or limit cycle (of one turn). "
+                "Inside the unit circle perturbations decay; off the real axis they rotate. Hollow "
+                f"marks have not converged. {NO_ANSWER if (right < 0).all() else answers}"
             ),
             control=(
-                "The same at the initial state and at random states of the norms of the limit: "
-                "where these look alike, the spectrum is the map's, not the limit's."
+                "The same at the initial state and at random states of the limit's norms. Where "
+                "these look alike, the spectrum is the map's, not the limit's."
             ),
             data=_table(result),
         )
@@ -270,15 +256,11 @@ def _complex_plane(result: LocalStabilityResult) -> go.Figure:
     radius = np.abs(values.isel(eigenvalue=0))
     known = result.data["eigenvalue_residual"] * np.abs(values) <= RITZ_TOLERANCE
     reach = 1.1 * max(1.0, float(radius.max()))
-    titles = {
-        "limit": "at the limit or cycle",
-        "start": "at the start",
-        "random": "at random states",
-    }
-    figure = panel_figure([titles[name] for name in WHERE], 3, panel_height=360, square=True)
+    titles = dict(zip(WHERE, ("at the limit or cycle", "initial state", "random states")))
+    figure = panel_figure([*titles.values()], 3, panel_height=360, square=True)
     angle = np.linspace(0, 2 * np.pi, 181)
     circle = {"color": "rgba(128,134,144,0.9)", "width": 1.2, "dash": "dot"}
-    for panel, place in enumerate(WHERE):
+    for panel, place in enumerate(titles):
         in_panel, sure = (a.sel(where=place).values.ravel() for a in (values, known))
         there = np.isfinite(in_panel)
         style: dict[str, Any] = {"showlegend": False, **axes(panel)}

@@ -1,4 +1,4 @@
-"""Limits: where a looped model goes from a state, other initial states, and equality of limits."""
+"""Limits of a looped model from initial states of any kind, and equality of limits."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from loopinterp.models.iteration import Iteration
 
 LIMIT_LOOPS = 200
-"""Loops in which a model's own limit is sought."""
+"""Loops in which the limit of a clean run is sought."""
 
 OWN_START = "own"
-"""The initial state that the model itself makes."""
+"""Name of the model's own initial state."""
 
 NO_LIMIT = -1
 """Number of a run that found no limit."""
 
 ZERO = 1e-4
-"""Norm below which a limit is at 0 and has no size to compare with: searches end at 1e-8 there."""
+"""Norm below which a limit counts as 0: searches end at 1e-8 there."""
 
 
 @dataclass(frozen=True, repr=False)
 class Limits(ShortRepr):
     """Where the examples of a batch ended, with :class:`Status` codes and loops of the search.
 
-    The state is a limit, of a cycle one of its states; else the last one reached. The period is
-    that of a cycle, 1 at a fixed point, else 0.
+    The state is a fixed point or a state of a cycle; without a limit it is the last one reached.
+    The period is that of a cycle, 1 at a fixed point, else 0.
     """
 
     state: Float[Tensor, "batch pos d_model"]
@@ -46,24 +46,11 @@ class Limits(ShortRepr):
     loops: Int[Tensor, " batch"]
     period: Int[Tensor, " batch"]
 
-    @classmethod
-    def none_like(cls, state: Float[Tensor, "batch pos d_model"]) -> Limits:
-        """No limit of any example, to be filled in with :meth:`put`."""
-        status = torch.full(state.shape[:1], int(Status.RUNNING), device=state.device)
-        return cls(torch.zeros_like(state), status, torch.zeros_like(status), status * 0)
-
     def select(self, rows: Int[Tensor, " row"] | slice) -> Limits:
-        """Those of some examples."""
         return Limits(*(getattr(self, f.name)[rows] for f in fields(self)))
 
-    def put(self, rows: Int[Tensor, " row"], limits: Limits) -> None:
-        """Put limits in the place of those of some examples."""
-        for f in fields(self):
-            getattr(self, f.name)[rows] = getattr(limits, f.name)
-
     @property
-    def found(self) -> Bool[Tensor, " batch"]:
-        """Which examples ended at a fixed point or on a cycle."""
+    def has_limit(self) -> Bool[Tensor, " batch"]:
         return (self.status == Status.CONVERGED) | (self.status == Status.CYCLE)
 
 
@@ -75,14 +62,10 @@ def find_limits(
     tol: float = 1e-5,
     solver: str | Solver = "picard",
 ) -> Limits:
-    """Follow each example from a state until it no longer moves, or only turns in a cycle.
+    """Follow each example from a state until it converges or cycles; then it leaves the batch.
 
-    Examples that have arrived leave the batch, so that a few slow ones cost little. One whose
-    first state is not finite counts as diverged.
-
-    Args:
-        tol: Relative tolerance of a limit; see :func:`~loopinterp.dynamics.find_fixed_point`.
-        solver: Plain iteration goes where the model goes; others may find limits elsewhere.
+    A first state that is not finite counts as diverged. Plain iteration goes where the model goes;
+    other solvers may find other limits.
     """
     solver = get_solver(solver)
     finite = start.isfinite().flatten(1).all(dim=1)
@@ -109,10 +92,10 @@ def find_limits(
 def limits_of_run(
     iteration: Iteration, states: Float[Tensor, "loop batch pos d_model"], **search: Any
 ) -> Limits:
-    """The limits that the end of a run leads to, sought as by :func:`find_limits`.
+    """The limits that the end of a run leads to, by :func:`find_limits`.
 
-    A run that left the finite numbers and came back counts as diverged. Where the step takes the
-    loop's index no one map goes on from the end, and no limit is sought.
+    A run with states that are not finite counts as diverged. Where the step takes the loop's index
+    no limit is sought.
     """
     if iteration.takes_loop:
         status = torch.full(states.shape[1:2], int(Status.OUT_OF_BUDGET), device=states.device)
@@ -124,10 +107,7 @@ def limits_of_run(
 
 
 def around(iteration: Iteration, limits: Limits) -> Iterator[Float[Tensor, "batch pos d_model"]]:
-    """The states of the limits: one of a fixed point, and of cycles one after the other.
-
-    There are as many as the longest period; a shorter cycle goes round more than once.
-    """
+    """States of the limits for as many loops as the longest period, a fixed point once."""
     state, cycles = limits.state, (limits.period > 1)[:, None, None]
     yield state
     for _ in range(int(limits.period.max()) - 1):
@@ -145,10 +125,7 @@ def centre(iteration: Iteration, limits: Limits) -> Float[Tensor, "batch pos d_m
 
 @torch.no_grad()
 def map_and_limit(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """A map and its state as given; or one loop of a model, and the limit over its inputs.
-
-    Where no limit is reached it is the state after :data:`LIMIT_LOOPS` loops.
-    """
+    """A map and its state as passed; or a model's loop, and the limit over its inputs."""
     iteration = iteration_of(model, h)
     if iteration is None:
         return model, h
@@ -161,24 +138,21 @@ def limit_distances(
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
     """Distance over the norm, and cosine, of each limit and another one; NaN where one is none.
 
-    Two cycles are compared where they are nearest: one state of ``ends`` and all around ``others``,
-    to whose inputs the iteration is bound and whose norm it is.
+    Two cycles are compared where they are nearest. The iteration is bound to the inputs of
+    ``others``.
     """
 
-    def compared(state: Tensor) -> Tensor:
-        return torch.where(counted[..., None], state, 0).flatten(1)  # [batch, pos * d_model]
-
-    here = compared(ends.state)  # [batch, pos * d_model]
+    here = torch.where(counted[..., None], ends.state, 0).flatten(1)  # [batch, pos * d_model]
     distance = torch.full_like(here[:, 0], float("inf"))
     alignment = torch.full_like(distance, float("nan"))
     for state in around(iteration, others):
-        there = compared(state)
+        there = torch.where(counted[..., None], state, 0).flatten(1)
         gap = (here - there).norm(dim=-1) / there.norm(dim=-1).clamp_min(ZERO)
         cosine = torch.cosine_similarity(here, there, dim=-1)
         # Of the nearest state around the other limit, [batch]
         alignment = torch.where(gap < distance, cosine, alignment)
         distance = torch.minimum(gap, distance)
-    unknown, nan = ~(ends.found & others.found), float("nan")
+    unknown, nan = ~(ends.has_limit & others.has_limit), float("nan")
     return distance.masked_fill(unknown, nan), alignment.masked_fill(unknown, nan)
 
 
@@ -186,7 +160,7 @@ def limit_distances(
 def answered_right(
     iteration: Iteration, ends: Limits, targets: Int[Tensor, "batch pos"], loop: int
 ) -> Bool[Tensor, " batch"]:
-    """Whether the whole answer is right in each state reached; on a cycle, all around it."""
+    """Whether the whole answer is right at each state reached; on a cycle, all around it."""
     right = [
         exact_match(correctness(likeliest(iteration.read(state, loop)), targets)).bool()
         for state in around(iteration, ends)
@@ -198,9 +172,8 @@ def answered_right(
 class DistinctLimits:
     """Numbers the limits of each example as they come: 0 is the first, the next far from it is 1.
 
-    A limit takes the number of the first one on record that is within ``same`` of it, relative to
-    the norm at the counted positions. ``firsts`` holds, for each number, the first limit of each
-    example that has it.
+    A limit takes the number of the first one within ``same`` of it, relative to the norm at the
+    counted positions. ``firsts`` holds the first limit of each example, by number.
     """
 
     iteration: Iteration
@@ -209,18 +182,21 @@ class DistinctLimits:
     firsts: list[Limits] = field(default_factory=list)
 
     def number(self, ends: Limits, example: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
-        """The numbers of some limits, each of the example given; :data:`NO_LIMIT` of none."""
+        """The numbers of some limits, each of the example passed; :data:`NO_LIMIT` of none."""
         numbers = torch.full_like(ends.status, NO_LIMIT)
         k = 0
-        while (left := (ends.found & (numbers == NO_LIMIT)).nonzero().flatten()).numel():
+        while (left := (ends.has_limit & (numbers == NO_LIMIT)).nonzero().flatten()).numel():
             if k == len(self.firsts):
-                self.firsts.append(Limits.none_like(self.iteration.h0))
+                status = torch.full_like(self.counted[:, 0], int(Status.RUNNING), dtype=torch.int64)
+                none = [torch.zeros_like(self.iteration.h0), status, status * 0, status * 0]
+                self.firsts.append(Limits(*none))  # filled in below
             examples, first = example[left], self.firsts[k]
             # Of each example without a limit of that number, the first row that is left.
             row = torch.full_like(first.status, len(numbers))
             row.scatter_reduce_(0, examples, left, "amin")
-            new = (~first.found & (row < len(numbers))).nonzero().flatten()
-            first.put(new, ends.select(row[new]))
+            new = (~first.has_limit & (row < len(numbers))).nonzero().flatten()
+            for f in fields(first):
+                getattr(first, f.name)[new] = getattr(ends, f.name)[row[new]]
             bound = self.iteration.select(examples), self.counted[examples]
             gap, _ = limit_distances(ends.select(left), first.select(examples), *bound)
             numbers[left[gap <= self.same]] = k
@@ -228,10 +204,9 @@ class DistinctLimits:
         return numbers
 
     def count(self) -> Int[Tensor, " batch"]:
-        """How many limits each example has so far."""
         counts = torch.zeros(len(self.counted), dtype=torch.int64, device=self.counted.device)
         for first in self.firsts:
-            counts += first.found
+            counts += first.has_limit
         return counts
 
 
@@ -242,9 +217,7 @@ def other_starts(
     n_noise: int,
     n_others: int,
 ) -> dict[str, Float[Tensor, "batch pos d_model"]]:
-    """Zeros, noise of the size of the limits, and the limits of other examples ("other 1": the
-    next one's), by name.
-    """
+    """Zeros, noise with the norms of the limits, limits of other examples ("other 1": the next)."""
     starts = {"zeros": torch.zeros_like(limit)}
     starts |= {f"noise {k + 1}": noise_like(limit, generator) for k in range(n_noise)}
     return starts | {f"other {k + 1}": limit.roll(-k - 1, 0) for k in range(n_others)}
@@ -253,7 +226,7 @@ def other_starts(
 def noise_like(
     state: Float[Tensor, "batch pos d_model"], generator: torch.Generator
 ) -> Float[Tensor, "batch pos d_model"]:
-    """A random direction at each position, as long as the state is there."""
+    """A random direction at each position, with the norm of the state there."""
     noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
     unit = noise / noise.norm(dim=-1, keepdim=True)
     return unit.to(state) * state.norm(dim=-1, keepdim=True)

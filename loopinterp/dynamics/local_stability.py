@@ -1,23 +1,29 @@
-"""Local stability: what becomes of a small disturbance at the limits and cycles of a model."""
+"""Local stability: growth of small perturbations, in general and at a model's limits and cycles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import PositiveFloat, PositiveInt
+from einops import rearrange
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.errors import MOST_LOOPS, check_integer
 from loopinterp.core.progress import track
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.core.text import ShortRepr
 from loopinterp.dynamics import runs, spectra
 from loopinterp.dynamics.convergence import RITZ_TOLERANCE
-from loopinterp.dynamics.growth import lyapunov_exponents, of_each, transient_growth
-from loopinterp.dynamics.limits import LIMIT_LOOPS, find_limits, noise_like
+from loopinterp.dynamics.fixed_point import map_and_start
+from loopinterp.dynamics.jacobian import JacobianOperator, push_forward
+from loopinterp.dynamics.krylov import Bidiagonal, golub_kahan
+from loopinterp.dynamics.limits import LIMIT_LOOPS, find_limits, map_and_limit, noise_like
 from loopinterp.dynamics.measures import correctness, exact_match, likeliest
 from loopinterp.dynamics.regimes import ClassifiedLoops, classify_regimes
 from loopinterp.models.iteration import bind
@@ -25,41 +31,39 @@ from loopinterp.models.protocol import need_one_map
 
 if TYPE_CHECKING:
     import xarray as xr
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
+    from loopinterp.dynamics.jacobian import Positions
     from loopinterp.models.iteration import Iteration
     from loopinterp.models.protocol import LoopedModel
     from loopinterp.tasks.task import Batch, Task
 
 WHERE = ("limit", "start", "random")
-"""States at which the Jacobian is taken: the limit (or cycle), and its two controls."""
+"""States of the Jacobian: the limit (or cycle), and two controls."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class LocalStabilityResult(Result, kind="local-stability"):
     r"""Eigenvalues and singular values of the loop's Jacobian, of each example.
 
-    The axis ``where`` names the state: the limit; and as controls the initial state, and random
-    states whose tokens have the norms that they have at the limit. On a cycle of p states the
-    Jacobian is that of p loops, from one of them and from the controls alike, and its eigenvalues
-    are the multipliers. Where neither was found all three are NaN.
+    The axis ``where`` names the state: the limit, and as controls the initial state and random
+    states with the norms of the limit. On a cycle of p states the Jacobian is that of p loops.
+    Values are NaN where there is no limit or cycle.
 
     Arrays:
         turn: Loops of one turn: 1 at a limit, p on a cycle, 0 where neither was found.
         regime: :class:`Regime` code of the example's whole state.
-        right: 1 where the answer is right after the last loop, 0 where wrong, -1 of a readout of
-            one number, which is no answer.
-        eigenvalue_real, eigenvalue_imag: Eigenvalues of largest modulus, largest first.
-        eigenvalue_residual: Relative residual of their Ritz pairs.
+        right: 1 where the answer is right after the last loop, 0 where wrong, -1 without an answer.
+        eigenvalue_real, eigenvalue_imag, eigenvalue_residual: Eigenvalues of largest modulus, and
+            relative residuals of their Ritz pairs.
         singular_value, singular_residual: Largest singular values, and their relative residuals.
-        solve_largest: Largest singular value of I - J.
-        solve_smallest: The smallest one; an upper bound where ``solve_known`` is False.
-        solve_known: Whether their ratio is known; elsewhere it is a lower bound.
-        growth: Largest transient growth, :math:`\max_t \|J^t\|`.
-        growth_at: The power t at which it is.
-        growth_closed: Whether no later power can exceed it.
+        solve_largest, solve_smallest, solve_known: Extreme singular values of I - J, and whether
+            they are known (elsewhere their ratio is a lower bound).
+        growth, growth_at, growth_closed: Largest transient growth :math:`\max_t \|J^t\|`, its t,
+            and whether no later power can exceed it.
         lyapunov: Largest Lyapunov exponent of the trajectory from the end of the run, in nats per
-            loop, with its interval over blocks of loops; whatever the regime.
+            loop, with its interval over blocks of loops.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -73,8 +77,7 @@ class LocalStabilityResult(Result, kind="local-stability"):
     }
 
     @property
-    def found(self) -> xr.DataArray:
-        """Whether a limit or a cycle was found, [batch]."""
+    def has_limit(self) -> xr.DataArray:
         return self.data["turn"] > 0
 
     def eigenvalues(self) -> xr.DataArray:
@@ -113,14 +116,12 @@ def local_stability_study(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> LocalStabilityResult:
-    r"""Linearise the loop at each example's limit or cycle, at its initial and at a random state.
-
-    The limit is sought from the end of the run by plain iteration, so that it is where the model
-    itself goes; or a cycle, where it comes back to itself.
+    """Linearise the loop at each example's limit or cycle, at its initial and at a random state.
 
     Args:
-        data: Examples with targets, 8 are mostly enough; or a task to draw them from.
-        n_loops: By default a quarter more than the longest T(n), and at least 24.
+        data: A batch (8 are mostly enough), or a task.
+        n_loops: Loops before the limit is sought; by default a quarter more than the longest T(n),
+            and at least 24.
         k: Eigenvalues and singular values of each Jacobian.
         limit_tol: Relative tolerance of limits and cycles.
         tol, max_products: As for :func:`leading_eigenvalues`.
@@ -166,9 +167,9 @@ def local_stability_study(
 
 
 def _finite_states(state: Tensor) -> tuple[Tensor, Tensor]:
-    """The states with zeros in place of those that are not finite, and which are finite."""
+    """The states, zeros where not finite; and which are finite."""
     finite = state.flatten(1).isfinite().all(1)
-    return torch.where(of_each(finite, state), state, 0), finite
+    return torch.where(_per_example(finite, state), state, 0), finite
 
 
 def _spectra(
@@ -181,7 +182,7 @@ def _spectra(
     max_products: int,
     **krylov: Any,
 ) -> dict[str, Tensor]:
-    """What is read from the Jacobian, for examples of one period together: [where, batch, …]."""
+    """Arrays [where, batch, …] of the Jacobians, for examples of one period together."""
     arrays: dict[str, Tensor] = {}
     for name, axes in LocalStabilityResult.VARIABLES.items():
         if axes.startswith("where"):
@@ -217,3 +218,176 @@ def _spectra(
     for name in ("solve_known", "growth_closed"):
         arrays[name] = arrays[name] == 1
     return arrays
+
+
+@dataclass(frozen=True, repr=False)
+class TransientGrowth(ShortRepr):
+    r"""Norms of the powers of each example's Jacobian, from t = 0 on.
+
+    ``largest`` is :math:`\max_t \|J^t\|`, at loop ``at``; ``closed`` where :math:`\|J^t\| < 1` for
+    some t, so that no later power exceeds it.
+    """
+
+    norms: Float[Tensor, "loop batch"]
+    converged: Bool[Tensor, "loop batch"]
+    largest: Float[Tensor, " batch"]
+    at: Int[Tensor, " batch"]
+    closed: Bool[Tensor, " batch"]
+
+
+@checked
+def transient_growth(
+    model: LoopedModel | Callable[[Tensor], Tensor] | Any,
+    h: Tensor | Any,
+    n_loops: PositiveInt = 16,
+    *,
+    tol: PositiveFloat = 1e-2,
+    max_vectors: PositiveInt = 20,
+    positions: Positions | None = None,
+    seed: Seed = 0,
+) -> TransientGrowth:
+    r"""The largest transient growth :math:`\max_t \|J^t\|`, by products with powers of J.
+
+    Powers end at ``n_loops``, or when every example's norm is under 1: then no later one can exceed
+    the largest (:math:`\|J^{s+t}\| \le \|J^s\| \|J^t\|`).
+
+    Args:
+        model, h, positions, seed: As for :func:`largest_singular_values`.
+        tol: Relative residual of a norm at which it has converged.
+        max_vectors: Most vectors for one norm; each costs ``2 t`` products.
+
+    Source: Trefethen and Embree, Spectra and Pseudospectra, chapter 16.
+
+    Example:
+        >>> shear = torch.tensor([[0.5, 4.0], [0.0, 0.5]], dtype=torch.float64)
+        >>> growth = transient_growth(lambda h: h @ shear.T, torch.zeros(1, 2).double())
+        >>> round(growth.largest.item(), 3), growth.at.item(), bool(growth.closed)
+        (4.062, 1, True)
+    """
+    step, h = map_and_limit(model, h)
+    operator = JacobianOperator(step, h, positions)
+    norms = [torch.ones(len(h), dtype=torch.float64)]
+    known = [torch.ones(len(h), dtype=torch.bool)]
+    start = None
+    for loop in range(1, n_loops + 1):
+        power = partial(spectra.turn_of, n_times=loop)
+        space: Bidiagonal | None = None
+        for space in golub_kahan(operator, power, max_vectors=max_vectors, seed=seed, start=start):
+            value, residual = space.extremes(1)
+            if space.upper.shape[1] > 2 and (residual[:, 0] <= tol).all():
+                break
+        assert space is not None  # at least one vector was made
+        norms.append(torch.from_numpy(value[:, 0]))  # norm of this power of the Jacobian, [batch]
+        known.append(torch.from_numpy(residual[:, 0] <= tol))
+        if (torch.stack(norms).amin(0) < 1).all():
+            break
+        # The next power may enlarge another direction most: some of every one goes in.
+        noise = operator.random(torch.Generator().manual_seed(seed + loop))
+        start = space.leading_right() + 0.1 * noise
+        start = start / start.norm(dim=1, keepdim=True)
+    every = torch.stack(norms)  # [loop, batch]
+    largest, at = every.max(dim=0)
+    return TransientGrowth(
+        norms=every.to(h),
+        converged=torch.stack(known).to(h.device),
+        largest=largest.to(h),
+        at=at.to(h.device),
+        closed=(every.amin(0) < 1).to(h.device),
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class LyapunovExponents(ShortRepr):
+    """Lyapunov exponents of each example's trajectory, largest first, in nats per loop.
+
+    -inf where a perturbation vanishes in one loop, NaN where the trajectory left the finite
+    numbers. ``low`` and ``high`` are the 95% interval over blocks of loops, ``state`` is the last
+    state.
+    """
+
+    values: Float[Tensor, "batch exponent"]
+    low: Float[Tensor, "batch exponent"]
+    high: Float[Tensor, "batch exponent"]
+    state: Float[Tensor, "batch ..."]
+
+
+@checked
+def lyapunov_exponents(
+    model: LoopedModel | Callable[[Tensor], Tensor] | Any,
+    h: Tensor | Any,
+    n_loops: Loops,
+    k: PositiveInt = 1,
+    *,
+    discard: Annotated[int, Field(ge=0, le=MOST_LOOPS)] | None = None,
+    n_blocks: Annotated[int, Field(ge=2)] = 8,
+    seed: Seed = 0,
+) -> LyapunovExponents:
+    r"""The k largest Lyapunov exponents of the trajectory from a state, by the QR method.
+
+    With k tangent vectors that are made orthogonal after each loop,
+    :math:`J(h_t) Q_t = Q_{t+1} R_{t+1}`,
+
+    .. math:: \lambda_i = \frac{1}{T} \sum_t \log |R_{t,ii}|
+
+    At a fixed point this is :math:`\log |\lambda_i(J)|`; above 0, near trajectories part (chaos).
+    The interval is Student's t over ``n_blocks`` block means of this trajectory.
+
+    Args:
+        model: A map, such as ``bind(model, inputs).step``, or a looped model.
+        h: State from which each trajectory starts.
+        n_loops: Loops that are counted, at least one for each block.
+        k: Number of exponents; each costs a Jacobian-vector product a loop.
+        discard: Loops before; a quarter of ``n_loops`` by default.
+
+    Source: Benettin, Galgani, Giorgilli and Strelcyn, Meccanica 15 (1980).
+
+    Example:
+        >>> halve = lambda x: torch.stack([x[:, 0] / 2, x[:, 1] / 4], dim=1)
+        >>> lyapunov_exponents(halve, torch.ones(1, 2), n_loops=40, k=2, discard=40).values.exp()
+        tensor([[0.5000, 0.2500]])
+    """
+    from scipy.stats import t as student
+
+    step, h = map_and_start(model, h)
+    check_integer("n_loops", n_loops, least=n_blocks)
+    discard = n_loops // 4 if discard is None else discard
+    operator = JacobianOperator(step, h, n_values=k)
+    generator = torch.Generator().manual_seed(seed)
+    tangents, _ = _qr(torch.stack([operator.random(generator) for _ in range(k)], dim=-1))
+    state, dead = operator.h, torch.zeros(len(h), dtype=torch.bool, device=h.device)
+    total = torch.zeros(n_blocks, len(h), k, dtype=torch.float64, device=h.device)  # log growth
+    loops = torch.zeros(n_blocks, dtype=torch.float32)
+    for loop in range(discard + n_loops):
+        # Images J q of the tangents, [batch, size, k]; QR makes them orthonormal again.
+        each = rearrange(tangents, "batch size k -> k batch size")
+        carried = [push_forward(step, state, tangent.reshape(state.shape)) for tangent in each]
+        pushed = torch.stack([product.flatten(1) for _, product in carried], dim=-1)
+        tangents, upper = _qr(pushed.reshape(tangents.shape))
+        state = carried[0][0]
+        lost = ~(state.flatten(1).isfinite().all(1) & tangents.flatten(1).isfinite().all(1))
+        if lost.any():  # what has left the finite numbers stays at 0, and counts as NaN
+            dead |= lost
+            state = torch.where(_per_example(dead, state), 0, state)
+            tangents = torch.where(_per_example(dead, tangents), 0, tangents)
+        if loop >= discard:
+            block = (loop - discard) * n_blocks // n_loops  # blocks of equal numbers of loops
+            total[block] += upper.diagonal(dim1=1, dim2=2).abs().double().log()
+            loops[block] += 1
+    means = total / loops[:, None, None].to(total)  # [block, batch, k]
+    value = total.sum(0) / n_loops
+    # Half-width of the interval from blocks, [batch, k]
+    half = float(student.ppf(0.975, n_blocks - 1)) * means.std(dim=0) / n_blocks**0.5
+    half = torch.where(value.isfinite(), half, 0)
+    ends = (value, value - half, value + half)
+    ends = [torch.where(dead[:, None], float("nan"), end) for end in ends]
+    return LyapunovExponents(*(end.to(h.dtype) for end in ends), state=state)
+
+
+def _qr(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Q in the columns' own type, R at least in float32: there is no QR of half precision."""
+    q, r = torch.linalg.qr(columns.to(torch.promote_types(columns.dtype, torch.float32)))
+    return q.to(columns.dtype), r
+
+
+def _per_example(flags: Bool[Tensor, " batch"], values: Tensor) -> Bool[Tensor, "batch ..."]:
+    return flags.reshape(-1, *[1] * (values.ndim - 1))

@@ -1,11 +1,9 @@
-r"""Measures of a run: residuals, rates and angles of its states; entropy, answers of its readout.
+"""Measures of a run: residuals, rates and angles of its states; entropy, answers of its readout.
 
-Functions of states take ``h_0 .. h_T`` as ``[loop+1, ..., d_model]`` and work on the last axis: per
-token on ``[loop+1, batch, pos, d_model]``, per example on states flattened to
-``[loop+1, batch, pos*d_model]``. :math:`D_t = h_t - h_{t-1}`; entry ``t - 1`` of a result with
-``T`` entries belongs to :math:`D_t`. Functions of readouts take the logits of every loop,
-``[loop+1, ..., d_vocab_out]`` (``return_type="all_logits"``); entry ``t`` belongs to loop ``t``.
-States and logits that are not finite are refused with their loop unless ``allow_nonfinite``.
+States ``h_0 .. h_T`` are ``[loop+1, ..., d_model]``; with :math:`D_t = h_t - h_{t-1}`, entry
+``t - 1`` of a result with ``T`` entries belongs to :math:`D_t`. Logits are
+``[loop+1, ..., d_vocab_out]``; entry ``t`` belongs to loop ``t``. Values that are not finite are
+refused with their loop unless ``allow_nonfinite``.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SETTLED = 0.03
-"""Relative residual under which a token counts as settled (arXiv 2502.05171)."""
+"""Relative residual below which a token counts as converged (arXiv 2502.05171)."""
 
 NOISE = 16
 """Updates smaller than this many rounding errors of the state have no rate and no angle."""
 
 _ONE_NUMBER = -2
-"""In place of an answer where the readout is one number (regression)."""
+"""In place of an answer where the readout is one number."""
 
 
 @checked
@@ -44,10 +42,7 @@ def relative_residual(
     norm: Literal["2", "max"] = "2",
     allow_nonfinite: bool = False,
 ) -> Float[Tensor, "loop ..."]:
-    r"""Relative residual :math:`\|D_t\| / \|h_t\|` along the last axis, in either norm.
-
-    A state of zeros that does not move has residual 0; one that has just become zero, infinity.
-    For the maximum norm over a sequence, flatten positions and features first.
+    r"""Relative residual :math:`\|D_t\| / \|h_t\|` along the last axis; 0 for resting zeros.
 
     Source: arXiv 2502.05171.
 
@@ -56,7 +51,9 @@ def relative_residual(
         tensor([0.5000, 0.0000])
     """
     check_states(states, allow_nonfinite=allow_nonfinite)
-    return residuals(states, order=2 if norm == "2" else float("inf"))
+    order = 2 if norm == "2" else float("inf")
+    update = torch.linalg.vector_norm(states[1:] - states[:-1], ord=order, dim=-1)
+    return share_of_size(update, torch.linalg.vector_norm(states[1:], ord=order, dim=-1))
 
 
 def distance_to_limit(
@@ -66,12 +63,7 @@ def distance_to_limit(
     relative: bool = False,
     allow_nonfinite: bool = False,
 ) -> Float[Tensor, "states ..."]:
-    r"""Distance :math:`\|h_t - h^*\|` of each state to the limit.
-
-    Args:
-        limit: :math:`h^*`, from :func:`find_fixed_point` or a late loop; ``[..., d_model]``.
-        relative: Divide by :math:`\|h^*\|`. To a limit at zero that is infinity, and 0 there.
-    """
+    r"""Distance :math:`\|h_t - h^*\|` of each state to the limit, or over :math:`\|h^*\|`."""
     check_states(states, at_least=1, allow_nonfinite=allow_nonfinite)
     fix = "Pass the fixed point of the same batch."
     check_shape("limit", limit.shape, states.shape[1:], fix=fix)
@@ -82,21 +74,23 @@ def distance_to_limit(
 def update_cosine(
     states: Float[Tensor, "states *lead d_model"], *, allow_nonfinite: bool = False
 ) -> Float[Tensor, "loop ..."]:
-    r"""Cosine of the angle between successive updates, :math:`\cos(D_t, D_{t-1})`.
+    r"""Cosine of successive updates, :math:`\cos(D_t, D_{t-1})`, for loops 2 to T.
 
     Near 1: a straight approach. About 0.5 to 0.65: a spiral. Negative: overshoot, period 2.
-    NaN where an update is no larger than rounding error. ``T - 1`` entries, the first for loop 2.
+    NaN where an update is no larger than rounding error.
     """
     check_states(states, at_least=3, allow_nonfinite=allow_nonfinite)
-    return cosines(states)
+    update, size, real = _updates(states)
+    cosine = (update[1:] * update[:-1]).sum(dim=-1) / (size[1:] * size[:-1])
+    return cosine.clamp(-1, 1).masked_fill(~(real[1:] & real[:-1]), float("nan"))
 
 
 @dataclass(frozen=True, repr=False)
 class ContractionRates(ShortRepr):
-    r"""How fast updates shrink, :math:`\|D_{t+1}\| / \|D_t\|`; NaN where one is at rounding error.
+    r"""Ratios :math:`\|D_{t+1}\| / \|D_t\|`; NaN where an update is at rounding error.
 
-    ``mean`` and ``spread`` (standard deviation) are over loops. ``asymptotic``, the geometric mean
-    over the last loops with a rate, compares with the spectral radius at the fixed point.
+    ``mean`` and ``spread`` (standard deviation) are over loops; ``asymptotic``, the geometric mean
+    over the last loops, approaches the spectral radius at the fixed point.
     """
 
     per_loop: Float[Tensor, "loop ..."]
@@ -115,7 +109,6 @@ def contraction_rates(
     r"""Contraction rate :math:`\|D_{t+1}\| / \|D_t\|`: per loop, mean, spread, asymptotic.
 
     Args:
-        states: States after 0..T loops, ``T >= 2``.
         last: Number of last loops (above rounding error) behind the asymptotic rate.
 
     Source: arXiv 2605.21488.
@@ -126,17 +119,28 @@ def contraction_rates(
         tensor(0.5000)
     """
     check_states(states, at_least=3, allow_nonfinite=allow_nonfinite)
-    return rates(states, last)
+    _, size, real = _updates(states)
+    valid = real[1:] & real[:-1]  # [loop, ...]
+    ratio = (size[1:] / size[:-1]).masked_fill(~valid, float("nan"))
+    count = valid.sum(dim=0)
+    mean = ratio.nansum(dim=0) / count
+    spread = ((ratio - mean) ** 2).nansum(dim=0).div(count).sqrt()
+    # Valid loops counted from the end: the last ones are numbered 1 .. last.
+    from_end = valid.flip(0).cumsum(dim=0).flip(0)
+    late = valid & (from_end <= last)
+    log_ratio = torch.where(late, ratio, 1).log()
+    asymptotic = (log_ratio.sum(dim=0) / late.sum(dim=0)).exp()
+    return ContractionRates(ratio, mean, spread, asymptotic)
 
 
 @checked
 def settling_time(
     residual: Float[Tensor, "loop ..."], *, threshold: PositiveFloat = SETTLED
 ) -> Int[Tensor, "*lead"]:
-    """First loop (from 1) from which the residual stays under the threshold; -1 for never.
+    """First loop (from 1) from which the residual stays below the threshold; -1 for never.
 
-    The residual of a state that grows by as much in each loop falls below any threshold, as 1/t:
-    whether a token comes to rest is for :func:`classify_regimes` to say. NaN counts as unsettled.
+    That alone is no convergence: the residual of a state in steady growth falls as 1/t
+    (:func:`classify_regimes`). NaN counts as above the threshold.
 
     Args:
         residual: :func:`relative_residual`; entry ``t - 1`` belongs to loop ``t``.
@@ -159,7 +163,7 @@ def readout_kl(
     r"""Change of the readout in loops 1 to T, :math:`\mathrm{KL}(p_t \| p_{t-1})`, in nats."""
     check_states(logits, name="logits", allow_nonfinite=allow_nonfinite)
     log_p = logits.log_softmax(dim=-1)
-    return kl(log_p[1:], log_p[:-1])
+    return (log_p[1:].exp() * (log_p[1:] - log_p[:-1])).sum(dim=-1).clamp_min(0)
 
 
 def readout_entropy(
@@ -172,22 +176,23 @@ def readout_entropy(
         tensor([1.3863])
     """
     check_states(logits, at_least=1, name="logits", allow_nonfinite=allow_nonfinite)
-    return entropy(logits.log_softmax(dim=-1))
+    log_p = logits.log_softmax(dim=-1)
+    return -(log_p.exp() * log_p).sum(dim=-1)
 
 
 def readout_margin(
     logits: Float[Tensor, "readouts *lead d_vocab_out"], *, allow_nonfinite: bool = False
 ) -> Float[Tensor, "readouts ..."]:
-    """Largest logit minus the second largest, of two classes or more."""
+    """Largest logit minus the second largest; NaN for a readout of one number."""
     check_states(logits, at_least=1, name="logits", allow_nonfinite=allow_nonfinite)
-    check_integer("classes of the logits", logits.shape[-1], least=2)
-    return margin(logits)
+    if logits.shape[-1] == 1:
+        return torch.full_like(logits[..., 0], float("nan"))
+    best = logits.topk(2, dim=-1).values
+    return best[..., 0] - best[..., 1]
 
 
 def likeliest(logits: Float[Tensor, "*lead d_vocab_out"]) -> Int[Tensor, " *lead"]:
-    """The class of the largest logit, -1 where a logit is NaN: a broken state answers nothing.
-
-    Of a readout of one number it is -2.
+    """The class of the largest logit; -1 where a logit is NaN, -2 for a readout of one number.
 
     Example:
         >>> likeliest(torch.tensor([[0.0, 1.0], [2.0, torch.inf], [0.0, torch.nan]]))
@@ -198,44 +203,24 @@ def likeliest(logits: Float[Tensor, "*lead d_vocab_out"]) -> Int[Tensor, " *lead
     return logits.argmax(dim=-1).masked_fill(logits.isnan().any(dim=-1), -1)
 
 
-def stable_from(
-    answers: Int[Tensor, "readouts ..."], *, hold: int | None = None
-) -> Int[Tensor, "*lead"]:
-    """First loop, from 0, whose answer is kept.
+def stable_from(answers: Int[Tensor, "readouts ..."]) -> Int[Tensor, "*lead"]:
+    """First loop, from 0, whose answer is kept to the last one.
 
     Args:
-        answers: Answer (argmax) after 0..T loops.
-        hold: Loops that must follow with the same answer, 1..T; if ``None``, all up to the last.
-
-    Returns:
-        Loops; -1 where no answer is held for ``hold`` loops. With ``hold=None`` the last loop
-        always qualifies: an answer that changed there gives ``T``.
+        answers: Answer (argmax) after 0..T loops; one that changes in the last loop gives ``T``.
 
     Example:
-        >>> answers = torch.tensor([0, 1, 1, 1, 0])
-        >>> stable_from(answers, hold=2), stable_from(answers)
-        (tensor(1), tensor(4))
+        >>> stable_from(torch.tensor([0, 1, 1, 1, 0])), stable_from(torch.tensor([0, 1, 1, 1]))
+        (tensor(4), tensor(1))
     """
-    n_loops = check_integer("loops of the answers", len(answers) - 1, least=1)
-    same = answers[1:] == answers[:-1]  # [loop, ...]
-    if hold is None:
-        return _last_loop(~same)
-    check_integer("hold", hold, most=n_loops, least=1)
-    constant = same.unfold(0, hold, 1).all(dim=-1)  # whether kept for hold loops from each
-    return torch.where(constant.any(dim=0), constant.int().argmax(dim=0), -1)
+    check_integer("loops of the answers", len(answers) - 1, least=1)
+    return _last_loop(answers[1:] != answers[:-1])
 
 
 def correctness(
     answers: Int[Tensor, "*loop batch pos"], targets: Int[Tensor, "batch pos"]
 ) -> Int[Tensor, "*loop batch pos"]:
-    """1 where the answer is right, 0 where it is wrong, -1 where nothing is asked (int8).
-
-    Of a readout of one number nothing is asked.
-
-    Args:
-        answers: Answers, at one loop or at all (:func:`likeliest`).
-        targets: Right answers; ``IGNORE`` where nothing is asked.
-    """
+    """1 where the answer is right, 0 where wrong, -1 where the target is ``IGNORE`` (int8)."""
     fix = "Pass the likeliest classes of the readout of the same batch."
     check_shape("answers", answers.shape[-2:], targets.shape, fix=fix)
     right = (answers == targets).to(torch.int8)
@@ -243,12 +228,7 @@ def correctness(
 
 
 def exact_match(right: Int[Tensor, "*loop batch pos"]) -> Float[Tensor, "*loop batch"]:
-    """1.0 for an example whose every asked position is right by :func:`correctness`, else 0.0.
-
-    Example:
-        >>> exact_match(torch.tensor([[[1, 1, -1], [1, 0, -1]]], dtype=torch.int8))
-        tensor([[1., 0.]])
-    """
+    """1.0 for an example whose every asked position is right by :func:`correctness`, else 0.0."""
     return (right != 0).all(dim=-1).float()
 
 
@@ -295,69 +275,18 @@ def check_shape(name: str, shape: Sequence[int], expected: Sequence[int], *, fix
         raise InputError(name, **sizes, fix=fix)
 
 
-# The formulas, on states and readouts of this package's own runs: they may hold NaN and infinity.
-
-
-def residuals(states: Tensor, order: float = 2) -> Float[Tensor, "loop ..."]:
-    """Norm of each update over that of the state after it."""
-    update = torch.linalg.vector_norm(states[1:] - states[:-1], ord=order, dim=-1)
-    return share_of_size(update, torch.linalg.vector_norm(states[1:], ord=order, dim=-1))
-
-
 def share_of_size(part: Float[Tensor, "*part"], size: Float[Tensor, "*#part"]) -> Tensor:
     """A length over that of a state: 0 where both are 0, infinity where only the state's is."""
     return torch.where(part == 0, part, part / size)
 
 
-def cosines(states: Tensor) -> Float[Tensor, "loop ..."]:
-    """Cosines of successive updates; NaN where one is no larger than rounding."""
-    update, size, real = _updates(states)
-    cosine = (update[1:] * update[:-1]).sum(dim=-1) / (size[1:] * size[:-1])
-    return cosine.clamp(-1, 1).masked_fill(~(real[1:] & real[:-1]), float("nan"))
-
-
-def rates(states: Tensor, last: int = 8) -> ContractionRates:
-    """Contraction rates, the asymptotic one over the ``last`` loops above rounding."""
-    _, size, real = _updates(states)
-    valid = real[1:] & real[:-1]  # [loop, ...]
-    ratio = (size[1:] / size[:-1]).masked_fill(~valid, float("nan"))
-    count = valid.sum(dim=0)
-    mean = ratio.nansum(dim=0) / count
-    spread = ((ratio - mean) ** 2).nansum(dim=0).div(count).sqrt()
-    # Valid loops counted from the end: the last ones are numbered 1 .. last.
-    from_end = valid.flip(0).cumsum(dim=0).flip(0)
-    late = valid & (from_end <= last)
-    log_ratio = torch.where(late, ratio, 1).log()
-    asymptotic = (log_ratio.sum(dim=0) / late.sum(dim=0)).exp()
-    return ContractionRates(ratio, mean, spread, asymptotic)
-
-
-def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL divergence of log-probabilities in nats."""
-    return (log_p.exp() * (log_p - log_q)).sum(dim=-1).clamp_min(0)
-
-
-def entropy(log_p: Tensor) -> Tensor:
-    """Entropy of log-probabilities in nats."""
-    return -(log_p.exp() * log_p).sum(dim=-1)
-
-
-def margin(logits: Tensor) -> Tensor:
-    """Largest logit minus the second; NaN of a readout of one number, which has no runner-up."""
-    if logits.shape[-1] == 1:
-        return torch.full_like(logits[..., 0], float("nan"))
-    best = logits.topk(2, dim=-1).values
-    return best[..., 0] - best[..., 1]
-
-
 def _last_loop(holds: Bool[Tensor, "loop ..."]) -> Int[Tensor, "*lead"]:
-    """The last loop, counted from 1, at which something holds; 0 where it never does."""
+    """The last loop, counted from 1, at which a condition holds; 0 where it never does."""
     loops = torch.arange(1, len(holds) + 1, device=holds.device)
     return (holds * loops.reshape(-1, *[1] * (holds.ndim - 1))).amax(dim=0)
 
 
 def _updates(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Updates, their norms, and which are larger than the rounding error of the state."""
     update = states[1:] - states[:-1]  # D_t [loop, ..., d_model]
     size, norm = update.norm(dim=-1), states.norm(dim=-1)
     return update, size, above_rounding(size, norm[1:], norm[:-1])

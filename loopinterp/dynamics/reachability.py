@@ -1,4 +1,4 @@
-"""Reachability: is one limit reached from every initial state, and again after a perturbation?"""
+"""Reachability: the limits from several initial states, and after a perturbation."""
 
 from __future__ import annotations
 
@@ -40,26 +40,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ReachabilityResult(Result, kind="reachability"):
-    r"""Limits reached from several starts, and after kicks; lengths are over the positions counted.
+    """Limits (fixed points or cycles) reached from several initial states, and after perturbations.
 
-    A limit is a fixed point or a cycle; two cycles are compared where they are nearest, and an
-    answer is right that is right all around the cycle.
-
-    Starts: the model's own, zeros, noise of the size of the own limit, and the limits of other
-    examples ("other 1" is that of the next). Where no limit was found, from here or from the own
-    start, there is nothing to compare and the values are NaN.
+    Initial states: the model's own, zeros, noise with the norms of the clean limit, and the limits
+        of
+    other examples ("other 1" is that of the next). Values are NaN where there is no limit.
 
     Arrays:
         status, loops: How the search for a limit ended (:class:`Status`), and after how many loops.
         period: Loops per turn of a cycle, 1 of a fixed point, 0 where there is neither.
-        alignment: Cosine between the limit and that from the own start (the asymptotic alignment
-            score of arXiv 2211.09961, for starts at other limits).
-        distance: Distance between the two over the norm of that from the own start.
+        alignment: Cosine of the limit and the clean one (the asymptotic alignment score of
+            arXiv 2211.09961, for starts at other limits).
+        distance: Distance between the two over the norm of the clean one.
         exact: Whether the answer read from the state reached is right.
-        other_alignment: The control: cosine between the own limit and that of the next example.
-        other_distance: Their distance, over the norm of the own limit.
-        n_limits: Different limits found for an example, over all starts.
-        kick_status, kick_distance, kick_exact: The same after a kick, to the limit that was kicked.
+        other_alignment, other_distance: Controls: the same of the clean limits of this example and
+            of the next.
+        n_limits: Different limits found for an example, over all initial states.
+        kick_status, kick_distance, kick_exact: The same after a perturbation of the limit.
 
     Attributes:
         same: Distance over the norm up to which two limits count as one.
@@ -74,26 +71,26 @@ class ReachabilityResult(Result, kind="reachability"):
 
     same: float
 
-    def found(self) -> xr.DataArray:
-        """Examples whose own start leads to a limit, [batch]."""
+    def has_limit(self) -> xr.DataArray:
+        """Examples whose own initial state leads to a limit, [batch]."""
         return self.data["period"].sel(start=OWN_START, drop=True) > 0
 
     def reached(self) -> xr.DataArray:
-        """Share of the examples with an own limit that reach it from a start, [start, estimate]."""
-        distance = self.data["distance"].isel(batch=self.found().values)
+        """Share of the examples with a clean limit that reach it, [start, estimate]."""
+        distance = self.data["distance"].isel(batch=self.has_limit().values)
         return share_of(distance <= self.same, "batch")
 
     def recovered(self) -> xr.DataArray:
-        """Share of kicked limits that are reached again, [kick, estimate]."""
-        distance = self.data["kick_distance"].isel(batch=self.found().values)
+        """Share of perturbed limits that are reached again, [kick, estimate]."""
+        distance = self.data["kick_distance"].isel(batch=self.has_limit().values)
         return share_of(distance <= self.same, "draw", "batch")
 
     def own_limit_differs(self) -> xr.DataArray:
-        """Examples whose limit is another than that of the next: where a start can mislead."""
+        """Examples whose clean limit differs from that of the next one."""
         return self.data["other_distance"] > self.same
 
     def one_limit(self) -> xr.DataArray:
-        """Share of the examples for which every start led to one and the same limit, [estimate]."""
+        """Share of the examples with one and the same limit from all initial states, [estimate]."""
         everywhere = (self.data["period"] > 0).all("start")
         return share_of(everywhere & (self.data["n_limits"] == 1), "batch")
 
@@ -115,17 +112,17 @@ def reachability_study(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> ReachabilityResult:
-    r"""Run every example from several starts, and from its limit kicked, until it is at rest.
+    """Run every example from several initial states, and from its perturbed limit, to a limit.
 
-    Two limits are one if their distance is at most ``same`` of the norm. A kick of size s adds
-    noise of s times the norm of each position's state there.
+    A perturbation of size s adds noise of s times the norm of each position's state.
 
     Args:
-        data: Two examples with targets or more, best of one length; or a task to draw them from.
+        data: A batch of two or more, best of one length; or a task.
         n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
-        n_noise, n_others: Starts at noise, and at other examples' limits.
-        kicks: Sizes of kicks, over the size of the state, ``n_draws`` of each.
-        positions: Compare states where an answer is asked, or at all positions.
+        n_noise, n_others: Initial states of noise, and of other examples' limits.
+        kicks: Sizes of perturbations, over the norm of the state, ``n_draws`` of each.
+        same: Distance over the norm up to which two limits count as one.
+        positions: Compare positions with a target, or all.
 
     Source: path independence, arXiv 2211.09961; reachability, arXiv 2604.15259.
 
@@ -152,15 +149,14 @@ def reachability_study(
         clean_limits = search(iteration.h0)
         starts = other_starts(clean_limits.state, generator, n_noise=n_noise, n_others=n_others)
         reached = {OWN_START: clean_limits}
-        for name, start in track(list(starts.items()), "starts"):
+        for name, start in track(list(starts.items()), "initial states"):
             reached[name] = search(start)
-        kicked = [
+        perturbed = [
             search(clean_limits.state + size * noise_like(clean_limits.state, generator))
-            for size in track([size for size in kicks for _ in range(n_draws)], "kicks")
+            for size in track([size for size in kicks for _ in range(n_draws)], "perturbations")
         ]
 
-        def fate(end: Limits) -> dict[str, Tensor]:
-            """How a run ended, and how far from where the model's own one did."""
+        def outcome(end: Limits) -> dict[str, Tensor]:
             distance, alignment = limit_distances(end, clean_limits, iteration, counted)
             return {
                 "status": end.status.to(torch.int8),
@@ -171,8 +167,7 @@ def reachability_study(
                 "exact": answered_right(iteration, end, batch.targets, n_loops),
             }
 
-        fates = [fate(end) for end in reached.values()]
-        after = [fate(end) for end in kicked]
+        ends, after = ([outcome(end) for end in some] for some in (reached.values(), perturbed))
         # Number of each example, [batch]
         each = torch.arange(len(batch), device=clean_limits.status.device)
         other_distance, other_alignment = limit_distances(
@@ -185,9 +180,9 @@ def reachability_study(
         return ReachabilityResult.of(
             watch,
             coords={"start": [*reached], "kick": [float(size) for size in kicks]},
-            **{name: torch.stack([fate[name] for fate in fates]) for name in fates[0]},
+            **{name: torch.stack([end[name] for end in ends]) for name in ends[0]},
             **{
-                f"kick_{name}": torch.stack([fate[name] for fate in after]).unflatten(0, shape)
+                f"kick_{name}": torch.stack([end[name] for end in after]).unflatten(0, shape)
                 for name in ("status", "distance", "exact")
             },
             other_alignment=other_alignment.float(),

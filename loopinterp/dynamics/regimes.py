@@ -1,4 +1,4 @@
-"""Class of a trajectory: where it ends (fixed point, orbit, drift, …), and how its updates fall."""
+"""Classes of trajectories: by where they end (fixed point, orbit, …), and by how updates fall."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ ClassifiedLoops = Annotated[Loops, Field(ge=_LEAST_LOOPS)]
 class _Labelled(IntEnum):
     @property
     def label(self) -> str:
-        """The name in plain words."""
         return self.name.lower().replace("_", " ")
 
 
@@ -47,8 +46,7 @@ class Regime(_Labelled):
 class Regimes(ShortRepr):
     """:class:`Regime` code of each trajectory, and the loops per turn of orbits (else NaN).
 
-    The period is the whole number of loops after which an orbit returns, or for a rotation that
-    never returns 2π over its angle.
+    The period of a rotation that never returns is 2π over its angle.
     """
 
     regime: Int[Tensor, "*lead"]
@@ -57,18 +55,15 @@ class Regimes(ShortRepr):
 
 @settings
 class RegimeCriteria(Settings):
-    """Where the lines between regimes are drawn.
+    """Thresholds between regimes.
 
     Attributes:
-        window: Late loops that are looked at; half of the trajectory if ``None``.
-        at_rest: Relative residual of a state that no longer moves.
-        to_go: A shrinking update ends in a fixed point when the path still to go, at its
-            present rate, is under this share of the state.
-        recurrence: Mean squared change over one period, relative to twice the variance, under
-            which an orbit returns to itself.
+        window: Late loops that are used; half of the trajectory if ``None``.
+        at_rest: Relative residual up to which a state no longer moves.
+        to_go: Path still to go at the present rate, over the norm, of a fixed point.
+        recurrence: Mean squared change over one period of an orbit, over twice the variance.
         straight: Net displacement over path length, above which a path is a drift.
-        rotation: Evenness of the rotation (mean resultant length) and share of the variance in
-            the plane from which on a path is a rotation.
+        rotation: Evenness of a rotation (mean resultant length), and its plane's share of variance.
         divergence: Factor over the window by which updates and states must both grow.
     """
 
@@ -84,25 +79,21 @@ class RegimeCriteria(Settings):
 def classify_regimes(
     states: Float[Tensor, "states *lead d_model"], criteria: RegimeCriteria | None = None
 ) -> Regimes:
-    r"""Class of each trajectory, from its residuals, autocorrelation and principal components.
-
-    In this order, on the last ``window`` loops:
+    """Class of each trajectory over its last ``window`` loops; the first that applies:
 
     1. **divergence**: not finite, or updates and states both grow geometrically;
-    2. **fixed point**: at rest (in half precision as far as rounding shows: the last updates are
-       rounding errors and lead nowhere), or updates shrink geometrically with little path to go,
-       or shrink while turning (a spiral);
-    3. **orbit of period p**: the centred trajectory returns to itself after ``p`` loops
-       (autocorrelation 1 at lag ``p`` and lower before), or turns evenly in the plane of its
-       first two principal components without ever returning;
+    2. **fixed point**: no longer moves (by more than rounding), or updates shrink geometrically
+       with little path to go, or shrink while turning (a spiral);
+    3. **orbit**: returns to itself after a period (autocorrelation), or turns evenly in the plane
+    of
+       its first two principal components;
     4. **drift**: displacement in one direction, bounded updates (the "slider");
     5. **irregular**: none of these.
 
-    A class is a statement about the loops seen: a circle larger than the window is a drift.
+    The class describes the loops seen: a circle larger than the window is a drift.
 
     Args:
-        states: States after 0..T loops, at least 12; NaN and infinity are allowed and mean
-            divergence.
+        states: States after 0..T loops, at least 12; NaN and infinity mean divergence.
 
     Source: the classes of arXiv 2502.05171, with tests of our own.
 
@@ -132,7 +123,7 @@ def classify_regimes(
     # Over the window the updates of a spiral must fall by a fifth, and do so evenly.
     leads_nowhere = straightness < criteria.straight
     spiral = (grown < 0.8) & (fit > 0.9) & leads_nowhere
-    # At rest as far as rounding shows: no larger updates for a while, and they lead nowhere.
+    # At rest within rounding: no larger updates for a while, and they lead nowhere.
     rounding = rounding_of(states.dtype)
     last = slice(-max(1, len(update) // 3), None)
     at_rest |= (update[last] <= rounding * size[1:][last]).all(dim=0) & leads_nowhere
@@ -163,13 +154,12 @@ class SettlingClass(_Labelled):
 
 @dataclass(frozen=True, repr=False)
 class SettlingClasses(ShortRepr):
-    r""":class:`SettlingClass` code of each trajectory, and two lines through its updates.
+    r""":class:`SettlingClass` codes, and two lines through the log updates (NaN without any).
 
     Attributes:
-        rate: Factor per loop of the update's norm, by the line against the loop; NaN of what is at
-            rest or not finite.
-        exponent: p of the power :math:`\|D_t\| \propto t^{-p}`, by the line against the logarithm
-            of the loop; NaN likewise. Up to 1 the path has no end.
+        rate: Factor per loop of the update's norm, by the line against the loop.
+        exponent: p of the power :math:`\|D_t\| \propto t^{-p}`, by the line against its logarithm;
+            up to 1 the path has no end.
     """
 
     settling: Int[Tensor, "*lead"]
@@ -179,15 +169,14 @@ class SettlingClasses(ShortRepr):
 
 @settings
 class SettlingCriteria(Settings):
-    """Where the lines between settling, marginal and drifting are drawn.
+    """Thresholds between settling, marginal and drifting.
 
     Attributes:
-        window: Late loops that are looked at; half of the trajectory if ``None``.
+        window: Late loops that are used; half of the trajectory if ``None``.
         rounding: Updates up to so many rounding errors of the state are none.
-        fit: Share of the variance of the log updates that a line must explain (R²) for them to
-            fall.
-        fall: Factor over the window to which updates must fall for their rate to be told from 1.
-        lasting: A fall goes on if its second half is at least so steep, relative to its first half.
+        fit: Least share of the variance of the log updates that a line explains (R²).
+        fall: Factor over the window to which updates must fall for a rate below 1.
+        lasting: Least slope of the second half of a fall, relative to its first half.
     """
 
     window: Annotated[int, Field(ge=_LEAST_LOOPS // 2)] | None = None
@@ -202,23 +191,15 @@ def classify_settling(
 ) -> SettlingClasses:
     r"""Class of each trajectory by how its updates :math:`D_t = h_t - h_{t-1}` fall.
 
-    Lines are laid through :math:`\log \|D_t\|` against :math:`t` and against :math:`\log t`, over
-    the last ``window`` loops that move the state by more than rounding:
+    Lines are fitted to :math:`\log \|D_t\|` against :math:`t` and :math:`\log t`, over the last
+    ``window`` loops with updates above rounding:
 
-    - **settling**: at rest at the level of rounding; or the line against :math:`t` is the better
-      one and falls visibly: the path ends at a limit.
-    - **marginal**: updates fall, but as a power of the loop, or geometrically at a rate that the
-      loops seen do not tell from 1: whether the path ends is not known.
-    - **drifting**: they do not fall: a slide, an orbit, chaos, divergence
-      (:func:`classify_regimes` says which), or a fall that dies out before it ends.
-
-    The norm of the update is not divided by that of the state: the residual of a state that grows
-    by as much in each loop falls as 1/t. A class is a statement about the loops seen: two rates
-    that take turns look like a power, and a power looks geometric over few late loops.
+    - **settling**: a geometric fall, or no update above rounding: the path ends at a limit;
+    - **marginal**: a fall as a power of the loop, or too slow to distinguish its rate from 1;
+    - **drifting**: no lasting fall (slide, orbit, chaos or divergence: :func:`classify_regimes`).
 
     Args:
-        states: States after 0..T loops, at least 12; NaN and infinity are allowed and mean
-            drifting.
+        states: States after 0..T loops, at least 12; NaN and infinity mean drifting.
 
     Example:
         >>> loops = torch.arange(1.0, 62.0, dtype=torch.float64)
@@ -259,18 +240,15 @@ def classify_settling(
 
 
 def rounding_of(dtype: torch.dtype) -> float:
-    """Largest relative residual that rounding alone makes of a state at rest."""
-    # In half precision the last loops of models at rest move them by .5 to .7 rounding errors, in
-    # float32 by 1.5 to 2.1.
+    """Largest relative residual that rounding alone gives a state at its fixed point."""
+    # At fixed points states move by .5 to .7 rounding errors in half precision, to 2.1 in float32.
     return 2 * torch.finfo(dtype).eps
 
 
 def _late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-    """The last ``window`` loops of each trajectory and the state before them, and which are finite.
+    """The last ``window + 1`` states over their largest value, in float64; and which are finite.
 
-    In float64, because small differences of large states are compared; each trajectory is divided
-    by its own largest value, so that very large states cannot overflow. Those that are not finite
-    are zeros.
+    Differences of large states are small, and squares of them large. Zeros where not finite.
     """
     check_states(states, at_least=_LEAST_LOOPS + 1, allow_nonfinite=True)
     window = window or max(_LEAST_LOOPS // 2, (len(states) - 1) // 2)
@@ -284,15 +262,11 @@ def _late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
 
 
 def _logarithm(update: Tensor) -> Tensor:
-    """Of the norm of an update, which may be 0."""
     return update.clamp_min(torch.finfo(torch.float64).tiny).log()
 
 
 def _fit_line(x: Tensor, y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Slope of ``y [loop, trajectory]`` against ``x [loop]``, and the share it explains (R²).
-
-    With ``counts``, of those loops alone; of fewer than two the slope is NaN and explains nothing.
-    """
+    """Slope of ``y [loop, trajectory]`` against ``x [loop]``, and its R², at loops that count."""
     weight = torch.ones_like(y) if counts is None else counts.to(y)
     total = weight.sum(dim=0)
     x = x[:, None] - (weight * x[:, None]).sum(dim=0) / total
@@ -306,9 +280,8 @@ def _fit_line(x: Tensor, y: Tensor, counts: Tensor | None = None) -> tuple[Tenso
 def _recurrence(late: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     r"""Whether a trajectory returns to itself within the window, and after how many loops.
 
-    One minus the autocorrelation at lag p, as the mean of
-    :math:`\|x_{t+p} - x_t\|^2 / 2 \mathrm{Var}`. The return is the smallest lag that is a local
-    minimum under the tolerance, after a lag at which the trajectory was well away.
+    The return is the first local minimum under the tolerance of one minus the autocorrelation,
+    :math:`\langle\|x_{t+p} - x_t\|^2\rangle / 2 \mathrm{Var}`, once the trajectory was well away.
     """
     centred = late - late.mean(dim=0)
     variance = (centred**2).sum(dim=-1).mean(dim=0)  # [trajectory]

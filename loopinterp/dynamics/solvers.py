@@ -1,4 +1,4 @@
-"""What a fixed-point solver is: its start, its step, when an example is done; plain iteration."""
+"""Batched fixed-point solvers: their protocol, plain iteration, and three faster ones."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from loopinterp.core.settings import Settings, settings
+from loopinterp.dynamics.jacobian import jvp
+from loopinterp.dynamics.krylov import orthogonalise
 from loopinterp.dynamics.measures import share_of_size
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
+    Differences = Float[Tensor, "batch window size"]
+    Flat = Float[Tensor, "batch size"]
+
 
 Map = Callable[["Tensor"], "Tensor"]
-"""The map whose fixed point is sought, on flat states ``[batch, size]``."""
+"""A map on flat states ``[batch, size]``."""
 
 
 class Status(IntEnum):
     """How the search ended for one example.
 
-    ``CONVERGED``: the residual is within the tolerance, at the very state that is given back.
-    ``OUT_OF_BUDGET``: ``max_iter`` steps were made, and nothing else is known.
-    ``DIVERGED``: the map gave a value that is not finite, or the state outgrew the limit.
-    ``STALLED``: the residual stopped falling (an open orbit, chaos, or the floor of the precision).
-    ``CYCLE``: the loop returns to the same states again and again. Only plain iteration finds
-    cycles: the iterates of other solvers are no trajectory of the map.
+    ``CONVERGED``: the residual of the returned state is within the tolerance.
+    ``OUT_OF_BUDGET``: ``max_iter`` steps were made.
+    ``DIVERGED``: a value is not finite, or the state outgrew the limit.
+    ``STALLED``: the residual stopped falling.
+    ``CYCLE``: plain iteration returns to the same states again and again.
     """
 
     RUNNING = 0
@@ -44,18 +48,15 @@ class Status(IntEnum):
 
 @settings
 class Termination(Settings):
-    r"""When an example is done, from its residual :math:`\|f(x) - x\| / \|f(x)\|`.
-
-    Norms are taken in float64, so that they do not overflow where the state does not.
+    r"""When an example is done, from its residual :math:`\|f(x) - x\| / \|f(x)\|` in float64.
 
     Attributes:
-        tol: Converged when :math:`\|f(x)-x\| \le` ``tol`` :math:`\|f(x)\|` + ``atol``.
-        atol: Absolute part, for fixed points at or near zero.
+        tol, atol: Converged when :math:`\|f(x)-x\| \le` ``tol`` :math:`\|f(x)\|` + ``atol``.
         max_iter: Steps after which a running example is given up.
         divergence: Diverged when :math:`\|f(x)\| >` ``divergence`` :math:`(1 + \|x_0\|)`.
-        patience: Stalled when the best residual has not fallen by one percent in this many
-            steps. A change that travels one position a loop keeps the residual level while it
-            travels, so this should exceed the number of positions. ``None``: never.
+        patience: Stalled when the best residual has not fallen by one percent in this many steps
+            (``None``: never). It should exceed the number of positions, as a change that travels
+            one position a loop keeps the residual level.
     """
 
     tol: PositiveFloat = 1e-5
@@ -65,7 +66,6 @@ class Termination(Settings):
     patience: PositiveInt | None = 100
 
     def __call__(self, state: SolverState) -> Int[Tensor, " batch"]:
-        """Status code of every example."""
         status = torch.full_like(state.since_best, Status.RUNNING)
         if self.patience is not None:
             status[state.since_best >= self.patience] = Status.STALLED
@@ -79,16 +79,13 @@ class Termination(Settings):
 
 @dataclass(frozen=True)
 class SolverState:
-    """Where a search stands; norms are in float64.
+    """State of a search, with the solver's own ``memory``; norms are in float64.
 
     Attributes:
         x, fx: The iterate of each example, and the map there.
         gap, size: Norms of ``fx - x`` and of ``fx``.
-        evaluations: Evaluations of the map so far.
-        best: Smallest relative residual so far.
-        since_best: Steps since the residual last fell by one percent.
+        best, since_best: Smallest relative residual, and steps since it last fell by one percent.
         done: Examples that have ended: a solver need not move them.
-        memory: What the solver remembers beyond the iterate.
     """
 
     x: Float[Tensor, "batch size"]
@@ -105,21 +102,20 @@ class SolverState:
 
     @property
     def residual(self) -> Float[Tensor, " batch"]:
-        """Relative residual of ``x``."""
-        return share_of_size(self.gap, self.size).to(at_least_single(self.x).dtype)
+        return share_of_size(self.gap, self.size).to(_at_least_single(self.x).dtype)
 
     def keep(self, old: SolverState, rows: Bool[Tensor, " batch"]) -> SolverState:
-        """This state, but with some examples left as they were in ``old``."""
-        each = ("gap", "size", "best", "since_best", "evaluations")
-        # [batch] each
-        values = {name: torch.where(rows, getattr(old, name), getattr(self, name)) for name in each}
-        x = torch.where(rows[:, None], old.x, self.x)
-        fx = torch.where(rows[:, None], old.fx, self.fx)
-        return replace(self, x=x, fx=fx, **values)
+        """This state, but with some examples as they were in ``old``."""
+        values = {}
+        for name in ("x", "fx", "gap", "size", "best", "since_best", "evaluations"):
+            new = getattr(self, name)  # [batch] or [batch, size]
+            mask = rows.reshape(-1, *[1] * (new.ndim - 1))
+            values[name] = torch.where(mask, getattr(old, name), new)
+        return replace(self, **values)
 
 
 class Solver(ABC):
-    """A batched fixed-point solver: every example runs, and ends, on its own."""
+    """A batched fixed-point solver: every example runs, and ends, by itself."""
 
     @property
     def follows_the_map(self) -> bool:
@@ -136,7 +132,6 @@ class Solver(ABC):
 
 
 def start(f: Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> SolverState:
-    """The state of a solver that has evaluated ``f`` at its starting point."""
     fx = f(x0)
     gap, size = distance(fx, x0), distance(fx)
     zeros = torch.zeros(len(x0), dtype=torch.int64, device=x0.device)
@@ -165,17 +160,17 @@ def distance(
     return torch.linalg.vector_norm(x.double() - other, dim=-1)
 
 
-def at_least_single(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def _at_least_single(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """The tensor in float32, or in its own type where that is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @settings
 class Picard(Settings, Solver):
-    r"""Picard iteration, :math:`x_{k+1} = (1 - \beta) x_k + \beta f(x_k)`.
+    r"""Picard iteration, :math:`x_{k+1} = (1 - \beta) x_k + \beta f(x_k)` with damping.
 
-    With ``damping`` :math:`\beta` = 1 this is what the looped model does, so it finds only fixed
-    points that the model reaches: unstable ones repel it. Less damps oscillations.
+    With :math:`\beta = 1` it is the looped model's own iteration, which unstable fixed points
+    repel. Less damps oscillations.
     """
 
     damping: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -188,6 +183,213 @@ class Picard(Settings, Solver):
         return start(f, x0)
 
     def step(self, f: Map, state: SolverState) -> SolverState:
-        # fx itself, not x + (fx - x): the iterates are the model's own states, bit by bit.
+        # fx itself, not x + (fx - x), so that iterates equal the model's states bit by bit.
         x = state.fx if self.damping == 1 else state.x + self.damping * (state.fx - state.x)
         return advance(f, state, x)
+
+
+@settings
+class SecantSolver(Settings, Solver):
+    r"""A plain step corrected by the last differences of :math:`x_k` and :math:`g_k = f(x_k)-x_k`.
+
+    .. math:: x_{k+1} = x_k + \beta g_k - (\Delta X + \beta \Delta G) \gamma
+
+    Args:
+        window: Number of remembered differences; two states of memory each.
+        mixing: :math:`\beta`.
+        restart: The memory of an example is dropped when its residual exceeds this many times
+            its best one.
+    """
+
+    window: PositiveInt
+    mixing: Annotated[float, Field(gt=0, le=1)] = 1.0
+    restart: Annotated[float, Field(ge=1)] = 100.0
+
+    @abstractmethod
+    def coefficients(self, dx: Differences, dg: Differences, g: Flat) -> Float[Tensor, "batch _"]:
+        r""":math:`\gamma` of every example, from differences newest first; unused ones are zero."""
+
+    def init(self, f: Map, x0: Flat) -> SolverState:
+        empty = _at_least_single(x0).new_zeros(x0.shape[0], 0, x0.shape[1])
+        return start(f, x0, memory=(empty, empty))
+
+    def step(self, f: Map, state: SolverState) -> SolverState:
+        dx, dg = state.memory
+        before = _at_least_single(state.x)
+        g = _at_least_single(state.fx) - before
+        gamma = self.coefficients(dx, dg, g).nan_to_num(0, 0, 0).to(g)  # [batch, window]
+        plain = before + self.mixing * g
+        # The mixed step without the part that the kept differences already explain, [batch, size]
+        x = plain - torch.einsum("bwn,bw->bn", dx + self.mixing * dg, gamma)
+        x = torch.where(x.isfinite().all(dim=-1, keepdim=True), x, plain).to(state.x)
+        new = advance(f, state, x)
+        # Zero clears the memory of a restarted example
+        keep = (~(new.residual > self.restart * new.best)).to(g)[:, None, None]
+        after = _at_least_single(x)
+        dx = _push(dx, after - before)[:, : self.window] * keep
+        dg = _push(dg, (_at_least_single(new.fx) - after) - g)[:, : self.window] * keep
+        return replace(new, memory=(dx, dg))
+
+
+def _solve_small(matrix: Float[Tensor, "batch window window"], target: Tensor) -> Tensor:
+    """Solve each small system; an unknown whose row is empty comes out as zero."""
+    empty = (matrix == 0).all(dim=-1)
+    return torch.linalg.solve_ex(matrix + torch.diag_embed(empty.to(matrix)), target)[0]
+
+
+def _push(history: Differences, new: Flat) -> Float[Tensor, "batch longer size"]:
+    """Put the newest row first; rows that are not finite become zero."""
+    new = torch.where(new.isfinite().all(dim=-1, keepdim=True), new, 0)  # [batch, size]
+    return torch.cat([new[:, None], history], dim=1)
+
+
+@settings
+class Anderson(SecantSolver):
+    r"""Anderson acceleration of type II with mixing and regularisation :math:`\lambda`.
+
+    It is a :class:`SecantSolver` with
+
+    .. math::
+
+        \gamma = \operatorname{argmin}_\gamma \|g_k - \Delta G \gamma\|^2 + \lambda \|\gamma\|^2.
+
+    It can find fixed points that repel the plain iteration.
+
+    Source: Walker and Ni, 2011 (doi 10.1137/10078356X); Bai et al., 2019 (arXiv 1909.01377).
+    """
+
+    window: PositiveInt = 5
+    regularisation: NonNegativeFloat = 1e-10
+
+    def coefficients(self, dx: Differences, dg: Differences, g: Flat) -> Float[Tensor, "batch _"]:
+        # The regularised least squares of every example, in float64 on unit columns.
+        scale = dg.norm(dim=-1, keepdim=True)
+        unit = (dg / torch.where(scale > 0, scale, 1)).nan_to_num(0, 0, 0).double()
+        gram = unit @ unit.mT  # [batch, window, window]
+        gram = gram + self.regularisation * torch.diag_embed((scale.squeeze(-1) > 0).double())
+        gamma = _solve_small(gram, torch.einsum("bwn,bn->bw", unit, g.nan_to_num(0, 0, 0).double()))
+        return gamma / torch.where(scale > 0, scale, 1).squeeze(-1)
+
+
+@settings
+class Broyden(SecantSolver):
+    r"""Broyden's good method for :math:`g(x) = f(x) - x = 0`, with a limited memory.
+
+    The Jacobian starts as :math:`B_0 = -I / \beta` and is updated for each remembered step
+    :math:`s_i` and change :math:`y_i` of :math:`g`,
+    :math:`B \leftarrow B + (y_i - B s_i) s_i^\top / s_i^\top s_i`. It is a
+    :class:`SecantSolver` with, in closed form over the window (oldest first) and :math:`L` the part
+    of :math:`S^\top S` strictly below its diagonal:
+
+    .. math:: \gamma = (S^\top Y + L / \beta)^{-1} S^\top g_k.
+
+    It can find fixed points that repel the plain iteration.
+
+    Source: Broyden, 1965 (doi 10.1090/S0025-5718-1965-0198670-6); Byrd, Nocedal and Schnabel, 1994
+    (doi 10.1007/BF01582063), section 6 for the closed form.
+    """
+
+    window: PositiveInt = 100
+    # Single steps far off belong to the method, more so than to Anderson's.
+    restart: Annotated[float, Field(ge=1)] = 1e4
+
+    def coefficients(self, dx: Differences, dg: Differences, g: Flat) -> Float[Tensor, "batch _"]:
+        # In float64 on steps of unit length.
+        scale = dx.norm(dim=-1, keepdim=True)
+        scale = torch.where(scale > 0, scale, 1)
+        s, y = ((d / scale).nan_to_num(0, 0, 0).double() for d in (dx, dg))  # [batch, window, size]
+        # Newest first, so what is strictly below the diagonal when oldest first stands above it.
+        matrix = s @ y.mT + (s @ s.mT).triu(1) / self.mixing
+        target = torch.einsum("bwn,bn->bw", s, g.nan_to_num(0, 0, 0).double())
+        return _solve_small(matrix, target) / scale.squeeze(-1)
+
+
+@settings
+class NewtonKrylov(Settings, Solver):
+    r"""Inexact Newton on :math:`g(x) = f(x) - x = 0`. Steps solve :math:`(I - J) d = g` by GMRES to
+
+    .. math::
+
+        \|g - (I - J) d\| \le \eta_k \|g\|, \qquad
+        \eta_k = 0.9 \, (\|g_k\| / \|g_{k-1}\|)^2 \le \eta_0,
+
+    then halve :math:`d` until the residual falls, or else make a plain step. A Jacobian-vector
+    product counts as one evaluation. It can find fixed points that repel the plain iteration.
+
+    Args:
+        max_vectors: Largest Krylov space; each vector costs one product and one state of memory.
+        forcing: :math:`\eta_0`, the largest relative residual of a linear system.
+        backtracks: Most halvings; few are best where loops carry information along.
+
+    Source: Eisenstat and Walker, 1996 (doi 10.1137/0917003), choice 2; Knoll and Keyes, 2004
+    (doi 10.1016/j.jcp.2003.08.010).
+    """
+
+    max_vectors: PositiveInt = 20
+    forcing: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    backtracks: NonNegativeInt = 1
+
+    def init(self, f: Map, x0: Flat) -> SolverState:
+        eta = torch.full((len(x0),), self.forcing, dtype=torch.float64, device=x0.device)
+        return start(f, x0, memory=eta)
+
+    def step(self, f: Map, state: SolverState) -> SolverState:
+        eta = state.memory
+        d, products = self._solve(f, state, eta * state.gap)
+        state = replace(state, evaluations=state.evaluations + products)
+        x = _at_least_single(state.x)
+        share = torch.ones_like(state.gap)
+        new = advance(f, state, (x + d).to(state.x))
+        for halving in range(self.backtracks + 1):
+            # Armijo's rule: at least this share of the promised descent.
+            descent = 1 - 1e-4 * share * (1 - eta)
+            fails = ~(new.gap <= descent * state.gap) & ~state.done
+            if not fails.any():
+                break
+            share = torch.where(fails, share / 2, share)
+            shorter = (x + share[:, None].to(x) * d).to(state.x)
+            # Where no length will do, the loop's own step: it at least goes somewhere else.
+            trial = shorter if halving < self.backtracks else state.fx
+            again = advance(f, state, torch.where(fails[:, None], trial, new.x))
+            again = replace(again, evaluations=new.evaluations + 1)
+            new = again.keep(new, ~fails)
+        ratio = (new.gap / state.gap).nan_to_num(1, 1, 1)
+        # Not much more exact at once than the step before: a single good step may be luck.
+        floor = torch.where(0.9 * eta**2 > 0.1, 0.9 * eta**2, 0)
+        eta = torch.maximum(0.9 * ratio**2, floor).clamp(1e-6, self.forcing)
+        return replace(new, memory=eta)
+
+    def _solve(
+        self, f: Map, state: SolverState, goal: Float[Tensor, " batch"]
+    ) -> tuple[Flat, Int[Tensor, " batch"]]:
+        """The solutions d by GMRES, and the products that each example has used."""
+        x = _at_least_single(state.x)
+        g = _at_least_single(state.fx) - x
+        most = min(self.max_vectors, x.shape[1])
+        unmet = (state.gap > goal) & ~state.done & state.gap.isfinite()
+        basis = g.new_zeros(len(g), most + 1, g.shape[1])  # [batch, vector, size]
+        basis[:, 0] = torch.where(unmet[:, None], g / state.gap[:, None].to(g), 0)
+        hessenberg = torch.zeros(len(g), most + 1, most, dtype=torch.float64)
+        answer = torch.zeros(len(g), most, dtype=torch.float64)  # d in the basis
+        products = torch.zeros_like(state.evaluations)
+        for k in range(most):
+            if not unmet.any():
+                break
+            products += unmet
+            v = basis[:, k].to(state.x)
+            w = _at_least_single(v) - _at_least_single(jvp(f, state.x, v))
+            w = torch.where(unmet[:, None], w, 0).nan_to_num(0, 0, 0)
+            unit, coefficients, norm = orthogonalise(basis[:, : k + 1], w)
+            basis[:, k + 1] = unit
+            hessenberg[:, : k + 1, k], hessenberg[:, k + 1, k] = coefficients, norm
+            # The combination of Krylov vectors that leaves least of the right-hand side, |g| e_1.
+            small = hessenberg[:, : k + 2, : k + 1]
+            target = torch.zeros(*small.shape[:2], 1, dtype=small.dtype)
+            target[:, 0, 0] = state.gap.cpu().nan_to_num(0, 0, 0)
+            # A driver that takes systems without full rank: of examples done, or exhausted.
+            y = torch.linalg.lstsq(small, target, driver="gelsd").solution  # [batch, k + 1, 1]
+            left = (target - small @ y).flatten(1).norm(dim=-1)
+            answer[:, : k + 1] = torch.where(unmet.cpu()[:, None], y[..., 0], answer[:, : k + 1])
+            unmet = unmet & (left.to(goal) > goal)
+        # The step d as a combination of Krylov vectors, [batch, size]
+        return torch.einsum("bkn,bk->bn", basis[:, :-1], answer.to(g)), products

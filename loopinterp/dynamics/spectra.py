@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Spectrum(ShortRepr):
     r"""Leading eigenvalue of each example's Jacobian, as in :class:`Eigenvalues`.
 
-    A fixed point is locally stable, and reachable, where ``radius`` :math:`|\lambda|` is below 1.
-    Where it has not converged it may be too low or, of a strongly non-normal Jacobian, too high.
+    A fixed point is locally stable where ``radius`` :math:`|\lambda|` is below 1. Where it has not
+    converged it may be too low or, of a strongly non-normal Jacobian, too high.
     """
 
     radius: Float[Tensor, " batch"]
@@ -44,15 +44,12 @@ class Spectrum(ShortRepr):
 class Eigenvalues(ShortRepr):
     r"""Eigenvalues of largest modulus of each example's Jacobian, largest first.
 
-    Of a conjugate pair the one in the upper half comes first.
-
     Attributes:
-        residuals: :math:`\|Jv - \lambda v\| / |\lambda|` of the Ritz pair; of an eigenvalue that is
-            nearly 0 beside the entries of J, relative to these. J has an eigenvalue as near as
-            that times the eigenvalue's condition number.
+        residuals: :math:`\|Jv - \lambda v\| / |\lambda|` of the Ritz pair: the error of the
+            eigenvalue over its condition number.
         vectors: Right eigenvectors of norm 1, shaped like states, if asked for.
-        n_products: Jacobian-vector products made, one counting for all examples; of a batch that
-            went in parts, those of the part that needed most.
+        n_products: Jacobian-vector products, one counting for all examples (of a batch in parts,
+            those of the part that needed most).
     """
 
     values: Complex[Tensor, "batch eigenvalue"]
@@ -63,7 +60,6 @@ class Eigenvalues(ShortRepr):
 
     @property
     def leading(self) -> Spectrum:
-        """The first of them."""
         value, residual = self.values[:, 0], self.residuals[:, 0]
         radius = value.abs().to(residual.dtype)
         return Spectrum(radius, value, residual, self.converged[:, 0])
@@ -82,25 +78,22 @@ def leading_eigenvalues(
     vectors: bool = False,
     seed: Seed = 0,
 ) -> Eigenvalues:
-    r"""The k eigenvalues of largest modulus of each Jacobian, by restarted Arnoldi iteration.
+    """The k eigenvalues of largest modulus of each Jacobian, by restarted Arnoldi iteration.
 
-    Only products with J are made, never J itself; memory is that of ``max_vectors`` states. On a
-    CPU a large batch of a bound model goes in parts, whose vectors take some 16 MB at a time, and
-    each part ends when its own examples have converged.
-    Under a causal mask J is block-triangular, and its eigenvalues are those of its blocks at
-    single positions: restricted to one of them, they converge much sooner.
+    Memory is that of ``max_vectors`` states; on a CPU a large batch of a bound model goes in parts.
+    Under a causal mask J is block-triangular, and eigenvalues of blocks at single ``positions``
+    converge much sooner.
 
     Args:
         model: A map, such as ``bind(model, inputs).step``, or a looped model.
         h: State of each example, best a fixed point. For a looped model its inputs or a
             batch: the state is the limit that its loops reach.
         tol: Relative residual at which an eigenvalue has converged.
-        max_vectors: Largest Krylov space: when it is full, its leading half goes on.
+        max_vectors: Largest Krylov space, restarted with its leading half.
         max_products: Most Jacobian-vector products.
-        positions: Eigenvalues of the block of J from these positions to these positions: indices,
-            or a mask ``[pos]`` or ``[batch, pos]``.
+        positions: Take the block of J from these positions to these positions: indices, or a mask
+            ``[pos]`` or ``[batch, pos]``.
         vectors: Whether to return eigenvectors.
-        seed: Seed of the starting vectors.
 
     Source: Stewart, A Krylov-Schur algorithm for large eigenproblems, SIAM J. Matrix Anal. 23
     (2001).
@@ -121,14 +114,14 @@ def leading_eigenvalues(
     start, pairs, n_products = operator.random(generator), [], []
     for rows, part in operator.parts(max_vectors + 1):
         krylov = KrylovSchur(part, k, max_vectors, start=start[rows], generator=generator)
-        n_settled = 0
+        n_converged = 0
         while part.n_products < max_products and not krylov.exhausted.all():
             krylov.extend()
             if part.n_products % CHECK_EVERY or (krylov.length < k).any():
                 continue
             # Twice in a row, so that a smaller eigenvalue that appears first is not taken.
-            n_settled = n_settled + 1 if (krylov.ritz().residuals <= tol).all() else 0
-            if n_settled == 2:
+            n_converged = n_converged + 1 if (krylov.ritz().residuals <= tol).all() else 0
+            if n_converged == 2:
                 break
         pairs.append(krylov.ritz(vectors))
         n_products.append(part.n_products)
@@ -154,10 +147,7 @@ def spectral_radius(
     positions: Positions | None = None,
     seed: Seed = 0,
 ) -> Spectrum:
-    r"""Largest :math:`|\lambda|` of each Jacobian, by Arnoldi on Jacobian-vector products.
-
-    :func:`leading_eigenvalues` with one of them and no restart: each vector of the largest Krylov
-    space costs one product and one state of memory.
+    r"""Largest :math:`|\lambda|` of each Jacobian: :func:`leading_eigenvalues` without restarts.
 
     Source: Saad, Numerical Methods for Large Eigenvalue Problems, chapter 6.
 
@@ -183,12 +173,10 @@ def cycle_multipliers(
 
     .. math:: M = J(h_{p-1}) \cdots J(h_1) J(h_0), \qquad h_{t+1} = \mathrm{step}(h_t)
 
-    A cycle of p states is locally stable where all are inside the unit circle. They are the same
-    from whichever of its states the turn begins; a multiplier is a growth in p loops.
+    A cycle is locally stable where all are inside the unit circle.
 
     Args:
-        model, h, k, options: As for :func:`leading_eigenvalues`, at a state of each example's
-            cycle; a product with M is ``period`` products with J.
+        model, h, k, options: As for :func:`leading_eigenvalues`, at any state of the cycle.
         period: Loops of one turn, the same for all examples.
 
     Example:
@@ -214,10 +202,7 @@ def turn_of(step: Callable[[Tensor], Tensor], n_times: int) -> Callable[[Tensor]
 
 @dataclass(frozen=True, repr=False)
 class SingularValues(ShortRepr):
-    r"""Largest singular values of each example's Jacobian, largest first, from below.
-
-    Residuals are :math:`\|J^\top u - \sigma v\| / \sigma`; products are with J and its transpose.
-    """
+    r"""Largest singular values, from below, and :math:`\|J^\top u - \sigma v\| / \sigma`."""
 
     values: Float[Tensor, "batch singular"]
     residuals: Float[Tensor, "batch singular"]
@@ -236,12 +221,10 @@ def largest_singular_values(
     positions: Positions | None = None,
     seed: Seed = 0,
 ) -> SingularValues:
-    r"""The k largest singular values of each Jacobian, by Golub-Kahan bidiagonalisation.
+    """The k largest singular values of each Jacobian, by Golub-Kahan bidiagonalisation.
 
-    The first is the most that one loop can enlarge a small disturbance. It uses products with J
-    and its transpose alone, with full reorthogonalisation on both sides. Arguments are those of
-    :func:`leading_eigenvalues`; each of the ``max_vectors`` on either side costs two products and
-    two states of memory.
+    The first is the largest growth of a small perturbation in one loop. Arguments are those of
+    :func:`leading_eigenvalues`; each of the ``max_vectors`` costs two products and two states.
 
     Source: Golub and Kahan, SIAM J. Numer. Anal. 2 (1965).
 
@@ -266,10 +249,9 @@ def largest_singular_values(
 
 @dataclass(frozen=True, repr=False)
 class FixedPointCondition(ShortRepr):
-    r"""How well the equation h = step(h) determines its solution, of each example.
+    """Condition of the equation h = step(h): largest over smallest singular value of :math:`I - J`.
 
-    ``condition`` is that of :math:`I - J`: its largest singular value (from below) over its
-    smallest (from above). Where these have not converged it is a lower bound.
+    ``condition`` is a lower bound where these have not converged.
     """
 
     largest: Float[Tensor, " batch"]
@@ -281,7 +263,6 @@ class FixedPointCondition(ShortRepr):
 
     @property
     def converged(self) -> Bool[Tensor, " batch"]:
-        """Whether the condition number is known; elsewhere it is a lower bound."""
         return self.largest_converged & self.smallest_converged
 
 
@@ -297,11 +278,10 @@ def fixed_point_condition(
 ) -> FixedPointCondition:
     r"""Largest and smallest singular value of :math:`I - J`, by Golub-Kahan bidiagonalisation.
 
-    A fixed point moves by :math:`(I - J)^{-1} \delta` when the loop is changed by a small
-    :math:`\delta`: by as much as :math:`1 / \sigma_{\min}` for each unit. A space of fixed points
-    has :math:`\sigma_{\min} = 0`. Over a growing space the smallest value falls towards the true
-    one, so before it has converged it is an upper bound, and the condition a lower one. Arguments
-    are those of :func:`largest_singular_values`.
+    When the loop changes by a small :math:`\delta`, a fixed point moves by
+    :math:`(I - J)^{-1} \delta`, up to :math:`1 / \sigma_{\min}` for each unit. The smallest value
+    is an upper bound until it has converged. Arguments are those of
+    :func:`largest_singular_values`.
 
     Source: the geometry axis of arXiv 2604.15259; Golub and Kahan (1965) for the method.
 
@@ -335,11 +315,8 @@ def _extremes(
     k: int,
     tol: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The k largest values and the smallest, residuals, and whether the space is the whole one.
-
-    Ends when the residuals at the places ``which`` are under the tolerance.
-    """
-    n_settled = 0
+    """The k largest values and the smallest, residuals, and whether the space is the whole one."""
+    n_converged = 0
     space: Bidiagonal | None = None
     for space in spaces:
         length = space.upper.shape[1]
@@ -347,8 +324,8 @@ def _extremes(
             continue
         residuals = space.extremes(k)[1][:, list(which)]
         # Twice in a row, so that a value that appears before its turn is not taken.
-        n_settled = n_settled + 1 if (residuals <= tol).all() else 0
-        if n_settled == 2:
+        n_converged = n_converged + 1 if (residuals <= tol).all() else 0
+        if n_converged == 2:
             break
     assert space is not None  # at least one vector was made
     return *space.extremes(k), (space.lengths >= operator.sizes).numpy()

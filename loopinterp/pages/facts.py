@@ -100,9 +100,9 @@ class Code(Enum):
         "Carry movement",
     )
     ATTENDS = _Words(
-        "{where}",
+        "{share} on {place}",
         "{head}{over}",
-        "{head} puts {where}.",
+        "{head} puts {share} of its attention on {place}.",
         "Attention",
     )
     # program
@@ -247,8 +247,10 @@ def introduction(record: RunRecord) -> str:
     size = _in_thousands(record.n_parameters)
     start = f"A {size}-parameter {kind}" if size else f"A {kind}"
     goal = _goal(record.task)
+    if record.origin.startswith("compiled") or (record.origin and not goal):
+        return f"{start}, {record.origin}."
     if record.origin and not record.origin.startswith("trained"):
-        return f"{start}, {record.origin}" + (f", built to {goal}." if goal else ".")
+        return f"{start}, {record.origin}, built to {goal}."
     return f"{start} learnt to {goal}." if goal else f"{start}, opened loop by loop."
 
 
@@ -347,7 +349,7 @@ def _movement(by_kind: Mapping[str, Any]) -> Fact | None:
     )
     share = percent(float(mass.isel(best)))
     over = ", mean over loops" if result.data.sizes["loop"] > 1 else ""
-    values = {"where": f"{share} on {place}", "head": f"head {best['head']}", "over": over}
+    values = {"share": share, "place": place, "head": f"head {best['head']}", "over": over}
     return Fact(Topic.MOVEMENT, Code.ATTENDS, None, values, section="attention")
 
 

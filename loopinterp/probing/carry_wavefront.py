@@ -1,9 +1,8 @@
-"""The carry study: how far a carry has come after each loop, read by linear probes.
+"""The carry study: how far a carry has travelled after each loop, by linear probes.
 
 The chain length of a carry is the number of positions it travels: from the bit that decides it
 (which generates or kills) to the position it enters, one more than the propagating positions it
-passes (:meth:`Addition.chain_length_in`). Information that moves one position a loop brings a carry
-of chain length d after d loops, no sooner.
+passes (:meth:`Addition.chain_length_in`).
 """
 
 from __future__ import annotations
@@ -22,15 +21,8 @@ from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
 from loopinterp.core.text import ShortRepr
+from loopinterp.models import protocol
 from loopinterp.models.iteration import check_increasing, need_repeatable, states_at
-from loopinterp.models.protocol import (
-    declared,
-    describe_model,
-    device_of,
-    need_model,
-    own_depth,
-    reach,
-)
 from loopinterp.models.study_examples import need_loops, need_model_of
 from loopinterp.probing.linear_probes import LinearProbe, RidgeProbe, online_code_length
 from loopinterp.probing.probe_grid import (
@@ -58,7 +50,7 @@ _READ = {
     "sum": Addition.targets,
 }
 VARIABLES = tuple(_READ)
-"""Variables of an addition at each position, in the order of :attr:`ChainSample.variables`."""
+"""Variables of an addition, in the order of :attr:`ChainSample.variables`."""
 
 _CARRY = VARIABLES.index("carry in")
 _GRID = "loop chain_length"
@@ -66,41 +58,30 @@ _GRID = "loop chain_length"
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CarryStudyResult(Result, kind="carry"):
-    """Accuracy of probes for the carry into a position, after each number of loops.
+    """Accuracy of probes for the carry into a position, after each number of loops (0: none).
 
-    ``loop`` is the number of loops run (0: the initial state). A carry that travels one position a
-    loop is decodable exactly where chain length <= loops. Chains that run back to bit 0 are left
-    out. Where attention has a hard window, a position cannot depend on what lies further to its
-    left than ``reach`` positions a loop (its light cone): no probe could read a carry outside it,
-    where ``in_reach`` is false.
+    Chains that run back to bit 0 are left out. Where attention has a hard window, no probe can read
+    a carry outside the light cone, ``reach`` positions a loop.
 
     Arrays:
         accuracy: Probes that each have one loop and one chain length.
-        in_reach: Whether the deciding bit is within the position's reach by then.
-        shared_probe: One probe for each loop, trained on all chain lengths together: whether
-            there is one code for all.
+        in_reach: Whether the deciding bit is inside the light cone.
+        shared_probe: One probe for each loop and all chain lengths: whether there is one code.
         last_loop_probe: The shared probe of the last loop, applied to all: whether the carry is
-            written in the same direction as soon as it arrives.
+            written in the same direction from the start.
         short_to_long: Shared probes trained on ``n_short`` bits, scored on ``n``.
-        control_task: The same probe on random labels fixed by the last four inputs (control).
-        random_model: The same probe on the model with random weights (control).
-        embedding: The same probe on the embedding alone (control).
-        majority: Always saying the more frequent carry (control).
-        variable_accuracy: Balanced accuracy for each variable of the addition.
-        variable_random_model: The same on the model with random weights (control).
-        variable_embedding: The same on the embedding alone (control).
-        code_length: Online code length of the carries of all chain lengths, in bits per carry.
-        code_length_control: The same for the random labels (control).
-        code_length_random_model: The same for the model with random weights (control).
+        control_task, random_model, embedding, majority: Controls: the same probe on random labels
+            fixed by the last four inputs; on random weights; on the embedding alone; always the
+            more frequent carry.
+        variable_accuracy, variable_random_model, variable_embedding: Balanced accuracy for each
+            variable of the addition, and of the controls.
+        code_length, code_length_control, code_length_random_model: Online code length in bits per
+            carry; for the random labels; for the model with random weights.
 
     Attributes:
-        n: Bits of the additions; ``n_short`` those of the short-to-long control.
-        n_train_pairs: Matched pairs for each chain length that the probes were trained on.
-        n_test_pairs: Other pairs for each chain length that they were scored on.
-        threshold: Accuracy from which a chain length counts as decodable.
-        reach: Positions to its left that one loop can bring something in from; None if there is
-            no bound.
-        reach_before: Positions that the injected input has reached before the first loop.
+        n, n_short, n_train_pairs, n_test_pairs, threshold: Those of :func:`carry_study`.
+        reach, reach_before: Positions to its left that one loop reads (None without a bound), and
+            that the injected input reads before the first loop.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -123,12 +104,12 @@ class CarryStudyResult(Result, kind="carry"):
 
     @property
     def speed_limit(self) -> int:
-        """Positions a loop of the front that the cells are compared with; 1 without a bound."""
+        """Positions a loop of the expected front; 1 without a bound."""
         return self.reach or 1
 
     @property
     def ahead(self) -> xr.DataArray:
-        """Positions that each chain is longer than the front has come, [loop, chain_length]."""
+        """Positions by which each chain is longer than the front has come, [loop, chain_length]."""
         front = self.speed_limit * self.data["loop"] + self.reach_before
         return (self.data["chain_length"] - front).transpose("loop", "chain_length")
 
@@ -140,36 +121,30 @@ class CarryStudyResult(Result, kind="carry"):
     @property
     def first_loop(self) -> xr.DataArray:
         """First number of loops after which each chain length is decodable; NaN if never."""
-        return first_decodable(self.data["accuracy"], self.threshold)
+        loops = self.data["loop"].astype(float)
+        return loops.where(self.data["accuracy"] >= self.threshold).min("loop")
 
     @property
     def resolved(self) -> float:
-        """Least accuracy over all cells that the front has come to."""
+        """Least accuracy over all cells that the front has reached."""
         return float(self.data["accuracy"].where(self.ahead <= 0, 1.0).min())
 
     @property
     def unresolved(self) -> float:
-        """Greatest accuracy over all cells with three positions or more still to go."""
+        """Greatest accuracy over all cells three positions or more ahead of the front."""
         return float(self.data["accuracy"].where(self.ahead > 2, 0.0).max())
 
     @property
     def speed(self) -> float:
         """Positions the front travels in a loop: the inverse slope of loops on chain lengths.
 
-        Infinite if all chain lengths become decodable at once; NaN, no wavefront, if less than
-        half of the chain lengths (or fewer than three) ever are.
+        Infinite if all become decodable at once; NaN if fewer than half (or than three) ever do.
         """
         first = self.first_loop.dropna("chain_length")
         if first.size < max(3, self.data.sizes["chain_length"] / 2):
             return float("nan")
         slope = float(np.polyfit(first["chain_length"].astype(float), first, 1)[0])
         return 1.0 / slope if slope > 1e-9 else float("inf")
-
-
-def first_decodable(accuracy: xr.DataArray, threshold: float) -> xr.DataArray:
-    """First loops at which accuracy [loop, ...] reaches a threshold; NaN where it never does."""
-    loops = accuracy["loop"].astype(float)
-    return loops.where(accuracy >= threshold).min("loop")
 
 
 @checked
@@ -188,50 +163,46 @@ def carry_study(
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.95,
     seed: Seed = 0,
 ) -> CarryStudyResult:
-    """Probe for the carry INTO each position, by loops run and by chain length, with controls.
+    """Probe for the carry into each position, by loops run and by chain length, with controls.
 
-    Each number of loops and each chain length has a probe of its own, on carries into all
-    positions, scored on other additions. Additions come in matched pairs (:class:`ChainSample`):
-    the majority class scores 0.5 in every cell, and so does a state that has not seen the deciding
-    bit. The controls are arrays of :class:`CarryStudyResult`.
+    Each cell has a probe of its own, on carries into all positions, scored on other additions.
+    Additions come in matched pairs (:class:`ChainSample`), so that a state that has not seen the
+    deciding bit scores 0.5, as does the majority class.
 
     Args:
-        model: Any looped model of the task.
         task: The addition task in the model's format.
-        n: Bits of the additions.
+        n, n_short: Bits of the additions, and of those of the short-to-long control.
         max_chain: Longest chain studied (positions the carry travels); half of ``n`` if None.
-        loops: Numbers of loops after which to probe; 0 to ``max_chain + 4`` if None, or to a depth
-            that the model has of its own.
-        n_short: Bits of the additions of the short-to-long control.
-        n_train: Pairs for each chain length to train on.
-        n_test: Other pairs for each chain length to score on.
+        loops: Numbers of loops after which to probe; 0 to ``max_chain + 4`` if None, or to the
+            model's own depth.
+        n_train, n_test: Pairs for each chain length to train and to score on.
         probe: An unfitted probe; ``RidgeProbe()`` if None.
         random_model: The random-weights control; the model with shuffled weights if None.
         threshold: Accuracy from which a chain length counts as decodable.
-        seed: Seed of everything random.
 
     Raises:
         InputError: If the task is no addition, or chains or loops do not fit.
     """
-    need_model(model)
+    protocol.need_model(model)
     need_task(task)
     need_model_of(task, model)
-    need_repeatable(model, as_batch(task, n=3, batch_size=1, device=device_of(model)).inputs)
+    device = protocol.device_of(model)
+    need_repeatable(model, as_batch(task, n=3, batch_size=1, device=device).inputs)
     max_chain = max_chain or n // 2
     if loops is None:
         need_loops(model)
-        depth = own_depth(model)
+        depth = protocol.own_depth(model)
         loops = range(max_chain + 5 if depth is None else min(max_chain + 4, depth) + 1)
     steps = check_increasing(loops)
     probe = probe or RidgeProbe()
     options = {"n": n, "max_chain": max_chain, "loops": steps, "n_short": n_short}
     options |= {"n_train": n_train, "n_test": n_test, "probe": repr(probe), "threshold": threshold}
-    with study(seed, study="carry", model=describe_model(model), **options) as watch:
+    with study(seed, study="carry", model=protocol.describe_model(model), **options) as watch:
         generator = torch.Generator().manual_seed(seed)
 
         def draw(bits: int, chains: int, pairs: int) -> ChainSample:
             drawn = sample_chains(task, bits, max_chain=chains, n_pairs=pairs, generator=generator)
-            return drawn.to(device_of(model))
+            return ChainSample(**{name: x.to(device) for name, x in vars(drawn).items()})
 
         sample = draw(n, max_chain, n_train).joined(draw(n, max_chain, n_test))
         short = draw(n_short, min(n_short - 2, max_chain), n_train)
@@ -246,7 +217,7 @@ def carry_study(
         control = control_labels(sample.carry[:, :split].flatten(), types, generator=generator)
         labels = torch.cat([sample.variables, control])  # [label, chain, sample]
         chains = range(1, max_chain + 1)
-        per_loop, before = reach(model), declared(model, "reach_before")
+        per_loop, before = protocol.reach(model), protocol.declared(model, "reach_before")
         if before is None:
             per_loop, before = None, 0
         edges = [math.inf if per_loop is None else per_loop * loop + before for loop in steps]
@@ -255,7 +226,7 @@ def carry_study(
             coords={"loop": steps, "chain_length": chains, "variable": VARIABLES},
             in_reach=[[chain <= edge for chain in chains] for edge in edges],
             majority=majority_accuracy(sample.carry[:, :split], sample.carry[:, split:]),
-            **_cell_scores(probe, (trained, random, e[None]), labels, split),
+            **_cell_scores(probe, trained, random, e, labels, split),
             **_shared_scores(probe, trained, sample.carry, split, short_states, short.carry),
             **_code_lengths(trained, random, labels, split, generator),
             n=n,
@@ -268,27 +239,24 @@ def carry_study(
         )
 
 
-def _cell_probes(
-    probe: LinearProbe, states: Tensor, labels: Tensor, split: int
-) -> tuple[Tensor, Tensor]:
-    """Accuracy and balanced accuracy [label, loop, chain] of a probe for each of these cells."""
-    fitted = probe.fresh().fit(states[..., :split, :], labels[:, None, :, :split])
-    truth = labels[:, None, :, split:]
-    right = (fitted.predict(states[..., split:, :]) == truth).double()
-    # Of each class
-    recalls = [(right * (truth == cls)).sum(-1) / (truth == cls).sum(-1) for cls in (0, 1)]
-    return right.mean(-1), torch.stack(recalls).mean(0)
-
-
 def _cell_scores(
-    probe: LinearProbe, states: Sequence[Tensor], labels: Tensor, split: int
+    probe: LinearProbe, trained: Tensor, random: Tensor, e: Tensor, labels: Tensor, split: int
 ) -> dict[str, Tensor]:
     """A probe for each loop and chain length: on the model, on random weights, on the embedding."""
-    trained, random, embedding = states
-    n_variables = len(VARIABLES)
-    accuracy, balanced = _cell_probes(probe, trained, labels, split)
-    random_accuracy, random_balanced = _cell_probes(probe, random, labels[:n_variables], split)
-    input_accuracy, input_balanced = _cell_probes(probe, embedding, labels[:n_variables], split)
+    n_variables = len(VARIABLES)  # the labels after them are random ones
+
+    def score(states: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Accuracy and balanced accuracy, [label, loop, chain]."""
+        fitted = probe.fresh().fit(states[..., :split, :], y[:, None, :, :split])
+        truth = y[:, None, :, split:]
+        right = (fitted.predict(states[..., split:, :]) == truth).double()
+        # Of each class
+        recalls = [(right * (truth == cls)).sum(-1) / (truth == cls).sum(-1) for cls in (0, 1)]
+        return right.mean(-1), torch.stack(recalls).mean(0)
+
+    accuracy, balanced = score(trained, labels)
+    random_accuracy, random_balanced = score(random, labels[:n_variables])
+    input_accuracy, input_balanced = score(e[None], labels[:n_variables])
     return {
         "accuracy": accuracy[_CARRY],
         "control_task": accuracy[n_variables:].mean(0),
@@ -308,7 +276,7 @@ def _shared_scores(
     short_states: Float[Tensor, "loop short_chain short_sample d_model"],
     short_carry: Tensor,
 ) -> dict[str, Tensor]:
-    """Probes that are shared by all chain lengths, scored on each."""
+    """Accuracy of probes shared by all chain lengths, for each of them."""
     unseen, truth = states[..., split:, :], carry[:, split:]
     states, carry = states[..., :split, :], carry[:, :split]
 
@@ -327,7 +295,7 @@ def _shared_scores(
 def _code_lengths(
     trained: Tensor, random: Tensor, labels: Tensor, split: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Online code lengths of the carries on a shuffled part of the pairs trained on."""
+    """Online code lengths of the carries on a shuffled part of the training pairs."""
     carry, control = (labels[which, :, :split].flatten() for which in (_CARRY, len(VARIABLES)))
     pairs = torch.randperm(len(carry) // 2, generator=generator)[:1024]
     # Both members of each pair, side by side
@@ -347,15 +315,13 @@ def _code_lengths(
 class ChainSample(ShortRepr):
     """Carries of every chain length, from additions in matched pairs.
 
-    A pair differs only in that every generating position of one kills in the other. So all
-    chains keep their length and all their carries flip: each chain length has exactly as many
-    carries of 0 as of 1, and a model that cannot see the deciding bit sees no difference.
+    In one of a pair every generating position of the other kills: all chains keep their length, all
+    carries flip, and a model that cannot see the deciding bit sees no difference.
 
     Attributes:
         inputs: Model inputs; rows 2k and 2k + 1 are a pair.
-        row: Row of each carry in ``inputs``, by chain length, from 1 on; samples 2k and 2k + 1 are
-            a pair.
-        pos: Position it enters.
+        row, pos: Row of each carry in ``inputs``, by chain length from 1 on, and the position it
+            enters; samples 2k and 2k + 1 are a pair.
         variables: Class of every variable of :data:`VARIABLES` there.
     """
 
@@ -366,21 +332,15 @@ class ChainSample(ShortRepr):
 
     @property
     def carry(self) -> Int[Tensor, "chain sample"]:
-        """The carry into each position."""
         return self.variables[_CARRY]
 
     def joined(self, other: ChainSample) -> ChainSample:
-        """Both, the samples of the other after those of this one."""
         return ChainSample(
             inputs=torch.cat([self.inputs, other.inputs]),
             row=torch.cat([self.row, other.row + len(self.inputs)], dim=-1),
             pos=torch.cat([self.pos, other.pos], dim=-1),
             variables=torch.cat([self.variables, other.variables], dim=-1),
         )
-
-    def to(self, device: torch.device | str) -> ChainSample:
-        """The same on another device."""
-        return ChainSample(**{name: x.to(device) for name, x in vars(self).items()})
 
 
 @checked
@@ -389,17 +349,13 @@ def sample_chains(
 ) -> ChainSample:
     """Draw additions until each chain length from 1 to ``max_chain`` has ``n_pairs`` pairs.
 
-    Each addition has one chain at a random position, most of length ``max_chain``, the others of
-    any length. Its other bits are the propagate-enriched mix of training, or runs of all lengths
-    alike. No pair gives more than one carry to a chain length, and up to half of the carries of
-    each are read where the chain ends. Carries whose chain runs back to bit 0 are left out: they
-    are always 0.
+    Each has one chain at a random position, most of length ``max_chain``; other bits are the
+    propagate-enriched mix of training, or runs of all lengths alike. No pair gives more than one
+    carry to a chain length; chains that run back to bit 0, whose carry is 0, are left out.
 
     Args:
         task: The addition task, in either format.
-        n: Bits of each operand.
-        max_chain: Longest chain, at most ``n - 2``.
-        n_pairs: Pairs for each chain length.
+        n: Bits of each operand; ``max_chain`` is at most ``n - 2``.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -442,10 +398,7 @@ def _pick(
     score: Float[Tensor, "pair pos"],
     n_pairs: int,
 ) -> tuple[Int[Tensor, " chosen"], Int[Tensor, " chosen"]]:
-    """One position in each of ``n_pairs`` pairs, half of them where the chain ends if it can.
-
-    Long chains seldom end there: without a preference nearly all positions would propagate.
-    """
+    """One position in each of ``n_pairs`` pairs, half of them where the chain ends if it can."""
     best = (score + (here & ends)).masked_fill(~here, -1.0)  # ends score above 1
     value, pos = best.max(dim=1)
     rows = here.any(1).nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""What the carry study and a probe study say and show."""
+"""Findings and figures of the carry study and of a probe study."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loopinterp.figures import (
     line_figure,
     line_panels,
 )
-from loopinterp.probing.carry_wavefront import CarryStudyResult, first_decodable
+from loopinterp.probing.carry_wavefront import CarryStudyResult
 from loopinterp.probing.probe_grid import ProbeResult
 
 _PROGRAM = "program"
@@ -25,46 +25,43 @@ _ACCURACY = (0.4, 1.02)
 
 @findings_of.register
 def _(result: CarryStudyResult) -> list[Finding]:
-    """How the carry travels, as far as it could have been otherwise."""
     n_chains = result.data.sizes["chain_length"]
     n_known = int(result.first_loop.notnull().sum())
     if not np.isfinite(result.speed):
-        why = "long ones no later than short ones"
+        why = "long chains no later than short ones"
         if np.isnan(result.speed):
-            why = "too few to say how fast a carry travels"
+            why = "too few to measure a speed"
         text = (
-            f"No wavefront of the carry: a linear probe reads {n_known} of {n_chains} chain "
-            f"lengths (best accuracy {float(result.data['accuracy'].max()):.2f}), {why}."
+            f"No wavefront: a linear probe decodes the carry at {n_known} of {n_chains} distances, "
+            f"{why} (best accuracy {float(result.data['accuracy'].max()):.2f})."
         )
         return [Finding(text, value="no wavefront", good=False)]
-    # Read in every cell that the carry can have reached.
+    # Decoded in every cell that the carry can have reached.
     good = result.resolved >= 0.98
-    travels = f"The carry travels {result.speed:.2f} positions in a loop"
-    reads = f"a linear probe reads it with an accuracy of {result.resolved:.2f} at worst"
+    text = (
+        f"The carry moves {result.speed:.2f} positions per loop (linear probe, {n_known} of "
+        f"{n_chains} distances)."
+    )
     if result.reach is None:
-        good = good and result.unresolved <= 0.60  # and unread in the others
-        text = (
-            f"{travels}: {reads} once as many loops have run as it has positions to travel, and of "
-            f"{result.unresolved:.2f} at best (chance is 0.50) where it has three positions or "
-            "more still to go."
+        good = good and result.unresolved <= 0.60  # and not in the others
+        text += (
+            f" Accuracy is at least {result.resolved:.2f} where it has had time to arrive, and at "
+            f"most {result.unresolved:.2f} three or more positions further."
         )
     else:
-        per_loop = f"{result.reach} position{'s' if result.reach != 1 else ''} a loop"
-        text = (
-            f"{'The carry can be read as soon as it can arrive' if good else travels}: {reads} "
-            f"from the loop on at which the bit that decides it comes within reach ({per_loop}), "
-            f"for {n_known} of {n_chains} chain lengths. Before, nothing could be read, whatever "
-            "the model has learned (the window is a light cone)."
+        cone = f"{result.reach} position{'s' if result.reach != 1 else ''} per loop"
+        when = "in the first loop in which" if good else "where"
+        text += (
+            f" Accuracy is at least {result.resolved:.2f} {when} it is inside the light cone "
+            f"({cone}). Outside nothing can be decoded."
         )
     return [Finding(text, value=f"{result.speed:.2f} positions / loop", good=good)]
 
 
 @figures_of.register
 def _(result: CarryStudyResult) -> list[Figure]:
-    """The wavefront, and where there is one, the cut through it and what was read besides."""
-    others = (_front_profile, _first_loops, _variables, _code_lengths)
-    shown = others if np.isfinite(result.speed) else ()
-    return [_wavefront(result), *(figure(result) for figure in shown)]
+    others = (_front_profile, _variables, _code_lengths) if np.isfinite(result.speed) else ()
+    return [_wavefront(result), *(figure(result) for figure in others)]
 
 
 def _wavefront(result: CarryStudyResult) -> Figure:
@@ -72,7 +69,7 @@ def _wavefront(result: CarryStudyResult) -> Figure:
     loops, chains = data["loop"].values, data["chain_length"].values
     at = result.speed_limit * loops + result.reach_before  # edge of the front after each loop
     inside = (at >= chains[0]) & (at <= chains[-1])
-    name = "chain length = loops" if result.reach is None else "edge of the light cone"
+    name = "one position per loop" if result.reach is None else "edge of the light cone"
     front = Series(name, loops[inside], at[inside], colour="red", markers=False)
     panels = {"trained model": data["accuracy"].T, "random weights": data["random_model"].T}
     plot = heatmap_panels(
@@ -83,26 +80,20 @@ def _wavefront(result: CarryStudyResult) -> Figure:
         columns=2,
         overlay=dict.fromkeys(panels, front),
     )
-    line = (
-        "On the red line and right of it, what moves one position a loop has arrived."
-        if result.reach is None
-        else "The red line is the edge of the light cone: left of it nothing can be read, whatever "
-        "the model has learned; what is found is how soon cells right of it are bright."
-    )
-    far = data["random_model"].sel(chain_length=data["chain_length"] >= 4)
-    beyond = f" (at most {float(far.max()):.2f} from chain length 4 on)" if far.size else ""
+    line = "Red line: one position per loop."
+    if result.reach is not None:
+        line = "Left of the red line (the edge of the light cone) nothing can be decoded."
     return Figure(
         title="The carry travels through the model",
         plot=plot,
         caption=(
-            "Each cell: how often a linear probe of its own reads the carry into a position from "
-            "the state there, by loops run and by positions that the carry has to travel. Bright "
-            f"is always right, dark a coin toss. {line}"
+            "Each cell: accuracy of a linear probe for the carry into a position, by loops run and "
+            f"by distance that the carry travels (bright: always right, dark: chance). {line}"
         ),
         control=(
-            f"Random weights: the same probes on shuffled weights{beyond}. The majority "
-            f"class scores {float(data['majority'].mean()):.2f} in every row; asked for random "
-            f"labels, the probes reach {float(data['control_task'].mean()):.2f} on average."
+            "Random weights: the same probes on shuffled weights. The majority class scores "
+            f"{float(data['majority'].mean()):.2f}; probes for random labels score "
+            f"{float(data['control_task'].mean()):.2f} on average."
         ),
         data=result.to_dataframe(
             "accuracy", "in_reach", "random_model", "control_task", "shared_probe",
@@ -133,12 +124,9 @@ def _front_profile(result: CarryStudyResult) -> Figure:
         mean = table["mean"]
         series.append(Series(name, table["ahead"], mean, low=low, high=high, control=control))
         tables.append(table.assign(line=name))
-    beyond = (
-        "right of it the deciding bit has further to go than one position a loop."
-        if result.reach is None
-        else "right of it the deciding bit is out of the window's reach, so that no probe could "
-        "read it: that half cannot fail, and shows nothing."
-    )
+    beyond = "one position per loop has not brought the deciding bit."
+    if result.reach is not None:
+        beyond = "no probe can read the deciding bit (outside the light cone)."
     return Figure(
         title="Behind and ahead of the front",
         plot=line_figure(
@@ -146,53 +134,18 @@ def _front_profile(result: CarryStudyResult) -> Figure:
             x_title="positions still to go",
             y_title="accuracy",
             y_range=_ACCURACY,
-            references=[Reference(0.5, "chance")],
+            references=[Reference(0.5, "chance for carries")],
         ),
         caption=(
-            "The same accuracies by distance from the front (the red line above): at 0 and left of "
-            f"it the carry can have arrived, {beyond} Lines are means over all loops, bands run "
-            "from the worst to the best cell. Trained model: a probe for each cell. Shared probe: "
-            "one for all chain lengths. Last loop's probe: a shared one of the settled model; it "
-            "shows whether a fresh carry is written in the direction in which it is kept."
+            f"Mean accuracy (band: worst to best cell) by distance from the front; right of 0 "
+            f"{beyond} Shared probe: one for all distances. Last loop's probe: the shared one of "
+            "the last loop, applied to all."
         ),
         control=(
-            "Grey lines: the same probe on the model with shuffled weights, on random labels, on "
-            "the embedding alone, and the majority class."
+            "Random labels are fixed by the last four inputs, so that a probe can memorise them: "
+            "selectivity is its accuracy on carries minus that line."
         ),
         data=pd.concat(tables, ignore_index=True),
-    )
-
-
-def _first_loops(result: CarryStudyResult) -> Figure:
-    data = result.data
-    lines = {
-        "carry in": data["accuracy"],
-        "sum bit": data["variable_accuracy"].sel(variable="sum", drop=True),
-        "carry in, last probe": data["last_loop_probe"],
-        "random weights": data["random_model"],
-    }
-    first = {name: first_decodable(values, result.threshold) for name, values in lines.items()}
-    series = [Series.of(name, x, control=name == "random weights") for name, x in first.items()]
-    soonest = np.ceil((data["chain_length"] - result.reach_before).clip(0) / result.speed_limit)
-    bound = "soonest possible"
-    dashed = "the soonest that the window allows, below which no line can lie"
-    if result.reach is None:
-        bound = "one position a loop"
-        dashed = f"{bound}, the fastest that attention to one neighbour allows"
-    series.append(Series.of(bound, soonest, control=True, markers=False))
-    return Figure(
-        title="First loop at which a carry can be read",
-        plot=line_figure(series, x_title="chain length", y_title="loops until decodable"),
-        caption=(
-            "How many loops it takes until a probe reads each chain length with accuracy "
-            f"{result.threshold:g} or more. A straight line means a constant speed; its slope is "
-            f"{1 / result.speed:.2f} loops per position. A gap: never reached."
-        ),
-        control=(
-            f"Dashed: {dashed}; and the model with shuffled weights, which passes on a few "
-            "positions at most."
-        ),
-        data=tidy(first),
     )
 
 
@@ -210,16 +163,16 @@ def _variables(result: CarryStudyResult) -> Figure:
         panels.append(LinePanel(lines, "accuracy", title, y_range=_ACCURACY, references=chance))
         tables.append(tidy({"balanced_accuracy": mean}).assign(source=title))
     return Figure(
-        title="What else can be read at each loop",
+        title="What else can be decoded at each loop",
         plot=line_panels(panels, x_title="loops run"),
         caption=(
-            "Balanced accuracy (chance is 0.5) for each variable of the addition, mean over chain "
-            "lengths. Generate and propagate concern the position's own two bits; carry in, carry "
-            "out and sum need the positions before."
+            "Balanced accuracy for each variable of the addition, mean over distances. Generate "
+            "and propagate concern the position's own bits; carry in, carry out and sum need the "
+            "positions before."
         ),
         control=(
-            "The two lower panels: what is in the inputs and the wiring alone. A variable that is "
-            "read as well there was given, not computed."
+            "Lower panels: random weights and the embedding alone. A variable that is decoded as "
+            "well there is given by the input, not computed."
         ),
         data=pd.concat(tables, ignore_index=True),
     )
@@ -227,35 +180,32 @@ def _variables(result: CarryStudyResult) -> Figure:
 
 def _code_lengths(result: CarryStudyResult) -> Figure:
     data = result.data
-    front, moved = "light cone", "all that the window lets in"
-    if result.reach is None:
-        front = moved = "one position a loop"
+    front = "one position per loop" if result.reach is None else "light cone"
     lines = {
         "trained model": data["code_length"],
         front: (result.ahead > 0).mean("chain_length"),
         "random weights": data["code_length_random_model"],
         "random labels": data["code_length_control"],
     }
+    series = [Series.of(n, values, control=n != "trained model") for n, values in lines.items()]
+    most = max(1.0, *(float(values.max()) for values in lines.values()))
     return Figure(
-        title="How many bits the carries still cost",
+        title="Bits per carry, given the states",
         plot=line_figure(
-            [
-                Series.of(name, values, control=name != "trained model")
-                for name, values in lines.items()
-            ],
+            series,
             x_title="loops run",
             y_title="bits per carry",
-            y_range=(0.0, 1.05),
-            references=[Reference(1.0, "nothing known")],
+            y_range=(0.0, 1.05 * most),
+            references=[Reference(1.0, "no information")],
         ),
         caption=(
-            "Online code length: bits needed to send each carry to someone who holds the states "
-            "and learns a probe as the carries arrive. 1 bit: the states tell nothing. It counts "
-            "how hard the probe is to learn, as accuracy does not."
+            "Online code length: bits to send each carry to a receiver who has the states and "
+            "learns a probe as the carries arrive. Unlike accuracy it counts how hard the probe is "
+            "to learn."
         ),
         control=(
-            f"Dashed: a front of {moved}, read without any cost of learning; the model with "
-            "shuffled weights; and random labels."
+            f"Dashed: the front of the {front}, decoded without any cost of learning; random "
+            "weights; random labels."
         ),
         data=tidy(lines),
     )
@@ -263,28 +213,23 @@ def _code_lengths(result: CarryStudyResult) -> Figure:
 
 @findings_of.register
 def _(result: ProbeResult) -> list[Finding]:
-    """The target that gains most over its controls."""
     gain = (result.data["accuracy"] - result.chance).max(["loop", "site", "group"])  # [target]
     best = gain.isel(target=int(gain.argmax("target")))
     name = str(best["target"].item())
     if float(best) <= 0:
-        text = f"None of the {gain.size} probed variables is read better than by its best control."
+        text = f"No probe beats its best control, for any of {gain.size} variables."
         return [Finding(text, kind=_PROGRAM, value="none")]
     text = (
-        f"Of {gain.size} probed variables, {name!r} gains most over the best control: "
-        f"{float(best):.2f} in accuracy."
+        f"{name!r} gains most over the best control: {float(best):.2f} in accuracy "
+        f"({gain.size} variables probed)."
     )
     return [Finding(text, kind=_PROGRAM, value=name)]
 
 
 @figures_of.register
 def _(result: ProbeResult) -> list[Figure]:
-    """For each site the targets by loop with their controls, and by group if there are several."""
-    sites = result.data["site"].values.tolist()
-    figures = [_probes_by_loop(result, site) for site in sites]
-    if result.data.sizes["group"] > 1:
-        figures += [_probes_by_group(result, site) for site in sites]
-    return figures
+    kinds = [_probes_by_loop, _probes_by_group][: 1 + (result.data.sizes["group"] > 1)]
+    return [figure(result, site) for figure in kinds for site in result.data["site"].values]
 
 
 def _probes_by_loop(result: ProbeResult, site: str) -> Figure:
@@ -299,20 +244,20 @@ def _probes_by_loop(result: ProbeResult, site: str) -> Figure:
     panels = []
     for title, (name, counted) in sources.items():
         values = wilson_of(cell[name] * cell["n_test"], cell["n_test"]) if counted else cell[name]
-        lines = Series.each(values, "target")
+        # More targets than the palette has colours come in an order of their own.
+        lines = Series.each(values, "target", in_order=cell.sizes["target"] > 5)
         panels.append(LinePanel(lines, "accuracy", title, y_range=(0.0, 1.02)))
     return Figure(
         title=f"Decodable variables at {site}",
         section=_PROGRAM,
         plot=line_panels(panels, x_title="loop"),
         caption=(
-            "Accuracy of a linear probe for each variable at each loop (positions: "
-            f"{cell['group'].item()}), on examples it was not trained on; bands are 95% intervals "
-            "over places."
+            "Held-out accuracy of a linear probe for each variable at each loop (positions: "
+            f"{cell['group'].item()}; 95% intervals)."
         ),
         control=(
-            "Lower panels: the same probe on random labels fixed by the local input, on the model "
-            "with shuffled weights, on the embedding alone, and the majority class."
+            "Lower panels: the same probe on random labels fixed by the local input, on shuffled "
+            "weights, on the embedding alone, and the majority class."
         ),
         data=result.to_dataframe().query("site == @site"),
     )
@@ -331,10 +276,7 @@ def _probes_by_group(result: ProbeResult, site: str) -> Figure:
             value_range=(-1.0, 1.0),
             scale="diverging",
         ),
-        caption="Accuracy of the probe less that of its best control, by loop and position group.",
-        control=(
-            "Subtracted in each cell: the best of the random-weights model, the embedding alone "
-            "and the majority class."
-        ),
+        caption="Accuracy of the probe minus that of its best control, by loop and position group.",
+        control="Controls: random weights, the embedding alone, and the majority class.",
         data=result.to_dataframe().query("site == @site"),
     )

@@ -1,8 +1,8 @@
 """Linear probes for a whole grid of cells: scikit-learn's solvers, tensors in and out.
 
-``X`` of shape [..., n, d] is a grid of problems: one independent probe for each cell of the leading
-axes (loop, site, position group). ``y`` of shape [..., n] broadcasts against it; for
-:class:`RidgeProbe`, all targets that share an ``X`` share its factorisation.
+``X`` [..., n, d] is a grid of problems, one probe for each cell of the leading axes (loop, site,
+position group). ``y`` [..., n] broadcasts against it; targets that share an ``X`` share the
+factorisation of a :class:`RidgeProbe`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,15 @@ if TYPE_CHECKING:
 
 
 class LinearProbe(BaseEstimator):
-    """What every linear probe shares: fitting a grid, predicting, scoring, and its subspace.
+    """Base of linear probes over a grid of cells of shape ``grid``.
 
-    Cells are fitted one by one, in double precision and on the CPU: states of a looped model are
-    often of low rank, and in float32 their small directions are lost. Predictions are
-    made for the whole grid at once, where ``X`` lies. Attributes after ``fit``, for a grid of shape
-    ``grid`` (empty for one cell), ``d`` features and ``rows`` = 1 for two classes or the number of
-    classes for more:
+    Cells are fitted one by one, in float64 on the CPU: states are often of low rank, and float32
+    loses their small directions.
 
     Attributes:
         classes_: The classes, sorted; one set for the whole grid.
-        coef_: [*grid, rows, d], each row along the direction in which the score of its class
-            grows; with two classes that of the last.
+        coef_: [*grid, rows, d], with one row for two classes (along the score of the last), else
+            one for each class.
         intercept_: [*grid, rows].
         n_features_in_: ``d``.
 
@@ -113,7 +110,6 @@ class LinearProbe(BaseEstimator):
         return scores.squeeze(-1) if len(self.classes_) == 2 else scores
 
     def predict(self, X: Float[Tensor, "*#grid n d"]) -> Int[Tensor, "*cell n"]:
-        """Classes."""
         scores = self.decision_function(X)
         index = (scores > 0).long() if len(self.classes_) == 2 else scores.argmax(-1)  # [*cell, n]
         return self.classes_.to(X.device)[index]
@@ -121,14 +117,12 @@ class LinearProbe(BaseEstimator):
     def score(
         self, X: Float[Tensor, "*#grid n d"], y: Int[Tensor, "*#grid n"]
     ) -> Float[Tensor, "*cell"]:
-        """Accuracy of each cell."""
         return (self.predict(X) == y).double().mean(-1)
 
     def subspace(self) -> Float[Tensor, "*grid rank d"]:
         """Orthonormal rows that span what the probe reads, [*grid, classes - 1, d].
 
-        The span of the differences between the class directions, from their singular value
-        decomposition; for two classes the one direction of the probe, up to sign.
+        The span of the differences between the class directions; for two classes the one direction.
         """
         check_is_fitted(self)
         coef = self.coef_
@@ -140,8 +134,7 @@ class LinearProbe(BaseEstimator):
 class RidgeProbe(LinearProbe):
     """Least squares on -1/+1 targets, one against the rest, with an L2 penalty.
 
-    ``min sum_i (y_i - x_i c - b)^2 + alpha ||c||^2``, as scikit-learn's ``RidgeClassifier`` has
-    it, with no penalty on the intercept.
+    ``min sum_i (y_i - x_i c - b)^2 + alpha ||c||^2``, as scikit-learn's ``RidgeClassifier``.
 
     Example:
         >>> x = torch.randn(3, 200, 8, generator=torch.Generator().manual_seed(0))
@@ -169,10 +162,9 @@ class RidgeProbe(LinearProbe):
 class LogisticProbe(LinearProbe):
     """Logistic regression with an L2 penalty: binary for two classes, softmax for more.
 
-    ``min sum_i CE(y_i, x_i) + alpha/2 ||C||^2``, which is scikit-learn's
-    ``LogisticRegression(C=1/alpha)``, by Newton's method. Slower than :class:`RidgeProbe`, but its
-    probabilities are calibrated, which code lengths need. Raise ``alpha`` where scikit-learn warns
-    that a cell has not converged.
+    ``min sum_i CE(y_i, x_i) + alpha/2 ||C||^2``, scikit-learn's ``LogisticRegression(C=1/alpha)``,
+    by Newton's method. Slower than :class:`RidgeProbe`, with calibrated probabilities. Raise
+    ``alpha`` where scikit-learn warns that a cell has not converged.
     """
 
     def _solve(self, x: np.ndarray, y: np.ndarray, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -195,7 +187,6 @@ class LogisticProbe(LinearProbe):
         return np.stack(coefs), np.stack(intercepts)
 
     def predict_proba(self, X: Float[Tensor, "*#grid n d"]) -> Float[Tensor, "*cell n classes"]:
-        """Probability of each class."""
         return self.predict_log_proba(X).exp()
 
     def predict_log_proba(self, X: Float[Tensor, "*#grid n d"]) -> Float[Tensor, "*cell n classes"]:
@@ -207,7 +198,7 @@ class LogisticProbe(LinearProbe):
 
 
 PROBES: dict[str, type[LinearProbe]] = {"ridge": RidgeProbe, "logistic": LogisticProbe}
-"""Every probe by name; the conformance suite runs on each."""
+"""Every probe by name."""
 
 
 def _check_features(x: Any, *, n_features: int | None = None) -> None:
@@ -228,7 +219,6 @@ def _check_features(x: Any, *, n_features: int | None = None) -> None:
 
 
 def _broadcasts(y: Tensor, x: Tensor) -> bool:
-    """Whether there is a class for each sample of each cell."""
     try:
         torch.broadcast_shapes(y.shape[:-1], x.shape[:-2])
     except RuntimeError:
@@ -244,10 +234,9 @@ def online_code_length(
 ) -> Float[Tensor, "*cell"]:
     """Bits per label of the prequential code, for each cell of a grid.
 
-    Each block doubles what is known: they end at n/64, n/32, ..., n samples, from 8 at least. The
-    first is sent with the uniform code (log2 of the classes), and so are others until every class
-    has occurred; each later one with the probabilities of a :class:`LogisticProbe` trained on all
-    before it. 1 bit per label of two balanced classes means that the activations tell nothing.
+    Blocks end at n/64, n/32, ..., n samples, from 8 at least. The first is sent with the uniform
+    code (as are others until every class has occurred), each later one with the probabilities of a
+    :class:`LogisticProbe` trained on all before it.
 
     Args:
         x: Activations, in the order in which their labels are sent: shuffle them first.

@@ -43,12 +43,10 @@ class ProbeResult(Result, kind="probes"):
         accuracy: Accuracy of the probes.
         control_task: The same probes on random labels fixed by the local input (control).
         random_model: The same probes on the model with random weights (control).
-        embedding: The same probes on the embedding alone (control; by loop only if the target
-            differs from loop to loop).
-        majority: Always saying the most frequent class (control).
-        code_length: Online code length in bits per label, where it was asked for.
-        n_train: Places each group was trained on.
-        n_test: Other places it was scored on.
+        embedding: The same probes on the embedding alone (control).
+        majority: Always the most frequent class (control).
+        code_length: Online code length in bits per label, if asked for.
+        n_train, n_test: Positions of each group that probes were trained and scored on.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {
@@ -90,32 +88,25 @@ def probe_study(
 ) -> ProbeResult:
     """Probe every target at every loop, site and position group of a hooked looped model.
 
-    Examples are split in two; every number is accuracy on the half that the probe has not seen.
-    Controls are always computed: the same probe on random labels fixed by the local input
-    (selectivity), on the model with random weights, on the embedding alone, and the majority class.
+    Numbers are accuracies on the half of the examples that the probe has not seen. Controls: random
+    labels fixed by the local input, random weights, the embedding alone, and the majority class.
 
     Args:
         model: A model with ``run_with_cache`` and ``embed``, such as ``LoopedTransformer``.
-        data: A batch on its device, its inputs alone, or a task to draw a batch from.
-        targets: Classes [batch, pos] of each target, or [loop, batch, pos] where they differ
-            from loop to loop (the variables of a program); ``IGNORE`` where there is none. Or
-            what gives them from the inputs, such as ``task.carries``.
-        n_loops: Loops to run; the longest T(n) of a batch by default. ``loop`` is the index of a
-            loop: the state leaving loop t is ``hook_state_post``, the one entering it
-            ``hook_state_pre``.
+        data: A batch on its device, its inputs alone, or a task.
+        targets: Classes [batch, pos] or [loop, batch, pos] of each target, ``IGNORE`` where there
+            is none; or a function from the inputs to them, such as ``task.carries``.
+        n_loops: Loops to run; the longest T(n) of a batch by default.
         sites: Activations within a loop, as ``LoopedCache.stack`` takes them (of the last layer).
-        groups: Named sets of places, [batch, pos]; one group ``"all"`` if None.
+        groups: Named position masks, [batch, pos]; one group ``"all"`` if None.
         train: The examples to train on; a random half if None.
         probe: An unfitted probe; :class:`RidgeProbe` if None.
         random_model: The random-weights control; the model with shuffled weights if None.
         code_lengths: Whether to compute online code lengths too, which takes longer.
-        n: Problem length, where a task is given; see :func:`~loopinterp.tasks.as_batch`.
-        batch_size: Examples, where a task is given.
-        seed: Seed of what is drawn, of the split, of the random labels and of the random weights.
+        n, batch_size: Problem length and examples of a task.
 
     Raises:
-        InputError: If shapes do not fit, or a group has too few places (for code lengths, too few
-            that have a class at every loop).
+        InputError: If shapes do not fit, or a group has too few positions with a class.
     """
     need_hooks(model)
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
@@ -135,9 +126,9 @@ def probe_study(
         if not bool((fit & known).any()):
             raise InputError(
                 f"code length of target {target!r} in group {name!r}",
-                expected="places to train on that have a class at every loop",
+                expected="positions to train on that have a class at every loop",
                 given="none",
-                fix="Label some place at every loop, or leave code_lengths out.",
+                fix="Label some position at every loop, or leave code_lengths out.",
             )
     with study(
         seed, study="probe", model=describe_model(model), n_loops=n_loops, probe=repr(probe)
@@ -185,7 +176,7 @@ def _halves(
     train: Bool[Tensor, " batch"],
     labels: Int[Tensor, "target loop batch pos"],
 ) -> list[tuple[Tensor, Tensor]]:
-    """Places of each group to train on, and to score on."""
+    """Positions of each group to train on, and to score on."""
     n_examples, n_pos = labels.shape[2:]
     _check_mask("train", train, (n_examples,))
     for name, mask in groups.items():
@@ -196,7 +187,7 @@ def _halves(
         if min(fewest) == 0:
             raise InputError(
                 f"group {name!r}",
-                expected="places with a class of every target, in both halves of the examples",
+                expected="positions with a class of every target, in both halves of the examples",
                 given=f"{fewest[0]} to train on and {fewest[1]} to score on for some target",
                 fix="Widen the group, or give more inputs.",
             )
@@ -204,7 +195,7 @@ def _halves(
 
 
 def _check_mask(what: str, mask: Any, shape: tuple[int, ...]) -> None:
-    """Raise unless places are marked by booleans: numbers would be taken for their indices."""
+    """Raise unless positions are marked by booleans: numbers would be taken for their indices."""
     tensor = isinstance(mask, torch.Tensor)
     if not tensor or tuple(mask.shape) != shape or mask.dtype != torch.bool:
         expected = f"a tensor of booleans, {list(shape)}"
@@ -218,11 +209,7 @@ def _scores(
     labels: Int[Tensor, "draw target loop batch pos"],
     halves: list[tuple[Tensor, Tensor]],
 ) -> np.ndarray:
-    """Accuracy on the other half, [draw, loop, group, target].
-
-    All draws of a target have a class at the same places, and are fitted in one call: a
-    :class:`RidgeProbe` factorises once for all of them.
-    """
+    """Accuracy on the other half, [draw, loop, group, target]; one fit for all draws."""
     n_draws, n_targets, n_loops = labels.shape[:3]
     scores = np.empty((n_draws, n_loops, len(halves), n_targets))
     for loop, group, target in np.ndindex(*scores.shape[1:]):
@@ -261,14 +248,14 @@ def _stack_targets(
         raise InputError("targets", expected="at least one", given="none", fix="Name a target.")
     batch, n_pos = inputs.shape[:2]
     for name, y in targets.items():
-        by_place = tuple(y.shape) in ((batch, n_pos), (n_loops, batch, n_pos))
-        if not by_place or y.is_floating_point():
+        fits = tuple(y.shape) in ((batch, n_pos), (n_loops, batch, n_pos))
+        if not fits or y.is_floating_point():
             raise InputError(
                 f"target {name!r}",
                 expected=f"integer classes [{batch}, {n_pos}], or [{n_loops}, {batch}, {n_pos}] by "
                 "loop",
                 given=describe_tensor(y),
-                fix="Give one class for each place, IGNORE where there is none.",
+                fix="Give one class for each position, IGNORE where there is none.",
             )
     # [target, loop, batch, pos]
     return torch.stack([y.long().expand(n_loops, batch, n_pos) for y in targets.values()])
@@ -287,8 +274,7 @@ def _activations(
 def with_random_weights(model: Model, *, seed: Seed) -> Model:
     """A copy of a model with the entries of each weight shuffled.
 
-    Every weight keeps its distribution and loses its structure, so that the copy is as large in
-    scale as the trained model. A probe of it reads what is in the input and in the wiring.
+    Every weight keeps its distribution: a probe of the copy reads the input and the wiring alone.
     """
     if not isinstance(model, torch.nn.Module) or next(model.parameters(), None) is None:
         raise InputError(
@@ -329,15 +315,15 @@ def control_labels(
 ) -> Int[Tensor, "draw *place"]:  # noqa: UP037
     """Random labels, the same wherever the same type of input occurs: a control task.
 
-    Each type gets a class at random, with the frequencies of the true classes. A probe that does
-    well on them can learn anything from these activations, and its accuracy on the true classes
-    says little; selectivity is the difference. Source: Hewitt and Liang, arXiv 1909.03368.
+    Each type gets a class at random, with the frequencies of the true classes. Selectivity is a
+    probe's accuracy on the true classes minus that on these.
 
     Args:
-        pool: True classes, whose frequencies the control keeps.
-        types: Type of the input at each place, such as :func:`context_types`.
+        pool: True classes, whose frequencies the control has.
+        types: Type of the input at each position, such as :func:`context_types`.
         n_draws: Independent random labelings; average over them.
-        generator: Source of randomness, on the CPU.
+
+    Source: Hewitt and Liang, arXiv 1909.03368.
     """
     n_types = int(types.max()) + 1
     drawn = torch.randint(len(pool), (n_draws, n_types), generator=generator)  # of each type
@@ -347,10 +333,7 @@ def control_labels(
 def majority_accuracy(
     train: Int[Tensor, "*cell train_sample"], test: Int[Tensor, "*cell test_sample"]
 ) -> Float[Tensor, "*cell"]:
-    """Accuracy on ``test`` of always saying the most frequent class of ``train``.
-
-    Places whose class is ``IGNORE`` do not count.
-    """
+    """Accuracy on ``test`` of always the most frequent class of ``train``, ``IGNORE`` left out."""
     classes = torch.unique(train[train != IGNORE])
     count = torch.stack([(train == cls).sum(-1) for cls in classes])  # [class, *cell]
     right = test == classes[count.argmax(0)][..., None]  # [*cell, sample]

@@ -1,9 +1,9 @@
-"""Stock programs of aligned binary addition, which differ in when a carry is known and how long.
+"""Stock programs of aligned binary addition: they differ in when a carry is known and how long.
 
-They read the pairs format: position 0 is BOS, position i + 1 holds bit i of both operands, padding
-follows. BOS and PAD count as the bits (0, 0). A bit *generates* a carry at (1, 1), *propagates* one
-at (1, 0) and (0, 1), and *kills* it at (0, 0): g and p below. ``carry`` is the carry INTO each
-position unless the program says otherwise.
+They read the pairs format: position 0 is BOS, position i + 1 holds bit i of both operands, then
+padding. BOS and PAD count as (0, 0). A bit *generates* a carry at (1, 1), *propagates* one at (1,
+0) and (0, 1), and *kills* it at (0, 0): g and p below. ``carry`` is the carry INTO each position
+unless the program says otherwise.
 """
 
 from __future__ import annotations
@@ -33,24 +33,20 @@ from loopinterp.programs.language import (
 from loopinterp.programs.program import CeilLog2, Linear, LoopProgram
 
 INPUTS = ("a=0 b=0", "a=1 b=0", "a=0 b=1", "a=1 b=1", "BOS", "PAD")
-
-FOR_EVER = None
-"""The hold of a carry that stays until it is reset."""
+FOR_EVER = None  # the hold of a carry that stays until it is reset
 
 generate = tok_map(tokens, {3: 1}, default=0, name="generate")
 propagate = tok_map(tokens, {1: 1, 2: 1}, default=0, name="propagate")
 
 _carry, _span, _makes, _passes = var("carry"), var("span"), var("makes"), var("passes")
+# A carry of the left neighbour, which generates it or passes it on
 _support = shift_right(generate | (propagate & _carry))
-"""A carry of the left neighbour, which generates it or passes it on."""
-
 _known = ne(_carry, UNKNOWN)
 _known_at_bos = where(eq(indices, 0), 0, UNKNOWN)
 _carry_out = where(_known, generate | (propagate & _carry), UNKNOWN)
 _arriving = shift_right(_carry)
 _span_back = select(indices, indices - _span, "==", name="span_back")
 _last_decided = kqv(propagate, 0, indices, "==", mode="max", name="last_decided")
-
 _rippling = partial(
     LoopProgram,
     task="addition",
@@ -64,25 +60,16 @@ _latching = partial(_rippling, finish=where(_known, propagate ^ _carry, UNKNOWN)
 def held_ripple(
     name: str, hold: Mapping[int, int | None] | int | None, *, doc: str, reset: Seq | None = None
 ) -> LoopProgram:
-    """A ripple that holds a carry for some loops after its support has ended.
-
-    A carry is *supported* where the left neighbour generates or passes one on::
+    """A ripple that holds a carry for some loops after its support has ended::
 
         support_i  =   g_{i-1} OR (p_{i-1} AND carry_{i-1})
         carry_i    <-  support_i OR (carry_i AND age_i + 1 < hold_i AND NOT reset_i)
         age_i      <-  age_i + 1 while the carry stays without support, else 0
 
-    An injected carry persists ``hold`` loops unless it is supported. A hold of 1 is the plain
-    ripple, a hold for ever the sticky ripple, which needs no ``age``. In clean runs a true carry
-    appears once and stays supported, so all of them equal the plain ripple at every loop; only
-    off-distribution states separate them. A carry that is removed reappears at once.
-
-    Args:
-        name: Name of the program.
-        hold: Loops that an injected carry persists without support, ``FOR_EVER`` if it stays; or a
-            mapping from the position's own token to that, 1 for the tokens that it lacks.
-        doc: The idea, in a sentence.
-        reset: Where a carry without support is removed whatever its hold.
+    ``hold`` is the persistence of an injected carry in loops (1 for the plain ripple), ``FOR_EVER``
+    for the sticky one, or a mapping from the position's token to that (default 1). ``reset``
+    removes a carry without support. In clean runs all equal the plain ripple at every loop; only
+    off-distribution states separate them.
     """
     by_token = hold if isinstance(hold, Mapping) else dict.fromkeys(range(len(INPUTS)), hold)
     for loops in by_token.values():
@@ -103,26 +90,28 @@ def held_ripple(
 
 
 HELD_RIPPLES = (
-    held_ripple("ripple_held_2", 2, doc="A ripple whose carries live 2 loops without support."),
-    held_ripple("ripple_held_3", 3, doc="A ripple whose carries live 3 loops without support."),
+    *(
+        held_ripple(f"ripple_held_{n}", n, doc=f"Carries persist {n} loops without support.")
+        for n in (2, 3)
+    ),
     held_ripple(
         "ripple_held_by_token",
         {1: 2, 2: 3},
-        doc="Carries live 2 loops without support at bits (1, 0), 3 at (0, 1), else 1.",
+        doc="Carries persist 2 loops without support at bits (1, 0), 3 at (0, 1), else 1.",
     ),
     held_ripple(
         "ripple_held_where_propagating",
         {1: FOR_EVER, 2: FOR_EVER},
-        doc="Carries into propagating bits are never taken back; all others are recomputed.",
+        doc="Carries into propagating bits are never removed; all others are recomputed.",
     ),
     held_ripple(
         "ripple_held_until_kill",
         FOR_EVER,
         reset=shift_right(~(generate | propagate), default=1),
-        doc="Carries are taken back only where the left neighbour kills.",
+        doc="Carries are removed only where the left neighbour kills.",
     ),
     held_ripple(
-        "sticky_ripple", FOR_EVER, doc="A ripple whose carries, once seen, are never taken back."
+        "sticky_ripple", FOR_EVER, doc="A ripple whose carries, once present, are never removed."
     ),
 )
 ADDITION_PROGRAMS = (
@@ -163,8 +152,7 @@ ADDITION_PROGRAMS = (
         name="latched_ripple",
         prepare={"carry": _known_at_bos},
         step={"carry": where(_known, _carry, shift_right(_carry_out, default=UNKNOWN))},
-        doc="A front from BOS: a position is unknown until its left neighbour is known, "
-        "then holds.",
+        doc="A front from BOS: a carry is known, and stays, once its left neighbour's is known.",
     ),
     #   carry_i  <-  carry_i            if it is known
     #                g_{i-1}            else, if the left neighbour does not propagate
@@ -179,7 +167,7 @@ ADDITION_PROGRAMS = (
                 _known, _carry, shift_right(where(propagate, _carry, generate), default=0)
             )
         },
-        doc="Fronts from every generating or killing bit; a propagating bit waits; known is held.",
+        doc="Fronts from every generating or killing bit; known carries stay.",
     ),
     # Of the ``span`` positions before position i, ``makes`` says that they generate a carry into i
     # by themselves, ``passes`` that they propagate one:

@@ -1,17 +1,20 @@
-"""Whether two programs are the same one, as abstractions of the state of whole positions."""
+"""Whether interchange interventions at whole positions separate two programs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from operator import attrgetter
+from typing import Annotated
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from pydantic import Field, PositiveInt
+from torch import Tensor
 
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
@@ -23,65 +26,44 @@ from loopinterp.programs.paired_runs import (
     decided_difference,
     repeated_states,
 )
-from loopinterp.programs.program import ProgramOffset, alignments, with_output_lag
+from loopinterp.programs.program import LoopProgram, ProgramOffset, alignments, with_output_lag
 from loopinterp.programs.stock_programs import get_program
-from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.task import IGNORE, Batch, Task
 from loopinterp.tasks.task_registry import get_task
 
-if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
-    from loopinterp.programs.program import LoopProgram
-    from loopinterp.tasks.task import Task
-
-EXAMPLES = 64
-"""Inputs of each length and distribution."""
-
-INTERVENTIONS = 4096
-"""Interventions of each length, at most."""
-
-SCREENED = 512
-"""The same, for the screening of every program offset."""
+EXAMPLES, INTERVENTIONS, SCREENED = 64, 4096, 512
+"""Inputs of each length and distribution; interventions of a length, and to screen an offset."""
 
 
 @dataclass(frozen=True, eq=False)
 class Equivalence:
-    """How far interchange interventions separate two programs.
-
-    Attributes:
-        program: Name of the program.
-        other: Name of the other, in the place of a model.
-        program_offset: The offset at which they differ least.
-        lengths: Lengths of the inputs.
-        every_single: Those at which every single interchange was made.
-        every_repeated: Those at which every two interchanges of one run were made; none where
-            single ones separate the programs.
-        natural_share: Share of (input, loop) at which the answers of clean runs differ.
-        interventions: One entry an intervention: length, base and source (rows of the inputs of
-            that length), position, loop and the source's; the same of a second interchange in the
-            same run, its loop -1 where there is none; whether it ``changes`` an answer of either
-            program, and whether the two answers ``differ``, at some loop after it.
-        repeated: Counts of the states that two interchanges lead to, where all are followed.
-    """
+    """How far interchange interventions separate two programs."""
 
     program: str
-    other: str
-    program_offset: ProgramOffset
-    lengths: tuple[int, ...]
-    every_single: tuple[int, ...]
+    other: str  # in the place of a model
+    program_offset: ProgramOffset  # at which they differ least
+    lengths: tuple[int, ...]  # of the inputs
+    every_single: tuple[int, ...]  # lengths at which every single interchange was made
+    # Lengths at which every two interchanges of one run were made, if no single one differs.
     every_repeated: tuple[int, ...]
-    natural_share: float
+    natural_share: float  # of (input, loop): answers of clean runs that differ
+    # One entry an intervention: length; columns of ``paired_runs.Interventions``; whether it
+    # ``changes`` an answer of either program, and whether the two answers ``differ`` afterwards.
     interventions: dict[str, np.ndarray] = field(repr=False)
-    repeated: RepeatedStates = field(repr=False)
+    repeated: RepeatedStates = field(repr=False)  # states after two interchanges, if followed
 
     @property
     def equivalent(self) -> bool:
         """Whether no difference was found.
 
-        Of N interventions none differs: at 95%, less than 3 / N of all do, unless these are all.
+        If none of N drawn interventions differs, less than 3 / N of all do (95%).
         """
         return self.natural_share == 0 and self.share == 0
+
+    @property
+    def difference(self) -> float:
+        """Share of interventions, and of clean runs, that differ."""
+        return self.share + self.natural_share
 
     @property
     def exhaustive(self) -> bool:
@@ -90,9 +72,9 @@ class Equivalence:
 
     @property
     def share(self) -> float:
-        """Share of interventions that differ among those that change anything.
+        """Share of interventions that differ, of those that change anything.
 
-        Where only a repeated interchange separates them, the share of states after one.
+        Where only two interchanges together separate the programs, the share of states after them.
         """
         differ, changes = self.interventions["differ"], self.interventions["changes"]
         return float(differ.sum() / max((differ | changes).sum(), 1)) or self.repeated.share
@@ -110,18 +92,17 @@ def equivalence(
 ) -> Equivalence:
     """Look for an interchange intervention that separates two programs.
 
-    At some position and loop of a base input, all variables of that position are taken from the run
-    of a source input with the same token there, after the same loop or another one, once or twice
-    in one run; both programs go on, each with its own variables, until the other's T(n). They are
-    equivalent if their answers, where asked for and decided by both, are equal at every loop from
-    then on, and in clean runs (at T(n), both must be decided). The program may be a loop earlier or
-    later than the other, its variables a position to the left, or its answers a loop late: the best
-    of these offsets counts.
+    An interchange takes all variables at a position and loop from a source input with the same
+    token there, after the same loop or another one, once or twice in one run; both programs
+    continue until the other's T(n). They are equivalent if their answers, where scored and decided
+    by both, agree at every loop from then on, and in clean runs (where both must be decided at
+    T(n)). The best program offset counts: a loop earlier or later, variables one position to the
+    left, or answers a loop late.
 
-    At lengths up to ``exhaustive_to`` every interchange is made, and from every state that this
-    leads to every one again (of too many, some). At longer inputs, and where the inputs of a length
-    cannot all be listed or have more than 65,536 states, ``interventions`` are drawn: half with a
-    source of another loop, a tenth with a second interchange.
+    At lengths up to ``exhaustive_to`` every interchange is made, and every second one from every
+    state that this leads to (some, if they are too many). Elsewhere, and where the inputs of a
+    length cannot be listed, ``interventions`` are drawn: half with a source of another loop, a
+    tenth with a second interchange.
 
     Args:
         program: The program, or its name.
@@ -132,17 +113,12 @@ def equivalence(
         seed: Seed of inputs and interventions.
 
     Raises:
-        InputError: programs of different tasks, or no number of interventions where there are too
-            many inputs for each.
+        InputError: programs of different tasks, or too many inputs to try all interventions.
 
     Source: interchange interventions, Geiger et al., arXiv 2106.02997.
 
     Example:
-        >>> from loopinterp.programs.mutations import negated
-        >>> ripple = get_program("ripple")
-        >>> equivalence(ripple, negated(ripple, "carry"), lengths=(2, 4)).equivalent
-        True
-        >>> held = equivalence(ripple, "ripple_held_2", lengths=(4,))
+        >>> held = equivalence("ripple", "ripple_held_2", lengths=(4,))
         >>> held.equivalent, held.natural_share, held.share > 0.1
         (False, 0.0, True)
     """
@@ -158,16 +134,13 @@ def equivalence(
     fitting = [offset for offset in alignments() if longest + offset.shift >= 0]
     few = min(interventions or SCREENED, SCREENED)
     screened = [at_offset(offset, interventions=few) for offset in fitting]
-    candidates = [x for x in screened if x.equivalent] or [min(screened, key=_difference)]
+    difference = attrgetter("difference")
+    candidates = [x for x in screened if x.equivalent] or [min(screened, key=difference)]
     results = (
         at_offset(x.program_offset, interventions=interventions, exhaustive_to=exhaustive_to)
         for x in candidates
     )
-    return min(results, key=_difference)
-
-
-def _difference(result: Equivalence) -> float:
-    return result.share + result.natural_share
+    return min(results, key=difference)
 
 
 def equivalence_at(
@@ -209,7 +182,7 @@ def equivalence_at(
         columns.setdefault("length", []).append(torch.full_like(interchanges.base, n))
         if batch:
             all_runs[n] = runs
-    result = Equivalence(
+    found = Equivalence(
         program=program.name,
         other=other.name,
         program_offset=offset,
@@ -220,13 +193,9 @@ def equivalence_at(
         interventions={name: torch.cat(parts).numpy() for name, parts in columns.items()},
         repeated=RepeatedStates(),
     )
-    return _interchanged_twice(result, all_runs, generator) if result.equivalent else result
-
-
-def _interchanged_twice(
-    result: Equivalence, all_runs: Mapping[int, PairedRuns | None], generator: torch.Generator
-) -> Equivalence:
-    """A result without a difference, after every two interchanges in one run."""
+    if not found.equivalent:
+        return found
+    # No difference so far: every two interchanges in one run.
     repeated, complete = RepeatedStates(), []
     for n, runs in all_runs.items():
         states, all_followed = (
@@ -236,7 +205,7 @@ def _interchanged_twice(
         complete += [n] if all_followed else []
         if states.differ:
             break
-    return dataclasses.replace(result, every_repeated=tuple(complete), repeated=repeated)
+    return dataclasses.replace(found, every_repeated=tuple(complete), repeated=repeated)
 
 
 def _all_inputs(task: Task, n: int, n_loops: int, seed: int) -> Batch | None:
@@ -251,7 +220,7 @@ def _all_inputs(task: Task, n: int, n_loops: int, seed: int) -> Batch | None:
 
 
 def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int) -> Batch:
-    """So many inputs of each length and of each of the task's distributions, padded alike."""
+    """``examples`` inputs of each length and of each of the task's distributions, padded alike."""
     generator = torch.Generator().manual_seed(seed)
     n = torch.tensor(lengths).repeat_interleave(examples)
     parts = [task.sample(n, generator=generator, distribution=d) for d in task.distributions]
@@ -261,7 +230,7 @@ def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int)
 
 
 def _symbols(task: Task, n: int, seed: int) -> list[Int[Tensor, " symbol"]]:
-    """The symbols that stand at each position of inputs of a length."""
+    """The symbols at each position of inputs of a length."""
     return [column.unique() for column in inputs_of(task, (n,), 8 * EXAMPLES, seed=seed).inputs.T]
 
 

@@ -1,9 +1,7 @@
-"""The shortest expression with given values: tables made readable.
+"""The shortest expression with given values.
 
-Expressions are grown size by size from atoms; of those with the same values in all cases only the
-first, which is a shortest, is kept (bottom-up enumeration modulo observational equivalence).
-
-Source: Udupa et al., TRANSIT, PLDI 2013.
+Expressions grow size by size from atoms; of those with the same values the first is kept (bottom-up
+enumeration modulo observational equivalence; Udupa et al., TRANSIT, PLDI 2013).
 """
 
 from __future__ import annotations
@@ -12,25 +10,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
-from loopinterp.core.errors import InputError
+from loopinterp.programs.expressions import Seq
 from loopinterp.programs.language import full, seq_map
 from loopinterp.programs.selection import OPS
 
-if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
-    from loopinterp.programs.expressions import Seq
-
-_AT_A_TIME = 2**22
-"""Numbers that are computed together."""
-
+_AT_A_TIME = 2**22  # numbers that are computed together
+# An operation on smaller expressions, each given by its size and its place there
 _Operation: TypeAlias = tuple[str, tuple[tuple[int, int], ...]]
-"""An operation on smaller expressions, each given by its size and its place there."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +48,6 @@ def shortest_expression(
         largest: Atoms and operations of an expression, at most.
         most: Expressions kept of each size; with more, the search is no longer complete.
     """
-    for values in (target, *(atom.values for atom in atoms)):
-        if values.shape != target.shape or not len(target):
-            expected, got = f"one for each of {len(target)} cases", f"shape {list(values.shape)}"
-            fix = "Give every atom its value in each case, at least one."
-            raise InputError("values of an atom", expected=expected, given=got, fix=fix)
     every = torch.stack([target, *(atom.values for atom in atoms)])
     low, top = int(every.min()), int(every.max())
     ops = ["not", "and", "or", "xor"]
@@ -77,7 +64,6 @@ def shortest_expression(
 def _search(
     target: Int[Tensor, " case"], bank: _Bank, ops: Sequence[str], largest: int, most: int
 ) -> Seq | None:
-    """Grow expressions by size until one has the target's values."""
     commute = ("and", "or", "xor", "add", "eq", "ne", "smaller", "larger")
     every_case = torch.arange(len(target))
     # Most expressions that are not the target differ from it in one of a few cases.
@@ -133,7 +119,7 @@ class _Bank:
         self._leaves = [leaves[k].expression for k in distinct.tolist()]
 
     def new(self, rows: Int[Tensor, "row case"]) -> Int[Tensor, " new"]:
-        """Places of those whose values no expression had so far; they have them from now on."""
+        """The rows with values that no expression had so far; they have them from now on."""
         # Of rows with the same values the first one counts.
         hashes, inverse = (rows * self._key).sum(-1).unique(return_inverse=True)
         first = torch.full_like(hashes, len(rows))
@@ -153,7 +139,7 @@ class _Bank:
     def grown(
         self, op: str, sizes: tuple[int, ...], cases: Tensor
     ) -> Iterator[tuple[list[int], Int[Tensor, "*part case"]]]:
-        """An operation on all expressions of these sizes, in blocks, in some of the cases.
+        """An operation on all expressions of these sizes, in some of the cases, in blocks.
 
         Each block comes with the place of its first expression of each size.
         """

@@ -1,10 +1,8 @@
 """Expressions as data: an immutable graph of sequences and selectors.
 
-A :class:`Seq` stands for a sequence of integers, one per position; a :class:`Selector` for the
-positions (keys) that each position (query) looks at. Nodes are interned: building the same node
-twice gives the same object, so ``==`` and ``hash`` compare structure at no cost, and a common
-subexpression is one node. ``eq(x, y)`` is the expression that compares values; ``<``, ``+``, ``&``
-and the other operators build expressions.
+A :class:`Seq` is a sequence of integers, one per position; a :class:`Selector` says which positions
+(keys) each position (query) looks at. Equal nodes are one object, so ``==`` and ``hash`` compare
+structure. ``eq(x, y)`` compares values; ``<``, ``+``, ``&`` and other operators build expressions.
 """
 
 from __future__ import annotations
@@ -23,15 +21,12 @@ from loopinterp.core.errors import InputError, check_choice, check_integer
 from loopinterp.programs.nodes import Expr, postorder
 from loopinterp.programs.selection import OPS, PREDICATES
 
-MAX_TABLE = 65_536
-"""Most entries in a table of ``tok_map``, and most input tokens of a program."""
-
-MAX_RELATION = 4_096
-"""Most (key, query) pairs of a predicate."""
+# Most entries of a table (or input tokens of a program), and most pairs of a predicate
+MAX_TABLE, MAX_RELATION = 65_536, 4_096
 
 
 class _Checked(Expr):
-    """An expression that checks its fields by their types, and names them in errors by ``word``."""
+    """An expression that checks its fields by their types."""
 
     word: ClassVar[str] = ""
 
@@ -48,12 +43,10 @@ class Selector(_Checked):
 
 
 def _operator(op: str) -> Callable[[Seq, Seq | int], Seq]:
-    """The method that builds ``self op other``."""
     return lambda self, other: Elementwise(op, (self, as_seq(other)))
 
 
 def _reflected(op: str) -> Callable[[Seq, int], Seq]:
-    """The method that builds ``other op self``."""
     return lambda self, other: Elementwise(op, (as_seq(other), self))
 
 
@@ -129,7 +122,7 @@ class Var(Seq):
 class TokMap(Seq):
     """A finite table applied at each position.
 
-    Values outside the table take ``default``; with no default they are an error at run time.
+    Other values become ``default``; without one they are an error at run time.
     """
 
     word = "tok_map"
@@ -203,9 +196,9 @@ class Elementwise(Seq):
 class Select(Selector):
     """Each query looks at the keys for which the predicate of (key, query) holds.
 
-    With ``causal``, only keys at the query's own position and before. The predicate is a name of
-    :data:`~loopinterp.programs.selection.PREDICATES` or a finite relation: the tuple of the
-    (key, query) pairs for which it holds. Traces call the selector by its ``name``.
+    With ``causal``, only at keys up to its own position. The predicate is a name of
+    :data:`~loopinterp.programs.selection.PREDICATES` or a tuple of the (key, query) pairs for which
+    it holds. Traces call the selector by its ``name``.
     """
 
     word = "select"
@@ -258,10 +251,7 @@ class SelWidth(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShiftRight(Seq):
-    """The value ``n`` positions before; ``default`` at the first ``n`` positions.
-
-    A shorthand for :attr:`expanded`, which a compiler sees in its place.
-    """
+    """The value ``n`` positions before, else ``default``; :attr:`expanded` is what is compiled."""
 
     word, form = "shift_right", "shift_right({x}, {n}, default={default})"
 
@@ -318,7 +308,6 @@ def _need_selector(x: object, what: str) -> None:
 
 
 def _check_relation(pairs: object) -> None:
-    """Raise unless these are the (key, query) pairs of a predicate."""
     what, some = "predicate of select", reprlib.repr(pairs)
     if not isinstance(pairs, Sequence) or not all(
         isinstance(pair, tuple) and len(pair) == 2 for pair in pairs[: MAX_RELATION + 1]
@@ -334,7 +323,6 @@ def _check_relation(pairs: object) -> None:
 
 
 def _check_int(x: object, what: str) -> None:
-    """Raise unless ``x`` is an integer of 64 bits (and no bool)."""
     if isinstance(x, bool) or not isinstance(x, int) or not -(2**63) <= x < 2**63:
         got = f"one of {x.bit_length()} bits" if type(x) is int else reprlib.repr(x)
         fix = "Sequences hold integers from -2**63 to 2**63 - 1 only."

@@ -1,8 +1,7 @@
-"""Runs expressions on whole batches of token sequences, on any device.
+"""Runs expressions on batches of token sequences, on any device.
 
-Every distinct subexpression is computed once, and freed after its last use. Expressions that do
-not depend on the tokens (positions, shifts) have a batch axis of 1, so a selector that is the same
-for all examples is never copied over the batch.
+Every distinct subexpression is computed once, and freed after its last use. What does not depend on
+the tokens (positions, shifts) has a batch axis of 1.
 """
 
 from __future__ import annotations
@@ -10,19 +9,17 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from loopinterp.core.errors import InputError, unknown_name
 from loopinterp.programs import expressions as nodes
 from loopinterp.programs.nodes import Expr, code, postorder
 from loopinterp.programs.selection import OPS, Selection, look_up
 from loopinterp.tasks.task import describe_tensor
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
-    from torch import Tensor
 
 
 def evaluate(
@@ -33,8 +30,8 @@ def evaluate(
     """The values of one expression: integers of a sequence, booleans of a selector.
 
     Raises:
-        InputError: that is no expression; the tokens or the values of a variable have a wrong
-            dtype or shape; or a variable is missing.
+        InputError: that is no expression, a variable is missing, or tokens or values have a wrong
+        dtype or shape.
 
     Example:
         >>> from loopinterp.programs import shift_right, tokens
@@ -62,8 +59,8 @@ def check_values(what: str, values: object, tokens: Tensor, dtype: torch.dtype) 
         raise InputError(what, expected=expected, given=describe_tensor(values), fix=fix)
 
 
+# Nodes in the order of computation, each with those whose last use it is
 _Plan: TypeAlias = list[tuple[Expr, tuple[Expr, ...]]]
-"""Nodes in the order in which they are computed, each with those whose last use it is."""
 
 
 def _planned(order: Sequence[Expr], results: Collection[Expr]) -> _Plan:
@@ -108,7 +105,6 @@ class Interpreter:
     def _execute(
         self, plan: _Plan, variables: Mapping[str, Tensor], results: Collection[Expr]
     ) -> dict[Expr, Tensor | Selection]:
-        """Compute the nodes in order, each freed after its last use if it is no result."""
         values: dict[Expr, Any] = dict(self._fixed)
         for node, used_up in plan:
             match node:
@@ -155,12 +151,10 @@ def apply_operation(
     *,
     possible: bool = False,
 ) -> Tensor:
-    """An operation or a table on the values of its arguments; ``describe`` writes it in errors.
-
-    The values are those of a run, or all that are ``possible``.
+    """An operation or a table on values of a run, or on all that are ``possible``.
 
     Raises:
-        InputError: a division by 0, or a table that lacks a value and has no default.
+        InputError: a division by 0, or a table that lacks a value; ``describe`` writes the node.
     """
     if isinstance(node, nodes.Elementwise):
         if node.op in ("floordiv", "mod") and bool((args[1] == 0).any()):
@@ -175,9 +169,6 @@ def apply_operation(
             missing, number = int(x[~known].min()), len(x.unique())
             expected = f"an entry for each of the {number} values it is given, or a default"
             got = f"none for {missing}, only for {reprlib.repr(keys.tolist())}"
-            fix, what = (
-                f"Add {missing} to the table, or pass default=.",
-                f"table of {describe(node)}",
-            )
-            raise InputError(what, expected=expected, given=got, fix=fix)
+            fix = f"Add {missing} to the table, or pass default=."
+            raise InputError(f"table of {describe(node)}", expected=expected, given=got, fix=fix)
     return look_up(x, keys, new, node.default or 0)

@@ -1,10 +1,21 @@
 """RASP-L: the words that programs are written with, and its library in those words.
 
-Selection is causal unless ``causal=False``, sequences hold integers, and 0 is false. In the
-library ``x_j`` runs over j <= i, and x_i is the value at the position itself.
+Selection is causal unless ``causal=False``, sequences hold integers, and 0 is false. In the library
+``x_j`` runs over j <= i, and x_i is the value at the position itself.
 
 Source: RASP-L, arXiv 2310.16028, which leaves the predicate of ``argmax`` open; here ``argmax``,
 ``argmin`` and ``mode`` look for the running maximum itself, and take the last among equals.
+
+Example:
+    >>> from loopinterp.programs import evaluate
+    >>> import torch
+    >>> def run(x, values): return evaluate(x, torch.tensor([values])).tolist()[0]
+    >>> run(cumsum(tokens), [1, 0, 1, 1]), run(argmax(tokens), [2, 1, 5, 5, 3])
+    ([1, 1, 2, 3], [0, 0, 2, 3, 3])
+    >>> run(mode(tokens), [4, 7, 7, 4, 4]), run(index_select(tokens, indices - 2), [5, 6, 7, 8])
+    ([4, 7, 7, 4, 4], [0, 0, 5, 6])
+    >>> run(induct(tokens, tokens, 1), [5, 6, 7, 5, 6])
+    [0, 0, 0, 6, 7]
 """
 
 from __future__ import annotations
@@ -29,7 +40,7 @@ def full(value: int) -> Seq:
 
 
 def var(name: str) -> Seq:
-    """A variable of the loop program, as it was at the start of the loop."""
+    """A variable of the loop program, at the start of the loop."""
     return nodes.Var(name)
 
 
@@ -38,8 +49,8 @@ def tok_map(
 ) -> Seq:
     """A table (value -> new value) applied at each position.
 
-    A value that it lacks becomes ``default``; without one, that is an error. Printed programs call
-    the table by its ``name``.
+    A value that it lacks becomes ``default``; without one, that is an error. Printed programs show
+    the table's ``name``.
     """
     if not isinstance(table, Mapping):
         expected, got = "a mapping from integers to integers", f"{type(table).__name__} {table!r}"
@@ -156,14 +167,7 @@ def mask(x: Seq | int, bool_mask: Seq | int, mask_val: Seq | int = 0) -> Seq:
 
 
 def cumsum(x: Seq | int) -> Seq:
-    """How many x_j are not 0: the running count of a sequence of truth values.
-
-    Example:
-        >>> from loopinterp.programs import evaluate
-        >>> import torch
-        >>> evaluate(cumsum(tokens), torch.tensor([[1, 0, 1, 1]])).tolist()
-        [[1, 1, 2, 3]]
-    """
+    """How many x_j are not 0: the running count of a sequence of truth values."""
     return sel_width(select(x, 0, "!="))
 
 
@@ -178,14 +182,7 @@ def minimum(x: Seq | int) -> Seq:
 
 
 def argmax(x: Seq | int) -> Seq:
-    """The last j at which x_j is the largest so far.
-
-    Example:
-        >>> from loopinterp.programs import evaluate
-        >>> import torch
-        >>> evaluate(argmax(tokens), torch.tensor([[2, 1, 5, 5, 3]])).tolist()
-        [[0, 0, 2, 3, 3]]
-    """
+    """The last j at which x_j is the largest so far."""
     return kqv(x, maximum(x), indices, "==", mode="max")
 
 
@@ -215,14 +212,7 @@ def lasts(x: Seq | int, queries: Seq | int, *, default: int = -1) -> Seq:
 
 
 def index_select(x: Seq | int, index: Seq | int, *, default: int = 0) -> Seq:
-    """x at position index_i; ``default`` where that is ahead of i, or no position at all.
-
-    Example:
-        >>> from loopinterp.programs import evaluate
-        >>> import torch
-        >>> evaluate(index_select(tokens, indices - 2), torch.tensor([[5, 6, 7, 8]])).tolist()
-        [[0, 0, 5, 6]]
-    """
+    """x at position index_i; ``default`` where that is ahead of i, or no position at all."""
     return kqv(indices, index, x, "==", default=default)
 
 
@@ -232,14 +222,7 @@ def first_true(x: Seq | int, *, default: int = -1) -> Seq:
 
 
 def mode(x: Seq | int) -> Seq:
-    """The most frequent value so far; among equals, the one that got there last.
-
-    Example:
-        >>> from loopinterp.programs import evaluate
-        >>> import torch
-        >>> evaluate(mode(tokens), torch.tensor([[4, 7, 7, 4, 4]])).tolist()
-        [[4, 7, 7, 4, 4]]
-    """
+    """The most frequent value so far; among equals, the one that got there last."""
     return index_select(x, argmax(num_prev(x, x)))
 
 
@@ -253,14 +236,8 @@ def induct_kqv(
 ) -> Seq:
     """The value ``offset`` positions after the first key that equals the query.
 
-    Position i takes v_{j + offset} for the first j with k_j = q_i and j + offset <= i, and
-    ``default`` where there is none. ``null_val`` is a value that ``k`` and ``q`` never take.
-
-    Example:
-        >>> from loopinterp.programs import evaluate
-        >>> import torch
-        >>> evaluate(induct(tokens, tokens, 1), torch.tensor([[5, 6, 7, 5, 6]])).tolist()
-        [[0, 0, 0, 6, 7]]
+    Position i takes v_{j + offset} for the first j with k_j = q_i and j + offset <= i, else
+    ``default``. ``null_val`` is a value that ``k`` and ``q`` never take.
     """
     fix = "To look before the key that was found, use induct_prev."
     check_integer("offset of induct", offset, least=0, fix=fix)

@@ -1,18 +1,18 @@
-"""Mutations of loop programs: one property changed, always or under a condition on positions.
+"""Mutations of loop programs: one property changed, always or under a :class:`Condition`.
 
-Most leave the clean answers as they are: the mutation acts only after an intervention, or where
-its :class:`Condition` holds. Whether a mutated program still answers right is found by running it.
+Most act only after an intervention and leave the clean answers as they are, which a run shows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
-from loopinterp.core.errors import InputError
 from loopinterp.programs.expressions import (
     Aggregate,
     Elementwise,
@@ -36,23 +36,16 @@ from loopinterp.programs.language import (
     where,
 )
 from loopinterp.programs.nodes import Expr, postorder, rewritten
-from loopinterp.programs.program import spell_loops
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
-    from loopinterp.programs.program import LoopProgram
+from loopinterp.programs.program import LoopProgram, spell_loops
 
 
 @dataclass(frozen=True)
 class Condition:
     """A condition on positions and loops, with the variables it needs."""
 
-    label: str = ""  # its part of a mutation's name; empty for the one that always holds
-    holds: Seq | None = None  # 1 where it holds; None if it always does
-    prepare: Mapping[str, Seq] = field(default_factory=dict)  # its variables before the first loop
-    step: Mapping[str, Seq] = field(default_factory=dict)  # and after a loop
+    label: str = ""  # its part of a mutation's name
+    holds: Seq | None = None  # 1 where it holds; None for always
+    memory: Mapping[str, tuple[Seq, Seq]] = field(default_factory=dict)  # see changed
 
     def choose(self, inside: Seq, outside: Seq) -> Seq:
         """One expression where the condition holds, the other elsewhere."""
@@ -61,12 +54,8 @@ class Condition:
     def __and__(self, other: Condition) -> Condition:
         if self.holds is None or other.holds is None:
             return other if self.holds is None else self
-        return Condition(
-            f"{self.label} {other.label}",
-            self.holds & other.holds,
-            {**self.prepare, **other.prepare},
-            {**self.step, **other.step},
-        )
+        label, memory = f"{self.label} {other.label}", {**self.memory, **other.memory}
+        return Condition(label, self.holds & other.holds, memory)
 
 
 ALWAYS = Condition()
@@ -79,22 +68,18 @@ def at_tokens(program: LoopProgram, chosen: Sequence[int]) -> Condition:
     return Condition(label, tok_map(tokens, dict.fromkeys(chosen, 1), default=0, name="chosen"))
 
 
-def once_settled(program: LoopProgram, lateness: int) -> Condition:
+def once_converged(program: LoopProgram, lateness: int) -> Condition:
     """Position i from loop i + lateness on, by a countdown; see :func:`lateness`."""
-    loops_left = program.unused_name("until_settled")
-    return Condition(
-        "once settled",
-        eq(var(loops_left), 0),
-        {loops_left: larger(indices + lateness, 0)},
-        {loops_left: larger(var(loops_left) - 1, 0)},
-    )
+    name = program.unused_name("until_settled")
+    countdown = {name: (larger(indices + lateness, 0), larger(var(name) - 1, 0))}
+    return Condition("once settled", eq(var(name), 0), countdown)
 
 
 def lateness(program: LoopProgram, inputs: Int[Tensor, "batch pos"], *, n_loops: int) -> int:
-    """The most loops by which position i settles later than at loop i."""
+    """The most loops by which position i becomes constant later than at loop i."""
     trace = program.trace(inputs, n_loops)
     positions = torch.arange(inputs.shape[1], device=inputs.device)
-    return max(int((trace.settled(name) - positions).max()) for name in program.step)
+    return max(int((trace.converged(name) - positions).max()) for name in program.step)
 
 
 def changed(
@@ -105,19 +90,23 @@ def changed(
     prepare: Mapping[str, Seq] | None = None,
     inside: Mapping[str, Seq] | None = None,
     step: Mapping[str, Seq] | None = None,
+    memory: Mapping[str, tuple[Seq, Seq]] | None = None,
     finish: Seq | None = None,
 ) -> LoopProgram:
-    """The program with other expressions and the variables of the condition, renamed.
+    """The program with other expressions, renamed.
 
-    Steps ``inside`` are taken where the condition holds, those of ``step`` everywhere.
+    Steps ``inside`` are taken where the condition holds, those of ``step`` everywhere. ``memory``
+    adds variables, each with its first value and its step.
     """
     name = f"{program.name}, {what} {when.label}".rstrip()
     chosen = {v: when.choose(x, program.step[v]) for v, x in (inside or {}).items()}
+    added = {**(memory or {}), **when.memory}
+    first, following = ({v: pair[k] for v, pair in added.items()} for k in (0, 1))
     return replace(
         program,
         name=name,
-        prepare={**program.prepare, **(prepare or {}), **when.prepare},
-        step={**program.step, **chosen, **(step or {}), **when.step},
+        prepare={**program.prepare, **(prepare or {}), **first},
+        step={**program.step, **chosen, **(step or {}), **following},
         finish=program.finish if finish is None else finish,
         doc=f"A mutation: {name}.",
     )
@@ -126,7 +115,7 @@ def changed(
 def substituted(root: Seq, replacements: Mapping[Seq, Seq]) -> Seq:
     """An expression with every node that is a key replaced by its value, all at once.
 
-    A selection that changes loses its name, which is that of the original selection.
+    A selection that changes loses its name.
     """
 
     def change(old: Expr, new: Expr) -> Expr:
@@ -162,70 +151,43 @@ def held(program: LoopProgram, name: str, when: Condition, *, loops: int) -> Loo
     value, due = var(name), program.step[name]
     waited = program.unused_name(f"{name}_waited")
     waits = when.choose(ne(value, due) & (var(waited) < loops - 1), full(0))
-    step = {name: where(waits, value, due), waited: where(waits, var(waited) + 1, 0)}
-    what = f"{name} held {spell_loops(loops)}"
-    return changed(program, what, when, step=step, prepare={waited: full(0)})
+    memory = {waited: (full(0), where(waits, var(waited) + 1, 0))}
+    step, what = {name: where(waits, value, due)}, f"{name} held {spell_loops(loops)}"
+    return changed(program, what, when, step=step, memory=memory)
 
 
-def held_for_ever(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """The variable never changes."""
-    return changed(program, f"{name} held for ever", when, inside={name: var(name)})
+def altered(program: LoopProgram, name: str, when: Condition, *, how: str) -> LoopProgram:
+    """The variable is ``held for ever``, ``only grows``, ``only falls``, or is ``forgotten``.
 
-
-def only_grows(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """The variable takes larger values only, as the carry of a sticky ripple does."""
-    grown = larger(var(name), program.step[name])
-    return changed(program, f"{name} only grows", when, inside={name: grown})
-
-
-def only_falls(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """The variable takes smaller values only."""
-    fallen = smaller(var(name), program.step[name])
-    return changed(program, f"{name} only falls", when, inside={name: fallen})
+    A forgotten variable returns to its first value where its new value differs from the old one.
+    """
+    value, due = var(name), program.step[name]
+    altered = {
+        "held for ever": value,
+        "only grows": larger(value, due),  # as the carry of a sticky ripple
+        "only falls": smaller(value, due),
+        "forgotten": where(ne(value, due), program.prepare[name], due),
+    }
+    return changed(program, f"{name} {how}", when, inside={name: altered[how]})
 
 
 def delayed(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
     """The variable takes each new value a loop late."""
     pending = program.unused_name(f"{name}_pending")
-    return changed(
-        program,
-        f"{name} delayed",
-        when,
-        prepare={pending: program.prepare[name]},
-        inside={name: var(pending)},
-        step={pending: program.step[name]},
-    )
-
-
-def forgetting(program: LoopProgram, name: str, when: Condition) -> LoopProgram:
-    """Where its new value differs from the old one, the variable falls back to its first value."""
-    due = program.step[name]
-    lost = where(ne(var(name), due), program.prepare[name], due)
-    return changed(program, f"{name} forgotten", when, inside={name: lost})
+    memory = {pending: (program.prepare[name], program.step[name])}
+    return changed(program, f"{name} delayed", when, inside={name: var(pending)}, memory=memory)
 
 
 def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int) -> LoopProgram:
-    """A value that the program keeps is kept so many loops, and then computed anew.
-
-    Raises:
-        InputError: the step of the variable is no choice between keeping it and computing it.
-    """
+    """A value that the program keeps (:func:`keep_choice`) is renewed after ``loops`` loops."""
     choice = keep_choice(program, name)
-    if choice is None:
-        expected = "a step such as where(condition, variable, expression)"
-        got, fix = repr(program.step[name]), "Choose one that is kept at some positions only."
-        raise InputError(f"variable {name!r}", expected=expected, given=got, fix=fix)
+    assert choice is not None  # only such variables are mutated so
     keeps, anew = choice
     age = program.unused_name(f"{name}_kept")
     limited = when.choose(keeps & (var(age) < loops), full(0))
-    return changed(
-        program,
-        f"{name} kept {spell_loops(loops)}",
-        when,
-        prepare={age: full(0)},
-        inside={name: where(limited, var(name), anew)},
-        step={age: where(limited, smaller(var(age) + 1, loops), 0)},
-    )
+    memory = {age: (full(0), where(limited, smaller(var(age) + 1, loops), 0))}
+    inside, what = {name: where(limited, var(name), anew)}, f"{name} kept {spell_loops(loops)}"
+    return changed(program, what, when, inside=inside, memory=memory)
 
 
 def keep_choice(program: LoopProgram, name: str) -> tuple[Seq, Seq] | None:
@@ -256,14 +218,10 @@ def reading_old(program: LoopProgram, name: str, when: Condition) -> LoopProgram
     before = program.unused_name(f"{name}_before")
     reads = reads_of_other_positions(program)
     old = {read: substituted(read, {var(name): var(before)}) for read in reads}
-    return changed(
-        program,
-        f"{name} of a loop ago read by others",
-        when,
-        prepare={before: program.prepare[name]},
-        inside={v: substituted(x, old) for v, x in program.step.items()},
-        step={before: var(name)},
-    )
+    inside = {v: substituted(x, old) for v, x in program.step.items()}
+    memory = {before: (program.prepare[name], var(name))}
+    what = f"{name} of a loop ago read by others"
+    return changed(program, what, when, inside=inside, memory=memory)
 
 
 # What only a state of another loop, or a second interchange in one run, brings out.
@@ -272,16 +230,10 @@ def reading_old(program: LoopProgram, name: str, when: Condition) -> LoopProgram
 def held_out_of_phase(program: LoopProgram, name: str, when: Condition = ALWAYS) -> LoopProgram:
     """The variable never changes where a clock of period 4 differs from the clock to the left."""
     clock = program.unused_name("clock")
-    tick = where(var(clock) < 3, var(clock) + 1, full(0))
     differs = ne(var(clock), shift_right(var(clock))) & ne(indices, 0)
-    return changed(
-        program,
-        f"{name} held where out of phase",
-        when,
-        prepare={clock: full(0)},
-        inside={name: where(differs, var(name), program.step[name])},
-        step={clock: tick},
-    )
+    inside = {name: where(differs, var(name), program.step[name])}
+    memory = {clock: (full(0), where(var(clock) < 3, var(clock) + 1, full(0)))}
+    return changed(program, f"{name} held where out of phase", when, inside=inside, memory=memory)
 
 
 def forgotten_the_second_time(
@@ -289,25 +241,23 @@ def forgotten_the_second_time(
 ) -> LoopProgram:
     """The variable returns to its first value, for ever, after a second intervention.
 
-    Each position remembers the variable of the loop before, its own and that to the left: where
-    the memories of neighbours differ, one of their states is of another run. The count of such
-    interventions spreads to the right.
+    Each position remembers the variable of the loop before, its own and its left neighbour's:
+    memories that differ between neighbours show an intervention. Their count spreads to the right.
     """
     before, left, times = (
         program.unused_name(f"{name}_{suffix}") for suffix in ("before", "left_before", "times")
     )
     disturbed = ne(var(left), shift_right(var(before))) & ne(indices, 0)
-    spread = larger(var(times), shift_right(var(times)))
-    count = smaller(spread + disturbed, 2)
+    count = smaller(larger(var(times), shift_right(var(times))) + disturbed, 2)
     first = program.prepare[name]
-    return changed(
-        program,
-        f"{name} forgotten after the second change",
-        when,
-        prepare={before: first, left: shift_right(first), times: full(0)},
-        inside={name: where(count < 2, program.step[name], first)},
-        step={before: var(name), left: shift_right(var(name)), times: count},
-    )
+    memory = {
+        before: (first, var(name)),
+        left: (shift_right(first), shift_right(var(name))),
+        times: (full(0), count),
+    }
+    inside = {name: where(count < 2, program.step[name], first)}
+    what = f"{name} forgotten after the second change"
+    return changed(program, what, when, inside=inside, memory=memory)
 
 
 # When things happen.
@@ -325,47 +275,35 @@ def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProg
 def every_other_loop(program: LoopProgram, when: Condition) -> LoopProgram:
     """Every second loop does nothing: half the speed."""
     resting = program.unused_name("resting")
-    return changed(
-        program,
-        "a step every other loop",
-        when,
-        prepare={resting: full(0)},
-        inside={v: where(var(resting), var(v), x) for v, x in program.step.items()},
-        step={resting: ~var(resting)},
-    )
+    inside = {v: where(var(resting), var(v), x) for v, x in program.step.items()}
+    memory = {resting: (full(0), ~var(resting))}
+    return changed(program, "a step every other loop", when, inside=inside, memory=memory)
 
 
 def worked_out_from_before(program: LoopProgram, read: Seq, when: Condition) -> LoopProgram:
-    """A read of other positions is computed, a step further, from the state of a loop ago.
+    """A read (:func:`reads_of_other_positions`) is computed, a step further, from a loop ago.
 
-    In clean runs it is the same at every loop; a change reaches others a loop later, and two
-    positions further. ``read`` is one of :func:`reads_of_other_positions`.
+    Clean runs stay the same; a change reaches others a loop later, and two positions further.
     """
     begun = program.unused_name("begun")
     reading = after_a_step(read, program)
     before = {name: program.unused_name(f"{name}_before") for name in sorted(reading.variables)}
     old = substituted(reading, {var(name): var(was) for name, was in before.items()})
     known = when.choose(where(var(begun), old, read), read)
-    return changed(
-        program,
-        f"{' and '.join(sorted(read.variables))} worked out from a loop ago",
-        when,
-        prepare={was: program.prepare[name] for name, was in before.items()} | {begun: full(0)},
-        step={name: substituted(x, {read: known}) for name, x in program.step.items()}
-        | {was: var(name) for name, was in before.items()}
-        | {begun: full(1)},
-    )
+    step = {name: substituted(x, {read: known}) for name, x in program.step.items()}
+    memory = {was: (program.prepare[name], var(name)) for name, was in before.items()}
+    memory[begun] = full(0), full(1)
+    what = f"{' and '.join(sorted(read.variables))} worked out from a loop ago"
+    return changed(program, what, when, step=step, memory=memory)
 
 
 def answers_by_the_larger(program: LoopProgram, name: str) -> LoopProgram:
     """The answer reads the larger of a variable and its value a loop before."""
     before = program.unused_name(f"{name}_before")
+    finish = substituted(program.finish, {var(name): larger(var(name), var(before))})
+    memory = {before: (program.prepare[name], var(name))}
     return changed(
-        program,
-        f"answers by the larger {name} of two loops",
-        prepare={before: program.prepare[name]},
-        step={before: var(name)},
-        finish=substituted(program.finish, {var(name): larger(var(name), var(before))}),
+        program, f"answers by the larger {name} of two loops", memory=memory, finish=finish
     )
 
 
@@ -374,9 +312,8 @@ def answers_ahead(program: LoopProgram) -> LoopProgram:
     return changed(program, "answers a loop ahead", finish=after_a_step(program.finish, program))
 
 
-# How variables are stored. Clean runs are those of the original at every loop. Another code of a
-# position's own variables is the same program as an abstraction of whole positions; a copy that
-# another position keeps is not.
+# How variables are stored; clean runs are those of the original at every loop. Interchanges of
+# whole positions separate copies that another position keeps, but no other code of a variable.
 
 
 def negated(program: LoopProgram, name: str) -> LoopProgram:
@@ -393,25 +330,24 @@ def doubled(program: LoopProgram, name: str) -> LoopProgram:
     """Two copies of the variable: each is computed from the other, and one is answered from."""
     copy = program.unused_name(f"{name}_copy")
     other = {var(name): var(copy)}
-    return changed(
-        program,
-        f"{name} doubled",
-        prepare={copy: program.prepare[name]},
-        step={name: substituted(program.step[name], other), copy: program.step[name]},
-        finish=substituted(program.finish, other),
-    )
+    step, finish = (substituted(x, other) for x in (program.step[name], program.finish))
+    memory = {copy: (program.prepare[name], program.step[name])}
+    return changed(program, f"{name} doubled", step={name: step}, memory=memory, finish=finish)
 
 
 def read_from_a_copy(program: LoopProgram, read: Seq, *, trust: str) -> LoopProgram:
-    """The reader of other positions also keeps a copy of the read, a step ahead.
+    """The reader of other positions keeps a copy of the read, a step ahead, and trusts it.
 
-    The copy is the read of the values that all variables are about to take, so that in clean runs
-    it equals the read. ``trust`` is ``copy``, or the ``larger`` or ``smaller`` of copy and read.
+    In clean runs the copy equals the read. ``trust`` is ``copy``, or the ``larger`` or ``smaller``
+    of copy and read.
     """
     copy = program.unused_name("copied")
-    by_trust = {"copy": var(copy), "larger": larger(var(copy), read)}
-    trusted = by_trust.get(trust, smaller(var(copy), read))
-    step = {v: substituted(x, {read: trusted}) for v, x in program.step.items()}
+    trusted = {
+        "copy": var(copy),
+        "larger": larger(var(copy), read),
+        "smaller": smaller(var(copy), read),
+    }
+    step = {v: substituted(x, {read: trusted[trust]}) for v, x in program.step.items()}
     prepare = {copy: substituted(read, {Var(v): x for v, x in program.prepare.items()})}
     step[copy] = after_a_step(read, changed(program, "", prepare=prepare, step=step))
     how = f" or the others, the {trust}" if trust != "copy" else ""

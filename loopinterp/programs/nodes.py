@@ -9,14 +9,9 @@ from weakref import WeakValueDictionary
 
 from loopinterp.core.errors import InputError
 
-MAX_DEPTH = 5_000
-"""The deepest expression."""
-
-MAX_LENGTH = 2_000
-"""Characters of code after which a subexpression is left out as ``…``."""
-
+# The deepest expression; characters of code after which a subexpression is left out as ``…``
+MAX_DEPTH, MAX_LENGTH = 5_000, 2_000
 _Node = TypeVar("_Node")
-
 _NODES: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
 
 
@@ -30,20 +25,12 @@ class _Interned(type):
 
 
 class Expr(metaclass=_Interned):
-    """A node of an expression graph.
+    """A node of an expression graph."""
 
-    Attributes:
-        children: The nodes it is made from, in order.
-        variables: Names of the loop program's variables it reads, itself or below.
-        depth: Longest path to a leaf.
-        form: How it is written, in terms of its fields.
-    """
-
-    form: ClassVar[str]
-
-    children: tuple[Expr, ...]
-    variables: frozenset[str]
-    depth: int
+    form: ClassVar[str]  # how it is written, in terms of its fields
+    children: tuple[Expr, ...]  # the nodes it is made from, in order
+    variables: frozenset[str]  # of the loop program, that it or a node below reads
+    depth: int  # longest path to a leaf
 
     def __post_init__(self) -> None:
         _, values = self.__reduce__()
@@ -99,8 +86,8 @@ def postorder(roots: Iterable[Expr], known: Collection[Expr] = ()) -> list[Expr]
 def code(expr: Expr, *, short: bool = False, names: Mapping[Expr, str] | None = None) -> str:
     """The expression as code of :mod:`loopinterp.programs.language`.
 
-    Evaluated, the code gives the same node, unless parts of a very large one were left out.
-    ``short`` writes named tables by their names alone; ``names`` replaces subexpressions.
+    Parts of a very large one are left out. ``short`` writes named tables by their names alone;
+    ``names`` replaces subexpressions.
     """
     text = dict(names or {})
     for node in postorder([expr], text):

@@ -5,44 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from loopinterp.programs.language import UNKNOWN
+from loopinterp.programs.program import LoopProgram, ProgramOffset
 from loopinterp.programs.trace import Intervention
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, Batch
 
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
-    from torch import Tensor
-
-    from loopinterp.programs.program import LoopProgram, ProgramOffset
-    from loopinterp.tasks.task import Batch
-
-AT_A_TIME = 2**15
-"""Interventions that are run together."""
-
+AT_A_TIME = 2**15  # interventions that are run together
 NO_LOOP = -1
 """The loop of a second interchange where there is none."""
 
 
 @dataclass(frozen=True, eq=False)
 class Interventions:
-    """Base and source runs, position, and loops of each interchange.
-
-    The ``second_`` columns are those of a second interchange in the same run, at the loop of the
-    first or later; ``second_loop`` is :data:`NO_LOOP` where there is none.
-    """
+    """Base and source runs, position, and loops of each interchange."""
 
     base: Int[Tensor, " row"]
     source: Int[Tensor, " row"]
     position: Int[Tensor, " row"]
     loop: Int[Tensor, " row"]
     source_loop: Int[Tensor, " row"]
+    # Of a second interchange in the same run, at the same loop or later.
     second_source: Int[Tensor, " row"]
     second_position: Int[Tensor, " row"]
-    second_loop: Int[Tensor, " row"]
+    second_loop: Int[Tensor, " row"]  # NO_LOOP where there is none
     second_source_loop: Int[Tensor, " row"]
 
     def split(self, at_a_time: int) -> Iterator[Interventions]:
@@ -54,7 +44,7 @@ class Interventions:
 class PairedRuns:
     """Two programs, their clean runs on inputs of one length, and interventions in both.
 
-    The program answers late by the lag of the offset already; the loops are the other's.
+    The program has the lag of the offset already; loops are the other's.
     """
 
     def __init__(
@@ -112,7 +102,7 @@ class PairedRuns:
         return Interventions(base, source, position, loop, source_loop, none, none, none, none)
 
     def drawn(self, most: int, generator: torch.Generator) -> Interventions:
-        """Inputs, positions and loops, all different, each with another input of the same token.
+        """Different inputs, positions and loops, each with another input of the same token.
 
         Half of the sources are of another loop; a tenth of the runs get a second interchange.
         """
@@ -161,9 +151,9 @@ class PairedRuns:
         within = interchanges.loop + delays <= self.n_loops
         # [delay, row, pos]: the answers that count
         counts = (self.batch.targets != IGNORE)[interchanges.base] & within[..., None]
-        expected, undisturbed = self.program.intervened(interchanges, self.n_loops)
+        expected, first_clean = self.program.intervened(interchanges, self.n_loops)
         answers, clean = self.other.intervened(interchanges, self.n_loops)
-        changes = decided_difference(expected, undisturbed) | decided_difference(answers, clean)
+        changes = decided_difference(expected, first_clean) | decided_difference(answers, clean)
         differ = decided_difference(expected, answers)
         return {
             **vars(interchanges),
@@ -175,8 +165,7 @@ class PairedRuns:
 class _OneRun:
     """A program's clean run on all inputs, and runs that continue from a changed state.
 
-    Loops and positions are the other program's: this one is ``shift`` loops ahead of it, with its
-    variables ``offset`` positions to the left.
+    Loops and positions are the other program's (``shift`` and ``offset``: see ProgramOffset).
     """
 
     def __init__(
@@ -263,11 +252,11 @@ class RepeatedStates:
 
 
 def repeated_states(runs: PairedRuns, generator: torch.Generator) -> tuple[RepeatedStates, bool]:
-    """Follow two programs through every state that two interchanges lead to; whether through all.
+    """Follow two programs through the states after two interchanges; whether through all of them.
 
-    States are followed loop by loop: those after one interchange are the clean states with one
-    position replaced, and the successors of earlier ones; those after two come from these in the
-    same way. Equal states are followed once. Where there are too many, some are drawn.
+    States are followed loop by loop, equal ones once: those after one interchange are clean states
+    with one position replaced and the successors of earlier ones; those after two come from these.
+    Where there are too many, some are drawn.
     """
     joint = _JointStates(runs, generator)
     once = twice = joint.none

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from html import escape
 from itertools import islice, product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from loopinterp.core.errors import InputError, check_choice, check_integer, unknown_name
 from loopinterp.core.text import ShortRepr
@@ -28,13 +30,8 @@ from loopinterp.programs.nodes import MAX_LENGTH, code, postorder
 from loopinterp.programs.trace import Intervention, LazySelectors, Trace
 from loopinterp.tasks.sampling import check_tokens
 
-if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
-
+# T(n), the required number of loops for length n; it should print and compare
 RequiredLoops: TypeAlias = Callable[[int], int]
-"""T(n), the required number of loops for length n; it should print and compare."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class CeilLog2:
-    """The logarithm to base 2 of n + inside, rounded up; 0 where n + inside is below 2.
+    """log2(n + inside), rounded up; 0 where n + inside is below 2.
 
     Example:
         >>> CeilLog2(inside=-1), [CeilLog2(inside=-1)(n) for n in (1, 2, 3, 9, 10)]
@@ -84,24 +81,23 @@ def _shifted(text: str, by: int) -> str:
 class LoopProgram(ShortRepr):
     """A program with a loop, as data: v^(0) = prepare(x), v^(t+1) = step(x, v^(t)), y = finish.
 
-    The assignments of ``step`` are simultaneous: each reads the variables as they were at the
-    start of the loop. A variable that ``step`` does not set keeps its value. The tokens can be
-    read at every loop, as a looped transformer reads its injected input.
+    The assignments of ``step`` are simultaneous. A variable that ``step`` does not set keeps its
+    value. The tokens can be read at every loop, as the injected input of a looped transformer.
 
     Args:
         name: What the program is called.
         task: Name of the task it solves.
-        inputs: What each input token means; the tokens are 0 .. len(inputs) - 1.
+        inputs: The meaning of each input token 0 .. len(inputs) - 1.
         prepare: Variable -> its value before the first loop. Reads the tokens only.
         step: Variable -> its value after one loop.
         finish: The answer, which can be read at any loop; ``UNKNOWN`` where it is undecided.
-        n_loops: T(n), the loops after which the answer is right for length n.
+        n_loops: T(n), the required number of loops for length n.
         doc: The idea, in a sentence or two.
         task_settings: Settings of that task, where they are not its defaults.
 
     Raises:
         InputError: no sequence, a variable that ``prepare`` does not set, or two selectors of one
-            name.
+        name.
 
     Example:
         >>> from loopinterp.programs import Linear, full, shift_right, tokens, var
@@ -117,12 +113,12 @@ class LoopProgram(ShortRepr):
     name: str
     task: str
     inputs: tuple[str, ...]
-    prepare: Mapping[str, Seq]
-    step: Mapping[str, Seq]
+    prepare: Mapping[str, Seq] = field(hash=False)
+    step: Mapping[str, Seq] = field(hash=False)
     finish: Seq
     n_loops: RequiredLoops
     doc: str = field(default="", compare=False)
-    task_settings: Mapping[str, object] = field(default_factory=dict)
+    task_settings: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for part in ("prepare", "step"):
@@ -149,7 +145,6 @@ class LoopProgram(ShortRepr):
                 raise self._refused(f"selector {name!r}", expected, got, fix)
 
     def _check_variables(self) -> None:
-        """Raise unless ``prepare`` sets every variable, and nothing else is read."""
         for part in ("prepare", "step"):
             if not getattr(self, part):
                 fix = "Give prepare={'x': ...} and step={'x': ...}."
@@ -176,10 +171,6 @@ class LoopProgram(ShortRepr):
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         values = (getattr(self, field.name) for field in fields(self))
         return type(self), tuple(dict(x) if isinstance(x, Mapping) else x for x in values)
-
-    def __hash__(self) -> int:
-        steps = (tuple(self.prepare.items()), tuple(self.step.items()), self.finish)
-        return hash((self.name, self.task, self.inputs, steps, self.n_loops))
 
     def __str__(self) -> str:
         """A few lines: its tables, ``prepare``, ``loop`` and ``finish``."""
@@ -212,7 +203,7 @@ class LoopProgram(ShortRepr):
         return [*self.prepare.values(), *self.step.values(), self.finish]
 
     def unused_name(self, name: str) -> str:
-        """The name, with underscores behind it until no variable has it."""
+        """The name, with underscores added until no variable has it."""
         while name in self.prepare:
             name += "_"
         return name
@@ -242,7 +233,7 @@ class LoopProgram(ShortRepr):
 
         Raises:
             InputError: wrong tokens, loops out of range, an unknown or missing variable, or values
-                of a wrong shape, dtype or device.
+            of a wrong shape, dtype or device.
         """
         start = dict(variables or {})
         self._check_run(tokens, n_loops, start_at_loop, start)
@@ -284,7 +275,6 @@ class LoopProgram(ShortRepr):
     def _check_run(
         self, tokens: Tensor, n_loops: int, start_at_loop: int, start: Mapping[str, Tensor]
     ) -> None:
-        """Raise unless the tokens, the loops and the values at the start fit."""
         check_tokens(tokens, len(self.inputs), "tokens")
         if tokens.numel() == 0:
             got, fix = f"shape {list(tokens.shape)}", "Pass a batch that is not empty."
@@ -295,7 +285,7 @@ class LoopProgram(ShortRepr):
         size, most = (n_loops - start_at_loop + 1) * (len(self.prepare) + 1) * tokens.numel(), 2**30
         if size > most:  # 8 GiB
             expected = f"at most {most:,} values (loops x variables x batch x positions)"
-            fix = "Run fewer loops or examples at a time; start_at_loop takes a run up again."
+            fix = "Run fewer loops or examples at a time; start_at_loop continues a run."
             raise self._refused("trace", expected, f"{size:,}", fix)
         for name, values in start.items():
             check_choice(f"variable of program {self.name}", name, self.prepare)
@@ -309,18 +299,11 @@ class LoopProgram(ShortRepr):
 
 @dataclass(frozen=True)
 class ProgramOffset:
-    """Which part of a program stands for the state of the model at one position and loop.
+    """The part of a program that the model's state at one position and loop stands for."""
 
-    Attributes:
-        shift: The state after t loops of the model stands for the program after t + shift.
-        offset: The state at position p stands for the program's variables at p - offset (1 for
-            a program whose variables are the carries OUT of each position).
-        lag: The model answers by what the program knew so many loops before.
-    """
-
-    shift: int = 0
-    offset: int = 0
-    lag: int = 0
+    shift: int = 0  # the model's state after t loops stands for the program after t + shift
+    offset: int = 0  # position p stands for variables at p - offset (1: carries OUT of positions)
+    lag: int = 0  # the model's answers are the program's this many loops before
 
     def __str__(self) -> str:
         parts = []
@@ -343,7 +326,7 @@ def alignments(
 
 
 def with_output_lag(program: LoopProgram, lag: int) -> LoopProgram:
-    """The same program, answering by what it knew ``lag`` loops before.
+    """The same program with answers ``lag`` loops late.
 
     The pending answers become variables, so that an interchange moves them with the state.
     """

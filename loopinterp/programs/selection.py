@@ -1,47 +1,28 @@
 """A selection on a batch, stored as keys, queries and predicate, and reduced key by key.
 
-[batch, query, key] tensors are large: 17 million elements for 4,096 sequences of 64 tokens. So a
-reduction takes one key after the other (several, where examples are few), for all queries of many
-examples at once. Its tensors are [pos, batch], in the smallest integers that hold them: long
-contiguous rows, which are fast.
+A [batch, query, key] tensor would be large. A reduction takes one key after the other (several,
+where examples are few), for all queries of many examples, as [pos, batch] tensors in the smallest
+integers that hold them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from loopinterp.core.errors import InputError
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from jaxtyping import Bool, Int
-    from torch import Tensor
-
-
-CHUNK_ELEMENTS = 2**18
-"""Elements that are computed at a time on a CPU: what its cache holds."""
-
-STEP_ELEMENTS = 2**16
-"""Elements for which a reduction takes several keys at once, if it has fewer for one key."""
-
-GPU_ELEMENTS = 2**24
-"""Both on other devices, which want more at a time."""
-
-MAX_POSITIONS = 2**14
-"""Longest sequence: one selection then has 2**28 elements."""
+# Elements at a time on a CPU (its cache), fewest of a step over keys; both on other devices
+CHUNK_ELEMENTS, STEP_ELEMENTS, GPU_ELEMENTS = 2**18, 2**16, 2**24
+MAX_POSITIONS = 2**14  # longest sequence: one selection then has 2**28 elements
 
 
 class Selection:
-    """Which keys each query looks at, for a batch of examples.
-
-    Keys and queries have a batch axis of 1 where they are the same for all; see
-    :class:`loopinterp.programs.expressions.Select` for the predicate.
-    """
+    """Which keys each query looks at, for a batch (of 1 where all examples agree)."""
 
     def __init__(
         self,
@@ -56,9 +37,8 @@ class Selection:
             expected, got = f"at most {MAX_POSITIONS:,} positions", f"{self.pos:,}"
             fix = "Cut the sequences: a selection compares every position with every other."
             raise InputError("sequence", expected=expected, given=got, fix=fix)
-        on_cpu = k.device.type == "cpu"
-        self._chunk = CHUNK_ELEMENTS if on_cpu else GPU_ELEMENTS
-        self._step = STEP_ELEMENTS if on_cpu else GPU_ELEMENTS
+        sizes = (CHUNK_ELEMENTS, STEP_ELEMENTS)
+        self._chunk, self._step = sizes if k.device.type == "cpu" else (GPU_ELEMENTS,) * 2
         if isinstance(predicate, str):
             self.k, self.q = _narrow_alike(k, q)
             self._holds = PREDICATES[predicate]
@@ -68,17 +48,9 @@ class Selection:
 
     def all(self) -> Bool[Tensor, "_ query key"]:
         """The whole selection, with a batch axis of 1 if it is the same for all examples."""
-        out = self.k.new_empty((self.batch, self.pos, self.pos), dtype=torch.bool)
-        k, q = (x.expand(self.batch, -1) for x in (self.k, self.q))
-        positions = torch.arange(self.pos, device=out.device)
-        for rows in _split(self.batch, self._chunk // self.pos**2):
-            for queries in _split(self.pos, self._chunk // (self.pos * _length(rows))):
-                # Written out, queries are compared several times as fast as in a broadcast.
-                written = q[rows, queries, None].expand(-1, -1, self.pos).contiguous()
-                selected = self._holds(k[rows, None, :], written)
-                if self.causal:
-                    selected &= positions[queries, None] >= positions
-                out[rows, queries] = selected
+        out = self.k.new_zeros((self.batch, self.pos, self.pos), dtype=torch.bool)
+        for keys, queries, rows, selected in self._steps(self.batch):
+            out[rows, queries, keys] = selected.permute(2, 1, 0).bool()
         return out
 
     def width(self) -> Int[Tensor, "_ query"]:
@@ -139,12 +111,11 @@ class Selection:
                 yield keys, queries, rows, selected.view(torch.int8)
 
     def _zeros(self, batch: int, low: int, high: int) -> Tensor:
-        """Room for a number between low and high of each query [query, batch]."""
+        """Zeros in integers that hold low to high, one for each query [query, batch]."""
         return self.k.new_zeros((self.pos, batch), dtype=smallest_integers(low, high))
 
 
 def _split(length: int, size: int) -> Iterator[slice]:
-    """Parts of at most ``size``, or of 1."""
     size = max(size, 1)
     return (slice(first, min(first + size, length)) for first in range(0, length, size))
 
@@ -160,7 +131,7 @@ def _span(x: Tensor) -> tuple[int, int]:
 
 
 def _narrow_alike(k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and queries in the smallest integers in which they compare as they do."""
+    """Keys and queries in the smallest integers that keep their order."""
     low, high = _span(k)
     dtype = smallest_integers(low - 1, high + 1)
     if dtype == torch.int64:
@@ -170,24 +141,19 @@ def _narrow_alike(k: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _columns(x: Tensor, batch: int) -> Tensor:
-    """[pos, batch], written out: what lies without gaps is compared several times as fast."""
     return x.T.expand(-1, batch).contiguous()
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[batch, pos], in 64 bits."""
     return x.T.contiguous().long()
 
 
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum over keys; most often there is one."""
     return x[0] if len(x) == 1 else x.sum(0, dtype=dtype)
 
 
 @dataclass(frozen=True)
 class _Op:
-    """An elementwise operation: how many arguments, how it is written, what it does."""
-
     arity: int
     symbol: str | None
     apply: Callable[..., Tensor]
@@ -244,7 +210,7 @@ def smallest_integers(low: int, high: int) -> torch.dtype:
 def look_up(
     x: Int[Tensor, "*shape"], keys: Int[Tensor, " entry"], new: Int[Tensor, " entry"], default: int
 ) -> Int[Tensor, "*shape"]:
-    """The new value of each ``x`` that is among the keys (sorted), ``default`` of the others."""
+    """The new value of each ``x`` that is among the sorted keys, ``default`` of the others."""
     if not len(keys):
         return torch.full_like(x, default)
     before, width = int(keys[0]) - 1, int(keys[-1]) - int(keys[0]) + 1
@@ -258,11 +224,7 @@ def look_up(
 
 
 class Relation:
-    """A finite relation of (key, query) pairs, as a table of its keys against its queries.
-
-    Where the queries are few, each is a bit, and a key is the bits of those it goes with: whether
-    two numbers share a bit is known several times as fast as what a table holds.
-    """
+    """A finite relation of (key, query) pairs, as a table of keys against queries."""
 
     def __init__(self, pairs: Sequence[tuple[int, int]], device: torch.device) -> None:
         both = torch.tensor(pairs, dtype=torch.int64, device=device).reshape(-1, 2)
@@ -270,31 +232,22 @@ class Relation:
             torch.unique(part, return_inverse=True) for part in both.T
         )
         # Row and column 0 are of what the relation does not know.
-        width = len(self._queries) + 1
-        # table [key, query]: whether the pair is in the relation
-        table = torch.zeros((len(self._keys) + 1, width), dtype=torch.bool, device=device)
-        table[row + 1, column + 1] = True
-        self._table = table.flatten()
-        numbers = torch.arange(max(table.shape), device=device)
-        self._bits = len(self._queries) <= 63  # of an int64
-        if self._bits:
-            self._columns = 2 ** numbers[: len(self._queries)]
-            self._rows = (table[1:, 1:] * self._columns).sum(dim=1)
-            self._dtype = smallest_integers(0, 2 ** len(self._queries) - 1)
-        else:
-            self._rows, self._columns = numbers[1 : len(table)] * width, numbers[1:width]
-            self._dtype = torch.int64
+        n_rows, width = len(self._keys) + 1, len(self._queries) + 1
+        self._rows = torch.arange(1, n_rows, device=device) * width
+        self._columns = torch.arange(1, width, device=device)
+        self._table = torch.zeros(n_rows * width, dtype=torch.bool, device=device)
+        self._table[self._rows[row] + self._columns[column]] = True
 
     def keys(self, k: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The bits, or the row, of each key."""
-        return look_up(k, self._keys, self._rows, 0).to(self._dtype)
+        """The start of each key's row in the table."""
+        return look_up(k, self._keys, self._rows, 0)
 
     def queries(self, q: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The bit, or the column, of each query."""
-        return look_up(q, self._queries, self._columns, 0).to(self._dtype)
+        """The column of each query."""
+        return look_up(q, self._queries, self._columns, 0)
 
     def holds(
         self, keys: Int[Tensor, "*keys"], queries: Int[Tensor, "*queries"]
     ) -> Bool[Tensor, "*both"]:
         """Whether it holds, for what :meth:`keys` and :meth:`queries` give, broadcast."""
-        return (keys & queries) != 0 if self._bits else self._table.take(keys + queries)
+        return self._table.take(keys + queries)

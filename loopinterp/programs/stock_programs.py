@@ -1,6 +1,6 @@
 """Stock programs of tasks that read ``BOS prompt = EOS …`` and answer from the ``=`` on.
 
-The *place* of a position is its distance behind the ``=``, -1 before it.
+The *place* of a position is its distance after the ``=``, -1 before it.
 """
 
 from __future__ import annotations
@@ -31,21 +31,16 @@ from loopinterp.programs.language import (
 from loopinterp.programs.program import Linear, LoopProgram
 from loopinterp.tasks.prefixes import get_automaton
 
-_EQUALS, _EOS = 2, 3
-"""Tokens of ``=`` and EOS after the bits of a prompt."""
-
-_END = 2
-"""Output class of the end of an answer, for tasks of bits."""
-
+_EQUALS, _EOS = 2, 3  # tokens of ``=`` and EOS after the bits of a prompt
+_END = 2  # output class of the end of an answer, for tasks of bits
 _program = partial(LoopProgram, n_loops=Linear())
 _of_bits = partial(_program, inputs=("0", "1", "=", "EOS", "BOS"))
-
 _bit = tok_map(tokens, {1: 1}, default=0, name="bit_of")
 _arriving, _parity = shift_right(var("bit")), var("parity")
 _left = var("left")
 _running = ne(_left, 0)
+# A clock: the loops until what moves is held; at -1 it is never held
 _countdown = where(_left > 0, _left - 1, _left)
-"""A clock: the loops until what moves is held; at -1 it is never held."""
 
 
 def _position_of(token: int, name: str, *, default: int = -1) -> Seq:
@@ -58,17 +53,14 @@ def _place_behind(equals: Seq) -> Seq:
 
 
 def _token_addition() -> LoopProgram:
-    """Addition of a + b =, most significant bit first: digit pairs pass by, lowest first.
-
-    Each position of b finds the digit of a that belongs to it, as far before it as the ``+`` is
-    from the start, and adds the two: 0 kills a carry, 1 propagates it, 2 generates one. The pairs
-    then move right, one position a loop, and reach a position behind the ``=`` lowest first::
+    """Digit pairs, found at the positions of b, move right, lowest first, one position a loop::
 
         carry_i  <-  pair_i = 2 OR (pair_i = 1 AND carry_i)     while left_i > 0
         pair_i   <-  pair_{i-1}                                 while left_i > 0
         answer_i =   (pair_i + carry_i) mod 2
 
-    From the ``+`` on, positions know n, count it down, and hold what they have then.
+    A pair of 0 kills a carry, 1 propagates it, 2 generates one. From the ``+`` on, positions know n
+    and count it down.
     """
     inputs, end = ("0", "1", "+", "=", "EOS", "BOS"), 3  # end: the pair of "=" and EOS
     is_bit = tok_map(tokens, {0: 1, 1: 1}, default=0, name="is_bit")
@@ -93,17 +85,13 @@ def _token_addition() -> LoopProgram:
 
 
 def _multiplication() -> LoopProgram:
-    """Multiplication by a number of at most 2 bits: add up the columns, then let a front carry.
-
-    With the least significant bit first, column k of the product is a_0 b_k + a_1 b_{k-1}, which
-    the position k behind the ``=`` gathers at the start. A front from the ``=`` then leaves the
-    carry INTO each column behind it, one position a loop::
+    """Column k of the product is a_0 b_k + a_1 b_{k-1}; a front from the ``=`` carries::
 
         carry_i  <-  carry_i                                      if it is known
                      (column_{i-1} + carry_{i-1}) div 2           else, if carry_{i-1} is known
                      unknown                                      else
 
-    The product has n + 2 columns, so the last carry is known after n + 1 loops, never earlier.
+    The product has n + 2 columns, so the last carry is known after n + 1 loops.
     """
     inputs, end = ("0", "1", "*", "=", "EOS", "BOS"), 3  # end: the column behind the product
     times, equals = _position_of(2, "times"), _position_of(3, "equals")
@@ -131,13 +119,12 @@ def _multiplication() -> LoopProgram:
 
 
 def _binary_sum(most_digits: int = 20) -> LoopProgram:
-    """Counting ones: every position reads bit 1, then bit 2, and so on, and keeps the count.
+    """Every position reads bit 1, then bit 2, and so on, and keeps the count::
 
         count_i  <-  count_i + bit at position at_i
         at_i     <-  at_i + 1
 
-    Position k behind the ``=`` answers with binary digit k of the count, or with the end if there
-    is none. Both variables are bounded by the position, so that they take finitely many values.
+    Both are bounded by the position, so that they take finitely many values.
     """
     at, count = var("at"), var("count")
     next_bit = kqv(indices, at, _bit, "==", name="next_bit")
@@ -161,14 +148,11 @@ def _binary_sum(most_digits: int = 20) -> LoopProgram:
 
 
 def unique_set(n_symbols: int) -> LoopProgram:
-    """Distinct symbols in order of first appearance, for an alphabet of that size.
+    """Distinct symbols in order of first appearance, for an alphabet of that size::
 
-    In every loop all positions read the next position of the prompt; the position k behind the
-    ``=`` keeps the new symbol that k others came before, or the end of the answer if none does::
-
-        answer_i  <-  symbol at at_i, if it is new and found_i = place_i
-        found_i   <-  found_i + 1, if it is new
-        at_i      <-  at_i + 1
+    answer_i  <-  symbol at at_i, if it is new and found_i = place_i
+    found_i   <-  found_i + 1, if it is new
+    at_i      <-  at_i + 1
     """
     equals = nothing = n_symbols
     is_new = eq(firsts(tokens, tokens), indices) & (tokens < n_symbols)
@@ -198,17 +182,12 @@ def unique_set(n_symbols: int) -> LoopProgram:
 
 
 def _abacus_ripple() -> LoopProgram:
-    """Decimal addition, least significant digit first: columns by place, carries by a ripple.
-
-    The ``=`` asks for digit 0 of the sum, the position k behind it for digit k. Each gathers both
-    operands' digits of its place (0 to 18), and every loop recomputes the carry INTO a place::
+    """Place k gathers both operands' digits k (0 to 18); every loop recomputes the carry INTO it::
 
         carry_i  <-  column_{i-1} + carry_{i-1} > 9
 
-    Behind the longer operand a carry is the last digit of the sum, and no carry is its end. The
-    sum in the input is not read: every next token is predicted from the prompt alone.
-
-    Source: the format of arXiv 2405.17399.
+    After the longer operand a carry is the last digit of the sum, and no carry is its end. The sum
+    in the input is not read. Source: the format of arXiv 2405.17399.
     """
     inputs = tuple("0123456789-+*=$")
     end, last, behind = inputs.index("$"), 19, 20  # columns right behind the longer operand, after
@@ -308,25 +287,16 @@ def prefix_mod(modulus: int) -> LoopProgram:
 def prefix_automaton(language: str) -> LoopProgram:
     """Prefixes of a regular language: ``state_i <- transitions[state_{i-1}][s_i]``.
 
-    BOS and PAD leave a state as it is. Three languages of :func:`~loopinterp.tasks.list_languages`
-    are registered under their own names: ``tomita3``, ``tomita6`` and ``dyck_2``. Register another
-    one with ``register_program(prefix_automaton("tomita1"))``.
+    BOS and PAD keep a state. ``tomita3``, ``tomita6`` and ``dyck_2`` are registered; register
+    another of :func:`~loopinterp.tasks.list_languages` with
+    ``register_program(prefix_automaton("tomita1"))``.
 
     Raises:
         InputError: the language is unknown.
 
     Example:
-        >>> print(prefix_automaton("dyck_2"))
-        program dyck_2 for regular_language: T(n) = n
-          on_0: {0: 1, 1: 2, 2: 3, 3: 3}
-          on_1: {0: 3, 1: 0, 2: 1, 3: 3}
-          accepts: {0: 1}, otherwise 0
-          prepare
-            state = full(0)
-          loop
-            state = where(eq(tokens, 0), on_0(shift_right(state, 1, default=0)), ...)
-          finish
-            accepts(state)
+        >>> prefix_automaton("dyck_2").finish
+        tok_map(var('state'), {0: 1}, default=0, name='accepts')
     """
     automaton = get_automaton(language)
     before = state = shift_right(var("state"))

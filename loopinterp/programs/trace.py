@@ -4,55 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
 
 from loopinterp.core.errors import check_choice, unknown_name
 from loopinterp.core.text import ShortRepr
 from loopinterp.programs.expressions import Select
 from loopinterp.programs.interpreter import Interpreter
 
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Int, Shaped
-    from torch import Tensor
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Intervention(ShortRepr):
-    """Set a variable after ``loop`` loops, before the next one and before the output is read.
-
-    Attributes:
-        variable: Name of the variable.
-        loop: 0 is after ``prepare``, t after t steps.
-        values: New values [batch, pos], int64.
-        mask: Where to set them [batch, pos]; everywhere if omitted.
-    """
+    """Set a variable after ``loop`` loops, before the next one and before the output is read."""
 
     variable: str
-    loop: int
-    values: Int[Tensor, "batch pos"]
-    mask: Bool[Tensor, "batch pos"] | None = None
+    loop: int  # 0 is after ``prepare``, t after t steps
+    values: Int[Tensor, "batch pos"]  # int64
+    mask: Bool[Tensor, "batch pos"] | None = None  # where to set them; None is everywhere
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace(ShortRepr):
-    """The run of a program. Entry k of a loop axis is after ``start + k`` loops.
-
-    Attributes:
-        program: Name of the program.
-        start: Loops done before the first entry; 0 unless the run started later.
-        variables: Variable -> values [loop + 1, batch, pos].
-        outputs: The answer read at every loop [loop + 1, batch, pos]; -1 where undecided.
-        selectors: Name -> selector of each loop [loop, batch, query, key]. Entry k was used in
-            the loop that leads from entry k of the variables to entry k + 1.
-        prepare_selectors: Name -> selector of ``prepare`` [batch, query, key].
-    """
+    """The run of a program. Entry k of a loop axis is after ``start + k`` loops."""
 
     program: str
-    start: int
+    start: int  # loops done before the first entry
     variables: Mapping[str, Int[Tensor, "loops batch pos"]]
-    outputs: Int[Tensor, "loops batch pos"]
+    outputs: Int[Tensor, "loops batch pos"]  # the answer at every loop; -1 where undecided
+    # By name. Entry k leads from entry k of the variables to entry k + 1.
     selectors: Mapping[str, Bool[Tensor, "loop batch query key"]]
     prepare_selectors: Mapping[str, Bool[Tensor, "batch query key"]]
 
@@ -61,25 +42,20 @@ class Trace(ShortRepr):
         """Loops done at the end, counted from ``prepare``."""
         return self.start + len(self.outputs) - 1
 
-    def settled(self, variable: str) -> Int[Tensor, "batch pos"]:
-        """The first entry from which the variable keeps the value it has at the end."""
+    def converged(self, variable: str) -> Int[Tensor, "batch pos"]:
+        """The first entry from which the variable keeps its final value."""
         check_choice(f"variable of program {self.program}", variable, self.variables)
         return constant_from(self.variables[variable])
 
 
-def constant_from(values: Shaped[Tensor, entry * lead]) -> Int[Tensor, "*lead"]:
-    """The first entry from which values equal those at the end."""
+def constant_from(values: Shaped[Tensor, "entry ..."]) -> Int[Tensor, ...]:
+    """The first entry from which values equal the last ones."""
     # Reversed, the first difference from the end, and every entry before it, count.
     return (values != values[-1]).flip(0).cummax(dim=0).values.sum(dim=0)
 
 
 class LazySelectors(Mapping[str, "Tensor"]):
-    """Selectors by name, computed on access from the variables of a run.
-
-    So a trace holds no [loop, batch, query, key] numbers; and a selector that is the same at
-    every loop, or for every example, is one tensor with axes of stride 0. With no ``n_loops``,
-    selectors have no loop axis.
-    """
+    """Selectors by name, computed on access from a run's variables; by loop, given ``n_loops``."""
 
     def __init__(
         self,
@@ -96,7 +72,7 @@ class LazySelectors(Mapping[str, "Tensor"]):
             raise KeyError(str(unknown_name("selector", name, self._selects)))
         select = self._selects[name]
         if not select.variables:
-            once = self._interpreter.value(select, {})  # [batch, query, key]
+            once = self._interpreter.value(select, {})  # [batch, query, key], of stride 0 by loop
             return once if self._n_loops is None else once.expand(self._n_loops, *once.shape)
         assert self._n_loops is not None  # what prepare selects reads no variable
         batch, pos = self._interpreter.tokens.shape

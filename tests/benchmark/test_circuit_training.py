@@ -111,7 +111,7 @@ def test_a_circuit_of_variables_alone(quick: Compiled) -> None:
 
 
 @pytest.mark.slow
-def test_training_comes_to_follow_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_comes_to_follow_interchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_training, "_RATE", 5e-3)  # so short a training has no time
     monkeypatch.setattr(circuit_training, "_WARM_UP", 30)
     trained = train_to_circuit("prefix_xor", n=3, steps=450, d_model=32)

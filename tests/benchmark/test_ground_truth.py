@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 
 from loopinterp.benchmark import (
     CHECKS,
@@ -16,7 +15,6 @@ from loopinterp.benchmark import (
     ground_truth_study,
     known_models,
 )
-from loopinterp.benchmark.figures import _rightness
 from loopinterp.benchmark.mechanism_scores import score_heads, score_interchange, score_patching
 from loopinterp.benchmark.state_scores import rivals_of, score_dynamics, score_probes, score_verdict
 from loopinterp.compiler.circuit import Directions
@@ -137,12 +135,13 @@ def test_the_table_figures_and_findings_say_what_was_missed(result):
     assert not finding.good and "parity (0.25)" in finding.text
     right, n_checks = map(int, finding.value.split(" of "))
     assert right < n_checks
-    table, controls = missed.figures()
-    assert "interchange on parity" in table.caption
+    (controls,) = missed.figures()
+    *_, line = controls.code.splitlines()
+    assert "missed: interchange" in line and "0.25" in line and line.endswith("parity")
     assert missed.table().loc["parity", "interchange"] == 0.25
     questions = controls.data.set_index("check")
     assert questions.loc["interchange", "worst"] == 0.25
-    assert questions.loc["interchange", "models"] == 3
+    assert questions.loc["interchange", ["passed", "models"]].tolist() == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -177,10 +176,3 @@ def test_a_program_that_always_answers_the_same_can_be_asked_when_it_settles():
     assert nothing.missed == [] and nothing.figures() == []
     (finding,) = nothing.findings()
     assert not finding.value and not finding.good
-
-
-def test_scores_are_turned_so_that_1_is_right_and_stay_between_0_and_1():
-    keys = ["probe finds", "probe finds nothing else", "random change", "no other head"]
-    value = np.array([[0.75, 0.25, 0.5, 3.0], [1.0, -0.25, 0.0, 0.0]])
-    dataset = xr.Dataset({"value": (("model", "check"), value)}, coords={"check": keys})
-    assert _rightness(dataset).values.tolist() == [[0.75, 0.75, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0]]

@@ -76,7 +76,7 @@ def test_of_a_trained_model_attention_is_needed_where_the_program_looks_to_the_l
 
 
 @pytest.mark.parametrize(("n_loops", "after"), [(0, [0, 1]), (1, [0, 1]), (2, [0, 1, 2])])
-def test_states_are_exchanged_after_every_loop_of_a_run_that_has_one_at_least(n_loops, after):
+def test_states_are_interchanged_after_every_loop_of_a_run_that_has_one_at_least(n_loops, after):
     (known,) = known_models(["one_shot"], n=4, examples=32)
     subspaces = {"carry": known.compiled.circuit.subspace("carry")}
     runs = interchange_variables(dataclasses.replace(known, n_loops=n_loops), subspaces, seed=0)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 COMMANDS = ("demo", "train", "compile", "evaluate", "grid", "analyze", "report", "tasks")
 
-COMMANDS += ("benchmark", "lens", "recipes", "sweep", "zoo")
+COMMANDS += ("benchmark", "lens", "programs", "recipes", "studies", "sweep", "zoo")
 
 
 @dataclass(frozen=True)
@@ -337,10 +338,12 @@ def test_what_was_left_out_and_what_comes_next_is_said(
     kept = tuple(one for one in STUDIES if one.name in ("wavefront", "attention"))
     monkeypatch.setattr(workflow, "STUDIES", kept)
     said = command("analyze", out, "--no-progress").out
-    assert said.endswith(f"Next: {report}")
-    left_out = command("analyze", out, "--json").json["left_out"]
-    assert set(left_out) == {"wavefront"}
-    assert re.search(rf"^- wavefront: .*{left_out['wavefront']}\.$", said, flags=re.MULTILINE)
+    assert f"Next: {report.strip()} --open" in said and len(said.splitlines()) <= 12
+    assert all(len(line.replace(str(out), "")) <= 100 for line in said.splitlines())
+    assert said.endswith(f"All findings: {report.strip()} --text\n")
+    assert set(command("analyze", out, "--json").json["left_out"]) == {"wavefront"}
+    one = command("analyze", out, "--study", "attention", "--no-progress").out
+    assert one.endswith(f"Next: {report}") and one.startswith("- ")
     said = command("evaluate", out, "--samples", 4, "--length", 2, "--no-progress").out
     assert said.endswith(f"Next: {analyze}")
 
@@ -390,8 +393,10 @@ AS_JSON: dict[str, list[str]] = {
     "evaluate": ["RUN", "--length", "2", "--samples", "2", "--stop", "residual", "--loops", "0,1"],
     "grid": ["RUN", "--to", "1", "--samples", "2", "--loops", "0,1", "--no-progress"],
     "lens": ["RUN", "--prompt", "1+1", "--loops", "2", "--out", "NEW", "--no-progress"],
+    "programs": [],
     "recipes": ["addition"],
     "report": ["RUN", "--out", "NEW"],
+    "studies": [],
     "sweep": ["SWEEP", "--out", "NEW", "--only", "steps=2", "--no-progress"],
     "tasks": [],
     "train": ["--task", "addition", *TINY, "--out", "NEW", "--no-progress"],
@@ -783,11 +788,13 @@ def test_a_study_without_room_is_refused_when_asked_for_and_else_left_out_with_t
     monkeypatch.setattr(workflow, "STUDIES", kept)
     answer = command("analyze", out, "--json")
     assert set(answer.json["results"]) == {"stabilisation", "heads"}
-    assert set(answer.json["unsaid"]) == {"wavefront"}
-    reason = answer.json["unsaid"]["wavefront"]
+    assert set(answer.json["skipped"]) == {"wavefront"}
+    reason = answer.json["skipped"]["wavefront"]
     assert "16 bits" in reason
-    for said in (answer.err, command("analyze", out, "--no-progress").out):
+    assert "Skipped: wavefront" in command("analyze", out, "--no-progress").out
+    for said in (answer.err, command("report", out, "--text").out):
         assert re.search(f"wavefront: .*{reason}", said)
+    assert command("report", out, "--text", "--json").json["skipped"] == {"wavefront": reason}
     command("report", out)
     said = command("analyze", out, "--study", "heads", "--no-progress").out
     assert said.endswith(f"Next: loopinterp report {out}\n")
@@ -985,6 +992,13 @@ def demo_calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
         return part
 
+    @contextmanager
+    def here(run: Path, parts: Any, *_: Any) -> Iterator[None]:
+        yield
+        for name, options in parts:
+            getattr(workflow, name)(run, **options)
+
+    monkeypatch.setattr(workflow, "_second_process", here)
     monkeypatch.setattr(workflow, "train_run", train)
     monkeypatch.setattr(workflow, "evaluate_run", seed_of("evaluate"))
     monkeypatch.setattr(workflow, "analyze_run", seed_of("analyze"))

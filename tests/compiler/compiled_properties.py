@@ -127,3 +127,22 @@ def same(one: Circuit, other: Circuit) -> bool:
             for name, old in one.directions.items()
         )
     )
+
+
+def unrolled(circuit: Circuit, n_loops: int) -> list[tuple[str, str]]:
+    """The edges of a run: ``3:head`` is a node inside loop 3, ``3:carry`` the variable after 3."""
+    block = {node.id for node in (*circuit.heads, *circuit.neurons) if node.section == "block"}
+    block |= {f.id for f in circuit.features if f.section == "block" and f.role == "scratch"}
+    state = {f.id for f in circuit.variables.values()}
+
+    def at(name: str, loop: int) -> str:
+        return f"{loop}:{name}" if name in block | state else name
+
+    edges: list[tuple[str, str]] = []
+    for source, target in circuit.edges:
+        if {source, target} & block:
+            loops = range(n_loops)
+            edges += [(at(source, t), at(target, t + (target in state))) for t in loops]
+        else:  # the prelude writes variables before the first loop, the coda reads the last
+            edges.append((at(source, n_loops), at(target, 0)))
+    return edges

@@ -54,54 +54,6 @@ def test_unknown_variables_and_strange_states_are_refused():
     assert caught.value.what == "state"
 
 
-def test_an_unrolled_circuit_leads_from_loop_to_loop():
-    edges = RIPPLE.circuit.unrolled(2)
-    feature = "block: generate | (propagate & carry)"
-    read = f"block: shares of {feature.removeprefix('block: ')} by shift_1"
-    one_loop = {
-        ("tokens", "0:block.0.neurons.0"),
-        ("0:carry", "0:block.0.neurons.0"),
-        ("0:block.0.neurons.0", f"0:{feature}"),
-        ("indices", "0:block.1.head.0"),
-        (f"0:{feature}", "0:block.1.head.0"),
-        ("0:block.1.head.0", f"0:{read}"),
-        ("indices", "0:block.1.neurons.0"),
-        (f"0:{read}", "0:block.1.neurons.0"),
-        ("0:block.1.neurons.0", "1:carry"),
-    }
-    after = [("1:" + end[2:] if end.startswith("0:") else end) for edge in one_loop for end in edge]
-    after = ["2:carry" if end == "1:carry" else end for end in after]
-    second = set(zip(after[::2], after[1::2]))
-    second = second - {("2:carry", "1:block.0.neurons.0")} | {("1:carry", "1:block.0.neurons.0")}
-    readout = {
-        ("tokens", "coda.0.neurons.0"),
-        ("2:carry", "coda.0.neurons.0"),
-        ("coda.0.neurons.0", "coda: answer: propagate ^ carry"),
-    }
-    assert set(edges) == one_loop | second | readout
-    assert len(edges) == len(set(edges))
-
-
-def test_before_the_first_loop_the_readout_reads_what_prepare_set():
-    edges = RIPPLE.circuit.unrolled(0)
-    assert ("0:carry", "coda.0.neurons.0") in edges
-    assert not any("block" in end for edge in edges for end in edge)
-
-
-def test_what_the_prelude_sets_is_the_variable_before_the_first_loop():
-    edges = compile_program("copy", max_length=6).circuit.unrolled(3)
-    written = [(s, t) for s, t in edges if s.startswith("prelude") and t.endswith("left")]
-    assert written and all(target == "0:left" for _, target in written)
-    assert any(t == "3:left" for _, t in edges) and not any(t == "4:left" for _, t in edges)
-
-
-def test_every_edge_of_a_loop_is_there_once_for_each_loop():
-    circuit = compile_program("multiplication", max_length=12).circuit
-    ones, fives = circuit.unrolled(1), circuit.unrolled(5)
-    inside = [edge for edge in circuit.edges if any("block" in end for end in edge)]
-    assert len(fives) - len(ones) == 4 * len(inside)
-
-
 @pytest.mark.parametrize("name", list_programs())
 def test_a_circuit_comes_back_from_its_files_as_it_was(name, tmp_path):
     circuit = compile_program(name, max_length=6).circuit

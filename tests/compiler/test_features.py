@@ -22,7 +22,6 @@ from loopinterp.compiler.features import (
     Writes,
     at_least,
     constant,
-    distinct,
     fuse,
     of_feature,
     one_if_all,
@@ -148,13 +147,6 @@ def test_a_head_reads_functions_of_one_feature_that_is_plainly_there():
     assert both is not None and not both.for_attention
     assert constant(3).for_attention and of_feature(a).for_attention
     assert not of_feature(raw).for_attention
-
-
-@pytest.mark.parametrize("far", [1, 2**16, 2**16 + 1, 2**40])
-def test_distinct_integers_come_in_order(far):
-    table = np.array([[far, -3, 7], [7, -3, -(2**62)]])
-    assert distinct(table).tolist() == np.unique(table).tolist()
-    assert distinct(table[:, 1:2]).tolist() == [-3]
 
 
 LOOPS = 3

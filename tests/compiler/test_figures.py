@@ -10,6 +10,7 @@ from loopinterp.compiler import compile_program, draw, draw_program, rotate
 from loopinterp.compiler.figures import MOST_NODES
 from loopinterp.core.errors import InputError
 from loopinterp.programs import get_program, list_programs, num_prev, shift_right, tokens, var
+from tests.compiler.compiled_properties import unrolled
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -37,7 +38,7 @@ def contracted(edges, keep) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", list_programs())
-def test_the_graph_of_a_circuit_unfolds_to_the_circuits_own_unrolled_edges(name: str) -> None:
+def test_the_graph_of_a_circuit_unfolds_to_the_edges_of_a_run(name: str) -> None:
     circuit = compile_program(name, max_length=5).circuit
     graph = draw(circuit)
     edges = {(a, b) for a, b, _ in graph.unfolded(3) if b != "output"}
@@ -46,7 +47,7 @@ def test_the_graph_of_a_circuit_unfolds_to_the_circuits_own_unrolled_edges(name:
     # Also what nothing in the graph reads or writes, so that an edge left out would show.
     inner = [n.id for n in graph.nodes if n.id != "output"]
     keep |= {f"{t}:{n}" for t in range(4) for n in inner} | set(inner)
-    assert edges == contracted(circuit.unrolled(3), keep)
+    assert edges == contracted(unrolled(circuit, 3), keep)
     wipers = {group.id for group in circuit.neurons if not group.writes}
     assert working - wipers == {n.id for n in graph.nodes if n.kind in ("head", "neurons")}
 

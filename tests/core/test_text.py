@@ -182,7 +182,6 @@ def _examples() -> dict[str, Any]:
         "Eigenvalues": dynamics.leading_eigenvalues(torch.cos, states[0, :1, :1], 1),
         "FixedPointCondition": dynamics.fixed_point_condition(torch.cos, states[0, :1, :1]),
         "LyapunovExponents": dynamics.lyapunov_exponents(torch.cos, states[0, :1, :1], 8),
-        "NonNormality": dynamics.non_normality(torch.cos, states[0, :1, :1]),
         "SingularValues": dynamics.largest_singular_values(torch.cos, states[0, :1, :1], 1),
         "TransientGrowth": dynamics.transient_growth(torch.cos, states[0, :1, :1], 1),
         "Status": dynamics.Status.CONVERGED,

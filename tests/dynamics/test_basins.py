@@ -24,7 +24,7 @@ from loopinterp.dynamics import (
     reachability_study,
     runs,
 )
-from loopinterp.dynamics.basins import StatePlane, corner_states
+from loopinterp.dynamics.basins import _corner_states, _StatePlane
 from loopinterp.models import bind
 from loopinterp.tasks import Batch
 from tests.dynamics.toys import LinearModel, MapModel, batch_of_ones, random_state, rotation
@@ -174,7 +174,7 @@ def test_a_space_of_limits_has_no_radius() -> None:
     flattens = torch.tensor([1.0, 0.5]).double()
     result = mapped(lambda h, e: h * flattens, points=5, extent=1.5)
     assert result.radius() == 0 and len(result.limits()) == 5  # one for each column
-    assert "0.75 times" in result.findings()[0].text  # of the nearest starts
+    assert "0.75×" in result.findings()[0].text  # of the nearest starts
 
 
 def test_the_control_tells_a_limit_of_this_input_from_one_of_all() -> None:
@@ -186,7 +186,7 @@ def test_the_control_tells_a_limit_of_this_input_from_one_of_all() -> None:
     shared = mapped(lambda h, e: h / 2 + 1 + 0 * e)
     assert shared.next_reaches_own().sel(estimate="value") == 1
     (finding,) = shared.findings()
-    assert finding.good is False and finding.value.startswith("100%")
+    assert finding.good is None and finding.value.startswith("100%")
 
 
 @cache
@@ -288,7 +288,7 @@ def test_a_start_that_is_not_finite_is_refused() -> None:
 
 def test_the_plane_holds_its_centre_and_corners_and_keeps_distances() -> None:
     centre, first, second = (2 * state for state in random_state(3, 4, 5))
-    plane = StatePlane.through(centre, {"a": first, "b": second})
+    plane = _StatePlane.through(centre, {"a": first, "b": second})
     assert plane.unit == pytest.approx(centre.norm().item())
     places = torch.tensor([(0.0, 0.0), *plane.corners.values()], dtype=torch.float64)
     held = plane.at(places)
@@ -300,7 +300,7 @@ def test_the_plane_holds_its_centre_and_corners_and_keeps_distances() -> None:
 
 
 def test_around_zero_the_unit_is_the_first_corner() -> None:
-    plane = StatePlane.through(
+    plane = _StatePlane.through(
         torch.zeros(1, 2), {"a": torch.tensor([[3.0, 0]]), "b": torch.ones(1, 2)}
     )
     assert plane.unit == 3 and plane.corners["a"] == (1, 0)
@@ -314,7 +314,7 @@ def test_corners_on_a_line_with_the_centre_are_refused(factor: float) -> None:
         {"a": centre, "b": first},
     ):
         with pytest.raises(InputError) as caught:
-            StatePlane.through(centre, corners)
+            _StatePlane.through(centre, corners)
         assert caught.value.what == "corners"
 
 
@@ -326,7 +326,7 @@ def test_corners_are_taken_by_name_or_as_states_and_chosen_where_limits_differ()
         iteration = bind(model, torch.tensor(tokens)[:, None])
         limits = find_limits(iteration, iteration.h0, max_loops=100)
         generator = torch.Generator().manual_seed(0)
-        return corner_states(of, iteration, limits, counted, generator, same=0.01)
+        return _corner_states(of, iteration, limits, counted, generator, same=0.01)
 
     assert [*corners(None, [1, 1, 5])] == ["other 2", "noise 1"]  # 1 and 1 have one limit
     assert [*corners(None, [1, 1, 1])] == ["noise 2", "noise 1"]

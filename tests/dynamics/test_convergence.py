@@ -117,7 +117,7 @@ def test_what_never_comes_to_rest_is_not_settled() -> None:
         assert (result.data["settled_at"] > 0).all()  # by the residual alone it settles
         assert result.settled_share() == 0
         settling = result.findings()[0]
-        assert (settling.value, settling.good) == ("0% settle", False)
+        assert (settling.value, settling.good) == ("0% converge", False)
         assert result.below_threshold().count() == 4
 
 
@@ -290,7 +290,7 @@ def test_half_precision_says_where_rounding_decides(dtype: torch.dtype, floor: f
     assert half.regime_counts()["fixed point"] == half.data["counted"].sum()
     values = [finding.value for finding in half.findings()]
     name = str(dtype).removeprefix("torch.")
-    assert values[0] == "100% settle" and f"{name}: resolved to {floor:.2g}" in values
+    assert values[0] == "100% converge" and f"{name}: resolved to {floor:.2g}" in values
     assert not any("resolved to" in finding.value for finding in whole.findings())
 
 

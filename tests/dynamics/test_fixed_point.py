@@ -23,7 +23,7 @@ from loopinterp.dynamics import (
     get_solver,
     list_solvers,
 )
-from loopinterp.dynamics.fixed_point import CycleWatch
+from loopinterp.dynamics.fixed_point import _CycleWatch
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
 from tests.dynamics.toys import LinearModel, batch_of_ones, rotation
 from tests.models.timed_toys import Timed
@@ -230,7 +230,7 @@ def test_low_precision_has_wide_cycles_only() -> None:
 
 
 def test_the_watch_keeps_one_state_however_long_it_looks() -> None:
-    watch = CycleWatch(torch.zeros(3, 5), 1e-6, 1e-8)
+    watch = _CycleWatch(torch.zeros(3, 5), 1e-6, 1e-8)
     for step in range(40):
         watch.see(torch.full((3, 5), float(step)))
     held = sum(v.numel() for v in vars(watch).values() if isinstance(v, Tensor))
@@ -261,7 +261,6 @@ MEASURES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "transient_growth": lambda m, h: dynamics.transient_growth(m, h).largest,
     "lyapunov_exponents": lambda m, h: dynamics.lyapunov_exponents(m, h, 40).values.exp(),
     "cycle_multipliers": lambda m, h: dynamics.cycle_multipliers(m, h, 2, 1).values.abs(),
-    "non_normality": lambda m, h: dynamics.non_normality(m, h).ratio,
 }
 EXPECTED = {"spectral_radius": 0.5, "leading_eigenvalues": 0.5, "cycle_multipliers": 0.25}
 

@@ -45,27 +45,31 @@ def _traces(figure: Figure) -> dict[str, Any]:
 
 def test_figures_have_controls_tables_and_accuracy(layered: GeometryResult) -> None:
     figures = layered.figures()
-    assert len({figure.title for figure in figures}) == len(figures) == 5
+    assert len({figure.title for figure in figures}) == len(figures) == 4
     for figure in figures:
         assert figure.caption.endswith(".") and figure.control and figure.section == "limits"
         assert figure.data is not None and len(figure.data) and figure.plot.to_json()
         table = figure.data
-        assert {"exact_match", "right", "answer"} & {*table.columns}, figure.title
-    by_loop = _traces(figures[1])
+        assert {"exact_match", "right"} & {*table.columns}, figure.title
+    by_loop = _traces(figures[0])
     np.testing.assert_allclose(by_loop["effective rank"].y, layered.data["rank"][1:])
     level = float(layered.data["control_rank"].mean("draw")[0])
     control = by_loop["as many Gaussian vectors"]
     assert {*control.y} == {level}
-    layers = _traces(figures[4])
+    layers = _traces(figures[3])
     assert {"layer 0", "layer 1", "layer 2", "exact match"} <= {*layers}
 
 
 def test_paths_are_drawn_by_class_with_their_limits() -> None:
     result = _study_of(0.5 * torch.eye(3), n_trajectories=2)
     right = result.data["right"].isel(batch=slice(2)).values
-    settling, wrong = "settling (fixed point)", "settling (fixed point), wrong"
-    plane, space = result.figures()[2:4]
+    settling, wrong = "settling", "settling, wrong"
+    assert len(result.figures()) == 2  # in two dimensions
+    explained = result.data["explained"].copy(data=[0.5, 0.3, 0.2])
+    result = dataclasses.replace(result, data=result.data.assign(explained=explained))
+    plane, space = result.figures()[1:3]
     for figure in (plane, space):
+        assert "Dashed" in figure.control and "limits" in figure.control
         traces = _traces(figure)
         assert {*traces} == {settling, wrong, "limit"}
         line = traces[settling]
@@ -82,15 +86,15 @@ def test_paths_are_drawn_by_class_with_their_limits() -> None:
 
 
 def test_the_plane_alone_where_there_are_two_features_and_nothing_of_what_is_not_finite() -> None:
-    assert len(_study_of(0.5 * torch.eye(2)).figures()) == 3
+    assert len(_study_of(0.5 * torch.eye(2)).figures()) == 2
     burst = _study_of(1e6 * torch.eye(2), n_loops=20)
-    assert len(burst.figures()) == 2
+    assert len(burst.figures()) == 1
     assert burst.findings()[1].value == "not finite"
 
 
 def test_classes_are_said_with_the_wrong_among_them() -> None:
     ends = _study_of(0.5 * torch.eye(2)).findings()[0]
-    assert ends.good is True and "100% settle; " in ends.text and "wrong answer" in ends.text
+    assert ends.good is True and "100% converge. " in ends.text and "wrong answer" in ends.text
     turns = _study_of(rotation(1.0)).findings()[0]
     assert turns.good is False and "100% drift" in turns.text and turns.value == "0% settling"
 
@@ -100,7 +104,7 @@ def test_one_point_is_told_from_few_directions() -> None:
     finding = forgets.findings()[1]
     assert finding.good is False and finding.value == "one point"
     knows = _study_of(0.5 * torch.eye(2)).findings()[1]
-    assert "effectively 1.0 directions" in knows.text and "limits" in knows.text
+    assert "is 1.0 after" in knows.text and knows.value == "1.0 directions"
 
 
 def test_layers_are_claimed_to_rest_only_where_tokens_do(layered: GeometryResult) -> None:
@@ -113,7 +117,7 @@ def test_layers_are_claimed_to_rest_only_where_tokens_do(layered: GeometryResult
     results = {
         "no limits of layers": moving,
         "distinct limits": still,
-        "layers not told apart": near,
+        "layers not distinguished": near,
         "not compared": one,
     }
     texts = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import load_result
-from loopinterp.dynamics import attention_change, attention_stabilisation_study, layer_limits
+from loopinterp.dynamics import attention_stabilisation_study, layer_limits
 from loopinterp.dynamics.inside_loop import NoLayers, no_layers
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
 from loopinterp.tasks import Addition, Batch
@@ -33,21 +32,6 @@ CONFIG = LoopedTransformerConfig(
 @pytest.fixture
 def batch(generator: torch.Generator) -> Batch:
     return Addition().sample(3, batch_size=5, generator=generator)
-
-
-def test_change_is_the_frobenius_norm_per_head() -> None:
-    patterns = torch.rand(4, 2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
-    change = attention_change(patterns)
-    assert change.shape == (3, 2, 3)
-    expected = math.sqrt(((patterns[2, 1, 2] - patterns[1, 1, 2]) ** 2).sum().item())
-    assert change[1, 1, 2].item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_bad_patterns_are_refused() -> None:
-    with pytest.raises(InputError, match="patterns"):
-        attention_change(torch.zeros(1, 2, 3, 3))
-    with pytest.raises(InputError, match="index 1"):
-        attention_change(torch.stack([torch.zeros(2, 2), torch.full((2, 2), float("nan"))]))
 
 
 def test_a_pattern_that_is_not_finite_is_named_by_its_loop(batch: Batch) -> None:

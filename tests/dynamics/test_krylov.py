@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from loopinterp.dynamics.jacobian import JacobianOperator
-from loopinterp.dynamics.krylov import KrylovSchur, golub_kahan, leading_schur, orthogonalise
+from loopinterp.dynamics.krylov import KrylovSchur, _leading_schur, golub_kahan, orthogonalise
 from tests.dynamics.toys import linear, random_state
 
 
@@ -31,14 +31,14 @@ def test_what_a_restart_holds_is_still_a_krylov_relation() -> None:
 
 def test_the_leading_schur_vectors_are_the_largest_and_no_pair_is_split() -> None:
     square = random_state(12, 12).numpy()
-    size, form, turn = leading_schur(square, k=3)
+    size, form, turn = _leading_schur(square, k=3)
     np.testing.assert_allclose(turn @ form @ turn.T, square, atol=1e-12)
     moduli = np.sort(np.abs(np.linalg.eigvals(square)))[::-1]
     leading = np.sort(np.abs(np.linalg.eigvals(form[:size, :size])))[::-1]
     np.testing.assert_allclose(leading, moduli[:size])
     assert 3 < size < 12 and form[size, size - 1] == 0
     same = np.roll(np.eye(10), 1, axis=0)  # all on the unit circle: any part is as good
-    size, form, turn = leading_schur(same, k=2)
+    size, form, turn = _leading_schur(same, k=2)
     np.testing.assert_allclose(turn @ form @ turn.T, same, atol=1e-12)
     assert form[size, size - 1] == 0
 

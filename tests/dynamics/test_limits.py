@@ -52,7 +52,7 @@ def test_a_cycle_is_a_limit_with_a_period_and_a_centre() -> None:
     start = torch.tensor([[[1.0, 0.5]]])
     end = find_limits(iteration, start, max_loops=200)
     assert end.status.tolist() == [Status.CYCLE] and end.period.tolist() == [2]
-    assert end.found.all()
+    assert end.has_limit.all()
     states = list(around(iteration, end))
     assert len(states) == 2
     torch.testing.assert_close(states[0] + states[1], torch.full((1, 1, 2), 3.0))
@@ -156,6 +156,6 @@ def test_a_limit_at_zero_is_one_however_nearly_it_is_found() -> None:
     starts = torch.tensor([[[0.0, 0.0]], [[1.0, 3.0]], [[-2.0, 1e-3]]])
     each = torch.zeros(3, dtype=torch.int64)
     ends = find_limits(iteration.select(each), starts, max_loops=100)
-    assert ends.found.all() and (ends.state[1:] != 0).any()
+    assert ends.has_limit.all() and (ends.state[1:] != 0).any()
     distinct = DistinctLimits(iteration, torch.ones(1, 1, dtype=torch.bool), SAME)
     assert distinct.number(ends, each).tolist() == [0, 0, 0]

@@ -44,7 +44,8 @@ def test_the_demo_ends_in_a_report_with_every_study(
     algorithm = "ripple"
     assert finite["value"] == algorithm
     comparison = (out / "comparison.html").read_text()
-    assert document["comparison"] == str(out / "comparison.html") and "None of these" in comparison
+    assert document["comparison"] == str(out / "comparison.html")
+    assert algorithm in comparison
     assert Path(document["finite_report"]).read_text().count(algorithm) > 1
     record = json.loads((out / "made.json").read_text())
     # So small a model may have no state whose interchange changes an answer.
@@ -58,8 +59,8 @@ def test_the_demo_ends_in_a_report_with_every_study(
     report = (out / "report.html").read_text()
     for word in ("--seed 1", "steps=80", *(name for name in ("generalisation", "wavefront"))):
         assert word in report
-    # The rest is there when it is asked for; a hundred of these are a program's code.
-    assert len(Reader(report).unfolded) <= 1900
+    # The rest is there when it is asked for.
+    assert len(Reader(report).unfolded) <= 1000
     assert set(record["stages"]) == {"train", *named}
     assert all(name in done.stderr for name in ("train:", *(f"{name}:" for name in named)))
 

@@ -293,7 +293,7 @@ def test_a_model_that_was_not_trained_is_said_to_be_none(record: RunRecord) -> N
     bare = dataclasses.replace(record, config=config, metrics=[], results={}, made={})
     text = Reader(render_report(bare)).text
     # In the title, and in place of the training curve.
-    assert f"transformer, {origin}, built to add" in text
+    assert f"transformer, {origin}." in text
     assert f"was {origin}" in text and "no training curve" in text
     assert re.search(r"lengths up to\s+20\b", text) and "training metrics" not in text
 

@@ -11,8 +11,8 @@ from loopinterp.core.errors import InputError
 from loopinterp.programs import UNKNOWN, Intervention, get_program
 from loopinterp.programs.addition_programs import FOR_EVER, HELD_RIPPLES, held_ripple
 from loopinterp.tasks import Addition
+from tests.programs.injected_carries import HOLDS, simulated
 from tests.programs.inputs import chains_through_bit_4, every_input
-from tests.programs.planted_carries import HOLDS, simulated
 
 TASK, RIPPLE = Addition(), get_program("ripple")
 
@@ -47,7 +47,7 @@ def test_a_changed_carry_is_mended_and_the_change_runs_on():
 
 
 @pytest.mark.parametrize("program", HELD_RIPPLES, ids=lambda p: p.name)
-def test_left_alone_it_does_what_the_plain_ripple_does_at_every_loop(program):
+def test_in_clean_runs_it_does_what_the_plain_ripple_does_at_every_loop(program):
     for n in (1, 2, 5):
         inputs = every_input(TASK, n).inputs
         plain = get_program("ripple").trace(inputs, n + 1)
@@ -61,22 +61,22 @@ def test_left_alone_it_does_what_the_plain_ripple_does_at_every_loop(program):
 def test_a_carry_taken_whole_from_where_it_is_supported_lives_as_plain_python_says(name):
     program, n, n_loops = get_program(name), 5, 9
     inputs = every_input(TASK, n).inputs
-    donors = program.trace(inputs, n_loops).variables
+    sources = program.trace(inputs, n_loops).variables
     for position, loop in itertools.product((2, 4), (1, 3)):
-        # A donor with the same token there and a carry; the same one for all of that token.
-        donor = {
+        # A source with the same token there and a carry; the same one for all of that token.
+        source = {
             int(inputs[row, position]): row
-            for row in donors["carry"][loop, :, position].nonzero()[:, 0].tolist()
+            for row in sources["carry"][loop, :, position].nonzero()[:, 0].tolist()
         }
-        base = inputs[[int(t) in donor for t in inputs[:, position]]]
-        rows = [donor[int(t)] for t in base[:, position]]
+        base = inputs[[int(t) in source for t in inputs[:, position]]]
+        rows = [source[int(t)] for t in base[:, position]]
         state = program.trace(base, loop).variables
-        planted = {v: x[loop].clone() for v, x in state.items()}
-        for v, x in planted.items():
-            x[:, position] = donors[v][loop, rows, position]
-        run = program.run(base, n_loops=n_loops, start_at_loop=loop, variables=planted)
+        injected = {v: x[loop].clone() for v, x in state.items()}
+        for v, x in injected.items():
+            x[:, position] = sources[v][loop, rows, position]
+        run = program.run(base, n_loops=n_loops, start_at_loop=loop, variables=injected)
         for row in range(0, len(base), 7):
-            expected = simulated(name, base[row].tolist(), n_loops=n_loops, plant=(loop, position))
+            expected = simulated(name, base[row].tolist(), n_loops=n_loops, inject=(loop, position))
             assert run.variables["carry"][:, row].tolist() == expected[loop:]
 
 
@@ -84,14 +84,14 @@ def test_a_carry_taken_whole_from_where_it_is_supported_lives_as_plain_python_sa
 def test_a_carry_that_nothing_feeds_lives_exactly_its_hold(hold):
     program = held_ripple(f"held_{hold}", hold, doc="Held.")
     tokens = torch.tensor([[4, 0, 0, 0, 0]])
-    planted = {name: torch.zeros_like(tokens) for name in program.variables}
-    planted["carry"][0, 3] = 1
-    run = program.run(tokens, n_loops=8, variables=planted)
+    injected = {name: torch.zeros_like(tokens) for name in program.variables}
+    injected["carry"][0, 3] = 1
+    run = program.run(tokens, n_loops=8, variables=injected)
     assert run.variables["carry"][:, 0, 3].tolist() == [1] * hold + [0] * (9 - hold)
 
 
 def test_a_reset_takes_the_age_with_the_carry():
-    # The sum bit of a planted carry at a propagating bit is 0: it is taken back at once.
+    # The sum bit of an injected carry at a propagating bit is 0: it is taken back at once.
     answers_0 = ~get_program("ripple").finish
     program = held_ripple("held_3_reset", 3, reset=answers_0, doc="Held, and reset.")
     tokens, carry = torch.tensor([[4, 0, 1, 0]]), torch.tensor([[0, 0, 1, 0]])
@@ -212,7 +212,7 @@ def test_a_carry_fed_by_a_chain_of_k_is_known_after_k_plus_1_loops_and_right_fro
         assert torch.equal(carry != UNKNOWN, known_at <= t)
         assert torch.equal(carry[known_at <= t], right[known_at <= t])
         assert torch.equal(trace.outputs[t] == UNKNOWN, carry == UNKNOWN)
-    assert torch.equal(trace.settled("carry"), known_at)
+    assert torch.equal(trace.converged("carry"), known_at)
 
 
 def test_what_is_known_is_held_and_only_the_front_passes_a_change_on():

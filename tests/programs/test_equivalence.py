@@ -43,7 +43,7 @@ from loopinterp.programs.mutations import (
 from loopinterp.programs.paired_runs import PairedRuns, repeated_states
 from loopinterp.programs.program import ProgramOffset, alignments, with_output_lag
 from loopinterp.tasks import Addition
-from tests.programs.planted_carries import HOLDS, simulated
+from tests.programs.injected_carries import HOLDS, simulated
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -84,8 +84,8 @@ def test_what_tells_a_held_ripple_from_the_plain_one_is_what_plain_python_says(n
         first_loop = given[0][0]
         plain, held = (taken(rule, x, natural[base], given) for rule in ("ripple", name))
         assert differ == (plain != held)
-        undisturbed = natural[base][first_loop:]
-        assert changes == (plain != undisturbed or held != undisturbed)
+        clean = natural[base][first_loop:]
+        assert changes == (plain != clean or held != clean)
     assert 0 < sum(row[-1] for row in rows) < sum(row[-2] for row in rows)
     across = comparison.interventions["loop"] != comparison.interventions["source_loop"]
     assert 0.4 < across.mean() < 0.6

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopinterp.core.errors import InputError
 from loopinterp.programs import tok_map, tokens, var
 from loopinterp.programs.expression_search import Atom, shortest_expression
 from loopinterp.programs.expressions import Seq
@@ -54,8 +53,3 @@ def test_words_of_tokens_are_atoms_like_others() -> None:
     word = tok_map(tokens, {3: 1}, default=0, name="generate")
     expression = shortest_expression(A | C, [Atom(word, A), Atom(var("carry"), C)])
     assert expression is not None and "generate" in repr(expression) and "|" in repr(expression)
-
-
-def test_an_atom_of_other_cases_is_refused() -> None:
-    with pytest.raises(InputError, match="8 cases"):
-        shortest_expression(A, [Atom(var("a"), torch.tensor([0, 1]))])

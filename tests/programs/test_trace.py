@@ -172,14 +172,14 @@ def test_settled_is_the_first_loop_from_which_a_variable_stays():
     x = inputs("ripple", n=12, batch_size=40)
     trace = RIPPLE.trace(x, n_loops=14)
     values = trace.variables["carry"]
-    settled = trace.settled("carry")
+    settled = trace.converged("carry")
     for row in range(40):
         for pos in range(13):
             history = values[:, row, pos].tolist()
             by_hand = next(t for t in range(15) if len(set(history[t:])) == 1)
             assert settled[row, pos] == by_hand
     with pytest.raises(InputError) as caught:
-        trace.settled("carries")
+        trace.converged("carries")
     assert caught.value.what == f"variable of program {RIPPLE.name}"
     assert caught.value.given == repr("carries")
 

@@ -168,7 +168,7 @@ export function drawLabels(context, data, state, sizes, theme) {
   context.textBaseline = "middle";
   context.fillStyle = theme.muted;
   context.font = `10.5px ${theme.font}`;
-  if (head.arcs) context.fillText("looks", labels - 6, head.arcs - 14);
+  if (head.arcs) context.fillText("heads", labels - 6, head.arcs - 14);
   context.fillText("input", labels - 6, head.tokens - 9);
   context.fillText("right", labels - 6, head.target - 11);
   const every = [1, 2, 5, 10, 20, 50].find((step) => step * row >= 13) || 100;

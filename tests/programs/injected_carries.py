@@ -1,4 +1,4 @@
-"""What happens to a planted carry, in plain Python."""
+"""What happens to an injected carry, in plain Python."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ HOLDS = {
 """Loops that a carry lives without support, by the position's token and its left neighbour's."""
 
 
-def simulated(name, tokens, *, n_loops, plant=None):
-    """The carries of every loop in plain Python; ``plant`` = (loop, position) puts one in."""
+def simulated(name, tokens, *, n_loops, inject=None):
+    """The carries of every loop in plain Python; ``inject`` = (loop, position) puts one in."""
     carry, last_supported = [0] * len(tokens), [-99] * len(tokens)
     history = []
     for loop in range(n_loops + 1):
@@ -26,7 +26,7 @@ def simulated(name, tokens, *, n_loops, plant=None):
                     last_supported[i] = loop
                 hold = HOLDS[name](tokens[i], tokens[i - 1])
                 carry[i] = int(out[i - 1] or (carry[i] and loop - last_supported[i] < hold))
-        if plant is not None and plant[0] == loop:
-            carry[plant[1]], last_supported[plant[1]] = 1, loop
+        if inject is not None and inject[0] == loop:
+            carry[inject[1]], last_supported[inject[1]] = 1, loop
         history.append(list(carry))
     return history
