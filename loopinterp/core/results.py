@@ -274,13 +274,15 @@ class Result:
         Raises:
             InputError: an unknown array, or arrays of different axes.
         """
-        axes = {str(n): set(a.dims) - {ESTIMATE} for n, a in self.data.data_vars.items()}
         for name in names:
-            if name not in axes:
-                raise unknown_name("array", name, axes)
+            if name not in self.data.data_vars:
+                raise unknown_name("array", name, map(str, self.data.data_vars))
+        return tidy(self.data[list(names) or self._widest()])
+
+    def _widest(self) -> list[str]:
+        axes = {str(n): set(a.dims) - {ESTIMATE} for n, a in self.data.data_vars.items()}
         widest = max(axes.values(), key=len, default=set())
-        chosen = list(names) or [name for name, own_axes in axes.items() if own_axes == widest]
-        return tidy(self.data[chosen])
+        return [name for name, own_axes in axes.items() if own_axes == widest]
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{axis}: {size}" for axis, size in self.data.sizes.items())
