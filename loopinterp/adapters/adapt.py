@@ -1,4 +1,4 @@
-"""Load a published model with its tokenizer, and find its adapter by what the model is."""
+"""Published models with their tokenizers, and the adapter that fits each."""
 
 from __future__ import annotations
 
@@ -27,14 +27,9 @@ if TYPE_CHECKING:
 
 
 class TokenWords(ShortRepr, Sequence[str]):
-    """The text of each token of a tokenizer, looked up when it is asked for.
+    """The text of each token of a tokenizer of ``transformers``, without spaces around words.
 
-    Spaces before words are left out; a token of spaces and line ends shows them as a program would
-    write them, and one that is no whole text (a part of a letter) its piece.
-
-    Args:
-        tokenizer: A tokenizer of ``transformers``.
-        n_tokens: Their number; a model may have room for more, which say their number.
+    White space is escaped, a part of a letter is its piece, an unknown token its number.
     """
 
     def __init__(self, tokenizer: Any, n_tokens: int) -> None:
@@ -64,7 +59,7 @@ class TokenWords(ShortRepr, Sequence[str]):
 
 
 def tokenize(tokenizer: Any, prompt: str, *, n_ctx: int | None = None) -> Int[Tensor, "1 pos"]:
-    """The tokens of a prompt, those included that its tokenizer puts around every text.
+    """The tokens of a prompt, with those that its tokenizer puts around every text.
 
     Args:
         tokenizer: A tokenizer of ``transformers``.
@@ -75,8 +70,7 @@ def tokenize(tokenizer: Any, prompt: str, *, n_ctx: int | None = None) -> Int[Te
         InputError: If it has no token, or too many, or is no text that UTF-8 can write.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
-        got = f"{prompt[:40]!r}, with half of a pair of surrogates or a byte of another code"
-        fix = "Write it in UTF-8."
+        got, fix = f"{prompt[:40]!r}, with half of a pair of surrogates", "Write it in UTF-8."
         raise InputError("prompt", expected="text that UTF-8 can write", given=got, fix=fix)
     tokens = list(tokenizer(prompt)["input_ids"])
     if not tokens or (n_ctx is not None and len(tokens) > n_ctx):
@@ -88,11 +82,7 @@ def tokenize(tokenizer: Any, prompt: str, *, n_ctx: int | None = None) -> Int[Te
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer beside a published model, by its name or from its folder.
-
-    Args:
-        name: A folder, or ``hf:owner/name`` on the Hugging Face hub.
-        trust_remote_code: Run the tokenizer's own code, where ``transformers`` has none for it.
+    """The tokenizer of a published model; arguments are those of :func:`load_published`.
 
     Raises:
         InputError: If there is none.
@@ -102,7 +92,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     source = _published_source(name)
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever a damaged or missing file makes of transformers' code
+    except Exception as error:  # transformers raises anything on a damaged file
         raise _unreadable("tokenizer", name, error) from error
 
 
@@ -112,14 +102,13 @@ def _published_source(name: str) -> str:
         repository = name.removeprefix(HUB)
         if not os.path.exists(repository):
             return repository
-        # Transformers takes owner/name for a folder where there is one of that name. Fetched here,
-        # no file of that folder is read, and no code of it run.
+        # Transformers would read a folder owner/name where there is one, and run its code.
         from huggingface_hub import snapshot_download
 
         pickles = ["*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl"]
         try:
             return snapshot_download(repository, ignore_patterns=pickles)
-        except Exception as error:  # the hub raises many kinds; all mean that it cannot be had
+        except Exception as error:  # the hub raises many kinds of error
             raise _unreadable("model", name, error) from error
     if not os.path.isdir(name):
         expected = f"the folder of a published model, or {HUB}owner/name on the Hugging Face hub"
@@ -149,53 +138,46 @@ def load_published(
     dtype: torch.dtype | str | None = None,
     **options: Any,
 ) -> PublishedModel:
-    """Load a published model by its name, or from a folder, and adapt it.
-
-    Weights have to be safetensors: no pickle is loaded.
+    """Load a published model from safetensors, never a pickle, and adapt it.
 
     Args:
         name: A folder, or ``hf:owner/name`` on the Hugging Face hub.
         trust_remote_code: Run the model's own code, where ``transformers`` has none for it.
-        device: Where to put it.
-        dtype: Type of the weights; as they are saved if None.
+        device: Device of the model.
+        dtype: Type of the weights; as saved if None.
         options: As :func:`adapt` takes them.
 
     Raises:
-        InputError: If it cannot be loaded, or no adapter knows such a model.
+        InputError: If it cannot be loaded, or no adapter fits it.
     """
     from transformers import AutoModelForCausalLM
 
     source = _published_source(name)
-    how: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    how["dtype"] = check_dtype(dtype) or "auto"
-    how["use_safetensors"] = True  # a pickle can run any code when it is loaded
+    how = {"dtype": check_dtype(dtype) or "auto", "use_safetensors": True}  # no pickle
     model: Any
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, **how)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, trust_remote_code=trust_remote_code, **how
+        )
     except MemoryError:
         raise
-    except Exception as error:  # whatever a damaged or missing file makes of transformers' code
+    except Exception as error:  # transformers raises anything on a damaged file
         raise _unreadable("model", name, error) from error
     return adapt(model.to(device).eval(), **options)
 
 
 def adapt(model: nn.Module, **options: Any) -> PublishedModel:
-    """A published looped model with our addresses, hooks and protocol, so that any study runs.
+    """A published looped model with our addresses, hooks and protocol, for any study.
 
     Args:
-        model: A model as the published code makes it, with which weights are shared.
-        options: Options of its adapter, such as ``seed=`` for a random start.
+        model: The published code's model, with which weights are shared.
+        options: Options of its adapter, such as ``seed=`` for a random initial state.
 
     Raises:
-        InputError: If no adapter knows such a model, or its adapter no such option.
+        InputError: If no adapter fits the model, or its adapter lacks an option.
     """
-    adapters: tuple[type[PublishedModel], ...] = (
-        OuroAdapter,
-        HuginnAdapter,
-        HRMTextAdapter,
-        HRMAdapter,
-        TRMAdapter,
-    )
+    adapters: list[type[PublishedModel]]
+    adapters = [OuroAdapter, HuginnAdapter, HRMTextAdapter, HRMAdapter, TRMAdapter]
     for adapter in adapters:
         if adapter.fits(model):
             named = signature(adapter).parameters.values()
@@ -204,10 +186,6 @@ def adapt(model: nn.Module, **options: Any) -> PublishedModel:
                 raise unknown_name(f"option of {adapter.__name__}", name, known)
             return adapter(model, **options)  # type: ignore[call-arg]
     kinds = ", ".join(adapter.__name__.removesuffix("Adapter") for adapter in adapters)
-    raise InputError(
-        "model",
-        expected=f"a published looped model of a kind that has an adapter: {kinds}",
-        given=f"a {type(model).__name__}",
-        fix="Wrap it in the four methods of LoopedModel for studies of its states, or derive an "
-        "adapter from loopinterp.adapters.PublishedModel.",
-    )
+    expected = f"a published looped model with an adapter: {kinds}"
+    fix = "Wrap it in the four methods of LoopedModel, or derive an adapter from PublishedModel."
+    raise InputError("model", expected=expected, given=f"a {type(model).__name__}", fix=fix)

@@ -5,9 +5,8 @@ r"""HRM and TRM: post-norm layers in nested loops over all positions at once.
     z_H \leftarrow \operatorname{slow}(z_H + z_L)
 
 TRM has one stack for both. The published code of HRM runs segments of ``H_cycles`` such cycles,
-with gradients in the last step of each alone, and asks its halting head after every segment. Here a
-loop is one cycle, whatever segment it is in; all of them have gradients, and the head is read after
-each.
+with gradients in the last step of each only, and a halting head after each segment. Here a loop is
+one cycle; every loop has gradients and the halting head.
 
 Sources: arXiv 2506.21734 and the published ``hrm_act_v1.py``; arXiv 2510.04871 and ``trm.py``.
 """
@@ -35,7 +34,7 @@ from loopinterp.models.positions import AttentionContext
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Integer
+    from jaxtyping import Float, Int, Integer
     from torch import Tensor
 
     from loopinterp.models.addresses import Sites
@@ -45,12 +44,8 @@ if TYPE_CHECKING:
 class HRMAdapter(NestedModel):
     """HRM (``HierarchicalReasoningModel_ACTV1``) with our addresses; a loop is one slow cycle.
 
-    A model with puzzle embeddings has some positions before those of its tokens, which say what
-    puzzle it is. Here they are positions as any other, of inputs, states and logits: the inputs
-    are the puzzle's number at each of them, and then the tokens (:meth:`with_puzzle`).
-
-    Args:
-        published: The model.
+    Puzzle embeddings have positions before those of the tokens, also in inputs, states and logits:
+    the inputs are the puzzle's number at each of them, and then the tokens (:meth:`with_puzzle`).
     """
 
     needs = (
@@ -108,7 +103,7 @@ class HRMAdapter(NestedModel):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the activations, to which the published code casts its weights."""
+        """Type of the activations, to which the weights are cast."""
         return self.published.inner.forward_dtype
 
     def initial_state(
@@ -117,36 +112,29 @@ class HRMAdapter(NestedModel):
         """``H_init`` and ``L_init``, the same at every position."""
         return self.start(self.published.inner.H_init, self.published.inner.L_init, e)
 
-    # The input
-
     def with_puzzle(
         self, tokens: Integer[Tensor, "batch pos"], puzzles: Integer[Tensor, " batch"]
     ) -> Integer[Tensor, "batch place"]:
-        """The model's inputs: the number of each puzzle at the positions it has, and its tokens."""
+        """The model's inputs: the number of each puzzle at its positions, then the tokens."""
         places = puzzles.to(tokens.device)[:, None].expand(-1, self.n_puzzle_positions)
         return torch.cat((places, tokens), dim=1)  # in the wider of their types
 
-    def input_context(
-        self,
-        inputs: Tensor,
-        offset: int | Tensor,
-        *,
-        all_pairs: bool = False,
-        checked: bool = False,
-    ) -> AttentionContext:
+    def check_inputs(
+        self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
+    ) -> None:
         n_puzzle = self.n_puzzle_positions
         if n_puzzle and isinstance(inputs, torch.Tensor) and inputs.dim() == 2:
             number = len(self.published.inner.puzzle_emb.weights)
-            puzzle, fix = inputs[:, :n_puzzle], "Pass model.with_puzzle(tokens, puzzles)."
+            puzzle = inputs[:, :n_puzzle]
             # [batch, puzzle pos]: one number that the model has, the same at all its positions.
             good = (puzzle == puzzle[:, :1]) & (puzzle >= 0) & (puzzle < number)
-            if not checked and not (inputs.shape[1] > n_puzzle and good.all()):
-                expected = f"the number of a puzzle, 0 to {number - 1}, the same at the first "
-                expected += f"{n_puzzle} positions of each example, and tokens"
+            if not (inputs.shape[1] > n_puzzle and good.all()):
+                expected = f"a puzzle's number below {number} at the first {n_puzzle} positions"
                 got = f"{inputs.shape[1]} positions, {puzzle[~good.all(1)][:1].tolist()} of them"
+                fix = "Pass model.with_puzzle(tokens, puzzles)."
                 raise InputError("inputs", expected=expected, given=got, fix=fix)
             inputs = torch.cat((torch.zeros_like(puzzle), inputs[:, n_puzzle:]), dim=1)
-        return super().input_context(inputs, offset, all_pairs=all_pairs, checked=checked)
+        super().check_inputs(inputs, position_offset=position_offset)
 
     def rotation(self, n_pos: int) -> tuple[Tensor, Tensor] | None:
         if not self._rotary:
@@ -178,8 +166,6 @@ class HRMAdapter(NestedModel):
         place = inner.embed_pos.embedding_weight[: e.shape[1]].to(e)
         return top("hook_embed", scale * e) + top("hook_pos_embed", (scale * place).expand_as(e))
 
-    # The layers
-
     def _layer_sites(self) -> Sites:
         return layer_sites(before=False, after=True, rotary=self._rotary)
 
@@ -194,7 +180,7 @@ class HRMAdapter(NestedModel):
         return tap("hook_resid_post", h)
 
     def mix(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap) -> Tensor:
-        """What a layer lets positions tell one another."""
+        """Attention, or another mix of positions, with its norm."""
         d_head = self.site_map.d_head
         q, k, v = (split_heads(x, d_head) for x in layer.self_attn.qkv_proj(h).chunk(3, dim=-1))
         z = attend(q, k, v, context, tap, turn=rotate_halves)
@@ -207,12 +193,10 @@ class HRMAdapter(NestedModel):
         self.attribute_mix(layer, backward)
 
     def attribute_mix(self, layer: Any, backward: AttributionPass) -> None:
-        """A logit's direction from after what positions tell one another to before it."""
+        """The backward step of attribution through :meth:`mix`."""
         backward.through_norm("ln1_post")
         projection = layer.self_attn.o_proj
         backward.write_heads(projection.weight, projection.bias)
-
-    # The heads
 
     def at_end(self, h: Tensor, tap: Tap) -> None:
         if tap.listens("hook_halt"):
@@ -221,7 +205,7 @@ class HRMAdapter(NestedModel):
     def halting(
         self, state: Float[Tensor, "*loop batch pos d_state"]
     ) -> Float[Tensor, "*loop batch answer"]:
-        """The halting head's two numbers, read at the first position: to stop, and to go on."""
+        """The halting head's two numbers at the first position: to stop, and to go on."""
         return self.published.inner.q_head(self.part(state, "z_H")[..., 0, :])
 
     def exit_probability(
@@ -240,9 +224,9 @@ class HRMAdapter(NestedModel):
 class TRMAdapter(HRMAdapter):
     """TRM (``TinyRecursiveReasoningModel_ACTV1``) with our addresses; a loop is one slow cycle.
 
-    With ``mlp_t`` an MLP over the positions stands where attention is, and shows
-    ``hook_mix_out`` and its neurons, ``mlp_t.hook_post`` ``[batch, feature, neuron]``. The norm
-    after it is over positions too: ``ln1_post.hook_scale`` is ``[batch, feature, 1]``.
+    With ``mlp_t`` an MLP over the positions replaces attention, with the sites ``hook_mix_out`` and
+    ``mlp_t.hook_post`` ``[batch, feature, neuron]``. The norm after it is over positions too:
+    ``ln1_post.hook_scale`` is ``[batch, feature, 1]``.
     """
 
     needs = (

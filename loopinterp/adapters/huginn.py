@@ -1,4 +1,4 @@
-r"""Huginn (Raven): a prelude, a core that is run again and again on state and input, a coda.
+r"""Huginn (Raven): a prelude, a core that loops on state and input, a coda.
 
 .. math::
     e = \operatorname{prelude}(x), \qquad h_0 \sim \mathcal N, \qquad
@@ -44,10 +44,8 @@ class HuginnAdapter(PublishedModel):
 
     Args:
         published: The model.
-        seed: Seed of the noise that a run starts from. Every example starts from the same noise,
-            and a position's does not depend on the input's length: a batch gives what its examples
-            give one by one, and a prefix what it gives within the whole. The published code draws
-            anew in each run: pass ``state=`` to start from a draw of yours.
+        seed: Seed of the initial noise, the same for every example and at every length. The
+            published code draws anew in each run: pass ``state=`` for a draw of yours.
 
     Raises:
         InputError: If the model draws noise at each step.
@@ -68,8 +66,8 @@ class HuginnAdapter(PublishedModel):
     def __init__(self, published: Any, *, seed: Seed = 0) -> None:
         config, parts = published.config, published.transformer
         if noise := getattr(config, "test_time_noise", 0):
-            expected = "steps that draw nothing: test_time_noise = 0"
-            got, fix = f"test_time_noise = {noise}", "Set model.config.test_time_noise = 0."
+            expected, fix = "steps without noise", "Set model.config.test_time_noise = 0."
+            got = f"test_time_noise = {noise}"
             raise InputError("model", expected=expected, given=got, fix=fix)
         self._seed = seed
         n_heads = int(config.num_attention_heads)
@@ -100,21 +98,15 @@ class HuginnAdapter(PublishedModel):
             options={"seed": seed},
         )
 
-    @property
-    def starts_by_place(self) -> bool:
-        """Whether the initial state depends on where a token stands, and not on the token."""
-        return True
+    starts_by_place = True
 
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_state"]:
-        """Seeded normal noise, cut off at three standard deviations, at the scale of ``e``.
-
-        A position's noise is the same whatever the length of the input.
-        """
+        """Seeded normal noise, cut off at three standard deviations, at the scale of ``e``."""
         std = float(self.published.config.init_values["std"])
         generator = torch.Generator().manual_seed(self._seed)
-        # By the inverse of the distribution, as uniform numbers are drawn one after the other.
+        # By the inverse of the distribution: uniform numbers are the same at every length.
         below = torch.rand(e.shape[1:], generator=generator, dtype=torch.float64)
         least = math.erfc(3 / math.sqrt(2)) / 2
         # [pos, d_state]: normal quantiles of the share between -3 and 3 deviations.
@@ -148,7 +140,7 @@ class HuginnAdapter(PublishedModel):
         return tap("hook_state_post", h)
 
     def end_loop(self, h: Tensor, e: Tensor) -> Tensor:
-        """What a loop makes of the output of its last layer: it is the state."""
+        """The state: the output of the last layer."""
         return h
 
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:

@@ -4,11 +4,11 @@ r"""Loops within loops: a slow stack, and a fast one that runs several times bet
     z_L \leftarrow \operatorname{fast}(z_L + (z_H + e)) \quad \text{n times}, \qquad
     z_H \leftarrow \operatorname{slow}(z_H + z_L)
 
-One loop is one slow cycle. The layers of its fast cycles are layers of its block, one after the
-other, and those of the slow stack the last: ``loops.{t}.blocks.{l}`` is also
-``loops.{t}.inner.{s}.blocks.{k}``, with s the fast cycle, or their number for the slow stack. The
-state is both parts side by side, ``[z_H, z_L]``, and logits are read from the first. Each part also
-has a hook of its own where the loop ends, ``hook_z_H`` and ``hook_z_L``.
+One loop is one slow cycle. Its block holds the layers of the fast cycles, one after the other, and
+then those of the slow stack: ``loops.{t}.blocks.{l}`` is also ``loops.{t}.inner.{s}.blocks.{k}``,
+with s the fast cycle, or their number for the slow stack. The state is ``[z_H, z_L]``, and logits
+are read from the first part. Each part has a hook at the end of the loop, ``hook_z_H`` and
+``hook_z_L``.
 """
 
 from __future__ import annotations
@@ -59,19 +59,12 @@ def nested_sites(
 
     Args:
         fast: Sites of the layers of the fast stack; ``slow`` those of the slow one.
-        n_fast: How often the fast stack is run in a loop.
+        n_fast: Runs of the fast stack in a loop.
         d_model: Width of each part of the state.
         injects: Whether the input is injected into the fast cycles.
-        closing: What happens once per loop, at its end, beside the state.
+        closing: Sites at the end of a loop, beside the state.
         sizes: Further fields of the :class:`~loopinterp.models.addresses.SiteMap`.
-
-    Example:
-        >>> sites = {"hook_resid_pre": "residual"}
-        >>> sizes = {"d_model": 8, "n_heads": 2, "d_head": 4, "d_mlp": 16}
-        >>> nested_sites([sites] * 2, [sites], 2, **sizes).layer_names[2:]
-        ('inner.1.blocks.0', 'inner.1.blocks.1', 'inner.2.blocks.0')
     """
-    # The layers of all fast cycles, one after the other, and then those of the slow stack.
     stacks = [fast] * n_fast + [slow]
     names = (f"inner.{s}.blocks.{k}" for s, stack in enumerate(stacks) for k in range(len(stack)))
     injection = {"hook_injection": "residual"} if injects else {}
@@ -89,29 +82,25 @@ def nested_sites(
 
 
 class NestedModel(PublishedModel):
-    """A published model with a slow cycle as its loop; an adapter adds its stacks and layers."""
+    """A published model with a slow cycle as its loop; an adapter adds stacks and layers."""
 
     @property
     @abstractmethod
     def stacks(self) -> tuple[Any, Any, int]:
-        """The fast stack, the slow one, and how often the fast one runs in a loop."""
+        """The fast stack, the slow one, and the runs of the fast one in a loop."""
 
     @abstractmethod
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:
         """One layer of either stack."""
 
     def after_stack(self, stack: Any, h: Tensor, tap: Tap) -> Tensor:
-        """What becomes of the stream at the end of a stack, past the tap of its last layer."""
+        """The stream after a stack, past the tap of its last layer."""
         return h
 
     def part(
         self, state: Float[Tensor, "*place d_state"], name: str
     ) -> Float[Tensor, "*place d_model"]:
-        """One part of a state, ``z_H`` or ``z_L``.
-
-        Raises:
-            InputError: If there is no such part.
-        """
+        """One part of a state, ``z_H`` or ``z_L``."""
         if name not in self.site_map.state_parts:
             raise unknown_name("part of the state", name, self.site_map.state_parts)
         return state[..., self.site_map.state_parts[name]]
@@ -150,8 +139,6 @@ class NestedModel(PublishedModel):
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
         return self.head(self.part(h, "z_H"))
-
-    # Attribution, whose direction is that of both parts side by side
 
     @abstractmethod
     def attribute_layer(self, layer: Any, backward: AttributionPass) -> None:
@@ -212,11 +199,11 @@ class HRMTextAdapter(NestedModel):
 
     Args:
         published: The model.
-        n_prefix: Positions at the start of every input that attend to one another in both
-            directions, as the published model's do where ``token_type_ids`` are 1: an instruction.
+        n_prefix: First positions that attend to one another in both directions, as those with
+            ``token_type_ids`` 1 of the published model: an instruction.
 
     Raises:
-        InputError: If there is a prefix, and the model is not one of those that know any.
+        InputError: If there is a prefix, and the model has ``prefix_lm = False``.
     """
 
     needs = (
@@ -232,8 +219,7 @@ class HRMTextAdapter(NestedModel):
         config, inner = published.config, published.model
         self.n_prefix = n_prefix
         if n_prefix and not config.prefix_lm:
-            expected = "0 for a model of prefix_lm = False, which is causal throughout"
-            fix = "Leave n_prefix out."
+            expected, fix = "0 for a model of prefix_lm = False", "Leave n_prefix out."
             raise InputError("n_prefix", expected=expected, given=str(n_prefix), fix=fix)
         first = inner.L_module.layers[0]
         self._d_head = int(first.self_attn.head_dim)

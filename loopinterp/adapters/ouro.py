@@ -1,9 +1,9 @@
-r"""Ouro: a stack of sandwich-norm layers, run again and again, with a norm and a gate after each.
+r"""Ouro: a looped stack of sandwich-norm layers, with a norm and a gate after each loop.
 
 .. math::
     h_0 = \operatorname{embed}(x), \qquad h_{t+1} = \operatorname{norm}(\operatorname{stack}(h_t))
 
-The logits of any loop are the head's of its state; the gate's are the probability to stop there.
+The head reads logits from the state of any loop, and the gate the probability to stop there.
 
 Source: arXiv 2510.25741, and the published ``modeling_ouro.py``.
 """
@@ -39,12 +39,9 @@ if TYPE_CHECKING:
 class OuroAdapter(PublishedModel):
     """Ouro (``OuroForCausalLM``) with our addresses; ``model.norm`` is the loop norm.
 
-    Args:
-        published: The model.
-
     Raises:
-        InputError: If some of its layers attend within a sliding window, or the angles of its
-            positions were lost in loading.
+        InputError: If a layer attends within a sliding window, or the angles of positions were
+            lost in loading.
     """
 
     needs = (
@@ -60,15 +57,16 @@ class OuroAdapter(PublishedModel):
     def __init__(self, published: Any) -> None:
         config, inner = published.config, published.model
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            expected, got = "attention to all positions before", "layer_types = sliding_attention"
             fix = "Load it with use_sliding_window=False, as published."
-            raise InputError("model", expected=expected, given=got, fix=fix)
+            got = "layer_types = sliding_attention"
+            raise InputError("model", expected="full attention", given=got, fix=fix)
         angles = inner.rotary_emb.inv_freq
         if not bool((angles > 0).all() and (angles.diff() < 0).all()):
-            # transformers 5 makes a model without numbers, and fills in what is saved alone: code
-            # that was written for transformers 4 is left without its angles.
-            expected = "positions turned by less from each pair of features to the next"
-            got = f"rotary_emb.inv_freq = {angles.tolist()[:4]} …"
+            # transformers 5 fills in only saved tensors: code for transformers 4 loses its angles.
+            expected, got = (
+                "falling frequencies",
+                f"rotary_emb.inv_freq = {angles.tolist()[:4]} …",
+            )
             fix = "Set model.model.rotary_emb.inv_freq after loading, and call adapt(model)."
             raise InputError("model", expected=expected, given=got, fix=fix)
         attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
@@ -128,7 +126,7 @@ class OuroAdapter(PublishedModel):
         return h
 
     def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
-        """What a loop makes of the output of its last layer: ``model.norm`` of it."""
+        """The state: ``model.norm`` of the last layer's output."""
         return weighted_norm(self.published.model.norm, h, tap, "ln_loop")
 
     def layer(self, layer: Any, h: Tensor, context: AttentionContext, tap: Tap = SILENT) -> Tensor:

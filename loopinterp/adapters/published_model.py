@@ -1,8 +1,8 @@
-"""What all adapters share: a published model with our addresses, hooks, runs and protocol.
+"""Published models with our addresses, hooks, runs and protocol: the base of all adapters.
 
-An adapter makes each layer itself, with a tap at every activation that has a name, and takes the
-weights and the norms from the published module. So hooks have one meaning in all models, every
-loop has gradients, and nothing depends on the forward, masks or caches of the published code.
+An adapter computes each layer itself, with a tap at every named activation, from the weights and
+norms of the published module. So hooks have one meaning in all models, every loop has gradients,
+and nothing depends on the forward, masks or caches of the published code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loopinterp.core.text import MOST, ShortRepr, as_table
 from loopinterp.models.addresses import SiteMap, norm_sites
 from loopinterp.models.positions import AttentionContext
 from loopinterp.models.run import HookedRun
-from loopinterp.models.run_inputs import LoopRule, check_device, check_tokens, refuse
+from loopinterp.models.run_inputs import LoopRule, check_tokens, refuse
 from loopinterp.models.taps import SILENT, Tap
 from loopinterp.models.transformer_lens_calls import Absent
 from loopinterp.models.weights import with_weights
@@ -42,12 +42,12 @@ def layer_sites(
     """Components of a layer with a gated MLP, in the order they fire.
 
     Args:
-        before: Whether norms stand before attention and before the MLP (``ln1``, ``ln2``).
-        after: Whether norms stand after them (``ln1_post``, ``ln2_post``), on their output or on
-            its sum with the stream.
-        rotary: Whether queries and keys are turned.
+        before: Whether there are norms before attention and MLP (``ln1``, ``ln2``).
+        after: Whether there are norms after them (``ln1_post``, ``ln2_post``), of their output or
+            of its sum with the stream.
+        rotary: Whether queries and keys are rotated.
         grouped: Whether keys and values have fewer heads than queries.
-        gate: The kind of the gate on what heads read, where there is one (``attn.hook_gate``).
+        gate: The kind of the gate on heads (``attn.hook_gate``), if any.
     """
     kv = "kv_head" if grouped else "head"
     return {
@@ -81,19 +81,13 @@ def rms_norm(
     tap: Tap = SILENT,
     name: str = "",
 ) -> Float[Tensor, "*place d_model"]:
-    r"""``x / sqrt(mean(x^2) + eps) * weight``, the quotient in float32; hooks see it, and the root.
-
-    Example:
-        >>> rms_norm(torch.tensor([[3.0, 4.0]]), None, 0.0)
-        tensor([[0.8485, 1.1314]])
-    """
+    r"""``x / sqrt(mean(x^2) + eps) * weight``, the quotient in float32; both have hooks."""
     wide, scale_name = x.float(), f"{name}.hook_scale"
     # Mean square over features: [*place, 1].
     power = wide.square().mean(-1, keepdim=True) + eps
     if tap.edits(scale_name):
-        # A hook may change the root: the quotient is by what it gives.
         wide = wide / tap(scale_name, power.sqrt().to(x.dtype)).float()
-    else:  # the root that is recorded may be rounded, the quotient's is not
+    else:  # the recorded root may be rounded, the quotient's is not
         wide = wide * power.rsqrt()
         if tap.listens(scale_name):
             tap(scale_name, power.sqrt().to(x.dtype))
@@ -141,14 +135,14 @@ def rotate_halves(
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PublishedConfig(ShortRepr):
-    """A published model in a few words, for results, caches and messages.
+    """The description of a published model for results, caches and messages.
 
     Attributes:
         architecture: Class of the published model.
-        n_loops: Loops that it makes by itself.
+        n_loops: Its own number of loops.
         n_ctx: Positions at most; None: no bound.
-        options: Options of the adapter, such as the seed of a random start.
-        published: Its own configuration, as JSON has it.
+        options: Options of the adapter.
+        published: Its own configuration, JSON-ready.
     """
 
     architecture: str
@@ -161,7 +155,7 @@ class PublishedConfig(ShortRepr):
     published: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, as JSON has it."""
+        """All of it, JSON-ready."""
         return {name: dict(x) if isinstance(x, Mapping) else x for name, x in vars(self).items()}
 
 
@@ -169,20 +163,19 @@ class PublishedModel(HookedRun):
     """A published looped model, hooked at every loop. Base of all adapters.
 
     An adapter defines its ``needs``, its site map, and in :meth:`run_embedding`, :meth:`run_loop`
-    and :meth:`run_readout` the computation of its model, past the taps of each place; further its
-    initial state, the angles of its positions (:meth:`rotation`) and its gate, where it has any.
+    and :meth:`run_readout` the computation of its model, past the taps of each place; and, if any,
+    its initial state, the angles of its positions (:meth:`rotation`) and its gate.
 
     Args:
-        published: The model as its own code makes it. Its weights are shared, not copied.
-        site_map: Where hooks are, and how large what is there is.
-        settings: Fields of :class:`PublishedConfig` that are not read off the model.
+        published: The model of the published code. Its weights are shared, not copied.
+        site_map: The places and sizes of activations.
+        settings: Further fields of :class:`PublishedConfig`.
     """
 
     needs: ClassVar[tuple[str, ...]]
-    """Parts, by their dotted names, that tell what model an adapter is for."""
+    """Dotted names of the parts by which an adapter knows its model."""
 
     published: Any
-    """The model as its own code makes it, whose parts have no types that are known here."""
 
     blocks = unembed = tl_parameters = tl_named_parameters = Absent()
     W_E = W_pos = W_U = b_U = W_Q = W_K = W_V = W_O = W_in = W_out = QK = OV = Absent()
@@ -211,7 +204,7 @@ class PublishedModel(HookedRun):
             n_loops=n_loops,
             d_vocab=d_vocab,
             options=options or {},
-            # What is no plain value is left as its text.
+            # Other than plain values become text.
             published=json.loads(json.dumps(values, default=str, sort_keys=True)),
             **{"d_vocab_out": d_vocab, **settings},
         )
@@ -219,7 +212,7 @@ class PublishedModel(HookedRun):
 
     @classmethod
     def fits(cls, model: object) -> bool:
-        """Whether a model has the parts that this adapter is for."""
+        """Whether a model has the parts in ``needs``."""
         return all(_part(model, name) is not None for name in cls.needs)
 
     def __repr__(self) -> str:
@@ -238,7 +231,7 @@ class PublishedModel(HookedRun):
 
     @property
     def n_coda(self) -> int:
-        """Layers between the last state and the logits: none, if a readout sees one position."""
+        """Layers between the last state and the logits."""
         return self._site_map.n_coda
 
     def cfg_options(self) -> dict[str, Any]:
@@ -258,37 +251,23 @@ class PublishedModel(HookedRun):
     def exit_probability(
         self, state: Float[Tensor, "*loop batch pos d_state"]
     ) -> Float[Tensor, "*loop batch pos"]:
-        """Probability to stop at a state, if the model has not stopped before.
-
-        Raises:
-            InputError: If it has no gate that says so.
-        """
-        expected, got = "one with a gate or head that says when to stop", type(self).__name__
+        """Probability to stop at a state, if the model has not stopped before."""
         fix = "Use a rule that reads states or logits, such as ResidualBelow or ReadoutKL."
-        raise InputError("model", expected=expected, given=got, fix=fix)
+        got = type(self).__name__
+        raise InputError("model", expected="one with an exit gate", given=got, fix=fix)
 
-    # What attention is told
-
-    def input_context(
-        self,
-        inputs: Tensor,
-        offset: int | Tensor,
-        *,
-        all_pairs: bool = False,
-        checked: bool = False,
-    ) -> AttentionContext:
-        if isinstance(offset, torch.Tensor) or offset:
-            refuse({"position_offset": offset}, "0 for a published model", "Leave it out.")
-        if not checked:
-            check_tokens(inputs, self.config.d_vocab, "Use the model's own tokenizer.")
-        check_device(inputs, self.device)
-        return self.length_context(inputs.shape[1], all_pairs=all_pairs)
+    def check_inputs(
+        self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
+    ) -> None:
+        if isinstance(position_offset, torch.Tensor) or position_offset:
+            offset = {"position_offset": position_offset}
+            refuse(offset, "0 for a published model", "Leave it out.")
+        check_tokens(inputs, self.config.d_vocab, "Use the model's own tokenizer.")
 
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
         n_ctx = self.config.n_ctx
         if n_ctx is not None and n_pos > n_ctx:
-            expected = f"at most {n_ctx} positions, of which the model knows the angles"
-            fix = "Shorten the input."
+            expected, fix = f"at most {n_ctx} positions", "Shorten the input."
             raise InputError("inputs", expected=expected, given=str(n_pos), fix=fix)
         return AttentionContext(is_causal=self.config.causal, rotation=self.rotation(n_pos))
 
@@ -306,7 +285,7 @@ class PublishedModel(HookedRun):
 
 
 def _part(model: Any, name: str) -> object | None:
-    """A part of a model by its dotted name; numbers are of lists, and None stands for no such."""
+    """A part of a model by its dotted name, if there is one; numbers index lists."""
     for step in name.split("."):
         try:
             if step.isdecimal():

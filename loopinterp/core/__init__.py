@@ -1,4 +1,4 @@
-"""What every room stands on: errors, settings, results, files, intervals, texts, progress."""
+"""The base of all packages: errors, settings, results, files, intervals, texts, progress."""
 
 import lazy_loader
 

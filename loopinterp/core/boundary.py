@@ -1,7 +1,6 @@
 """The boundary: a public call's plain arguments are checked against their annotations, once.
 
-The types are those of settings (:mod:`loopinterp.core.settings`): ``n: PositiveInt``,
-``seed: Seed``, ``norm: Literal["2", "max"]``. Code behind the boundary trusts its callers.
+The types are those of settings: ``n: PositiveInt``, ``norm: Literal["2", "max"]``.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import inspect
 import numbers
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from loopinterp.core.errors import MOST_LOOPS, InputError, shown_value, unknown_name
-from loopinterp.core.settings import choices_of, spell_schema
+from loopinterp.core.errors import MOST_LOOPS
+from loopinterp.core.settings import schema_error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,19 +25,14 @@ R = TypeVar("R")
 Loops = Annotated[int, Field(ge=1, le=MOST_LOOPS)]
 """A number of loops of one run."""
 
-_CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
-_PLAIN = (int, float, bool, str, type(None))
-
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Check the arguments of a public function or method as it is called.
 
-    What is checked are numbers, truth values, texts and choices, ``None`` beside them, and
-    sequences of them. Numbers of NumPy become Python's, its arrays and ranges become lists.
-    Arguments of any other type (models, tensors, batches) are passed on as they are.
-
-    Raises:
-        InputError: By the checked function, if an argument is of another type or out of range.
+    Numbers, truth values, texts, choices, ``None`` and sequences of these are checked; an
+    ``InputError`` names an argument of another type or out of range. NumPy's numbers become
+    Python's, its arrays and ranges lists. Arguments of other types (models, tensors) pass as they
+    are.
 
     Example:
         >>> from pydantic import PositiveInt
@@ -47,15 +41,20 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         ...     return text * times
         >>> repeat("ab", times=0)
         Traceback (most recent call last):
-        loopinterp.core.errors.InputError: times: expected an integer >= 1, got 0. Pass e.g. 1.
+        loopinterp.core.errors.InputError: times: expected an integer >= 1, got 0. Change times.
     """
     signature = inspect.signature(function)
 
     @functools.cache
     def arguments() -> dict[str, _Argument]:
-        # Found at the first call: annotations may name what the module imports or defines later.
+        # At the first call: annotations may name later imports and definitions.
         hints = {p.name: _resolve(p.annotation, function) for p in signature.parameters.values()}
-        return {name: _Argument(name, hint) for name, hint in hints.items() if _is_plain(hint)}
+        plain = {int, float, bool, str, type(None)}
+        return {
+            name: _Argument(name, hint)
+            for name, hint in hints.items()
+            if hint is not None and _parts(hint) <= plain
+        }
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -69,45 +68,19 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class _Argument:
-    """What an argument has to be."""
-
     def __init__(self, name: str, hint: Any) -> None:
         self.name = name
-        self.adapter = TypeAdapter(hint, config=_CONFIG)
+        self.adapter = TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
 
     def check(self, value: Any) -> Any:
-        """The value in Python's own types.
-
-        Raises:
-            InputError: If it does not fit.
-        """
+        """The value in Python's own types; an ``InputError`` if it does not fit."""
         try:
             return self.adapter.validate_python(_python_value(value))
         except ValidationError:
-            schema = self.adapter.json_schema()
-            choices = choices_of(schema)
-            if isinstance(value, str) and choices:
-                raise unknown_name(self.name, value, choices) from None
-            example = _example(schema)
-            fix = f"Change {self.name}." if example is None else f"Pass e.g. {example}."
-            raise InputError(
-                self.name, expected=spell_schema(schema), given=shown_value(value), fix=fix
-            ) from None
-
-
-def _example(schema: Mapping[str, Any]) -> int | float | None:
-    """A number that would fit, where the schema has an end."""
-    for part in schema.get("anyOf", [schema]):
-        if part.get("type") == "integer" and "exclusiveMinimum" in part:
-            return part["exclusiveMinimum"] + 1
-        for end in ("minimum", "maximum"):
-            if end in part:
-                return part[end]
-    return None
+            raise schema_error(self.name, value, self.adapter.json_schema()) from None
 
 
 def _python_value(value: Any) -> Any:
-    """Numbers and arrays of NumPy as Python's, by themselves and in lists."""
     if isinstance(value, (bool, str, bytes)):
         return value
     if isinstance(value, numbers.Integral):
@@ -123,7 +96,7 @@ def _python_value(value: Any) -> Any:
 
 
 def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
-    """The type that an annotation names; None where it names what only type checkers import."""
+    """The type that an annotation names; None for names that only type checkers import."""
     if not isinstance(annotation, str):
         return None if annotation is inspect.Parameter.empty else annotation
     try:
@@ -133,7 +106,6 @@ def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
 
 
 def _parts(hint: Any) -> set[Any]:
-    """The types that a type is made of."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return _parts(args[0])
@@ -142,7 +114,3 @@ def _parts(hint: Any) -> set[Any]:
     if origin in (Union, types.UnionType, Sequence):
         return set().union(*(_parts(arg) for arg in args))
     return {hint}
-
-
-def _is_plain(hint: Any) -> bool:
-    return hint is not None and _parts(hint) <= set(_PLAIN)

@@ -1,11 +1,10 @@
-"""Errors that say what was expected, what was given, and how to mend it; checks that raise them."""
+"""Errors with the expected and the given value and a fix; checks that raise them."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import numbers
-import operator
 import reprlib
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -14,23 +13,20 @@ GREATEST_SEED = 2**63 - 1
 """Seeds are 0 or more and fit into 64 bits, everywhere."""
 
 MOST_THREADS = 256
-"""CPU threads that may be asked for: thousands of them do not start."""
+"""CPU threads at most: thousands of them do not start."""
 
 MOST_LOOPS = 100_000
 """Loops of one run: more are taken for a slip."""
-
-_LONGEST = 400
-"""Characters of a user's own words that a message repeats."""
 
 
 class InputError(ValueError):
     """A user's input cannot be used. The command line prints it and exits with status 2.
 
     Args:
-        what: The thing that is wrong ("n_loops", "checkpoint runs/a/model.safetensors").
-        expected: What would have been accepted.
-        given: What was given instead.
-        fix: One sentence that says what to do.
+        what: The wrong thing ("n_loops", "checkpoint runs/a/model.safetensors").
+        expected: Input that would be accepted.
+        given: The input.
+        fix: One sentence: what to do.
 
     Example:
         >>> print(InputError("n_loops", expected="an integer >= 1", given="0", fix="Pass 1."))
@@ -44,8 +40,7 @@ class InputError(ValueError):
 
 
 def _cut(text: str) -> str:
-    """Text that may repeat what somebody gave, however long that is."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
+    return text if len(text) <= 400 else f"{text[:400]}… ({len(text)} characters)"
 
 
 class ConfigError(InputError):
@@ -63,12 +58,7 @@ class CheckpointError(InputError):
 def unknown_name(
     what: str, name: Any, known: Iterable[str], error: type[InputError] = InputError
 ) -> InputError:
-    """The error for a name that is not in a list of known ones, with the nearest suggested.
-
-    Example:
-        >>> print(unknown_name("task", "additon", ["addition", "parity"]))
-        task: expected one of addition, parity, got 'additon'. Did you mean 'addition'?
-    """
+    """The error for an unknown name; it suggests the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
@@ -79,15 +69,7 @@ def unknown_name(
 def check_choice(
     what: str, value: Any, choices: Iterable[str], *, error: type[InputError] = InputError
 ) -> str:
-    """The value, if it is one of the choices.
-
-    Raises:
-        InputError: If it is not; the nearest choice is suggested.
-
-    Example:
-        >>> check_choice("device", "cpu", ("cpu", "cuda"))
-        'cpu'
-    """
+    """The value, if it is one of the choices; else an ``InputError`` suggests the nearest."""
     known = tuple(choices)
     if not isinstance(value, str) or value not in known:
         raise unknown_name(what, value, known, error)
@@ -95,18 +77,10 @@ def check_choice(
 
 
 def check_new_name(what: str, name: str, known: Collection[str]) -> None:
-    """Raise if something is registered by a name already.
-
-    Raises:
-        InputError: If it is.
-    """
+    """Raise if a name is registered already."""
     if name in known:
-        raise InputError(
-            what,
-            expected="a name that is not registered yet",
-            given=repr(name),
-            fix="Choose another name, or pass replace=True.",
-        )
+        expected, fix = "a name that is not registered yet", "Choose another, or pass replace=True."
+        raise InputError(what, expected=expected, given=repr(name), fix=fix)
 
 
 def check_integer(
@@ -121,100 +95,48 @@ def check_integer(
 ) -> int:
     """The value as an ``int``, if it is an integer (NumPy's too, no bool) in ``least .. most``.
 
-    More than ``far`` is taken for a slip; nobody else is told of that end.
-
-    Raises:
-        InputError: If it is not.
-
-    Example:
-        >>> check_integer("n_loops", 3, least=1)
-        3
-        >>> check_integer("n_loops", True, least=1)
-        Traceback (most recent call last):
-        loopinterp.core.errors.InputError: n_loops: expected an integer >= 1, got True. Pass e.g. 1.
+    More than ``far`` is taken for a slip; the message names that end only then.
     """
     integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if integer and far is not None and int(value) > far:
         most = far
-    if not (integer and _inside(value, least=least, most=most)):
+    if not (integer and _inside(value, least, most)):
         example = next((end for end in (least, most) if end is not None), 0)
-        raise error(
-            what,
-            expected="an integer" + spell_range(least, most),
-            given=shown_value(value),
-            fix=fix or f"Pass e.g. {example}.",
-        )
+        expected, fix = "an integer" + spell_range(least, most), fix or f"Pass e.g. {example}."
+        raise error(what, expected=expected, given=shown_value(value), fix=fix)
     return int(value)
 
 
-def check_seed(seed: Any, what: str = "seed", *, error: type[InputError] = InputError) -> int:
-    """The seed, if it is one: one rule for everything that draws.
-
-    Raises:
-        InputError: If it is no integer from 0 to :data:`GREATEST_SEED`.
-
-    Example:
-        >>> check_seed(2**64)
-        Traceback (most recent call last):
-        loopinterp.core.errors.InputError: seed: expected an integer in 0..9223372036854775807,
-        got 18446744073709551616. Pass e.g. 0.
-    """
-    return check_integer(what, seed, least=0, most=GREATEST_SEED, error=error)
+def check_seed(seed: Any) -> int:
+    """The seed, if it is an integer from 0 to :data:`GREATEST_SEED`."""
+    return check_integer("seed", seed, least=0, most=GREATEST_SEED)
 
 
 def check_number(
-    what: str,
-    value: Any,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    fix: str = "Pass a finite number in that range.",
-    error: type[InputError] = InputError,
+    what: str, value: Any, *, least: float | None = None, most: float | None = None
 ) -> float:
-    """The value as a ``float``, if it is a finite number (NumPy's too, no bool) in a range.
-
-    The range is ``least .. most`` with its ends, ``above .. below`` without them.
-
-    Raises:
-        InputError: If it is not.
-
-    Example:
-        >>> check_number("share", 1, above=0, most=1)
-        1.0
-        >>> check_number("share", 0, above=0, most=1, fix="Take some.")
-        Traceback (most recent call last):
-        loopinterp.core.errors.InputError: share: expected a number > 0 and <= 1, got 0. Take some.
-    """
+    """The value as a ``float``, if it is a finite number (NumPy's too) in ``least .. most``."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    ends = {"least": least, "most": most, "above": above, "below": below}
-    if not (number and _is_finite(value) and _inside(value, **ends)):
-        expected = "a number" + spell_range(**ends)
-        raise error(what, expected=expected, given=shown_value(value), fix=fix)
+    try:
+        finite = number and math.isfinite(value)
+    except OverflowError:  # an integer above every float
+        finite = False
+    if not (finite and _inside(value, least, most)):
+        expected, fix = "a number" + spell_range(least, most), "Pass a finite number in that range."
+        raise InputError(what, expected=expected, given=shown_value(value), fix=fix)
     return float(value)
 
 
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer that is larger than every float
-        return False
-
-
 def shown_value(value: Any) -> str:
-    """What was given, as an error repeats it."""
+    """A short repr, as errors repeat a value."""
     try:
         return reprlib.repr(value)
     except ValueError:  # an integer of more digits than Python writes
         return f"a {type(value).__name__} too long to be written"
 
 
-_INSIDE = {"least": operator.ge, "most": operator.le, "above": operator.gt, "below": operator.lt}
-
-
-def _inside(value: Any, **ends: float | None) -> bool:
-    return all(end is None or _INSIDE[name](value, end) for name, end in ends.items())
+def _inside(value: Any, least: float | None, most: float | None) -> bool:
+    return bool((least is None or value >= least) and (most is None or value <= most))
 
 
 def spell_range(

@@ -1,13 +1,17 @@
-"""Estimates with their intervals, and bands of values, that every study and figure share."""
+"""Estimates with their intervals, bands of values, and tables of both."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from loopinterp.core.errors import InputError
+
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
 
 
@@ -26,13 +30,12 @@ def wilson_estimate(
     ``z = 1.96``, the quantile of the normal distribution; NaN where there are no trials.
 
     Args:
-        successes: How many of the trials succeeded, in any shape.
+        successes: Trials that succeeded, in any shape.
         trials: n.
-        independent: How many of them are independent, where several are of one kind (made on one
-            input, for instance): the ends are those of the same share of so many.
+        independent: Independent trials, where several are made on one input, for instance: the
+            interval is that of the same share of so many trials.
 
-    Source: Wilson (1927), Probable inference, the law of succession, and statistical inference
-        (doi 10.1080/01621459.1927.10502953).
+    Source: Wilson (1927), doi 10.1080/01621459.1927.10502953.
 
     Example:
         >>> wilson_estimate(np.array([300, 0]), np.array([300, 0])).round(3).tolist()
@@ -44,11 +47,7 @@ def wilson_estimate(
     n_trials = np.asarray(trials, dtype=float)
     n_trials = np.where(n_trials > 0, n_trials, np.nan)
     share = np.asarray(successes, dtype=float) / n_trials
-    n = (
-        n_trials
-        if independent is None
-        else np.minimum(np.asarray(independent, dtype=float), n_trials)
-    )
+    n = n_trials if independent is None else np.minimum(independent, n_trials)
     middle = share + z**2 / (2 * n)
     half = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     low, high = (end / (1 + z**2 / n) for end in (middle - half, middle + half))
@@ -71,6 +70,35 @@ def mean_estimate(values: ArrayLike) -> np.ndarray:
     return np.stack([middle, middle - half, middle + half], axis=-1)
 
 
+def tidy(arrays: Mapping[Any, xr.DataArray]) -> pd.DataFrame:
+    """A table of arrays with the same axes: a row for each cell, a column for each axis and array.
+
+    An estimate called ``iia`` becomes three columns, ``iia``, ``iia_low`` and ``iia_high``.
+
+    Raises:
+        InputError: arrays of different axes.
+    """
+    import pandas as pd
+    import xarray as xr
+
+    columns: dict[str, xr.DataArray] = {}
+    for name, array in arrays.items():
+        for end in ENDS if ESTIMATE in array.dims else ():
+            column = name if end == "value" else f"{name}_{end}"
+            columns[column] = array.sel({ESTIMATE: end}, drop=True)
+        if ESTIMATE not in array.dims:
+            columns[name] = array
+    if len(axes := {array.dims for array in columns.values()}) > 1:
+        got = ", ".join(f"{name} {list(array.dims)}" for name, array in columns.items())
+        expected, fix = "arrays of the same axes", "Ask for them one by one."
+        raise InputError("arrays", expected=expected, given=got, fix=fix)
+    order = list(next(iter(axes), ()))
+    if not order:
+        rows = [{name: array.item() for name, array in columns.items()}] if columns else []
+        return pd.DataFrame(rows)
+    return xr.Dataset(columns).to_dataframe(dim_order=order).reset_index()
+
+
 def wilson_of(successes: xr.DataArray, trials: xr.DataArray | int) -> xr.DataArray:
     """:func:`wilson_estimate` along named axes, to which it adds that of estimates."""
     import xarray as xr
@@ -80,18 +108,7 @@ def wilson_of(successes: xr.DataArray, trials: xr.DataArray | int) -> xr.DataArr
 
 
 def share_of(hits: xr.DataArray, *over: str) -> xr.DataArray:
-    """The share of hits over some axes, as an estimate with Wilson's 95% interval.
-
-    Args:
-        hits: Booleans, or ones and zeros.
-        over: The axes whose cells are the trials.
-
-    Example:
-        >>> import xarray as xr
-        >>> exact = xr.DataArray(np.ones((2, 300)), dims=("loop", "batch"))
-        >>> share_of(exact, "batch").sel(loop=1, estimate="low").round(3).item()
-        0.987
-    """
+    """The share of hits (booleans) over some axes, as an estimate with Wilson's 95% interval."""
     trials = int(np.prod([hits.sizes[axis] for axis in over]))
     return wilson_of(hits.sum(over), trials)
 
@@ -110,13 +127,7 @@ def band_of(values: xr.DataArray, *over: str) -> xr.DataArray:
 def bootstrap_ratio(
     part: ArrayLike, whole: ArrayLike, *, resamples: int = 1000, seed: int = 0
 ) -> xr.DataArray:
-    """A ratio of sums over examples, with a 95% bootstrap interval, as an estimate.
-
-    Args:
-        part: The numerator's share of each example.
-        whole: The denominator's.
-        resamples: Resamples of the examples, with replacement.
-        seed: Seed of the resamples.
+    """The ratio of the sums of ``part`` and ``whole`` over examples, with a 95% bootstrap interval.
 
     Source: Efron and Tibshirani (1993), An Introduction to the Bootstrap, chapter 13.
 

@@ -1,8 +1,7 @@
-"""Progress of what takes longer than two seconds: bars, and the stages of a longer job.
+"""Progress bars of calls that take longer than two seconds, and the stages of a longer job.
 
-There is one switch: the environment variable ``LOOPINTERP_PROGRESS=0``, or :func:`showing` for a
-part of a program (``--no-progress`` of the command line). Of loops inside loops the outermost that
-is tracked has the bar, so that there is never more than one.
+``LOOPINTERP_PROGRESS=0`` in the environment switches bars off, as does :func:`showing` for a part
+of a program (``--no-progress`` of the command line). Of nested loops the outermost has the bar.
 """
 
 from __future__ import annotations
@@ -23,27 +22,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SWITCH = "LOOPINTERP_PROGRESS"
-"""Name of the environment variable; ``0`` switches all bars off."""
-
-DELAY = 2.0
-"""Seconds for which nothing is shown."""
+_DELAY = 2.0  # seconds for which nothing is shown
 
 _shown: ContextVar[bool] = ContextVar("shown", default=True)
-
 _open: ContextVar[bool] = ContextVar("open", default=False)
 
 
 @contextmanager
-def showing(wanted: bool) -> Iterator[None]:
-    """Show bars inside, or none.
-
-    Example:
-        >>> with showing(False):
-        ...     sum(track([1, 2, 3], "adding"))
-        6
-    """
-    token = _shown.set(wanted)
+def showing(visible: bool) -> Iterator[None]:
+    """Show bars inside, or none."""
+    token = _shown.set(visible)
     try:
         yield
     finally:
@@ -53,24 +41,21 @@ def showing(wanted: bool) -> Iterator[None]:
 def track(items: Iterable[T], about: str, *, total: int | None = None) -> Iterator[T]:
     """The items, with a bar on stderr once they have taken two seconds.
 
-    Args:
-        items: What is gone through.
-        about: What is done, in a word or two.
-        total: Their number, where they have no length.
+    ``about`` names the work in a word or two; ``total`` is the number of items without a length.
     """
     if _open.get() or _switched_off():
         yield from items
         return
     _open.set(True)
     try:
-        with bar(about, total=total, items=items, delay=DELAY, leave=False) as shown:
+        with bar(about, total=total, items=items, delay=_DELAY, leave=False) as shown:
             yield from shown
     finally:
         _open.set(False)
 
 
 def _switched_off() -> bool:
-    return not _shown.get() or os.environ.get(SWITCH) == "0"
+    return not _shown.get() or os.environ.get("LOOPINTERP_PROGRESS") == "0"
 
 
 def bar(
@@ -89,7 +74,7 @@ def bar(
 
 
 class _Lines:
-    """Standard error for a bar in a log: each state of it a line, and nothing wiped out."""
+    """Standard error for a bar in a log: a line for each of its states."""
 
     def write(self, text: str) -> None:
         if line := text.strip():
@@ -100,27 +85,22 @@ class _Lines:
 
 
 class Stages:
-    """Says on stderr what is being done, and keeps in the run how long it took.
+    """Names each stage on stderr where ``show``, and keeps its seconds in a run's folder, if given.
 
     Args:
-        run: The run's folder; None keeps nothing.
-        show: Whether to say anything.
         owner: The run as it is now, to which the reasons of skipped studies belong.
-
-    Raises:
-        InputError: If the folder is inside the package; better before the work than after it.
     """
 
     def __init__(self, run: Path | None = None, *, show: bool, owner: Owner | None = None) -> None:
         if run is not None:
             from loopinterp.core.storage import need_writable
 
-            need_writable(run)
+            need_writable(run)  # before the work, not after it
         self._run, self._show, self._owner = run, show, owner
 
     @contextmanager
     def stage(self, name: str, about: str) -> Iterator[None]:
-        """One stage; its time is said and kept when it ends."""
+        """One stage, timed."""
         self._say(f"{name}: {about}\n")
         start = time.perf_counter()
         with showing(self._show):
@@ -130,7 +110,7 @@ class Stages:
         self._note(seconds={name: seconds})
 
     def skip(self, name: str, reason: str) -> None:
-        """Say and keep of a study why it is skipped, as a clause that goes on after "because"."""
+        """Note that a study is skipped; the reason is a clause that follows "because"."""
         self._say(f"{name}: skipped, because {reason}\n")
         self._note(skipped={name: reason}, owner=self._owner)
 

@@ -1,10 +1,9 @@
-"""The files of a run, each of which says which run it is of; and the notes of how it was made.
+"""The files of a run and the run that each belongs to; the notes of how the run was made.
 
-A run is known by the :func:`~loopinterp.core.results.config_hash` of its ``config.json``. The
-weights, the checkpoint, ``made.json`` and every result hold it; weights and checkpoint also hold
-the number and SHA-256 of the lines that ``metrics.jsonl`` had when they were written. The lines
-reach the disk before the weights do, so that a kill between the two leaves more lines than are
-sealed, and never fewer.
+A run is known by the :func:`~loopinterp.core.results.config_hash` of its ``config.json``, which
+weights, checkpoint, ``made.json`` and every result hold. Weights and checkpoint also hold the
+number and SHA-256 of the lines of ``metrics.jsonl`` at their writing. The lines reach the disk
+first, so that a kill between the two leaves more lines than are sealed, and never fewer.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from loopinterp.core.storage import (
     in_turn,
     parse_json_object,
     read_json_object,
-    read_metadata,
     read_tensors_and_metadata,
     write_json,
 )
@@ -42,11 +40,9 @@ if TYPE_CHECKING:
 
 _RUN, _LINES, _METRICS = "loopinterp.run", "loopinterp.metrics.lines", "loopinterp.metrics.sha256"
 
-NO_LINES = hashlib.sha256(b"").hexdigest()
-
 
 class Mismatch(Enum):
-    """Why a file of a run's folder is not, or may not be, the run's."""
+    """A reason why a file of a run's folder is not, or may not be, the run's."""
 
     OTHER_RUN = "other run"
     OTHER_WEIGHTS = "other weights"
@@ -60,17 +56,16 @@ class Mismatch(Enum):
 
 @dataclass(frozen=True)
 class Seal:
-    """What a file of tensors says of the run that it is of.
+    """The run that a file of tensors belongs to, with the lines of metrics before its writing.
 
     Attributes:
         run: :func:`~loopinterp.core.results.config_hash` of the run's ``config.json``.
-        n_lines: Lines of ``metrics.jsonl`` before it was written.
-        metrics: SHA-256 of these lines.
+        metrics: SHA-256 of the ``n_lines`` lines of ``metrics.jsonl``.
     """
 
     run: str
     n_lines: int = 0
-    metrics: str = NO_LINES
+    metrics: str = hashlib.sha256(b"").hexdigest()
 
     def texts(self) -> dict[str, str]:
         """The seal as texts of a safetensors file."""
@@ -78,29 +73,21 @@ class Seal:
 
     @classmethod
     def of_texts(cls, texts: Mapping[str, str]) -> Seal | None:
-        """The seal that a file's texts hold; None where an earlier version wrote the file."""
+        """The seal in a file's texts; None where an earlier version wrote the file."""
         lines = texts.get(_LINES, "")
-        # A number of 5,000 digits is none that Python reads, and no file has so many lines.
+        # Python refuses numbers of 5,000 digits, and no file has so many lines.
         if _RUN not in texts or not (lines.isascii() and lines.isdecimal() and len(lines) < 19):
             return None
         return cls(texts[_RUN], int(lines), texts.get(_METRICS, ""))
 
     @classmethod
     def of_file(cls, path: str | Path) -> Seal | None:
-        """The seal of a file of tensors.
-
-        Raises:
-            CheckpointError: If it is missing or damaged.
-        """
-        return cls.of_texts(read_metadata(path))
+        """The seal of a file of tensors."""
+        return cls.of_texts(read_tensors_and_metadata(path)[1])
 
 
 class LinesDigest:
-    """The SHA-256 of the lines that ``metrics.jsonl`` has had so far.
-
-    Args:
-        lines: Those that are there.
-    """
+    """A running SHA-256 of the lines of ``metrics.jsonl``."""
 
     def __init__(self, lines: Sequence[str] = ()) -> None:
         self._sha256, self.n_lines = hashlib.sha256(), 0
@@ -108,20 +95,19 @@ class LinesDigest:
             self.add(line)
 
     def add(self, line: str) -> None:
-        """Count one more line, which is given without its end."""
+        """Add a line without its end."""
         self._sha256.update(f"{line}\n".encode(errors="surrogatepass"))
         self.n_lines += 1
 
     def seal(self, run: str) -> Seal:
-        """The seal of what is written now."""
+        """The seal of the lines so far."""
         return Seal(run, self.n_lines, self._sha256.hexdigest())
 
 
 def check_lines(lines: Sequence[str], seal: Seal | None, *, last: object = None) -> Mismatch | None:
-    """Why lines are not those of a run's ``metrics.jsonl``; None if they may be.
+    """The reason why lines are not a run's ``metrics.jsonl``; None if they may be.
 
-    Those that were sealed have the digest. The steps of all go up evenly, those after the last
-    checkpoint included, and none is after the run's last step where that is known (``last``).
+    The sealed lines have the digest of the seal; for the steps of all see :func:`check_steps`.
     """
     n_sealed = 0 if seal is None else seal.n_lines
     if len(lines) < n_sealed:
@@ -130,16 +116,16 @@ def check_lines(lines: Sequence[str], seal: Seal | None, *, last: object = None)
         return Mismatch.LINES_CHANGED
     rows = [parse_json_object(line) for line in lines]
     if None in rows:
-        return None  # damaged, as whoever reads them will say
+        return None  # damaged, which their reader reports
     steps = [row.get("step") for row in rows if row is not None]
     return check_steps(steps, last, even=True)
 
 
 def check_steps(steps: Sequence[object], last: object, *, even: bool = False) -> Mismatch | None:
-    """Why these are not among the steps of a run's lines; None if they may be.
+    """The reason why these are no steps of a run's lines; None if they may be.
 
-    They are integers that go up, each by as much as the one before if all lines are there
-    (``even``), and none is after the run's last step where that is known (``last``).
+    Steps are integers that increase, evenly if all lines are there (``even``), up to the run's
+    ``last`` step where that is known.
     """
     integers = [step for step in steps if type(step) is int]
     by = {after - before for before, after in pairwise(integers)}
@@ -149,21 +135,18 @@ def check_steps(steps: Sequence[object], last: object, *, even: bool = False) ->
     return Mismatch.STEPS_BEYOND if beyond else None
 
 
-_CLAUSES = {
-    Mismatch.OTHER_RUN: "is of a run of another configuration",
-    Mismatch.OTHER_WEIGHTS: "is of other weights than the run has now",
-    Mismatch.UNKNOWN_MODEL: "does not say which model it is of",
-    Mismatch.UNSEALED: "does not say which run it is of, as an earlier version wrote it",
-    Mismatch.LINES_MISSING: "has fewer lines than the run wrote",
-    Mismatch.LINES_CHANGED: "has other lines than the run wrote",
-    Mismatch.STEPS_OUT_OF_ORDER: "has lines whose steps do not go up evenly",
-    Mismatch.STEPS_BEYOND: "has lines of later steps than the run has",
-}
-
-
 def spell_mismatch(mismatch: Mismatch) -> str:
-    """A clause that goes on after the name of the file."""
-    return _CLAUSES[mismatch]
+    """A clause that follows the name of the file."""
+    return {
+        Mismatch.OTHER_RUN: "is of a run of another configuration",
+        Mismatch.OTHER_WEIGHTS: "is of other weights than the run has now",
+        Mismatch.UNKNOWN_MODEL: "does not name its model",
+        Mismatch.UNSEALED: "does not name its run, as an earlier version wrote it",
+        Mismatch.LINES_MISSING: "has fewer lines than the run wrote",
+        Mismatch.LINES_CHANGED: "has other lines than the run wrote",
+        Mismatch.STEPS_OUT_OF_ORDER: "has lines whose steps do not go up evenly",
+        Mismatch.STEPS_BEYOND: "has lines of later steps than the run has",
+    }[mismatch]
 
 
 CONFIG = "config.json"
@@ -171,30 +154,25 @@ CONFIG = "config.json"
 
 
 def read_run_config(folder: str | Path) -> dict[str, Any]:
-    """What the ``config.json`` of a run holds.
+    """The ``config.json`` of a run.
 
     Raises:
         CheckpointError: If the folder holds no run, or the file is damaged or spells half a
-            character, which no page and no table can hold.
+            character, which no page can show.
     """
     path = Path(folder) / CONFIG
     if not os.path.isfile(path):  # which takes any name
-        raise CheckpointError(
-            f"run {folder}",
-            expected="a folder written by `loopinterp train`, `compile` or `demo`",
-            given=f"a folder without {CONFIG}" if os.path.isdir(folder) else "no such folder",
-            fix=f"Check the path, or train: loopinterp train --task addition --out {folder}",
-        )
+        got = f"a folder without {CONFIG}" if os.path.isdir(folder) else "no such folder"
+        expected = "a folder written by `loopinterp train`, `compile` or `demo`"
+        fix = f"Check the path, or train: loopinterp train --task addition --out {folder}"
+        raise CheckpointError(f"run {folder}", expected=expected, given=got, fix=fix)
     config = read_json_object(path)
     try:
         json.dumps(config, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise CheckpointError(
-            f"file {path}",
-            expected="text of whole characters",
-            given=f"half of one ({error.object[error.start]!a})",
-            fix="Restore it from a copy.",
-        ) from error
+        expected, got = "whole characters", f"half of one ({error.object[error.start]!a})"
+        fix = "Restore it from a copy."
+        raise CheckpointError(f"file {path}", expected=expected, given=got, fix=fix) from error
     return config
 
 
@@ -205,8 +183,7 @@ class Owner:
     Attributes:
         config: :func:`~loopinterp.core.results.config_hash` of its ``config.json``.
         weights: SHA-256 of its model's weights; "" where it has none.
-        seal: What its model's weights say of the run that they are of; None where they say
-            nothing, as those that an earlier version wrote.
+        seal: Seal of its model's weights; None where an earlier version wrote them.
     """
 
     config: str
@@ -215,11 +192,7 @@ class Owner:
 
     @classmethod
     def of_run(cls, folder: str | Path) -> Owner:
-        """Read it from the files of a run.
-
-        Raises:
-            CheckpointError: If a file is damaged, or there is no configuration.
-        """
+        """Read it from the files of a run; a ``CheckpointError`` if one is damaged or missing."""
         config = config_hash(read_run_config(folder))
         weights = Path(folder) / "model" / "model.safetensors"
         if not weights.exists():
@@ -229,7 +202,7 @@ class Owner:
 
     @property
     def mismatch(self) -> Mismatch | None:
-        """Why the weights are not, or may not be, those of the configuration; None if they are."""
+        """The reason why the weights may not be those of the configuration; None if they are."""
         if not self.weights:
             return None
         if self.seal is None:
@@ -237,15 +210,7 @@ class Owner:
         return Mismatch.OTHER_RUN if self.seal.run != self.config else None
 
     def disowns(self, provenance: Provenance) -> Mismatch | None:
-        """Why a result is not this run's; None if it is.
-
-        Example:
-            >>> from loopinterp.core.results import Provenance
-            >>> owner = Owner(config="f00d", weights="cafe")
-            >>> owner.disowns(Provenance(seed=0, config={"model": {"weights_sha256": "cafe"}}))
-            >>> owner.disowns(Provenance(seed=0, config={"model": {"weights_sha256": "beef"}}))
-            <Mismatch.OTHER_WEIGHTS: 'other weights'>
-        """
+        """The reason why a result is not this run's; None if it is."""
         if provenance.run not in ("", self.config):
             return Mismatch.OTHER_RUN
         if not (provenance.run or provenance.weights):
@@ -255,11 +220,7 @@ class Owner:
         return None
 
     def disowns_note(self, note: Mapping[str, Any]) -> Mismatch | None:
-        """Why a note of ``made.json`` with ``run`` and ``weights`` is not this run's.
-
-        Returns:
-            None if it is.
-        """
+        """The reason why a note of ``made.json`` is not this run's; None if it is."""
         run, weights = note.get("run"), note.get("weights")
         if run is None or weights is None:
             return Mismatch.UNSEALED
@@ -270,8 +231,6 @@ class Owner:
 
 MADE = "made.json"
 
-_PACKAGES = ("torch", "transformer-lens", "numpy", "scikit-learn")
-
 
 def record_how_it_was_made(
     run: Path,
@@ -281,19 +240,19 @@ def record_how_it_was_made(
     skipped: Mapping[str, str] = MappingProxyType({}),
     owner: Owner | None = None,
 ) -> None:
-    """Keep in the run how it was made: command, seconds by stage, versions, machine.
+    """Add to a run's ``made.json``: command, seconds by stage, versions, machine.
 
-    What is there of another configuration is dropped.
+    Notes of another configuration are dropped.
 
     Args:
         run: The run's folder.
-        command: What makes it again; None leaves what is there.
-        seconds: Times of the stages just done, added to those of earlier ones.
+        command: The command that makes it again; None leaves the earlier one.
+        seconds: Times of the stages just done, by name.
         skipped: Studies that do not apply to this model, each with the reason in words.
         owner: The run as it is now; read from its folder if None.
     """
     path = run / MADE
-    with in_turn(run):  # of two commands at once, neither undoes what the other notes
+    with in_turn(run):  # of two commands at once, neither undoes the other's notes
         if owner is None and (run / CONFIG).is_file():
             owner = (
                 Owner.of_run(run) if skipped else Owner(config=config_hash(read_run_config(run)))
@@ -309,15 +268,15 @@ def record_how_it_was_made(
             earlier = notes.get(name)
             notes[name] = (earlier if isinstance(earlier, dict) else {}) | dict(added)
         notes["unsaid"] = {k: why for k, why in notes["unsaid"].items() if k not in seconds}
-        notes["versions"] = {"loopinterp": __version__, "python": platform.python_version()} | {
-            package: version(package) for package in _PACKAGES
-        }
+        packages = ("torch", "transformer-lens", "numpy", "scikit-learn")
+        notes["versions"] = {"loopinterp": __version__, "python": platform.python_version()}
+        notes["versions"] |= {package: version(package) for package in packages}
         notes["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
         write_json(path, notes)
 
 
 def _notes(path: Path, owner: Owner | None) -> dict[str, Any]:
-    """What was noted of the run before; nothing of what can no longer be read."""
+    """Earlier notes of the run; none if they cannot be read or are of another configuration."""
     try:
         notes = read_json_object(path) if path.exists() else {}
     except CheckpointError:
@@ -327,6 +286,6 @@ def _notes(path: Path, owner: Owner | None) -> dict[str, Any]:
 
 
 def record_training(run: Path, seconds: float) -> None:
-    """Keep in a run that its own configuration makes it again, and how long that takes."""
+    """Note in a run the command that trains it again, and the seconds it took."""
     command = f"loopinterp train --config {shlex.quote(str(run / CONFIG))} --out NEW"
     record_how_it_was_made(run, command=command, seconds={"train": seconds})

@@ -1,8 +1,7 @@
-"""How settings are declared: frozen dataclasses that pydantic checks, with this project's errors.
+"""Settings are frozen dataclasses that pydantic checks, with this project's errors.
 
-One declaration gives a setting its type, its range (``PositiveInt``, ``Annotated[float,
-Field(ge=0, lt=1)]``), its default, its place in the JSON, and the words of its errors. What ties
-settings to each other is said by :class:`OnlyWith`, or checked in ``__post_init__``.
+A declaration gives a setting its type, range (``Annotated[float, Field(ge=0, lt=1)]``), default
+and place in the JSON. :class:`OnlyWith` or ``__post_init__`` tie settings to each other.
 """
 
 from __future__ import annotations
@@ -18,7 +17,14 @@ import pydantic
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import dataclass_transform
 
-from loopinterp.core.errors import GREATEST_SEED, ConfigError, InputError, spell_range, unknown_name
+from loopinterp.core.errors import (
+    GREATEST_SEED,
+    ConfigError,
+    InputError,
+    shown_value,
+    spell_range,
+    unknown_name,
+)
 from loopinterp.core.text import MOST, ShortRepr
 
 if TYPE_CHECKING:
@@ -29,8 +35,6 @@ T = TypeVar("T")
 
 Seed = Annotated[int, pydantic.Field(ge=0, le=GREATEST_SEED)]
 """A setting that seeds something."""
-
-_CONFIG = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
@@ -47,8 +51,9 @@ def settings(cls: type[T]) -> type[T]:
         Traceback (most recent call last):
         loopinterp.core.errors.ConfigError: width: expected an integer >= 1, got 0. Change width.
     """
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     declared: Any = pydantic.dataclasses.dataclass(
-        cls, frozen=True, kw_only=True, repr=False, config=_CONFIG
+        cls, frozen=True, kw_only=True, repr=False, config=config
     )
     unexplained = declared.__init__
 
@@ -64,7 +69,7 @@ def settings(cls: type[T]) -> type[T]:
 
 
 class Settings(ShortRepr):
-    """What declarations made with :func:`settings` can do."""
+    """Base of declarations made with :func:`settings`."""
 
     def __post_init__(self) -> None:
         for name, (condition, default) in _conditions(type(self)).items():
@@ -80,7 +85,7 @@ class Settings(ShortRepr):
         return [(name, value) for name, value in shown if value != usual[name]]
 
     def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
-        """JSON-ready form, with or without what is the default; :meth:`from_dict` reads it back."""
+        """JSON-ready form, with or without defaults; :meth:`from_dict` reads it back."""
         without = not defaults
         return _adapter(type(self)).dump_python(self, mode="json", exclude_defaults=without)
 
@@ -102,21 +107,14 @@ class Settings(ShortRepr):
 
     @classmethod
     def choices(cls, path: Sequence[str]) -> tuple[str, ...]:
-        """The names that a setting chooses from; none where it is no choice.
-
-        Args:
-            path: Name of the setting, after those of the settings it is nested in.
-        """
+        """The names that a setting chooses from, if any; ``path`` goes from the outermost in."""
         return choices_of(_schema(cls, path))
 
 
 class OnlyWith:
-    """Marks a setting (in ``Annotated``) that has no effect unless another one has some value.
+    """Marks a setting (in ``Annotated``) that has an effect only with some values of another one.
 
-    Args:
-        setting: Name of the other setting.
-        values: The values with which the marked one has an effect.
-        needed: Whether it must be set then.
+    With ``needed``, it must be set then.
     """
 
     def __init__(self, setting: str, *values: Any, needed: bool = False) -> None:
@@ -127,28 +125,16 @@ class OnlyWith:
         value, other = getattr(settings, name), getattr(settings, self.setting)
         effective = other in self.values
         if effective and self.needed and value == default:
-            raise ConfigError(
-                name,
-                expected=f"a value with {self.setting}={other}",
-                given=repr(value),
-                fix=f"Set {name}.",
-            )
+            expected, fix = f"a value with {self.setting}={other}", f"Set {name}."
+            raise ConfigError(name, expected=expected, given=repr(value), fix=fix)
         if not effective and value != default:
-            raise ConfigError(
-                name,
-                expected=f"no {name} with {self.setting}={other}, where it has no effect",
-                given=repr(value),
-                fix=f"Leave {name} out, or set it to {'none' if default is None else default}.",
-            )
+            expected = f"no {name} with {self.setting}={other}, where it has no effect"
+            fix = f"Leave {name} out, or set it to {'none' if default is None else default}."
+            raise ConfigError(name, expected=expected, given=repr(value), fix=fix)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name.
-
-    Example:
-        >>> flatten({"steps": 3, "optimiser": {"lr": 0.1}})
-        {'steps': 3, 'optimiser.lr': 0.1}
-    """
+    """Nested settings by dotted name."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         nested = isinstance(value, Mapping)
@@ -158,13 +144,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @functools.cache
 def _adapter(cls: type) -> Any:
-    """pydantic's ``TypeAdapter`` of a class, made once."""
     return TypeAdapter(cls)
 
 
 @functools.cache
 def _conditions(cls: type) -> dict[str, tuple[OnlyWith, Any]]:
-    """The condition of each setting that has one, with the setting's default."""
     hints = typing.get_type_hints(cls, include_extras=True)
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     return {
@@ -176,7 +160,7 @@ def _conditions(cls: type) -> dict[str, tuple[OnlyWith, Any]]:
 
 
 def _explain(error: ValidationError, cls: type) -> InputError:
-    """The first fault as this project's error; a name that does not exist comes before others."""
+    """The first fault as this project's error; unknown names come before others."""
     fault = min(error.errors(), key=lambda fault: fault["type"] not in _UNKNOWN)
     names = [part for part in fault["loc"] if isinstance(part, str)]
     path, value = ".".join(names), fault["input"]
@@ -189,19 +173,25 @@ def _explain(error: ValidationError, cls: type) -> InputError:
         known = _schema(cls, names[:-1])["properties"]
         return unknown_name(f"setting of {owner}", names[-1], known, ConfigError)
     schema = _schema(cls, names)
-    if isinstance(value, str) and choices_of(schema):
-        return unknown_name(path, value, choices_of(schema), ConfigError)
-    missing = fault["type"] in ("missing", "missing_keyword_only_argument", "missing_argument")
-    return ConfigError(
-        path or cls.__name__,
-        expected=spell_schema(schema),
-        given="nothing" if missing else "an object" if isinstance(value, dict) else repr(value),
-        fix=f"Set {path}." if missing else f"Change {path or 'it'}.",
-    )
+    if fault["type"] in ("missing", "missing_keyword_only_argument", "missing_argument"):
+        expected, fix = _spell_schema(schema), f"Set {path}."
+        return ConfigError(path, expected=expected, given="nothing", fix=fix)
+    return schema_error(path or cls.__name__, value, schema, ConfigError)
+
+
+def schema_error(
+    name: str, value: Any, schema: Mapping[str, Any], error: type[InputError] = InputError
+) -> InputError:
+    """The error for a value that does not fit a JSON schema."""
+    choices = choices_of(schema)
+    if isinstance(value, str) and choices:
+        return unknown_name(name, value, choices, error)
+    shown = repr if isinstance(value, str) else shown_value
+    got = "an object" if isinstance(value, dict) else shown(value)
+    return error(name, expected=_spell_schema(schema), given=got, fix=f"Change {name}.")
 
 
 def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
-    """JSON schema of a setting."""
     root = _adapter(cls).json_schema()
     schema = root
     for name in path:
@@ -222,17 +212,16 @@ def choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(choices)
 
 
-def spell_schema(schema: Mapping[str, Any]) -> str:
-    """A JSON schema in words."""
+def _spell_schema(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
-        return " or ".join(spell_schema(part) for part in schema["anyOf"])
+        return " or ".join(_spell_schema(part) for part in schema["anyOf"])
     if choices := choices_of(schema):
         return f"one of {', '.join(choices)}"
     kind = schema.get("type")
     if kind == "array":
         each, number = schema.get("items") or schema["prefixItems"][0], schema.get("minItems")
         more = "" if schema.get("maxItems") == number else " or more"
-        return f"a list{f' of {number}{more}' if number else ''}, each {spell_schema(each)}"
+        return f"a list{f' of {number}{more}' if number else ''}, each {_spell_schema(each)}"
     least, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     if kind == "integer" and above is not None:
         least, above = above + 1, None

@@ -1,9 +1,9 @@
-"""Files that a kill cannot spoil: written under a temporary name, flushed, then renamed.
+"""Files are written under a temporary name, flushed, then renamed: a kill never leaves a part.
 
 No pickle is ever written or read; arrays and weights are safetensors, the rest is JSON. A
 safetensors file written here is sealed: its metadata holds the SHA-256 of the whole file, which is
-checked whenever the file is read. One that was written elsewhere has no seal, and is read all the
-same. Locks keep a second writer out, and go when their holder dies.
+checked at every reading. A file from elsewhere has no seal and is read without that check. Locks
+keep a second writer out, and end with their holder.
 """
 
 from __future__ import annotations
@@ -32,33 +32,24 @@ if TYPE_CHECKING:
 
 
 _SEAL = "loopinterp.seal"
-
 _SEALED_BY = "loopinterp sha256 "
-
 _OPEN_SEAL = _SEALED_BY + 64 * "0"
-
-_LARGE = 64 * 2**20
-"""Bytes from which a file is looked at before it is read."""
-
-_LONGEST_HEADER = 100_000_000
-"""As safetensors has it."""
-
-_TEMPORARY = re.compile(r"\.part-([0-9a-f]{16})-[0-9a-f]{16}")
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Replace a file in one step: readers see the old content or the new, never a part.
 
-    What earlier writes of this file left when they were killed is removed.
+    The remains of earlier writes of this file that were killed are removed.
 
     Raises:
         InputError: If the folder cannot be made or written, or the disk is full.
     """
     path = Path(path)
+    prefix = _temporary_prefix(path.name)
     with writing_to(path.parent, "folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path)
-        handle, temporary = _open_temporary(path)
+        _sweep(path.parent, prefix)
+        handle, temporary = _open_temporary(path.parent, prefix)
     try:
         with writing_to(path, "file"), os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -69,20 +60,20 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _temporary_name(name: str, nonce: str) -> str:
-    """A name that nobody gives a file by chance, so that what a kill leaves is known for ours."""
-    proof = hashlib.sha256(f"loopinterp {nonce} {name}".encode(errors="surrogatepass")).hexdigest()
-    return f".part-{nonce}-{proof[:16]}"
+def _temporary_prefix(name: str) -> str:
+    """The start of a temporary name, which no user's file has by chance."""
+    proof = hashlib.sha256(f"loopinterp {name}".encode(errors="surrogatepass")).hexdigest()
+    return f".part-{proof[:16]}-"
 
 
-def _open_temporary(path: Path) -> tuple[int, Path]:
-    """A new file beside another, locked as long as it is written."""
+def _open_temporary(folder: Path, prefix: str) -> tuple[int, Path]:
+    """A new file in a folder, locked while it is written."""
     while True:
-        temporary = path.parent / _temporary_name(path.name, secrets.token_hex(8))
-        # Who may read it is the umask's to say, as for any file that a program makes.
+        temporary = folder / (prefix + secrets.token_hex(8))
+        # The umask decides who may read it, as for any file that a program makes.
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            # Swept up between the two calls, it would be gone: then another one.
+            # Another process may sweep it up between the two calls: then a new one is made.
             if lock(handle) and temporary.exists():
                 return handle, temporary
         except OSError:  # no locks on this file system, so nothing is swept up either
@@ -90,35 +81,21 @@ def _open_temporary(path: Path) -> tuple[int, Path]:
         os.close(handle)
 
 
-def _sweep(path: Path) -> None:
-    """Remove the temporary files of writes of a file that a kill cut short."""
-    for entry in os.listdir(path.parent):
-        match = _TEMPORARY.fullmatch(entry)
-        if match is None or entry != _temporary_name(path.name, match[1]):
+def _sweep(folder: Path, prefix: str) -> None:
+    for entry in os.listdir(folder):
+        if not entry.startswith(prefix):
             continue
-        try:
-            handle = os.open(path.parent / entry, os.O_WRONLY)
+        with suppress(OSError):  # gone meanwhile, or no locks here: litter does no harm
+            handle = os.open(folder / entry, os.O_WRONLY)
             try:
                 if lock(handle):  # its writer is dead
-                    os.unlink(path.parent / entry)
+                    os.unlink(folder / entry)
             finally:
                 os.close(handle)
-        except OSError:  # gone meanwhile, or no locks here: litter does no harm
-            continue
 
 
 def check_file_name(name: str, what: str, error: type[InputError] = InputError) -> str:
-    """The name, if it is that of a file and leads to no other folder.
-
-    Raises:
-        InputError: If it is not.
-
-    Example:
-        >>> check_file_name("../a", "name")
-        Traceback (most recent call last):
-        loopinterp.core.errors.InputError: name: expected the name of a file, got '../a'. Leave
-        folders out of it.
-    """
+    """The name, if it names a file and no other folder; else an ``InputError``."""
     spelt = name.encode(errors="replace").decode() == name  # half a character is in no file's name
     if name in ("", ".", "..") or re.search(r"[/\\\x00]", name) or not spelt:
         fix = "Leave folders out of it."
@@ -133,12 +110,8 @@ def write_json(path: str | Path, document: Any) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """Read JSON.
-
-    Raises:
-        CheckpointError: If the file is missing or damaged.
-    """
-    data = read_bytes(path, most=_LARGE)
+    """Read JSON; a ``CheckpointError`` if the file is missing or damaged."""
+    data = read_bytes(path)
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:  # numbers of 5,000 digits are ValueErrors
@@ -146,25 +119,16 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_json_object(path: str | Path) -> dict[str, Any]:
-    """Read JSON that is an object (names with values).
-
-    Raises:
-        CheckpointError: If the file is missing or damaged, or holds JSON of another kind.
-    """
+    """Read JSON that is an object; a ``CheckpointError`` if it cannot be read or is none."""
     document = read_json(path)
     if not isinstance(document, dict):
-        given = f"JSON of another kind ({type(document).__name__})"
-        raise _damaged(path, "a JSON object", given)
+        got = f"JSON of another kind ({type(document).__name__})"
+        raise _damaged(path, "a JSON object", got)
     return document
 
 
 def parse_json_object(text: str | bytes) -> dict[str, Any] | None:
-    """The names with values that a text spells in JSON; None if it spells anything else.
-
-    Example:
-        >>> parse_json_object('{"step": 1}'), parse_json_object("[1]"), parse_json_object("{")
-        ({'step': 1}, None, None)
-    """
+    """The JSON object that a text spells; None if it spells anything else."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -172,15 +136,15 @@ def parse_json_object(text: str | bytes) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _damaged(path: str | Path, expected: str, given: str) -> CheckpointError:
+def _damaged(path: str | Path, expected: str, got: str) -> CheckpointError:
     fix = "If it is truncated or damaged, restore it from a copy; else write it anew."
-    return CheckpointError(f"file {path}", expected=expected, given=given, fix=fix)
+    return CheckpointError(f"file {path}", expected=expected, given=got, fix=fix)
 
 
 def write_arrays(
     path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write NumPy arrays, and texts that go with them, as one safetensors file, in one step."""
+    """Write NumPy arrays and texts as one safetensors file, in one step."""
     from safetensors.numpy import save
 
     contiguous = {k: np.asarray(v, order="C") for k, v in arrays.items()}
@@ -188,11 +152,7 @@ def write_arrays(
 
 
 def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Read the arrays of a safetensors file, and its texts.
-
-    Raises:
-        CheckpointError: as :func:`read_tensors` does, or if NumPy has no such type.
-    """
+    """As :func:`read_tensors_and_metadata`, as arrays of NumPy."""
     path = Path(path)
     tensors, texts = read_tensors_and_metadata(path)
     try:
@@ -204,7 +164,7 @@ def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]
 def write_tensors(
     path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors, and texts that go with them, as one safetensors file, in one step."""
+    """Write tensors and texts as one safetensors file, in one step."""
     from safetensors.torch import save
 
     contiguous = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
@@ -212,34 +172,12 @@ def write_tensors(
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file.
-
-    Raises:
-        CheckpointError: If it is missing, truncated or damaged, or is a pickle.
-    """
+    """The tensors alone of :func:`read_tensors_and_metadata`."""
     return read_tensors_and_metadata(path)[0]
 
 
-def read_metadata(path: str | Path) -> dict[str, str]:
-    """Read the texts of a safetensors file.
-
-    Raises:
-        CheckpointError: as :func:`read_tensors` does.
-    """
-    return read_tensors_and_metadata(path)[1]
-
-
 def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of tensors with their names, types and shapes, wherever they lie.
-
-    Example:
-        >>> import torch
-        >>> a = {"w": torch.ones(2), "b": torch.zeros(1)}
-        >>> digest_tensors(a) == digest_tensors(dict(reversed(a.items())))
-        True
-        >>> digest_tensors(a) == digest_tensors(a | {"b": -a["b"]})
-        False
-    """
+    """SHA-256 of tensors with their names, types and shapes, wherever they lie."""
     import torch
 
     digest = hashlib.sha256()
@@ -253,8 +191,7 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
 def _seal(data: bytes, metadata: Mapping[str, str]) -> bytes:
     """A safetensors file with texts, and with its own SHA-256.
 
-    The digest is that of the file as it is with zeros in the digest's place, so that a change of
-    any byte, the header's included, is found.
+    The digest is taken with zeros in its own place: it covers every other byte of the file.
     """
     header, tensors = _split(data)
     # The order of the texts is fixed here: safetensors' own differs from process to process.
@@ -268,7 +205,6 @@ def _seal(data: bytes, metadata: Mapping[str, str]) -> bytes:
 
 
 def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and tensors of a safetensors file."""
     end = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:end]), data[end:]
 
@@ -277,43 +213,21 @@ def read_tensors_and_metadata(path: str | Path) -> tuple[dict[str, Tensor], dict
     """Read the tensors of a safetensors file, and its texts.
 
     Raises:
-        CheckpointError: as :func:`read_tensors` does.
+        CheckpointError: If it is missing, truncated or damaged, or is a pickle.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     path = Path(path)
-    _check_header(path)
     data = read_bytes(path)
-    refuse_pickle(path, data[:9])
+    _refuse_pickle(path, data[:9])
     try:
         tensors, texts = load(data), _split(data)[0].get("__metadata__", {})
     except (SafetensorError, ValueError, KeyError) as error:
-        given = f"{len(data)} bytes that do not parse ({error})"
-        raise _damaged(path, "a whole safetensors file", given) from error
+        got = f"{len(data)} bytes that do not parse ({error})"
+        raise _damaged(path, "a whole safetensors file", got) from error
     _check_seal(path, data, texts)
     return tensors, {name: text for name, text in texts.items() if name != _SEAL}
-
-
-def _check_header(path: Path) -> None:
-    """Raise if a large file's first bytes say that it is no safetensors file: before it is read."""
-    try:
-        about = path.stat()
-    except (OSError, ValueError):  # which reading it will say
-        return
-    if not stat.S_ISREG(about.st_mode) or about.st_size < _LARGE:
-        return
-    with path.open("rb") as file:
-        head = file.read(9)
-        refuse_pickle(path, head)
-        length = int.from_bytes(head[:8], "little")
-        file.seek(8)
-        document = parse_json_object(file.read(min(length, _LONGEST_HEADER)))
-    parts = [v for k, v in (document or {}).items() if k != "__metadata__"]
-    ends = [v["data_offsets"][1] for v in parts if isinstance(v, dict) and "data_offsets" in v]
-    if document is None or 8 + length + max(ends, default=0) != about.st_size:
-        given = f"{about.st_size} bytes whose header says something else"
-        raise _damaged(path, "a whole safetensors file", given)
 
 
 def _check_seal(path: Path, data: bytes, texts: Mapping[str, str]) -> None:
@@ -326,11 +240,10 @@ def _check_seal(path: Path, data: bytes, texts: Mapping[str, str]) -> None:
         raise _damaged(path, "the content that was written, by its SHA-256", "changed content")
 
 
-def refuse_pickle(path: Path, head: bytes) -> None:
+def _refuse_pickle(path: Path, head: bytes) -> None:
     """Raise if a file starts like a pickle or like ``torch.save``'s zip of pickles.
 
-    ``head`` is the first nine bytes. Those of a safetensors file are the length of its header,
-    which can begin with any byte, and the header's brace.
+    ``head`` is the first nine bytes: in safetensors the header's length, then its brace.
     """
     pickled = head[:1] == b"\x80" or head[:4] == b"PK\x03\x04"
     if (pickled and head[8:9] != b"{") or path.suffix in {".pkl", ".pickle"}:
@@ -342,48 +255,32 @@ def refuse_pickle(path: Path, head: bytes) -> None:
         )
 
 
-def read_bytes(path: str | Path, *, most: int | None = None) -> bytes:
-    """Read a file; what is no plain file (a device, a pipe) is never opened.
-
-    Args:
-        path: The file.
-        most: Bytes that it may have.
+def read_bytes(path: str | Path) -> bytes:
+    """Read a file; a device or a pipe is never opened.
 
     Raises:
-        CheckpointError: If it is missing, cannot be read, is no plain file, or is larger.
+        CheckpointError: If it is missing, cannot be read, or is no plain file.
     """
     path = Path(path)
     try:
-        about = path.stat()
-        if stat.S_ISREG(about.st_mode) and (most is None or about.st_size <= most):
+        if stat.S_ISREG(path.stat().st_mode):
             return path.read_bytes()
-        large = f"one of {about.st_size} bytes, of at most {most}"
-        given = "a folder" if path.is_dir() else "a device or a pipe"
-        given = large if path.is_file() else given
+        got = "a folder" if path.is_dir() else "a device or a pipe"
     except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
-        given = getattr(error, "strerror", None) or str(error)
-    raise CheckpointError(
-        f"file {path}", expected="a plain file", given=given, fix="Check the path."
-    )
+        got = getattr(error, "strerror", None) or str(error)
+    fix = "Check the path."
+    raise CheckpointError(f"file {path}", expected="a plain file", given=got, fix=fix)
 
 
 def spell_json(document: Any, **layout: Any) -> str:
-    """JSON that every parser reads: a number that is none, or not finite, is ``null``.
+    """JSON that every parser reads: NaN and infinities are ``null``, unknown types text.
 
-    Args:
-        document: Names with values, lists and numbers; NumPy's too. What JSON has no form of is
-            written as text.
-        layout: Options of :func:`json.dumps`.
-
-    Example:
-        >>> spell_json({"a": [float("nan"), np.float32(2)], "b": -float("inf")})
-        '{"a": [null, 2.0], "b": null}'
+    ``layout`` are options of :func:`json.dumps`.
     """
     return json.dumps(_finite(document), allow_nan=False, default=str, **layout)
 
 
 def _finite(value: Any) -> Any:
-    """A value with ``None`` in place of every number that JSON has no spelling of."""
     if isinstance(value, (np.ndarray, np.generic)) or dataclasses.is_dataclass(value):
         value = json_default(value)
     if isinstance(value, Mapping):
@@ -394,7 +291,7 @@ def _finite(value: Any) -> Any:
 
 
 def json_default(value: Any) -> Any:
-    """JSON's form of what the json module has none of: NumPy's values, paths, dataclasses."""
+    """The ``default`` of :func:`json.dumps` for NumPy's values, paths and dataclasses."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     if isinstance(value, Path):
@@ -404,21 +301,11 @@ def json_default(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON-ready")
 
 
-_PACKAGE = Path(__file__).resolve().parent.parent
-
-
 def lock(handle: int, *, wait: bool = False) -> bool:
-    """Lock an open file; the lock goes when the file is closed.
+    """Lock an open file until it is closed, and return whether the lock is held.
 
-    Args:
-        handle: File descriptor.
-        wait: Whether to wait while another holds it.
-
-    Returns:
-        Whether it is held now.
-
-    Raises:
-        OSError: If files cannot be locked here.
+    With ``wait``, wait while another process holds it. An ``OSError`` says that files cannot be
+    locked here.
     """
     try:
         import fcntl
@@ -433,25 +320,25 @@ def lock(handle: int, *, wait: bool = False) -> bool:
 
 @contextmanager
 def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
-    """Hold a lock file while something is written by one process only.
-
-    Args:
-        path: The lock file, made where it is absent, and left.
-        what: What is written.
-        fix: What to do while another holds it.
+    """Hold a lock file, which is made and left, while one process writes ``what``.
 
     Raises:
-        InputError: If another holds it, or the folder cannot be written.
+        InputError: If another process holds it (``fix`` says what to do), or the folder cannot be
+            written.
     """
     path = Path(path)
     with writing_to(path.parent, "folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        if not _locked(handle, what):
-            raise InputError(
-                what, expected="one writer at a time", given="another one now", fix=fix
-            )
+        try:
+            locked = lock(handle)
+        except OSError as error:  # some network file systems: better unlocked than not at all
+            warnings.warn(f"{what} is not locked against a second writer: {error}", stacklevel=3)
+            locked = True
+        if not locked:
+            got = "another one now"
+            raise InputError(what, expected="one writer at a time", given=got, fix=fix)
         yield
     finally:
         os.close(handle)
@@ -459,7 +346,7 @@ def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
 
 @contextmanager
 def in_turn(folder: str | Path) -> Iterator[None]:
-    """Hold a folder's lock, once whoever holds it lets go; do without where there are no locks."""
+    """Wait for a folder's lock and hold it; do without where there are no locks."""
     with ExitStack() as stack:
         with suppress(OSError):
             handle = os.open(folder, os.O_RDONLY)
@@ -468,24 +355,12 @@ def in_turn(folder: str | Path) -> Iterator[None]:
         yield
 
 
-def _locked(handle: int, what: str) -> bool:
-    try:
-        return lock(handle)
-    except OSError as error:  # some network file systems: better unlocked than not at all
-        warnings.warn(f"{what} is not locked against a second writer: {error}", stacklevel=4)
-        return True
-
-
 def need_writable(path: str | Path) -> None:
-    """Raise if a path is inside the package: what it came with stays as it came.
-
-    Raises:
-        InputError: If it is; it says how to get a copy.
-    """
+    """Raise if a path is inside the package, whose files are only read."""
     path = Path(path)
     try:
-        inside = path.resolve().is_relative_to(_PACKAGE)
-    except (OSError, ValueError, RuntimeError):  # no path at all, as whoever opens it will say
+        inside = path.resolve().is_relative_to(Path(__file__).resolve().parent.parent)
+    except (OSError, ValueError, RuntimeError):  # no path at all: opening it will say so
         return
     if inside:
         raise InputError(
@@ -499,21 +374,16 @@ def need_writable(path: str | Path) -> None:
 
 @contextmanager
 def writing_to(path: Path, kind: Literal["file", "folder"]) -> Iterator[None]:
-    """Turn what goes wrong in writing a file, or into a folder, into one error that says so.
-
-    Raises:
-        InputError: If it is inside the package, cannot be made or written, or the disk is full.
-    """
+    """Turn every failure to write a file, or into a folder, into one ``InputError``."""
     need_writable(path)
     try:
         yield
     except (OSError, ValueError) as error:  # a name may hold what no name can
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        fix = f"Choose another {kind}, or change its permissions."
         raise InputError(
             f"output {kind} {path}",
             expected=f"a {kind} that can be written",
             given=getattr(error, "strerror", None) or str(error),
-            fix="Free some space, or choose another disk."
-            if full
-            else f"Choose another {kind}, or change its permissions.",
+            fix="Free some space, or choose another disk." if full else fix,
         ) from error

@@ -6,16 +6,10 @@ import dataclasses
 import reprlib
 from collections.abc import Iterable, Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any, SupportsFloat
-
-if TYPE_CHECKING:
-    pass
-
+from typing import Any, SupportsFloat
 
 MOST = 300
 """Characters of a line."""
-
-_OF_A_FIELD = 60
 
 
 class ShortRepr:
@@ -32,7 +26,7 @@ class ShortRepr:
     """
 
     def _shown(self) -> Iterable[tuple[str, Any]]:
-        """What is said, by name: fields, or else public attributes."""
+        """Fields by name, or else public attributes."""
         is_data = dataclasses.is_dataclass(self)
         names = [f.name for f in dataclasses.fields(self)] if is_data else vars(self)
         return [(name, getattr(self, name)) for name in names if not name.startswith("_")]
@@ -45,12 +39,7 @@ class ShortRepr:
 
 
 def say(name: str, values: Iterable[tuple[str, Any]]) -> str:
-    """``name(field=value, …)`` in at most :data:`MOST` characters.
-
-    Example:
-        >>> say("Run", [("folder", "runs/a"), ("steps", list(range(999)))])
-        "Run(folder='runs/a', steps=[0, 1, 2, 3, 4, 5, ...])"
-    """
+    """``name(field=value, …)`` in at most :data:`MOST` characters."""
     parts = [f"{field}={brief(value)}" for field, value in values]
     shown = parts
     while len(name) + 4 + len(", ".join(shown)) > MOST:
@@ -73,17 +62,12 @@ def brief(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Text that a page or table can hold: bytes of a path that are no characters are escaped.
-
-    Example:
-        >>> printable("r\udcff"), printable("é")
-        ('r\\udcff', 'é')
-    """
+    r"""Text with bytes that are no characters escaped, for pages and tables."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def as_table(title: str, values: Iterable[tuple[str, Any]]) -> str:
-    """What a notebook shows: the line, and a row for each field."""
+    """A notebook's view: the title, and a row for each field."""
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(brief(v))}</td></tr>" for name, v in values
     )
@@ -91,11 +75,11 @@ def as_table(title: str, values: Iterable[tuple[str, Any]]) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _OF_A_FIELD else f"{text[: _OF_A_FIELD - 1]}…"
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def percent(share: SupportsFloat) -> str:
-    """A share as findings say it: a whole percentage, but never rounded up to 100 or down to 0.
+    """A share as a whole percentage, never rounded up to 100 or down to 0.
 
     Example:
         >>> percent(1.0), percent(0.997), percent(0.5), percent(0.001)

@@ -1,17 +1,17 @@
-"""Addresses: (loop, layer, component, head, position), and the ways to name them.
+"""Addresses (loop, layer, component, head, position), and their names.
 
-A run of T loops over a block of L layers is numbered as TransformerLens numbers layers:
-``n_prelude`` layers first, then ``loop * L + layer``, then the coda. So
-``blocks.{n_prelude + loop * L + layer}.attn.hook_pattern`` is the pattern of one layer at one
-loop, and ``loops.{loop}.blocks.{layer}.attn.hook_pattern`` is an alias of it, as are
-``prelude.{layer}.attn.hook_pattern`` and ``coda.{layer}.attn.hook_pattern`` for layers that run
-once. Hooks that fire once per loop are ``loops.{loop}.hook_state_pre`` and so on. Where a loop has
-loops of its own, its layers also have names by those: ``loops.{loop}.inner.{k}.blocks.{layer}.…``.
-The sums are done here and nowhere else.
+Layers of a run of T loops over a block of L layers are numbered as TransformerLens numbers them:
+``n_prelude`` layers, then ``loop * L + layer``, then the coda. The pattern of one layer at one loop
+is ``blocks.{n_prelude + loop * L + layer}.attn.hook_pattern``, with the alias
+``loops.{loop}.blocks.{layer}.attn.hook_pattern``; layers that run once have
+``prelude.{layer}.…`` and ``coda.{layer}.…``. Hooks that fire once per loop are
+``loops.{loop}.hook_state_pre`` and so on. Layers of loops inside a loop are also
+``loops.{loop}.inner.{k}.blocks.{layer}.…``.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from typing import Any
 from loopinterp.core.errors import HookError, InputError, unknown_name
 
 Sites = Mapping[str, str]
-"""Components, in the order they fire, with the kind of tensor each holds."""
+"""Components, in the order they fire, with the kind of tensor of each."""
 
 Axes = tuple[int | str, ...]
 """Axes of an activation after the batch: sizes, and "pos" and "key" for its positions."""
@@ -29,48 +29,34 @@ Axes = tuple[int | str, ...]
 Index = int | slice | Sequence[int] | None
 
 LayerKey = tuple[str, int | None, int | None]
-"""Section ("top" for hooks that belong to none), loop, layer: what hooks of one layer share."""
+"""Section ("top" for hooks outside of layers and loops), loop, layer."""
 
 Key = tuple[str, int | None, int | None, str]
-"""That and a component: a hook keeps it when the number of loops changes its name."""
+"""A :data:`LayerKey` and a component: it stays when the number of loops changes a hook's name."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SiteMap:
-    """The sites of a run, and the axes of each kind of activation.
-
-    Attributes:
-        n_kv_heads: Heads of keys and values; ``n_heads`` if None.
-        d_state: Width of the state between loops, where it has several parts; ``d_model`` if None.
-        embedding: What happens once per run, before the first layer.
-        prelude: The sites of each layer before the loop; so ``block``, ``coda``.
-        opening: What happens once per loop, before its layers; ``closing``: after them.
-        entry: What happens once per readout, before the coda; ``final``: after it.
-        optional: Sites that are there only while a flag is on, by flag.
-        layer_names: Other names of the layers of the block, as parts of a loop that has loops of
-            its own: ``inner.0.blocks.1``.
-        state_parts: Features of the state that are a part of their own, by name.
-        more_axes: Axes of kinds that no other model has.
-    """
+    """The sites of a run, and the axes of each kind of activation."""
 
     d_model: int
     n_heads: int
     d_head: int
     d_mlp: int
-    n_kv_heads: int | None = None
-    d_state: int | None = None
-    embedding: Sites = field(default_factory=dict)
-    prelude: tuple[Sites, ...] = ()
-    opening: Sites = field(default_factory=dict)
+    n_kv_heads: int | None = None  # heads of keys and values; n_heads if None
+    d_state: int | None = None  # width of a state of several parts; d_model if None
+    embedding: Sites = field(default_factory=dict)  # once per run, before the first layer
+    prelude: tuple[Sites, ...] = ()  # of each layer, as block and coda
+    opening: Sites = field(default_factory=dict)  # once per loop, before its layers
     block: tuple[Sites, ...] = ()
-    closing: Sites = field(default_factory=dict)
-    entry: Sites = field(default_factory=dict)
+    closing: Sites = field(default_factory=dict)  # once per loop, after its layers
+    entry: Sites = field(default_factory=dict)  # once per readout, before the coda
     coda: tuple[Sites, ...] = ()
-    final: Sites = field(default_factory=dict)
-    optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    layer_names: tuple[str, ...] = ()
-    state_parts: Mapping[str, slice] = field(default_factory=dict)
-    more_axes: Mapping[str, Axes] = field(default_factory=dict)
+    final: Sites = field(default_factory=dict)  # once per readout, after the coda
+    optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by their flag
+    layer_names: tuple[str, ...] = ()  # of the block, in loops inside a loop: inner.0.blocks.1
+    state_parts: Mapping[str, slice] = field(default_factory=dict)  # features of each part
+    more_axes: Mapping[str, Axes] = field(default_factory=dict)  # of further kinds
 
     @property
     def n_prelude(self) -> int:
@@ -97,13 +83,7 @@ class SiteMap:
         return self.d_model if self.d_state is None else self.d_state
 
     def axes(self, kind: str) -> Axes:
-        """The axes of a kind of activation, after the batch.
-
-        Example:
-            >>> sizes = SiteMap(d_model=8, n_heads=2, d_head=4, d_mlp=32)
-            >>> sizes.axes("residual"), sizes.axes("pattern")
-            (('pos', 8), (2, 'pos', 'key'))
-        """
+        """The axes of a kind of activation, after the batch."""
         known: dict[str, Axes] = {
             "residual": ("pos", self.d_model),
             "state": ("pos", self.state_width),
@@ -119,58 +99,58 @@ class SiteMap:
         return known[kind]
 
     def heads(self, kind: str) -> int | None:
-        """Heads of a kind of activation; None where it is none of heads."""
+        """Heads of a kind of activation, if it has any."""
         n_heads = dict.fromkeys(("head", "fork", "pattern"), self.n_heads)
         return (n_heads | {"kv_head": self.n_kv_heads or self.n_heads}).get(kind)
 
 
 def norm_sites(name: str, *, present: bool = True) -> dict[str, str]:
-    """What hooks see of a norm: its scale, and the normed vector before weight and bias."""
+    """Sites of a norm: its scale, and the normed vector before weight and bias."""
     return {f"{name}.hook_scale": "scale", f"{name}.hook_normalized": "residual"} if present else {}
 
 
 @dataclass(frozen=True)
 class Address:
-    """The place of one hook.
-
-    Attributes:
-        component: Name within its layer or loop ("attn.hook_pattern").
-        kind: residual, scale, head, fork, pattern, neuron …: what its tensor is.
-        section: prelude, block or coda; top for embedding and final norm.
-        loop: None outside the block.
-        layer: Index inside the section; None for what is in no layer.
-        axes: The axes of its tensor after the batch: sizes, "pos" and "key".
-        in_readout: Whether it fires only where logits are read.
-    """
+    """The place of one hook."""
 
     name: str
-    component: str
-    kind: str
-    section: str
-    loop: int | None = None
-    layer: int | None = None
+    component: str  # within its layer or loop: attn.hook_pattern
+    kind: str  # of its tensor: residual, scale, head, fork, pattern, neuron …
+    section: str  # prelude, block or coda; top for embedding and final norm
+    loop: int | None = None  # None outside the block
+    layer: int | None = None  # inside the section; None outside of layers
     axes: Axes = ()
-    in_readout: bool = False
+    in_readout: bool = False  # fires only where logits are read
 
     @property
     def place(self) -> LayerKey:
-        """What it shares with the other hooks of its layer, or of its loop."""
+        """The layer or loop of the hook."""
         return self.section, self.loop, self.layer
 
     @property
     def key(self) -> Key:
-        """Its identity among the hooks of runs of any number of loops."""
+        """Its identity in runs of any number of loops."""
         return (*self.place, self.component)
 
     @property
     def pos_axis(self) -> int | None:
-        """The axis of its positions, counted from the end; None where it has none."""
+        """The axis of its positions from the end, if it has any."""
         return self.axes.index("pos") - len(self.axes) if "pos" in self.axes else None
 
     def shape(self, batch: int, n_pos: int, n_kept: int | None = None) -> tuple[int, ...]:
-        """Shape of the activation; ``n_kept`` positions remain after a position slice."""
+        """Shape of the activation, with ``n_kept`` positions after a position slice."""
         sizes = {"pos": n_pos if n_kept is None else n_kept, "key": n_pos}
         return (batch, *(sizes[x] if isinstance(x, str) else x for x in self.axes))
+
+
+def nbytes(
+    addresses: Sequence[Address], batch: int, n_pos: int, n_kept: int | None, itemsize: int
+) -> int:
+    """Bytes of activations, with ``n_kept`` positions after a position slice."""
+    # Thousands of sites have few kinds of axes: the numbers in an activation of each.
+    kinds = {address.axes: address for address in addresses}
+    sizes = {axes: math.prod(x.shape(batch, n_pos, n_kept)) for axes, x in kinds.items()}
+    return itemsize * sum(sizes[address.axes] for address in addresses)
 
 
 class AddressBook:
@@ -185,11 +165,10 @@ class AddressBook:
         self.kinds = {**in_layer, **opening, **closing}
         self.components = list(self.kinds)
         self.per_loop = {*opening, *closing}
-        # "q" is attn.hook_q, "post" is mlp.hook_post; what ln1 and ln2 share has no short name.
+        # "q" is attn.hook_q, "post" is mlp.hook_post; sites of both ln1 and ln2 have no short name.
         inside = [name for name in in_layer if name.startswith(("attn.", "mlp."))]
         self._short = {name.rpartition("hook_")[2]: name for name in inside}
         self._selected: dict[tuple[object, object], list[str]] = {}
-        # In the order they fire, as caches and filters give them.
         entries = [
             Address(prefix + name, name, kind, *place, site_map.axes(kind), in_readout)
             for sites, prefix, place, in_readout in self._in_order()
@@ -199,7 +178,7 @@ class AddressBook:
         self.at = {entry.key: entry for entry in entries}
 
     def _in_order(self) -> Iterator[tuple[Sites, str, LayerKey, bool]]:
-        """Sites that fire together, their prefix and place, and whether a readout fires them."""
+        """Sites that fire together, their prefix and place, and whether they are of a readout."""
         sites, numbers, top = self.site_map, count(), ("top", None, None)
 
         def layers(section: str, loop: int | None = None) -> Iterator[Any]:
@@ -218,18 +197,14 @@ class AddressBook:
         yield sites.final, "", top, True
 
     def component(self, name: str) -> str:
-        """The full component name for a TransformerLens short name ("pattern", "resid_post").
-
-        Raises:
-            HookError: If there is no such component.
-        """
+        """The full component name for a TransformerLens short name ("pattern", "resid_post")."""
         component = self._full_component(name)
         if component is None:
             raise unknown_name("component", str(name), self.components, HookError)
         return component
 
     def short(self, component: str) -> str:
-        """The short name of a component, "z" or "resid_pre"; the full one where it has none."""
+        """The short name of a component ("z", "resid_pre"), if it has one."""
         short = component.rpartition("hook_")[2]
         return short if self._full_component(short) == component else component
 
@@ -247,31 +222,15 @@ class AddressBook:
         layer: Index = None,
         section: str = "block",
     ) -> str | list[str]:
-        """The hook name at one address, or the list of names where an index is a slice or list.
-
-        Args:
-            component: "pattern", "attn.hook_pattern", "hook_state_pre", …
-            loop: Index of the loop; without meaning outside the block.
-            layer: Index inside the section; may be left out where it has one layer.
-            section: The tied block, or the prelude or coda around it.
-
-        Raises:
-            HookError: If the component or section is unknown, or an index is out of range.
-        """
+        """The work of :meth:`loopinterp.models.hooks.LoopHooks.site`."""
         component = self.component(component)
         if section not in self._sizes:
             raise unknown_name("section", section, self._sizes, HookError)
         per_loop, around = component in self.per_loop, section != "block"
-        unused = {
-            "loop": loop if around else None,
-            "layer": layer if per_loop else None,
-            "section": section if per_loop and around else None,
-        }
-        for name, value in unused.items():
-            if value is not None:
-                expected = f"no {name}: it happens once per {'loop' if per_loop else 'run'}"
-                got, fix = f"{name}={value!r}", f"Leave {name} out."
-                raise HookError(f"site {component!r}", expected=expected, given=got, fix=fix)
+        if (around and (per_loop or loop is not None)) or (per_loop and layer is not None):
+            expected = f"no other index: it fires once per {'loop' if per_loop else 'run'}"
+            got, fix = f"{section=}, {loop=}, {layer=}", "Leave the others out."
+            raise HookError(f"site {component!r}", expected=expected, given=got, fix=fix)
         loops, one_loop = ([None], True) if around else resolve_index(loop, self.n_loops, "loop")
         layers, one_layer = [None], True
         if not per_loop:
@@ -280,20 +239,15 @@ class AddressBook:
             layers, one_layer = resolve_index(layer, size, f"layer of the {section}")
         # Loop by loop, and layer by layer within each.
         keys = [(section, t, k, component) for t in loops for k in layers]
-        absent = next((key for key in keys if key not in self.at), None)
-        if absent is not None:
-            got, fix = f"layer {absent[2]} of the {section}", "Look at list(model.hook_dict)."
-            expected = "a layer that has it"
+        if absent := [key[2] for key in keys if key not in self.at]:
+            got, fix = f"layer {absent[0]} of the {section}", "Look at list(model.hook_dict)."
+            expected = "a layer with it"
             raise HookError(f"site {component!r}", expected=expected, given=got, fix=fix)
         names = [self.at[key].name for key in keys]
         return names[0] if one_loop and one_layer else names
 
     def resolve(self, name: str) -> str:
-        """The full name for a hook name or an alias (``loops.{t}.blocks.{l}.…``, ``coda.{l}.…``).
-
-        Raises:
-            HookError: If the name does not exist in a run of this many loops.
-        """
+        """The full name for a hook name or an alias (``loops.{t}.blocks.{l}.…``)."""
         # Names of TransformerLens' bridge: blocks.3.hook_in, blocks.3.hook_out.
         if bridged := re.fullmatch(r"(blocks\.\d+)\.hook_(in|out)", name):
             end = "pre" if bridged[2] == "in" else "post"
@@ -302,7 +256,7 @@ class AddressBook:
             return name
         by_number = name
         if in_loop := re.match(r"^loops\.(-?\d+)\.(.+)$", name):
-            # A layer that has a name of its own in the loop, by its number instead.
+            # The name of a layer inside a loop, by its number instead.
             for layer, other in enumerate(self.site_map.layer_names):
                 if in_loop[2].startswith(f"{other}."):
                     by_number = f"loops.{in_loop[1]}.blocks.{layer}.{in_loop[2][len(other) + 1 :]}"
@@ -317,7 +271,7 @@ class AddressBook:
         raise self._unknown(name)
 
     def _unknown(self, name: str) -> InputError:
-        """The error for a name that is none: beyond the run, behind a flag, or misspelt."""
+        """The error for an unknown name: beyond the run, behind a flag, or misspelt."""
         number, loops = re.match(r"^(blocks|loops)\.(\d+)\.", name), self.n_loops
         layers = self.site_map.layers_total(loops)
         total = layers if number and number[1] == "blocks" else loops
@@ -335,27 +289,24 @@ class AddressBook:
         return unknown_name("hook", name, self.addresses, HookError)
 
     def targets(self, name: object) -> list[Address]:
-        """The addresses that a hook is for: of a name, a list of names, or a predicate."""
+        """The addresses of a name, a list of names, or a predicate."""
         if callable(name):
             return [self.addresses[full] for full in self.select(name)]
         names = list(flat_names(name, "name of a hook"))
         if not names:
-            fix = "Look at what model.site(...) gives: there is no such layer or loop."
+            fix = "Name a layer and loop that exist."
             raise HookError("name of a hook", expected="one or more", given="none", fix=fix)
         return [self.addresses[full] for full in dict.fromkeys(map(self.resolve, names))]
 
     def select(self, names_filter: object, loops: Index = None) -> list[str]:
-        """The names that a filter keeps.
+        """The names that a filter keeps, inside the given loops if not None.
 
-        Args:
-            names_filter: None for all; a hook name, alias or component name, or several of
-                them; or a predicate on full names.
-            loops: Keep only what lies inside these loops; None keeps the surround as well.
+        The filter is None for all, a name, alias or component, several of these, or a predicate.
         """
         plain = names_filter is None or isinstance(names_filter, str)
         if not plain or not (loops is None or isinstance(loops, int)):
             return self._select(names_filter, loops)
-        # Short runs spend as long on finding names as on computing: remember the plain cases.
+        # Cached, as short runs spend as long on names as on computing.
         if (names_filter, loops) not in self._selected:
             self._selected[names_filter, loops] = self._select(names_filter, loops)
         return list(self._selected[names_filter, loops])
@@ -386,7 +337,7 @@ class AddressBook:
 
 
 def flat_names(names: object, what: str) -> Iterator[str]:
-    """The names in a name, a list of names, or a list that has such lists in it."""
+    """The names in a name or in nested lists of names."""
     if isinstance(names, str):
         yield names
     elif isinstance(names, Iterable) and not isinstance(names, bytes):
@@ -398,12 +349,7 @@ def flat_names(names: object, what: str) -> Iterator[str]:
 
 
 def resolve_index(index: Index, size: int, what: str) -> tuple[list[int], bool]:
-    """Indices along an axis as a list, negative ones counted from the end; and whether it is one.
-
-    Example:
-        >>> resolve_index(-1, 4, "loop"), resolve_index(slice(1, 3), 4, "loop")
-        (([3], True), ([1, 2], False))
-    """
+    """Indices along an axis as a list, counted from 0; and whether the index is a single one."""
     if index is None:
         return list(range(size)), False
     if isinstance(index, slice):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _of_each_head(which: int, name: str) -> tuple[property, property]:
-    """Weights and biases of queries, keys or values, as TransformerLens has them."""
+    """Weights and biases of queries, keys or values, in TransformerLens' shapes."""
 
     def tensor_of_heads(kind: str, shape: str) -> property:
         def part(self: Attention) -> Tensor:
@@ -67,7 +67,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """``sum_h softmax(q_h k_h^T / sqrt(d_head) + mask) v_h W_O[h] + b_O``.
 
-        ``forks`` are what queries, keys and values read instead of ``x``, head by head.
+        ``forks`` are inputs of queries, keys and values in place of ``x``, head by head.
         """
         batch, n_pos, _ = x.shape
         # [batch, pos, qkv, head, d_head], then each part [batch, head, pos, d_head].
@@ -82,8 +82,8 @@ class Attention(nn.Module):
                 # [batch, head, pos, d_head]: each head reads an input of its own.
                 parts[which] = torch.einsum("bphm,hmd->bhpd", fork, weight) + bias[:, None]
             else:
-                # Called for all heads: each head's input gives all heads' parts, of which it takes
-                # its own, the diagonal of [batch, pos, head, head, d_head].
+                # Called for all heads: of the parts of each head's input, its own are the diagonal
+                # of [batch, pos, head, head, d_head].
                 every = self.qkv(fork).unflatten(-1, (3, self.n_heads, self.d_head))
                 every = every[..., which, :, :].diagonal(dim1=2, dim2=3)
                 parts[which] = every.permute(0, 3, 1, 2)
@@ -93,7 +93,7 @@ class Attention(nn.Module):
         z = attend(q, k, v, context, tap).transpose(1, 2)
         if tap.listens("attn.hook_result"):
             out = with_weights(self.out, uncalled=True)  # no call gives what each head writes
-            # What each head writes: [batch, pos, head, d_model].
+            # The output of each head: [batch, pos, head, d_model].
             heads = torch.einsum("bphd,hdm->bphm", z, self.W_O)
             return tap("attn.hook_result", heads).sum(2) + out.bias
         return self.out(z.reshape(batch, n_pos, -1))
@@ -108,11 +108,10 @@ def attend(
     *,
     turn: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor] = rotate,
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """What each head reads: ``softmax(q k^T / sqrt(d_head) + mask) v``, past the hooks there.
+    """``softmax(q k^T / sqrt(d_head) + mask) v`` for each head, with its hooks.
 
-    Fused, or block by block within a window, unless somebody listens to scores or pattern.
-    Keys and values may be of fewer heads, each of which serves several of the queries' in a
-    row. ``turn`` turns queries and keys by the angles of their positions.
+    Fused, or block by block within a window, unless scores or pattern are hooked. Fewer heads of
+    keys and values serve several heads of queries in a row. ``turn`` applies rotary angles.
     """
     q, k, v = _show(tap, "hook_q", q), _show(tap, "hook_k", k), _show(tap, "hook_v", v)
     if context.rotation is not None:
@@ -141,7 +140,7 @@ def attend(
 def _show(
     tap: Tap, name: str, x: Float[Tensor, "batch head pos d_head"]
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """Let hooks at it, in TransformerLens' order of axes: batch, pos, head, d_head."""
+    """Past hooks in TransformerLens' order of axes: batch, pos, head, d_head."""
     return x if tap is SILENT else tap(f"attn.{name}", x.transpose(1, 2)).transpose(1, 2)
 
 
@@ -172,8 +171,7 @@ def _windowed_attention(
 ) -> Float[Tensor, "batch head pos d_head"]:
     """``softmax(q k^T / sqrt(d_head) + mask) v`` over the keys of each block.
 
-    The mask is a bias at :func:`block_places`, minus infinity outside the window, of so many keys
-    before a query, and on padding.
+    The mask is a bias at :func:`block_places`, minus infinity on padding and outside the window.
     """
     n_pos, (n_blocks, _, length, _) = q.shape[2], mask.shape
     behind = n_blocks * length - n_pos
@@ -183,7 +181,7 @@ def _windowed_attention(
         return padded.unfold(2, before + length, length).permute(0, 2, 1, 4, 3)
 
     q, k, v = blocks(q * q.shape[-1] ** -0.5, 0), blocks(k, window), blocks(v, window)
-    # Scores [batch, block, head, length, before + length], of which no more are made.
+    # Scores [batch, block, head, length, before + length].
     pattern = (q @ k.transpose(-2, -1) + mask).softmax(-1)
     return (pattern @ v).transpose(1, 2).flatten(2, 3)[:, :, :n_pos]
 
@@ -203,8 +201,7 @@ def attend_near(
 ) -> Float[Tensor, "batch head pos d_head"]:
     """Attention of few positions within a narrow causal window, distance by distance.
 
-    A product of matrices for each head of each example costs more than what is in it, where
-    these are of two keys.
+    Quicker than a product of matrices for each head of each example, of two keys.
 
     Args:
         k: Keys of ``window`` positions before the first query, and of those of the queries.

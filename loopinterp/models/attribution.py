@@ -1,16 +1,14 @@
-r"""Direct logit attribution: which writers of the stream a logit is read from, at any loop.
+r"""Direct logit attribution: the parts of a logit by the writers of the stream, at any loop.
 
-With the scale of every norm and gate held where the run had it, everything between a writer and
-the logit is a linear map of the stream, and its transpose carries the logit's direction back:
+With the scale of every norm and gate fixed to the run's, everything between a writer and the
+logit is a linear map of the stream, and its transpose carries the logit's direction back:
 
 .. math::
     x \mapsto D x + b: \qquad d \cdot (D x + b) = (D^\top d) \cdot x + d \cdot b
 
-So ``logit = direction . stream + the parts so far`` holds at every place, and the parts add up to
-the logit. A model states its own backward steps, beside its loop and its readout
-(:class:`Attributable`); the linear algebra of all steps is here.
-
-TransformerLens' ``logit_attrs`` does this through one norm, the final one, without its weight.
+So ``logit = direction . stream + the parts so far`` at every place, and the parts add up to the
+logit. A model declares its own backward steps (:class:`Attributable`). TransformerLens'
+``logit_attrs`` does this through the final norm only, without its weight.
 """
 
 from __future__ import annotations
@@ -36,11 +34,9 @@ if TYPE_CHECKING:
     Read = Callable[[str], Tensor]
     """An activation of the run, by name or alias."""
 
-# The loop, layer and head of a part that has none; NaN would fall out of groupby("loop").sum().
-
 
 def for_logit_attribution(name: str) -> bool:
-    """Whether ``cache.logit_attribution`` reads an activation: a filter of names for its runs.
+    """Whether ``cache.logit_attribution`` reads an activation: a ``names_filter`` for its runs.
 
     Example:
         >>> [for_logit_attribution(f"blocks.0.{x}") for x in ("attn.hook_z", "attn.hook_pattern")]
@@ -54,8 +50,7 @@ class AttributionPass:
     """The linear backward pass of direct logit attribution.
 
     It begins at the logits of the classes ``plus``, less those of ``minus``, and ends at the state
-    before a loop. It is at one place at a time, of which it reads activations by their component
-    names and notes parts.
+    before a loop. At one place after the other it reads activations by component and notes parts.
     """
 
     direction: Float[Tensor, "*batch pos d_state"]
@@ -107,10 +102,7 @@ class AttributionPass:
         *,
         gate: str | None = None,
     ) -> None:
-        """Note what each head writes, and the bias of them all: ``sum_h (gate z)_h W_O[h] + b``.
-
-        ``gate`` is the component that each head's ``z`` is multiplied with, where there is one.
-        """
+        """Note the parts of ``sum_h (gate z)_h W_O[h] + b``; ``gate`` is a component, if any."""
         z = self.read("attn.hook_z")  # [batch, pos, head, d_head]
         if gate is not None:
             z = z * self.read(gate)
@@ -145,7 +137,7 @@ class AttributionPass:
     ) -> None:
         """``x -> (x - mean) / scale * weight + bias``, or ``x -> x / scale * weight``.
 
-        ``site`` is the norm as hooks name it, ``name`` the part that its bias is, where another.
+        ``site`` is the norm's hook name, ``name`` that of its bias, where it differs.
         """
         if bias is not None:
             self.write(f"{name or site} bias", bias, "norm bias")
@@ -166,7 +158,7 @@ class AttributionPass:
 
     @contextmanager
     def branch(self) -> Iterator[None]:
-        """A branch that is added to the stream, whose own direction stays as it is."""
+        """A branch that is added to the stream: the stream's direction stays."""
         stream = self.direction
         yield
         self.direction = stream
@@ -174,7 +166,7 @@ class AttributionPass:
 
 @runtime_checkable
 class Attributable(Protocol):
-    """A model that states the backward steps of attribution through its readout and a loop."""
+    """A model with backward steps of attribution through its readout and a loop."""
 
     def attribute_readout(self, backward: AttributionPass) -> None:
         """From the logits to the state that they are read from."""
@@ -197,10 +189,8 @@ def attribute_logit(
 
     The model is an :class:`Attributable`, unrolled over the loops of the run.
     """
-    state = read(f"loops.{loop}.hook_state_post")
-    _need_precision("cache", state, model, exactly=True)
-    # A run reads its last state only. For another loop coda and final norm are run again on its
-    # state, as if the run had ended there; for the last loop that gives the same.
+    state = read(f"loops.{loop}.hook_state_post").to(model.dtype)
+    # Coda and final norm are run again on the state, as if the run had ended at this loop.
     again = [a for a in model.addresses().addresses.values() if a.in_readout]
     recorder, no_batch = Recorder(), state.dim() == 2
     taps = Taps((), again, recorder)
@@ -210,27 +200,26 @@ def attribute_logit(
 
     def reread(name: str) -> Tensor:
         x = in_readout.get(model.addresses().resolve(name))
-        return _need_precision(f"activation {name!r}", read(name), model) if x is None else x
+        return read(name) if x is None else x
 
-    right = _classes("tokens", tokens, logits)
-    wrong = None
+    classes = [_classes("tokens", tokens, logits)]
     if incorrect_tokens is not None:
-        wrong = _classes("incorrect_tokens", incorrect_tokens, logits)
-    # Of half precision the activations are rounded already; the products need not be.
+        classes.append(_classes("incorrect_tokens", incorrect_tokens, logits))
+    # Activations in half precision are rounded already; the products need not be.
     dtype = torch.promote_types(model.dtype, torch.float32)
-    backward = AttributionPass(reread, dtype, right, wrong)
+    backward = AttributionPass(reread, dtype, *classes)
     model.attribute_readout(backward)
     for t in range(loop, from_loop - 1, -1):
         model.attribute_loop(backward, t)
     backward.at()
     state = reread(f"loops.{from_loop}.hook_state_pre")
     backward.write(f"state before loop {from_loop}", state, "state")
-    return _named(backward.parts[::-1], right, wrong, logits)
+    return _named(backward.parts[::-1], classes, logits)
 
 
 @torch.no_grad()
 def need_own_readout(run: RunReadout, model: Any, *, own_last_loop: bool) -> None:
-    """Raise unless a model's plain readout is what the run's was, of one loop for all.
+    """Raise if hooks or new weights make the model's readout another one than the run's.
 
     ``own_last_loop``: whether the loop after which the run was read is the one attributed.
     """
@@ -239,45 +228,22 @@ def need_own_readout(run: RunReadout, model: Any, *, own_last_loop: bool) -> Non
         raise InputError("loop", expected=expected, given="a loop for each", fix=fix)
     every = torch.arange(run.state.shape[1], device=run.positions.device)
     if model.site_map.n_coda and not torch.equal(run.positions, every):
-        expected = f"all {len(every)} positions in order, as the coda looks at them"
+        expected = f"all {len(every)} positions in order, as the coda reads them"
         fix = "Cache without pos_slice=, and select positions of the result."
         raise InputError("cache", expected=expected, given=f"{run.positions.tolist()}", fix=fix)
-    state = _need_precision("cache", run.state.to(model.device), model, exactly=True)
-    if run.logits is not None:
-        logits = run.logits.to(model.device)
-        again = model.run_readout(state)
-        _need_precision("cache", logits, model)
-        # Far above rounding, by whichever kernel.
-        limit = torch.finfo(again.dtype).eps ** 0.5 * logits.abs().max()
-        same = bool(((again - logits).abs() <= limit).all())
-    else:
-        now = model.readout_digest()
-        if run.weights is None or now is None:
-            fix = "Cache with return_type='logits'."
-            raise InputError("cache", expected="one with logits", given="states alone", fix=fix)
-        same = torch.equal(run.weights.cpu(), now)
-    if not same:
-        raise InputError(
-            "logit_attribution",
-            expected="a model that reads the run's logits from its last state",
-            given="others, or other weights of its readout",
-            fix="Attribute a run whose coda and final norm no hook has changed, with the weights "
-            "of that run.",
-        )
-
-
-def _need_precision(what: str, x: Tensor, model: Any, *, exactly: bool = False) -> Tensor:
-    """The tensor, if it is on the model's device, and no less precise than the model's weights."""
-    least = model.dtype if exactly else torch.promote_types(x.dtype, model.dtype)
-    if x.device != model.device or x.dtype != least:
-        expected = f"{model.dtype} on {model.device}: parts that are rounded do not add up"
-        fix = "Cache without dtype= and device=, and run without torch.autocast."
-        raise InputError(what, expected=expected, given=f"{x.dtype} on {x.device}", fix=fix)
-    return x
+    if run.logits is None:
+        return
+    logits = run.logits.to(model.device)
+    again = model.run_readout(run.state.to(model.device, model.dtype))
+    # Far above rounding, by whichever kernel.
+    limit = torch.finfo(again.dtype).eps ** 0.5 * logits.abs().max()
+    if not bool(((again - logits).abs() <= limit).all()):
+        expected = "a model that reads the run's logits from its last state"
+        fix = "Attribute a run without hooks in coda and final norm, with the weights of that run."
+        raise InputError("logit_attribution", expected=expected, given="other logits", fix=fix)
 
 
 def _classes(name: str, tokens: Any, logits: Tensor) -> Int[Tensor, "*batch pos"]:
-    """The class that is meant at each place."""
     shape, n_classes = logits.shape[:-1], logits.shape[-1]
     try:
         classes = torch.as_tensor(tokens, device=logits.device)
@@ -296,26 +262,23 @@ def _classes(name: str, tokens: Any, logits: Tensor) -> Int[Tensor, "*batch pos"
 
 
 def _named(
-    parts: list[tuple[dict[str, Any], Tensor]],
-    right: Tensor,
-    wrong: Tensor | None,
-    logits: Tensor,
+    parts: list[tuple[dict[str, Any], Tensor]], classes: list[Tensor], logits: Tensor
 ) -> xr.DataArray:
     """The parts under their names; raise unless they add up."""
     import xarray as xr
 
     values = torch.stack([logit for _, logit in parts])  # [component, batch, pos]
-    # The logits that the parts have to add up to: [batch, pos].
-    chosen = [logits.gather(-1, x[..., None]).squeeze(-1) for x in (right, wrong) if x is not None]
-    expected = chosen[0] if wrong is None else chosen[0] - chosen[1]
+    # The logits, or their differences, that the parts have to add up to: [batch, pos].
+    chosen = [logits.gather(-1, x[..., None]).squeeze(-1) for x in classes]
+    expected = chosen[0] if len(chosen) == 1 else chosen[0] - chosen[1]
     gap = (values.sum(0) - expected).abs()
     # Far above rounding, far below a part left out; a difference may be zero where logits are not.
     size = values.abs().sum(0).max() + logits.abs().max()
     if bool((gap > torch.finfo(logits.dtype).eps ** 0.5 * size).any()):
         got = f"sums that are off by up to {gap.max().item():.2g}"
-        fix = "Attribute a run whose stream no hook has changed, with the weights of that run."
-        what, parts_fit = "logit_attribution", "parts that add up to the logit"
-        raise InputError(what, expected=parts_fit, given=got, fix=fix)
+        fix = "Attribute a run without hooks, with its weights and an uncast cache."
+        what, fits = "logit_attribution", "parts that add up to the logit"
+        raise InputError(what, expected=fits, given=got, fix=fix)
     names = {key: ("component", [name[key] for name, _ in parts]) for key in parts[0][0]}
     dims = ("component", "batch", "pos") if logits.dim() == 3 else ("component", "pos")
     return xr.DataArray(values.double().cpu().numpy(), names, dims, name="logit_attribution")

@@ -26,18 +26,17 @@ if TYPE_CHECKING:
 
 
 class MissingActivationError(HookError, KeyError):
-    """An activation is not in the cache; a KeyError too, as TransformerLens' own code expects."""
+    """An activation is not in the cache; a KeyError too, for TransformerLens' own code."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
-def _what_it_is(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration, wherever its model was read from."""
+def _without_files(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without the entries of a published one about its files."""
     published = config.get("published")
     if not isinstance(published, dict):
         return config
-    # What a published configuration says of its files, and not of the model.
     of_files = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
     return {**config, "published": {k: v for k, v in published.items() if k not in of_files}}
 
@@ -57,13 +56,13 @@ _UNWEIGHTED = "a final norm of weight 1 and bias 0, so that W_U alone reads its 
 
 
 def _split_gradient(name: str) -> tuple[str, str]:
-    """The name of a site, and what makes it the name of a gradient there: nothing, or "_grad"."""
+    """The name of a site, and "_grad" if the name was that of its gradient."""
     site = name.removesuffix("_grad")
     return site, name[len(site) :]
 
 
 def _need_folded(model: Any, method: str) -> None:
-    """Raise unless the final norm of a model of ours leaves the stream as it has normed it."""
+    """Raise if the final norm of a model of ours has weights of its own."""
     norm = getattr(model, "ln_final", None)
     weighted = norm is not None and not bool((norm.weight == 1).all())
     if weighted or (norm is not None and norm.bias is not None and bool(norm.bias.any())):
@@ -74,7 +73,7 @@ def _need_folded(model: Any, method: str) -> None:
 def _only_if(name: str, *needs: Needs, folded: bool = False) -> Any:
     """A method of TransformerLens' cache that raises where its result would mislead.
 
-    With ``folded``, also where it reads the final norm, which has weights.
+    With ``folded``, also at a final norm with weights.
     """
 
     def method(self: LoopedCache, *args: Any, **options: Any) -> Any:
@@ -86,8 +85,7 @@ def _only_if(name: str, *needs: Needs, folded: bool = False) -> Any:
 
     method.__name__ = name
     expected = [need.expected for need in needs] + [_UNWEIGHTED] * folded
-    reasons = "".join(f"\n    InputError: Without {each}." for each in expected)
-    method.__doc__ = f"TransformerLens' ``{name}``.\n\nRaises:{reasons}"
+    method.__doc__ = f"TransformerLens' ``{name}``; it needs {', and '.join(expected)}."
     return method
 
 
@@ -96,7 +94,7 @@ class LoopedCache(ActivationCache):
 
     Any name of TransformerLens gives ``[batch, …]``; :meth:`stack` gives the loop axis. Axis
     order is always loop, layer, batch, head, pos, feature. The ``model`` is unrolled over the
-    loops of the run (``model.unroll(n_loops)``), and ``readout`` says how the run ended.
+    loops of the run (``model.unroll(n_loops)``), and ``readout`` is the end of the run.
 
     Example:
         >>> import torch
@@ -123,10 +121,8 @@ class LoopedCache(ActivationCache):
         self.readout = readout
 
     def __repr__(self) -> str:
-        return (
-            f"LoopedCache({len(self)} activations of {self.n_loops} loops, "
-            f"{self.nbytes / 1e6:.1f} MB)"
-        )
+        size = f"{self.nbytes / 1e6:.1f} MB"
+        return f"LoopedCache({len(self)} activations of {self.n_loops} loops, {size})"
 
     def _repr_html_(self) -> str:
         return as_table(repr(self), self.items())
@@ -135,7 +131,7 @@ class LoopedCache(ActivationCache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all activations; one that has two names counts twice."""
+        """Bytes of all activations; one with two names counts twice."""
         return sum(x.numel() * x.element_size() for x in self.cache_dict.values())
 
     def __getitem__(self, key: Any) -> Tensor:
@@ -156,9 +152,9 @@ class LoopedCache(ActivationCache):
 
         Args:
             component: "resid_post", "attn.hook_pattern", "hook_state_post", …; with "_grad" at its
-                end the gradients there, which a run with ``incl_bwd=True`` keeps.
+                end the gradients of a run with ``incl_bwd=True``.
             layer: Layer of the tied block; a slice or list adds a layer axis after the loop
-                axis. Without meaning for what happens once per loop.
+                axis. Unused by components that fire once per loop.
             loops: Loops to stack; all that are in the cache if None.
 
         Raises:
@@ -171,9 +167,8 @@ class LoopedCache(ActivationCache):
         if site not in book.per_loop:
             layers, one = resolve_index(layer, book.site_map.n_layers, "layer")
         if not layers or (layers == [None] and layer not in (-1, None)):
-            expected = "at least one layer, and none where it happens once per loop"
-            what, fix = f"layer of {site!r}", "Leave layer out."
-            raise HookError(what, expected=expected, given=repr(layer), fix=fix)
+            expected, fix = "a layer, or none of what fires once per loop", "Leave layer out."
+            raise HookError(f"layer of {site!r}", expected=expected, given=repr(layer), fix=fix)
         indices = resolve_index(loops, self.n_loops, "loop")[0]
         names = [[f"{book.site(site, loop=t, layer=k)}{gradient}" for k in layers] for t in indices]
         if loops is None:
@@ -187,18 +182,17 @@ class LoopedCache(ActivationCache):
     def decompose_loop(
         self, loop: int
     ) -> tuple[Float[Tensor, "part batch pos d_model"], list[str]]:
-        """What one loop adds up: state, injected input, and each sublayer's output, with labels.
+        """The summands of one loop's stream before its loop norm, with labels.
 
-        The parts sum to what the loop leaves before its loop norm. The labels are ``state``,
-        ``injection``, ``{layer}_attn_out`` and ``{layer}_mlp_out``. It is an error where the
-        block norms the residual stream itself (``norm="post"``).
+        The labels are ``state``, ``injection``, ``{layer}_attn_out`` and ``{layer}_mlp_out``. A
+        block that norms the stream itself (``norm="post"``) is an ``InputError``.
         """
         config = self.model.config
         _SUM_IN_LOOP.check(config, "decompose_loop")
         loop = resolve_index(loop, self.n_loops, "loop")[0][0]
         before = config.injection in ("input", "concat")  # else after the layers, or inside them
         state = self[f"loops.{loop}.blocks.0.hook_resid_pre"]
-        # What enters the first layer is the state with the injected input already added.
+        # The input of the first layer is the state with the injected input already added.
         parts, labels = [state], ["state"]
         if before or config.injection == "gated_output":
             injected = self[f"loops.{loop}.hook_injection"]
@@ -218,31 +212,30 @@ class LoopedCache(ActivationCache):
         loop: int | None = None,
         from_loop: int | None = None,
     ) -> xr.DataArray:
-        """What each writer adds to the logit read after a loop: direct logit attribution.
+        """Direct logit attribution: the part of each writer in the logit read after a loop.
 
-        Every norm on the way (of a sublayer's output, of the loop, of the readout) is held at its
-        scale in this run. What reaches the logit through the stream is then a plain sum, and the
-        parts are its terms: each head, attention bias, MLP (its bias included), injection, norm
-        bias, and the state before the first of the loops taken apart. They sum to the logit; what
-        a part does by way of later heads and MLPs is in theirs.
+        Every norm on the way (of a sublayer's output, of the loop, of the readout) has its scale
+        fixed to this run's. The logit is then a plain sum over each head, attention bias, MLP
+        (its bias included), injection, norm bias, and the state before ``from_loop``. The effect
+        of a part through later heads and MLPs is in theirs.
 
         Args:
             tokens: Output classes whose logits to attribute: one, ``[batch]`` or ``[batch, pos]``.
-            incorrect_tokens: Others, whose logits are taken off: a logit difference.
-            loop: The loop after which the logits are read; the last if None, which a run with a
-                number of loops for each example has not.
-            from_loop: The first loop that is taken apart, up to ``loop``; ``loop`` alone if None.
-                With 0 the whole run is, and ``groupby("loop").sum()`` says which loop wrote it.
+            incorrect_tokens: Classes whose logits are subtracted: a logit difference.
+            loop: The loop after which the logits are read; the last if None (needed for a run with
+                a number of loops for each example).
+            from_loop: The first loop that is decomposed, up to ``loop``; ``loop`` alone if None.
+                With 0, ``groupby("loop").sum()`` gives the part of each loop.
 
         Returns:
-            ``[component, batch, pos]`` in the order of writing. Beside its name a component has
-            the coordinates ``part`` ("state", "injection", "head", "attention bias", "mlp",
-            "norm bias", "unembedding bias"), ``loop``, ``layer`` and ``head``; -1 where it has
-            none. Coda layers are in no loop.
+            ``[component, batch, pos]`` in the order of writing. A component has the coordinates
+            ``part`` ("state", "injection", "head", "attention bias", "mlp", "norm bias",
+            "unembedding bias"), ``loop``, ``layer`` and ``head``; -1 where it has none, as coda
+            layers have no loop.
 
         Raises:
             InputError: If a class or from_loop is out of range; if the cache was cast, moved, or
-                lacks positions that a coda looks at; if hooks changed the stream between writers
+                lacks positions that a coda reads; if hooks changed the stream between writers
                 or the readout, or the weights have changed since.
             HookError: If the loop is out of range, or an activation needed was not cached.
 
@@ -260,13 +253,10 @@ class LoopedCache(ActivationCache):
             True
         """
         model = self.model
-        if not isinstance(model, Attributable):
-            expected, got = "backward steps beside run_loop and run_readout", type(model).__name__
-            fix = "Write attribute_loop and attribute_readout, or patch the parts instead."
-            raise InputError("model", expected=expected, given=got, fix=fix)
-        if self.readout is None:
-            expected, fix = "that of a run with logits", "Call model.run_with_cache again."
-            raise InputError("cache", expected=expected, given="one made by hand", fix=fix)
+        if self.readout is None or not isinstance(model, Attributable):
+            expected = "a run_with_cache of a model with attribute_loop and attribute_readout"
+            fix = "Call model.run_with_cache again, or patch the parts instead."
+            raise InputError("cache", expected=expected, given=type(model).__name__, fix=fix)
         need_plain(model, "logit_attribution")
         need_own_readout(self.readout, model, own_last_loop=loop is None)
         end = -1 if loop is None else loop
@@ -301,11 +291,7 @@ class LoopedCache(ActivationCache):
     )
 
     def apply_ln_to_stack(self, residual_stack: Any, layer: Any = None, **options: Any) -> Any:
-        """TransformerLens' ``apply_ln_to_stack``: parts of a stream over the scale of a norm.
-
-        Raises:
-            InputError: At a final norm that has weights, or without one.
-        """
+        """TransformerLens' ``apply_ln_to_stack``: parts of a stream over the scale of a norm."""
         needed = Needs(
             "a model with a pre-norm and a final norm",
             "Multiply with model.W_U directly, or use cache.logit_attribution(tokens).",
@@ -346,19 +332,23 @@ class LoopedCache(ActivationCache):
         """
         folder = Path(folder)
         index = read_index(folder)
-        if _what_it_is(index["config"]) != _what_it_is(model.config.to_dict()):
+        if _without_files(index["config"]) != _without_files(model.config.to_dict()):
             fix = "Load the cache with the model that it was made with."
             what, expected = f"cache {folder}", "the configuration of the model given"
             raise CheckpointError(what, expected=expected, given="another one", fix=fix)
         view = model.unroll(index["n_loops"])
-        # Sites that are there only while a flag of TransformerLens is on are in the cache too.
+        # Optional sites of TransformerLens' flags may be in the cache.
         sites = tuple(name.removesuffix("_grad") for name in index["names"])
         for flag, ends in view.site_map.optional.items():
             if any(site.endswith(ends) for site in sites):
                 view._flags |= {flag}
-        known = {*view.addresses().addresses, *RunReadout.names()}
-        tensors = read_activations(folder, index, known=known)
+        tensors = read_activations(folder, index)
         readout = RunReadout.take(tensors)
+        unknown = {name.removesuffix("_grad") for name in tensors} - {*view.addresses().addresses}
+        if unknown:
+            expected = f"activations of a run of {index['n_loops']} loops"
+            what, got, fix = f"cache {folder}", sorted(unknown)[0], "Save the cache again."
+            raise CheckpointError(what, expected=expected, given=got, fix=fix)
         return cls(tensors, view, index["has_batch_dim"], readout=readout)
 
     def _missing(self, name: str) -> MissingActivationError:

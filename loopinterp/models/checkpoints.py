@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from loopinterp.core.errors import CheckpointError
 from loopinterp.core.results import config_hash
@@ -18,7 +20,6 @@ from loopinterp.core.storage import (
     read_json_object,
     read_tensors,
     read_tensors_and_metadata,
-    refuse_pickle,
     write_json,
     write_tensors,
 )
@@ -28,15 +29,13 @@ from loopinterp.models.run_inputs import check_dtype, refuse
 from loopinterp.models.weights import need_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
     from typing_extensions import Self
 
 _CONFIG_FILE, _WEIGHTS_FILE = "config.json", "model.safetensors"
 
 HUB = "hf:"
-"""Before the name of a model on a hub: a path with a typing mistake in it never asks one."""
+"""The start of a model's name on a hub, so that a mistyped path never asks one."""
 
 
 class PretrainedMixin(ModelHubMixin):
@@ -50,8 +49,8 @@ class PretrainedMixin(ModelHubMixin):
         """Write the model to a folder; with ``push_to_hub=True``, also to a hub.
 
         Raises:
-            InputError: If the folder cannot be written, there are options of a hub without it,
-                or a layer has been changed so that the folder could not be read back.
+            InputError: If the folder cannot be written, options of a hub are given without one,
+                or the folder could not be read back as a layer has been changed.
         """
         if not push_to_hub:
             refuse(push_options, "none without a push", "Leave it out, or pass push_to_hub=True.")
@@ -70,62 +69,45 @@ class PretrainedMixin(ModelHubMixin):
         dtype: torch.dtype | str | None = None,
         **hub_options: Any,
     ) -> Self:
-        """Read a model from a folder; or from a hub, which is asked for ``hf:owner/name`` only.
+        """Read a model from a folder or a hub.
 
         Args:
             pretrained_model_name_or_path: A folder written by :meth:`save_pretrained`, or
                 ``hf:owner/name`` for a model on a hub.
-            device: Where to put it.
-            dtype: Type to cast the weights to; as they are saved if None.
+            device: Device of the model.
+            dtype: Type to cast the weights to; as saved if None.
             hub_options: ``revision``, ``token``, ``cache_dir`` … of a download.
 
         Raises:
-            InputError: If an option of a download is given with a folder.
             CheckpointError: If a file is missing, damaged, truncated, a pickle, or does not fit
                 the configuration beside it.
         """
         kind, name = check_dtype(dtype), str(pretrained_model_name_or_path)
         folder = _folder(name, hub_options)
         path = folder / _WEIGHTS_FILE
-        pickles = {".pt", ".pth", ".bin", ".ckpt", ".pkl"}
-        for other in [] if path.exists() else sorted(folder.glob("*")):
-            if other.suffix in pickles and other.is_file():
-                with other.open("rb") as file:
-                    refuse_pickle(other, file.read(4))
         settings = read_json_object(folder / _CONFIG_FILE)
         config = LoopedTransformerConfig.from_dict(settings)
         weights, about = read_tensors_and_metadata(path)
-        # Before a model of far more weights than there are bytes is made; small ones are made at
-        # once, and then compared tensor by tensor.
-        n_bytes = path.stat().st_size
-        if about.get("config", config_hash(settings)) != config_hash(settings) or (
-            config.about_weights > max(n_bytes, 2**26)
-        ):
+        # Before a model of far more weights than there are bytes is made.
+        n_bytes, digest = path.stat().st_size, config_hash(settings)
+        if about.get("config", digest) != digest or config.about_weights > max(n_bytes, 2**26):
             got = f"another one, of about {config.about_weights:,} weights for {n_bytes:,} bytes"
             expected = f"the {_CONFIG_FILE} that its weights were saved with"
             fix = "The files do not belong together: restore them, or save the model again."
             raise CheckpointError(f"model {folder}", expected=expected, given=got, fix=fix)
         if config.tie_unembed and "embedding.weight" in weights:
             weights.setdefault("unembedding.weight", weights["embedding.weight"])
-        dtypes = {x.dtype for x in weights.values()}
-        if len(dtypes) > 1 or not all(each.is_floating_point for each in dtypes):
-            got, fix = ", ".join(sorted(map(str, dtypes))), "Save the model again."
-            expected = "weights of one floating-point type"
-            raise CheckpointError(f"weights {path}", expected=expected, given=got, fix=fix)
         model: Any = cls(config)  # type: ignore[call-arg]
-        for saved in dtypes:
-            model.to(saved)
+        floats = {x.dtype for x in weights.values() if x.is_floating_point()}
+        for saved in sorted(floats, key=str)[:1]:
+            model.to(saved)  # of several types one does not fit
         check_tensors(weights, model.state_dict(), f"weights {path}", fix="Save the model again.")
         model.load_state_dict(weights)
         return model.to(device=device, dtype=kind)
 
 
 def write_model(model: Any, folder: Path, texts: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write configuration and weights, with ``texts`` by name kept in the file of the weights.
-
-    Raises:
-        InputError: If a layer has been changed, so that the folder could not be read back.
-    """
+    """Write configuration and weights; ``texts`` go to the metadata of the weights."""
     need_plain(model, "a model to be saved", saved=True)
     config = model.config.to_dict()
     about = {"config": config_hash(config), **texts}
@@ -134,7 +116,7 @@ def write_model(model: Any, folder: Path, texts: Mapping[str, str] = MappingProx
 
 
 def _folder(name: str, options: dict[str, Any]) -> Path:
-    """The folder of that name, or the one that a model of a hub is downloaded to."""
+    """The folder of that name, or that of the download from a hub."""
     if not name.startswith(HUB):
         if not os.path.isdir(name):  # which, unlike Path's, takes any name
             expected = "a folder written by save_pretrained, or hf:owner/name on a hub"
@@ -145,39 +127,39 @@ def _folder(name: str, options: dict[str, Any]) -> Path:
     try:
         files = [_CONFIG_FILE, _WEIGHTS_FILE]
         return Path(snapshot_download(name.removeprefix(HUB), allow_patterns=files, **options))
-    except Exception as error:  # the hub raises many kinds; all mean that it cannot be had
-        got, fix = type(error).__name__, "Check the name, and the connection."
-        expected = "a model on a hub"
-        raise CheckpointError(f"model {name!r}", expected=expected, given=got, fix=fix) from error
+    except Exception as error:  # the hub raises many kinds of error
+        what, got = f"model {name!r}", type(error).__name__
+        expected, fix = "a model on a hub", "Check the name, and the connection."
+        raise CheckpointError(what, expected=expected, given=got, fix=fix) from error
 
 
 def check_tensors(
     tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str, *, fix: str
 ) -> None:
-    """Raise unless the tensors of a file have the names, shapes and types of those they are for."""
-    if faults := misfits(tensors, expected, lambda x: f"{tuple(x.shape)} of {x.dtype}"):
-        described = f"the {len(expected)} tensors of the configuration beside them"
-        fix = f"The files do not belong together. {fix}"
-        raise CheckpointError(what, expected=described, given=faults, fix=fix)
-
-
-def misfits(
-    tensors: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    describe: Callable[[Tensor], object],
-) -> str:
-    """What is missing, what is not known, and what looks otherwise, the first two of each."""
-    faults = [f"{name} is missing" for name in sorted(expected.keys() - tensors.keys())[:2]]
-    faults += [f"{name} is not known" for name in sorted(tensors.keys() - expected.keys())[:2]]
-    both = {
-        k: (describe(tensors[k]), describe(expected[k]))
-        for k in sorted(tensors.keys() & expected.keys())
-    }
-    faults += [f"{name} is {a}, not {b}" for name, (a, b) in both.items() if a != b][:2]
-    return "; ".join(faults)
+    """Raise unless tensors have the expected names, shapes and types."""
+    known, there = (
+        {name: f"{tuple(x.shape)} of {x.dtype}" for name, x in each.items()}
+        for each in (expected, tensors)
+    )
+    # The first two of each kind of fault.
+    faults = [f"{name} is missing" for name in sorted(known.keys() - there.keys())[:2]]
+    faults += [f"{name} is not known" for name in sorted(there.keys() - known.keys())[:2]]
+    both = sorted(known.keys() & there.keys())
+    faults += [f"{k} is {there[k]}, not {known[k]}" for k in both if there[k] != known[k]][:2]
+    if faults:
+        described = f"the {len(expected)} tensors of the configuration"
+        raise CheckpointError(what, expected=described, given="; ".join(faults), fix=fix)
 
 
 _INDEX = "cache.json"
+
+
+class _Index(TypedDict):
+    n_loops: int
+    has_batch_dim: bool
+    config: dict[str, Any]
+    files: dict[str, list[str]]
+    names: dict[str, str]
 
 
 def write_activations(
@@ -187,12 +169,12 @@ def write_activations(
     *,
     max_shard_bytes: int,
 ) -> None:
-    """Write shards and their index, which also says ``header``: of which run these are.
+    """Write shards of at most ``max_shard_bytes``, and their index with the ``header``.
 
-    An activation with two names is written once; a new shard begins at ``max_shard_bytes``.
+    An activation with two names is written once.
     """
     shards: list[dict[str, Tensor]] = [{}]
-    places: dict[tuple[Any, ...], str] = {}  # the name under which each tensor in memory is kept
+    places: dict[tuple[Any, ...], str] = {}  # the first name of each tensor in memory
     where: dict[str, str] = {}  # that name, by every name of an activation
     size = 0
     for name, x in activations.items():
@@ -216,34 +198,28 @@ def write_activations(
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """The index of a folder; raise if it is damaged, or names a file of another folder."""
+    """The index of a folder, checked."""
     path = folder / _INDEX
-    kinds = {"n_loops": int, "has_batch_dim": bool, "config": dict, "files": dict, "names": dict}
     index = read_json_object(path)
-    fits = all(isinstance(index.get(key), kind) for key, kind in kinds.items())
-    lists = [*index["files"].values(), [*index["names"].values()]] if fits else [None]
-    for names in lists:
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            got, fix = "others", "The index is damaged; save the cache again."
-            expected = f"the entries {', '.join(kinds)}"
-            raise CheckpointError(f"cache {path}", expected=expected, given=got, fix=fix)
+    try:
+        TypeAdapter(_Index).validate_python(index)
+    except ValidationError as error:
+        expected, fix = "an index of activations", "Save the cache again."
+        raise CheckpointError(
+            f"cache {path}", expected=expected, given="another", fix=fix
+        ) from error
     for file in index["files"]:
         check_file_name(file, f"file in cache {path}", CheckpointError)
     return index
 
 
-def read_activations(
-    folder: Path, index: Mapping[str, Any], *, known: Collection[str]
-) -> dict[str, Tensor]:
-    """The activations that an index names; raise if they are none of a run, whose are ``known``."""
+def read_activations(folder: Path, index: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The activations that an index names."""
     tensors: dict[str, Tensor] = {}
     for file in index["files"]:
         tensors |= read_tensors(folder / file)
     named = {name for names in index["files"].values() for name in names}
-    names = {name.removesuffix("_grad") for name in index["names"]}
-    wrong = (tensors.keys() ^ named) | ({*index["names"].values()} - named) | (names - {*known})
-    if wrong:
-        got, fix = sorted(wrong)[0], "The files do not belong together; save the cache again."
-        expected = f"activations of a run of {index['n_loops']} loops"
-        raise CheckpointError(f"cache {folder}", expected=expected, given=got, fix=fix)
+    if wrong := (tensors.keys() ^ named) | ({*index["names"].values()} - named):
+        what, expected, fix = f"cache {folder}", "what its index names", "Save the cache again."
+        raise CheckpointError(what, expected=expected, given=sorted(wrong)[0], fix=fix)
     return {name: tensors[source] for name, source in index["names"].items()}

@@ -1,7 +1,8 @@
-"""Every axis along which looped transformers differ, and the hooks that each choice gives."""
+"""The configuration of a looped transformer, and the hooks that each choice gives."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -32,7 +33,7 @@ class LoopedTransformerConfig(Settings):
         d_vocab_out: Output classes at each position.
         d_vocab: Input tokens; exactly one of ``d_vocab`` and ``d_features`` is set.
         d_features: Width of input feature vectors, embedded by a linear map.
-        n_loops: Loops of a run that does not say how many it wants.
+        n_loops: Loops of a run by default.
         n_layers: Depth of the tied block.
         n_prelude: Untied layers before the loop, run once.
         n_coda: Untied layers after the loop, run once per readout.
@@ -42,14 +43,13 @@ class LoopedTransformerConfig(Settings):
         causal: Whether a position attends to itself and earlier ones only.
         attention_window: Hard window: a query attends to keys at most this far away (on a
             ``grid``, in steps of a king); None for no window.
-        windowed_heads: How many heads of each layer, the first ones, keep to the window; None: all.
-        windowed_surround: Whether the layers before and after the loop keep to the window too.
+        windowed_heads: The first heads of each layer, so many, keep to the window; None: all.
+        windowed_surround: Whether prelude and coda keep to the window too.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
             distance, clamped to ``relative_window``), ``abacus`` (index of a digit within its
-            number), ``rotary``, ``fire`` (a bias that a small MLP makes of the distance, as a
-            share of the query's position), or ``grid`` (inputs are square grids, row by row: a
-            bias per head and offset in rows and columns, each clamped to ``relative_window``; not
-            causal).
+            number), ``rotary``, ``fire`` (a small MLP's bias from the distance as a share of the
+            query's position), or ``grid`` (square grids, row by row: a bias per head and offset
+            in rows and columns, clamped to ``relative_window``; not causal).
         n_ctx: Length of the learned position table (``absolute``, ``abacus``).
         relative_window: Distance at which the relative bias (``relative``, ``grid``) is clamped.
         abacus_target: Whether abacus positions are added to the input or to queries and keys.
@@ -58,21 +58,20 @@ class LoopedTransformerConfig(Settings):
         rotary_base: Base of the rotary frequencies.
         fire_threshold: Initial L of ``fire``: of queries before it, distances are shares of L.
         norm: Where the norm of each sublayer sits; ``sandwich`` (peri) norms its input and
-            its output. ``gated`` norms its input, and a learned gate that reads the stream,
-            sigmoid(W h + b), scales its output (the output gate of arXiv 1910.06764).
+            its output. ``gated`` norms its input, and a learned gate sigmoid(W h + b) of the
+            stream scales its output (the output gate of arXiv 1910.06764).
         norm_eps: Added to the variance.
         loop_norm: Whether the state is normed at the end of each loop (outer norm).
-        state_code: Sign bits that each loop rounds its state to, after the loop norm: between
-            loops a position is in one of ``2 ** state_code`` states, and the model is a finite
-            automaton (:mod:`loopinterp.models.layers`). None: the state is not rounded.
+        state_code: Sign bits that each loop rounds its state to, after the loop norm: the model
+            is a finite automaton of ``2 ** state_code`` states per position. None: no rounding.
         injection: Where the embedding ``e`` enters each loop. ``input``: f(h + e).
             ``gated_output``: f(h) + gate * e with a learned scalar gate. ``sublayer``: e is added
             to the normed input of each sublayer. ``concat``: f(W_h h + W_e e), external recall.
             ``internal``: each sublayer reads W_h norm(h) + W_e e, internal recall.
         injection_gate: Initial gate of ``gated_output``.
-        initial_state: ``embedding`` (h_0 = e), ``zeros``, seeded ``noise`` (the same shape gets the
-            same noise), or ``code``: all bits -1, with a ``state_code``.
-        noise_std: Standard deviation of a ``noise`` start.
+        initial_state: ``embedding`` (h_0 = e), ``zeros``, seeded ``noise`` (the same for the same
+            shape), or ``code``: all bits -1, with a ``state_code``.
+        noise_std: Standard deviation of an initial ``noise``.
         final_norm: Whether the readout norms the state first.
         tie_unembed: Whether the unembedding is the transposed token embedding.
         init_std: Standard deviation of initial weights; PyTorch's own initialisation if None.
@@ -130,41 +129,43 @@ class LoopedTransformerConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, holds, expected in self._rules():
+            if not holds:
+                got = repr(getattr(self, name))
+                raise ConfigError(name, expected=expected, given=got, fix=f"Change {name}.")
+
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        """Conditions between settings: a name, whether its value fits, the expected one."""
         window, heads = self.attention_window, self.n_heads
         one_input = (self.d_vocab is None) != (self.d_features is None)
-        self._need("d_vocab", one_input, "exactly one of d_vocab and d_features")
+        yield "d_vocab", one_input, "exactly one of d_vocab and d_features"
         tied = self.d_vocab == self.d_vocab_out and not self.unembed_bias
         expected = "false, unless d_vocab = d_vocab_out and unembed_bias=False"
-        self._need("tie_unembed", not self.tie_unembed or tied, expected)
+        yield "tie_unembed", not self.tie_unembed or tied, expected
         divides = self.d_head is not None or self.d_model % heads == 0
-        self._need("n_heads", divides, f"a divisor of d_model={self.d_model}, or d_head set")
+        yield "n_heads", divides, f"a divisor of d_model={self.d_model}, or d_head set"
         fits = self.windowed_heads is None or (window is not None and self.windowed_heads <= heads)
-        self._need("windowed_heads", fits, f"at most n_heads={heads}, and an attention_window")
+        yield "windowed_heads", fits, f"at most n_heads={heads}, and an attention_window"
         around = window is not None and self.n_prelude + self.n_coda > 0
         expected = "true without an attention_window and n_prelude or n_coda"
-        self._need("windowed_surround", self.windowed_surround or around, expected)
+        yield "windowed_surround", self.windowed_surround or around, expected
         # More weights are taken for a slip: 64 GiB in float32, several of the largest models.
         sizes = ("d_model", "n_heads", "d_head", "d_mlp", "d_vocab", "d_features", "n_ctx")
         largest = max((*sizes, "d_vocab_out"), key=lambda name: getattr(self, name) or 0)
-        self._need(largest, self.about_weights <= 2**34, f"at most {2**34:,} weights in all")
+        yield largest, self.about_weights <= 2**34, f"at most {2**34:,} weights in all"
         even = self.positions != "rotary" or self.head_width % 2 == 0
-        self._need("d_head", even, "an even number with positions='rotary'")
+        yield "d_head", even, "an even number with positions='rotary'"
         unordered = self.positions != "grid" or not self.causal
-        self._need("causal", unordered, "false with positions='grid', which has no order")
+        yield "causal", unordered, "false with positions='grid', which has no order"
         reads = self.positions != "abacus" or self.token_input
-        self._need("positions", reads, "d_vocab in place of d_features with 'abacus'")
+        yield "positions", reads, "d_vocab in place of d_features with 'abacus'"
         fits = self.abacus_target != "qk" or heads * self.head_width == self.d_model
-        self._need("abacus_target", fits, "'input' unless n_heads * d_head = d_model")
+        yield "abacus_target", fits, "'input' unless n_heads * d_head = d_model"
         coded = (self.state_code is None) == (self.initial_state != "code")
-        self._need("initial_state", coded, "'code' with a state_code, and only with one")
+        yield "initial_state", coded, "'code' with a state_code, and only with one"
         enters = self.injection != "none" or self.initial_state == "embedding"
         expected = f"one with initial_state={self.initial_state!r}, or the input never enters"
-        self._need("injection", enters, expected)
-
-    def _need(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            got, fix = repr(getattr(self, name)), f"Change {name}."
-            raise ConfigError(name, expected=expected, given=got, fix=fix)
+        yield "injection", enters, expected
 
     @property
     def head_width(self) -> int:
@@ -178,12 +179,12 @@ class LoopedTransformerConfig(Settings):
 
     @property
     def window_of_all_heads(self) -> int | None:
-        """``attention_window`` along the sequence, or None where some head sees past it."""
+        """``attention_window`` along the sequence; None where some head sees past it."""
         bounded = self.windowed_heads in (None, self.n_heads) and self.positions != "grid"
         return self.attention_window if bounded else None
 
     def without_window(self) -> LoopedTransformerConfig:
-        """The same, all of whose heads see all that ``causal`` lets them."""
+        """The same without an attention window."""
         return self.replace(attention_window=None, windowed_heads=None, windowed_surround=True)
 
     @property
@@ -197,21 +198,21 @@ class LoopedTransformerConfig(Settings):
 
     @property
     def about_weights(self) -> int:
-        """Number of weights, but for biases, norms and the like."""
+        """Number of weights without biases, norms and the like."""
         layer = 4 * self.n_heads * self.head_width + 2 * self.mlp_width
         rows = sum(n or 0 for n in (self.d_vocab, self.d_features, self.n_ctx, self.d_vocab_out))
         return self.d_model * (self.layers_total(1) * layer + rows)
 
 
 FORKS = ("attn.hook_q_input", "attn.hook_k_input", "attn.hook_v_input")
-"""Each head's own copy of the stream that queries, keys and values are made of."""
+"""Each head's own copy of the stream, as input of its queries, keys and values."""
 
 OPTIONAL_SITES = {
     "use_split_qkv_input": FORKS,
     "use_attn_result": ("attn.hook_result",),
     "use_hook_mlp_in": ("hook_mlp_in",),
 }
-"""Sites that are there only while a flag of TransformerLens is on."""
+"""Sites that exist only while a flag of TransformerLens is on."""
 
 
 @lru_cache(maxsize=256)
@@ -224,7 +225,6 @@ def site_map_of(config: LoopedTransformerConfig, flags: frozenset[str] = frozens
         injected["hook_injection"] = "residual"
     closing |= norm_sites("ln_loop", present=config.loop_norm)
     if config.state_code is not None:
-        # What the bits are the signs of, and the bits.
         closing |= {"hook_code_pre": "code", "hook_code": "code"}
     embedding = {"hook_embed": "residual"}
     abacus_input = config.positions == "abacus" and config.abacus_target == "input"

@@ -1,11 +1,9 @@
-"""Other people's weights and words: conversion, a task's vocabulary, folded norms."""
+"""Conversion of other models, a task's vocabulary, folded norms."""
 
 from __future__ import annotations
 
 import dataclasses
-import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -15,7 +13,7 @@ from torch import nn
 from loopinterp.core.boundary import Loops, checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.text import say
-from loopinterp.models.checkpoints import misfits
+from loopinterp.models.checkpoints import check_tensors
 from loopinterp.models.iteration import bind
 from loopinterp.models.protocol import CheckedModel, declared, device_of, need_model, takes_loop
 from loopinterp.models.run_inputs import TOKEN_TYPES, check_tokens
@@ -42,42 +40,28 @@ def convert_model(
     activations: Mapping[str, Tensor] | None = None,
     tolerance: PositiveFloat = 1e-5,
 ) -> LoopedTransformer:
-    """A ``LoopedTransformer`` with given weights, if it computes what the original does.
+    """A ``LoopedTransformer`` with given weights, if it agrees with the original.
 
     Args:
-        original: The model that the weights come from, behind the four methods.
-        config: The architecture that it has in our words.
-        weights: The weights by our names, those of ``LoopedTransformer(config).state_dict()``;
-            matrices of linear maps are ``[out, in]``, as ``torch.nn.Linear`` has them. The model
-            has their floating-point type.
-        inputs: Inputs on which the two must agree.
-        n_loops: Loops for which they must.
-        activations: The original's activations on these inputs by our names (``site``, or
-            aliases such as ``loops.0.blocks.0.attn.hook_pattern``), to find a difference inside
-            a loop.
-        tolerance: Largest difference of any number, relative to the largest one there, or to 1
-            where that is smaller.
+        original: The original model, with the four methods.
+        config: Its architecture.
+        weights: The weights under the names of ``LoopedTransformer(config).state_dict()``, all of
+            one floating-point type; matrices are ``[out, in]``, as in ``torch.nn.Linear``.
+        inputs: Inputs on which the two must agree, for ``n_loops`` loops.
+        activations: The original's activations on these inputs by name or alias (such as
+            ``loops.0.blocks.0.attn.hook_pattern``), to find a difference inside a loop.
+        tolerance: Largest difference of any number, relative to the largest number of its tensor,
+            or to 1 where that is smaller.
 
     Raises:
         InputError: If a weight is missing, unknown, or of another shape or type; or if the two
-            differ, with the place where they first do (:func:`first_difference`).
+            differ, with the first place (:func:`first_difference`).
     """
-    kinds: dict[object, str] = {}  # and the first weight of each
-    for name, x in weights.items():
-        kinds.setdefault(x.dtype if isinstance(x, torch.Tensor) else type(x).__name__, name)
-    dtype = next(iter(kinds), None)
-    if len(kinds) != 1 or not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise InputError(
-            "weights",
-            expected="tensors of one floating-point type",
-            given=", ".join(f"{name} of {kind}" for kind, name in kinds.items()) or "none",
-            fix="Pass e.g. {name: x.float() for name, x in weights.items()}, and original.float().",
-        )
+    tensors = [x for x in weights.values() if isinstance(x, torch.Tensor)]
+    dtype = next((x.dtype for x in tensors if x.is_floating_point()), torch.float32)
     model = LoopedTransformer(config).to(inputs.device, dtype).eval()
-    if wrong := misfits(weights, model.state_dict(), lambda x: list(x.shape)):
-        expected = "those of LoopedTransformer(config).state_dict()"
-        fix = "Rename, transpose or split the original's, or change the configuration."
-        raise InputError("weights", expected=expected, given=wrong, fix=fix)
+    fix = "Rename, transpose, split or cast the original's, or change the configuration."
+    check_tensors(weights, model.state_dict(), "weights", fix=fix)
     model.load_state_dict(dict(weights))
     where = first_difference(
         original, model, inputs, n_loops=n_loops, activations=activations, tolerance=tolerance
@@ -92,14 +76,14 @@ def convert_model(
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Where two models first compute different numbers, and which.
+    """The first difference between an original model and a converted one.
 
     Attributes:
         site: ``embed``, ``initial_state``, ``loop t``, ``readout after t loops``, or the name of an
             activation.
-        theirs: The original's number there, or the shape of its tensor where the shapes differ.
+        theirs: The original's number there, or the shape of its tensor where shapes differ.
         ours: The converted model's.
-        place: Index of the number in its tensor; None where the shapes differ.
+        place: Index of the number in its tensor; None where shapes differ.
     """
 
     site: str
@@ -124,10 +108,10 @@ def first_difference(
     activations: Mapping[str, Tensor] | None = None,
     tolerance: PositiveFloat = 1e-5,
 ) -> Difference | None:
-    """Where a converted model first computes something else than the original; None if nowhere.
+    """The first difference between a converted model and the original, if any.
 
     Arguments are those of :func:`convert_model`. Each loop of both starts from the original's
-    state, so a difference is found where it arises and not where it is carried to.
+    state, so that a difference is found in the loop where it arises.
 
     Raises:
         InputError: If the original is no looped model, or an activation is not of a loop.
@@ -142,7 +126,7 @@ def first_difference(
     theirs, ours = bind(original, inputs), bind(converted, inputs)
 
     def compared() -> Iterator[tuple[str, Tensor, Tensor]]:
-        """What both compute, in the order of the computation; a loop's activations within it."""
+        """Pairs of tensors in the order of the computation; a loop's activations within it."""
         yield "embed", theirs.e, ours.e
         yield "initial_state", theirs.h0, ours.h0
         before = theirs.h0
@@ -186,7 +170,6 @@ _Answers = Annotated[Sequence[_Token], Field(min_length=2)]
 
 
 def _of_model(name: str) -> property:
-    """An optional property that a wrapper takes from its model."""
     return property(lambda self: declared(self.model, name), doc=f"``{name}`` of the model.")
 
 
@@ -195,11 +178,8 @@ class WithVocabulary(nn.Module):
 
     Args:
         model: Any looped model, with a vocabulary of its own.
-        tokens: The model's token for each token of the task, from 0 on; as they are if None.
-        answers: The model's output for each answer class of the task; as they are if None.
-
-    Raises:
-        InputError: Once it is run, if the model has no such token or output.
+        tokens: The model's token for each token of the task; unchanged if None.
+        answers: The model's output for each answer class of the task; unchanged if None.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -226,7 +206,6 @@ class WithVocabulary(nn.Module):
         for name, numbers in (("tokens", tokens), ("answers", answers)):
             table = None if numbers is None else torch.tensor(numbers, device=device_of(model))
             self.register_buffer(name, table)
-        self._last_answer = max(answers or [0])  # once, as devices are slow to say
 
     def __repr__(self) -> str:
         shown = {"model": self.model, "tokens": self.tokens, "answers": self.answers}
@@ -237,22 +216,21 @@ class WithVocabulary(nn.Module):
     loop_rule, repeatable = map(_of_model, ("loop_rule", "repeatable"))
     wrapped = property(lambda self: self.model, doc="The model with a vocabulary of its own.")
     takes_loop = property(lambda self: takes_loop(self.model), doc="Whether its step does.")
-    device = property(lambda self: device_of(self.model), doc="Where the model lies.")
+    device = property(lambda self: device_of(self.model), doc="Device of the model.")
 
     @property
     def d_vocab(self) -> int | None:
-        """Tokens that the task has, where that is known."""
+        """Tokens of the task, if known."""
         return declared(self.model, "d_vocab") if self.tokens is None else len(self.tokens)
 
     @property
     def d_vocab_out(self) -> int | None:
-        """Answer classes that the task has, where that is known."""
+        """Answer classes of the task, if known."""
         return declared(self.model, "d_vocab_out") if self.answers is None else len(self.answers)
 
     def embed(self, inputs: Integer[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The model's, of its own tokens."""
-        with self._own_tokens(inputs) as tokens:
-            return self.model.embed(tokens)
+        return self.model.embed(self._own_tokens(inputs))
 
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
@@ -276,36 +254,19 @@ class WithVocabulary(nn.Module):
         return self._answers(self.model.readout(h))
 
     def bind(self, inputs: Integer[Tensor, "batch pos"]) -> Iteration:
-        """The model's, which may know more of its input than the four methods pass on."""
-        with self._own_tokens(inputs) as tokens:
-            bound = bind(self.model, tokens)
+        """The model's own iteration, with the answers of the task."""
+        bound = bind(self.model, self._own_tokens(inputs))
         return dataclasses.replace(bound, readout=lambda h: self._answers(bound.readout(h)))
 
-    @contextmanager
-    def _own_tokens(self, inputs: Tensor) -> Iterator[Tensor]:
-        """The model's tokens; a lookup of the model that finds none is an error of the map."""
-        tokens = inputs
+    def _own_tokens(self, inputs: Tensor) -> Tensor:
         if self.tokens is not None:
             check_tokens(inputs, len(self.tokens))
-            tokens = self.tokens[inputs.long()]
-        elif getattr(inputs, "dtype", None) in TOKEN_TYPES:
-            tokens = inputs.long()  # an embedding of PyTorch looks up int32 and int64 only
-        try:
-            yield tokens
-        except IndexError as error:
-            table = "the task's" if self.tokens is None else reprlib.repr(self.tokens.tolist())
-            got = f"{table} at {tokens.shape[1]} positions"
-            expected, fix = "tokens and positions that the model has", f"It says {str(error)!r}."
-            raise InputError("tokens", expected=expected, given=got, fix=fix) from error
+            return self.tokens[inputs.long()]
+        # An embedding of PyTorch looks up int32 and int64 only.
+        return inputs.long() if getattr(inputs, "dtype", None) in TOKEN_TYPES else inputs
 
     def _answers(self, logits: Tensor) -> Tensor:
-        if self.answers is None:
-            return logits
-        if self._last_answer >= logits.shape[-1]:
-            expected, got = f"outputs below {logits.shape[-1]}", str(self._last_answer)
-            fix = "Pass the model's output for each answer class of the task."
-            raise InputError("answers", expected=expected, given=got, fix=fix)
-        return logits[..., self.answers]
+        return logits if self.answers is None else logits[..., self.answers]
 
 
 def fold_vocabulary(
@@ -314,14 +275,14 @@ def fold_vocabulary(
     tokens: Sequence[int] | None = None,
     answers: Sequence[int] | None = None,
 ) -> LoopedTransformer:
-    r"""The model with the rows of embedding and unembedding that a task's words have.
+    r"""The model with the rows of embedding and unembedding of a task's words.
 
-    It computes what :class:`~loopinterp.models.WithVocabulary` does, and keeps its hooks:
+    It computes the same as :class:`~loopinterp.models.WithVocabulary`, and has hooks:
 
     .. math:: E'_k = E_{\text{tokens}[k]}, \qquad U'_k = U_{\text{answers}[k]}
 
-    Arguments are those of :class:`~loopinterp.models.WithVocabulary`. An unembedding that was tied
-    to the embedding no longer is. The new model has no :attr:`task` yet, and the same loops.
+    Arguments are those of :class:`~loopinterp.models.WithVocabulary`. A tied unembedding becomes
+    untied; the new model has no :attr:`task`.
 
     Example:
         >>> import torch
@@ -336,12 +297,11 @@ def fold_vocabulary(
     _need_ours(model, "fold_vocabulary")
     config, words = model.config, WithVocabulary(model, tokens=tokens, answers=answers)
     changes: dict[str, Any] = {}
-    rows: dict[str, Tensor] = {}  # those that stay of each table, by the start of its names
+    rows: dict[str, Tensor] = {}  # rows of each table, by the start of its names
     if words.tokens is not None:
         if config.d_vocab is None:
             expected = "none, as the model reads features"
             raise InputError("tokens", expected=expected, given="some", fix="Leave them out.")
-        check_tokens(words.tokens[None], config.d_vocab, "Name tokens that the model has.")
         changes["d_vocab"] = len(words.tokens)
         rows["embedding."] = words.tokens
         if config.digit_tokens:
@@ -349,7 +309,6 @@ def fold_vocabulary(
             digits = (k for k, token in enumerate(which) if token in config.digit_tokens)
             changes["digit_tokens"] = tuple(digits)
     if words.answers is not None:
-        check_tokens(words.answers[None], config.d_vocab_out, "Name outputs that the model has.")
         changes["d_vocab_out"] = len(words.answers)
         rows["unembedding."] = words.answers
     # Tied, the two would have to have the same rows.
@@ -366,8 +325,8 @@ def fold_final_norm(model: LoopedTransformer) -> LoopedTransformer:
 
     .. math:: W_U' = \operatorname{diag}(w) W_U, \qquad b_U' = b_U + b W_U, \qquad w' = 1, \; b' = 0
 
-    It computes the same. TransformerLens' direct logit attribution reads along ``W_U`` alone, and
-    asks for a model like this one. An unembedding that was tied to the embedding no longer is.
+    It computes the same. TransformerLens' direct logit attribution, which reads along ``W_U``
+    alone, needs such a model. A tied unembedding becomes untied.
 
     Raises:
         InputError: If the model is no ``LoopedTransformer``, or has no final norm.
@@ -405,7 +364,6 @@ def fold_final_norm(model: LoopedTransformer) -> LoopedTransformer:
 
 
 def _need_ours(model: Any, what: str) -> None:
-    """Raise unless a model is ours, and computes what its own weights say."""
     if type(model) is not LoopedTransformer:
         got, fix = f"a {type(model).__name__}", "Wrap other models in WithVocabulary."
         raise InputError("model", expected="a LoopedTransformer itself", given=got, fix=fix)
@@ -415,7 +373,6 @@ def _need_ours(model: Any, what: str) -> None:
 def _rebuilt(
     model: LoopedTransformer, config: LoopedTransformerConfig, weights: Mapping[str, Tensor]
 ) -> LoopedTransformer:
-    """Another model of other weights, with the loops of a model."""
     rebuilt = LoopedTransformer(config).to(model.device, model.dtype)
     rebuilt.load_state_dict(weights)
     rebuilt.n_loops, rebuilt.loop_rule = model.n_loops, model.loop_rule

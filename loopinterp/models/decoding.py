@@ -1,4 +1,4 @@
-"""Greedy decoding: the likeliest next token again and again, with a cache per loop and layer."""
+"""Greedy decoding, with a cache of keys and values per loop and layer."""
 
 from __future__ import annotations
 
@@ -48,35 +48,32 @@ def greedy_decode(
     position_offset: int | Int[Tensor, " batch"] = 0,
     use_cache: bool = True,
 ) -> Int[Tensor, "batch new"]:
-    r"""Go on with each prompt, one token at a time, by what the model says of the last position.
+    r"""Continue each prompt greedily, one token at a time.
 
     .. math::
         x_{p+1} = \operatorname{argmax}_v \; \operatorname{readout}(h_T)_{p, v}, \qquad
         h_{t+1} = \operatorname{step}(h_t, \operatorname{embed}(x_0 \dots x_p))
 
     A causal :class:`~loopinterp.models.LoopedTransformer` keeps the keys and values of all
-    positions for every layer at every loop (``2 n_heads d_head`` numbers each), so that a token
-    costs one position and not all of them. In float32 that gives the tokens that running the whole
-    again would give; in half precision rounding may decide between two likely ones. Any other
-    model, and one with hooks on, is run on the whole again for each token.
+    positions for every layer at every loop, so that a token costs one position. In half precision
+    its rounding may choose another of two likely tokens than a rerun would. Other models, and
+    models with hooks, are rerun on the whole sequence for each token.
 
-    A ``noise`` start is drawn once, for the prompt with all new tokens. Shorter inputs get the same
-    noise at the same place where ``d_model`` is a multiple of 16, as PyTorch draws it; elsewhere
-    running the whole again would begin from other noise at each token.
+    An initial ``noise`` is drawn once, for the prompt with all new tokens. A rerun gets the same
+    noise only where ``d_model`` is a multiple of 16, as PyTorch draws it.
 
     Args:
         model: A causal looped model that reads tokens and answers with tokens.
         prompts: Tokens ``[batch, pos]``, or lists of tokens of any lengths.
-        n_loops: Loops of each token, or a number for each example. It stays as it is while the
-            sequence grows: a model's ``loop_rule`` has no say.
+        n_loops: Loops of each token, or a number for each example, at every length.
         max_new_tokens: New tokens at most.
-        stop_token: An example ends with the first of these that it says; None: none does.
-        lengths: Where a tensor of prompts is padded on the right, the tokens of each that count.
+        stop_token: Token that ends an example, if any.
+        lengths: Tokens of each prompt, in a tensor that is padded on the right.
         position_offset: Added to abacus positions: one number, or one for each example.
-        use_cache: False runs the whole again for each token, whatever the model.
+        use_cache: False reruns the whole sequence for each token with every model.
 
     Returns:
-        The new tokens, as many as the longest answer has. An example that has ended is filled up
+        The new tokens, as many as the longest answer has; after its end an example is filled up
         with ``stop_token``.
 
     Raises:
@@ -99,21 +96,22 @@ def greedy_decode(
         fix = "Read the answers of such a model at once: model(inputs)."
         check_integer("d_vocab_out", answers, most=known, fix=fix)
         check_integer("stop_token", stop_token or 0, most=answers - 1)
-        model.input_context(tokens, position_offset)
     elif isinstance(position_offset, Tensor) or position_offset:
         refuse({"position_offset": position_offset}, "0 for another kind of model", "Omit it.")
     if isinstance(model, LoopedTransformer):
         config = model.config
         if config.positions == "absolute":
             check_length(longest + max_new_tokens - 1, config.n_ctx or 0, "prompt and new tokens")
-        # No digit stands in the room for new tokens that would count as the prompt's own.
+        # The room for new tokens holds no digit, which would count as the prompt's.
         filler = min({*range(config.d_vocab or 0)} - {*config.digit_tokens}, default=0)
     loops = check_ends(n_loops, tokens) if isinstance(n_loops, Tensor) else check_loops(n_loops)
     tokens = pad(tokens[:, :longest].long(), (0, max_new_tokens))
     # Places after each prompt: [batch, pos].
     empty = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
     tokens = tokens.masked_fill(empty, filler)
-    # Loops that are open to us, without a hook that would want to see all positions.
+    if isinstance(model, HookedRun):
+        model.check_inputs(tokens[:, :longest], position_offset=position_offset)
+    # Without hooks, which would need all positions.
     opened = isinstance(model, HookedRun) and not model._hooked(_most(loops), is_set=True)
     run = (_Cached if use_cache and opened else _Recomputed)(model, tokens, loops, position_offset)
     rows, last, n_new = torch.arange(len(tokens), device=tokens.device), lengths - 1, 0
@@ -122,7 +120,7 @@ def greedy_decode(
         logits = run.logits(last, longest + n_new)
         check_logits(logits, f"of new token {n_new}")
         token = logits.argmax(-1)
-        # One that has ended says the same at the same place again and again.
+        # An ended example repeats the stop token at the same place.
         token = token if stop_token is None else torch.where(going, token, stop_token)
         last = last + going
         tokens[rows, last] = token
@@ -135,7 +133,7 @@ def greedy_decode(
 
 
 class _Recomputed:
-    """Runs the whole again for each token."""
+    """Reruns the whole sequence for each token."""
 
     def __init__(
         self, model: Any, tokens: Tensor, loops: int | Tensor, offset: int | Tensor
@@ -146,7 +144,7 @@ class _Recomputed:
         self.n_loops = _most(loops)
 
     def logits(self, last: Int[Tensor, " batch"], seen: int) -> Float[Tensor, "batch d_vocab_out"]:
-        """What is said of the token at ``last``, of ``seen`` positions that any example has."""
+        """Logits at the position ``last`` of each example, of ``seen`` positions in all."""
         # [batch, pos, d_vocab_out], read at the last known position of each example.
         return self._run(self.tokens[:, :seen])[self.rows, last]
 
@@ -163,8 +161,8 @@ class _Recomputed:
 class _Cached(_Recomputed):
     """Runs the prompts, and then one position at a time: the last of each example.
 
-    Layers come in one order, prelude, block after block, coda, so that what the n-th attention of a
-    run has seen is what the n-th attention of the next run goes over.
+    Layers come in one order, prelude, block after block, coda: the n-th attention of a run reads
+    the keys and values of the n-th of the runs before.
     """
 
     def __init__(
@@ -180,16 +178,17 @@ class _Cached(_Recomputed):
         self.start = model.initial_state(like)[0] if declared(model, "starts_by_place") else None
 
     def logits(self, last: Int[Tensor, " batch"], seen: int) -> Float[Tensor, "batch d_vocab_out"]:
-        """What is said of the token at ``last``, of ``seen`` positions that any example has."""
+        """Logits at the position ``last`` of each example, of ``seen`` positions in all."""
         prompts, self.seen, self.turn = not self.cached, seen, 0
         if prompts:
             return self._at(torch.arange(seen, device=last.device)[None])[self.rows, last]
         return self._at(last[:, None])[:, 0]
 
     def _at(self, places: Int[Tensor, "#batch pos"]) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """Logits at some positions of each example, those before them having been run already."""
+        """Logits at some positions of each example, after those before them."""
         model, at = self.model, (self.rows[:, None], places)
         known, context = self.tokens[:, : self.seen], self.input_context(places)
+        model.check_inputs(known, position_offset=self.offset)  # new digits make numbers longer
         added = model.added_positions(known, self.offset)
         e = model.run_embedding(known[at], context, None if added is None else added[at])
         if self.start is None:
@@ -203,7 +202,7 @@ class _Cached(_Recomputed):
         return model.run_readout(read, context=replace(context, qk_offset=None))
 
     def input_context(self, places: Int[Tensor, "#batch pos"]) -> AttentionContext:
-        """What attention is told about those positions, as queries over all that are known."""
+        """The attention context of those positions, as queries over all known ones."""
         model, known = self.model, self.tokens[:, : self.seen]
         key = torch.arange(self.seen, device=places.device)[None, None]  # [1, 1, key]
         offset = model.qk_offset(known, self.offset)
@@ -239,7 +238,6 @@ def _most(loops: int | Tensor) -> int:
 
 
 def _as_rows(chosen: Tensor, like: Tensor) -> Tensor:
-    """Examples that are chosen, in the shape of a tensor with more axes."""
     return chosen.view(-1, *[1] * (like.ndim - 1))
 
 

@@ -1,19 +1,18 @@
-"""Strict hooks over all loops: as TransformerLens', but nothing fails in silence.
+"""Strict hooks over all loops: TransformerLens', where a mistake raises.
 
 Hooks that stay (``add_hook``) belong to the model, as in TransformerLens. Those of ``hooks()`` and
-``run_with_hooks`` belong to the thread that opened them, and no other sees them: two threads may
-study one model at a time.
+``run_with_hooks`` belong to the thread that opened them: two threads may study one model at once.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +22,7 @@ from transformer_lens.hook_points import HookPoint, LensHandle
 from transformer_lens.HookedRootModule import HookedRootModule
 
 from loopinterp.core.errors import HookError
-from loopinterp.models.addresses import Address, AddressBook, Index, Key
+from loopinterp.models.addresses import Address, AddressBook, Index, Key, nbytes
 from loopinterp.models.run_inputs import RunLength, check_dtype, spell
 
 if TYPE_CHECKING:
@@ -33,14 +32,12 @@ if TYPE_CHECKING:
 
     from loopinterp.models.addresses import SiteMap
 
-_Direction = Literal["fwd", "bwd"]
-
 
 class _LoopHookPoint(HookPoint):
-    """TransformerLens' hook point; a hook that returns the wrong thing fails by its name."""
+    """TransformerLens' hook point; a hook that returns a wrong tensor raises with its name."""
 
     def add_hook(
-        self, hook: Callable[..., Any], dir: _Direction = "fwd", **options: Any
+        self, hook: Callable[..., Any], dir: Literal["fwd", "bwd"] = "fwd", **options: Any
     ) -> LensHandle:  # type: ignore[override]
         function = hook
 
@@ -60,96 +57,39 @@ class _LoopHookPoint(HookPoint):
         return handle
 
 
+@dataclass(eq=False)
 class _HookScope:
-    """Hook points beside those of the model, for a while and for one thread.
+    """Hook points beside those of the model, for a while and for one thread."""
 
-    Args:
-        shared: The model's own points, by which its unrolled copies are the same model.
-        n_loops: Loops of the run that the hooks were named for.
-    """
-
-    def __init__(self, shared: dict[Key, HookPoint], n_loops: int) -> None:
-        self.shared, self.n_loops, self.closed = shared, n_loops, False
-        self._opener: FrameType | None = None
-        self.points: dict[Key, HookPoint] = {}
-
-    def point(self, address: Address, context: dict[Any, Any]) -> HookPoint:
-        """The point at an address; ``context`` is what TransformerLens' hooks share there."""
-        if address.key not in self.points:
-            point = self.points[address.key] = _LoopHookPoint()
-            point.name, point.ctx = address.name, context
-        return self.points[address.key]
-
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Let runs of this thread see the hooks."""
-        self._opener = _caller_of_block()
-        _OPEN.set((*_OPEN.get(), self))
-        try:
-            yield
-        finally:
-            # A task that began here has a copy of the list, and another thread may end the block.
-            self.closed, self._opener = True, None
-            _OPEN.set(tuple(scope for scope in _OPEN.get() if not scope.closed))
+    shared: dict[Key, HookPoint]  # the model's own, which its unrolled copies share
+    n_loops: int  # of the run that the hooks were named for
+    points: dict[Key, HookPoint] = field(default_factory=dict)
+    closed: bool = False
+    checkpointed: bool = field(default_factory=lambda: _is_checkpointed())
 
     def need_here(self) -> None:
-        """Raise in a run that sees the hooks though whoever opened them does not mean it.
-
-        That is a run while a generator is suspended inside the block; or one under
-        ``torch.utils.checkpoint`` inside it, which backward would repeat without the hooks.
-        """
-        opener, frame = self._opener, sys._getframe(1)
-        if opener is None:
-            return
-        if opener.f_code.co_flags & _SUSPENDS and opener.f_back is None:
-            expected = "a with block that is being run"
-            got = f"one in the suspended generator {opener.f_code.co_name!r}"
-            fix = "Finish or close it first, or decorate it with contextlib.contextmanager."
+        """Raise under ``torch.utils.checkpoint``: backward would repeat the run without hooks."""
+        if self.points and not self.checkpointed and _is_checkpointed():
+            expected = "hooks that are there when backward runs the model again"
+            got = "torch.utils.checkpoint inside a with block that opens them"
+            fix = "Open them inside the checkpointed function, or use add_hook and reset_hooks."
             raise HookError("hooks", expected=expected, given=got, fix=fix)
-        checkpoint = os.path.join("torch", "utils", "checkpoint.py")
-        while frame is not None and frame is not opener:
-            if frame.f_code.co_filename.endswith(checkpoint):
-                expected = "hooks that are there when backward runs the model again"
-                got = "torch.utils.checkpoint inside a with block that opens them"
-                fix = "Open them inside the checkpointed function, or use add_hook and reset_hooks."
-                raise HookError("hooks", expected=expected, given=got, fix=fix)
-            frame = frame.f_back
 
 
-# Flags of the code of functions that can be left inside a with block and come back to.
-_SUSPENDS = CO_GENERATOR | CO_ASYNC_GENERATOR
-
-
-def _caller_of_block() -> FrameType | None:
-    """The frame whose ``with`` statement opens a scope, context managers around it left out."""
+def _is_checkpointed() -> bool:
+    """Whether a function runs now that ``torch.utils.checkpoint`` repeats in backward."""
     frame: FrameType | None = sys._getframe(1)
-    # Out of opened(), as far as hooks(), and out of what wraps that by its name.
-    while frame is not None and frame.f_code.co_name != "hooks":
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(os.path.join("torch", "utils", "checkpoint.py")):
+            return True
         frame = frame.f_back
-    while frame is not None and (_module(frame) == "contextlib" or frame.f_code.co_name == "hooks"):
-        frame = frame.f_back
-    # A context manager or a fixture is suspended there on purpose; who uses it may be left too.
-    while frame is not None and frame.f_code.co_flags & _SUSPENDS:
-        driver = "" if frame.f_back is None else _module(frame.f_back)
-        if driver.startswith("_pytest"):
-            return None
-        if driver != "contextlib":
-            return frame
-        frame = frame.f_back
-        while frame is not None and _module(frame) == "contextlib":
-            frame = frame.f_back
-    return frame
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__"))
+    return False
 
 
 _OPEN: ContextVar[tuple[_HookScope, ...]] = ContextVar("open hook scopes", default=())
 
 
 def _open_scopes(shared: dict[Key, HookPoint]) -> list[_HookScope]:
-    """The scopes of a model that this thread has open."""
     return [scope for scope in _OPEN.get() if scope.shared is shared and not scope.closed]
 
 
@@ -167,26 +107,26 @@ class _Watched:
 class LoopHooks(RunLength, HookedRootModule):
     """The hooks of a looped model: T * L views by name, made as runs need them.
 
-    An unknown name, a filter that keeps nothing, a hook that never fires, and one that returns
-    what cannot stand in the activation's place are errors. Hooks on the first loops stay on when
-    the number of loops changes; only the coda's names move.
+    An unknown name, a filter that keeps nothing, a hook that never fires, and one that returns a
+    tensor of another shape are errors. Hooks on the first loops stay when the number of loops
+    changes; only the coda's names move.
     """
 
     config: Any
-    """The model's description: its ``to_dict()`` goes to results and caches."""
+    """Described in results and caches by its ``to_dict()``."""
 
     def __init__(self, n_loops: int) -> None:
         super().__init__()
         self._n_loops = n_loops
-        self._flags: frozenset[str] = frozenset()  # of TransformerLens, for sites that cost
+        self._flags: frozenset[str] = frozenset()  # TransformerLens' flags for optional sites
         # Shared with the same model for other numbers of loops, as its weights are.
         self._points: dict[Key, HookPoint] = {}
         self._books: dict[tuple[int, frozenset[str]], AddressBook] = {}
 
     @property
+    @abstractmethod
     def site_map(self) -> SiteMap:
         """The sites of the model, and their sizes."""
-        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:
@@ -209,21 +149,20 @@ class LoopHooks(RunLength, HookedRootModule):
         clear_contexts: bool = False,
         **options: Any,
     ) -> Tensor:
-        """Run with hooks that are taken off afterwards: ``fwd_hooks=[(name, function), …]``.
+        """Run with temporary hooks: ``fwd_hooks=[(name, function), …]``.
 
-        ``function(activation, hook)`` returns the activation to go on with, or None to leave it.
+        ``function(activation, hook)`` returns a new activation, or None to leave it.
 
         Args:
             inputs: As :meth:`forward` takes them, and so ``n_loops`` and ``options``.
-            fwd_hooks: Names, each with a function. A name may be an alias, a list of names such
-                as :meth:`site` gives, or a predicate.
+            fwd_hooks: Names, aliases, lists of names or predicates, each with a function.
             bwd_hooks: The same for gradients, which come when ``backward()`` is called.
             reset_hooks_end: False leaves the hooks on, as :meth:`add_hook` does.
             clear_contexts: Empty every ``hook.ctx`` afterwards.
 
         Raises:
-            HookError: If a name matches nothing, a hook never fired, or one returned something
-                else than an activation of the same shape, type and device.
+            HookError: If a name matches nothing, a hook never fired, or one returned a tensor of
+                another shape, type or device.
         """
         loops = self._run_loops(n_loops, inputs)
         hooks = _pairs("fwd_hooks", fwd_hooks), _pairs("bwd_hooks", bwd_hooks)
@@ -243,10 +182,9 @@ class LoopHooks(RunLength, HookedRootModule):
         n_kept: int | None = None,
         dtype: torch.dtype | str | None = None,
     ) -> int:
-        """Bytes that the cache of a run would hold, without running it.
+        """Bytes of a run's cache, without the run.
 
-        Arguments are those of :meth:`run_with_cache`; ``n_kept`` positions remain after its
-        ``pos_slice``.
+        Arguments are those of :meth:`run_with_cache`, whose ``pos_slice`` keeps ``n_kept``.
 
         Example:
             >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -257,10 +195,9 @@ class LoopHooks(RunLength, HookedRootModule):
         """
         book = self.addresses(self._loops_at(n_loops, n_pos))
         names = book.select(names_filter, loops)
-        # One shape for each activation, [batch, pos, …], with the positions that are kept.
-        shapes = (book.addresses[name].shape(batch, n_pos, n_kept) for name in names)
         itemsize = (check_dtype(dtype) or self.dtype).itemsize
-        return sum(math.prod(shape) for shape in shapes) * itemsize
+        chosen = [book.addresses[name] for name in names]
+        return nbytes(chosen, batch, n_pos, n_kept, itemsize)
 
     def site(
         self,
@@ -271,9 +208,17 @@ class LoopHooks(RunLength, HookedRootModule):
         section: str = "block",
         n_loops: int | None = None,
     ) -> str | list[str]:
-        """Hook name of one address, or names where an index is a slice, a list or None.
+        """The hook name at one address, or names where an index is a slice, a list or None.
 
-        See :meth:`loopinterp.models.addresses.AddressBook.site`.
+        Args:
+            component: "pattern", "attn.hook_pattern", "hook_state_pre", …
+            loop: Index of the loop, inside the block.
+            layer: Index inside the section; optional where it has one layer.
+            section: The tied "block", the "prelude" or the "coda".
+            n_loops: Loops of the run; ``model.n_loops`` if None.
+
+        Raises:
+            HookError: If the component or section is unknown, or an index is out of range.
 
         Example:
             >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -294,9 +239,9 @@ class LoopHooks(RunLength, HookedRootModule):
     def unroll(self, n_loops: int) -> Self:
         """The model with another default number of loops; weights and hooks are shared.
 
-        TransformerLens' tools are given this model, which has ``n_loops * n_layers`` layers to
-        them: ``patching.get_act_patch_resid_pre(model.unroll(8), corrupted, cache, metric)``.
-        Set train and eval mode on the original: this one's ``train()`` sets the shared layers only.
+        TransformerLens' tools see ``n_loops * n_layers`` layers:
+        ``patching.get_act_patch_resid_pre(model.unroll(8), corrupted, cache, metric)``. Set train
+        and eval mode on the original.
         """
         unrolled = object.__new__(type(self))
         vars(unrolled).update(vars(self), _n_loops=self._loops(n_loops), _rule=None)
@@ -327,19 +272,19 @@ class LoopHooks(RunLength, HookedRootModule):
         return point
 
     def _hooked(self, n_loops: int, *, is_set: bool) -> list[tuple[Address, HookPoint]]:
-        """The points that carry functions and lie within a run of so many loops."""
+        """The points with hooks in a run of so many loops."""
         scopes = _open_scopes(self._points)
         for scope in scopes:
             scope.need_here()
             if not is_set and scope.points and scope.n_loops != n_loops:
-                expected = f"{scope.n_loops}, for which the hooks that are on were named"
+                expected = f"{scope.n_loops}, for which the hooks were named"
                 got = f"none, and an input that takes {n_loops}"
                 fix = f"Open the hooks on model.unroll({n_loops}), or pass n_loops."
                 raise HookError("n_loops", expected=expected, given=got, fix=fix)
         # A copy, as another thread may add points meanwhile.
         points = [*self._points.copy().items(), *(p for s in scopes for p in s.points.items())]
         hooked = [(key, point) for key, point in points if _carries(point)]
-        # Beyond the run, a loop's name may be that of a coda layer of this shorter run.
+        # The name of a loop beyond this run may be that of a coda layer here.
         at = self.addresses(n_loops).at if hooked else {}
         for key, point in hooked:
             if key in at:
@@ -347,7 +292,7 @@ class LoopHooks(RunLength, HookedRootModule):
         return [(at[key], point) for key, point in hooked if key in at]
 
     def need_no_hooks(self) -> None:
-        """Raise if a hook is on, of :meth:`add_hook` or of this thread: studies go past hooks."""
+        """Raise if a hook is on: studies step past hooks."""
         on = next((str(point.name) for point in self.hook_points() if _carries(point)), None)
         if on is not None:
             expected = "no hooks on a model that is studied or stepped"
@@ -357,10 +302,7 @@ class LoopHooks(RunLength, HookedRootModule):
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
         """Add a hook that stays until ``reset_hooks``, for every thread.
 
-        Args:
-            name: A hook name or alias, a list of them as :meth:`site` gives, or a predicate.
-            hook: ``function(activation, hook)``.
-            args: Those of TransformerLens' ``add_hook``, and so ``options``.
+        ``name`` is as in :meth:`run_with_hooks`; ``args`` and ``options`` are TransformerLens'.
         """
         for address in self.addresses().targets(name):
             point = self._point(address)
@@ -378,8 +320,7 @@ class LoopHooks(RunLength, HookedRootModule):
     ) -> Iterator[Self]:
         """Hooks for a while, in the runs of this thread, given as to :meth:`run_with_hooks`.
 
-        Args:
-            n_loops: Loops of the runs that the names are of; ``model.n_loops`` if None.
+        The names are those of runs of ``n_loops`` loops, ``model.n_loops`` if None.
 
         Raises:
             HookError: If a name matches nothing, or if a forward hook never fired.
@@ -397,12 +338,18 @@ class LoopHooks(RunLength, HookedRootModule):
         ]
         for address, hook, direction in targets:
             point = self._point(address)
-            place = scope.point(address, point.ctx) if reset_hooks_end else point
-            place.add_hook(hook, dir=direction)
+            if reset_hooks_end:
+                own = scope.points.setdefault(address.key, _LoopHookPoint())
+                own.name, own.ctx = point.name, point.ctx
+                point = own
+            point.add_hook(hook, dir=direction)
+        _OPEN.set((*_OPEN.get(), scope))
         try:
-            with scope.opened():
-                yield self
+            yield self
         finally:
+            # A task that began here has a copy of the list, and another thread may end the block.
+            scope.closed = True
+            _OPEN.set(tuple(each for each in _OPEN.get() if not each.closed))
             if reset_hooks_end and clear_contexts:
                 self.clear_contexts()
         silent = [name for name, hook in watched if not hook.fired]
@@ -414,12 +361,10 @@ class LoopHooks(RunLength, HookedRootModule):
 
 
 def _carries(point: HookPoint) -> bool:
-    """Whether a hook point carries functions."""
     return bool(point._forward_hooks or point._backward_hooks or point._forward_pre_hooks)
 
 
 def _pairs(what: str, hooks: Any) -> list[tuple[Any, Any]]:
-    """The hooks; raise unless each is a name with a function."""
     listed = list(hooks) if isinstance(hooks, Iterable) and not isinstance(hooks, str) else [hooks]
     for one in listed:
         if not (isinstance(one, (tuple, list)) and len(one) == 2 and callable(one[1])):

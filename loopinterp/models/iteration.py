@@ -1,4 +1,4 @@
-"""Stepping a looped model that is bound to its input, and whether it repeats itself."""
+"""Steps of a looped model that is bound to its input; a check that they are repeatable."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Iteration(ShortRepr):
-    """A looped model bound to one input: ``h -> step(h)``, and the state it starts from.
+    """A looped model bound to one input: ``h -> step(h)``, and the initial state.
 
     Attributes:
         advance: One loop, ``(h, e, context) -> h``; that of a ``LoopedTransformer`` takes taps too.
         readout: Logits read from a state.
-        context: What a loop knows of the input beyond ``e``; its ``select`` gives that of some
-            examples. None if there is nothing.
-        takes_loop: Whether ``advance`` takes the index of the loop too, as ``loop=``.
+        context: Input of a loop beyond ``e``, if any; ``context.select(rows)`` is that of examples.
+        takes_loop: Whether ``advance`` takes the index of the loop, as ``loop=``.
     """
 
     e: Float[Tensor, "batch pos d_model"]
@@ -48,30 +47,26 @@ class Iteration(ShortRepr):
     def step(
         self, h: Float[Tensor, "batch pos d_model"], loop: int | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
-        """One loop; ``loop`` is its index from 0 on, needed where the model's step takes it."""
+        """One loop; its index from 0 on is needed where the model's step takes it."""
         return self.advance(h, self.e, self.context, **self.index(loop))
 
     def step_each(
         self, h: Float[Tensor, "batch pos d_model"], loop: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """One loop of examples that are not all at the same one."""
+        """One loop of examples that are at different loops."""
         if not self.takes_loop:
             return self.step(h)
-        # The examples at each loop go together, and are put back in their order afterwards.
+        # The examples of each loop are stepped together, and put back in their order.
         rows = [(loop == t).nonzero().flatten() for t in loop.unique()]
         parts = [self.select(some).step(h[some], int(loop[some[0]])) for some in rows]
         return torch.cat(parts)[torch.cat(rows).argsort()]
 
     def index(self, loop: int | None) -> dict[str, int]:
-        """The loop's index as an argument of ``advance``; nothing, where it does not take it."""
+        """The loop's index as an argument of ``advance``, if it takes one."""
         return {"loop": loop} if self.takes_loop and loop is not None else {}
 
     def at(self, loop: int) -> Iteration:
-        """The iteration of the map that the model applies at one loop, whatever its index later.
-
-        Fixed points, spectra and exponents are those of one map: where the step takes the loop's
-        index, study those of ``bind(model, inputs).at(loop)``.
-        """
+        """The iteration of the map of one loop, for fixed points, spectra and exponents of it."""
         check_integer("loop", loop, least=0)
         if not self.takes_loop:
             return self
@@ -93,7 +88,7 @@ class Iteration(ShortRepr):
     ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"]]]:
         """The states after 0, 1, … ``n_loops`` loops; see :func:`~loopinterp.models.iterate`.
 
-        With ``may_diverge``, states may leave the finite numbers after the first loop.
+        With ``may_diverge``, states may be infinite or NaN after the first loop.
         """
         if start_at_loop is None and state is not None and self.takes_loop:
             expected = "the index of the first loop, as the model's step depends on it"
@@ -109,14 +104,14 @@ class Iteration(ShortRepr):
     def read(
         self, h: Float[Tensor, "batch pos d_model"], loop: int
     ) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """The readout of the state after some loop; raise if it alone is not finite."""
+        """The readout of a state; raise if it is not finite though the state is."""
         logits = self.readout(h)
         _check_finite(logits, "logits", loop, state=h)
         return logits
 
 
 def _check_finite(values: Tensor, what: str, loop: int, *, state: Tensor | None = None) -> None:
-    """Raise at the first example whose values are not finite, though its state is."""
+    """Raise if values of an example are not finite though its state is."""
     # One sum shows that all are finite; where gradients are wanted, training looks at the loss.
     if values.requires_grad or values.sum().isfinite():
         return
@@ -124,23 +119,22 @@ def _check_finite(values: Tensor, what: str, loop: int, *, state: Tensor | None 
     if state is not None:
         bad &= state.isfinite().flatten(1).all(1)
     if bad.any():
-        at = f"first in example {int(bad.nonzero()[0])}"
-        got = f"NaN or infinity in {int(bad.sum())} of {len(bad)} examples, {at}"
+        first = int(bad.nonzero()[0])
+        got = (
+            f"NaN or infinity in {int(bad.sum())} of {len(bad)} examples, first in example {first}"
+        )
         fix = "Check weights and inputs; mask logits with a large negative number, not -inf."
         name = f"{what} after loop {loop}"
         raise InputError(name, expected="finite numbers", given=got, fix=fix)
 
 
 def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
-    """Bind a model to its input, so that a solver sees a plain map ``h -> h'``.
-
-    A model whose step depends on the tokens beyond ``e`` (abacus positions on queries and keys)
-    has a ``bind`` of its own, which is used.
+    """Bind a model to its input, for a plain map ``h -> h'``; by its own ``bind``, if it has one.
 
     Raises:
-        InputError: If the model is none, or there is no example; if one of its methods, now or
+        InputError: If it is no looped model, or there is no example; if one of its methods, now or
             later, returns anything but floats ``[batch, pos, …]``, or writes into its arguments.
-        HookError: If hooks are on, which the steps would go past.
+        HookError: If hooks are on, which the steps would skip.
     """
     need_model(model)
     need_examples(inputs)
@@ -168,19 +162,18 @@ def iterate(
 ) -> Iterator[tuple[int, Float[Tensor, "batch pos d_model"]]]:
     """The states of a run, one at a time: ``(0, h_0)``, ``(1, h_1)``, … ``(n_loops, h_T)``.
 
-    A loop is run when its state is asked for, with gradients where the caller has them on.
+    A loop is run when its state is needed, with gradients where the caller has them on.
     :meth:`Iteration.run` is the same for a model that is bound to its input already.
 
     Args:
         model: Any looped model.
         inputs: Its inputs, on its device.
         n_loops: Loops to run.
-        state: State to go on from, instead of the initial one; loops are counted from it.
-        start_at_loop: Index of the first loop that is made; of use where the model's step takes
-            the index, and needed there beside a state.
+        state: State to start from, instead of the initial one; loops are counted from it.
+        start_at_loop: Index of the first loop; needed beside a state where the step takes it.
 
     Raises:
-        InputError: If the model is none, or a state is not finite: the loop and example are named.
+        InputError: If it is no looped model, or a state is not finite.
 
     Example:
         >>> from types import SimpleNamespace
@@ -207,12 +200,11 @@ def states_at(
     """States after given numbers of loops, and the embedding, at given places only.
 
     Args:
-        model: Any looped model; it is run without gradients.
+        model: Any looped model.
         inputs: Its inputs, on its device.
-        row: Row of ``inputs`` of each place.
-        pos: Position of each place.
+        row: Row of ``inputs`` of each place; ``pos`` is its position.
         loops: Numbers of loops, increasing; 0 is the initial state.
-        batch_size: Inputs that are run at a time.
+        batch_size: Inputs per run.
 
     Returns:
         States [loop, *place, d_model] and embeddings ``e`` [*place, d_model].
@@ -248,36 +240,22 @@ def check_increasing(loops: Sequence[int], *, most: int | None = None) -> list[i
 
 # Repeatability
 
-# Units of rounding by which two runs of one computation may differ, as on GPUs; else 4.
-
-# So many times as far may a run be rounded otherwise where other examples are beside it.
-
-# A channel that is smaller than this share of the largest counts as one of that size.
-
-# Loops that are run and then repeated, the last first.
-
 
 @torch.no_grad()
 def need_repeatable(model: Any, inputs: Tensor) -> None:
     """Raise if a method of a model is no function of its arguments, on some of the inputs.
 
-    Studies run a model again and again from kept states, in batches of any make. Eight loops are
-    run, and each is repeated from its kept state, the last first, after the model was bound to
-    another input; then one example is compared with itself beside another one. Models that are
-    declared ``repeatable``, as a ``LoopedTransformer`` and adapters are, are not tried.
+    Eight loops are run and repeated from their kept states, the last first, after the model was
+    bound to another input; then one example is compared with itself beside another one. Models
+    that are declared ``repeatable``, as a ``LoopedTransformer`` and adapters are, are not tried.
     """
     if declared(model, "repeatable") or not len(inputs):
         return
-    inner = model
-    while (wrapped := declared(inner, "wrapped")) is not None:
-        inner = wrapped
     one = inputs[:1]
     # The example that differs from the first one at the most positions.
     unlike = int((inputs != one).flatten(1).sum(1).argmax())
     other = inputs[unlike : unlike + 1] if unlike else inputs.flip(1)
     first, again = (bind(model, one) for _ in range(2))
-    _compare(inner, "embed", first.e, again.e)
-    _compare(inner, "initial_state", first.h0, again.h0)
     only = first.at(0)  # a table of timing signals may hold one loop alone
     states = [first.h0]
     for _ in range(8):
@@ -287,41 +265,46 @@ def need_repeatable(model: Any, inputs: Tensor) -> None:
     bound_other = bind(model, other)
     other_state = bound_other.at(0).step(bound_other.h0)
     other_logits = bound_other.readout(other_state)
-    for before, after in reversed([*pairwise(states)]):
-        _compare(inner, "step", after, only.step(before))
-    _compare(inner, "readout", logits, first.readout(states[1]))
+    repeated = [
+        ("embed", first.e, again.e),
+        ("initial_state", first.h0, again.h0),
+        *(("step", after, only.step(before)) for before, after in reversed([*pairwise(states)])),
+        ("readout", logits, first.readout(states[1])),
+    ]
     both = bind(model, torch.cat([one, other]))
     state_of_both = both.at(0).step(both.h0)
-    for name, one_by_one, part in (
-        ("embed", (first.e, bound_other.e), both.e),
-        ("initial_state", (first.h0, bound_other.h0), both.h0),
-        ("step", (states[1], other_state), state_of_both),
-        ("readout", (logits, other_logits), both.readout(state_of_both)),
-    ):
-        # Eight times as far may a run be rounded otherwise where other examples are beside it.
-        _compare(inner, name, torch.cat(one_by_one), part, times=8)
+    alongside = [
+        ("embed", torch.cat([first.e, bound_other.e]), both.e),
+        ("initial_state", torch.cat([first.h0, bound_other.h0]), both.h0),
+        ("step", torch.cat([states[1], other_state]), state_of_both),
+        ("readout", torch.cat([logits, other_logits]), both.readout(state_of_both)),
+    ]
+    # Other examples in the batch may change the rounding, by eight times as much.
+    for times, pairs in ((1, repeated), (8, alongside)):
+        for name, once, twice in pairs:
+            if not _same(once, twice, times):
+                expected = "the same for the same arguments, beside any other example"
+                got = "other values " + ("beside another" if times > 1 else "at a repeated call")
+                fix = "Call .eval(), seed noise by example, or take step(h, e, loop)."
+                what = f"{name} of {_inside(model)}"
+                raise InputError(what, expected=expected, given=got, fix=fix)
 
 
-def _compare(model: Any, name: str, first: Tensor, again: Tensor, times: int = 1) -> None:
-    difference = "another shape"
-    if first.shape == again.shape:
-        # Units of rounding by which two runs of one computation may differ, as on GPUs.
-        units = 64 if first.dtype in (torch.float32, torch.float64) else 4
-        # Rounding goes with the size of a channel: one that is large hides no other, and one that
-        # is smaller than a thousandth of the largest counts as one of that size.
-        size = first.abs().masked_fill(~first.isfinite(), 0).flatten(0, -2).amax(0)
-        gap = (first - again).abs()
-        largest = size.clamp(min=1e-3 * float(size.max()))
-        limit = times * units * torch.finfo(first.dtype).eps * largest
-        same = (first == again) | (first.isnan() & again.isnan())
-        if bool(((gap <= limit) | same).all()):
-            return
-        difference = f"values that differ by up to {float(gap.nan_to_num().max()):.2g}"
-    where = "beside another example" if times > 1 else "at a repeated call"
-    raise InputError(
-        f"{name} of {type(model).__name__}",
-        expected="the same for the same, whatever stands beside it",
-        given=f"{difference} {where}",
-        fix="Call .eval() first, and draw a random start of each example from a seed of its own. A "
-        "step that counts its loops takes their index: def step(self, h, e, loop).",
-    )
+def _inside(model: Any) -> str:
+    """The class of the model within wrappers of its vocabulary."""
+    while (wrapped := declared(model, "wrapped")) is not None:
+        model = wrapped
+    return type(model).__name__
+
+
+def _same(first: Tensor, again: Tensor, times: int) -> bool:
+    """Whether two tensors differ by no more than rounding, channel by channel."""
+    if first.shape != again.shape:
+        return False
+    # Units of rounding by which two runs of one computation may differ, as on GPUs.
+    units = 64 if first.dtype in (torch.float32, torch.float64) else 4
+    # Rounding goes with the size of a channel, at least a thousandth of the largest one's.
+    size = first.abs().masked_fill(~first.isfinite(), 0).flatten(0, -2).amax(0)
+    limit = times * units * torch.finfo(first.dtype).eps * size.clamp(min=1e-3 * float(size.max()))
+    same = (first == again) | (first.isnan() & again.isnan())
+    return bool((((first - again).abs() <= limit) | same).all())

@@ -42,15 +42,13 @@ class Norm(nn.Module):
     def forward(
         self, x: Float[Tensor, "*shape d_model"], tap: Tap = SILENT, name: str = ""
     ) -> Float[Tensor, "*shape d_model"]:
-        """The normed vector. The tap sees ``scale = sqrt(var(x) + eps)`` (or
-        the root mean square) and ``normalized = centred / scale``, before weight and bias.
-        """
+        """The normed vector; the tap sees its scale, and ``centred / scale`` before the weight."""
         weight, bias = self.weight, self.bias
         scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
         if tap is SILENT or not tap.listens(scale_name, normalized_name):
             return norm(x, weight, bias, self.eps)
         if x.element_size() < 4 and not tap.edits(scale_name, normalized_name):
-            # What is recorded is rounded; what the run goes on with is not made from it.
+            # The recorded values are rounded; the run does not use them.
             wide = x.float()
             centred = wide if bias is None else wide - wide.mean(-1, keepdim=True)
             scale = (centred.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
@@ -58,7 +56,7 @@ class Norm(nn.Module):
             tap(normalized_name, (centred / scale).to(x.dtype))
             return norm(x, weight, bias, self.eps)
         if bias is not None and not tap.edits(scale_name):
-            # One fused operation gives both, as long as nobody may change the scale.
+            # One fused operation gives both, as long as no hook may change the scale.
             normalized, _, inverse = torch.native_layer_norm(x, weight.shape, None, None, self.eps)
             tap(scale_name, inverse.reciprocal())
         else:
@@ -92,7 +90,6 @@ class MLP(nn.Module):
 
 
 def _gelu_new(x: Tensor) -> Tensor:
-    """GPT-2's GELU, by a hyperbolic tangent."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -109,7 +106,7 @@ class Recall(nn.Module):
 
 
 class _Gate(LinearMap):
-    """``sigmoid(W h + b)``: how much of what a sublayer makes is written, feature by feature."""
+    """``sigmoid(W h + b)``: the written share of a sublayer's output, feature by feature."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model, d_model)
@@ -121,15 +118,14 @@ class _Gate(LinearMap):
 class Layer(nn.Module):
     """Attention and MLP around the residual stream, each with its norms.
 
-    With ``norm="pre"``: ``h + attn(ln1(h))``, then ``h + mlp(ln2(h))``. ``post`` norms the sum
-    instead, ``sandwich`` norms the sublayer's input and its output, ``none`` norms nothing, and
-    ``gated`` is ``h + sigmoid(W h + b) * attn(ln1(h))``, and so for the MLP.
+    With ``norm="pre"``: ``h + attn(ln1(h))``, then ``h + mlp(ln2(h))``. ``post`` norms the sum,
+    ``sandwich`` the sublayer's input and output, ``none`` nothing; ``gated`` is
+    ``h + sigmoid(W h + b) * attn(ln1(h))``, and so for the MLP.
     """
 
     def __init__(self, config: LoopedTransformerConfig, *, tied: bool) -> None:
         super().__init__()
         self.norms_sum = config.norm == "post"
-        # Only layers inside the loop see the injected input; the surround runs once.
         self.injects = tied and config.injection in ("sublayer", "internal")
         self.ln1 = Norm(config) if config.norm != "none" else None
         self.attn = Attention(config)
@@ -154,7 +150,6 @@ class Layer(nn.Module):
         """The stream after the layer; ``e``, the injected input, is None outside the block."""
         ln1, ln2 = self.ln1, self.ln2
         h = tap("hook_resid_pre", h)
-        # Attention: its own norm before it, its output normed and gated where there are such.
         forks = self._forks(h, e, tap) if tap.listens(*FORKS) else (None, None, None)
         x = h if ln1 is None or self.norms_sum else ln1(h, tap, "ln1")
         x = self.attn(self._inject(x, e, self.recall1), context, tap, forks)
@@ -166,7 +161,6 @@ class Layer(nn.Module):
         if ln1 is not None and self.norms_sum:
             h = ln1(h, tap, "ln1")
         h = tap("hook_resid_mid", h)
-        # The MLP, in the same way.
         x = tap("hook_mlp_in", h)
         x = x if ln2 is None or self.norms_sum else ln2(x, tap, "ln2")
         x = self.mlp(self._inject(x, e, self.recall2), tap)
@@ -199,10 +193,7 @@ class Layer(nn.Module):
             backward.write_heads(self.attn.out.weight, self.attn.out.bias)
 
     def _forks(self, h: Tensor, e: Tensor | None, tap: Tap) -> list[Tensor | None]:
-        """What queries, keys and values read head by head ``[batch, pos, head, d_model]``.
-
-        None where nobody changes just that.
-        """
+        """Inputs of queries, keys, values by head ``[batch, pos, head, d_model]``, if hooked."""
         shared = h[:, :, None].expand(-1, -1, self.attn.n_heads, -1)
         injected = None if e is None else e[:, :, None]
         forks: list[Tensor | None] = []
@@ -215,7 +206,6 @@ class Layer(nn.Module):
         return forks
 
     def _inject(self, x: Tensor, e: Tensor | None, recall: Recall | None) -> Tensor:
-        """What a sublayer reads, once the input is injected into it."""
         if e is None or not self.injects:
             return x
         return x + e if recall is None else recall(x, e)
@@ -223,11 +213,11 @@ class Layer(nn.Module):
 
 @dataclass(frozen=True)
 class Softening:
-    """How soft the signs are while a model is trained.
+    """Soft signs in training.
 
-    A bit is ``sign(tanh(gain z))`` with the gradient of ``tanh(gain z)``, for a share ``hard`` of
-    bits and positions that is drawn in every loop; the others are ``tanh(gain z)`` plus Gaussian
-    noise of standard deviation ``noise``. The ``generator`` is on the model's device.
+    A share ``hard`` of bits and positions, drawn in every loop, is ``sign(tanh(gain z))`` with the
+    gradient of ``tanh(gain z)``; the others are ``tanh(gain z)`` plus Gaussian noise of standard
+    deviation ``noise``. The ``generator`` is on the model's device.
     """
 
     hard: float
@@ -237,7 +227,7 @@ class Softening:
 
 
 class StateCode(nn.Module):
-    """The signs of ``m`` directions of the state, and the state that they stand for."""
+    """A state rounded to the signs of ``n_bits`` of its directions."""
 
     def __init__(self, d_model: int, n_bits: int) -> None:
         super().__init__()
@@ -261,7 +251,7 @@ class StateCode(nn.Module):
     def forward(
         self, h: Float[Tensor, "*shape d_model"], tap: Tap = SILENT
     ) -> Float[Tensor, "*shape d_model"]:
-        """The state that the signs of ``h`` stand for."""
+        """The state of the signs of ``h``."""
         z = tap("hook_code_pre", self.read(h))  # [*shape, n_bits]
         return self.write(tap("hook_code", self._bits(z)))
 
@@ -291,9 +281,7 @@ class StateCode(nn.Module):
         return straight.where(torch.rand(z.shape, **how) < soft.hard, noisy)
 
     def attribute(self, backward: AttributionPass) -> None:
-        """A logit's direction from the state to what it is read from: ``sign(z) = z / |z|``, with
-        ``|z|`` held where the run had it, as the scale of a norm is.
-        """
+        """Backward through ``sign(z) = z / |z|``, with ``|z|`` fixed to the run's, as a scale."""
         backward.write("code bias", self.write.bias)
         backward.through_linear(self.write.weight)
         backward.through_scale(backward.read("hook_code_pre").abs().reciprocal())

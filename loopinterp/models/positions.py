@@ -1,8 +1,4 @@
-"""Positions: biases, masks and angles of attention.
-
-Everything here depends on the input alone, never on the state, so it is computed once per run
-and shared by all loops.
-"""
+"""Positions: biases, masks and angles of attention, computed once per run for all loops."""
 
 from __future__ import annotations
 
@@ -25,12 +21,7 @@ if TYPE_CHECKING:
 
 
 def grid_width(n_pos: int) -> int:
-    """Columns of the square grid that so many positions make; raise if they make none.
-
-    Example:
-        >>> grid_width(25)
-        5
-    """
+    """Columns of the square grid of so many positions."""
     width = math.isqrt(n_pos)
     if width**2 != n_pos:
         expected, fix = "a square number, of a grid row by row", "Pass square grids."
@@ -41,19 +32,14 @@ def grid_width(n_pos: int) -> int:
 def _grid_offsets(
     query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"], width: int
 ) -> tuple[Int[Tensor, "block query key"], Int[Tensor, "block query key"]]:
-    """Rows down and columns right from query to key, on a grid of so many columns."""
+    """Rows down and columns right from query to key, on a grid of ``width`` columns."""
     return key // width - query // width, key % width - query % width
 
 
 class GridBias(nn.Module):
-    r"""A learned bias per head and offset on the grid, each of its two parts clamped.
+    """A learned bias per head and offset on the grid, in rows r and columns c.
 
-    .. math::
-        b_h(q, k) = B_h[\operatorname{clamp}(r_k - r_q, -w, w),
-                        \operatorname{clamp}(c_k - c_q, -w, w)]
-
-    of cells in rows r and columns c. On a grid of one row it is the bias of ``relative``. It does
-    not depend on the size of the grid, so that a model runs on others than it was trained on.
+    ``bias[h, clamp(r_k - r_q, -w, w), clamp(c_k - c_q, -w, w)]``, on grids of any size.
     """
 
     def __init__(self, n_heads: int, window: int) -> None:
@@ -64,7 +50,6 @@ class GridBias(nn.Module):
     def forward(
         self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"], width: int
     ) -> Float[Tensor, "block head query key"]:
-        """The bias of each head between cells ``q`` and ``k`` of a grid of so many columns."""
         w = self.window
         # Indices into the table: [block, query, key] of rows, and of columns.
         down, right = (x.clamp(-w, w) + w for x in _grid_offsets(query, key, width))
@@ -77,20 +62,14 @@ def _block_length(window: int) -> int:
 
 
 def pays(n_pos: int, window: int) -> bool:
-    """Whether going block by block is quicker than one fused operation over all pairs."""
+    """Whether attention block by block is quicker than one fused operation over all pairs."""
     return n_pos > 4 * (_block_length(window) + window)
 
 
 def block_places(
     n_pos: int, window: int, *, device: torch.device
 ) -> tuple[Int[Tensor, "block query 1"], Int[Tensor, "block 1 key"]]:
-    """Positions of the queries and keys of each block; negative ones are padding.
-
-    Example:
-        >>> query, key = block_places(20, 1, device=torch.device("cpu"))
-        >>> query[1, :3, 0].tolist(), key[0, 0, :3].tolist(), key[1, 0, :3].tolist()
-        ([16, 17, 18], [-1, 0, 1], [15, 16, 17])
-    """
+    """Positions of the queries and keys of each block; negative ones are padding."""
     # Block b holds the queries b * length … and the keys from window before them on.
     length = _block_length(window)
     first = torch.arange(0, n_pos, length, device=device)[:, None]
@@ -101,35 +80,24 @@ def block_places(
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What the attention of every loop shares.
+    """The input of attention that all loops share."""
 
-    Attributes:
-        mask: Added to the scores: relative bias, and minus infinity where attention is barred.
-            One block of all positions, or the blocks of a window.
-        is_causal: Whether a plain causal mask says it all (then ``mask`` is None).
-        window: Where set, attention goes block by block within a causal window of so many keys.
-        rotation: Cosines and sines of the rotary angles, each ``[pos, d_head]``.
-        qk_offset: Abacus embedding added to queries and keys.
-        remember: From the keys and values of each layer in turn to those that attention goes over.
-        attend: What attention is made of queries, keys, values, whose ``pos`` may then be
-            any arrangement of positions.
-        surround: Mask and window of the layers before and after the loop, where they differ.
-    """
-
+    # Added to the scores: relative bias, and minus infinity where attention is barred. One block
+    # of all positions, or the blocks of a window.
     mask: Float[Tensor, "#block #head query key"] | None = None
-    is_causal: bool = False
-    window: int | None = None
-    rotation: tuple[Tensor, Tensor] | None = None
+    is_causal: bool = False  # the mask is the plain causal one, and `mask` None
+    window: int | None = None  # block by block, within a causal window of so many keys
+    rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines of the angles [pos, d_head]
+    # The abacus embedding, added to queries and keys.
     qk_offset: Float[Tensor, "batch head pos d_head"] | None = None
+    # From the keys and values of each layer in turn to all that attention reads.
     remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    # Another function of queries, keys and values, for any arrangement of positions.
     attend: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-    surround: AttentionContext | None = None
+    surround: AttentionContext | None = None  # mask and window of prelude and coda, if others
 
     def after(self, start: int, n_pos: int, *, like: Tensor) -> AttentionContext:
-        """The context of the positions from ``start`` on, as queries over the keys of all.
-
-        For attention over all pairs of positions, and not block by block.
-        """
+        """The context of the queries from ``start`` on over all keys, not block by block."""
         mask, rotation, offset = self.mask, self.rotation, self.qk_offset
         if self.is_causal:
             ahead = torch.full((n_pos - start, n_pos), float("-inf"), device=like.device)
@@ -146,7 +114,7 @@ class AttentionContext:
         )
 
     def outside_the_loop(self) -> AttentionContext:
-        """The context of the layers before and after the loop."""
+        """The context of prelude and coda."""
         if self.surround is None:
             return self
         shared = {"rotation": self.rotation, "qk_offset": self.qk_offset}
@@ -160,10 +128,7 @@ class AttentionContext:
 
 
 class RelativeBias(nn.Module):
-    """A learned bias per head and distance, clamped: ``bias[h, clamp(k - q, -w, w) + w]``.
-
-    From the distance ``w``, the ``window``, on all distances share one bias.
-    """
+    """A learned bias per head and distance, clamped: ``bias[h, clamp(k - q, -w, w) + w]``."""
 
     def __init__(self, n_heads: int, window: int) -> None:
         super().__init__()
@@ -173,7 +138,6 @@ class RelativeBias(nn.Module):
     def forward(
         self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
     ) -> Float[Tensor, "block head query key"]:
-        """The bias of each head between places ``q`` and ``k``."""
         # [block, query, key], an index into the table of distances.
         index = (key - query).clamp(-self.window, self.window) + self.window
         return self.table[:, index].transpose(0, 1)
@@ -186,14 +150,8 @@ class FireBias(nn.Module):
         b_h(q, k) = f_h\left(\frac{\psi(|q - k|)}{\psi(\max(q, L))}\right), \qquad
         \psi(x) = \log(c x + 1)
 
-    with a ReLU MLP f of one hidden layer, and learned positive c and L, which are kept as
-    logarithms. Positions are counted from 0.
-
-    Source: arXiv 2310.04418, for causal attention, where ``|q - k| = q - k``.
-
-    Args:
-        n_heads: Outputs of f.
-        threshold: Initial L; c begins with 0.1.
+    with a ReLU MLP f of one hidden layer, and learned positive c (initially 0.1) and L (initially
+    ``threshold``), kept as logarithms. Source: arXiv 2310.04418, for causal attention.
     """
 
     def __init__(self, n_heads: int, threshold: float) -> None:
@@ -205,7 +163,6 @@ class FireBias(nn.Module):
     def forward(
         self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
     ) -> Float[Tensor, "block head query key"]:
-        """The bias of each head between places ``q`` and ``k``."""
         # Half precision has too few whole numbers for places.
         wide = torch.promote_types(self.log_c.dtype, torch.float32)
         c, threshold = self.log_c.to(wide).exp(), self.log_threshold.to(wide).exp()
@@ -238,7 +195,7 @@ def attention_mask(
 
 
 def _width(config: LoopedTransformerConfig, n_pos: int) -> int | None:
-    """Columns of the grid, where positions are those of one."""
+    """Columns of the grid, if positions form one."""
     return grid_width(n_pos) if config.positions == "grid" else None
 
 
@@ -248,7 +205,7 @@ def _allowed(
     config: LoopedTransformerConfig,
     width: int | None,
 ) -> Bool[Tensor, "#block #head query key"]:
-    """Where each head may look, by the distance ``k - q``; one mask where all are alike."""
+    """True where each head may attend; one mask for all heads that are alike."""
     # [block, 1, query, key]: the axis of heads is there for heads without a window.
     distance = (key - query)[:, None]
     allowed = distance <= 0 if config.causal else torch.ones_like(distance, dtype=torch.bool)
@@ -295,10 +252,6 @@ def abacus_positions(
     """Index of each digit within its number, from 1, plus ``offset``; 0 off the digits.
 
     Source: arXiv 2405.17399, abacus embeddings.
-
-    Example:
-        >>> abacus_positions(torch.tensor([[1, 2, 9, 3]]), digit_tokens=(1, 2, 3)).tolist()
-        [[1, 2, 0, 1]]
     """
     known = torch.tensor(digit_tokens).to(tokens.device, non_blocking=True)
     digits = torch.isin(tokens, known)  # [batch, pos]: whether each token is a digit
@@ -325,10 +278,7 @@ def attention_context(
     dtype: torch.dtype,
     all_pairs: bool = False,
 ) -> AttentionContext:
-    """The context that a sequence length alone decides.
-
-    With ``all_pairs``, scores of all pairs of positions are computed, whatever the window.
-    """
+    """The context of a sequence length; ``all_pairs`` computes all scores, whatever the window."""
     rotation, window, surround = None, config.window_of_all_heads, None
     if not config.windowed_surround:
         about = {"bias": bias, "device": device, "dtype": dtype, "all_pairs": all_pairs}
@@ -357,9 +307,9 @@ def score_mask(
     dtype: torch.dtype,
     width: int | None = None,
 ) -> Float[Tensor, "#block #head query key"]:
-    """What is added to the scores of queries and keys at given places; negative ones are barred.
+    """The bias on scores of queries and keys at given places; keys at negative ones are barred.
 
-    Places on a grid are counted row by row, and ``width`` is its number of columns.
+    Places on a grid of ``width`` columns are counted row by row.
     """
     # [block, head, query, key]; one head where all see the same.
     allowed = _allowed(query, key, config, width) & (key >= 0)[:, None]

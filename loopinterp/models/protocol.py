@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.storage import digest_tensors
-from loopinterp.models.run_inputs import LoopRule, need_weights, spell
+from loopinterp.models.run_inputs import LoopRule, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -31,10 +31,10 @@ class LoopedModel(Protocol):
         h_{t+1} = model.step(h_t, e)          one loop: the weight-tied block
         y_t     = model.readout(h_t)          logits, at any loop
 
-    No method depends on anything but its arguments: not on earlier calls, and not on chance.
-    A step that differs from loop to loop (a timing signal, weights of each loop) declares a
-    parameter ``loop``, ``step(h, e, loop)``; every caller then passes the loop's index, from 0 on.
-    :class:`OptionalProperties` lists what a model may declare besides.
+    A method depends on its arguments alone: not on earlier calls, not on chance. A step that
+    differs from loop to loop (a timing signal, weights of each loop) declares a parameter
+    ``loop``, ``step(h, e, loop)``; every caller then passes the loop's index, from 0 on.
+    :class:`OptionalProperties` may be declared besides.
     """
 
     def embed(self, inputs: Tensor) -> Float[Tensor, "batch pos d_model"]:
@@ -63,76 +63,36 @@ class LoopedModel(Protocol):
 
 
 class OptionalProperties(Protocol):
-    """What a looped model may declare beside the four methods, each with its default.
+    """Optional attributes of a looped model or of its ``config``, with their defaults."""
 
-    A model needs none of them. It declares one as an attribute or property, or as an attribute of
-    its ``config``; :func:`declared` reads it.
-
-    Attributes:
-        reach: Positions to its left from which one loop can carry something to a position.
-        reach_before: Positions to its left that a position's injected input has come from.
-        causal: Whether no position sees later ones; None where that is not known.
-        local_step: Whether a step of some positions is that of all: it asks neither for the
-            places of positions nor for tokens.
-        starts_by_place: Whether the initial state depends on where a token stands, and not on it.
-        n_ctx: Positions at most.
-        d_vocab: Tokens that the model reads.
-        d_features: Width of the feature vectors that it reads instead.
-        d_vocab_out: Classes that it answers in.
-        n_coda: Layers between a state and its logits.
-        attention_window: Positions that attention looks back.
-        state_code: Bits of the code that each loop rounds its state to.
-        loop_rule: How many loops the model was made for.
-        task: What it was trained on.
-        takes_loop: Whether its step takes the loop's index; None to look at its signature.
-        repeatable: Whether its methods are known to depend on their arguments alone.
-        end_loop: ``(h, e) -> h``, from the output of a loop's last layer to the state.
-        wrapped: The model that a wrapper of its vocabulary runs.
-    """
-
-    reach: int | None = None
-    reach_before: int | None = 0
-    causal: bool | None = None
-    local_step: bool = True
-    starts_by_place: bool = False
-    n_ctx: int | None = None
-    d_vocab: int | None = None
-    d_features: int | None = None
-    d_vocab_out: int | None = None
-    n_coda: int | None = None
-    attention_window: int | None = None
-    state_code: int | None = None
-    loop_rule: LoopRule | None = None
-    task: Any = None
-    takes_loop: bool | None = None
-    repeatable: bool = False
-    end_loop: Callable[..., Tensor] | None = None
-    wrapped: Any = None
+    reach: int | None = None  #: positions to the left that one loop reads
+    reach_before: int | None = 0  #: positions to the left that the injected input reads
+    causal: bool | None = None  #: no position sees later ones; None where that is unknown
+    local_step: bool = True  #: a step of some positions needs neither their places nor tokens
+    starts_by_place: bool = False  #: the initial state depends on the place, not on the token
+    n_ctx: int | None = None  #: positions at most
+    d_vocab: int | None = None  #: input tokens
+    d_features: int | None = None  #: width of input feature vectors
+    d_vocab_out: int | None = None  #: output classes
+    n_coda: int | None = None  #: layers between a state and its logits
+    attention_window: int | None = None  #: positions that attention looks back
+    state_code: int | None = None  #: bits of the code that each loop rounds its state to
+    loop_rule: LoopRule | None = None  #: rule for the number of loops
+    task: Any = None  #: the task it was trained on
+    takes_loop: bool | None = None  #: its step takes the loop's index; None: by its signature
+    repeatable: bool = False  #: its methods are known to depend on their arguments alone
+    end_loop: Callable[..., Tensor] | None = None  #: (h, e) -> h, from the last layer to the state
+    wrapped: Any = None  #: the model inside a wrapper of its vocabulary
 
 
 def declared(model: Any, name: str) -> Any:
-    """An optional property of a model: its own, or its configuration's, or else the default.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> declared(SimpleNamespace(config=SimpleNamespace(causal=True)), "causal")
-        True
-        >>> declared(object(), "reach_before")
-        0
-    """
+    """An optional property of a model: its own, or its configuration's, or else the default."""
     default = getattr(OptionalProperties, name)
     return getattr(model, name, getattr(getattr(model, "config", None), name, default))
 
 
 def takes_loop(model: Any) -> bool:
-    """Whether a model's step has a parameter ``loop``; a wrapper says so as ``takes_loop``.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> steps = lambda h, e: h, lambda h, e, loop: h + loop
-        >>> [takes_loop(SimpleNamespace(step=step)) for step in steps]
-        [False, True]
-    """
+    """Whether a model's step has a parameter ``loop``, by its declaration or its signature."""
     declaration = declared(model, "takes_loop")
     if declaration is not None:
         return bool(declaration)
@@ -143,19 +103,19 @@ def takes_loop(model: Any) -> bool:
 
 
 def rule_of(model: Any) -> LoopRule | None:
-    """The rule for how many loops a model of any class was made for; None without one."""
+    """The rule for the number of loops of a model of any class; None without one."""
     rule = declared(model, "loop_rule")
     return rule if isinstance(rule, LoopRule) else None
 
 
 def own_depth(model: Any) -> int | None:
-    """Loops of a model whose rule is one number whatever the input; None of others."""
+    """Loops of a model whose rule is one number for every input; None for other models."""
     rule = rule_of(model)
     return rule.shown if rule is not None and rule.of_length is None else None
 
 
 def device_of(model: Any) -> torch.device:
-    """Where a model's weights lie; the CPU if it has none."""
+    """The device of a model's weights; the CPU if it has none."""
     device = getattr(model, "device", None)
     if isinstance(device, torch.device):
         return device
@@ -164,14 +124,11 @@ def device_of(model: Any) -> torch.device:
 
 
 def reach(model: Any) -> int | None:
-    """Positions to its left that one loop can carry something from, to a position; None: no bound.
+    """Receptive reach: positions to the left that one loop reads; None: no bound.
 
     With reach ``r``, ``h_{t+1}[p]`` depends on ``h_t[p - r], …, h_t[p]`` alone, and ``readout(h)``
     at ``p`` on ``h[p]``: a change of the state at ``p`` stays within ``p … p + r * k`` for ``k``
-    loops. The injected input may come in from farther away.
-
-    Raises:
-        InputError: If the model declares a ``reach`` that is neither None nor an integer from 0 on.
+    loops. The injected input may reach farther.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -186,20 +143,14 @@ def reach(model: Any) -> int | None:
     return check_integer("reach of the model", positions, least=0)
 
 
-# What a study asks of a model
-
-
 def need_model(model: object) -> None:
     """Raise unless a model has the protocol's methods."""
     is_class = isinstance(model, type)
     if not is_class and (hasattr(model, "bind") or isinstance(model, LoopedModel)):
         return
-    inside = getattr(model, "model", None)
     fix = "Wrap your own model in these four methods."
-    if isinstance(inside, LoopedModel):
-        fix = "Pass its .model."
-    elif callable(inside) and not is_class:  # a run
-        fix = "Pass its .model()."
+    if (inside := getattr(model, "model", None)) is not None and not is_class:
+        fix = "Pass its .model." if isinstance(inside, LoopedModel) else "Pass its .model()."
     elif isinstance(model, (str, PathLike)):
         fix = f"Pass loopinterp.load({str(model)!r})."
     got = f"the class {model.__name__} itself" if is_class else type(model).__name__
@@ -208,38 +159,34 @@ def need_model(model: object) -> None:
 
 
 def need_one_map(model: LoopedModel | Any) -> None:
-    """Raise on a step that takes the loop's index, where a study is of one map for all loops."""
+    """Raise on a step that takes the loop's index: a study is of one map for all loops."""
     if takes_loop(model):
-        expected = "a step that is one map for all loops"
-        got = f"{type(model).__name__}, whose step depends on the loop's index"
+        expected, got = "a step that is one map for all loops", "one by the loop's index"
         fix = "Wrap it in a model whose step calls model.step(h, e, loop=t) with one t."
         raise InputError("model", expected=expected, given=got, fix=fix)
 
 
 def need_hooks(model: object) -> None:
-    """Raise unless the activations inside a model's loops have addresses, and can be changed."""
+    """Raise unless the activations inside a model's loops have hooks."""
     need_model(model)
     if not hasattr(model, "run_with_cache") or not hasattr(model, "site"):
         expected = "a LoopedTransformer or an adapter: heads and layers need hooks"
-        got = f"{type(model).__name__}, which shows its states between loops only"
         fix = "Study its states, or use models.convert_model or adapters.adapt."
-        raise InputError("model", expected=expected, given=got, fix=fix)
+        raise InputError("model", expected=expected, given=type(model).__name__, fix=fix)
 
 
 def need_causal(model: Any, *, error: type[InputError] = InputError) -> None:
     """Raise on a model, or a configuration, that is known to see later positions."""
     if declared(model, "causal") is False:
-        expected = "a causal one, whose answer at a position depends on no later one"
-        fix = "Build it with causal=True, or take a task whose answers stand in no input."
-        raise error("model", expected=expected, given="causal=False", fix=fix)
+        fix = "Build it with causal=True, or take a task whose inputs hold no answers."
+        raise error("model", expected="causal attention", given="causal=False", fix=fix)
 
 
 class CheckedModel:
-    """The four methods of a user's model, each of which raises where it breaks the protocol.
+    """The four methods of a user's model; each raises where it breaks the protocol.
 
-    A method returns floats ``[batch, pos, …]``, and its arguments stay as they were: studies keep
-    states, and a step that writes into one changes those that were kept. That is seen from shapes
-    and version counters, at no cost and with no run.
+    A method returns floats ``[batch, pos, …]`` and leaves its arguments unchanged, as studies keep
+    states. Shapes and version counters show it at no cost.
     """
 
     def __init__(self, model: Any) -> None:
@@ -258,7 +205,7 @@ class CheckedModel:
     def step(self, h: Tensor, e: Tensor, loop: int | None = None) -> Tensor:
         """One loop, of that index."""
         if self.takes_loop and loop is None:
-            fix = "Pass it to step; or take the map of one loop, bind(model, inputs).at(loop).step."
+            fix = "Pass it to step, or take bind(model, inputs).at(loop).step."
             raise InputError("loop", expected="the loop's index", given="none", fix=fix)
         index = {"loop": loop} if self.takes_loop else {}
         stepped = self._call("step", index, h=h, e=e)
@@ -271,7 +218,7 @@ class CheckedModel:
     def _call(
         self, name: str, index: dict[str, int | None] | None = None, /, **inputs: Tensor
     ) -> Any:
-        """What a method returns; raise if it has written into its arguments."""
+        """A method's output; raise if it has written into its arguments."""
         method, index = getattr(self._model, name), index or {}
         if any(x.is_inference() for x in inputs.values()):  # these count no versions
             return method(*(x.clone() for x in inputs.values()), **index)
@@ -279,17 +226,15 @@ class CheckedModel:
         returned = method(*inputs.values(), **index)
         for version, (argument, x) in zip(versions, inputs.items()):
             if x._version != version:
-                what = f"{name} of {type(self._model).__name__}"
-                got = f"{argument} written in place"
-                expected = f"a new tensor, and {argument} left as it was"
+                what, got = f"{name} of {type(self._model).__name__}", f"{argument} written into"
                 fix = f"Write {argument} = {argument} + x, not +=; or clone {argument} first."
-                raise InputError(what, expected=expected, given=got, fix=fix)
+                raise InputError(what, expected="a new tensor", given=got, fix=fix)
         return returned
 
     def _checked(
         self, name: str, returned: Any, places: Sequence[int | str], *, width: int | None = None
     ) -> Tensor:
-        """What a method returned, if it is floats of some width at every place."""
+        """A method's output, if it is floats of some width at every place."""
         shape: list[int] = list(returned.shape) if isinstance(returned, Tensor) else []
         if len(shape) == len(places) + 1 and returned.is_floating_point():
             fits = all(isinstance(place, str) or n == place for n, place in zip(shape, places))
@@ -304,24 +249,18 @@ class CheckedModel:
         raise InputError(what, expected=expected, given=spell(returned), fix=fix)
 
 
-# A model's description
-
-
 def describe_model(model: Any) -> dict[str, Any] | str:
     """A model for a result's provenance: its configuration and the digest of its weights.
 
-    Every study describes its model, so that none studies one that is broken.
-
     Returns:
         The configuration, or the ``class`` of a model without one and the looped models ``inside``
-        it; the ``loop_rule``, where it has one; and ``weights_sha256`` where it is a module.
+        it; the ``loop_rule``, if any; and ``weights_sha256`` of a module.
 
     Raises:
         InputError: If a weight is not finite, or a module in training draws or mixes examples.
         HookError: If hooks are on.
     """
     for name, weight in getattr(model, "named_parameters", tuple)():
-        need_weights(weight.device)
         bad = ~weight.detach().isfinite()
         if bad.any():
             got = f"NaN or infinity at {int(bad.sum())} of {bad.numel()} places"
@@ -333,14 +272,14 @@ def describe_model(model: Any) -> dict[str, Any] | str:
             need_no_hooks()
     described = _without_weights(model)
     if isinstance(model, nn.Module) and isinstance(described, dict):
-        # Buffers that are not saved with a model decide what it computes as those that are.
+        # Buffers that are not saved decide the computation too.
         tensors = dict(model.named_buffers()) | own_weights(model)
         return described | {"weights_sha256": digest_tensors(tensors)}
     return described
 
 
 def _without_weights(model: Any) -> dict[str, Any] | str:
-    """A model and the models that it wraps, without weights; the class alone of no module."""
+    """A model and the looped models inside it; the name of the class where that is all."""
     to_dict = getattr(getattr(model, "config", None), "to_dict", None)
     described: dict[str, Any] = {"class": type(model).__name__} if to_dict is None else to_dict()
     if rule := rule_of(model):
@@ -356,20 +295,19 @@ def _without_weights(model: Any) -> dict[str, Any] | str:
 
 
 def own_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model as it is saved: a weight with two names has the first of them."""
+    """The saved tensors of a model: a weight with two names has the first of them."""
     every = dict(model.named_parameters(remove_duplicate=False))
     again = every.keys() - dict(model.named_parameters()).keys()
     return {name: x for name, x in model.state_dict().items() if name not in again}
 
 
 def _need_evaluation(name: str, module: nn.Module) -> None:
-    """Raise on a module that is in training, where it draws or looks at the rest of the batch."""
+    """Raise on a module in training that draws or mixes examples."""
     if not module.training:
         return
-    # A module's own rate, or the largest that it holds for dropout by a function.
+    # A module's own rate, or the largest of its settings for functional dropout.
     rates = [x for k, x in vars(module).items() if "dropout" in k and isinstance(x, (int, float))]
     rate = module.p if isinstance(module, _DropoutNd) else max(rates, default=0)
     if rate > 0 or isinstance(module, _BatchNorm):
-        got = f"{type(module).__name__} in training, dropout={rate}"
-        fix = "Call model.eval() first."
-        raise InputError(f"module {name}", expected="evaluation mode", given=got, fix=fix)
+        what, got = f"module {name}", f"{type(module).__name__} in training, dropout={rate}"
+        raise InputError(what, expected="evaluation mode", given=got, fix="Call model.eval().")

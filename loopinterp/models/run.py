@@ -1,7 +1,8 @@
-"""The run that every hooked looped model makes: embed, start, loop after loop, read."""
+"""The run of every hooked looped model: embedding, initial state, loop after loop, readout."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from loopinterp.core.errors import HookError, InputError, check_choice, check_integer
+from loopinterp.models.addresses import nbytes
 from loopinterp.models.cache import LoopedCache
 from loopinterp.models.hooks import LoopHooks
 from loopinterp.models.iteration import Iteration
@@ -22,7 +24,7 @@ from loopinterp.models.transformer_lens_calls import (
 )
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, UInt8
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
     from transformer_lens.hook_points import HookPoint
 
@@ -36,7 +38,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     """A :class:`~loopinterp.models.LoopedModel` that is hooked at every loop.
 
     A model defines its ``site_map``, :meth:`initial_state`, and the methods at the end of this
-    class. Embedding, loop and readout pass every activation that has a name through a tap.
+    class, which pass every named activation through a tap.
     """
 
     repeatable = True
@@ -46,14 +48,14 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     def embed(
         self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The injected input ``e``: embedding, positions that are added to it, prelude."""
+        """The injected input ``e``: embedding, added positions, prelude."""
         return self._enter(inputs, position_offset)[0]
 
+    @abstractmethod
     def initial_state(
         self, e: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_state"]:
         """The state before the first loop."""
-        raise NotImplementedError
 
     def step(
         self,
@@ -62,10 +64,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         context: AttentionContext | None = None,
         taps: Taps = NO_TAPS,
     ) -> Float[Tensor, "batch pos d_state"]:
-        """One loop. For many loops over one input, :meth:`bind` computes the context once.
-
-        The taps of the loop are those of loop 0, whatever it is in a run.
-        """
+        """One loop, past the taps of loop 0; :meth:`bind` computes the context once for many."""
         if context is None:
             context = self.length_context(h.shape[1], all_pairs=taps.see_scores())
         return self.run_loop(h, e, context, taps)
@@ -89,9 +88,8 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         """The iteration over one input, with its attention context computed once.
 
         Args:
-            inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
-            position_offset: Added to abacus positions: one number, or one for each example.
-            checked: Whether tokens and offsets have been checked, so that nobody looks at them.
+            inputs: As :meth:`forward` takes them, and so ``position_offset``.
+            checked: Whether tokens and offsets are known to be in range.
             all_pairs: Whether attention goes over all pairs of positions, whatever the window.
 
         Raises:
@@ -116,27 +114,24 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         return_type: _ReturnType | None = "logits",
         **options: Any,
     ) -> Any:
-        """Run the loops, firing hooks where there are any.
-
-        With a number of loops for each example, the run goes on to the greatest of them, hooks
-        and all, and each example is read after its own: as if it had been run alone.
+        """Run the loops, with hooks.
 
         Args:
             inputs: Tokens ``[batch, pos]``, or features ``[batch, pos, d_features]``.
-            n_loops: Loops of the whole run, or a number for each example (``batch.n_loops``).
-                None: what the model's :attr:`loop_rule` says of an input of this length, as T(n)
-                for the model of a run; ``model.n_loops`` where it has no rule.
+            n_loops: Loops of the run, or a number for each example (``batch.n_loops``), which is
+                then read after its own. None: the :attr:`loop_rule` for an input of this length,
+                as T(n) for the model of a run; ``model.n_loops`` without a rule.
             start_at_loop: First loop to run; ``state`` is then the state before it.
             stop_at_loop: Run the loops before this one only.
             state: State to start from, instead of :meth:`initial_state`.
             position_offset: Added to abacus positions: one number, or one for each example.
-            stop_at_layer: End before this layer, counted as TransformerLens counts, and return
-                the stream that it would have read.
+            stop_at_layer: Stop before this layer, in TransformerLens' count, and return the
+                stream that it would have read.
             return_type: ``logits`` of the last state ``[batch, pos, d_vocab_out]``; the last
-                ``state``; all ``states`` ``[loop + 1, batch, pos, d_model]``, the starting one
-                first; or ``all_logits``, the readout of each of them. TransformerLens' ``loss``
-                is :meth:`loss_fn` of the next tokens, ``both`` logits and loss, None nothing.
-            options: None; those of TransformerLens' models are refused, with what to use.
+                ``state``; all ``states`` ``[loop + 1, batch, pos, d_model]``, from the initial
+                one on; or ``all_logits``, the readout of each. TransformerLens' ``loss`` is
+                :meth:`loss_fn` of the next tokens, ``both`` logits and loss, None nothing.
+            options: Other options of TransformerLens, which are refused.
 
         Raises:
             InputError: If a loop is out of range, or shape or type do not fit.
@@ -175,26 +170,24 @@ class HookedRun(TransformerLensCalls, LoopHooks):
 
         Args:
             names_filter: Hook names, ``loops.{t}.blocks.{l}.…`` aliases, component names such as
-                ``resid_post`` (everywhere), lists of them such as :meth:`site` gives, or a
-                predicate on full names. None keeps all.
-            loops: Keep only what happens inside these loops.
+                ``resid_post`` (everywhere), lists of them, or a predicate. None keeps all.
+            loops: Keep activations of these loops only.
             pos_slice: Positions to keep (queries, for patterns): int, slice or TransformerLens'
                 Slice.
             device: Where to keep them.
             dtype: Type to keep them in.
             remove_batch_dim: Drop the batch axis of a batch of one.
             incl_bwd: Also keep the gradients of ``loss_fn``; their names end in ``_grad``.
-            loss_fn: From what the run returns to a scalar.
+            loss_fn: From the output to a scalar.
             return_cache_object: False gives a plain dictionary, as TransformerLens does.
             clear_contexts: Empty every ``hook.ctx`` afterwards.
 
         Returns:
-            What :meth:`forward` returns, and the :class:`LoopedCache`.
+            The output of :meth:`forward`, and the :class:`LoopedCache`.
 
         Raises:
             HookError: If the filter keeps nothing, or a name does not exist.
-            InputError: If the options conflict, or, before anything is run, if the cache would not
-                fit where it is to be kept.
+            InputError: If the options conflict, or the cache exceeds the free memory.
         """
         refuse_options(options)
         if not incl_bwd:
@@ -216,22 +209,17 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             reached = order[: order.index(stop[0][0].name)]
             fires = [address for address in fires if address.name in reached]
         if not fires:
-            expected = f"something that loops {span.start} to {span.stop - 1} or the readout do"
+            expected = f"activations of loops {span.start} to {span.stop - 1} or of the readout"
             got = f"{names_filter!r} with {loops=}, {return_type=}, {stop_at_layer=}"
             fix = "Widen the filter, run more loops, or return logits."
             raise HookError("names_filter", expected=expected, given=got, fix=fix)
         kept_as = check_dtype(dtype)
         recorder = Recorder(pos_slice=pos_slice, device=device, dtype=kept_as, gradients=incl_bwd)
         if inputs.dim() > 1:  # other inputs are refused where they are read
-            need_room(
-                fires,
-                len(inputs),
-                inputs.shape[1],
-                recorder.kept_positions(inputs.shape[1]),
-                dtype=kept_as or self.dtype,
-                device=torch.device(inputs.device if device is None else device),
-                gradients=incl_bwd,
-            )
+            batch, n_pos = inputs.shape[:2]
+            itemsize = (kept_as or self.dtype).itemsize * (2 if incl_bwd else 1)
+            size = nbytes(fires, batch, n_pos, recorder.kept_positions(n_pos), itemsize)
+            need_room(size, torch.device(inputs.device if device is None else device))
         points = self._hooked(total, is_set=self._is_set(n_loops))
         taps = Taps([*stop, *points], fires, recorder)
         out = self._run(inputs, n_loops, span, state, position_offset, return_type, taps)
@@ -240,8 +228,6 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         readout = None
         if recorder.last is not None:
             readout = recorder.readout(by_example=isinstance(n_loops, torch.Tensor))
-            if readout.logits is None:
-                readout = replace(readout, weights=self.readout_digest())
         cache = LoopedCache(recorder.activations, self.unroll(total), readout=readout)
         if remove_batch_dim:
             check_integer("batch size", len(inputs), most=1, fix="Leave remove_batch_dim out.")
@@ -262,19 +248,15 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         return_type: str | None,
         taps: Taps,
     ) -> Any:
-        """A run, and what ``return_type`` makes of it."""
         if return_type is not None:
             check_choice("return_type", return_type, get_args(_ReturnType))
         for_loss = return_type in (None, "loss", "both")  # as TransformerLens has them
         kind = "logits" if for_loss else return_type
         ends = n_loops if isinstance(n_loops, torch.Tensor) else None
         if ends is not None:
-            options = {
-                "start_at_loop": span.start or None,
-                "stop_at_loop": span.stop if span.stop < int(ends.max()) else None,
-                "return_type": kind if kind in ("states", "all_logits") else None,
-            }
-            refuse(options, "none beside a number of loops for each example", "Pass one n_loops.")
+            partial = span.start or span.stop < int(ends.max()) or kind in ("states", "all_logits")
+            options = {"n_loops": n_loops} if partial else {}
+            refuse(options, "one number for a part of a run or its states", "Pass one n_loops.")
         try:
             e, context = self._enter(inputs, position_offset, taps)
             h = self.initial_state(e) if state is None else state
@@ -283,7 +265,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
                 if h.shape != shape or h.dtype != e.dtype:
                     expected, fix = f"{list(shape)} of {e.dtype}", "Pass one of the same input."
                     raise InputError("state", expected=expected, given=spell(h), fix=fix)
-            # `read` is what logits are read from: each example's state after its own last loop.
+            # Logits are read from `read`, each example's state after its own last loop.
             read, states = h, [h]
             for loop in span:
                 h = self.run_loop(h, e, context, taps, loop)
@@ -307,7 +289,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     def _stop(
         self, layer: int | None, loops: int, n_loops: object, return_type: object
     ) -> list[tuple[Address, HookPoint]]:
-        """What ends a run before a layer, if ``stop_at_layer`` is set."""
+        """The hook that ends a run before a layer, if ``stop_at_layer`` is set."""
         if layer is None:
             return []
         if isinstance(n_loops, torch.Tensor) or return_type != "logits":
@@ -327,17 +309,26 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         checked: bool = False,
         all_pairs: bool = False,
     ) -> tuple[Tensor, AttentionContext]:
-        """The injected input, and what attention is told about it."""
         all_pairs = all_pairs or taps.see_scores()
         context = self.input_context(inputs, offset, all_pairs=all_pairs, checked=checked)
-        added = self.added_positions(inputs, offset, checked=checked)
+        added = self.added_positions(inputs, offset)
         return self.run_embedding(inputs, context, added, taps), context
 
     # What a model defines
 
+    @abstractmethod
     def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
         """True where a query may attend, of so many positions."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def check_inputs(
+        self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
+    ) -> None:
+        """Raise unless the model can read the inputs, on any device.
+
+        Every run checks the same, which on a GPU waits for its other work: inputs that are checked
+        before they are moved there can be bound with ``checked=True``.
+        """
 
     def input_context(
         self,
@@ -347,50 +338,44 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         all_pairs: bool = False,
         checked: bool = False,
     ) -> AttentionContext:
-        """What attention is told about an input, which is checked here unless it was before.
+        """The attention context of an input; ``all_pairs`` if all scores are needed."""
+        if not checked:
+            self.check_inputs(inputs, position_offset=offset)
+        context = self.length_context(inputs.shape[1], all_pairs=all_pairs)
+        return replace(context, qk_offset=self.qk_offset(inputs, offset))
 
-        With ``all_pairs``, somebody looks at the scores of all pairs of positions.
-        """
-        raise NotImplementedError
-
+    @abstractmethod
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
-        """What attention is told about a number of positions alone."""
-        raise NotImplementedError
+        """The attention context that a number of positions alone decides."""
 
-    def added_positions(
-        self, inputs: Tensor, offset: int | Tensor, *, checked: bool = False
-    ) -> Tensor | None:
-        """What is added to the embedding of each position; None where nothing is."""
+    def added_positions(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
+        """The vectors added to the embedding of each position, if any."""
         return None
 
     def qk_offset(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
-        """What is added to queries and keys of each position; None where nothing is."""
+        """The vectors added to queries and keys of each position, if any."""
         return None
 
+    @abstractmethod
     def mask_at(
         self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
     ) -> tuple[Tensor, Tensor]:
-        """What is added to scores of queries and keys at some places: in the loop, and around."""
-        raise NotImplementedError
+        """The bias on scores of queries and keys at some positions: in the loop, and around."""
 
+    @abstractmethod
     def run_embedding(
         self, inputs: Tensor, context: AttentionContext, added: Tensor | None, taps: Taps = NO_TAPS
     ) -> Tensor:
         """The injected input: embedding, and the layers before the loop."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run_loop(
         self, h: Tensor, e: Tensor, context: AttentionContext, taps: Taps = NO_TAPS, loop: int = 0
     ) -> Tensor:
         """One loop, past the taps of that loop."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run_readout(
         self, h: Tensor, taps: Taps = NO_TAPS, context: AttentionContext | None = None
     ) -> Tensor:
         """Logits of a state."""
-        raise NotImplementedError
-
-    def readout_digest(self) -> UInt8[Tensor, " byte"] | None:
-        """A digest of the weights that logits are read with, where attribution needs it."""
-        return None

@@ -1,4 +1,4 @@
-"""Run a looped model until a stopping rule is met by each example, and what a rule sees of it."""
+"""Runs of a looped model until each example meets a stopping rule."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class LoopView(ShortRepr):
-    """What a rule sees after ``loop`` loops, of the examples that still run.
+    """The input of a rule after ``loop`` loops, of the examples that still run.
 
     Attributes:
         loop: Loops done; 0 is the initial state.
         mask: Positions that count.
-        n_loops: T(n) of each example, where it is known.
-        read: The model's readout; :attr:`logits` calls it once, and only if a rule asks.
+        n_loops: T(n) of each example, if known.
+        read: The model's readout; :attr:`logits` calls it once, if a rule needs it.
         previous: The same examples one loop earlier; None at loop 0.
-        past: How many earlier loops are remembered, one behind the other.
-        notes: What a rule writes down of each example, to find it in :attr:`previous` next time.
+        past: Earlier loops that are remembered.
+        notes: A rule's values for each example, which it finds in :attr:`previous` one loop later.
     """
 
     loop: int
@@ -91,7 +91,7 @@ class LoopView(ShortRepr):
         return other
 
     def updates(self) -> Iterator[tuple[LoopView, Float[Tensor, "batch pos d_model"]]]:
-        """The views that are remembered with ``D_t = h_t - h_{t-1}``, the last loop first."""
+        """The remembered views with ``D_t = h_t - h_{t-1}``, the last loop first."""
         view = self
         while view.previous is not None:
             yield view, (view.state - view.previous.state).float()
@@ -109,9 +109,9 @@ class LoopView(ShortRepr):
 
 @runtime_checkable
 class StoppingRule(Protocol):
-    """A score per example and loop, and when it is low enough.
+    """A score per example and loop, and the tolerance at which to stop.
 
-    A rule that looks back further than one loop says how far, in an attribute ``past``.
+    A rule that looks back further than one loop has an attribute ``past``, in loops.
     """
 
     @property
@@ -130,10 +130,10 @@ class StoppingRule(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class Stopped(ShortRepr):
-    """Where each example stopped, with its state and logits there.
+    """The loop at which each example stopped, with its state and logits.
 
     Attributes:
-        fired: Whether the rule chose the loop; where not, ``loop`` is the last one run.
+        fired: Whether the rule chose the loop; else ``loop`` is the last one.
         scores: The rule's score after each loop, 0 first; NaN once an example has left.
     """
 
@@ -160,9 +160,8 @@ def run_until(
     Args:
         model: Any looped model.
         inputs: Its input, ``[batch, pos]`` or ``[batch, pos, d_features]``.
-        rule: When to stop.
-        max_loops: Loops after which an example is stopped even if the rule did not fire.
-            Needed where the rule itself has no end.
+        rule: The stopping rule.
+        max_loops: Loops after which every example stops; needed where the rule has no end.
         mask: Positions that count for the rule; all by default.
         n_loops: T(n) of each example, for :class:`Oracle`.
 
@@ -195,9 +194,9 @@ def run_rules(
     mask: Bool[Tensor, "batch pos"] | None = None,
     n_loops: Int[Tensor, " batch"] | None = None,
 ) -> Int[Tensor, "rule batch"]:
-    """Where each of several rules stops each example, from one run of all loops.
+    """The loop at which each rule stops each example, from one run of all loops.
 
-    Arguments and errors are those of :func:`run_until`, where each rule would stop the same.
+    Arguments, errors and stops are those of :func:`run_until`.
     """
     scores = score_loops(model, inputs, rules, max_loops=max_loops, mask=mask, n_loops=n_loops)
     return torch.stack([first_ready(s, r.tolerance) for s, r in zip(scores, rules)])
@@ -214,7 +213,7 @@ def score_loops(
     mask: Bool[Tensor, "batch pos"] | None = None,
     n_loops: Int[Tensor, " batch"] | None = None,
 ) -> list[Float[Tensor, "loop batch"]]:
-    """The scores of each of several rules after each loop, up to its own horizon, from one run."""
+    """The scores of each rule after each loop, up to its own horizon, from one run."""
     if not rules:
         raise InputError("rules", expected="at least one", given="none", fix="Pass e.g. Fixed(4).")
     iteration, view = _first_view(model, inputs, rules, mask, n_loops)
@@ -246,7 +245,6 @@ def _first_view(
     mask: Tensor | None,
     n_loops: Tensor | None,
 ) -> tuple[Iteration, LoopView]:
-    """The model bound to its input, and its state before the first loop, as rules see it."""
     iteration = bind(model, inputs)
     h0 = iteration.h0
     if n_loops is not None:
@@ -307,7 +305,7 @@ def _choose_best(iteration: Iteration, view: LoopView, rule: StoppingRule, horiz
         better = scores[-1] < best  # [batch]: examples whose best loop so far is this one
         best = torch.where(better, scores[-1], best)
         loops[better] = loop
-        # At the end the last loop stands in wherever no score was a number.
+        # Without any score that is a number the last loop is chosen.
         take = better | (best == math.inf) if loop == horizon else better
         if take.any():
             # [batch, 1, 1], against logits and states [batch, pos, feature].

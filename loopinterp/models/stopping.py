@@ -1,15 +1,12 @@
-"""When to stop looping: the rules. :func:`~loopinterp.models.run_until` runs a model by one.
+"""Stopping rules; :func:`~loopinterp.models.run_until` runs a model by one.
 
-A rule scores every example after every loop; a lower score is readier to stop. There are two
-kinds, told apart by ``tolerance``:
+A rule scores every example after every loop; lower is readier to stop.
 
-* *Online* rules have one. An example stops at the first loop where its score is at or below it,
-  and leaves the computation. The rule has seen the past only, so it could run in deployment.
-* *Offline* rules have none. Every example runs all the loops, and the loop of least score is
-  picked afterwards.
+* *Online* rules have a ``tolerance``. An example stops, and leaves the computation, at the first
+  loop whose score is at or below it. The rule has seen the past only.
+* *Offline* rules have none: every example runs all loops, and the loop of least score is chosen.
 
-A rule of your own needs the three members of :class:`~loopinterp.models.StoppingRule`. The rules
-here raise ``InputError`` when they are made with a number out of range.
+A rule of your own needs the three members of :class:`~loopinterp.models.StoppingRule`.
 """
 
 from __future__ import annotations
@@ -39,22 +36,19 @@ _Probability = Annotated[float, Field(gt=0, lt=1)]
 
 @dataclass_transform(frozen_default=True)
 def _rule(cls: type[T]) -> type[T]:
-    """Make a frozen dataclass whose numbers are checked as it is made."""
+    """Make a frozen dataclass whose numbers are checked."""
     rule: Any = dataclass(frozen=True)(cls)
     rule.__init__ = checked(rule.__init__)
     return rule
 
 
 class _Rule:
-    """A rule that runs to the caller's limit, which has to be at least ``_least``."""
+    """A rule that runs to the caller's limit, at least ``_least``."""
 
     _least: int = 1
 
     def horizon(self, max_loops: int | None, n_loops: Tensor | None) -> int:
         return check_integer("max_loops", max_loops, least=self._least)
-
-
-# A number of loops
 
 
 @_rule
@@ -74,10 +68,7 @@ class Fixed:
 
 @_rule
 class Oracle:
-    """Stop each example after its own T(n) loops (online; T(n) comes from the task).
-
-    Source: arXiv 2409.15647, section 4.
-    """
+    """Stop each example after its task's T(n) loops (online; arXiv 2409.15647, section 4)."""
 
     tolerance = 0.0
 
@@ -96,11 +87,9 @@ class Oracle:
 
 @_rule
 class LengthLine(_Rule):
-    """Stop every example after a number of loops that grows with the length of its input (online).
+    """Stop every example after ``round(slope * n_pos + offset)`` loops, at least 0 (online).
 
-    ``T = round(slope * n_pos + offset)``, at least 0, where ``n_pos`` is the number of positions
-    of the input. :func:`loopinterp.training.calibrate_stopping` fits the two numbers to examples
-    of training lengths, from which the rule extrapolates.
+    :func:`loopinterp.training.calibrate_stopping` fits the two numbers to training lengths.
     """
 
     slope: float
@@ -109,12 +98,7 @@ class LengthLine(_Rule):
     _least = 0
 
     def loops(self, n_positions: int) -> int:
-        """Where an input of so many positions stops.
-
-        Example:
-            >>> LengthLine(1.0, -2.0).loops(22)
-            20
-        """
+        """Loops of an input of so many positions."""
         return max(round(self.slope * n_positions + self.offset), 0)
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
@@ -122,17 +106,11 @@ class LengthLine(_Rule):
         return view.constant(float(self.loops(view.state.shape[1]) - view.loop))
 
 
-# The state, the readout or the answer has settled
-
-
 @_rule
 class ResidualBelow(_Rule):
-    r"""Stop an example when its state has settled (online).
+    """Stop when ``||h_t - h_{t-1}|| / ||h_t|| <= tolerance`` at every scored position (online).
 
-    The first loop where ``||h_t - h_{t-1}|| / ||h_t|| <= tolerance`` at every scored position.
-
-    Args:
-        tolerance: Relative residual; 0.03 is the settling threshold of arXiv 2502.05171.
+    Source: arXiv 2502.05171, which uses 0.03.
     """
 
     tolerance: PositiveFloat
@@ -146,13 +124,9 @@ class ResidualBelow(_Rule):
 
 @_rule
 class ReadoutKL(_Rule):
-    r"""Stop an example when its answer has settled (online).
+    """Stop when ``KL(p_t || p_{t-1}) <= tolerance`` nats at every scored position (online).
 
-    The first loop where ``KL(p_t || p_{t-1}) <= tolerance`` at every scored position, with
-    ``p_t = softmax(logits_t)``, in nats.
-
-    Args:
-        tolerance: In nats; arXiv 2502.05171 uses 5e-4.
+    ``p_t = softmax(logits_t)``. Source: arXiv 2502.05171, which uses 5e-4.
     """
 
     tolerance: PositiveFloat
@@ -168,17 +142,12 @@ class ReadoutKL(_Rule):
 
 @_rule
 class AccelerationBelow(_Rule):
-    r"""Stop an example when its updates no longer change (online): the second-order exit.
+    """Stop when the updates no longer change (online): the second-order exit.
 
-    ``a_t = ||D_t - D_{t-1}|| / ||h_t||`` with ``D_t = h_t - h_{t-1}``. The first loop where
-    ``a_t`` and ``a_{t-1}`` are at most the tolerance at every scored position: two hits in a row,
-    as one alone may be a turning point. A state that drifts at a constant speed counts as settled.
+    ``a_t = ||D_t - D_{t-1}|| / ||h_t||`` with ``D_t = h_t - h_{t-1}``, at most the tolerance at
+    every scored position for two loops in a row. Drift at a constant speed meets it too.
 
-    Args:
-        tolerance: Relative to the size of the state, so that it means the same at any width; the
-            paper's difference is absolute, with a threshold chosen for each model.
-
-    Source: arXiv 2509.23314 (second-order exit with a two-hit check).
+    Source: arXiv 2509.23314, whose difference is absolute, not relative.
     """
 
     tolerance: PositiveFloat
@@ -197,30 +166,21 @@ class AccelerationBelow(_Rule):
 
 
 def _relative(change: Float[Tensor, "batch pos d_model"], view: LoopView) -> Tensor:
-    """Norm of a change relative to that of the state, at each position."""
     change, size = change.norm(dim=-1), view.state.float().norm(dim=-1)
-    # A state that stays exactly zero has settled; 0 / 0 would say it never does.
+    # A state that stays exactly zero has converged; 0 / 0 would be NaN.
     return torch.where(change == 0, 0.0, change / size)
 
 
 @_rule
 class AnswerHeld(_Rule):
-    """Stop an example when its answer has been the same for some loops (online).
-
-    The first loop at which the argmax at every scored position is that of each of the ``hold``
-    loops before. The rule knows nothing of the task; a model that is right at one loop only and
-    moves on never holds an answer, or holds a wrong one by chance.
-
-    Args:
-        hold: Loops before it that gave the same answer.
-    """
+    """Stop when no scored position changed its argmax over the ``hold`` loops before (online)."""
 
     hold: PositiveInt = 3
     tolerance = 0.0
-    past = property(lambda self: self.hold, doc="Loops that have to be remembered.")
+    past = property(lambda self: self.hold, doc="Loops to remember.")
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """How many of the ``hold`` loops before, going back, did not give the answer of now."""
+        """Loops of the ``hold`` before, going back, that are missing to the same answer."""
         same = torch.ones_like(view.mask[:, 0])
         n_same, before = view.constant(0.0), view.previous
         for _ in range(self.hold):
@@ -232,29 +192,20 @@ class AnswerHeld(_Rule):
         return self.hold - n_same
 
 
-# The readout, or a gate of the model, is sure
-
-
 class _AtThreshold(_Rule):
-    """A rule that waits for a probability of at least ``threshold``."""
-
     threshold: float
 
     @property
     def tolerance(self) -> float:
-        """Most that anything else may have."""
+        """The largest probability of anything else."""
         return 1 - self.threshold
 
 
 @_rule
 class EntropyBelow(_Rule):
-    r"""Stop an example when the entropy of its readout is low (online).
+    r"""Stop when the readout's entropy :math:`-\sum_k p_k \log p_k` is low (online).
 
-    The first loop where the entropy :math:`-\sum_k p_k \log p_k` of the readout is at most the
-    tolerance at every scored position. Sure is not right: see :class:`MaxConfidence`.
-
-    Args:
-        tolerance: In nats.
+    At most ``tolerance`` nats at every scored position.
     """
 
     tolerance: PositiveFloat
@@ -267,40 +218,27 @@ class EntropyBelow(_Rule):
 
 @_rule
 class ConfidenceAbove(_AtThreshold):
-    """Stop an example when its readout is sure of its answer (online).
-
-    The first loop where the greatest probability is at least the threshold at every scored
-    position.
-
-    Args:
-        threshold: Probability in (0, 1).
-    """
+    """Stop when the top probability is at least ``threshold`` at every scored position (online)."""
 
     threshold: _Probability
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest probability over the scored positions that is left to other classes."""
+        """The largest probability of other classes over the scored positions."""
         # 1 - max p at each position [batch, pos]; expm1 keeps digits where p is close to 1.
         return view.worst(-torch.expm1(view.log_probs.amax(-1)))
 
 
 @_rule
 class GateAbove(_AtThreshold):
-    r"""Stop an example when a gate of the model says so (online).
+    r"""Stop when a gate of the model is at least ``threshold`` at every scored position (online).
 
-    The first loop where the gate :math:`\lambda_t` is at least the threshold at every scored
-    position; the initial state, which no loop has made, is not asked. ``cumulated``: where the
-    probability of having stopped by then is, :math:`1 - \prod_{s=1}^{t} (1 - \lambda_s)`, for gates
-    that say how probable it is to stop at a loop if one has not stopped before.
+    The first loop is the earliest. ``cumulated`` compares the probability of having stopped,
+    :math:`1 - \prod_{s=1}^{t} (1 - \lambda_s)`, for gates :math:`\lambda_t` that are conditional on
+    not having stopped before.
 
     Args:
         gate: From a state ``[batch, pos, d_model]`` to a probability of stopping there, for each
             position or for each example.
-        threshold: Probability in (0, 1).
-        cumulated: Whether the loops before count.
-
-    Raises:
-        InputError: In a run, if the gate gives something else.
 
     Source: the cumulative exit of Ouro, arXiv 2510.25741.
     """
@@ -310,7 +248,7 @@ class GateAbove(_AtThreshold):
     cumulated: bool = False
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """The largest probability over the scored positions of going on, or of having gone on."""
+        """The largest probability of going on, or of having gone on, over the scored positions."""
         shape = view.mask.shape
         going = torch.ones(shape, dtype=torch.float32, device=view.mask.device)
         if view.loop > 0:
@@ -330,16 +268,11 @@ class GateAbove(_AtThreshold):
 
 @_rule
 class MaxConfidence:
-    r"""The loop whose readout is surest of itself (offline).
+    """The loop of the most confident readout (offline).
 
-    ``t* = argmin_t mean CE(logits_t, argmax logits_t)``, the mean taken over the scored
-    positions of an example, or of the whole batch; the earliest loop of equals.
-
-    Sure is not right: a model can be confidently wrong early on, so measure it beside the oracle.
-
-    Args:
-        per: One loop for each example (``sample``), or one for all (``batch``).
-        min_loop: First loop that may be chosen.
+    ``t* = argmin_t mean CE(logits_t, argmax logits_t)`` from ``min_loop`` on, the mean taken over
+    the scored positions of an example (``per="sample"``), or of the whole ``batch``. A model can
+    be confidently wrong early on: compare with the oracle.
 
     Source: arXiv 2409.15647, equation 5 and section 6.4.
     """
@@ -372,4 +305,4 @@ STOPPING_RULES: Mapping[str, StoppingRule] = {
     "entropy": EntropyBelow(0.1),
     "confidence": ConfidenceAbove(0.95),
 }
-"""Rules that are told neither T(n) nor a gate, with their usual thresholds, by name."""
+"""Rules without T(n) or a gate, with their usual thresholds, by name."""

@@ -1,4 +1,4 @@
-"""What a study asks a model: examples in its own tokens, after as many loops as it makes."""
+"""The examples of a study: in the model's own tokens, with its numbers of loops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loopinterp.models.protocol import (
     own_depth,
     rule_of,
 )
-from loopinterp.models.run_inputs import check_loops, need_examples, need_weights
+from loopinterp.models.run_inputs import check_loops, need_examples
 from loopinterp.tasks.sampling import as_batch
 from loopinterp.tasks.task import describe_tensor
 from loopinterp.tasks.token_by_token import TokenByToken
@@ -32,15 +32,14 @@ if TYPE_CHECKING:
 def examples_for(
     model: Any, data: object, *, needs_loops: bool = False, of_states: bool = False, **drawn: Any
 ) -> Batch:
-    """The batch that a study is given, or one drawn from a task, as this model is asked it.
+    """The batch of a study, given or drawn from a task, fitted to this model.
 
     Args:
-        needs_loops: Whether the study follows the model from loop to loop, as far as T(n).
-        of_states: Whether it is of states, and can do without answers: those of a regression.
-        **drawn: ``n``, ``batch_size`` and ``seed``, as :func:`~loopinterp.tasks.as_batch` has them.
+        needs_loops: Whether the study follows the model from loop to loop, up to T(n).
+        of_states: Whether it is of states, and also of models without classes (a regression).
+        **drawn: ``n``, ``batch_size`` and ``seed`` of :func:`~loopinterp.tasks.as_batch`.
     """
     need_model(model)
-    need_weights(device_of(model))
     batch = as_batch(data, device=device_of(model), **drawn)
     return fit_to_model(model, batch, needs_loops=needs_loops, of_states=of_states)
 
@@ -48,7 +47,7 @@ def examples_for(
 def inputs_and_loops(
     model: Any, data: object, n_loops: int | None, **drawn: Any
 ) -> tuple[Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"], int]:
-    """Inputs and loops for a study without targets: of inputs alone, or of a batch or task."""
+    """Inputs and loops of a study without targets, from inputs alone, a batch or a task."""
     if n_loops is not None:
         check_loops(n_loops)
     if not isinstance(data, torch.Tensor):
@@ -57,12 +56,10 @@ def inputs_and_loops(
     n_loops = own_depth(model) if n_loops is None else n_loops
     need_examples(data)
     if n_loops is None or data.ndim < 2:
-        none = n_loops is None
-        what, fix = ("n_loops", "Pass n_loops=16.") if none else ("data", "Pass inputs[None].")
         expected = "a batch or a task, or inputs [batch, pos] and the n_loops to run"
+        what, fix = "n_loops" if n_loops is None else "data", "Pass inputs[None], n_loops=16."
         raise InputError(what, expected=expected, given=describe_tensor(data), fix=fix)
     need_model(model)
-    need_weights(device_of(model))
     need_repeatable(model, data.to(device_of(model)))
     _need_answers(model, data)
     return data, n_loops
@@ -71,16 +68,15 @@ def inputs_and_loops(
 def fit_to_model(
     model: Any, batch: Batch, *, needs_loops: bool = False, of_states: bool = False
 ) -> Batch:
-    """The batch, to be answered after what the model's rule makes of T(n), or its own depth.
+    """The batch with the numbers of loops of the model's rule.
 
     Raises:
         InputError: If the model does not fit the batch or its task, makes one loop where
-            ``needs_loops``, or does not repeat itself.
+            ``needs_loops``, or is not repeatable.
     """
     if needs_loops:
         need_loops(model)
-        loops = int(batch.n_loops.max())
-        check_integer("n_loops of a batch", loops, least=1, fix="Ask after a loop or more.")
+        check_integer("n_loops of a batch", int(batch.n_loops.max()), least=1)
     if batch.task is not None:
         need_model_of(batch.task, model, batch.inputs)
     need_repeatable(model, batch.inputs.to(device_of(model)))
@@ -91,20 +87,19 @@ def fit_to_model(
 
 
 def makes_one_loop(model: Any) -> bool:
-    """Whether a model makes one loop whatever the length, so that nothing happens between loops."""
+    """Whether a model makes one loop for every input."""
     return own_depth(model) == 1
 
 
 def need_loops(model: Any) -> None:
-    """Raise on a model that makes one loop and no more."""
+    """Raise on a model that makes one loop for every input."""
     if makes_one_loop(model):
-        expected, got = "one that loops", "one loop whatever the length, by its loop_rule"
-        fix = "Set model.loop_rule = None to have its block looped T(n) times all the same."
-        raise InputError("model", expected=expected, given=got, fix=fix)
+        fix = "Set model.loop_rule = None to loop its block T(n) times."
+        raise InputError("model", expected="one that loops", given="a rule of one loop", fix=fix)
 
 
 def answered_after(model: Any) -> str:
-    """After which loop a model is asked, in words: T(n), what its rule makes of it, or its own."""
+    """The loop after which a model answers, in words: T(n), its rule, or its own depth."""
     rule, depth = rule_of(model), own_depth(model)
     if depth is None:
         return "T(n)" if rule is None else str(rule)
@@ -112,10 +107,10 @@ def answered_after(model: Any) -> str:
 
 
 def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
-    """Raise if a model is known not to speak a task's tokens: by its sizes, or its own ``task``.
+    """Raise if a model does not fit a task: by its sizes, its own ``task``, or causality.
 
-    What a model does not say of its answers is looked up in its readout, where inputs are given.
-    One that is known to see later positions is none of a task whose answers stand in its input.
+    With inputs, undeclared output classes are those of its readout. A task whose inputs hold its
+    answers needs a causal model.
     """
     if isinstance(task, TokenByToken):
         need_causal(model)
@@ -126,60 +121,51 @@ def need_model_of(task: Task, model: Any, inputs: Tensor | None = None) -> None:
         declares["d_vocab_out"] = _classes(model, inputs)
     compared = {name for name, size in declares.items() if size is not None}
     if compared & {*sizes[:2]}:
-        # Of the two kinds of input a model has one: naming one, it has none of the other.
+        # A model has one of the two kinds of input.
         compared |= {*sizes[:2]}
     task_name, known = _task_name(task), _task_name(declared(model, "task"))
     if known == task_name and (declares["d_vocab_out"] or 0) < task.d_vocab_out:
-        compared -= {"d_vocab_out"}  # a compiled program need not have what it never answers
+        compared -= {"d_vocab_out"}  # a compiled program may lack classes that it never answers
     if any(declares[name] != task_sizes[name] for name in compared):
         expected, got = (
             ", ".join(f"{name}={size}" for name, size in each.items() if size is not None)
             for each in (task_sizes, declares)
         )
-        raise InputError(
-            "model",
-            expected=f"one that speaks the tokens of task {task.name!r}: {expected}",
-            given=got or "nothing",
-            fix="Ask it its own task, or map its tokens: WithVocabulary(model, tokens=…, "
-            "answers=…), or fold_vocabulary for its weights.",
-        )
+        expected = f"one with the tokens of task {task.name!r}: {expected}"
+        fix = "Use its own task, or WithVocabulary(model, tokens=…, answers=…)."
+        raise InputError("model", expected=expected, given=got or "nothing", fix=fix)
     if known not in (None, task_name):
-        expected, got = f"one of task {task_name!r}", f"one of {known!r}, its attribute task"
-        fix = "Ask it its own task, or set model.task = None if the tokens mean the same."
+        expected, got = f"one of task {task_name!r}", f"one of {known!r}"
+        fix = "Use its own task, or set model.task = None if the tokens mean the same."
         raise InputError("model", expected=expected, given=got, fix=fix)
 
 
 def need_classes(model: Any, batch: Batch) -> None:
-    """Raise if a target is none of the classes among which a model answers."""
+    """Raise if a target is outside a model's classes."""
     most = int(batch.targets.max())
     known = declared(model, "d_vocab_out")
     classes = _classes(model, batch.inputs) if known is None and most >= 0 else known
     if classes is not None and most >= classes > 1:  # one number is no class
-        expected, fix = f"classes in 0..{classes - 1}", "Ask the model a task of its own."
+        expected, fix = f"classes in 0..{classes - 1}", "Use a task of the model."
         raise InputError("targets of the batch", expected=expected, given=str(most), fix=fix)
 
 
 def _need_answers(model: Any, inputs: Tensor) -> None:
-    """Raise on a readout of one number, where answers among classes are read."""
+    """Raise on a readout of one number, where a study reads answers among classes."""
     known = declared(model, "d_vocab_out")
     if (_classes(model, inputs) if known is None else known) == 1:
-        raise InputError(
-            f"readout of {type(model).__name__}",
-            expected="two classes or more, as this study reads answers",
-            given="one number for each position, as of a regression",
-            fix="Use convergence_study, geometry_study or local_stability_study; or add a constant "
-            "class, torch.cat([y, torch.zeros_like(y)], -1): the answer is then the sign.",
-        )
+        what, expected = f"readout of {type(model).__name__}", "two classes or more"
+        fix = "Use a study of states: convergence_study, geometry_study or local_stability_study."
+        raise InputError(what, expected=expected, given="one number, of a regression", fix=fix)
 
 
 def _task_name(task: Any) -> str | None:
-    """The name of a task, with that of the one it asks in another form; None if there is none."""
+    """The name of a task, with that of a task inside it; None if there is none."""
     name, inner = getattr(task, "name", None), getattr(task, "task", None)
     return name if inner is None else f"{name} of {_task_name(inner)}"
 
 
 @torch.no_grad()
 def _classes(model: Any, inputs: Tensor) -> int:
-    """Classes among which a model answers."""
     bound = bind(model, inputs[:1].to(device_of(model)))
     return bound.readout(bound.h0).shape[-1]

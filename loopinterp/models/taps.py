@@ -1,16 +1,15 @@
-"""Taps: where a run passes its activations to hooks, and what it records.
+"""Taps: the places where a run passes its activations to hooks and recorders.
 
-The forward pass is written once and passes every activation that has a name through the tap of
-its place. Without a hook the tap hands it back. Nothing that a tap has seen is written in place
-afterwards, so a cache need not clone.
+The forward pass passes every named activation through the tap of its place, which returns it
+unchanged where there is no hook. Nothing that a tap has seen is written in place afterwards, so a
+cache need not clone.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from transformer_lens.utilities import Slice
 from loopinterp.core.errors import HookError, InputError
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, UInt8
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
     from transformer_lens.hook_points import HookPoint
 
@@ -29,36 +28,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunReadout:
-    """The end of a run.
+    """The end of a run: its last state, of each example after its own last loop.
 
     Attributes:
-        state: The last state, that of each example's own last loop.
-        positions: Those that the run's cache keeps, in their order there.
-        by_example: Whether each example made a number of loops of its own.
-        weights: Where no logits were read, a digest of the weights that would have read them.
+        positions: Positions that the run's cache keeps, in their order there.
+        by_example: Whether each example made its own number of loops.
     """
 
     state: Float[Tensor, "batch pos d_model"]
     positions: Int[Tensor, " kept"]
     by_example: Bool[Tensor, ""]
     logits: Float[Tensor, "batch pos d_vocab_out"] | None = None
-    weights: UInt8[Tensor, " byte"] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """As a file has it, under names that no activation has."""
         return {f"readout.{name}": x for name, x in vars(self).items() if x is not None}
 
     @classmethod
-    def names(cls) -> list[str]:
-        """All names that :meth:`tensors` may have."""
-        return [f"readout.{field.name}" for field in fields(cls)]
-
-    @classmethod
     def take(cls, tensors: dict[str, Tensor]) -> RunReadout | None:
-        """Take it out of what a file holds; None where it is not there."""
-        values = {n.removeprefix("readout."): tensors.pop(n, None) for n in cls.names()}
-        needed = (values[name] for name in ("state", "positions", "by_example"))
-        return None if any(x is None for x in needed) else cls(**values)  # type: ignore[arg-type]
+        """Take it out of a file's tensors; None where it is absent."""
+        tensors.pop("readout.weights", None)  # a digest in files of earlier versions
+        names = [name for name in tensors if name.startswith("readout.")]
+        values = {name.removeprefix("readout."): tensors.pop(name) for name in names}
+        return cls(**values) if values else None
 
 
 class Tap:
@@ -78,11 +70,11 @@ class Tap:
 
 
 SILENT = Tap()
-"""The tap of a place where nobody listens."""
+"""The tap of a place without hooks."""
 
 
 class ChangingTap(Tap):
-    """A tap that changes activations, by component, and neither copies nor keeps any."""
+    """A tap that changes activations by component."""
 
     def __init__(self, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
         self._changes = changes
@@ -98,7 +90,7 @@ class ChangingTap(Tap):
 
 
 class _OpenTap(Tap):
-    """A tap at which activations pass through hook points, and are recorded where wanted."""
+    """A tap with hook points and recorded components."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -107,7 +99,7 @@ class _OpenTap(Tap):
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
         for point in self.points.get(component, ()):
-            # Hooks of TransformerLens write in place; what they get must be nobody else's.
+            # Hooks of TransformerLens write in place: each has a copy.
             x = point(x.clone())
         address = self.recorded.get(component)
         if address is not None:
@@ -123,7 +115,7 @@ class _OpenTap(Tap):
 
 
 class Taps:
-    """The taps of a run, by place: of hook points that carry functions, and of what is recorded."""
+    """The taps of a run, by place."""
 
     def __init__(
         self,
@@ -153,12 +145,12 @@ class Taps:
         return self._taps.get((section, loop, layer), SILENT)
 
     def end(self, state: Tensor, logits: Tensor | None) -> None:
-        """Note where a run ended, and what was read there."""
+        """Note the end of a run."""
         if self._recorder is not None:
             self._recorder.last = (state, logits)
 
     def see_scores(self) -> bool:
-        """Whether anybody looks at attention scores or patterns, at any place."""
+        """Whether attention scores or patterns have a hook or are recorded, at any place."""
         scores = ("attn.hook_attn_scores", "attn.hook_pattern")
         return any(tap.listens(*scores) for tap in self._taps.values())
 
@@ -167,10 +159,7 @@ NO_TAPS = Taps()
 
 
 class Recorder:
-    """Keeps activations during a run, sliced, cast and moved as ``run_with_cache`` is asked to.
-
-    With ``gradients``, :meth:`backward` will be called.
-    """
+    """Keeps activations during a run, sliced, cast and moved; with ``gradients`` also those."""
 
     def __init__(
         self,
@@ -192,16 +181,11 @@ class Recorder:
         self.activations[address.name] = self._keep(address, x)
 
     def kept_positions(self, n_pos: int) -> int:
-        """How many of so many positions are kept."""
-        if self._slice is None:
-            return n_pos
-        try:
-            return self._slice.apply(torch.arange(n_pos)).numel()
-        except IndexError:  # none, which is refused where the first is kept
-            return 0
+        """The number of positions that are kept."""
+        return n_pos if self._slice is None else self._sliced(torch.arange(n_pos), 0).numel()
 
     def readout(self, *, by_example: bool) -> RunReadout:
-        """How the run ended that was recorded."""
+        """The end of the recorded run."""
         assert self.last is not None
         state, logits = self.last
         positions = torch.arange(state.shape[1])
@@ -215,14 +199,8 @@ class Recorder:
     def backward(self, loss: Tensor) -> None:
         """Add ``d loss / d activation`` for everything kept, as ``NAME_grad``."""
         if loss.numel() != 1 or not loss.requires_grad:
-            if loss.numel() != 1:
-                got, fix = f"shape {list(loss.shape)}", "Pass loss_fn=, to a scalar."
-            elif not torch.is_grad_enabled():
-                got, fix = "gradients switched off", "Leave torch.no_grad."
-            elif not any(x.requires_grad for x in self._live.values()):
-                got, fix = "a run of frozen weights", "Call model.requires_grad_(True) first."
-            else:
-                got, fix = "one detached from the run", "Use no .detach(), .item() or argmax."
+            got = f"shape {list(loss.shape)}, requires_grad={loss.requires_grad}"
+            fix = "Pass loss_fn=, to a scalar; leave torch.no_grad, or unfreeze the weights."
             raise InputError("loss", expected="a scalar with a gradient", given=got, fix=fix)
         live = {address: x for address, x in self._live.items() if x.requires_grad}
         gradients = torch.autograd.grad(
@@ -237,25 +215,29 @@ class Recorder:
             x = x.detach()
         axis = address.pos_axis
         if self._slice is not None and axis is not None:
-            n_pos = x.shape[axis]
-            try:
-                # Cloned, or the part would keep the whole activation in memory.
-                x = self._slice.apply(x, dim=axis).clone()
-            except IndexError:
-                x = x[:0]
-            if not x.numel():
-                expected, fix = f"some of {n_pos} positions", "Name positions inside the sequence."
-                raise HookError("pos_slice", expected=expected, given="none of them", fix=fix)
+            # Cloned, or the part would keep the whole activation in memory.
+            x = self._sliced(x, axis).clone()
         if self._device is not None or self._dtype is not None:
             x = x.to(device=self._device, dtype=self._dtype)
         return x
 
+    def _sliced(self, x: Tensor, axis: int) -> Tensor:
+        chosen: Any = self._slice
+        try:
+            part = chosen.apply(x, dim=axis)
+        except IndexError:
+            part = x[:0]
+        if not part.numel():
+            expected, fix = f"some of {x.shape[axis]} positions", "Name positions of the sequence."
+            raise HookError("pos_slice", expected=expected, given="none of them", fix=fix)
+        return part
+
 
 def recording_gradients() -> torch.enable_grad:
-    """The context in which what needs gradients runs, also under ``torch.no_grad()``.
+    """A context with gradients, also under ``torch.no_grad()``.
 
     Raises:
-        InputError: Under ``torch.inference_mode()``, whose tensors can never have gradients.
+        InputError: Under ``torch.inference_mode()``, whose tensors never have gradients.
 
     Example:
         >>> x = torch.ones(2, requires_grad=True)
@@ -265,68 +247,33 @@ def recording_gradients() -> torch.enable_grad:
         tensor([2., 2.])
     """
     if torch.is_inference_mode_enabled():
-        expected, got = "a call outside torch.inference_mode()", "one inside"
-        fix = "Call it outside; torch.no_grad() does no harm."
-        raise InputError("gradients", expected=expected, given=got, fix=fix)
+        expected, fix = "a call outside torch.inference_mode()", "Use torch.no_grad() instead."
+        raise InputError("gradients", expected=expected, given="one inside", fix=fix)
     return torch.enable_grad()
 
 
 _ALWAYS_FITS = 64 * 1024**2
-"""Bytes of a cache that nobody is asked about: asking takes as long as a short run."""
+"""Bytes of a cache that need no check: the check takes as long as a short run."""
 
 
-def need_room(
-    addresses: Sequence[Address],
-    batch: int,
-    n_pos: int,
-    n_kept: int,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    gradients: bool = False,
-) -> None:
-    """Raise where a cache of some activations is larger than what is free on its device.
-
-    What the run itself needs is not counted, nor a graph for gradients; where nobody can say what
-    is free, nothing is refused. ``n_kept`` positions remain after a position slice.
-    """
-    copies = dtype.itemsize * (2 if gradients else 1)
-    # Few kinds of axes, where a run has thousands of sites: the numbers in an activation of each.
-    kinds = {address.axes: address for address in addresses}
-    sizes = {axes: math.prod(a.shape(batch, n_pos, n_kept)) for axes, a in kinds.items()}
-    if len(addresses) * max(sizes.values()) * copies <= _ALWAYS_FITS:
-        return
-    size = sum(sizes[address.axes] for address in addresses) * copies
+def need_room(size: int, device: torch.device) -> None:
+    """Raise if a cache of so many bytes exceeds its device's memory, the run itself not counted."""
     free = _free_bytes(device) if size > _ALWAYS_FITS else None
     if free is not None and size > free:
-        smaller = " or dtype=torch.float16" if dtype.itemsize > 2 else ""
-        elsewhere = "" if device.type == "cpu" else " or device='cpu'"
-        raise InputError(
-            "cache",
-            expected=f"at most the {_spell_bytes(free)} that are free on {device}",
-            given=f"{_spell_bytes(size)}: {len(addresses)} activations of {batch} x {n_pos} "
-            f"positions in {str(dtype).removeprefix('torch.')}",
-            fix=f"Pass names_filter=, loops=, pos_slice={smaller}{elsewhere}; or cache.save some "
-            "loops at a time.",
-        )
+        expected = f"at most the {_spell_bytes(free)} that are free on {device}"
+        fix = "Pass names_filter=, loops=, pos_slice=, dtype= or device=."
+        raise InputError("cache", expected=expected, given=_spell_bytes(size), fix=fix)
 
 
 def _spell_bytes(number: int) -> str:
-    """A number of bytes in words.
-
-    Example:
-        >>> _spell_bytes(1_234_567), _spell_bytes(3_456_000_000_000)
-        ('1.2 MB', '3456.0 GB')
-    """
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """Bytes that can still be had on a device; None where nobody can say.
+    """Free bytes on a device; None where that is unknown.
 
-    On a GPU that is what its driver has left, with what PyTorch holds for reuse. On a CPU it is
-    what the system can give without swapping, or what a limit of this process's group (that of a
-    container or a job on a cluster) leaves of it.
+    On a GPU: its driver's, and those that PyTorch holds for reuse. On a CPU: the available memory,
+    within the limits of this process's groups (a container, a job on a cluster).
     """
     if device.type == "cuda":
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -341,24 +288,18 @@ def _free_bytes(device: torch.device) -> int | None:
 def _left_in_groups(
     member: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[int]:
-    """What each group that this process is in leaves of its limit, in both versions of Linux'."""
-    try:
-        lines = member.read_text().splitlines()
-    except OSError:  # another system
-        return
-    for line in lines:
+    """Bytes that each group of this process leaves of its limit, in both versions of Linux'."""
+    for line in member.read_text().splitlines() if member.exists() else ():
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
         first = mounted / controllers
         inside = first / path.lstrip("/")
-        for folder in (inside, *inside.parents):
+        for folder in (inside, *inside.parents) if controllers in ("", "memory") else ():
             if folder.is_relative_to(first) and (left := _left_in(folder)) is not None:
                 yield left
 
 
 def _left_in(folder: Path) -> int | None:
-    """What one group leaves; files that were read and could be read again do not count."""
+    """Bytes that one group leaves; files that can be read again do not count as used."""
     files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
     for limit, usage in files:
         try:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from einops import rearrange
 from torch import nn
 
-from loopinterp.core.errors import InputError, check_seed
-from loopinterp.core.storage import digest_tensors
+from loopinterp.core.errors import InputError, check_integer, check_seed
 from loopinterp.core.text import MOST, as_table
 from loopinterp.models.checkpoints import PretrainedMixin
 from loopinterp.models.config import LoopedTransformerConfig, site_map_of
@@ -24,14 +22,20 @@ from loopinterp.models.positions import (
     attention_context,
     attention_mask,
     check_length,
+    grid_width,
     score_mask,
 )
-from loopinterp.models.run_inputs import check_inputs
+from loopinterp.models.run_inputs import (
+    check_each,
+    check_features,
+    check_tokens,
+    refuse,
+)
 from loopinterp.models.taps import NO_TAPS, SILENT, Tap, Taps
 from loopinterp.models.transformer_lens_names import TransformerLensNames
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, UInt8
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
     from loopinterp.models.addresses import SiteMap
@@ -43,7 +47,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     A run of T loops over a block of L layers shows T * L hooked views over one set of weights,
     under TransformerLens' names (see :mod:`loopinterp.models.addresses`). Attention is fused unless
-    somebody looks at scores or pattern; the two agree to rounding.
+    scores or pattern have a hook; the two agree to rounding.
 
     Args:
         config: The architecture.
@@ -91,7 +95,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             self._init_weights()
         if config.tie_unembed:
             self.unembedding.weight = self.embedding.weight
-        # There is no dropout: nothing differs in training, and TransformerLens asks for eval mode.
+        # There is no dropout, and TransformerLens needs eval mode.
         self.eval()
 
     def __repr__(self) -> str:
@@ -102,7 +106,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return as_table(repr(self), self.config.to_dict().items())
 
     def plain_twin(self) -> LoopedTransformer:
-        """A model that this configuration makes, without weights, whose layers nobody changed."""
+        """The unchanged model of this configuration, without weights."""
         with torch.device("meta"):  # shapes alone, at no cost
             return LoopedTransformer(self.config)
 
@@ -117,7 +121,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def reach(self) -> int | None:
-        """Positions to the left that one loop reads, with a hard causal window; None: no bound."""
+        """Positions to the left that one loop reads, with a causal window; None: no bound."""
         window = self.config.window_of_all_heads
         if window is None or not self.config.causal or self.config.n_coda:
             return None
@@ -125,7 +129,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def reach_before(self) -> int | None:
-        """Positions to its left that a position's injected input has come from; None: no bound."""
+        """Positions to the left that the injected input reads; None: no bound."""
         if not self.config.n_prelude:
             return 0
         window = self.config.window_of_all_heads
@@ -135,12 +139,12 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def starts_by_place(self) -> bool:
-        """Whether the initial state depends on where a token stands, and not on the token."""
+        """Whether the initial state depends on the place of a token, not on it."""
         return self.config.initial_state != "embedding"
 
     @property
     def local_step(self) -> bool:
-        """Whether a step of a part is that of the whole: it asks neither for places nor tokens."""
+        """Whether a step of some positions is that of all: it uses neither places nor tokens."""
         return not self._reads_tokens and self.config.positions not in ("fire", "grid")
 
     @property
@@ -168,35 +172,31 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     def check_inputs(
         self, inputs: Tensor, *, position_offset: int | Int[Tensor, " batch"] = 0
     ) -> None:
-        """Raise unless the model can read the inputs, wherever they lie.
-
-        :meth:`bind` and every run check the same. On a GPU that waits for the GPU's other work;
-        inputs that are checked before they are moved there can be bound with ``checked=True``.
-        """
-        device = inputs.device if isinstance(inputs, torch.Tensor) else self.device
-        check_inputs(inputs, self.config, device, position_offset)
-        if self.config.positions == "abacus":
-            self._abacus_index(inputs, position_offset)
-
-    def input_context(
-        self,
-        inputs: Tensor,
-        offset: int | Tensor,
-        *,
-        all_pairs: bool = False,
-        checked: bool = False,
-    ) -> AttentionContext:
-        check_inputs(inputs, self.config, self.device, offset, checked=checked)
-        context = self.length_context(inputs.shape[1], all_pairs=all_pairs)
-        return replace(context, qk_offset=self.qk_offset(inputs, offset, checked=checked))
+        config, offset = self.config, position_offset
+        if config.d_vocab is None:
+            check_features(inputs, config.d_features)
+        else:
+            check_tokens(inputs, config.d_vocab)
+        if config.positions == "absolute":
+            check_length(inputs.shape[1], config.n_ctx or 0, "sequence length")
+        if config.positions == "grid":
+            grid_width(inputs.shape[1])
+        each = isinstance(offset, torch.Tensor)
+        if config.positions != "abacus":
+            got = {"position_offset": offset if each or offset else None}
+            refuse(got, "0 without abacus positions", "Leave it out.")
+            return
+        if each:
+            check_each("position_offset", offset, inputs)
+        check_integer("position_offset", int(offset.min()) if each else offset, least=0)
+        index = self._abacus_index(inputs, offset)
+        check_length(int(index.max()) + 1, config.n_ctx or 0, "abacus positions")
 
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
         how = {"bias": self.relative_bias, "device": self.device, "dtype": self.dtype}
         return attention_context(self.config, n_pos, all_pairs=all_pairs, **how)
 
-    def added_positions(
-        self, inputs: Tensor, offset: int | Tensor, *, checked: bool = False
-    ) -> Tensor | None:
+    def added_positions(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
         if self.position_embedding is None:
             return None
         if self.config.positions == "absolute":
@@ -205,25 +205,19 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
             embedding = self.position_embedding(places)
             return embedding.expand(inputs.shape[0], -1, -1)
         if self.config.abacus_target == "input":
-            return self.position_embedding(self._abacus_index(inputs, offset, checked))
+            return self.position_embedding(self._abacus_index(inputs, offset))
         return None
 
-    def qk_offset(
-        self, inputs: Tensor, offset: int | Tensor, *, checked: bool = False
-    ) -> Tensor | None:
+    def qk_offset(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
         if not self._reads_tokens:
             return None
         assert self.position_embedding is not None
-        embedding = self.position_embedding(self._abacus_index(inputs, offset, checked))
+        embedding = self.position_embedding(self._abacus_index(inputs, offset))
         axes = "batch pos (head d_head) -> batch head pos d_head"
         return rearrange(embedding, axes, head=self.config.n_heads)
 
-    def _abacus_index(self, tokens: Tensor, offset: int | Tensor, checked: bool = False) -> Tensor:
-        assert self.config.n_ctx is not None
-        index = abacus_positions(tokens.long(), self.config.digit_tokens, offset)
-        if not checked:
-            check_length(int(index.max()) + 1, self.config.n_ctx, "abacus positions")
-        return index
+    def _abacus_index(self, tokens: Tensor, offset: int | Tensor) -> Tensor:
+        return abacus_positions(tokens.long(), self.config.digit_tokens, offset)
 
     def mask_at(
         self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
@@ -295,7 +289,7 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         return tap("hook_state_post", self.end_loop(h, e, tap))
 
     def end_loop(self, h: Tensor, e: Tensor, tap: Tap = SILENT) -> Tensor:
-        """What a loop makes of its last layer's output: injection after it, loop norm, code."""
+        """The state of a loop's last output: injection after it, loop norm, code."""
         if self.gate is not None:
             h = h + tap("hook_injection", self.gate * e)
         if self.ln_loop is not None:
@@ -347,9 +341,3 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
         for k in reversed(range(len(self.coda))):
             backward.at(layer=k)
             self.coda[k].attribute(backward)  # type: ignore[operator]
-
-    def readout_digest(self) -> UInt8[Tensor, " byte"]:
-        # SHA-256 of the weights that logits are read with, those of a coda's positions too.
-        parts = ("coda.", "ln_final.", "unembedding.", "relative_bias.")
-        tensors = {k: x for k, x in self.state_dict().items() if k.startswith(parts)}
-        return torch.tensor(list(bytes.fromhex(digest_tensors(tensors))), dtype=torch.uint8)

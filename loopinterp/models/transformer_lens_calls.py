@@ -1,4 +1,4 @@
-"""What notebooks of TransformerLens call on a model, ours or an adapter: losses, tokens, options.
+"""Calls of TransformerLens' notebooks on a model, ours or an adapter: losses, tokens, options.
 
 There is no tokenizer: tokens are numbers, text is refused, and a token is shown as its number.
 """
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Needs:
-    """The settings of a model for which a method of TransformerLens means what its name says.
+    """The settings that a method of TransformerLens needs, in words, with the way around them.
 
-    ``settings`` are the values that each may have; ``expected`` is the same in words, and ``fix``
-    what to do without it.
+    ``settings`` has the values that each may have.
     """
 
     expected: str
@@ -68,11 +67,11 @@ EDGES = replace(
 
 
 class TransformerLensCalls(nn.Module):
-    """Calls of TransformerLens that ask nothing of the weights."""
+    """Calls of TransformerLens that need no weights."""
 
     config: Any
     task: Any = None
-    """The task it was trained on, if known: :func:`loopinterp.load` puts the run's task here."""
+    """The task it was trained on, if known; :func:`loopinterp.load` sets it."""
 
     @property
     def cfg(self) -> TransformerBridgeConfig:
@@ -97,7 +96,7 @@ class TransformerLensCalls(nn.Module):
         )
 
     def cfg_options(self) -> dict[str, Any]:
-        """Further settings of :attr:`cfg`, where a model knows them."""
+        """Further settings of :attr:`cfg`."""
         return {}
 
     def loss_fn(
@@ -110,7 +109,7 @@ class TransformerLensCalls(nn.Module):
         """Cross-entropy of each next token in nats, ``-log p(x_{i+1} | x_0 … x_i)``, or its mean.
 
         Args:
-            logits: Those of a run.
+            logits: Logits of a run.
             tokens: Its inputs ``[batch, pos]``.
             attention_mask: None; padding is left out before a run.
             per_token: Whether to return ``[batch, pos - 1]``.
@@ -122,30 +121,26 @@ class TransformerLensCalls(nn.Module):
 
         config, task = self.config, self.task
         if config.d_vocab_out != config.d_vocab or not config.causal or task is not None:
-            has = f"d_vocab_out={config.d_vocab_out}, d_vocab={config.d_vocab}, {config.causal=}"
-            raise InputError(
-                "loss of the next token",
-                expected="a causal model that predicts the tokens that it reads",
-                given=f"{has.replace('config.', '')}, task={task and task.name}",
-                fix="Compare logits with the targets of the task: torch.nn.functional."
-                "cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).",
-            )
+            has = f"d_vocab_out={config.d_vocab_out}, d_vocab={config.d_vocab}, {task=}"
+            expected = "a causal model that predicts the tokens that it reads"
+            fix = "Use F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())."
+            raise InputError("loss of the next token", expected=expected, given=has, fix=fix)
         refuse_options({} if attention_mask is None else {"attention_mask": attention_mask})
         return lm_cross_entropy_loss(logits, tokens.long(), None, per_token)
 
     def to_tokens(self, tokens: Any, *_: Any, **__: Any) -> Tensor:
-        """Tokens are given as they are: there is no tokenizer, and text is refused."""
+        """The tokens, unchanged; text is refused."""
         if isinstance(tokens, torch.Tensor):
             return tokens
         expected, fix = "token indices as a tensor: there is no tokenizer", "Use task.sample(...)."
         raise InputError("tokens", expected=expected, given=repr(tokens), fix=fix)
 
     def to_single_token(self, token: Any) -> Any:
-        """A token is given as it is: an integer, or a tensor of one."""
+        """The token, unchanged: an integer, or a tensor of one."""
         return token if isinstance(token, int) else self.to_tokens(token)
 
     def to_str_tokens(self, tokens: Any, *_: Any, **__: Any) -> list[str]:
-        """The number of each token of one example, as labels of axes want it; text is refused."""
+        """The number of each token of one example, for labels of axes; text is refused."""
         tensor = torch.as_tensor(self.to_tokens(tokens))
         flat = tensor[0] if tensor.dim() == 2 and len(tensor) == 1 else tensor
         if flat.dim() > 1 or tensor.dtype not in TOKEN_TYPES:
@@ -164,66 +159,45 @@ class TransformerLensCalls(nn.Module):
         """The position of a token in one example: its first, or its last (``mode="last"``)."""
         number = str(int(self.to_single_token(token)))
         places = [k for k, name in enumerate(self.to_str_tokens(tokens)) if name == number]
-        if mode not in ("first", "last") or not places:
-            expected = "a token of the example, and mode='first' or 'last'"
-            got, fix = f"{token!r}, {mode!r}", "Look at model.to_str_tokens(tokens)."
-            raise InputError("token or mode", expected=expected, given=got, fix=fix)
+        if not places:
+            expected, fix = "a token of the example", "Look at model.to_str_tokens(tokens)."
+            raise InputError("token", expected=expected, given=number, fix=fix)
         return places[0 if mode == "first" else -1]
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise: :func:`~loopinterp.models.greedy_decode` goes on with prompts."""
+        """Raise: :func:`~loopinterp.models.greedy_decode` generates."""
         fix = "Use loopinterp.models.greedy_decode(model, tokens, n_loops=…, max_new_tokens=…)."
         raise InputError("generate", expected="a number of loops", given="none", fix=fix)
 
-    def enable_compatibility_mode(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise: weights stay as they are, and :func:`fold_final_norm` makes a folded copy."""
-        what, expected = "enable_compatibility_mode", "weights that stay as they are"
-        fix = "Pass loopinterp.models.fold_final_norm(model); nothing else has to be folded."
-        raise InputError(what, expected=expected, given="a change in place", fix=fix)
-
-    process_weights_ = enable_compatibility_mode
-
 
 class Absent:
-    """What TransformerLens looks up on a model by a name, and a published model has not."""
+    """A name of TransformerLens that a published model lacks."""
 
     def __get__(self, model: object, owner: type | None = None) -> Any:
         if model is None:
             return self
-        raise InputError(
-            "layers and weights by TransformerLens' names",
-            expected="a LoopedTransformer, which has them",
-            given=type(model).__name__,
-            fix="Patch activations by their hook names, or read the weights of model.published.",
-        )
+        what, got = "layers and weights by TransformerLens' names", type(model).__name__
+        fix = "Patch activations by their hook names, or read the weights of model.published."
+        raise InputError(what, expected="a LoopedTransformer", given=got, fix=fix)
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:
-    """Raise on the first option that runs of this package have not, if there is any."""
-    instead = {
-        "prepend_bos": "Put the token there yourself: tokens are given as they are.",
-        "padding_side": "Pad the tokens yourself.",
-        "past_kv_cache": "Use loopinterp.models.greedy_decode, which keeps keys and values.",
-        "start_at_layer": "Use start_at_loop= and state=, or a hook on the stream.",
-        "loss_per_token": "Use model.loss_fn(logits, tokens, per_token=True).",
-        "attention_mask": "Leave padding out, or run examples of each length by themselves.",
-        "reset_hooks_end": "Call model.reset_hooks() yourself: hooks of add_hook stay until then.",
-    }
+    """Raise on the first option that runs of this package lack, if any."""
+    fix = "See docs/transformerlens.md; help(model.forward) lists the options."
     for name, value in options.items():
-        fix = instead.get(name, "Leave it out; help(model.forward) lists the options.")
         expected = "an option of loopinterp's runs"
         raise InputError(name, expected=expected, given=repr(value), fix=fix)
 
 
 class StoppedRun(Exception):
-    """Ends a run where TransformerLens' ``stop_at_layer`` does; ``stream`` is what it was."""
+    """Ends a run at TransformerLens' ``stop_at_layer``, with the stream there."""
 
     def __init__(self, stream: Tensor) -> None:
         self.stream = stream
 
 
 class StopPoint(HookPoint):
-    """A hook point that ends the run where it stands."""
+    """A hook point that ends the run."""
 
     def forward(self, x: Tensor) -> NoReturn:  # type: ignore[override]
         raise StoppedRun(x)

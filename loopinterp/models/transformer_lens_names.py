@@ -1,7 +1,7 @@
-"""What TransformerLens' own tools ask of a model, answered for a run of T loops.
+"""Names that TransformerLens' own tools look up on a model, for a run of T loops.
 
-To them a looped model is an ordinary one of ``n_prelude + T * n_layers + n_coda`` layers whose
-weights happen to be the same, for its default number of loops T.
+To them a looped model is an ordinary one of ``n_prelude + T * n_layers + n_coda`` layers that
+happen to share weights, for its default number of loops T.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class _View:
-    """A module of the shared block at one loop: its weights, and the hooks of that loop."""
+    """A module of the shared block at one loop: its weights, with the hooks of that loop."""
 
     hook_out_is_single_residual_stream = True
 
@@ -41,7 +41,7 @@ class _View:
 
     @property
     def submodules(self) -> dict[str, Any]:
-        """Its parts, for tools that follow a head's write along the stream; see :class:`Needs`."""
+        """Its parts, for tools of path patching."""
         config = self._model.config
         before = int(self._prefix.split(".")[1]) < config.n_prelude
         needs = FROM_PRELUDE if before else DIRECT_PATHS
@@ -70,12 +70,12 @@ def _flag(name: str) -> Callable[[Any, bool], None]:
         self._flags = flags
 
     sites = " and ".join(f"``{site}``" for site in OPTIONAL_SITES[name])
-    set_flag.__doc__ = f"Have {sites} in every layer, or not; they cost where somebody looks."
+    set_flag.__doc__ = f"Add {sites} to every layer, or remove them; they cost time where hooked."
     return set_flag
 
 
 class _NamedWeights:
-    """A module or method that is called as ever, under a name where weights are looked up too."""
+    """A callable whose weights are looked up by name too."""
 
     def __init__(self, call: Callable[..., Any], weights: Mapping[str, Callable[[], Tensor]]):
         self._call, self._weights = call, weights
@@ -90,20 +90,19 @@ class _NamedWeights:
 
 
 class _HeadLabels(list[str]):
-    """Labels of heads; called, too, as in earlier versions of TransformerLens."""
+    """Labels of heads; also called, as in earlier versions of TransformerLens."""
 
     def __call__(self) -> list[str]:
         return list(self)
 
 
 def _stacked(part: str, name: str) -> property:
-    """Weights of all layers under TransformerLens' name, layers of the loop once for each loop."""
+    """Weights of all layers under TransformerLens' name, those of the block once for each loop."""
 
     def stacked(self: Any) -> Tensor:
         return torch.stack([getattr(getattr(block, part), name) for block in self.blocks])
 
-    doc = f"``{name}`` of all ``cfg.n_layers`` layers in a row, the block's once for each loop."
-    return property(stacked, doc=doc)
+    return property(stacked, doc=f"``{name}`` of all layers, the block's once for each loop.")
 
 
 class TransformerLensNames(HookedRun):
@@ -146,9 +145,8 @@ class TransformerLensNames(HookedRun):
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """Learned position embedding."""
         if self.position_embedding is None:
-            got, fix = f"positions={self.config.positions!r}", "Use positions='absolute'."
-            expected = "a model that learns a position embedding"
-            raise InputError("W_pos", expected=expected, given=got, fix=fix)
+            got, fix = self.config.positions, "Use positions='absolute'."
+            raise InputError("W_pos", expected="learned positions", given=got, fix=fix)
         return with_weights(self.position_embedding).weight
 
     W_U = weights_of("unembedding", "weight.T", "Unembedding ``[d_model, d_vocab_out]``.")
@@ -181,12 +179,11 @@ class TransformerLensNames(HookedRun):
 
     @checked
     def all_composition_scores(self, mode: Literal["Q", "K", "V"]) -> CompositionScores:
-        r"""How much each head's output weights and a later one's input weights overlap.
+        """Overlap of each head's output weights with a later head's input weights.
 
         ``||W_OV W|| / (||W_OV|| ||W||)`` with W the later head's ``W_QK`` (``mode="Q"``), its
-        transpose (``"K"``) or its ``W_OV`` (``"V"``), of each two heads
-        ``[layer, head, layer, head]``; zero where the first is in no earlier layer. Weights alone:
-        norms, injections and loop norms between the two heads are left out.
+        transpose (``"K"``) or its ``W_OV`` (``"V"``), as ``[layer, head, layer, head]``; zero where
+        the first is in no earlier layer. Norms and injections between the heads are ignored.
 
         Source: Elhage et al., A Mathematical Framework for Transformer Circuits (2021).
         """
@@ -204,7 +201,7 @@ class TransformerLensNames(HookedRun):
     def tokens_to_residual_directions(
         self, tokens: int | Tensor
     ) -> Float[Tensor, "*shape d_model"]:
-        """The direction of the stream that each output class, of any shape, is read from."""
+        """The direction of the stream from which each output class is read."""
         if isinstance(tokens, str):
             self.to_tokens(tokens)  # which refuses text
         return self.W_U.T[torch.as_tensor(tokens, device=self.device)]
@@ -214,8 +211,7 @@ class TransformerLensNames(HookedRun):
     ) -> Float[Tensor, " d_model"]:
         """Sum of the output biases of all layers before ``layer``, loop after loop.
 
-        With ``mlp_input``, the attention bias of ``layer`` itself is added. An ``InputError`` says
-        where a norm stands between the biases and the stream.
+        With ``mlp_input``, the attention bias of ``layer`` itself is added.
         """
         DIRECT_WRITES.check(self.config, "accumulated_bias")
         b_O = self.b_O
@@ -229,7 +225,7 @@ class TransformerLensNames(HookedRun):
         return iter(self.tl_parameters().items())
 
     def blocks_with(self, submodule: str) -> list[tuple[int, Any]]:
-        """Number and view of every layer that has a part of this name: all layers, or none."""
+        """Number and view of every layer with a part of this name: all layers, or none."""
         return list(enumerate(self.blocks)) if submodule in ("ln1", "attn", "ln2", "mlp") else []
 
     def tl_parameters(self) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
-"""Linear maps and norms, and whether a layer computes what its own weights say.
+"""Linear maps and norms; detection of layers that others have changed.
 
-A run calls its layers, so an adapter, a hook, a parametrisation or a pruning mask around one takes
-part in it. Code that reads weights instead (to take heads apart, attribute a logit, write a folder)
-would go past them, and asks here first.
+A run calls its layers, so that an adapter, a hook, a parametrisation or a pruning mask counts.
+Code that reads weights instead (to split heads, attribute a logit, save) would skip them, and
+checks here first.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 class LinearMap(nn.Linear):
-    """``x W^T + b`` of one model, or of several whose weights are stacked ``[model, d_out, d_in]``.
-
-    As a module, so that it is called: whatever others put in its place or around it (an adapter, a
-    hook, a parametrisation) is then part of what the model computes.
-    """
+    """``x W^T + b`` of one model, or of several with weights stacked ``[model, d_out, d_in]``."""
 
     def forward(self, input: Float[Tensor, "*row d_in"]) -> Float[Tensor, "*row d_out"]:
         weight, bias = self.weight, self.bias
@@ -46,7 +42,7 @@ def norm(
     bias: Float[Tensor, "*model d_model"] | None,
     eps: float,
 ) -> Float[Tensor, "*row d_model"]:
-    """LayerNorm, or RMSNorm where there is no bias; with weights ``[model, d_model]``, of each."""
+    """LayerNorm, or RMSNorm without a bias; of several models with weights ``[model, d_model]``."""
     width = weight.shape[-1:]
     if weight.dim() == 1:
         if bias is None:
@@ -60,13 +56,13 @@ def norm(
 
 
 Change = Literal["wrapped", "hooked", "parametrised", "missing", "tensors"]
-"""How a layer differs from what its configuration makes of it."""
+"""How a layer differs from that of its configuration."""
 
 _Layer = TypeVar("_Layer", bound=nn.Module)
 
 
 def change_of(layer: nn.Module) -> Change | None:
-    """How a layer has been changed; None where its weights alone say what it computes."""
+    """How a layer has been changed, if its weights are not all that it computes with."""
     inside = layer._modules
     if "base_layer" in inside or "forward" in vars(layer):  # PEFT's mark; a patched method
         return "wrapped"
@@ -76,11 +72,10 @@ def change_of(layer: nn.Module) -> Change | None:
 
 
 def with_weights(layer: _Layer, *, uncalled: bool = False) -> _Layer:
-    """The layer, if the weights that it shows are those that it computes with.
+    """The layer, if it computes with the weights that it shows.
 
-    Those of a parametrised layer are made when they are read. Those of a pruned one are made when
-    it is called, by a hook before it, and may be old. With ``uncalled``, they are used in place of
-    a call, so that no hook may be on it either.
+    A parametrised layer makes them at reading, a pruned one only in a hook before each call. With
+    ``uncalled``, they replace a call, so that the layer may have no hook either.
     """
     change = change_of(layer)
     hooked = layer._forward_pre_hooks or (uncalled and change == "hooked")
@@ -90,20 +85,19 @@ def with_weights(layer: _Layer, *, uncalled: bool = False) -> _Layer:
 
 
 def weights_of(layer: str, weight: str, doc: str) -> property:
-    """A property that reads a tensor of a layer (both by name), if the layer computes with it."""
+    """A property that reads a tensor of a layer, both by name, through :func:`with_weights`."""
     read = attrgetter(weight)
     return property(lambda self: read(with_weights(getattr(self, layer))), doc=doc)
 
 
 def need_unchanged(model: nn.Module, what: str) -> None:
-    """Raise if a layer of a model is wrapped, hooked or parametrised: a look that costs little."""
+    """Raise if a layer of a model is wrapped, hooked or parametrised, at little cost."""
     for name, module in model.named_modules():
         if (change := change_of(module)) is not None:
             raise _changed(f"{what}: {name}", change)
 
 
 def _changed(what: str, change: Change) -> InputError:
-    """What is raised of a layer that has been changed."""
     got = {
         "wrapped": "another module in its place or around it",
         "hooked": "hooks of PyTorch on it, as pruning and the older weight norm put there",
@@ -118,10 +112,9 @@ def _changed(what: str, change: Change) -> InputError:
 
 
 def need_plain(model: nn.Module, what: str, *, saved: bool = False) -> None:
-    """Raise unless all layers of a model compute what their own weights say.
+    """Raise for the call ``what`` unless all layers compute with their own weights.
 
-    ``what`` is the call that reads the weights. Where they are ``saved``, hooks may be on, which
-    no file holds, and there may be no parametrisation, which no file could be read back into.
+    A ``saved`` model may have hooks, which no file holds, but no parametrisation.
     """
     for name, change in _changed_layers(model):
         if change != ("hooked" if saved else "parametrised"):
@@ -129,10 +122,10 @@ def need_plain(model: nn.Module, what: str, *, saved: bool = False) -> None:
 
 
 def _changed_layers(model: Any) -> Iterator[tuple[str, Change]]:
-    """The layers of a model that have been changed, by name, the outermost first.
+    """The changed layers of a model by name, the outermost first.
 
-    A model with a ``plain_twin``, as a ``LoopedTransformer``, is compared with it. Of a published
-    model only hooks, parametrisations, and the mark of PEFT can be known.
+    A model with a ``plain_twin`` is compared with it; in a published model only hooks,
+    parametrisations and PEFT's mark show.
     """
     modules = {name: module for name, module in model.named_modules() if name}
     twin = model.plain_twin() if hasattr(model, "plain_twin") else None
@@ -148,19 +141,14 @@ def _changed_layers(model: Any) -> Iterator[tuple[str, Change]]:
             yield name, "wrapped"
     if twin is None:
         return
-    # The tensors of a parametrised layer have other names, which says nothing more.
-    shapes, expected_shapes = (
-        {name: x.shape for name, x in each.state_dict().items()} for each in (model, twin)
-    )
-    odd = [
-        name for name in shapes.keys() - expected_shapes.keys() if ".parametrizations." not in name
-    ]
-    both = shapes.keys() & expected_shapes.keys()
-    if odd or any(shapes[name] != expected_shapes[name] for name in both):
-        yield (odd or ["the model"])[0], "tensors"
+    shapes = {name: x.shape for name, x in twin.state_dict().items()}
+    for name, x in model.state_dict().items():
+        # The tensors of a parametrised layer have other names.
+        if ".parametrizations." not in name and x.shape != shapes.get(name):
+            yield name, "tensors"
 
 
 def _alike(module: nn.Module, twin: nn.Module) -> bool:
-    """Whether a module is of the kind that the twin is, a plain ``nn.Linear`` included."""
+    """Whether a module is of the twin's kind, a plain ``nn.Linear`` included."""
     kinds = (LinearMap, nn.Linear) if type(twin) is LinearMap else (type(twin),)
     return type(module) in kinds and vars(module).get("act_fn") is vars(twin).get("act_fn")

@@ -26,7 +26,7 @@ from loopinterp.core.storage import (
     digest_tensors,
     parse_json_object,
     read_bytes,
-    read_metadata,
+    read_tensors_and_metadata,
     write_json,
 )
 from loopinterp.core.text import ShortRepr
@@ -286,7 +286,7 @@ class Run(ShortRepr):
         path = self.folder / CHECKPOINT
         if not path.exists():
             return 0, 0.0
-        metadata = read_metadata(path)
+        metadata = read_tensors_and_metadata(path)[1]
         need_training_state(path, metadata, read_run_config(self.folder))
         with reading_counters(path):
             return int(json.loads(metadata["scalars"])["steps_done"]), float(metadata["seconds"])

@@ -24,7 +24,6 @@ from loopinterp.core.results import (
     Finding,
     Result,
     findings_of,
-    known_kinds,
     load_result,
     registered_kinds,
     study,
@@ -215,7 +214,7 @@ def check_entry(entry: Study) -> None:
     assert kind.study == entry.name and kind.tasks == entry.tasks
     assert kind.section in {section.key for section in SECTIONS}
     importlib.import_module(kind.module)
-    assert known_kinds()[entry.kind].__module__ == kind.module
+    assert Result._kinds[entry.kind].__module__ == kind.module
 
 
 @pytest.mark.parametrize("entry", STUDIES, ids=lambda entry: entry.name)

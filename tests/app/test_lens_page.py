@@ -223,7 +223,7 @@ def test_a_published_model_without_adapter_says_what_there_is(
     GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path / "gpt2")
     save_tokenizer(tmp_path / "gpt2")
     refused = command("lens", tmp_path / "gpt2", "--prompt", "the cat")
-    assert_refused(refused, "a kind that has an adapter: Ouro, Huginn, HRMText", "GPT2LMHeadModel")
+    assert_refused(refused, "an adapter: Ouro, Huginn, HRMText", "GPT2LMHeadModel")
 
 
 def test_words_of_tokens() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -91,28 +90,16 @@ def test_the_error_of_an_integer_names_its_end_and_the_fix() -> None:
 
 def test_numbers_come_back_as_float() -> None:
     for number in (1, 1.0, np.float32(1), np.int64(1)):
-        checked = check_number("share", number, above=0, most=1)
+        checked = check_number("share", number, least=0, most=1)
         assert type(checked) is float
         assert checked == 1.0
 
 
-@pytest.mark.parametrize("value", [True, "1", None, math.nan, math.inf, -math.inf, 0, 1])
+@pytest.mark.parametrize("value", [True, "1", None, math.nan, math.inf, -math.inf, -1, 2, 10**400])
 def test_what_is_no_finite_number_of_the_range_is_refused(value: Any) -> None:
     with pytest.raises(InputError) as caught:
-        check_number("share", value, above=0, below=1)
-    assert caught.value.what == "share"
-    assert re.findall("[<>]=? [0-9.]+", caught.value.expected) == ["> 0", "< 1"]
-
-
-def test_the_ends_of_a_range_of_numbers_are_told_apart() -> None:
-    assert check_number("p", 0, least=0, most=1) == 0
-    with pytest.raises(InputError) as caught:
-        check_number("p", 1.5, least=0, most=1)
-    assert "0..1" in caught.value.expected and caught.value.given == "1.5"
-    with pytest.raises(InputError) as caught:
-        check_number("p", 1, least=0, below=1)
-    assert re.findall("[<>]=? [0-9.]+", caught.value.expected) == [">= 0", "< 1"]
-    assert caught.value.given == "1"
+        check_number("share", value, least=0, most=1)
+    assert caught.value.what == "share" and "0..1" in caught.value.expected
 
 
 def test_a_choice_is_one_of_the_names() -> None:

@@ -12,8 +12,8 @@ from loopinterp.core.progress import bar, showing, track
 @pytest.fixture
 def visible_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bars as outside the tests, but from the first moment on."""
-    monkeypatch.delenv(progress.SWITCH)
-    monkeypatch.setattr(progress, "DELAY", 0.0)
+    monkeypatch.delenv("LOOPINTERP_PROGRESS")
+    monkeypatch.setattr(progress, "_DELAY", 0.0)
 
 
 @pytest.mark.usefixtures("visible_bars")
@@ -50,7 +50,7 @@ def test_a_loop_that_fails_leaves_the_next_its_bar(capsys: pytest.CaptureFixture
 def test_a_short_loop_says_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "DELAY", 60.0)
+    monkeypatch.setattr(progress, "_DELAY", 60.0)
     assert list(track(range(3), "short")) == [0, 1, 2]
     assert capsys.readouterr().err == ""
 
@@ -58,10 +58,10 @@ def test_a_short_loop_says_nothing(
 def test_bars_can_be_switched_off(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "DELAY", 0.0)
+    monkeypatch.setattr(progress, "_DELAY", 0.0)
     list(track(range(3), "by the environment"))
     list(bar("and one's own", items=range(3)))
-    monkeypatch.delenv(progress.SWITCH)
+    monkeypatch.delenv("LOOPINTERP_PROGRESS")
     with showing(False):
         list(track(range(3), "by a part of a program"))
     assert capsys.readouterr().err == ""

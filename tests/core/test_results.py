@@ -30,8 +30,6 @@ from loopinterp.core.results import (
     config_hash,
     figures_of,
     findings_of,
-    kind_of,
-    known_kinds,
     load_result,
     registered_kinds,
     result_files,
@@ -107,7 +105,7 @@ def test_a_result_comes_back_from_disk_whole(tmp_path: Path) -> None:
 
 def test_the_name_on_disk_is_the_kind_by_default(tmp_path: Path) -> None:
     path = sample().save(tmp_path)
-    assert path.name == "a-sample.safetensors" and kind_of(path) == "a-sample"
+    assert path.name == "a-sample.safetensors"
     sample().save(tmp_path, "another")
     assert [p.stem for p in result_files(tmp_path)] == ["a-sample", "another"]
 
@@ -125,9 +123,8 @@ def test_a_cell_is_asked_for_by_name() -> None:
 def test_an_optional_array_may_be_absent(tmp_path: Path) -> None:
     back = Sample.load(sample(control=None).save(tmp_path))
     assert "control" not in back.data
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(AssertionError, match="right"):
         sample(right=None)
-    assert "'right'" in caught.value.what and caught.value.given == "no such array"
 
 
 def test_one_number_is_an_array_without_axes(tmp_path: Path) -> None:
@@ -205,20 +202,15 @@ def test_results_are_frozen() -> None:
     ],
 )
 def test_arrays_that_do_not_fit_their_axes_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(ValueError, match=r"loop|length|estimate|dimensions"):
         sample(**changes)
-    assert caught.value.what == "arrays of Sample"
-    assert str(dict(Sample.VARIABLES)) in caught.value.expected
 
 
 def test_axes_in_another_order_are_refused() -> None:
     result = sample()
     data = result.data.transpose("length", ...)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(AssertionError, match="accuracy"):
         Sample(data=data, provenance=result.provenance)
-    assert "'accuracy'" in caught.value.what
-    assert str(tuple(Sample.VARIABLES["accuracy"].split())) in caught.value.expected
-    assert caught.value.given == str(data["accuracy"].dims)
 
 
 def test_the_table_has_a_row_for_each_cell_and_a_column_for_each_axis() -> None:
@@ -277,7 +269,8 @@ def test_what_a_result_says_is_registered_from_outside(capsys: pytest.CaptureFix
 
 def test_views_are_imported_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[str] = []
-    monkeypatch.setattr(results, "_exists", lambda name: name.endswith("test_results_figures"))
+    found = lambda name: name.endswith("test_results_figures") or None  # noqa: E731
+    monkeypatch.setattr(results, "find_spec", found)
     monkeypatch.setattr(importlib, "import_module", imported.append)
     sample().findings()
     assert imported[-1] == "tests.core.test_results_figures"
@@ -386,7 +379,7 @@ def test_no_field_of_a_result_hides_what_every_result_can_do(kind: str) -> None:
 def test_each_kind_is_defined_where_it_is_looked_up_and_knows_no_views(kind: str) -> None:
     module = KINDS[kind].module
     importlib.import_module(module)
-    cls = known_kinds()[kind]
+    cls = Result._kinds[kind]
     assert cls.__module__ == module
     names = (f"{module}_figures", f"{module.rpartition('.')[0]}.figures")
     modules = [name for name in names if find_spec(name) is not None]

@@ -68,7 +68,7 @@ class Outer(Settings):
             {"width": 1, "inner": {"shape": "round", "radius": 101}},
             "inner.radius: expected a small one, got more. Shrink it.",
         ),
-        ([], "Outer: expected an object with named settings, got []. Change it."),
+        ([], "Outer: expected an object with named settings, got []. Change Outer."),
     ],
 )
 @pytest.mark.usefixtures("no_type_checks")

@@ -33,6 +33,7 @@ from loopinterp import (
 from loopinterp.core.results import Result
 from loopinterp.core.text import MOST
 from loopinterp.decompiler.evidence import Refusal
+from loopinterp.pages.facts import Code, Fact, Topic
 from loopinterp.tasks import Automaton, get_task, list_tasks
 from tests.adapters.kinds import KINDS, adapted
 from tests.training.small_sweep import SMALL
@@ -106,6 +107,7 @@ def _examples() -> dict[str, Any]:
         **{type(adapted(name)).__name__: adapted(name) for name in KINDS},
         "TokenWords": adapters.TokenWords(object(), 50_000),
         "PublishedConfig": adapted("ouro").config,
+        "Fact": Fact(Topic.PROGRAM, Code.UNDECIDED, None),
         "Iteration": bound,
         "LoopedCache": cache,
         "LoopedTransformer": model,

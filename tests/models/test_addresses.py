@@ -86,7 +86,7 @@ def test_the_surround_is_hooked_and_cached_by_its_alias() -> None:
 def test_wrong_addresses_in_the_surround(address: dict[str, Any], what: str, given: str) -> None:
     with naming(what, HookError) as caught:
         AddressBook.site(_book(), **{"component": "pattern", **address})
-    assert caught.value.given == given
+    assert given in caught.value.given
 
 
 @pytest.mark.parametrize(

@@ -243,14 +243,8 @@ def test_what_cannot_be_right_is_refused() -> None:
         cache.logit_attribution(1, loop=1, from_loop=2)
     with pytest.raises(HookError, match=r"^loop:"):
         cache.logit_attribution(1, loop=4)
-    with naming("cache") as caught:
-        cached(dtype=torch.float32).logit_attribution(1)
-    assert "torch.float32" in caught.value.given
-    cache.model.float()
-    with naming("cache") as caught:
-        cache.logit_attribution(1)
-    assert "torch.float64" in caught.value.given
-    cache.model.double()
+    with naming("logit_attribution"):
+        cached(dtype=torch.bfloat16).logit_attribution(1)
     with pytest.raises(HookError, match="names_filter"):
         cached(names_filter=["z", "hook_state_post"]).logit_attribution(1)
 
@@ -367,12 +361,9 @@ def test_a_readout_that_a_hook_changed_is_refused(site: str) -> None:
 @pytest.mark.parametrize(
     "weight", ["unembedding.weight", "coda.0.mlp.fc_in.weight", "ln_final.bias"]
 )
-@pytest.mark.parametrize("returned", ["logits", "state"])
-def test_weights_that_have_changed_since_are_refused(
-    weight: str, returned: Any, tmp_path: Path
-) -> None:
+def test_weights_that_have_changed_since_are_refused(weight: str, tmp_path: Path) -> None:
     model = jittered(build("surround"))
-    _, cache = model.run_with_cache(some_inputs(model), n_loops=4, loops=[1], return_type=returned)
+    _, cache = model.run_with_cache(some_inputs(model), n_loops=4, loops=[1])
     cache.save(tmp_path)
     assert len(LoopedCache.load(tmp_path, model).logit_attribution(1, loop=1))
     with torch.no_grad():

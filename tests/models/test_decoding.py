@@ -238,7 +238,7 @@ def test_a_counting_model_counts() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("no norm, both ways", {"d_vocab_out": 6}, "a causal one"),
+        ("no norm, both ways", {"d_vocab_out": 6}, "causal attention"),
         ("features", {}, "^d_vocab_out"),
         ("plain", {"d_vocab_out": 7}, "^d_vocab_out.*7"),
         ("surround", {"n_ctx": 8}, "^prompt and new tokens: .*n_ctx=8"),

@@ -13,7 +13,7 @@ from torch import Tensor
 from loopinterp import comparison, compiler, dynamics, edges, lenses, training
 from loopinterp.core.errors import HookError, InputError
 from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, taps
-from loopinterp.models.taps import _free_bytes, _spell_bytes
+from loopinterp.models.taps import _free_bytes
 from loopinterp.tasks import Addition, as_batch
 from loopinterp.training import RECIPES, CurriculumConfig, Trainer, train, train_seeds
 from tests.adapters.kinds import adapted, tokens_of
@@ -206,7 +206,3 @@ def test_on_a_gpu_what_pytorch_holds_for_reuse_is_free() -> None:
     assert before - during >= allocated.numel() * 0.99
     del allocated
     assert abs(before - (_free_bytes(device) or 0)) < 64 * 1024**2
-
-
-def test_bytes_are_spelt_by_their_size() -> None:
-    assert [_spell_bytes(x) for x in (0, 999_949_999, 10**9)] == ["0.0 MB", "999.9 MB", "1.0 GB"]

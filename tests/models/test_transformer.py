@@ -10,7 +10,6 @@ from torch import Tensor
 
 from loopinterp.core.errors import HookError, InputError
 from loopinterp.models import LoopedModel, LoopedTransformer, LoopedTransformerConfig, bind
-from loopinterp.models.run_inputs import check_inputs
 from tests.models.variants import VARIANTS, build, some_inputs
 
 T = 4
@@ -162,8 +161,8 @@ def test_backward_hooks_see_gradients() -> None:
     x = some_inputs(model)
     seen: list[Tensor] = []
     name = model.site("hook_resid_post", loop=0, n_loops=T)
-    with model.unrolled(T), model.hooks(bwd_hooks=[(name, lambda g, hook: seen.append(g))]):
-        model(x).sum().backward()
+    with model.hooks(bwd_hooks=[(name, lambda g, hook: seen.append(g))], n_loops=T):
+        model(x, n_loops=T).sum().backward()
     assert [g.shape for g in seen] == [(3, 7, 16)]
     assert seen[0].abs().sum() > 0
 
@@ -277,6 +276,7 @@ def test_an_offset_for_each_example_is_each_example_with_its_own(name: str) -> N
         (torch.tensor([1, 2, 30]), "^abacus positions: .*n_ctx=30"),
     ],
 )
+@pytest.mark.usefixtures("no_type_checks")
 def test_offsets_that_are_none_are_refused(offset: Any, message: str) -> None:
     model = build("abacus on input")
     tokens = torch.ones(3, 5, dtype=torch.long)
@@ -284,7 +284,7 @@ def test_offsets_that_are_none_are_refused(offset: Any, message: str) -> None:
         model(tokens, position_offset=offset)
     for wrong in (torch.tensor([1.0, 2.0, 3.0]), torch.tensor(1)):
         with pytest.raises(InputError, match=r"^position_offset:"):
-            check_inputs(tokens, model.config, model.device, wrong)
+            model.check_inputs(tokens, position_offset=wrong)
 
 
 def test_same_seed_same_weights_and_no_global_seeding() -> None:
@@ -351,5 +351,3 @@ def test_inputs_checked_elsewhere_can_be_bound_without_a_look() -> None:
     for wrong, offset in ((tokens + 3, 0), (tokens.float(), 0), (tokens, 4), (tokens, -1)):
         with pytest.raises(InputError):
             model.check_inputs(wrong, position_offset=offset)
-    with pytest.raises(InputError, match=r"^inputs:"):  # what needs no look is still seen
-        model.bind(tokens.float(), checked=True)

@@ -120,7 +120,6 @@ REFUSED = {
     "get_token_position": lambda m: m.get_token_position(" cat", "The cat"),
     "absent": lambda m: m.get_token_position(5, TOKENS),
     "generate": lambda m: m.generate(TOKENS, max_new_tokens=2),
-    "enable_compatibility_mode": lambda m: m.enable_compatibility_mode(),
     "prepend_bos": lambda m: m(TOKENS, prepend_bos=True),
     "an option": lambda m: m.run_with_cache(TOKENS, something=1),
     "stop with state": lambda m: m(TOKENS, stop_at_layer=1, return_type="state"),
@@ -276,13 +275,11 @@ def _detached(model: LoopedTransformer) -> Any:
     return model.run_with_cache(TOKENS, incl_bwd=True, loss_fn=lambda x: x.detach()[0, -1, 0])
 
 
-def test_a_loss_without_a_gradient_says_which_reason() -> None:
-    actual = []
+def test_a_loss_without_a_gradient_is_refused() -> None:
     for run in (_frozen, _no_grad, _detached, lambda m: m.run_with_cache(TOKENS, incl_bwd=True)):
         with pytest.raises(InputError) as raised:
             run(model_of())
-        actual.append(raised.value.given)
-    assert len(set(actual)) == 4
+        assert raised.value.what == "loss"
 
 
 @pytest.mark.parametrize("return_type", ["logits", "state"])
@@ -292,4 +289,4 @@ def test_a_run_under_autocast_is_refused_for_its_precision(return_type: Any) -> 
         _, cache = model.run_with_cache(TOKENS, return_type=return_type)
     with pytest.raises(InputError) as raised:
         cache.logit_attribution(3, from_loop=0)
-    assert "bfloat16" in str(raised.value.given)
+    assert raised.value.what == "logit_attribution"

@@ -296,8 +296,7 @@ def test_stacked_weights_are_those_of_the_bridge() -> None:
         actual, expected = getattr(ours, name), getattr(bridge, name)
         close(actual.AB, expected.AB)
         assert actual.svd()[1].shape == (6, 2, 6)
-    with ours.unrolled(1):
-        assert len(ours.W_Q) == 2
+    assert len(ours.unroll(1).W_Q) == 2
 
 
 def test_patching_clean_into_clean_changes_nothing() -> None:

@@ -14,13 +14,11 @@ import pytest
 import torch
 
 from loopinterp.app.session import open_run
-from loopinterp.core import progress
 from loopinterp.core.errors import CheckpointError, ConfigError, InputError
 from loopinterp.core.results import config_hash
 from loopinterp.core.storage import (
-    _temporary_name,
+    _temporary_prefix,
     read_json,
-    read_metadata,
     read_tensors,
     read_tensors_and_metadata,
     write_json,
@@ -270,7 +268,7 @@ def test_leftovers_of_cut_writes_are_swept_up_and_nothing_of_the_users(
     train_until(tiny, run, 13, monkeypatch)
     mine = [run / ".config.json.abc", run / "state/.checkpoint.safetensors.x1y2z3w4"]
     cut = [run / CHECKPOINT, run / "metrics.jsonl", run / "model/model.safetensors"]
-    leftovers = [path.parent / _temporary_name(path.name, "0123456789abcdef") for path in cut]
+    leftovers = [path.parent / (_temporary_prefix(path.name) + "0123456789abcdef") for path in cut]
     for path in (*mine, *leftovers):
         path.write_bytes(b"half")
     train(tiny, run, progress=False)
@@ -555,7 +553,7 @@ def test_the_progress_bar_can_be_switched_off(
 ) -> None:
     config = tiny.replace(steps=4)
     train(config, tmp_path / "by the environment", progress=True)
-    monkeypatch.delenv(progress.SWITCH)
+    monkeypatch.delenv("LOOPINTERP_PROGRESS")
     train(config, tmp_path / "quiet", progress=False)
     quiet = capsys.readouterr()
     assert quiet.out + quiet.err == ""
@@ -605,7 +603,7 @@ def test_a_damaged_line_of_metrics_is_named(tiny: TrainingConfig, copy: Path, li
 def test_counters_that_cannot_be_read_are_one_clear_error(
     tiny: TrainingConfig, copy: Path, damage: dict[str, str]
 ) -> None:
-    metadata = read_metadata(copy / CHECKPOINT) | damage
+    metadata = read_tensors_and_metadata(copy / CHECKPOINT)[1] | damage
     write_tensors(copy / CHECKPOINT, read_tensors(copy / CHECKPOINT), metadata)
     for read in (lambda: Run.load(copy).seconds, lambda: Run.load(copy).steps_done):
         with refused(RunFault.NO_COUNTERS):
@@ -619,7 +617,7 @@ def test_a_curriculum_that_cannot_be_read_is_one_clear_error(
     tiny: TrainingConfig, copy: Path, curriculum: str
 ) -> None:
     scalars = f'{{"steps_done": 1, "ema_updates": 1, "curriculum": {curriculum}}}'
-    metadata = read_metadata(copy / CHECKPOINT) | {"scalars": scalars}
+    metadata = read_tensors_and_metadata(copy / CHECKPOINT)[1] | {"scalars": scalars}
     write_tensors(copy / CHECKPOINT, read_tensors(copy / CHECKPOINT), metadata)
     with refused(RunFault.NO_COUNTERS):
         train(tiny, copy, progress=False)
