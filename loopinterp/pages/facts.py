@@ -197,7 +197,7 @@ def facts_of(results: Mapping[str, Result]) -> list[Fact]:
         >>> facts_of({})
         []
     """
-    by_kind = {result.kind: result for result in reversed(results.values())}
+    by_kind = {result.kind: result for result in reversed([*results.values()])}
     facts = []
     for read in (_generalisation, _convergence, _movement, _program):
         try:
@@ -357,16 +357,17 @@ def _movement(by_kind: Mapping[str, Any]) -> Fact | None:
 def _program(by_kind: Mapping[str, Any]) -> Fact | None:
     """The strongest of: identified, read off exactly, refuted, read off nearly, not read."""
     compared, read = by_kind.get("program-comparison"), by_kind.get("decompilation")
-    exact = read is not None and read.given and read.claim.transitions
+    exact = read is not None and read.given and bool(read.claim.transitions)
     if compared is not None:
-        fact = _verdict(compared)
-        # Read off exactly, it is the same program up to its first guess.
-        same = exact and read.identified.startswith(compared.verdict.identified or "?")
-        if not exact or (fact.code is Code.IDENTIFIED and not same):
+        fact, identified = _verdict(compared), compared.verdict.identified
+        if not exact or read is None:
             return fact
-        if same:
+        # Read off exactly, it is the same program up to its first guess.
+        if identified and read.identified.startswith(identified):
             values = {**fact.values, "transitions": read.claim.transitions}
             return Fact(Topic.PROGRAM, Code.EXACT, True, values)
+        if identified:
+            return fact
     if read is None:
         return None
     worst = read.worst()
