@@ -82,7 +82,7 @@ def stability_of(largest_radius: float) -> str:
     """What a spectral radius says about small perturbations."""
     if largest_radius < 1:
         return "below 1, so small perturbations decay"
-    return "at least 1 somewhere, so some small perturbations grow"
+    return "at least 1 somewhere, so not all small perturbations decay"
 
 
 @findings_of.register

@@ -51,7 +51,10 @@ def _(result: AttentionResult) -> list[Finding]:
         clear.append((value - even, finding))
     if clear:
         return [finding for _, finding in sorted(clear, key=lambda one: one[0], reverse=True)]
-    text = "No head attends to one offset or one position more than even attention does."
+    text = (
+        "No head prefers one offset or one position: none receives clearly more than under even "
+        "attention (95% intervals over examples)."
+    )
     return [Finding(text, kind=_ATTENTION, value="no preference")]
 
 
@@ -80,8 +83,9 @@ def place(distance: int) -> str:
 def _(result: AttentionResult) -> list[Figure]:
     patterns = result.data["patterns"]
     query, key = np.nonzero((patterns > 0).any(("loop", "layer", "head")).values)
-    offsets = np.unique(query - key)
-    if len(offsets) <= 6 and abs(offsets).max() < patterns.sizes["key"] - 1:
+    offsets = result.data["distance"].values  # those that some head may see
+    within = np.isin(query - key, offsets).all() and abs(offsets).max() < patterns.sizes["key"] - 1
+    if within and len(offsets) <= 6:  # a narrow window
         return [_by_offset(result)]
     return [_patterns(result), _attention_by_loop(result)]
 

@@ -73,15 +73,16 @@ def _distance(result: LensResult) -> list[Finding]:
         )
         return [Finding(text)]
     text = (
-        f"After loop{'s' * (len(far) > 1)} {_ranges(far)} the {lens} reads something else than the "
-        f"final answer with confidence: {_nats(lens_kl.sel(loop=far[0]))} from it after loop "
-        f"{far[0]}, where the mean final distribution is {_nats(unigram)} away. "
+        f"After loop{'s' * (len(far) > 1)} {_ranges(far)} the {lens} is further from the final "
+        f"distribution than the mean one is: {_nats(lens_kl.sel(loop=far[0]))} against "
+        f"{_nats(unigram)} after loop {far[0]}. "
     )
-    if "expected_top" not in result.data:
-        text += "An unfinished computation is as far from it as a misread state."
+    known = result.data["expected_top"].sel(loop=far) if "expected_top" in result.data else None
+    if known is None or known.isnull().all():
+        text += "An intermediate value is as far from it as a misread state."
     else:
-        least = percent(result.data["expected_top"].sel(loop=far).min())
-        text += f"It reads the known intermediate value at {least} of positions or more."
+        text += f"It reads the known intermediate value at {percent(known.min())} of positions "
+        text += "or more."
     return [Finding(text)]
 
 

@@ -94,7 +94,7 @@ def test_a_limit_is_said_beside_random_states(result: LocalStabilityResult) -> N
     assert "3 of 3" in limit.text and "decay" in limit.text
     assert limit.text.count("0.50") == 2  # the second at random states
     assert "1.00 fold" in growth.text and "1.00 times" in growth.text
-    assert "-0.69 nats" in exponent.text and "no sign" in exponent.text and exponent.good
+    assert "-0.69 nats" in exponent.text and "No 95% interval" in exponent.text and exponent.good
 
 
 def test_nothing_dies_out_where_the_radius_is_one_or_unknown(
