@@ -214,11 +214,11 @@ def _residuals(result: ConvergenceResult) -> Figure:
     mean, kl = _positive(result.mean_residual()), _positive(result.data["kl"].mean("batch"))
     lines = [Series.of("median token", token[1:]), Series.of("mean", mean[1:], colour="ochre")]
     threshold = [Reference(result.threshold, "threshold")]
-    change = Series.of("KL to the loop before", kl[1:], colour="magenta")
-    panels = [
-        LinePanel(lines, "relative residual", y_log=True, references=threshold),
-        LinePanel([change], "KL (nats)", y_log=True),
-    ]
+    panels = [LinePanel(lines, "relative residual", y_log=True, references=threshold)]
+    readout_changes = bool(kl.notnull().any())  # not a readout of one number
+    if readout_changes:
+        change = Series.of("KL to the loop before", kl[1:], colour="magenta")
+        panels.append(LinePanel([change], "KL (nats)", y_log=True))
     readout = {name: result.data[name].mean("batch") for name in ("kl", "entropy", "margin")}
     measures = {"residual_mean": mean, "residual_median": token, **readout}
     return Figure(
@@ -226,8 +226,8 @@ def _residuals(result: ConvergenceResult) -> Figure:
         plot=_above_accuracy(result, *panels),
         caption=(
             "From above: norm of a token's update over that of its state (band: 80% of the "
-            "tokens); change of the readout in a loop; share of answers that are right if read at "
-            "that loop (95% interval)."
+            f"tokens); {'change of the readout in a loop; ' * readout_changes}share of answers "
+            "that are right if read at that loop (95% interval)."
         ),
         control="Exact match over the same loops: a state can converge to wrong answers.",
         data=tidy({"exact_match": result.exact_match(), **measures}),

@@ -70,7 +70,8 @@ def _(result: BasinMapResult) -> list[Finding]:
             f" The rest includes {len(others)} other limit{'s' * (len(others) > 1)}, where {right} "
             "of the answers are right."
         )
-    text += f" Under the next input {percent(control)} of the initial states reach this limit."
+    text += f" Under the next input {percent(control)} of the initial states reach this limit"
+    text += "." if control < 0.5 else ", so it is a limit of that input too."
     # Several basins are a property of the model, no failure.
     good = True if value >= 0.99 and control < 0.5 else None
     return [Finding(text, value=f"{percent(value)} come back", good=good)]

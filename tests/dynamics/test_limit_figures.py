@@ -27,6 +27,8 @@ def test_the_finding_says_how_much_comes_back_and_what_the_rest_is_led_to(
     assert "of 841 initial states" in finding.text and " input 0" in finding.text
     assert finding.value == f"{100 * float(share):.0f}% come back" and finding.good is None
     assert all(part in finding.text for part in ("1 other limit,", " 0%"))
+    # The wells are those of all inputs, and the finding says so.
+    assert finding.text.endswith("a limit of that input too.")
 
 
 def test_the_map_names_what_each_cell_is_and_marks_the_corners(two_wells: BasinMapResult) -> None:
