@@ -102,7 +102,7 @@ def _(result: BasinMapResult) -> list[Figure]:
     )
     maps, colours = _categories(result, names)
     if all(int(cells.min()) == int(cells.max()) for cells in maps.values()):
-        return [time]  # one colour: the finding says it
+        return [time] if loops.notnull().any() else []  # one colour: the finding says it
     shares, control = result.by_distance(), result.next_by_distance()
     lines = [
         Series.of(name, shares.sel(limit=k), colour=colour)

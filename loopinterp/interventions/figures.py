@@ -179,7 +179,7 @@ def _(result: AblationStudy) -> list[Finding]:
         text += "surely changes"
     else:
         text = f"None of {n} parts is needed: no {kind} ablation {at} surely changes"
-    text += f" the answers of {percent(LINE)} of examples."
+    text += f" the answers of {percent(LINE)} of examples or more."
     for role, words in (
         ("constant", "Needed as a constant only"),
         ("unclear", "Unclear"),
@@ -240,7 +240,7 @@ def _(result: AblationStudy) -> list[Figure]:
                 "One head, MLP or other part is "
                 f"{' or '.join(kinds[kind] for kind in result.data['ablation'].values)}. Answers "
                 f"changed: the share of {result.n_examples} examples answered differently from "
-                f"the clean run, which is right in {clean}.{how}"
+                f"the clean run, which is right in {clean} of them.{how}"
             ),
             control=(
                 "Noise of equal norm in a random direction. If it changes as many answers, zero "

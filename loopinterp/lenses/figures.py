@@ -99,7 +99,7 @@ def _by_offset(result: AttentionResult) -> Figure:
         # One line for offsets of equal control; [distance] of this head.
         for value in np.unique(even.isel(head=k % n_heads).dropna("distance").round(3)):
             level = xr.full_like(shares["loop"], value, dtype=float)
-            lines.append(Series.of("even attention", level, control=True, markers=False))
+            lines.append(Series.of("even attention", level, control=True, markers=len(level) == 1))
         panels.append(LinePanel(lines, "attention", title=str(head), y_range=(0, 1.02)))
     return Figure(
         title="Attention by offset",
@@ -208,7 +208,8 @@ def _rules(result: ExitResult, at: int) -> Finding:
     costs = {str(rule): result.cheapest(rule) for rule in result.data["rule"].values}
     cheaper = {rule: cost for rule, cost in costs.items() if cost is not None and cost < at}
     if not cheaper:
-        return Finding(f"No stopping rule matches the fixed budget of {at} loops with fewer loops.")
+        budget = f"{at} loop{'s' if at != 1 else ''}"
+        return Finding(f"No stopping rule matches the fixed budget of {budget} with fewer loops.")
     rule = min(cheaper, key=cheaper.__getitem__)
     exact, dealt, loops = result.gain(rule)
     text = (

@@ -36,9 +36,14 @@ def _(result: LensResult) -> list[Finding]:
     note = f" (without a coda also the {same})" if same and not result.has_coda else ""
     text = (
         f"The {lens}{note} has the {_target(result)} on top at {percent(top[1])} of positions "
-        f"after 1 loop, at {percent(top[-1])} after {result.n_loops}. Half of the positions have "
-        f"their final reading from loop {half:.0f} on, all from loop {float(converged.max()):.0f}."
+        "after 1 loop"
     )
+    if result.n_loops > 1:
+        text += (
+            f", at {percent(top[-1])} after {result.n_loops}. Half of the positions have their "
+            f"final reading from loop {half:.0f} on, all from loop {float(converged.max()):.0f}"
+        )
+    text += "."
     findings = [Finding(text, value=f"loop {half:.0f}"), *_distance(result)]
     if "transfer_kl" in result.data:
         between = slice(1, result.n_loops - 1)
@@ -79,7 +84,7 @@ def _distance(result: LensResult) -> list[Finding]:
     )
     known = result.data["expected_top"].sel(loop=far) if "expected_top" in result.data else None
     if known is None or known.isnull().all():
-        text += "An intermediate value is as far from it as a misread state."
+        text += "An intermediate value can be as far from it as a misread state."
     else:
         text += f"It reads the known intermediate value at {percent(known.min())} of positions "
         text += "or more."

@@ -125,6 +125,9 @@ def test_a_map_of_one_colour_is_not_drawn() -> None:
     uniform = mapped(lambda h, e: h / 2 + e, points=5)
     assert len({*uniform.data["reached"].values.flat}) == 1
     assert [figure.title[:3] for figure in uniform.figures()] == ["How"]
+    data = uniform.data.assign(reached=0 * uniform.data["reached"] - 1)
+    data["next_reached"] = data["reached"]
+    assert dataclasses.replace(uniform, data=data).figures() == []  # nor is an empty one
 
 
 def test_the_complex_plane_holds_every_eigenvalue_and_the_unit_circle(
