@@ -63,7 +63,8 @@ def value_of(estimate: xr.DataArray) -> xr.DataArray:
 
 def span_of(values: xr.DataArray) -> str:
     """Least and greatest value in words; one number where they agree."""
-    low, high = (f"{float(end):.2f}" for end in (values.min(), values.max()))
+    # Plus 0.0, as rounding leaves a sign: -0.00.
+    low, high = (f"{round(float(end), 2) + 0.0:.2f}" for end in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"
 
 

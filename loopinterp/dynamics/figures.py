@@ -157,8 +157,8 @@ def _(result: ReachabilityResult) -> list[Finding]:
         )
     if n_shared > n_compared / 2:
         text += (
-            f" But {n_shared} of {n_compared} limits equal the next input's, so they do not depend "
-            "on the input."
+            f" {n_shared} of {n_compared} limits equal the next input's, so they do not depend on "
+            "the input."
         )
     value = f"one limit in {percent(one)}"
     # Several limits of one input are a property of the model, no failure.

@@ -217,7 +217,7 @@ def _exponents(result: LocalStabilityResult) -> Finding:
     value, low = (exponent.sel({ESTIMATE: end}).dropna("batch") for end in ("value", "low"))
     if not value.size:
         return Finding("All runs diverge, so there is no Lyapunov exponent.", good=False)
-    positive = int((low > 0).sum())
+    positive = int((low > 1e-5).sum())  # smaller ones are rounding
     above = "No 95% interval is above 0."
     if positive:
         above = f"In {positive} the 95% interval is above 0: runs from nearly the same state part."

@@ -113,6 +113,12 @@ def test_nothing_dies_out_where_the_radius_is_one_or_unknown(
     assert "(or more" in more.text and "(or more" not in closed.text
 
 
+def test_an_exponent_at_rounding_is_not_above_zero(result: LocalStabilityResult) -> None:
+    for value, text in ((-3e-8, "is 0.00 nats"), (3e-8, "No 95% interval"), (0.1, "In 3 the 95%")):
+        exponent = _changed(result, lyapunov=value).findings()[-1]
+        assert text in exponent.text and exponent.good == (value < 0.1)
+
+
 def test_without_a_limit_no_word_of_stability(result: LocalStabilityResult) -> None:
     none = _changed(result, turn=0)
     text = " ".join(finding.text for finding in none.findings())
