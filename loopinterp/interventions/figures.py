@@ -214,8 +214,10 @@ def _(result: AblationStudy) -> list[Figure]:
             scale="mass",
             y_down=True,
         )
-        position = " and position" if some_when and some_pos else ""
-        how = f" Shown: the kind{position} that changes most, for ablation and noise each."
+        most = ["kind"] * (result.data.sizes["ablation"] > 1)
+        most += ["position"] * (some_when and some_pos)
+        how = f" Shown: the {' and '.join(most)} that changes most, for ablation and noise each."
+        how *= bool(most)
     else:
         data, bars, how = result.data.isel(when=0, pos=0), [], ""
         for kind in map(str, data["ablation"].values):
