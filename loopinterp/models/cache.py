@@ -234,9 +234,10 @@ class LoopedCache(ActivationCache):
             layers have no loop.
 
         Raises:
-            InputError: If a class or from_loop is out of range; if the cache was cast, moved, or
-                lacks positions that a coda reads; if hooks changed the stream between writers
-                or the readout, or the weights have changed since.
+            InputError: If a class or from_loop is out of range; if the cache lacks positions that
+                a coda reads; if the run's logits are not those of the model's readout, or the
+                parts do not add up, as after hooks, a coarse cast or a change of weights. A cache
+                without logits cannot show a change of the readout's weights.
             HookError: If the loop is out of range, or an activation needed was not cached.
 
         Example:

@@ -180,7 +180,7 @@ class AnswerHeld(_Rule):
     past = property(lambda self: self.hold, doc="Loops to remember.")
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """Loops of the ``hold`` before, going back, that are missing to the same answer."""
+        """``hold`` less the number of loops just before that gave the same answer."""
         same = torch.ones_like(view.mask[:, 0])
         n_same, before = view.constant(0.0), view.previous
         for _ in range(self.hold):

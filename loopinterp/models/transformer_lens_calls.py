@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformer_lens.hook_points import HookPoint
 
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, check_choice
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.run_inputs import TOKEN_TYPES, spell
 
@@ -157,6 +157,7 @@ class TransformerLensCalls(nn.Module):
 
     def get_token_position(self, token: Any, tokens: Any, mode: str = "first", **_: Any) -> int:
         """The position of a token in one example: its first, or its last (``mode="last"``)."""
+        check_choice("mode", mode, ("first", "last"))
         number = str(int(self.to_single_token(token)))
         places = [k for k, name in enumerate(self.to_str_tokens(tokens)) if name == number]
         if not places:

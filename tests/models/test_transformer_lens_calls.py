@@ -119,6 +119,7 @@ REFUSED = {
     "to_string": lambda m: m.to_string("Hello"),
     "get_token_position": lambda m: m.get_token_position(" cat", "The cat"),
     "absent": lambda m: m.get_token_position(5, TOKENS),
+    "a mode": lambda m: m.get_token_position(int(TOKENS[0, 0]), TOKENS[:1], mode="lst"),
     "generate": lambda m: m.generate(TOKENS, max_new_tokens=2),
     "prepend_bos": lambda m: m(TOKENS, prepend_bos=True),
     "an option": lambda m: m.run_with_cache(TOKENS, something=1),
