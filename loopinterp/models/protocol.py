@@ -261,6 +261,9 @@ def describe_model(model: Any) -> dict[str, Any] | str:
         HookError: If hooks are on.
     """
     for name, weight in getattr(model, "named_parameters", tuple)():
+        if weight.is_meta:
+            fix = "Call model.to_empty(device='cpu') and load its weights."
+            raise InputError("model", expected="weights", given="none, on the meta device", fix=fix)
         bad = ~weight.detach().isfinite()
         if bad.any():
             got = f"NaN or infinity at {int(bad.sum())} of {bad.numel()} places"
