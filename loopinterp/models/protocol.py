@@ -144,9 +144,12 @@ def reach(model: Any) -> int | None:
 
 
 def need_model(model: object) -> None:
-    """Raise unless a model has the protocol's methods."""
+    """Raise unless a model has the protocol's methods, and weights."""
     is_class = isinstance(model, type)
     if not is_class and (hasattr(model, "bind") or isinstance(model, LoopedModel)):
+        if device_of(model).type == "meta":
+            fix = "Call model.to_empty(device='cpu') and load its weights."
+            raise InputError("model", expected="weights", given="none, on the meta device", fix=fix)
         return
     fix = "Wrap your own model in these four methods."
     if (inside := getattr(model, "model", None)) is not None and not is_class:
@@ -261,9 +264,6 @@ def describe_model(model: Any) -> dict[str, Any] | str:
         HookError: If hooks are on.
     """
     for name, weight in getattr(model, "named_parameters", tuple)():
-        if weight.is_meta:
-            fix = "Call model.to_empty(device='cpu') and load its weights."
-            raise InputError("model", expected="weights", given="none, on the meta device", fix=fix)
         bad = ~weight.detach().isfinite()
         if bad.any():
             got = f"NaN or infinity at {int(bad.sum())} of {bad.numel()} places"
