@@ -144,12 +144,9 @@ def reach(model: Any) -> int | None:
 
 
 def need_model(model: object) -> None:
-    """Raise unless a model has the protocol's methods, and weights."""
+    """Raise unless a model has the protocol's methods."""
     is_class = isinstance(model, type)
     if not is_class and (hasattr(model, "bind") or isinstance(model, LoopedModel)):
-        if device_of(model).type == "meta":
-            fix = "Call model.to_empty(device='cpu') and load its weights."
-            raise InputError("model", expected="weights", given="none, on the meta device", fix=fix)
         return
     fix = "Wrap your own model in these four methods."
     if (inside := getattr(model, "model", None)) is not None and not is_class:
@@ -159,6 +156,13 @@ def need_model(model: object) -> None:
     got = f"the class {model.__name__} itself" if is_class else type(model).__name__
     expected = "a looped model, with embed, initial_state, step and readout"
     raise InputError("model", expected=expected, given=got, fix=fix)
+
+
+def need_weights(model: Any) -> None:
+    """Raise on a model on the meta device, which keeps shapes and no numbers."""
+    if device_of(model).type == "meta":
+        fix = "Call model.to_empty(device='cpu') and load its weights."
+        raise InputError("model", expected="weights", given="none, on the meta device", fix=fix)
 
 
 def need_one_map(model: LoopedModel | Any) -> None:
@@ -263,6 +267,7 @@ def describe_model(model: Any) -> dict[str, Any] | str:
         InputError: If a weight is not finite, or a module in training draws or mixes examples.
         HookError: If hooks are on.
     """
+    need_weights(model)
     for name, weight in getattr(model, "named_parameters", tuple)():
         bad = ~weight.detach().isfinite()
         if bad.any():
