@@ -138,7 +138,10 @@ def check_tensors(
 ) -> None:
     """Raise unless tensors have the expected names, shapes and types."""
     known, there = (
-        {name: f"{tuple(x.shape)} of {x.dtype}" for name, x in each.items()}
+        {
+            name: f"{tuple(x.shape)} of {x.dtype}" if hasattr(x, "dtype") else type(x).__name__
+            for name, x in each.items()
+        }
         for each in (expected, tensors)
     )
     # The first two of each kind of fault.

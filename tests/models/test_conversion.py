@@ -143,6 +143,7 @@ def test_what_are_no_weights_or_inputs_is_refused() -> None:
         (weights | {name: weights[name].numpy()}, "torch.float32"),
         ({k: x.long() for k, x in weights.items()}, "torch.int64"),
         ({k: x.numpy() for k, x in weights.items()}, "float32"),
+        (weights | {name: weights[name].tolist()}, "is list"),
         ({}, "missing"),
     ):
         with pytest.raises(InputError, match=rf"^weights: .*{message}"):
