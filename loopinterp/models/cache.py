@@ -167,7 +167,7 @@ class LoopedCache(ActivationCache):
         if site not in book.per_loop:
             layers, one = resolve_index(layer, book.site_map.n_layers, "layer")
         if not layers or (layers == [None] and layer not in (-1, None)):
-            expected, fix = "a layer, or none of what fires once per loop", "Leave layer out."
+            expected, fix = "a layer, if it fires in layers", "Leave layer out."
             raise HookError(f"layer of {site!r}", expected=expected, given=repr(layer), fix=fix)
         indices = resolve_index(loops, self.n_loops, "loop")[0]
         names = [[f"{book.site(site, loop=t, layer=k)}{gradient}" for k in layers] for t in indices]

@@ -232,7 +232,8 @@ class ConfidenceAbove(_AtThreshold):
 class GateAbove(_AtThreshold):
     r"""Stop when a gate of the model is at least ``threshold`` at every scored position (online).
 
-    The first loop is the earliest. ``cumulated`` compares the probability of having stopped,
+    An example stops after loop 1 at the earliest. ``cumulated`` compares the probability of having
+    stopped,
     :math:`1 - \prod_{s=1}^{t} (1 - \lambda_s)`, for gates :math:`\lambda_t` that are conditional on
     not having stopped before.
 

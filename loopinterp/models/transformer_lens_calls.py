@@ -184,8 +184,13 @@ class Absent:
 
 def refuse_options(options: Mapping[str, Any]) -> None:
     """Raise on the first option that runs of this package lack, if any."""
-    fix = "See docs/transformerlens.md; help(model.forward) lists the options."
+    instead = {  # of options whose absence alone would change the numbers
+        "attention_mask": "Leave padding out, or run examples of each length by themselves.",
+        "past_kv_cache": "Use loopinterp.models.greedy_decode, which keeps keys and values.",
+        "start_at_layer": "Use start_at_loop= and state=, or a hook on the stream.",
+    }
     for name, value in options.items():
+        fix = instead.get(name, "Leave it out; help(model.forward) lists the options.")
         expected = "an option of loopinterp's runs"
         raise InputError(name, expected=expected, given=repr(value), fix=fix)
 

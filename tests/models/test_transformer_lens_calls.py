@@ -133,6 +133,13 @@ def test_what_cannot_mean_anything_here_is_refused_by_us(call: str) -> None:
         REFUSED[call](model_of())
 
 
+def test_what_would_change_the_numbers_is_not_only_left_out() -> None:
+    for option in ("attention_mask", "past_kv_cache", "start_at_layer"):
+        with pytest.raises(InputError) as raised:
+            model_of()(TOKENS, **{option: 1})
+        assert raised.value.what == option and "Leave it out" not in raised.value.fix
+
+
 def test_positions_that_are_not_learned_are_refused_by_us() -> None:
     with pytest.raises(InputError):
         model_of().W_pos  # noqa: B018
