@@ -373,8 +373,8 @@ def _(result: OperandGrid) -> list[Finding]:
     worst = exact.sel(loop=best[0]).min()
     text = (
         f"Up to {to} x {to}, {percent(means.max())} of answers are wholly right after "
-        f"{' or '.join(map(str, best))} loops, the best number. The worst pair of lengths has "
-        f"{percent(worst)}."
+        f"{' or '.join(map(str, best))} loop{'s' * (best != [1])}, the best number. The worst pair "
+        f"of lengths has {percent(worst)}."
     )
     return [Finding(text, value=f"{means.max():.2f} grid mean")]
 

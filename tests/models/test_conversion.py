@@ -367,7 +367,7 @@ class Letters:
 
 def test_a_map_to_what_the_model_has_not_is_named() -> None:
     ours = LoopedTransformer(BASE)
-    for name, size in (("tokens", BASE.d_vocab), ("answers", BASE.d_vocab_out)):
+    for name, size in (("tokens", BASE.d_vocab or 0), ("answers", BASE.d_vocab_out)):
         with pytest.raises(InputError, match=rf"^largest of {name}: .*{size}"):
             WithVocabulary(ours, **{name: [0, size]})
         WithVocabulary(ours, **{name: [0, size - 1]})
