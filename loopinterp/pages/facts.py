@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -259,7 +260,10 @@ def _goal(task: str) -> str:
     """What a model of the task learns to do; its name where it says nothing itself."""
     if not task:
         return ""
-    made = get_task(task) if task in list_tasks() else None
+    made = None
+    if task in list_tasks():
+        with suppress(Exception):  # a task of a user's own may need settings
+            made = get_task(task)
     return str(getattr(made, "goal", "")) or f"do {task.replace('_', ' ')}"
 
 

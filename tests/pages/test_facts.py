@@ -23,7 +23,7 @@ from loopinterp.pages.facts import (
     story,
     story_of_runs,
 )
-from loopinterp.tasks import Addition, get_task, list_tasks
+from loopinterp.tasks import Addition, get_task, list_tasks, register_task, task_registry
 from loopinterp.training import evaluate
 
 
@@ -149,6 +149,12 @@ def test_the_story_leaves_no_hole(results: dict[str, Result]) -> None:
 def test_every_task_says_what_a_model_of_it_learns(task: str) -> None:
     goal = getattr(get_task(task), "goal", "")
     assert goal and introduction(RunRecord(name="x", config={"task": task})).endswith(f"{goal}.")
+
+
+def test_a_registered_task_that_needs_settings_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_registry, "_FACTORIES", dict(task_registry._FACTORIES))
+    register_task("my_own", lambda size: Addition())
+    assert "my own" in introduction(RunRecord(name="x", config={"task": "my_own"}))
 
 
 def test_a_task_that_is_not_known_is_named() -> None:
