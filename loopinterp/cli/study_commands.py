@@ -51,7 +51,7 @@ def analyze(
     """Run the studies that the report shows.
 
     Each result is saved in RUN/results, with its controls. Studies that do not apply to the model
-    or its task are skipped; `report --text` says why.
+    are skipped; `report --text` says why. Those of other tasks are left out.
     """
     from loopinterp.app.study import spell_skip
 

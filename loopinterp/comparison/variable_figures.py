@@ -40,9 +40,11 @@ def _(result: VariableInterchange) -> list[Finding]:
     wrong = {x: pooled for x, pooled in wrong.items() if pooled[3]}
     text = (
         f"After an interchange of a variable of “{name}”, the program predicts the whole run in "
-        f"{with_interval(np.array([share, low, high]))} of {n} interventions. "
-        f"Controls: {', '.join(f'{x} {percent(pooled[0])}' for x, pooled in wrong.items())}."
+        f"{with_interval(np.array([share, low, high]))} of {n} interventions."
     )
+    if wrong:
+        controls = ", ".join(f"{x} {percent(pooled[0])}" for x, pooled in wrong.items())
+        text += f" Controls: {controls}."
     good = low >= THRESHOLD and all(low > pooled[2] for pooled in wrong.values())
     unchanged, _, _, n_same = result.pooled(SAME_VALUE)
     if n_same:
@@ -276,7 +278,10 @@ def _(result: Reduction) -> list[Finding]:
         later = f"{share.first} to {share.last} loops later"
     rest = float(result.data["others"].sel(rank=rank, estimate="value").max())
     value, text = f"{rank} of {result.width}", f"{rank} of {result.width} numbers per position"
-    text += " predict interchanges" if result.enough else ", the most tried, are too few"
+    text += " predict interchanges" if result.enough else ", the most tried"
+    # Without a sufficient rank, some accuracy is too low, or rests on too few inputs.
+    if not result.enough and share.value < ENOUGH:
+        text += ", are too few"
     text += (
         f": {with_interval(np.array(share[2:5]))} of the model's whole answers at worst ({kind}, "
         f"length {n}, {later}). All other directions predict at most {percent(rest)}."

@@ -12,7 +12,15 @@ from loopinterp.comparison.words import with_interval
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.decompiler.decompilation_study import Decompilation
-from loopinterp.decompiler.evidence import CLEAN, END, ENOUGH, EXACT, INTERCHANGED, KINDS
+from loopinterp.decompiler.evidence import (
+    CLEAN,
+    END,
+    ENOUGH,
+    EXACT,
+    INTERCHANGED,
+    KINDS,
+    TRAJECTORY,
+)
 from loopinterp.figures import (
     PALETTE,
     CircuitGraph,
@@ -56,16 +64,17 @@ def _claimed(result: Decompilation) -> str:
             f"The model runs {named} at any length: all {claim.transitions:,} transitions that a "
             f"run or an interchange can make were tested. Its smallest table has {size}."
         )
-    text = f"The model runs a program of {size}"
+    text = f"A program of {size} predicts"
     if claim.grade == EXACT:
         read, checked = (", ".join(map(str, each)) for each in (claim.read_at, claim.lengths))
-        return f"{text}, exactly at lengths {checked} (recovered at {read})."
-    return f"{text}, approximately: at least {percent(1 - claim.at_most)} of interventions."
+        return f"{text} every tested run, at lengths {checked} (recovered at {read})."
+    # The worst kind of interchange, at the worst length.
+    return f"{text} at least {percent(1 - claim.at_most)} of interventions of each kind."
 
 
 def _agreement(result: Decompilation) -> str:
-    worst = result.worst()
-    if np.isnan(worst.values[0]):
+    worst = result.worst() if TRAJECTORY in result.data["what"].values else None
+    if worst is None or np.isnan(worst.values[0]):
         return "No interchange at equal loops changes an answer."
     clean = result.data["agreement"].sel(what=CLEAN, estimate="value")
     return (
