@@ -137,6 +137,20 @@ class Figure:
     section: str = ""
     code: str = ""
 
+    def save(self, path: str | Path, *, width: int = 800) -> Path:
+        """Write the figure with its title, by the ending of the name: html, svg, png or pdf.
+
+        Pictures of Plotly figures need kaleido; see :func:`loopinterp.figures.save_figure`.
+        """
+        save_figure = importlib.import_module("loopinterp.figures").save_figure
+        return save_figure(self.plot, path, title=self.title, width=width)
+
+    def _ipython_display_(self) -> None:
+        """In a notebook: the figure itself."""
+        from IPython.display import display
+
+        display(self.plot)
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -291,6 +305,12 @@ class Result:
     def _repr_html_(self) -> str:
         items = "".join(f"<li>{escape(finding.text)}</li>" for finding in self.findings())
         return f"<p><code>{escape(repr(self))}</code></p><ul>{items}</ul>"
+
+    def _ipython_display_(self) -> None:
+        """In a notebook: the findings, and the main figure."""
+        from IPython.display import HTML, display
+
+        display(HTML(self._repr_html_()), *self.figures()[:1])
 
     def save(self, folder: str | Path, name: str | None = None) -> Path:
         """Write one file, ``NAME.safetensors`` (the kind by default), complete or not at all.

@@ -43,8 +43,7 @@ class ReachabilityResult(Result, kind="reachability"):
     """Limits (fixed points or cycles) reached from several initial states, and after perturbations.
 
     Initial states: the model's own, zeros, noise with the norms of the clean limit, and the limits
-        of
-    other examples ("other 1" is that of the next). Values are NaN where there is no limit.
+    of other examples ("other 1" is that of the next). Values are NaN where there is no limit.
 
     Arrays:
         status, loops: How the search for a limit ended (:class:`Status`), and after how many loops.

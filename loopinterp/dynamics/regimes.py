@@ -85,8 +85,7 @@ def classify_regimes(
     2. **fixed point**: no longer moves (by more than rounding), or updates shrink geometrically
        with little path to go, or shrink while turning (a spiral);
     3. **orbit**: returns to itself after a period (autocorrelation), or turns evenly in the plane
-    of
-       its first two principal components;
+       of its first two principal components;
     4. **drift**: displacement in one direction, bounded updates (the "slider");
     5. **irregular**: none of these.
 

@@ -81,7 +81,8 @@ class InterchangePairs(ShortRepr):
         inputs: Inputs of all runs.
         asked: Positions with a target.
         n_loops: Loops of every run.
-        base, source: Numbers of the two inputs.
+        base: Numbers of the inputs whose runs are changed.
+        source: Numbers of the inputs whose states are put in.
         positions: The positions that are interchanged at once; one may occur twice.
         loop, source_loop: Loops of the two runs before the interchange.
         strata: Partitions of the pairs, by name.

@@ -186,11 +186,11 @@ def _choose(
     bound = bind(model, batch.inputs)
     answers = [bound.read(h, t).argmax(-1) for t, h in bound.run(n_loops)]
     right = torch.stack([(x == batch.targets) | ~is_asked for x in answers])  # [loop, example, pos]
-    settled = {}
+    converged = {}
     for program in programs:
         outputs = program.trace(batch.inputs, n_loops=int(batch.n_loops[0])).outputs
-        settled[program.name] = constant_from(torch.where(is_asked, outputs, 0)).amax(-1).cpu()
-    return choose(right.cpu(), is_asked.cpu(), settled, most, generator)
+        converged[program.name] = constant_from(torch.where(is_asked, outputs, 0)).amax(-1).cpu()
+    return choose(right.cpu(), is_asked.cpu(), converged, most, generator)
 
 
 def _has_inner(model: Any) -> bool:
@@ -292,7 +292,7 @@ def _variables(
 def choose(
     right: Bool[Tensor, "loop batch pos"],
     is_asked: Bool[Tensor, "batch pos"],
-    settled: Mapping[str, Int[Tensor, " batch"]],
+    converged: Mapping[str, Int[Tensor, " batch"]],
     most: int,
     generator: torch.Generator,
 ) -> list[Chosen]:
@@ -304,7 +304,7 @@ def choose(
     Args:
         right: Whether each answer is right after 0, 1, … loops; true where nothing is asked.
         is_asked: Where something is.
-        settled: Loops after which each program keeps the whole answer.
+        converged: Loops after which each program keeps the whole answer.
         most: Examples to choose; the generator draws the rest.
 
     Example:
@@ -316,7 +316,7 @@ def choose(
         2 LAST {'loop': 2}
         0 RANDOM {}
     """
-    kinds = [_relapsed(right, is_asked), _wrong(right, is_asked), _late(right), _chains(settled)]
+    kinds = [_relapsed(right, is_asked), _wrong(right, is_asked), _late(right), _chains(converged)]
     chosen: dict[int, Chosen] = {}
     telling = max(3 * most // 4, 1)  # what is ordinary belongs to the picture
     while kinds and len(chosen) < telling:
@@ -362,11 +362,11 @@ def _late(right: Tensor) -> Iterator[Chosen]:
         yield Chosen(row, ExampleReason.LAST if is_last else ExampleReason.LATE, {"loop": loop})
 
 
-def _chains(settled: Mapping[str, Tensor]) -> Iterator[Chosen]:
+def _chains(converged: Mapping[str, Tensor]) -> Iterator[Chosen]:
     """What takes a program most loops: the one that differs most from example to example."""
-    if not settled:
+    if not converged:
         return
-    name, loops = max(settled.items(), key=lambda one: int(one[1].max() - one[1].min()))
+    name, loops = max(converged.items(), key=lambda one: int(one[1].max() - one[1].min()))
     for row in loops.argsort(stable=True, descending=True).tolist():
         if (loop := int(loops[row])) <= int(loops.min()):
             return  # as many loops as the shortest one takes are no long chain

@@ -102,7 +102,7 @@ class Code(Enum):
         "{speed} per loop",
         "linear probe, {read} of {distances} distances",
         "The carry moves {speed} per loop.",
-        "Carry movement",
+        "Carry",
     )
     AT_ONCE = _Words(
         "at every distance at once",
@@ -114,7 +114,7 @@ class Code(Enum):
         "no wavefront",
         "linear probe, {read} of {distances} distances",
         "A linear probe finds no moving carry.",
-        "Carry movement",
+        "Carry",
     )
     ATTENDS = _Words(
         "{share} on {place}",

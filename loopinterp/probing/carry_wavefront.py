@@ -82,8 +82,8 @@ class CarryStudyResult(Result, kind="carry"):
 
     Attributes:
         n, n_short, n_train_pairs, n_test_pairs, threshold: Those of :func:`carry_study`.
-        reach, reach_before: Positions to its left that one loop reads (None without a bound), and
-            that the injected input reads before the first loop.
+        reach: Positions to the left that one loop reads; None without a bound.
+        reach_before: Positions to the left that the injected input reads before the first loop.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {

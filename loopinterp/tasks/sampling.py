@@ -93,11 +93,17 @@ class Sampler(Settings, InWords, ABC):
         n: int | Int[Tensor, " batch"],
         *,
         batch_size: int | None = None,
-        generator: torch.Generator,
+        generator: torch.Generator | None = None,
+        seed: Seed = 0,
         distribution: str | None = None,
     ) -> Batch:
-        """Draw examples on the generator's device; see :meth:`Task.sample`."""
+        """Draw examples on the generator's device; see :meth:`Task.sample`.
+
+        Without a generator they are those of ``seed``, on the CPU.
+        """
         kind = pick_distribution(self, distribution)
+        if generator is None:
+            generator = torch.Generator().manual_seed(seed)
         return self._draw(kind, lengths(n, batch_size=batch_size, generator=generator), generator)
 
 

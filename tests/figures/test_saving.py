@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from loopinterp.core.errors import InputError
+from loopinterp.core.results import Figure
 from loopinterp.figures import CircuitGraph, GraphNode, Series, line_figure, save_figure
 from loopinterp.figures.saving import titled
 
@@ -48,3 +49,16 @@ def test_pictures_are_left_to_kaleido(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     assert save_figure(PLOT, tmp_path / f"a.{ending}") == tmp_path / f"a.{ending}"
     assert len(written) == 1
+
+
+def test_a_figure_of_a_result_saves_itself_with_its_title_and_shows_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr("IPython.display.display", shown.append)
+    figure = Figure(title="Share by loop", plot=PLOT, caption="")
+    assert "Share by loop" in figure.save(tmp_path / "figure.html").read_text()
+    figure._ipython_display_()
+    assert shown == [PLOT]
+    graph = Figure(title="Circuit", plot=GRAPH, caption="")
+    assert "<svg" in graph.save(tmp_path / "graph.svg").read_text()

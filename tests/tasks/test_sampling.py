@@ -155,3 +155,11 @@ def test_more_than_can_be_drawn_is_refused_before_it_is_drawn() -> None:
     with pytest.raises(InputError) as caught:
         as_batch(Addition(), n=10**8, batch_size=512)
     assert caught.value.what == "n, batch_size"
+
+
+def test_a_seed_stands_for_a_generator() -> None:
+    task = Addition()
+    drawn = task.sample(8, batch_size=4, seed=3)
+    generator = torch.Generator().manual_seed(3)
+    assert torch.equal(drawn.inputs, task.sample(8, batch_size=4, generator=generator).inputs)
+    assert not torch.equal(drawn.inputs, task.sample(8, batch_size=4).inputs)
