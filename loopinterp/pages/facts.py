@@ -108,7 +108,7 @@ class Code(Enum):
         "at every distance at once",
         "linear probe, {read} of {distances} distances",
         "A linear probe reads the carry at every distance after the same number of loops.",
-        "Carry movement",
+        "Carry",
     )
     NO_WAVEFRONT = _Words(
         "no wavefront",
@@ -391,7 +391,7 @@ def _movement(by_kind: Mapping[str, Any]) -> Fact | None:
             "read": int(result.first_loop.notnull().sum()),
             "distances": result.data.sizes["chain_length"],
         }
-        if np.isinf(result.speed) and float(result.first_loop.std()) == 0:
+        if len(np.unique(result.first_loop)) == 1 and values["read"]:
             return Fact(Topic.MOVEMENT, Code.AT_ONCE, None, values)
         if not np.isfinite(result.speed):
             return Fact(Topic.MOVEMENT, Code.NO_WAVEFRONT, None, values)
@@ -428,7 +428,7 @@ def _program(by_kind: Mapping[str, Any]) -> Fact | None:
     compared, read = by_kind.get("program-comparison"), by_kind.get("decompilation")
     exact = read is not None and read.given and bool(read.claim.transitions)
     # Read off exactly, it is the registered program up to its first guess.
-    program = read.identified.partition(" from ")[0] if exact else ""
+    program = read.identified.partition(" from ")[0] if read is not None and exact else ""
     if compared is not None and len(compared.verdicts) > 1:
         return _of_several(compared)
     if compared is not None and not program and (not exact or compared.verdict.identified):

@@ -143,14 +143,16 @@ def test_a_head_of_several_layers_is_named_with_its_layer(results: dict[str, Res
     [
         ([1.0, 2.0, 3.0, 4.0], Code.CARRY_MOVES),
         ([1.0, 1.0, 1.0, 1.0], Code.AT_ONCE),
+        ([1.0, 1.0, 1.0, np.nan], Code.NO_WAVEFRONT),
+        ([np.nan] * 4, Code.NO_WAVEFRONT),
         ([4.0, 3.0, 2.0, 1.0], Code.NO_WAVEFRONT),
         ([1.0, np.nan, np.nan, np.nan], Code.NO_WAVEFRONT),
     ],
 )
 def test_how_the_carry_moves(first_loop: list[float], code: Code) -> None:
     chains = xr.Dataset(coords={"chain_length": range(4)})
-    slope = np.polyfit(range(4), first_loop, 1)[0] if np.isfinite(first_loop).all() else np.nan
-    speed = slope if np.isnan(slope) else 1 / slope if slope > 1e-9 else np.inf
+    rises = np.isfinite(first_loop).all() and first_loop[0] < first_loop[-1]
+    speed = 1.0 if rises else np.inf if first_loop[2] == first_loop[2] else np.nan
     loops = xr.DataArray(first_loop, dims="chain_length")
     carry: Any = SimpleNamespace(
         kind="carry", data=chains, first_loop=loops, speed=speed, resolved=1.0
