@@ -139,6 +139,8 @@ def _persistence(result: InjectedCarry, model: str, kind: str) -> str:
 def _recovery(lives: np.ndarray) -> str:
     """How many carries ended; those of :data:`MOST` loops were not seen to end."""
     ended, n = int(lives[:MOST].sum()), int(lives.sum())
+    if n and lives[0] == n:
+        return ": the answer never changes"
     if ended == n:
         return ", then the answer recovers" if n else ""
     return f"; {percent(ended / n) if ended else 'none'} of the answers recover within {MOST} loops"
