@@ -51,6 +51,13 @@ def _(result: Decompilation) -> list[Finding]:
     findings = [Finding(text, value=value, good=result.given, label=label)]
     if result.responses:
         findings.append(Finding(_delays(result)))
+    if result.unexplained:
+        left, cell, exits, _, deviate = result.unexplained[0]
+        text = (
+            f"Held-out runs leave the table most often at “{cell}” beside “{left}” ({exits} runs; "
+            f"{percent(deviate)} of these transitions deviate)."
+        )
+        findings.append(Finding(text))
     return findings
 
 
@@ -87,7 +94,7 @@ def _agreement(result: Decompilation) -> str:
 def _delays(result: Decompilation) -> str:
     slowest = max(most for *_, most, _ in result.responses)
     least = min(least for *_, least, _, _ in result.responses)
-    start = "When the left neighbour changes for good, the answer follows after"
+    start = "In the table, an answer follows a lasting change of its left neighbour after"
     if least == slowest:
         return f"{start} {spell_loops(slowest)} (1 in a program that holds nothing)."
     where = [
