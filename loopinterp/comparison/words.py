@@ -206,7 +206,8 @@ def with_interval(estimate: np.ndarray) -> str:
     """A share with its 95% interval.
 
     Example:
-        >>> with_interval([0.374, 0.314, 0.437])
+        >>> import numpy as np
+        >>> with_interval(np.array([0.374, 0.314, 0.437]))
         '37% (31–44)'
     """
     value, *ends = map(percent, estimate)

@@ -335,7 +335,7 @@ class _LensReader:
         if targets is None:
             target_class = log_p.argmax(-1)  # [batch, pos]
         else:
-            targets = targets[:, self.positions]
+            targets = self._read_positions(targets)
             target_class = targets.where(targets != IGNORE, -1)
         has_target = target_class >= 0
         share = has_target / has_target.sum(1, keepdim=True).clamp(min=1)  # [batch, pos]
@@ -397,7 +397,11 @@ class _LensReader:
     def _log(self, logits: Tensor) -> Tensor:
         """Log-probabilities at the positions that are read."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        return logits.log_softmax(-1, dtype=dtype)[:, self.positions]
+        return self._read_positions(logits.log_softmax(-1, dtype=dtype))
+
+    def _read_positions(self, x: Tensor) -> Tensor:
+        # A list as an index is sent to the device, so it is left out where all are read.
+        return x if self.positions == [*range(x.shape[1])] else x[:, self.positions]
 
 
 def _divergence(

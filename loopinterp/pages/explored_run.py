@@ -32,29 +32,27 @@ class ExampleReason(Enum):
     """Why an example is shown, in a few words and in a sentence."""
 
     AS_GIVEN = ("as given", "")
-    RANDOM = ("drawn at random", "Drawn at random.")
+    RANDOM = ("random", "Drawn at random.")
     WRONG = ("wrong", "Wrong at the end: {n} of {asked} answers.")
     RELAPSED = (
         "wrong after right",
-        "Wrong after being right: all of its answers are right after loop {loop}, "
-        "{n} {are} wrong at the end.",
+        "Right after loop {loop}; {n} {are} wrong at the end.",
     )
     LOST = (
         "wrong after right",
-        "Wrong after being right: {n} of its {asked} answers {were} wrong at the end.",
+        "{n} of {asked} answers {were} wrong at the end.",
     )
     LAST = (
-        "right last",
-        "Right last: all of its answers are right from loop {loop} on, "
-        "later than in the other examples.",
+        "slowest",
+        "Slowest: right from loop {loop} on, later than every other example.",
     )
     LATE = (
-        "right last",
-        "Right last: all of its answers are right from loop {loop} on, among the last.",
+        "slow",
+        "Slow: right from loop {loop} on, among the latest.",
     )
     LONG_CHAIN = (
         "long chain",
-        "A long chain: {program} has its whole answer only after loop {loop}.",
+        "A long chain: {program} needs {loop} loops for it.",
     )
     INTERCHANGE = (
         "with another's state",

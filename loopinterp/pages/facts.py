@@ -92,13 +92,13 @@ class Code(Enum):
         "{speed} per loop",
         "linear probe, {read} of {distances} distances",
         "The carry moves {speed} per loop.",
-        "Carry movement",
+        "Carry",
     )
     NO_WAVEFRONT = _Words(
         "no wavefront",
         "linear probe, {read} of {distances} distances",
         "A linear probe finds no moving carry.",
-        "Carry movement",
+        "Carry",
     )
     ATTENDS = _Words(
         "{share} on {place}",

@@ -173,7 +173,7 @@ def test_every_control_changes_the_one_selection(page: Page) -> None:
     assert (found["example"], found["loop"], found["head"]) == (2, BITS + 1, 2)
     assert found["shown"] == "variable"
     assert page.get_by_role("radio", name="program against model").is_checked()
-    page.get_by_role("radio", name="how far the state moved").press(" ")
+    page.get_by_role("radio", name="residual").press(" ")
     assert page.evaluate(state)["shown"] == "moved"
 
 
@@ -256,7 +256,7 @@ def test_on_paper_the_chosen_example_is_a_grid_of_lines_with_its_caption(
 def test_what_is_shown_is_saved_as_images_and_as_data(page: Page) -> None:
     page.evaluate("document.querySelector('.explorer').explorer.select({ loop: 9, pos: 3 })")
     texts = {}
-    for name in ("Image (SVG)", "State's way (SVG)", "Data (CSV)", "Attention (CSV)"):
+    for name in ("Image (SVG)", "State (SVG)", "Data (CSV)", "Attention (CSV)"):
         with page.expect_download() as waiting:
             page.locator(".explorer").get_by_role("button", name=name, exact=True).click()
         texts[waiting.value.suggested_filename] = waiting.value.path().read_text()

@@ -96,7 +96,7 @@ def test_a_wrapped_model_is_evaluated_studied_and_reported(tmp_path: Path) -> No
     )
     assert analysis.results["programs"].verdict.identified == "ripple"  # type: ignore[attr-defined]
     page = write_report(out).read_text()
-    assert 'class="origin"' in page and origin in page
+    assert origin in page
     assert "cannot be shown" not in page
     assert sorted(p.name for p in (out / "results").iterdir()) == [
         "extrapolation.safetensors",

@@ -11,6 +11,7 @@ import torch
 
 from loopinterp.core.errors import InputError
 from loopinterp.models import (
+    STOPPING_RULES,
     ConfidenceAbove,
     EntropyBelow,
     GateAbove,
@@ -31,16 +32,7 @@ from loopinterp.models.stopping import (
 )
 from tests.models.looped_toys import Halving, Scripted
 
-RULES = [
-    Fixed(3),
-    LengthLine(1.0, 0.0),
-    Oracle(),
-    MaxConfidence(),
-    ResidualBelow(0.03),
-    ReadoutKL(5e-4),
-    AccelerationBelow(0.03),
-    AnswerHeld(2),
-]
+RULES = [*STOPPING_RULES.values(), Fixed(3), LengthLine(1.0, 0.0), Oracle()]
 
 
 ONLINE = [rule for rule in RULES if rule.tolerance is not None]

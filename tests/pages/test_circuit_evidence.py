@@ -13,7 +13,7 @@ from loopinterp.pages.run_record import Problem, Trouble
 from loopinterp.programs import get_program
 from loopinterp.tasks import get_task
 
-IN_MODEL, EXCHANGED = "In the model studied", "Exchanged in the model studied"
+IN_MODEL, INTERCHANGED = "In the model studied", "Interchanged in the model studied"
 """Headings of facts about a node of the circuit."""
 
 
@@ -55,22 +55,22 @@ def test_a_selector_has_its_head_and_what_is_lost_without_it(evidence: Evidence)
     assert "overlaps by 100%" in in_model
     assert re.search(r"even attention: \d", in_model)
     assert re.search(r"equal norm: \d", facts["Ablation"])
-    assert "Undisturbed 100%" in facts["Ablation"]
+    assert "Clean runs: 100%" in facts["Ablation"]
 
 
 def test_a_variable_is_read_and_exchanged_beside_its_controls(evidence: Evidence) -> None:
     facts = dict(evidence["ripple.carry"])
     assert "at least 1.00" in facts[IN_MODEL]
     assert re.search(r"shuffled labels\D+0\.\d", facts[IN_MODEL])
-    assert re.search(r"variable 100%\D+\d", facts[EXCHANGED])
-    assert "random" in facts[EXCHANGED]
+    assert re.search(r"variable 100%\D+\d", facts[INTERCHANGED])
+    assert "random" in facts[INTERCHANGED]
 
 
 def test_the_graph_of_the_program_tells_them(evidence: Evidence) -> None:
     graph = draw_program(get_program("ripple")).with_facts(evidence)
     headings = {node.label: {heading for heading, _ in node.facts} for node in graph.nodes}
     assert {IN_MODEL, "Ablation"} <= headings["shift_1"]
-    assert EXCHANGED in headings["carry"]
+    assert INTERCHANGED in headings["carry"]
     other = draw_program(get_program("sticky_ripple")).with_facts(evidence)
     (carry,) = (node for node in other.nodes if node.kind == "variable")
     assert IN_MODEL not in dict(carry.facts)  # another program's variable

@@ -84,7 +84,7 @@ function build(data, id, act, linked) {
   parts.examples = chips("Example", `${id}-example`, data.examples.map((one, k) => `${k + 1} · ${one.reason}`), (example) => act({ set: { example } }));
   parts.detail = make("p", { className: "x-detail" });
   parts.said = make("p", { className: "x-said" });
-  const kinds = { answer: data.has("entropy") ? "answers, stronger where surer" : "answers", moved: "how far the state moved", variable: "program against model" };
+  const kinds = { answer: "answers", moved: "residual", variable: "program against model" };
   parts.shown = chips("Cells show", `${id}-shown`, data.shown.map((kind) => kinds[kind]), (k) => act({ set: { shown: data.shown[k] } }));
   parts.variable = make("select", {}, ...data.names.map((name, k) => option(k, name)));
   parts.variable.addEventListener("change", () => act({ set: { variable: Number(parts.variable.value), shown: "variable" } }));
@@ -103,23 +103,22 @@ function build(data, id, act, linked) {
   parts.labels = make("canvas", { aria: { hidden: "true" } });
   parts.canvas = make("canvas", { aria: { hidden: "true" } });
   parts.help = make("p", { className: "x-help", id: `${id}-help` },
-    "Point at a cell to look, click it to choose it, or move with the arrow keys: up and down from loop to loop, left and right from position to position; " +
-    "Page Up and Page Down change the example, the space bar plays.");
+    "Point at a cell to look, click to choose it, or use the arrow keys. Page Up and Page Down change the example; the space bar plays.");
   parts.scroll = make("div", { className: "x-scroll", tabIndex: 0, aria: { role: "application", label: "Loops by positions", describedby: parts.help.id } }, parts.canvas);
   parts.live = make("p", { className: "x-sr", aria: { live: "polite" } });
-  parts.answers = table("What it would answer", ["answer", "probability"]);
+  parts.answers = table("Answers if read here", ["answer", "probability"]);
   parts.facts = make("dl", { className: "x-facts" });
-  parts.looks = table("Where its heads look", ["head", "position", "attention"]);
+  parts.looks = table("Attention of each head", ["head", "position", "attention"]);
   parts.plane = make("canvas", { className: "x-plane", aria: { role: "img", label: "" } });
   parts.planeText = make("p", { className: "x-note" });
-  parts.programs = table("What it is in the program, and would be by the answer", ["variable", "program", "answer"]);
+  parts.programs = table("Value in the program, and the value that the answer implies", ["variable", "program", "answer"]);
   parts.place = panel("Answers", parts.answers.element, parts.facts);
   const scrolled = (title, made) => make("div", { className: "x-tall", tabIndex: 0, aria: { role: "group", label: `${title}, all rows` } }, made.element);
   parts.panels = make("div", { className: "x-panels" }, parts.place,
     ...(data.has("plane") ? [panel("State", parts.plane, parts.planeText)] : []),
     ...(data.heads.length ? [panel("Attention", scrolled("Attention", parts.looks))] : []),
     ...(data.names.length ? [make("details", { className: "x-panel x-programs", open: !linked, aria: { role: "group", label: "Programs" } }, make("summary", {}, "Programs"), scrolled("Programs", parts.programs))] : []));
-  const files = { grid: "Image (SVG)", ...(data.has("plane") ? { plane: "State's way (SVG)" } : {}), cells: "Data (CSV)", ...(data.heads.length ? { attention: "Attention (CSV)" } : {}) };
+  const files = { grid: "Image (SVG)", ...(data.has("plane") ? { plane: "State (SVG)" } : {}), cells: "Data (CSV)", ...(data.heads.length ? { attention: "Attention (CSV)" } : {}) };
   const links = Object.entries(files).map(([what, text]) => {
     const button = make("button", { type: "button" }, text);
     button.addEventListener("click", () => act({ save: what }));
@@ -187,7 +186,7 @@ function fillPanels(parts, data, state) {
   }));
   if (!cell.plane) return;
   const [x, y] = cell.plane;
-  parts.planeText.textContent = `${data.axes[0]}: ${spell(x)}; ${data.axes[1]}: ${spell(y)}. The line is this position's way, loop by loop; the dots are all positions after this loop.`;
+  parts.planeText.textContent = `${data.axes[0]}: ${spell(x)}; ${data.axes[1]}: ${spell(y)}. Line: this position, loop by loop; dots: all positions now.`;
   parts.plane.setAttribute("aria-label", `State of position ${pos} after loop ${loop} at ${spell(x)}, ${spell(y)}`);
 }
 
