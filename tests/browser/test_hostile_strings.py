@@ -57,8 +57,11 @@ HALF = "\ud800"
 
 
 def harmless(names: Mapping[str, str]) -> dict[str, str]:
-    """The same new values with letters in place of whatever is none, so that lines are as long."""
-    return {old: re.sub(r"\S", "h", new) + str(k) for k, (old, new) in enumerate(names.items())}
+    """The same new values with letters in place of all but spaces and their number.
+
+    Lines are as long, so that boxes are as large and a drawing has room for the same labels.
+    """
+    return {old: re.sub(r"[^\s0-9]", "h", new) for old, new in names.items()}
 
 
 # Elements of a page by tag and attributes; Plotly's own are its business.
