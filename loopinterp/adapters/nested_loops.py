@@ -197,6 +197,11 @@ class NestedModel(PublishedModel):
 class HRMTextAdapter(NestedModel):
     """HRM-Text (``HrmTextForCausalLM``) with our addresses; a loop is one of its ``H_cycles``.
 
+    Pre-norm layers with gated attention, and a norm without weights after each stack. The initial
+    ``z_H`` is the embedding, which is not injected again.
+
+    Source: ``transformers``, ``models/hrm_text/modeling_hrm_text.py``.
+
     Args:
         published: The model.
         n_prefix: First positions that attend to one another in both directions, as those with

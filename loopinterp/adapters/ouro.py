@@ -63,12 +63,9 @@ class OuroAdapter(PublishedModel):
         angles = inner.rotary_emb.inv_freq
         if not bool((angles > 0).all() and (angles.diff() < 0).all()):
             # transformers 5 fills in only saved tensors: code for transformers 4 loses its angles.
-            expected, got = (
-                "falling frequencies",
-                f"rotary_emb.inv_freq = {angles.tolist()[:4]} …",
-            )
+            got = f"rotary_emb.inv_freq = {angles.tolist()[:4]} …"
             fix = "Set model.model.rotary_emb.inv_freq after loading, and call adapt(model)."
-            raise InputError("model", expected=expected, given=got, fix=fix)
+            raise InputError("model", expected="falling frequencies", given=got, fix=fix)
         attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
         self._d_head = int(attention.head_dim)
         n_heads = attention.q_proj.out_features // self._d_head

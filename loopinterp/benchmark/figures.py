@@ -65,9 +65,9 @@ def _(result: GroundTruth) -> list[Figure]:
                 "radius) and 1 elsewhere. The data give each check's question and control."
             ),
             control=(
-                "A control answers without knowledge of the circuit, such as a random change or a "
-                "probe of the injected input. A check is informative where its control is far "
-                "from the tool's score."
+                "Each check has its own control, such as a random change of equal norm or a probe "
+                "of the injected input. A check is informative where its control is far from the "
+                "tool's score."
             ),
             code=_counts(result, checks),
             data=checks,

@@ -268,6 +268,9 @@ def score_program(
     program = method(known.exercise)
     if program is None:
         return pd.DataFrame([{"outcome": "no program", "told_apart": float("nan")}])
+    if not isinstance(program, LoopProgram):
+        got, fix = type(program).__name__, "Return the program itself."
+        raise InputError("program", expected="a LoopProgram or None", given=got, fix=fix)
     result = equivalence(program, known.compiled.program)
     share = 0.0 if result.equivalent else max(result.share, result.natural_share)
     outcome = "equivalent" if result.equivalent else "false name"

@@ -51,7 +51,7 @@ def analyze(
     """Run the studies that the report shows.
 
     Each result is saved in RUN/results, with its controls. Studies that do not apply to the model
-    or its task are skipped; `report --text` says why.
+    are skipped; `report --text` says why. Those of other tasks are left out.
     """
     from loopinterp.app.study import spell_skip
 
@@ -154,12 +154,15 @@ def report(
     It is made from the saved results of `evaluate` and `analyze`, without the model.
     """
     if as_text:
+        documents, lines = [], []
         for run in runs:
             record = loopinterp.pages.read_run(run)
             listed, findings = spell_findings(record.results.values())
             skipped = [f"- {name}: skipped, because {why}." for name, why in record.skipped.items()]
-            document = {"run": str(run), "findings": listed, "skipped": dict(record.skipped)}
-            print_document(document, "\n".join([spell_run(run), findings, *skipped]), as_json)
+            documents.append({"run": str(run), "findings": listed, "skipped": {**record.skipped}})
+            lines += [spell_run(run), findings, *skipped]
+        # One JSON document, also of several runs.
+        print_document(documents if len(runs) > 1 else documents[0], "\n".join(lines), as_json)
         return
     if len(runs) == 1:
         # One run has a default place, in its folder; several have none.

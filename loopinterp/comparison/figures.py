@@ -84,13 +84,17 @@ def _controls(data: xr.Dataset, program: str) -> Iterator[str]:
     parts = []
     for label, kind in _KINDS.items():
         at = data.sel(stratum=f"{MANIFOLD}: {label}")
+        n = int(at["whole_run_active"])
+        if not n:
+            continue
         share, _, high = at["whole_run"].values
         # Few inputs decide nothing unless even the upper end is too low.
         known = int(at["whole_run_inputs"]) >= LEAST_INPUTS or high < THRESHOLD
-        of = f"{int(at['whole_run_active'])} interventions to {kind} states"
+        of = f"{n} interventions to {kind} states"
         share = percent(share) if known else "an unknown share (too few inputs)"
         parts.append(f"{share} of {of}")
-    yield f"{quote} predicts {parts[0]} and {parts[1]}."
+    if parts:
+        yield f"{quote} predicts {' and '.join(parts)}."
 
 
 @figures_of.register

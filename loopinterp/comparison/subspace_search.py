@@ -432,7 +432,7 @@ class LabelledStates(NamedTuple):
 
 def _orthonormal(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "rank d_model"]:
     _, sizes, basis = torch.linalg.svd(rows.double(), full_matrices=False)
-    return basis[sizes > 1e-2 * sizes[0]].to(rows)  # smaller singular values are rounding
+    return basis[sizes > 1e-2 * sizes[:1]].to(rows)  # smaller singular values are rounding
 
 
 @torch.no_grad()

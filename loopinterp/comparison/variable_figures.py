@@ -40,9 +40,11 @@ def _(result: VariableInterchange) -> list[Finding]:
     wrong = {x: pooled for x, pooled in wrong.items() if pooled[3]}
     text = (
         f"After an interchange of a variable of “{name}”, the program predicts the whole run in "
-        f"{with_interval(np.array([share, low, high]))} of {n} interventions. "
-        f"Controls: {', '.join(f'{x} {percent(pooled[0])}' for x, pooled in wrong.items())}."
+        f"{with_interval(np.array([share, low, high]))} of {n} interventions."
     )
+    if wrong:
+        controls = ", ".join(f"{x} {percent(pooled[0])}" for x, pooled in wrong.items())
+        text += f" Controls: {controls}."
     good = low >= THRESHOLD and all(low > pooled[2] for pooled in wrong.values())
     unchanged, _, _, n_same = result.pooled(SAME_VALUE)
     if n_same:
@@ -137,6 +139,8 @@ def _persistence(result: InjectedCarry, model: str, kind: str) -> str:
 def _recovery(lives: np.ndarray) -> str:
     """How many carries ended; those of :data:`MOST` loops were not seen to end."""
     ended, n = int(lives[:MOST].sum()), int(lives.sum())
+    if n and lives[0] == n:
+        return ": the answer never changes"
     if ended == n:
         return ", then the answer recovers" if n else ""
     return f"; {percent(ended / n) if ended else 'none'} of the answers recover within {MOST} loops"
@@ -276,7 +280,10 @@ def _(result: Reduction) -> list[Finding]:
         later = f"{share.first} to {share.last} loops later"
     rest = float(result.data["others"].sel(rank=rank, estimate="value").max())
     value, text = f"{rank} of {result.width}", f"{rank} of {result.width} numbers per position"
-    text += " predict interchanges" if result.enough else ", the most tried, are too few"
+    text += " predict interchanges" if result.enough else ", the most tried"
+    # Without a sufficient rank, some accuracy is too low, or rests on too few inputs.
+    if not result.enough and share.value < ENOUGH:
+        text += ", are too few"
     text += (
         f": {with_interval(np.array(share[2:5]))} of the model's whole answers at worst ({kind}, "
         f"length {n}, {later}). All other directions predict at most {percent(rest)}."

@@ -99,9 +99,9 @@ def details(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> 
         if count := len(verdict.untested):
             strata = f"{count} strata have" if count > 1 else "1 stratum has"
             yield f"{strata} too few inputs for a test."
-    if verdict.indistinguishable:
-        names = quoted([verdict.closest, *verdict.indistinguishable])
-        yield f"The intervals of {names} overlap."
+    # Those that no pair separates are among the reasons.
+    if overlapping := [q for q in verdict.indistinguishable if q not in verdict.unseparated]:
+        yield f"The interval of “{name}” overlaps with that of {quoted(overlapping)}."
     if verdict.equivalent:
         yield f"No interchange can separate “{name}” from {quoted(verdict.equivalent)}."
     if verdict.clean_fits and not verdict.identified:
@@ -114,6 +114,8 @@ def details(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> 
     if verdict.followed_for >= 0 and not verdict.identified:
         k = verdict.followed_for
         until = f"for {spell_loops(k)}" if k else "at once but not one loop later"
+        if k == verdict.longest_delay:
+            until = "at every delay"
         yield f"After an interchange, “{name}” predicts the answer {until}."
     if str(offset) != str(ProgramOffset()):
         yield f"Program offset: {offset}."
@@ -161,8 +163,8 @@ def reason_in_words(reason: Reason) -> str:
 _CLEAN = "in clean runs it matches {value} of loops (interval from {low})"
 _REASONS = {
     "no_effect": "no interchange changes an answer of the model or of the program",
-    "delay": "{when} it predicts {value} of interventions (interval from {low}), and it fails at "
-    "{failed} of {delays} delays",
+    "delay": "{when} it predicts {value} of interventions (interval from {low}), and the interval "
+    "begins too low at {failed} of {delays} delays",
     "no_whole_run": "no pair changes an answer over the whole run",
     "whole_run": "it predicts {value} of all pairs over the whole run (interval from {low}, "
     "{pairs} pairs)",

@@ -12,7 +12,15 @@ from loopinterp.comparison.words import with_interval
 from loopinterp.core.results import Figure, Finding, figures_of, findings_of
 from loopinterp.core.text import percent
 from loopinterp.decompiler.decompilation_study import Decompilation
-from loopinterp.decompiler.evidence import CLEAN, END, ENOUGH, EXACT, INTERCHANGED, KINDS
+from loopinterp.decompiler.evidence import (
+    CLEAN,
+    END,
+    ENOUGH,
+    EXACT,
+    INTERCHANGED,
+    KINDS,
+    TRAJECTORY,
+)
 from loopinterp.figures import (
     PALETTE,
     CircuitGraph,
@@ -43,6 +51,13 @@ def _(result: Decompilation) -> list[Finding]:
     findings = [Finding(text, value=value, good=result.given, label=label)]
     if result.responses:
         findings.append(Finding(_delays(result)))
+    if result.unexplained:
+        left, cell, exits, _, deviate = result.unexplained[0]
+        text = (
+            f"Held-out runs leave the table most often at “{cell}” beside “{left}” ({exits} runs; "
+            f"{percent(deviate)} of these transitions deviate)."
+        )
+        findings.append(Finding(text))
     return findings
 
 
@@ -56,16 +71,17 @@ def _claimed(result: Decompilation) -> str:
             f"The model runs {named} at any length: all {claim.transitions:,} transitions that a "
             f"run or an interchange can make were tested. Its smallest table has {size}."
         )
-    text = f"The model runs a program of {size}"
+    text = f"A program of {size} predicts"
     if claim.grade == EXACT:
         read, checked = (", ".join(map(str, each)) for each in (claim.read_at, claim.lengths))
-        return f"{text}, exactly at lengths {checked} (recovered at {read})."
-    return f"{text}, approximately: at least {percent(1 - claim.at_most)} of interventions."
+        return f"{text} every tested run, at lengths {checked} (recovered at {read})."
+    # The worst kind of interchange, at the worst length.
+    return f"{text} at least {percent(1 - claim.at_most)} of interventions of each kind."
 
 
 def _agreement(result: Decompilation) -> str:
-    worst = result.worst()
-    if np.isnan(worst.values[0]):
+    worst = result.worst() if TRAJECTORY in result.data["what"].values else None
+    if worst is None or np.isnan(worst.values[0]):
         return "No interchange at equal loops changes an answer."
     clean = result.data["agreement"].sel(what=CLEAN, estimate="value")
     return (
@@ -78,7 +94,7 @@ def _agreement(result: Decompilation) -> str:
 def _delays(result: Decompilation) -> str:
     slowest = max(most for *_, most, _ in result.responses)
     least = min(least for *_, least, _, _ in result.responses)
-    start = "When the left neighbour changes for good, the answer follows after"
+    start = "In the table, an answer follows a lasting change of its left neighbour after"
     if least == slowest:
         return f"{start} {spell_loops(slowest)} (1 in a program that holds nothing)."
     where = [

@@ -63,7 +63,8 @@ def value_of(estimate: xr.DataArray) -> xr.DataArray:
 
 def span_of(values: xr.DataArray) -> str:
     """Least and greatest value in words; one number where they agree."""
-    low, high = (f"{float(end):.2f}" for end in (values.min(), values.max()))
+    # Plus 0.0, as rounding leaves a sign: -0.00.
+    low, high = (f"{round(float(end), 2) + 0.0:.2f}" for end in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"
 
 
@@ -82,7 +83,7 @@ def stability_of(largest_radius: float) -> str:
     """What a spectral radius says about small perturbations."""
     if largest_radius < 1:
         return "below 1, so small perturbations decay"
-    return "at least 1 somewhere, so some small perturbations grow"
+    return "at least 1 somewhere, so not all small perturbations decay"
 
 
 @findings_of.register
@@ -214,11 +215,11 @@ def _residuals(result: ConvergenceResult) -> Figure:
     mean, kl = _positive(result.mean_residual()), _positive(result.data["kl"].mean("batch"))
     lines = [Series.of("median token", token[1:]), Series.of("mean", mean[1:], colour="ochre")]
     threshold = [Reference(result.threshold, "threshold")]
-    change = Series.of("KL to the loop before", kl[1:], colour="magenta")
-    panels = [
-        LinePanel(lines, "relative residual", y_log=True, references=threshold),
-        LinePanel([change], "KL (nats)", y_log=True),
-    ]
+    panels = [LinePanel(lines, "relative residual", y_log=True, references=threshold)]
+    readout_changes = bool(kl.notnull().any())  # not a readout of one number
+    if readout_changes:
+        change = Series.of("KL to the loop before", kl[1:], colour="magenta")
+        panels.append(LinePanel([change], "KL (nats)", y_log=True))
     readout = {name: result.data[name].mean("batch") for name in ("kl", "entropy", "margin")}
     measures = {"residual_mean": mean, "residual_median": token, **readout}
     return Figure(
@@ -226,8 +227,8 @@ def _residuals(result: ConvergenceResult) -> Figure:
         plot=_above_accuracy(result, *panels),
         caption=(
             "From above: norm of a token's update over that of its state (band: 80% of the "
-            "tokens); change of the readout in a loop; share of answers that are right if read at "
-            "that loop (95% interval)."
+            f"tokens); {'change of the readout in a loop; ' * readout_changes}share of answers "
+            "that are right if read at that loop (95% interval)."
         ),
         control="Exact match over the same loops: a state can converge to wrong answers.",
         data=tidy({"exact_match": result.exact_match(), **measures}),

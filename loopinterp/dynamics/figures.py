@@ -157,8 +157,8 @@ def _(result: ReachabilityResult) -> list[Finding]:
         )
     if n_shared > n_compared / 2:
         text += (
-            f" But {n_shared} of {n_compared} limits equal the next input's, so they do not depend "
-            "on the input."
+            f" {n_shared} of {n_compared} limits equal the next input's, so they do not depend on "
+            "the input."
         )
     value = f"one limit in {percent(one)}"
     # Several limits of one input are a property of the model, no failure.
@@ -183,9 +183,10 @@ def _perturbations(result: ReachabilityResult) -> Finding:
         )
         return Finding(text, value=f"{percent(back[0])} come back", good=False)
     most = undone["kick"][-1].item()
-    share = "Every run" if float(undone.min()) == 1 else f"At least {percent(undone.min())} of runs"
-    verb = "returns" if float(undone.min()) == 1 else "return"
-    text = f"{share} {verb} to its limit after perturbations of up to {most:g}× the state's norm."
+    runs = f"At least {percent(undone.min())} of runs return to their limit"
+    if float(undone.min()) == 1:
+        runs = "Every run returns to its limit"
+    text = f"{runs} after perturbations of up to {most:g}× the state's norm."
     if undone.size < back.size:
         beyond = back[undone.size]
         text += f" At {beyond['kick'].item():g}×, {percent(beyond)} of them return."

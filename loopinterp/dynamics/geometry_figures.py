@@ -68,8 +68,8 @@ def _dimension(result: GeometryResult) -> Finding:
         return Finding(text, value="not finite", good=False)
     if spread <= _ONE_POINT:
         text = (
-            f"The states collapse: after {result.n_loops} loops all {size:.0f} tokens lie within "
-            f"{spread:.1g} of their norm of one point."
+            f"The states collapse: after {result.n_loops} loops all {size:.0f} tokens are one "
+            f"point, up to {spread:.1g} of their norm."
         )
         return Finding(text, value="one point", good=False)
     chance = float(last["control_rank"].sel(set=EMBEDDING).mean())

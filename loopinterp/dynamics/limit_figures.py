@@ -50,7 +50,7 @@ def _(result: BasinMapResult) -> list[Finding]:
         text = f"The clean run of input {result.example} reaches no limit."
         if len(others):
             share = percent(others["share"].sum())
-            text += f" {share} of {n_starts} initial states in a plane reach other limits."
+            text += f" {share} of {n_starts} initial states in a plane reach a limit."
         return [Finding(text, value="no limit found", good=False)]
     value, low, high = (float(x) for x in result.shares().sel(limit=0))
     radius, nearest = result.radius(), float(result.data["x"].diff("x")[0])
@@ -70,7 +70,8 @@ def _(result: BasinMapResult) -> list[Finding]:
             f" The rest includes {len(others)} other limit{'s' * (len(others) > 1)}, where {right} "
             "of the answers are right."
         )
-    text += f" Under the next input {percent(control)} of them do."
+    text += f" Under the next input {percent(control)} of the initial states reach this limit"
+    text += "." if control < 0.5 else ", so it is a limit of that input too."
     # Several basins are a property of the model, no failure.
     good = True if value >= 0.99 and control < 0.5 else None
     return [Finding(text, value=f"{percent(value)} come back", good=good)]
@@ -101,7 +102,7 @@ def _(result: BasinMapResult) -> list[Figure]:
     )
     maps, colours = _categories(result, names)
     if all(int(cells.min()) == int(cells.max()) for cells in maps.values()):
-        return [time]  # one colour: the finding says it
+        return [time] if loops.notnull().any() else []  # one colour: the finding says it
     shares, control = result.by_distance(), result.next_by_distance()
     lines = [
         Series.of(name, shares.sel(limit=k), colour=colour)
@@ -115,7 +116,7 @@ def _(result: BasinMapResult) -> list[Figure]:
         caption=(
             f"Each cell is an initial state of input {result.example}, in the plane of its limit "
             f"and of {' and '.join(corners)} (crosses). Colour: the limit it converges to, "
-            "numbered by distance from the clean one."
+            "numbered by how near to the clean one it is first reached."
         ),
         control=(
             "Right: the same initial states under the next input; "
@@ -203,7 +204,7 @@ def _non_normality(result: LocalStabilityResult) -> Finding:
     at = {"where": "limit"}
     ratio = result.non_normality().sel(at).where(result.has_limit).dropna("batch")
     growth = result.data["growth"].sel(at).where(result.has_limit).dropna("batch")
-    text = f"Transient growth: a perturbation grows up to {span_of(growth)} fold"
+    text = f"The largest transient growth of a perturbation is {span_of(growth)} fold"
     if not result.data["growth_closed"].sel(at).where(result.has_limit, other=True).all():
         text += " (or more, beyond the loops measured)"
     if ratio.size:
@@ -216,13 +217,13 @@ def _exponents(result: LocalStabilityResult) -> Finding:
     value, low = (exponent.sel({ESTIMATE: end}).dropna("batch") for end in ("value", "low"))
     if not value.size:
         return Finding("All runs diverge, so there is no Lyapunov exponent.", good=False)
-    positive = int((low > 0).sum())
-    chaos = f"{positive} of {value.size} are chaotic (95% interval above 0)"
-    if not positive:
-        chaos = "no sign of chaos"
+    positive = int((low > 1e-5).sum())  # smaller ones are rounding
+    above = "No 95% interval is above 0."
+    if positive:
+        above = f"In {positive} the 95% interval is above 0: runs from nearly the same state part."
     text = (
-        f"The largest Lyapunov exponent is {span_of(value)} nats per loop in {value.size} "
-        f"examples: {chaos}."
+        f"The largest Lyapunov exponent is {span_of(value)} nats per loop ({value.size} examples). "
+        f"{above}"
     )
     return Finding(text, value=f"{float(value.max()):.2g} nats", good=positive == 0)
 

@@ -23,12 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
 
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, check_choice
 from loopinterp.core.progress import track
 from loopinterp.edges.edge_runs import EdgeRuns
 from loopinterp.interventions.base_and_source import Comparison
@@ -106,6 +106,7 @@ class EdgeEffects:
             n_steps: Points of each path.
             generator: Draws random scores.
         """
+        check_choice("method", method, (*get_args(Method), *CONTROLS))
         edges, change = self.graph.edges, self.source - self.base  # [sender, batch, pos, d_model]
 
         def at_input(point: float) -> Tensor:

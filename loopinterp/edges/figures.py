@@ -31,7 +31,7 @@ def _(result: EdgeStudy) -> list[Finding]:
         f"values on all others. As many edges at random keep {percent(result.random_faithfulness)};"
         f" all edges but the {n_kept} keep {percent(result.completeness.without)}."
     )
-    return [Finding(text, value=f"{n_kept} of {n}", label="sufficient edges")]
+    return [Finding(text, value=f"{n_kept} of {n}", label="edges after pruning")]
 
 
 @figures_of.register
@@ -55,7 +55,8 @@ def _(result: EdgeStudy) -> list[Figure]:
         caption=(
             "Change of the metric when the receiver sees the sender's output on another input, as "
             "a share of the change between the two inputs. Mean absolute value over examples, "
-            "summed over loops; lags with less than 1% of the largest are left out."
+            f"{'at all loops at once' if best == 'exact' else 'summed over loops'}; lags with less "
+            "than 1% of the largest are left out."
         ),
         control="The data has the scores of both controls, norms and random numbers.",
         data=result.to_dataframe(),

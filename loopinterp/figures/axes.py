@@ -318,7 +318,8 @@ def axis_range(
     """Kind and limits (in data units) of an axis; a logarithmic one has ticks at powers of ten."""
     kind: dict[str, Any] = {"type": "log"} if log else {}
     counts = all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values)
-    if values and counts and not log and max(values) - min(values) <= 5:
+    ends = limits or values
+    if values and counts and not log and max(ends) - min(ends) <= 5:
         kind |= {"dtick": 1}  # no half loops
     positive = [v for v in (limits or values) if v > 0] if log else []
     if positive and max(positive) > 20 * min(positive):  # within one decade all ticks are needed

@@ -131,7 +131,9 @@ def category_maps(
     names, count = list(categories), len(categories)
     colours = [PALETTE.get(shade, shade) for shade in categories.values()]
     low, high = _limits(panels)
-    assert low >= 0 and high < count  # else a cell has the colour of another category
+    if low < 0 or high >= count:  # else a cell has the colour of another category
+        expected, given = f"numbers of categories from 0 to {count - 1}", f"{low:g} to {high:g}"
+        raise InputError("panels", expected=expected, given=given, fix="Name every category.")
     # Each colour at both ends of its interval: steps instead of a gradient.
     steps = [((k + end) / count, shade) for k, shade in enumerate(colours) for end in (0, 1)]
     style = {"colorscale": steps, "zmin": -0.5, "zmax": count - 0.5, "showscale": False}
@@ -160,7 +162,11 @@ def loop_slider_figure(
         values: Shares [loop, panel, row, column]; the second axis' coordinates title the panels.
         value_title: As for :func:`heatmap_panels`, like the other titles.
     """
-    loop_axis, panel_axis, *_ = values.dims
+    if values.ndim != 4:
+        expected, given = "values [loop, panel, row, column]", f"values along {dict(values.sizes)}"
+        fix = "Select or stack the other axes."
+        raise InputError("values", expected=expected, given=given, fix=fix)
+    loop_axis, panel_axis = values.dims[:2]
     titles = values[panel_axis].values.tolist()
     figure = heatmap_panels(
         dict(zip(titles, values.isel({loop_axis: 0}))),

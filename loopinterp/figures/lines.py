@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
+from loopinterp.core.errors import InputError
 from loopinterp.core.text import ShortRepr
 from loopinterp.figures.axes import (
     PALETTE,
@@ -196,8 +197,11 @@ def space_figure(
     """
     figure, style_of = go.Figure(), styles(lines)
     for line in lines:
-        z = np.asarray(heights[line.name], dtype=float)
-        assert len(z) == len(line.x)  # one for each point
+        z = np.asarray(heights.get(line.name, ()), dtype=float)
+        if len(z) != len(line.x):
+            what, expected = f"heights of line {line.name!r}", f"{len(line.x)}, one for each point"
+            fix = "Name heights as the lines are named."
+            raise InputError(what, expected=expected, given=str(len(z)), fix=fix)
         shade = style_of[line.name, line.control].colour
         style: dict[str, Any] = {"mode": "lines", "line": {"color": shade, "width": 3}}
         if line.control:

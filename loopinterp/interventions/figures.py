@@ -28,10 +28,9 @@ def _(result: PatchingSweep) -> list[Finding]:
     table = result.to_dataframe()
     gain = (table["recovered"] - table["control_recovered"]).to_numpy()
     if not np.nanmax(gain) > 0:
-        single = "No single head" if result.by_head else "No patch"
         text = (
-            f"{single} has an effect: patching {_component(result)} recovers no more answers than "
-            f"a patch from an unrelated input ({len(table)} patches)."
+            f"No patch of {_component(result)} recovers more answers than the same patch from an "
+            f"unrelated input ({len(table)} patches)."
         )
         return [Finding(text, value="none")]
     best = table.to_dict("records")[int(np.nanargmax(gain))]
@@ -170,13 +169,17 @@ def _(result: AblationStudy) -> list[Finding]:
     named = {role: [part for part, x in roles.items() if x == role] for role in get_args(Role)}
     needed = named["information"] + named["needed"]
     where = f"at {result.widest}" if result.widest == "all loops" else f"in {result.widest}"
-    at = f"{where}, at one position" if result.data.sizes["pos"] > 1 else where
-    text = f"None of {n} parts is needed: no ablation {at} surely changes"
+    at = f"{where} and some position" if result.data.sizes["pos"] > 1 else where
+    # The kind of ablation that decides, as in AblationStudy.roles.
+    done = result.data["ablation"].values
+    kind = next(kind for kind in ("resample", "mean", "zero") if kind in done)
     if needed:
         verb = "is" if len(needed) == 1 else "are"
-        text = f"{len(needed)} of {n} parts {verb} needed ({_spell(needed)}): ablation {at} surely "
-        text += "changes"
-    text += f" the answers of {percent(LINE)} of examples."
+        text = f"{len(needed)} of {n} parts {verb} needed ({_spell(needed)}): {kind} ablation {at} "
+        text += "surely changes"
+    else:
+        text = f"None of {n} parts is needed: no {kind} ablation {at} surely changes"
+    text += f" the answers of {percent(LINE)} of examples or more."
     for role, words in (
         ("constant", "Needed as a constant only"),
         ("unclear", "Unclear"),
@@ -211,8 +214,10 @@ def _(result: AblationStudy) -> list[Figure]:
             scale="mass",
             y_down=True,
         )
-        position = " and position" if some_when and some_pos else ""
-        how = f" Shown: the kind{position} that changes most, for ablation and noise each."
+        most = ["kind"] * (result.data.sizes["ablation"] > 1)
+        most += ["position"] * (some_when and some_pos)
+        how = f" Shown: the {' and '.join(most)} that changes most, for ablation and noise each."
+        how *= bool(most)
     else:
         data, bars, how = result.data.isel(when=0, pos=0), [], ""
         for kind in map(str, data["ablation"].values):
@@ -227,6 +232,7 @@ def _(result: AblationStudy) -> list[Figure]:
         "mean": f"set to the loop's mean {means[result.mean_over]}",
         "resample": "taken from another example",
     }
+    clean = percent(result.reference().sel({ESTIMATE: "value"}))
     names = [prefix + name for prefix in ("", CONTROL) for name in ABLATION_MEASURES]
     return [
         Figure(
@@ -236,7 +242,7 @@ def _(result: AblationStudy) -> list[Figure]:
                 "One head, MLP or other part is "
                 f"{' or '.join(kinds[kind] for kind in result.data['ablation'].values)}. Answers "
                 f"changed: the share of {result.n_examples} examples answered differently from "
-                f"the clean run.{how}"
+                f"the clean run, which is right in {clean} of them.{how}"
             ),
             control=(
                 "Noise of equal norm in a random direction. If it changes as many answers, zero "

@@ -15,6 +15,7 @@ from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.intervals import ESTIMATE
 from loopinterp.core.results import Result, study
 from loopinterp.core.settings import Seed
+from loopinterp.dynamics.measures import check_finite
 from loopinterp.models.protocol import describe_model, need_hooks
 from loopinterp.models.study_examples import inputs_and_loops
 
@@ -133,6 +134,7 @@ def attention_study(
     config = {"model": describe_model(model), "n_examples": n_examples, **settings}
     with study(seed, **config) as watch:
         patterns = _patterns(model, inputs, n_loops)
+        check_finite(patterns, "patterns")
         visible = model.visible(n_pos).expand(model.site_map.n_heads, n_pos, n_pos)
         mass, even, distances = _by_distance(patterns, visible, max_distance)
         received, received_even = _by_key(patterns, visible)

@@ -51,7 +51,10 @@ def _(result: AttentionResult) -> list[Finding]:
         clear.append((value - even, finding))
     if clear:
         return [finding for _, finding in sorted(clear, key=lambda one: one[0], reverse=True)]
-    text = "No head attends to one offset or one position more than even attention does."
+    text = (
+        "No head prefers one offset or one position: none receives clearly more than under even "
+        "attention (95% intervals over examples)."
+    )
     return [Finding(text, kind=_ATTENTION, value="no preference")]
 
 
@@ -80,8 +83,9 @@ def place(distance: int) -> str:
 def _(result: AttentionResult) -> list[Figure]:
     patterns = result.data["patterns"]
     query, key = np.nonzero((patterns > 0).any(("loop", "layer", "head")).values)
-    offsets = np.unique(query - key)
-    if len(offsets) <= 6 and abs(offsets).max() < patterns.sizes["key"] - 1:
+    offsets = result.data["distance"].values  # those that some head may see
+    within = np.isin(query - key, offsets).all() and abs(offsets).max() < patterns.sizes["key"] - 1
+    if within and len(offsets) <= 6:  # a narrow window
         return [_by_offset(result)]
     return [_patterns(result), _attention_by_loop(result)]
 
@@ -95,7 +99,7 @@ def _by_offset(result: AttentionResult) -> Figure:
         # One line for offsets of equal control; [distance] of this head.
         for value in np.unique(even.isel(head=k % n_heads).dropna("distance").round(3)):
             level = xr.full_like(shares["loop"], value, dtype=float)
-            lines.append(Series.of("even attention", level, control=True, markers=False))
+            lines.append(Series.of("even attention", level, control=True, markers=len(level) == 1))
         panels.append(LinePanel(lines, "attention", title=str(head), y_range=(0, 1.02)))
     return Figure(
         title="Attention by offset",
@@ -204,7 +208,8 @@ def _rules(result: ExitResult, at: int) -> Finding:
     costs = {str(rule): result.cheapest(rule) for rule in result.data["rule"].values}
     cheaper = {rule: cost for rule, cost in costs.items() if cost is not None and cost < at}
     if not cheaper:
-        return Finding(f"No stopping rule matches the fixed budget of {at} loops with fewer loops.")
+        budget = f"{at} loop{'s' if at != 1 else ''}"
+        return Finding(f"No stopping rule matches the fixed budget of {budget} with fewer loops.")
     rule = min(cheaper, key=cheaper.__getitem__)
     exact, dealt, loops = result.gain(rule)
     text = (

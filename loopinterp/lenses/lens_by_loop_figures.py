@@ -36,9 +36,14 @@ def _(result: LensResult) -> list[Finding]:
     note = f" (without a coda also the {same})" if same and not result.has_coda else ""
     text = (
         f"The {lens}{note} has the {_target(result)} on top at {percent(top[1])} of positions "
-        f"after 1 loop, at {percent(top[-1])} after {result.n_loops}. Half of the positions have "
-        f"their final reading from loop {half:.0f} on, all from loop {float(converged.max()):.0f}."
+        "after 1 loop"
     )
+    if result.n_loops > 1:
+        text += (
+            f", at {percent(top[-1])} after {result.n_loops}. Half of the positions have their "
+            f"final reading from loop {half:.0f} on, all from loop {float(converged.max()):.0f}"
+        )
+    text += "."
     findings = [Finding(text, value=f"loop {half:.0f}"), *_distance(result)]
     if "transfer_kl" in result.data:
         between = slice(1, result.n_loops - 1)
@@ -73,15 +78,16 @@ def _distance(result: LensResult) -> list[Finding]:
         )
         return [Finding(text)]
     text = (
-        f"After loop{'s' * (len(far) > 1)} {_ranges(far)} the {lens} reads something else than the "
-        f"final answer with confidence: {_nats(lens_kl.sel(loop=far[0]))} from it after loop "
-        f"{far[0]}, where the mean final distribution is {_nats(unigram)} away. "
+        f"After loop{'s' * (len(far) > 1)} {_ranges(far)} the {lens} is further from the final "
+        f"distribution than the mean one is: {_nats(lens_kl.sel(loop=far[0]))} against "
+        f"{_nats(unigram)} after loop {far[0]}. "
     )
-    if "expected_top" not in result.data:
-        text += "An unfinished computation is as far from it as a misread state."
+    known = result.data["expected_top"].sel(loop=far) if "expected_top" in result.data else None
+    if known is None or known.isnull().all():
+        text += "An intermediate value can be as far from it as a misread state."
     else:
-        least = percent(result.data["expected_top"].sel(loop=far).min())
-        text += f"It reads the known intermediate value at {least} of positions or more."
+        text += f"It reads the known intermediate value at {percent(known.min())} of positions "
+        text += "or more."
     return [Finding(text)]
 
 

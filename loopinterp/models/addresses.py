@@ -227,9 +227,11 @@ class AddressBook:
         if section not in self._sizes:
             raise unknown_name("section", section, self._sizes, HookError)
         per_loop, around = component in self.per_loop, section != "block"
-        if (around and (per_loop or loop is not None)) or (per_loop and layer is not None):
-            expected = f"no other index: it fires once per {'loop' if per_loop else 'run'}"
-            got, fix = f"{section=}, {loop=}, {layer=}", "Leave the others out."
+        unused = ["loop"] * (around and loop is not None)
+        unused += ["layer"] * (per_loop and layer is not None) + ["section"] * (per_loop and around)
+        if unused:
+            expected = f"no {unused[0]}: it fires once per {'loop' if per_loop else 'run'}"
+            got, fix = f"{section=}, {loop=}, {layer=}", f"Leave {unused[0]} out."
             raise HookError(f"site {component!r}", expected=expected, given=got, fix=fix)
         loops, one_loop = ([None], True) if around else resolve_index(loop, self.n_loops, "loop")
         layers, one_layer = [None], True

@@ -201,7 +201,7 @@ def attend_near(
 ) -> Float[Tensor, "batch head pos d_head"]:
     """Attention of few positions within a narrow causal window, distance by distance.
 
-    Quicker than a product of matrices for each head of each example, of two keys.
+    With so few keys this is quicker than a matrix product for each head of each example.
 
     Args:
         k: Keys of ``window`` positions before the first query, and of those of the queries.

@@ -189,7 +189,7 @@ def attribute_logit(
 
     The model is an :class:`Attributable`, unrolled over the loops of the run.
     """
-    state = read(f"loops.{loop}.hook_state_post").to(model.dtype)
+    state = read(f"loops.{loop}.hook_state_post").to(model.device, model.dtype)
     # Coda and final norm are run again on the state, as if the run had ended at this loop.
     again = [a for a in model.addresses().addresses.values() if a.in_readout]
     recorder, no_batch = Recorder(), state.dim() == 2
@@ -200,7 +200,7 @@ def attribute_logit(
 
     def reread(name: str) -> Tensor:
         x = in_readout.get(model.addresses().resolve(name))
-        return read(name) if x is None else x
+        return read(name).to(model.device) if x is None else x
 
     classes = [_classes("tokens", tokens, logits)]
     if incorrect_tokens is not None:

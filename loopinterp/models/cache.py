@@ -167,7 +167,7 @@ class LoopedCache(ActivationCache):
         if site not in book.per_loop:
             layers, one = resolve_index(layer, book.site_map.n_layers, "layer")
         if not layers or (layers == [None] and layer not in (-1, None)):
-            expected, fix = "a layer, or none of what fires once per loop", "Leave layer out."
+            expected, fix = "a layer, if it fires in layers", "Leave layer out."
             raise HookError(f"layer of {site!r}", expected=expected, given=repr(layer), fix=fix)
         indices = resolve_index(loops, self.n_loops, "loop")[0]
         names = [[f"{book.site(site, loop=t, layer=k)}{gradient}" for k in layers] for t in indices]
@@ -234,9 +234,10 @@ class LoopedCache(ActivationCache):
             layers have no loop.
 
         Raises:
-            InputError: If a class or from_loop is out of range; if the cache was cast, moved, or
-                lacks positions that a coda reads; if hooks changed the stream between writers
-                or the readout, or the weights have changed since.
+            InputError: If a class or from_loop is out of range; if the cache lacks positions that
+                a coda reads; if the run's logits are not those of the model's readout, or the
+                parts do not add up, as after hooks, a coarse cast or a change of weights. A cache
+                without logits cannot show a change of the readout's weights.
             HookError: If the loop is out of range, or an activation needed was not cached.
 
         Example:

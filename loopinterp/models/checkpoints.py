@@ -138,7 +138,10 @@ def check_tensors(
 ) -> None:
     """Raise unless tensors have the expected names, shapes and types."""
     known, there = (
-        {name: f"{tuple(x.shape)} of {x.dtype}" for name, x in each.items()}
+        {
+            name: f"{tuple(x.shape)} of {x.dtype}" if hasattr(x, "dtype") else type(x).__name__
+            for name, x in each.items()
+        }
         for each in (expected, tensors)
     )
     # The first two of each kind of fault.
@@ -220,6 +223,6 @@ def read_activations(folder: Path, index: Mapping[str, Any]) -> dict[str, Tensor
         tensors |= read_tensors(folder / file)
     named = {name for names in index["files"].values() for name in names}
     if wrong := (tensors.keys() ^ named) | ({*index["names"].values()} - named):
-        what, expected, fix = f"cache {folder}", "what its index names", "Save the cache again."
+        what, expected, fix = f"cache {folder}", "those of its index", "Save the cache again."
         raise CheckpointError(what, expected=expected, given=sorted(wrong)[0], fix=fix)
     return {name: tensors[source] for name, source in index["names"].items()}

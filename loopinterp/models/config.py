@@ -43,7 +43,7 @@ class LoopedTransformerConfig(Settings):
         causal: Whether a position attends to itself and earlier ones only.
         attention_window: Hard window: a query attends to keys at most this far away (on a
             ``grid``, in steps of a king); None for no window.
-        windowed_heads: The first heads of each layer, so many, keep to the window; None: all.
+        windowed_heads: Heads of each layer, the first ones, that keep to the window; None: all.
         windowed_surround: Whether prelude and coda keep to the window too.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
             distance, clamped to ``relative_window``), ``abacus`` (index of a digit within its

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveFloat
 from torch import nn
 
 from loopinterp.core.boundary import Loops, checked
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, check_integer
 from loopinterp.core.text import say
 from loopinterp.models.checkpoints import check_tensors
 from loopinterp.models.iteration import bind
@@ -181,6 +181,9 @@ class WithVocabulary(nn.Module):
         tokens: The model's token for each token of the task; unchanged if None.
         answers: The model's output for each answer class of the task; unchanged if None.
 
+    Raises:
+        InputError: If the model declares fewer tokens or outputs than are named.
+
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
         >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=100, d_vocab_out=100)
@@ -204,6 +207,9 @@ class WithVocabulary(nn.Module):
         need_model(model)
         self.model = model
         for name, numbers in (("tokens", tokens), ("answers", answers)):
+            size = declared(model, "d_vocab" if name == "tokens" else "d_vocab_out")
+            if numbers is not None and size is not None:
+                check_integer(f"largest of {name}", max(numbers), most=size - 1)
             table = None if numbers is None else torch.tensor(numbers, device=device_of(model))
             self.register_buffer(name, table)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -66,9 +67,15 @@ class _HookScope:
     points: dict[Key, HookPoint] = field(default_factory=dict)
     closed: bool = False
     checkpointed: bool = field(default_factory=lambda: _is_checkpointed())
+    generator: FrameType | None = field(default_factory=lambda: _generator_around())
 
     def need_here(self) -> None:
-        """Raise under ``torch.utils.checkpoint``: backward would repeat the run without hooks."""
+        """Raise in a run that the block does not hold, or that backward repeats without hooks."""
+        if self.generator is not None and self.generator.f_back is None:  # it is suspended
+            expected = "a with block that is being run"
+            got = f"one in the suspended generator {self.generator.f_code.co_name!r}"
+            fix = "Finish or close it first, or decorate it with contextlib.contextmanager."
+            raise HookError("hooks", expected=expected, given=got, fix=fix)
         if self.points and not self.checkpointed and _is_checkpointed():
             expected = "hooks that are there when backward runs the model again"
             got = "torch.utils.checkpoint inside a with block that opens them"
@@ -84,6 +91,24 @@ def _is_checkpointed() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _generator_around() -> FrameType | None:
+    """The generator that opens ``hooks()`` in a block, unless it is a context manager itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "hooks":
+        frame = frame.f_back
+    while frame is not None and (frame.f_code.co_name == "hooks" or _is_of(frame, "contextlib")):
+        frame = frame.f_back
+    if frame is None or not frame.f_code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
+        return None
+    # Context managers and fixtures of pytest are suspended in their block on purpose.
+    driver = frame.f_back
+    return None if driver is None or _is_of(driver, "contextlib", "_pytest") else frame
+
+
+def _is_of(frame: FrameType, *packages: str) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith(packages)
 
 
 _OPEN: ContextVar[tuple[_HookScope, ...]] = ContextVar("open hook scopes", default=())
@@ -348,7 +373,7 @@ class LoopHooks(RunLength, HookedRootModule):
             yield self
         finally:
             # A task that began here has a copy of the list, and another thread may end the block.
-            scope.closed = True
+            scope.closed, scope.generator = True, None
             _OPEN.set(tuple(each for each in _OPEN.get() if not each.closed))
             if reset_hooks_end and clear_contexts:
                 self.clear_contexts()

@@ -285,7 +285,7 @@ def need_repeatable(model: Any, inputs: Tensor) -> None:
             if not _same(once, twice, times):
                 expected = "the same for the same arguments, beside any other example"
                 got = "other values " + ("beside another" if times > 1 else "at a repeated call")
-                fix = "Call .eval(), seed noise by example, or take step(h, e, loop)."
+                fix = "Call .eval(), seed noise by example, or declare step(self, h, e, loop)."
                 what = f"{name} of {_inside(model)}"
                 raise InputError(what, expected=expected, given=got, fix=fix)
 

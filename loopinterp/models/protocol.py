@@ -158,6 +158,13 @@ def need_model(model: object) -> None:
     raise InputError("model", expected=expected, given=got, fix=fix)
 
 
+def need_weights(model: Any) -> None:
+    """Raise on a model on the meta device, which keeps shapes and no numbers."""
+    if device_of(model).type == "meta":
+        fix = "Call model.to_empty(device='cpu') and load its weights."
+        raise InputError("model", expected="weights", given="none, on the meta device", fix=fix)
+
+
 def need_one_map(model: LoopedModel | Any) -> None:
     """Raise on a step that takes the loop's index: a study is of one map for all loops."""
     if takes_loop(model):
@@ -260,6 +267,7 @@ def describe_model(model: Any) -> dict[str, Any] | str:
         InputError: If a weight is not finite, or a module in training draws or mixes examples.
         HookError: If hooks are on.
     """
+    need_weights(model)
     for name, weight in getattr(model, "named_parameters", tuple)():
         bad = ~weight.detach().isfinite()
         if bad.any():

@@ -341,6 +341,9 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         """The attention context of an input; ``all_pairs`` if all scores are needed."""
         if not checked:
             self.check_inputs(inputs, position_offset=offset)
+        if inputs.device != self.device:
+            expected, fix = f"a tensor on {self.device}", f"Pass inputs.to({str(self.device)!r})."
+            raise InputError("inputs", expected=expected, given=str(inputs.device), fix=fix)
         context = self.length_context(inputs.shape[1], all_pairs=all_pairs)
         return replace(context, qk_offset=self.qk_offset(inputs, offset))
 

@@ -180,7 +180,7 @@ class AnswerHeld(_Rule):
     past = property(lambda self: self.hold, doc="Loops to remember.")
 
     def score(self, view: LoopView) -> Float[Tensor, " batch"]:
-        """Loops of the ``hold`` before, going back, that are missing to the same answer."""
+        """``hold`` less the number of loops just before that gave the same answer."""
         same = torch.ones_like(view.mask[:, 0])
         n_same, before = view.constant(0.0), view.previous
         for _ in range(self.hold):
@@ -232,7 +232,8 @@ class ConfidenceAbove(_AtThreshold):
 class GateAbove(_AtThreshold):
     r"""Stop when a gate of the model is at least ``threshold`` at every scored position (online).
 
-    The first loop is the earliest. ``cumulated`` compares the probability of having stopped,
+    An example stops after loop 1 at the earliest. ``cumulated`` compares the probability of having
+    stopped,
     :math:`1 - \prod_{s=1}^{t} (1 - \lambda_s)`, for gates :math:`\lambda_t` that are conditional on
     not having stopped before.
 

@@ -14,6 +14,7 @@ from loopinterp.models.protocol import (
     device_of,
     need_causal,
     need_model,
+    need_weights,
     own_depth,
     rule_of,
 )
@@ -40,6 +41,7 @@ def examples_for(
         **drawn: ``n``, ``batch_size`` and ``seed`` of :func:`~loopinterp.tasks.as_batch`.
     """
     need_model(model)
+    need_weights(model)
     batch = as_batch(data, device=device_of(model), **drawn)
     return fit_to_model(model, batch, needs_loops=needs_loops, of_states=of_states)
 

@@ -48,9 +48,9 @@ class RunReadout:
     def take(cls, tensors: dict[str, Tensor]) -> RunReadout | None:
         """Take it out of a file's tensors; None where it is absent."""
         tensors.pop("readout.weights", None)  # a digest in files of earlier versions
-        names = [name for name in tensors if name.startswith("readout.")]
-        values = {name.removeprefix("readout."): tensors.pop(name) for name in names}
-        return cls(**values) if values else None
+        names = ("state", "positions", "by_example", "logits")
+        values = {x: tensors.pop(f"readout.{x}") for x in names if f"readout.{x}" in tensors}
+        return cls(**values) if values.keys() >= {*names[:3]} else None
 
 
 class Tap:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformer_lens.hook_points import HookPoint
 
-from loopinterp.core.errors import InputError
+from loopinterp.core.errors import InputError, check_choice
 from loopinterp.models.config import LoopedTransformerConfig
 from loopinterp.models.run_inputs import TOKEN_TYPES, spell
 
@@ -157,6 +157,7 @@ class TransformerLensCalls(nn.Module):
 
     def get_token_position(self, token: Any, tokens: Any, mode: str = "first", **_: Any) -> int:
         """The position of a token in one example: its first, or its last (``mode="last"``)."""
+        check_choice("mode", mode, ("first", "last"))
         number = str(int(self.to_single_token(token)))
         places = [k for k, name in enumerate(self.to_str_tokens(tokens)) if name == number]
         if not places:
@@ -183,8 +184,13 @@ class Absent:
 
 def refuse_options(options: Mapping[str, Any]) -> None:
     """Raise on the first option that runs of this package lack, if any."""
-    fix = "See docs/transformerlens.md; help(model.forward) lists the options."
+    instead = {  # of options whose absence alone would change the numbers
+        "attention_mask": "Leave padding out, or run examples of each length by themselves.",
+        "past_kv_cache": "Use loopinterp.models.greedy_decode, which keeps keys and values.",
+        "start_at_layer": "Use start_at_loop= and state=, or a hook on the stream.",
+    }
     for name, value in options.items():
+        fix = instead.get(name, "Leave it out; help(model.forward) lists the options.")
         expected = "an option of loopinterp's runs"
         raise InputError(name, expected=expected, given=repr(value), fix=fix)
 

@@ -62,7 +62,7 @@ _Layer = TypeVar("_Layer", bound=nn.Module)
 
 
 def change_of(layer: nn.Module) -> Change | None:
-    """How a layer has been changed, if its weights are not all that it computes with."""
+    """How a layer has been changed; None if it computes with its own weights alone."""
     inside = layer._modules
     if "base_layer" in inside or "forward" in vars(layer):  # PEFT's mark; a patched method
         return "wrapped"

@@ -15,7 +15,7 @@ from loopinterp.core.storage import write_bytes
 from loopinterp.pages import Exploration
 from loopinterp.pages.assets import plotly_scripts
 from loopinterp.pages.exploration import page_json
-from loopinterp.pages.facts import Fact, Topic, facts_of, story_of_runs
+from loopinterp.pages.facts import Fact, Topic, facts_of, story_of_runs, title_of
 from loopinterp.pages.report import need_page, render_page
 from loopinterp.pages.run_record import Problem, RunRecord, Trouble, read_run, spell_problem
 from loopinterp.pages.sections import SECTIONS, figure_views
@@ -133,7 +133,7 @@ def _fact_rows(facts: Mapping[str, list[Fact]]) -> list[tuple[str, list[Fact | N
     for topic in Topic:
         cells = [of_run.get(topic) for of_run in by_topic.values()]
         if known := [fact for fact in cells if fact is not None]:
-            rows.append((known[0].title, cells))
+            rows.append((title_of(known), cells))
     return rows
 
 

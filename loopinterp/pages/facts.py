@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,10 @@ RIGHT = 0.95
 
 CONVERGED = 0.99
 """Least share of positions with which the state counts as converging."""
+
+
+PREFERRED = 0.1
+"""Least attention to one distance, beyond an even spread, that is worth telling."""
 
 
 class Topic(Enum):
@@ -66,9 +71,14 @@ class Code(Enum):
         "{share} right at length {longest}",
         "It works up to length {reach}, and gets {share} right at length {longest}.",
     )
+    RIGHT_AT = _Words(
+        "right at length {longest}",
+        "{share} right, no other length tried",
+        "It is right at length {longest}, the only one tried.",
+    )
     WRONG = _Words(
-        "{share} right",
-        "at length {longest}",
+        "{share} right at length {longest}",
+        "the shortest tried",
         "It gets {share} of inputs right at length {longest}.",
     )
     # convergence
@@ -92,6 +102,12 @@ class Code(Enum):
         "{speed} per loop",
         "linear probe, {read} of {distances} distances",
         "The carry moves {speed} per loop.",
+        "Carry",
+    )
+    AT_ONCE = _Words(
+        "at every distance at once",
+        "linear probe, {read} of {distances} distances",
+        "A linear probe reads the carry at every distance after the same number of loops.",
         "Carry",
     )
     NO_WAVEFRONT = _Words(
@@ -121,17 +137,43 @@ class Code(Enum):
     CONFIRMED = _Words(
         "“{program}”",
         "predicts {share} of {runs:,} interventions",
-        "It runs the program “{program}”, which alone is not refuted under intervention.",
+        "It runs the program “{program}”, the only candidate, which predicts it under "
+        "intervention.",
+    )
+    OF_SEVERAL = _Words(
+        "identified in {identified} of {models} models",
+        "{programs}",
+        "A program is identified in {identified} of {models} models ({programs}).",
     )
     REFUTED = _Words(
         "none of {candidates} candidates",
         "{best}: {range} of {runs:,} interventions{off}",
         "None of {candidates} candidate programs predicts it under intervention.",
     )
+    REFUTED_ONE = _Words(
+        "not “{program}”",
+        "predicts {share} of {runs:,} interventions{off}",
+        "It does not run the program “{program}”, the only candidate.",
+    )
     UNDECIDED = _Words(
         "not decided",
-        "closest: “{program}”, {range} of {runs:,} interventions",
-        "Which of {candidates} candidate programs it runs is not decided.",
+        "closest: “{program}”, {share} of {runs:,} interventions",
+        "Whether it runs one of {candidates} candidate programs is not decided.",
+    )
+    UNDECIDED_ONE = _Words(
+        "not decided",
+        "“{program}” predicts {share} of {runs:,} interventions",
+        "Whether it runs the program “{program}”, the only candidate, is not decided.",
+    )
+    NO_EFFECT = _Words(
+        "not decided",
+        "no interchange changes an answer",
+        "No interchange changes an answer, so that no program can be identified.",
+    )
+    EXACT_TABLE = _Words(
+        "a program of {cells} cells",
+        "exact: all {transitions} transitions checked",
+        "It runs a program of {cells} cells: all of its {transitions} transitions were checked.",
     )
     READ_OFF = _Words(
         "a program of {cells} cells",
@@ -142,6 +184,11 @@ class Code(Enum):
         "no program read off",
         "closest table: {share} of whole runs",
         "The closest transition table read off it predicts {share} of its runs.",
+    )
+    NO_TABLE = _Words(
+        "no program read off",
+        "{reason}",
+        "No program could be read off it: {reason}.",
     )
 
 
@@ -232,17 +279,23 @@ def story_of_runs(facts_by_run: Mapping[str, list[Fact]]) -> list[str]:
         counts = Counter(fact.value for fact in facts)
         parts = [f"{value} in {count} of {n_runs}" for value, count in counts.items()]
         if parts:
-            sentences.append(f"{facts[0].title}: {', '.join(parts)} runs.")
+            sentences.append(f"{title_of(facts)}: {', '.join(parts)} runs.")
     return sentences
 
 
+def title_of(facts: Sequence[Fact]) -> str:
+    """The heading of facts on one topic: their own if they share it, else the topic's."""
+    titles = {fact.title for fact in facts}
+    return titles.pop() if len(titles) == 1 else facts[0].topic.value[0]
+
+
 def introduction(record: RunRecord) -> str:
-    """What the model is, and what it learnt.
+    """What the model is, and what it was trained to do.
 
     Example:
         >>> from loopinterp.pages.run_record import RunRecord
         >>> introduction(RunRecord(name="x", config={"task": "addition"}, n_parameters=50_766))
-        'A 51k-parameter looped transformer learnt to add binary numbers.'
+        'A 51k-parameter looped transformer, trained to add binary numbers.'
     """
     kind = "transformer" if record.depth == 1 else "looped transformer"
     size = _in_thousands(record.n_parameters)
@@ -252,15 +305,18 @@ def introduction(record: RunRecord) -> str:
         return f"{start}, {record.origin}."
     if record.origin and not record.origin.startswith("trained"):
         return f"{start}, {record.origin}, built to {goal}."
-    return f"{start} learnt to {goal}." if goal else f"{start}, opened loop by loop."
+    return f"{start}, trained to {goal}." if goal else f"{start}, opened loop by loop."
 
 
 def _goal(task: str) -> str:
     """What a model of the task learns to do; its name where it says nothing itself."""
     if not task:
         return ""
-    made = get_task(task) if task in list_tasks() else None
-    return str(getattr(made, "goal", "")) or f"do {task.replace('_', ' ')}"
+    made = None
+    if task in list_tasks():
+        with suppress(Exception):  # one of a user's own may need settings
+            made = get_task(task)
+    return str(getattr(made, "goal", "")) or f"solve the task “{task.replace('_', ' ')}”"
 
 
 def _in_thousands(n: int | None) -> str:
@@ -276,19 +332,21 @@ def _in_thousands(n: int | None) -> str:
 def _generalisation(by_kind: Mapping[str, Any]) -> Fact | None:
     """Up to which length the hardest distribution is solved.
 
-    A distribution that one fixed answer solves says nothing, so it is left out.
+    A distribution says nothing at a length at which one fixed answer solves it.
     """
     result = by_kind.get("evaluation")
     if result is None:
         return None
     exact = result.data["exact_match"].sel(estimate="value").sel(extra_loop=0, method="nearest")
-    constant = result.data["constant_exact_match"].max("length")
-    if bool((constant < RIGHT).any()):
-        exact = exact.sel(distribution=constant["distribution"][(constant < RIGHT).values])
-    share = exact.min("distribution")  # [length]
+    telling = exact.where(result.data["constant_exact_match"] < RIGHT)
+    share = telling.min("distribution").dropna("length")  # [length]
+    if not share.size:
+        return None
     lengths = share["length"].values.tolist()
     solved = np.cumprod(share.values >= RIGHT).astype(bool)
-    values: dict[str, Any] = {"longest": lengths[-1], "share": percent(float(share[-1]))}
+    # A model that fails in between and is right at the end is shown where it is worst.
+    shown = -1 if solved[-1] or share[-1] < RIGHT else int(share.values.argmin())
+    values: dict[str, Any] = {"longest": lengths[shown], "share": percent(float(share[shown]))}
     cutoff = result.trained_up_to
     if not solved[0]:
         values |= {"longest": lengths[0], "share": percent(float(share[0]))}
@@ -298,8 +356,11 @@ def _generalisation(by_kind: Mapping[str, Any]) -> Fact | None:
         good = None if cutoff is None or reach > cutoff else False
         return Fact(Topic.GENERALISATION, Code.RIGHT_UP_TO, good, values | {"reach": reach})
     if cutoff is None or reach <= cutoff:
-        return Fact(Topic.GENERALISATION, Code.RIGHT_THROUGHOUT, True, values)
-    values["factor"] = f"{reach / cutoff:.2g}" if reach < 10 * cutoff else f"{reach / cutoff:.0f}"
+        code = Code.RIGHT_THROUGHOUT if len(lengths) > 1 else Code.RIGHT_AT
+        return Fact(Topic.GENERALISATION, code, True, values)
+    factor = reach / cutoff
+    digits = ".2g" if factor < 10 else ".0f"
+    values["factor"] = f"{factor:{'.3g' if factor < 1.1 else digits}}"
     return Fact(Topic.GENERALISATION, Code.RIGHT_BEYOND, True, values)
 
 
@@ -330,79 +391,103 @@ def _movement(by_kind: Mapping[str, Any]) -> Fact | None:
             "read": int(result.first_loop.notnull().sum()),
             "distances": result.data.sizes["chain_length"],
         }
+        if len(np.unique(result.first_loop)) == 1 and values["read"]:
+            return Fact(Topic.MOVEMENT, Code.AT_ONCE, None, values)
         if not np.isfinite(result.speed):
             return Fact(Topic.MOVEMENT, Code.NO_WAVEFRONT, None, values)
-        speed = f"{result.speed:.1f}".removesuffix(".0")
+        speed = f"{result.speed:{'.1g' if result.speed < 0.1 else '.1f'}}".removesuffix(".0")
         values["speed"] = "one position" if speed == "1" else f"{speed} positions"
         good = True if result.resolved >= 0.98 else None  # read wherever it can have arrived
         return Fact(Topic.MOVEMENT, Code.CARRY_MOVES, good, values)
     result = by_kind.get("attention")
     if result is None or "distance" not in result.data.dims:
         return None
-    # Where a head looks most beyond an even spread: [head, distance], mean over loops.
+    # Where a head looks most beyond an even spread: [layer, head, distance], mean over loops.
     mass = result.data["mass"].sel(estimate="value").mean("loop")
-    mass = mass.max("layer") if "layer" in mass.dims else mass
     beyond = (mass - result.data["mass_even"]).fillna(-np.inf)
     best = {str(k): int(v) for k, v in beyond.argmax(...).items()}
+    if not float(beyond.isel(best)) >= PREFERRED:
+        return None
     distance = int(beyond["distance"][best["distance"]])
-    place = {0: "its own position", 1: "the left neighbour"}.get(
-        distance, f"the position {distance} to the left"
-    )
-    share = percent(float(mass.isel(best)))
-    over = ", mean over loops" if result.data.sizes["loop"] > 1 else ""
-    values = {"share": share, "place": place, "head": f"head {best['head']}", "over": over}
+    side = f"{abs(distance)} to the {'left' if distance > 0 else 'right'}"
+    named = {0: "its own position", 1: "the left neighbour", -1: "the right neighbour"}
+    head = f"head {best['head']}"
+    if mass.sizes.get("layer", 1) > 1:
+        head += f" of layer {int(mass['layer'][best['layer']])}"
+    values = {
+        "share": percent(float(mass.isel(best))),
+        "place": named.get(distance, f"the position {side}"),
+        "head": head,
+        "over": ", mean over loops" if result.data.sizes["loop"] > 1 else "",
+    }
     return Fact(Topic.MOVEMENT, Code.ATTENDS, None, values, section="attention")
 
 
 def _program(by_kind: Mapping[str, Any]) -> Fact | None:
-    """The strongest of: identified, read off exactly, refuted, read off nearly, not read."""
+    """The strongest of: read off exactly, identified, refuted, read off nearly, not read."""
     compared, read = by_kind.get("program-comparison"), by_kind.get("decompilation")
     exact = read is not None and read.given and bool(read.claim.transitions)
-    if compared is not None:
-        fact, identified = _verdict(compared), compared.verdict.identified
-        if not exact or read is None:
-            return fact
-        # Read off exactly, it is the same program up to its first guess.
-        if identified and read.identified.startswith(identified):
-            values = {**fact.values, "transitions": read.claim.transitions}
-            return Fact(Topic.PROGRAM, Code.EXACT, True, values)
-        if identified:
-            return fact
+    # Read off exactly, it is the registered program up to its first guess.
+    program = read.identified.partition(" from ")[0] if read is not None and exact else ""
+    if compared is not None and len(compared.verdicts) > 1:
+        return _of_several(compared)
+    if compared is not None and not program and (not exact or compared.verdict.identified):
+        return _verdict(compared)
     if read is None:
         return None
-    worst = read.worst()
     values = {
-        "program": read.identified.replace("_", " ") or "its own",
+        "program": program.replace("_", " "),
         "transitions": read.claim.transitions,
-        "share": percent(float(worst.sel(estimate="value"))),
         "cells": read.data.sizes["cell"],
     }
-    if exact and read.identified:
-        return Fact(Topic.PROGRAM, Code.EXACT, True, values)
+    if exact:
+        return Fact(Topic.PROGRAM, Code.EXACT if program else Code.EXACT_TABLE, True, values)
+    share = float(read.worst().sel(estimate="value")) if read.code else math.nan
+    if math.isnan(share):
+        values = {"reason": read.reason or "no interchange changes an answer"}
+        return Fact(Topic.PROGRAM, Code.NO_TABLE, None, values)
+    values["share"] = percent(share)
     code, good = (Code.READ_OFF, True) if read.given else (Code.NOT_READ, None)
     return Fact(Topic.PROGRAM, code, good, values)
 
 
+def _of_several(compared: Any) -> Fact:
+    """In how many of several models a program is identified."""
+    verdicts = list(compared.verdicts.values())
+    names = [v.identified.replace("_", " ") for v in verdicts if v.identified]
+    n_candidates = compared.data.sizes["program"]
+    candidates = f"{n_candidates} candidate{'s' if n_candidates > 1 else ''}"
+    programs = ", ".join(f"“{name}” in {n}" for name, n in Counter(names).items()) or candidates
+    values = {"identified": len(names), "models": len(verdicts), "programs": programs}
+    good = True if len(names) == len(verdicts) else None
+    return Fact(Topic.PROGRAM, Code.OF_SEVERAL, good, values)
+
+
 def _verdict(compared: Any) -> Fact:
-    """What the comparison with programs says, of the one model or of all of them."""
-    verdict, n_programs = compared.verdict, compared.data.sizes["program"]
+    """What the comparison of one model with programs says."""
+    verdict, several = compared.verdict, compared.data.sizes["program"] > 1
     data = compared.data.sel(stratum="all").isel(model=0)
+    n_runs = int(data["whole_run_active"].sel(program=verdict.closest))
+    if not n_runs:
+        return Fact(Topic.PROGRAM, Code.NO_EFFECT, None)
     shares = data["whole_run"].sel(estimate="value")
     best = [verdict.closest, *verdict.indistinguishable]
     low, high = (percent(float(f(shares.sel(program=best)))) for f in (np.min, np.max))
     off = verdict.off_distribution
     values = {
         "program": (verdict.identified or verdict.closest).replace("_", " "),
-        "candidates": n_programs,
+        "candidates": compared.data.sizes["program"],
         "share": percent(float(shares.sel(program=verdict.closest))),
         "range": high if low == high else f"{low.removesuffix('%')}–{high}",
         "best": f"best {len(best)}" if len(best) > 1 else "best",
         # Most states that an interchange makes are reached by no clean run.
         "off": "" if math.isnan(off) else f", {percent(off)} off-distribution",
-        "runs": int(data["whole_run_active"].sel(program=verdict.closest)),
+        "runs": n_runs,
     }
     if verdict.identified:
-        code = Code.IDENTIFIED if n_programs > 1 else Code.CONFIRMED
-        return Fact(Topic.PROGRAM, code, True, values)
-    code, good = (Code.REFUTED, False) if verdict.refuted else (Code.UNDECIDED, None)
-    return Fact(Topic.PROGRAM, code, good, values)
+        return Fact(Topic.PROGRAM, Code.IDENTIFIED if several else Code.CONFIRMED, True, values)
+    if verdict.refuted:
+        code = Code.REFUTED if several else Code.REFUTED_ONE
+        return Fact(Topic.PROGRAM, code, False, values)
+    code = Code.UNDECIDED if several else Code.UNDECIDED_ONE
+    return Fact(Topic.PROGRAM, code, None, values)

@@ -249,15 +249,15 @@ def _view(
     # The study that gives a verdict comes first, like the section's own.
     verdicts = {one.name: [f for f in one.findings if f.kind == "verdict"] for one in shown}
     shown = sorted(shown, key=lambda one: one.name != section.key and not verdicts[one.name])
-    # A circuit is drawn large where the model runs it: an identified program, or one read off it.
-    runs_it = any(finding.good for one in shown for finding in verdicts[one.name])
     numbers, parts = itertools.count(1), []
     for one in shown:
         findings = [f for f in one.findings if belongs(f.kind)]
         figures = [f for f in one.figures if belongs(f.section)]
         parts.append((findings, figure_views(figures, problems, numbers, evidence)))
     (findings, figures), *others = [part for part in parts if any(part)] or [([], [])]
-    # Of the first study two findings, a figure and a circuit are seen; all else is folded.
+    # Of the first study two findings, a figure and a circuit are seen; all else is folded. The
+    # circuit is seen where the model runs it: an identified program, or one read off the model.
+    runs_it = bool(findings and findings[0].good)
     drawn = [figure for figure in figures if not figure.html]
     circuits = [figure for figure in figures if figure.html]
     seen = [*drawn[:1], *(circuits[:1] if runs_it or not drawn else [])]

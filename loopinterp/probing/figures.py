@@ -45,12 +45,12 @@ def _(result: CarryStudyResult) -> list[Finding]:
     if result.reach is None:
         good = good and result.unresolved <= 0.60  # and not in the others
         text += (
-            f" Accuracy is at least {result.resolved:.2f} where it has had time to arrive, and at "
-            f"most {result.unresolved:.2f} three or more positions further."
+            f" Accuracy is at least {result.resolved:.2f} behind a front of one position per loop, "
+            f"and at most {result.unresolved:.2f} three or more positions ahead of it."
         )
     else:
         cone = f"{result.reach} position{'s' if result.reach != 1 else ''} per loop"
-        when = "in the first loop in which" if good else "where"
+        when = "from the first loop on in which" if good else "where"
         text += (
             f" Accuracy is at least {result.resolved:.2f} {when} it is inside the light cone "
             f"({cone}). Outside nothing can be decoded."
@@ -124,7 +124,7 @@ def _front_profile(result: CarryStudyResult) -> Figure:
         mean = table["mean"]
         series.append(Series(name, table["ahead"], mean, low=low, high=high, control=control))
         tables.append(table.assign(line=name))
-    beyond = "one position per loop has not brought the deciding bit."
+    beyond = "the deciding bit is further away than one position per loop."
     if result.reach is not None:
         beyond = "no probe can read the deciding bit (outside the light cone)."
     return Figure(
@@ -244,7 +244,7 @@ def _probes_by_loop(result: ProbeResult, site: str) -> Figure:
     panels = []
     for title, (name, counted) in sources.items():
         values = wilson_of(cell[name] * cell["n_test"], cell["n_test"]) if counted else cell[name]
-        # More targets than the palette has colours come in an order of their own.
+        # Colours of the palette would repeat for more targets.
         lines = Series.each(values, "target", in_order=cell.sizes["target"] > 5)
         panels.append(LinePanel(lines, "accuracy", title, y_range=(0.0, 1.02)))
     return Figure(

@@ -61,7 +61,7 @@ class PrefixSum(_Prefixes):
     """
 
     name = "prefix_sum"
-    goal = "tell the parity of every prefix"
+    goal = "compute running sums modulo a number"
     distributions = ("uniform", "biased")
 
     modulus: Annotated[int, Field(ge=2)] = 2

@@ -146,7 +146,7 @@ class ObjectiveConfig(WithConflicts):
         kind: ``last`` (after the last loop), ``step_dependent`` (each example at its own T(n)),
             ``progressive`` (a mix of the last loop and a random one), ``every`` (all loops) or
             ``drawn`` (a random number of loops each step, for tasks with unknown T(n)).
-        n_loops: Loops to run, at most for ``drawn``; None runs the largest T(n) of the batch.
+        n_loops: Loops to run, or the most that ``drawn`` draws; None: the batch's largest T(n).
         least_loops: The fewest loops that ``drawn`` draws.
         loop_scale: Factor of T(n), rounded up; T = 2n + 3 of a task with T(n) = n is
             ``loop_scale=2, extra_loops=3``.

@@ -105,7 +105,7 @@ class EvaluationResult(Result, kind="evaluation"):
     not_judged: Sequence[str] = ()
 
     def lowest(self, length: int, extra_loop: int | None = None) -> Lowest:
-        """The lowest exact match over the distributions, after the fewest extra loops if None."""
+        """The lowest exact match over the distributions; None: at the extra loops nearest to 0."""
         return lowest_at(self, length=length, extra_loop=extra_loop)
 
 

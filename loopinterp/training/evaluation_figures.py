@@ -196,10 +196,16 @@ def _stopping(result: EvaluationResult) -> Finding:
     worst = exact.min(["distribution", "length"]).to_series()  # by rule
     rules = worst.drop([name for name in _BASELINES if name in worst.index])
     best = rules.index[rules == rules.max()].tolist()
+    subject = f"Of {len(rules)} stopping rules, {best[0]} has the highest exact match"
+    if len(rules) == 1:
+        subject = f"The stopping rule {best[0]} has an exact match"
+    elif len(best) == len(rules):
+        subject = f"All {len(rules)} stopping rules have the same exact match"
+    elif len(best) > 1:
+        subject = f"Of {len(rules)} stopping rules, {len(best)} share the highest exact match"
     text = (
-        f"Of {len(rules)} stopping rules, {_spell(best)} has the highest exact match at the worst "
-        f"length and distribution: {percent(rules.max())}. Read at {_loops(result)}, it is "
-        f"{percent(worst[ORACLE])}."
+        f"{subject} at the worst length and distribution: {percent(rules.max())}. Reading at "
+        f"{_loops(result)} gives {percent(worst[ORACLE])}."
     )
     if BEST in worst.index:
         # How much below the best loop in hindsight each rule is, at worst.
@@ -207,15 +213,14 @@ def _stopping(result: EvaluationResult) -> Finding:
         gap = gap.max(["distribution", "length"]).to_series()
         near = gap.index[gap <= 0.02].tolist()
         if near:
-            text += f" Never more than 0.02 below the best loop in hindsight: {_spell(near)}."
+            names = f"{near[0]} is" if len(near) == 1 else f"{len(near)} rules are"
+            text += f" {names} nowhere more than 0.02 below the best loop in hindsight."
         else:
-            text += f" Every rule falls {gap.min():.2f} or more below the best loop in hindsight."
+            text += (
+                f" Every rule is somewhere {gap.min():.2f} or more below the best loop in "
+                "hindsight."
+            )
     return Finding(text, value=f"{rules.max():.2f}")
-
-
-def _spell(rules: Sequence[str]) -> str:
-    """One rule by its name, or how many they are."""
-    return rules[0] if len(rules) == 1 else f"each of {len(rules)}"
 
 
 @figures_of.register
@@ -238,7 +243,13 @@ def _by_length(result: EvaluationResult) -> Figure:
     extra, marks = nearest_extra_loop(result), cutoff_mark(result.trained_up_to)
     data = result.data.sel(extra_loop=extra)
     names = data["distribution"].values.tolist()
-    one_answer = [name for name in names if _has_one_answer(result, name)]
+    # A model that is right where a constant answer is has no control; one that fails has.
+    worst = data["exact_match"].sel({ESTIMATE: "value"}, drop=True).min("length")
+    one_answer = [
+        name
+        for name in names
+        if _has_one_answer(result, name) and worst.sel(distribution=name) >= 0.99
+    ]
 
     def with_control(measure: str, cell: xr.Dataset) -> list[Series]:
         lines = [Series.of("model", cell[measure])]
@@ -259,7 +270,7 @@ def _by_length(result: EvaluationResult) -> Figure:
     # Where everything is right, bit accuracy and perplexity are flat lines at 1.
     if float(data["exact_match"].sel({ESTIMATE: "value"}).min()) < 0.99:
         rows["bit accuracy"] = partial(with_control, "bit_accuracy")
-        caption += "; bit accuracy: positions right, high even where every problem is wrong"
+        caption += "; bit accuracy: positions right, which can be most where every problem is wrong"
     if "perplexity" in data and (highest := float(data["perplexity"].max())) > 1.1:
         rows["perplexity"] = lambda cell: [
             Series.of("model", cell["perplexity"].clip(max=_GREATEST))
@@ -269,7 +280,7 @@ def _by_length(result: EvaluationResult) -> Figure:
     control = "Dashed: the best answer that is the same for every problem."
     if one_answer:
         control += (
-            f" On {' and '.join(map(readable, one_answer))} it is right and not drawn: these "
+            f" On {' and '.join(map(readable, one_answer))} it is right too and not drawn: these "
             "inputs are no evidence."
         )
     return Figure(
@@ -362,8 +373,8 @@ def _(result: OperandGrid) -> list[Finding]:
     worst = exact.sel(loop=best[0]).min()
     text = (
         f"Up to {to} x {to}, {percent(means.max())} of answers are wholly right after "
-        f"{' or '.join(map(str, best))} loops, the best number. The worst pair of lengths has "
-        f"{percent(worst)}."
+        f"{' or '.join(map(str, best))} loop{'s' * (best != [1])}, the best number. The worst pair "
+        f"of lengths has {percent(worst)}."
     )
     return [Finding(text, value=f"{means.max():.2f} grid mean")]
 

@@ -45,7 +45,8 @@ def _(result: SeedSummary) -> list[Finding]:
         exact, error = (at[k].to_series() for k in ("exact_match", "exact_match_se"))
         ends = sorted({lengths[0], lengths[-1]})
         shares = " and ".join(f"{mean_and_error(exact[n], error[n])} at length {n}" for n in ends)
-        text = f"Over {result.n_seeds} seeds, exact match on {readable(name)} is {shares}."
+        text = f"Exact match on {readable(name)} is {shares} (mean ± standard error of "
+        text += f"{result.n_seeds} seeds)."
         findings.append(Finding(text, value=f"{exact.min():.2f} exact match"))
     return findings
 

@@ -133,8 +133,8 @@ class Trainer(ShortRepr):
         """Draw a batch, descend once, and return the metrics.
 
         Raises:
-            InputError: If the loss, the gradient or a weight is not finite; the weights are then
-                those of the step before.
+            InputError: If the loss or the gradient is not finite, which leaves the weights of the
+                step before; or if a weight is not finite after the step.
         """
         self.advance()
         return self.read()[-1]
@@ -142,8 +142,8 @@ class Trainer(ShortRepr):
     def advance(self) -> None:
         """A step whose metrics are read later: nothing waits for the device.
 
-        After a step that is not finite no weight changes until :meth:`read` raises; call it before
-        a checkpoint is written.
+        After a step that is not finite no weight changes any more, and :meth:`read` raises; call it
+        before a checkpoint is written.
         """
         with recording_gradients():
             self.optimiser.zero_grad(set_to_none=True)

@@ -87,8 +87,9 @@ def list_pretrained() -> pd.DataFrame:
     """The models of the zoo, one a row, by name.
 
     Columns: task; number of weights; greatest length in training; exact match at 1, 2, 4 and 8
-    times that, on the distribution where it is lowest (NaN without positions for them); that
-    distribution at the first of these lengths below 1, or ""; and a note.
+    times that, on the distribution where it is lowest (NaN without positions for them); the one
+    distribution with the lowest at the first of these lengths below 1, or "" if several have it or
+    none is below; and a note.
 
     Example:
         >>> list_pretrained()["task"]["parity"]

@@ -174,6 +174,12 @@ def test_none_is_no_name() -> None:
     assert row["outcome"] == "no program"
 
 
+def test_the_name_of_a_program_is_not_a_program() -> None:
+    with pytest.raises(InputError) as caught:
+        score_program(lambda _: "ripple", known_circuit("ripple.bare"))  # type: ignore[arg-type, return-value]
+    assert caught.value.given == "str"
+
+
 def test_the_comparison_names_the_program_if_it_is_listed_and_no_other_if_not() -> None:
     known = known_circuit("ripple.distracted-rotated")
     identified = by_comparing(known.exercise)

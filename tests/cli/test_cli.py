@@ -795,6 +795,8 @@ def test_a_study_without_room_is_refused_when_asked_for_and_else_left_out_with_t
     for said in (answer.err, command("report", out, "--text").out):
         assert re.search(f"wavefront: .*{reason}", said)
     assert command("report", out, "--text", "--json").json["skipped"] == {"wavefront": reason}
+    both = command("report", out, out, "--text", "--json").json
+    assert [one["run"] for one in both] == [str(out)] * 2
     command("report", out)
     said = command("analyze", out, "--study", "heads", "--no-progress").out
     assert said.endswith(f"Next: loopinterp report {out}\n")

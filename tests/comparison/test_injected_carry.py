@@ -63,6 +63,7 @@ def test_only_carries_seen_to_end_count_as_recovered(result):
     lives = [np.bincount([1, MOST, MOST, MOST]), sticky, plain, np.zeros(MOST + 1)]
     partly, none, every, nothing = map(_recovery, lives)
     assert "25%" in partly and "none" in none and len({partly, none, every, nothing}) == 4
+    assert "never changes" in _recovery(np.bincount([0, 0], minlength=MOST + 1))
 
 
 def test_additions_that_are_too_short_are_refused():

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+import xarray as xr
 
 from loopinterp.comparison import ProgramModel, reduction_study
 from loopinterp.comparison.reduced_model import ReducedModel, StateDirections
@@ -110,6 +111,14 @@ def test_what_needs_more_numbers_than_were_tried_is_said_to() -> None:
     assert found.enough == 0
     [finding] = found.findings()
     assert finding.value.endswith(f" than 1 of {found.width}")
+    assert "too few:" in finding.text
+    # A rank that is right as often as needed, of some kinds on few inputs, is not called too few.
+    of_first = found.data["kind"] == found.data["kind"][0]
+    right = xr.full_like(found.data["accuracy"], 1.0).where(~of_first, 0.97)
+    inputs = found.data["inputs"].where(~of_first, 64).where(of_first, 10)
+    sparse = dataclasses.replace(found, data=found.data.assign(accuracy=right, inputs=inputs))
+    [finding] = sparse.findings()
+    assert sparse.enough == 0 and "97%" in finding.text and "too few" not in finding.text
 
 
 def test_fitted_inputs_are_not_scored_and_numbers_that_make_no_sense_are_refused() -> None:

@@ -337,3 +337,11 @@ def test_loops_are_spread_over_the_run(n_loops, most):
     assert loops[0] == 1 and loops[-1] in (last, 1)
     gaps = [b - a for a, b in itertools.pairwise(loops)]
     assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_a_model_whose_states_are_all_equal_is_refused(batch):
+    model = compile_program("ripple", max_length=9).model
+    for weights in model.parameters():
+        weights.data.zero_()
+    with pytest.raises(InputError, match="changes an answer"):
+        search_subspaces(model, batch, "ripple", ranks=(1,), steps=1)

@@ -161,6 +161,18 @@ def test_the_clean_share_is_that_of_the_program_it_is_given_for():
     assert re.search(r"“b” predicts the answer for 1 loop\b", text)
 
 
+def test_only_candidates_that_some_pair_separates_overlap():
+    verdict = Verdict(identified=None, closest="a", indistinguishable=["b", "c"], unseparated=["b"])
+    (text,) = details(verdict, TWO, PLAIN)
+    assert "“c”" in text and "“b”" not in text
+
+
+def test_a_program_that_predicts_up_to_the_longest_delay_is_not_said_to_fail_after_it():
+    for followed, part in ((0, "not one loop later"), (2, "for 2 loops"), (3, "at every delay")):
+        verdict = Verdict(identified=None, closest="a", followed_for=followed, longest_delay=3)
+        assert part in in_words(verdict, TWO)
+
+
 def test_a_program_offset_is_stated_unless_it_is_plain():
     verdict = Verdict(identified="a", closest="a")
     plain = in_words(verdict, TWO)

@@ -104,6 +104,14 @@ def test_figures_have_the_code_and_an_answer_for_every_pair_that_meets() -> None
     assert {"head", "variable"} <= {node.kind for node in circuit.plot.nodes}
 
 
+def test_the_transition_at_which_most_runs_leave_the_table_is_named() -> None:
+    found = of_program("ripple_held_2")
+    rows = [["1+0: 2", "0+1: 1", 12, 40, 0.3], ["1+0: 2", "1+1: 0", 3, 90, 0.1]]
+    *_, last = dataclasses.replace(found, unexplained=rows).findings()
+    assert "“0+1: 1” beside “1+0: 2” (12 runs; 30%" in last.text
+    assert not any("leave the table" in finding.text for finding in found.findings())
+
+
 def test_a_table_too_large_for_a_picture_gives_way_to_response_times() -> None:
     found = of_program("ripple_held_2")
     large = dataclasses.replace(found, data=found.data.reindex(message=range(18)))

@@ -125,6 +125,14 @@ def test_rates_are_drawn_from_the_first_loop_that_has_one(result: ConvergenceRes
     assert mark.y == pytest.approx(0.5, rel=1e-3)
 
 
+def test_a_readout_that_never_changes_has_no_panel(result: ConvergenceResult) -> None:
+    constant = dataclasses.replace(result, data=result.data.assign(kl=0 * result.data["kl"]))
+    for study, n_panels in ((result, 3), (constant, 2)):
+        figure: Any = study.figures()[0]
+        assert figure.plot.layout.meta["loopinterp"]["panels"] == n_panels
+        assert ("change of the readout" in figure.caption) == (n_panels == 3)
+
+
 def test_a_diverging_run_can_be_drawn() -> None:
     growing = convergence_study(LinearModel(3.0 * torch.eye(2)), batch_of_ones(), n_loops=100)
     assert len(growing.figures()) == 4

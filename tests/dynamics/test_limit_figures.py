@@ -27,6 +27,8 @@ def test_the_finding_says_how_much_comes_back_and_what_the_rest_is_led_to(
     assert "of 841 initial states" in finding.text and " input 0" in finding.text
     assert finding.value == f"{100 * float(share):.0f}% come back" and finding.good is None
     assert all(part in finding.text for part in ("1 other limit,", " 0%"))
+    # The wells are those of all inputs, and the finding says so.
+    assert finding.text.endswith("a limit of that input too.")
 
 
 def test_the_map_names_what_each_cell_is_and_marks_the_corners(two_wells: BasinMapResult) -> None:
@@ -94,7 +96,7 @@ def test_a_limit_is_said_beside_random_states(result: LocalStabilityResult) -> N
     assert "3 of 3" in limit.text and "decay" in limit.text
     assert limit.text.count("0.50") == 2  # the second at random states
     assert "1.00 fold" in growth.text and "1.00 times" in growth.text
-    assert "-0.69 nats" in exponent.text and "no sign" in exponent.text and exponent.good
+    assert "-0.69 nats" in exponent.text and "No 95% interval" in exponent.text and exponent.good
 
 
 def test_nothing_dies_out_where_the_radius_is_one_or_unknown(
@@ -111,6 +113,12 @@ def test_nothing_dies_out_where_the_radius_is_one_or_unknown(
     assert "(or more" in more.text and "(or more" not in closed.text
 
 
+def test_an_exponent_at_rounding_is_not_above_zero(result: LocalStabilityResult) -> None:
+    for value, text in ((-3e-8, "is 0.00 nats"), (3e-8, "No 95% interval"), (0.1, "In 3 the 95%")):
+        exponent = _changed(result, lyapunov=value).findings()[-1]
+        assert text in exponent.text and exponent.good == (value < 0.1)
+
+
 def test_without_a_limit_no_word_of_stability(result: LocalStabilityResult) -> None:
     none = _changed(result, turn=0)
     text = " ".join(finding.text for finding in none.findings())
@@ -123,6 +131,9 @@ def test_a_map_of_one_colour_is_not_drawn() -> None:
     uniform = mapped(lambda h, e: h / 2 + e, points=5)
     assert len({*uniform.data["reached"].values.flat}) == 1
     assert [figure.title[:3] for figure in uniform.figures()] == ["How"]
+    data = uniform.data.assign(reached=0 * uniform.data["reached"] - 1)
+    data["next_reached"] = data["reached"]
+    assert dataclasses.replace(uniform, data=data).figures() == []  # nor is an empty one
 
 
 def test_the_complex_plane_holds_every_eigenvalue_and_the_unit_circle(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from loopinterp.core.errors import InputError
 from loopinterp.edges.edge_effects import SHARES, EdgeEffects, TiedCircuits, areas, top
 from loopinterp.edges.edge_runs import EdgeRuns
 from loopinterp.edges.unrolled_graph import UnrolledGraph
@@ -102,6 +103,8 @@ def test_controls_know_norms_and_draws_only() -> None:
         for seed in (0, 0, 1)
     ]
     assert draws[0].equal(draws[1]) and not draws[0].equal(draws[2])
+    with pytest.raises(InputError, match="eap_ig"):
+        effects.scores("ig")
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

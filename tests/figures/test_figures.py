@@ -265,6 +265,8 @@ def test_cells_of_categories_have_a_colour_and_a_name_each() -> None:
         ("x", 1, 0, "here"),
         ("x2", 1, 0, "here"),
     ]
+    with pytest.raises(InputError, match=r"^panels:"):
+        category_maps({"": one}, {"near": "blue", "far": "red"})
 
 
 def test_rows_with_names_are_read_from_the_top() -> None:
@@ -284,6 +286,8 @@ def test_the_slider_has_one_frame_for_each_loop() -> None:
             np.testing.assert_allclose(heat.z, values[t, k], rtol=1e-6)
     assert [step.label for step in figure.layout.sliders[0].steps] == ["0", "1", "2"]
     assert [note.text for note in figure.layout.annotations] == ["<b>head 0</b>", "<b>head 1</b>"]
+    with pytest.raises(InputError, match=r"^values:"):
+        loop_slider_figure(patterns[0], value_title="attention")
 
 
 def test_figures_hold_no_colour_of_text_or_page() -> None:
@@ -361,3 +365,18 @@ def test_lines_and_points_in_space() -> None:
     assert wrong.line.dash == "dash" and path.line.dash is None
     assert limit.mode == "markers" and limit.z.tolist() == [3.0]
     assert figure.layout.scene.zaxis.title.text == "c"
+
+
+def test_a_line_without_its_heights_is_refused() -> None:
+    line = Series("path", [1.0, 2.0], [1.0, 2.0])
+    for heights in ({}, {"path": np.zeros(3)}):
+        with pytest.raises(InputError, match=r"^heights.*'path'"):
+            space_figure([line], heights, titles=TITLES)
+
+
+def test_few_whole_numbers_have_a_tick_each_unless_the_axis_is_longer() -> None:
+    series = [Series("loops", [0, 1, 2], [1, 2, 3])]
+    short = parts(line_figure(series, x_title="x", y_title="y")).layout
+    assert short.xaxis.dtick == short.yaxis.dtick == 1
+    long = parts(line_figure(series, x_title="x", y_title="y", y_range=(0, 500))).layout
+    assert long.yaxis.dtick is None

@@ -224,6 +224,10 @@ def test_a_part_that_says_nothing_of_the_input_is_a_constant() -> None:
     needs = result.judged().set_index(["part", "ablation"])["need"]
     assert needs["MLP 0", "zero"] == "needed"
     assert needs["MLP 0", "mean"] == needs["MLP 0", "resample"] == "idle"
+    only = dataclasses.replace(result, data=result.data.sel(part=["MLP 0"]))
+    (finding,) = only.findings()  # zero ablation does change answers
+    assert finding.value == "0 of 1" and "no resample ablation at all loops" in finding.text
+    assert finding.text.endswith("Needed as a constant only: MLP 0.")
 
 
 def test_few_changed_answers_are_unclear_and_none_are_idle() -> None:

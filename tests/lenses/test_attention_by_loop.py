@@ -169,6 +169,9 @@ def test_under_a_window_no_place_is_seen_from_afar() -> None:
     shares = result.data["mass"].sel(layer=0, head=1, distance=1, estimate="value")
     (left,) = [t.y for t in lines if t.name == place(1) and t.xaxis == "x2"]
     np.testing.assert_allclose(left, shares)
+    sharp = attention_study(model(), tokens(3, 12), n_loops=2)
+    sharp.data["patterns"][:] = np.eye(12)  # without a window, whatever a head prefers
+    assert len(sharp.figures()) == 2
 
 
 def test_the_result_comes_back_from_disk_and_draws_itself(tmp_path: Path) -> None:
@@ -178,6 +181,7 @@ def test_the_result_comes_back_from_disk_and_draws_itself(tmp_path: Path) -> Non
     figures = back.figures()
     assert [f.section for f in figures] == ["attention", "attention"]
     assert all(f.caption and f.control and f.data is not None for f in figures)
+    assert "Even attention would give" in back.findings()[0].text
     assert [frame.name for frame in figures[0].plot.frames] == ["0", "1", "2"]
 
 
@@ -214,3 +218,10 @@ def test_bad_arguments_are_explained() -> None:
     with pytest.raises(InputError) as caught:
         attention_study(model(), tokens(), n_loops=2, labels=["a"])
     assert caught.value.what == "labels"
+    broken = model()
+    with torch.no_grad():
+        broken.block[0].attn.W_Q.mul_(1e30)  # scores beyond the finite numbers
+        broken.block[0].attn.W_K.mul_(1e30)
+    with pytest.raises(InputError) as caught:
+        attention_study(broken, tokens(), n_loops=2)
+    assert caught.value.what == "patterns"

@@ -143,6 +143,7 @@ def test_what_are_no_weights_or_inputs_is_refused() -> None:
         (weights | {name: weights[name].numpy()}, "torch.float32"),
         ({k: x.long() for k, x in weights.items()}, "torch.int64"),
         ({k: x.numpy() for k, x in weights.items()}, "float32"),
+        (weights | {name: weights[name].tolist()}, "is list"),
         ({}, "missing"),
     ):
         with pytest.raises(InputError, match=rf"^weights: .*{message}"):
@@ -365,13 +366,15 @@ class Letters:
 
 
 def test_a_map_to_what_the_model_has_not_is_named() -> None:
-    for mapped in (
-        WithVocabulary(Letters(), tokens=[1, 2, 3, 16]),
-        WithVocabulary(LoopedTransformer(BASE), tokens=[1, 2, 3, 50]),
-    ):
-        for run in (bind, lambda model, x: model.embed(x)):
-            with pytest.raises((InputError, IndexError)):
-                run(mapped, TASK_INPUTS)
+    ours = LoopedTransformer(BASE)
+    for name, size in (("tokens", BASE.d_vocab or 0), ("answers", BASE.d_vocab_out)):
+        with pytest.raises(InputError, match=rf"^largest of {name}: .*{size}"):
+            WithVocabulary(ours, **{name: [0, size]})
+        WithVocabulary(ours, **{name: [0, size - 1]})
+    mapped = WithVocabulary(Letters(), tokens=[1, 2, 3, 16])
+    for run in (bind, lambda model, x: model.embed(x)):
+        with pytest.raises(IndexError):
+            run(mapped, TASK_INPUTS)
     bound = bind(mapped := WithVocabulary(Letters(), answers=[0, 16]), TASK_INPUTS)
     for read in (bound.readout, mapped.readout):
         with pytest.raises(IndexError, match="16"):
@@ -437,9 +440,9 @@ def test_a_folded_model_is_kept_as_a_run_and_the_mapped_one_says_how(tmp_path: P
 @pytest.mark.usefixtures("no_type_checks")
 def test_what_cannot_be_folded_is_refused():
     model = build("plain", d_vocab=6, d_vocab_out=3)
-    with pytest.raises(IndexError):
+    with pytest.raises(InputError, match=r"^largest of tokens: .*6"):
         fold_vocabulary(model, tokens=[0, 6])
-    with pytest.raises(IndexError):
+    with pytest.raises(InputError, match=r"^largest of answers: .*3"):
         fold_vocabulary(model, answers=[0, 3])
     with pytest.raises(InputError, match=r"^tokens:"):
         fold_vocabulary(build("features"), tokens=[0, 1])

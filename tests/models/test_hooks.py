@@ -214,6 +214,26 @@ def test_hooks_end_with_their_block_whichever_thread_ends_it() -> None:
     assert torch.equal(model(x), clean)
 
 
+def test_hooks_of_a_suspended_generator_are_refused() -> None:
+    model = build("demo")
+    x = some_inputs(model)
+    clean = model(x, n_loops=3)
+
+    def steps() -> Generator[Tensor, None, None]:
+        with model.unroll(3).hooks(fwd_hooks=[(SITE, zero)]):
+            yield model(x, n_loops=3)
+            yield model(x, n_loops=3)
+
+    running = steps()
+    hooked = next(running)
+    with pytest.raises(HookError, match="steps"):
+        model(x, n_loops=3)
+    assert torch.equal(next(running), hooked)
+    running.close()
+    assert torch.equal(model(x, n_loops=3), clean)
+    assert all(torch.equal(each, hooked) for each in steps())
+
+
 def test_a_context_manager_of_ones_own_keeps_its_hooks_on() -> None:
     model = build("demo")
     x = some_inputs(model)

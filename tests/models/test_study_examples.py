@@ -172,6 +172,13 @@ def test_a_configuration_that_says_nothing_of_tokens_is_no_other_vocabulary():
     assert examples_for(model, TASK, n=3, batch_size=2).task == TASK
 
 
+def test_a_model_without_numbers_is_refused():
+    with pytest.raises(InputError, match=r"^model: .*meta"):
+        convergence_study(adder().to("meta"), Addition(), n=4, batch_size=8)
+    with pytest.raises(InputError, match=r"^inputs: .*meta"):  # as on any other device
+        adder().to("meta")(as_batch(Addition(), n=4, batch_size=8).inputs)
+
+
 def test_loops_without_end_and_seeds_that_are_none_are_refused():
     model, batch = adder(), as_batch(Addition(), n=4, batch_size=8)
     for n_loops in (10**9, 0, True):

@@ -119,6 +119,7 @@ REFUSED = {
     "to_string": lambda m: m.to_string("Hello"),
     "get_token_position": lambda m: m.get_token_position(" cat", "The cat"),
     "absent": lambda m: m.get_token_position(5, TOKENS),
+    "a mode": lambda m: m.get_token_position(int(TOKENS[0, 0]), TOKENS[:1], mode="lst"),
     "generate": lambda m: m.generate(TOKENS, max_new_tokens=2),
     "prepend_bos": lambda m: m(TOKENS, prepend_bos=True),
     "an option": lambda m: m.run_with_cache(TOKENS, something=1),
@@ -130,6 +131,13 @@ REFUSED = {
 def test_what_cannot_mean_anything_here_is_refused_by_us(call: str) -> None:
     with pytest.raises(InputError):
         REFUSED[call](model_of())
+
+
+def test_what_would_change_the_numbers_is_not_only_left_out() -> None:
+    for option in ("attention_mask", "past_kv_cache", "start_at_layer"):
+        with pytest.raises(InputError) as raised:
+            model_of()(TOKENS, **{option: 1})
+        assert raised.value.what == option and "Leave it out" not in raised.value.fix
 
 
 def test_positions_that_are_not_learned_are_refused_by_us() -> None:

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import dataclasses
 import string
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 from loopinterp.comparison import SpreadPairs, compare_programs
+from loopinterp.comparison.rule import Verdict
 from loopinterp.compiler import compile_program
 from loopinterp.core.results import Result
 from loopinterp.dynamics import convergence_study
@@ -23,7 +26,7 @@ from loopinterp.pages.facts import (
     story,
     story_of_runs,
 )
-from loopinterp.tasks import Addition, get_task, list_tasks
+from loopinterp.tasks import Addition, get_task, list_tasks, task_registry
 from loopinterp.training import evaluate
 
 
@@ -88,6 +91,75 @@ def test_the_factor_is_that_of_the_training_length(results: dict[str, Result]) -
     assert fact.values["factor"] == "4" and fact.values["longest"] == 8
 
 
+def test_a_length_hardly_beyond_training_is_not_called_the_same(results: dict[str, Result]) -> None:
+    fact = of(changed(results["generalisation"], [1, 1, 1], 8), Topic.GENERALISATION)
+    whole: Any = changed(results["generalisation"], [1, 1, 1], 100)["g"]
+    longer = dataclasses.replace(whole, data=whole.data.assign_coords(length=[50, 100, 103]))
+    assert fact.code is Code.RIGHT_THROUGHOUT
+    assert of({"g": longer}, Topic.GENERALISATION).values["factor"] == "1.03"
+
+
+def test_a_failure_between_right_lengths_is_the_one_that_is_told(
+    results: dict[str, Result],
+) -> None:
+    fact = of(changed(results["generalisation"], [1.0, 0.2, 1.0], 2), Topic.GENERALISATION)
+    assert fact.sentence == "It works up to length 2, and gets 20% right at length 4."
+
+
+def test_of_one_length_no_range_is_claimed(results: dict[str, Result]) -> None:
+    whole: Any = changed(results["generalisation"], [1, 1, 1], None)["g"]
+    one = dataclasses.replace(whole, data=whole.data.isel(length=[1]))
+    fact = of({"g": one}, Topic.GENERALISATION)
+    assert fact.code is Code.RIGHT_AT and "every" not in fact.sentence
+
+
+def test_what_one_answer_solves_everywhere_is_no_generalisation(
+    results: dict[str, Result],
+) -> None:
+    assert facts_of(changed(results["generalisation"], [1, 1, 1], 2, constant=1.0)) == []
+    whole: Any = changed(results["generalisation"], [1, 1, 0.1], 2)["g"]
+    whole.data["constant_exact_match"].loc[{"length": 2}] = 1.0  # the longer ones tell all the same
+    fact = of({"g": whole}, Topic.GENERALISATION)
+    assert (fact.code, fact.values["reach"]) == (Code.RIGHT_UP_TO, 4)
+
+
+def test_even_attention_gives_no_fact(results: dict[str, Result]) -> None:
+    whole: Any = results["attention"]
+    even = whole.data["mass_even"] + 0.05
+    data = whole.data.assign(mass=whole.data["mass"] * 0 + even)
+    assert facts_of({"a": dataclasses.replace(whole, data=data)}) == []
+
+
+def test_a_head_of_several_layers_is_named_with_its_layer(results: dict[str, Result]) -> None:
+    whole: Any = results["attention"]
+    assert whole.data.sizes["layer"] == 2  # the second one looks to the left
+    assert " of layer 1 " in of({"a": whole}, Topic.MOVEMENT).sentence
+    one = dataclasses.replace(whole, data=whole.data.isel(layer=[1]))
+    assert "layer" not in of({"a": one}, Topic.MOVEMENT).sentence
+
+
+@pytest.mark.parametrize(
+    ("first_loop", "code"),
+    [
+        ([1.0, 2.0, 3.0, 4.0], Code.CARRY_MOVES),
+        ([1.0, 1.0, 1.0, 1.0], Code.AT_ONCE),
+        ([1.0, 1.0, 1.0, np.nan], Code.NO_WAVEFRONT),
+        ([np.nan] * 4, Code.NO_WAVEFRONT),
+        ([4.0, 3.0, 2.0, 1.0], Code.NO_WAVEFRONT),
+        ([1.0, np.nan, np.nan, np.nan], Code.NO_WAVEFRONT),
+    ],
+)
+def test_how_the_carry_moves(first_loop: list[float], code: Code) -> None:
+    chains = xr.Dataset(coords={"chain_length": range(4)})
+    rises = np.isfinite(first_loop).all() and first_loop[0] < first_loop[-1]
+    speed = 1.0 if rises else np.inf if first_loop[2] == first_loop[2] else np.nan
+    loops = xr.DataArray(first_loop, dims="chain_length")
+    carry: Any = SimpleNamespace(
+        kind="carry", data=chains, first_loop=loops, speed=speed, resolved=1.0
+    )
+    assert of({"w": carry}, Topic.MOVEMENT).code is code
+
+
 def test_a_distribution_that_one_answer_solves_says_nothing(results: dict[str, Result]) -> None:
     whole: Any = results["generalisation"]
     data = whole.data.copy(deep=True)
@@ -122,6 +194,78 @@ def test_what_the_comparison_says(
     assert (fact.code, fact.good) == (code, good)
 
 
+@pytest.mark.parametrize(
+    ("refuted", "code"), [(True, Code.REFUTED_ONE), (False, Code.UNDECIDED_ONE)]
+)
+def test_one_candidate_is_named(results: dict[str, Result], refuted: bool, code: Code) -> None:
+    compared: Any = results["programs"]
+    verdict = Verdict(identified=None, closest="ripple", refuted=refuted)
+    data = compared.data.sel(program=["ripple"], rival=["ripple"])
+    one = dataclasses.replace(compared, data=data, verdicts={"model": verdict})
+    fact = of({"p": one}, Topic.PROGRAM)
+    assert fact.code is code and "“ripple”" in fact.sentence
+
+
+def test_without_an_effective_interchange_nothing_is_predicted(results: dict[str, Result]) -> None:
+    compared: Any = results["programs"]
+    data = compared.data.assign(whole_run_active=compared.data["whole_run_active"] * 0)
+    fact = of({"p": dataclasses.replace(compared, data=data)}, Topic.PROGRAM)
+    assert fact.code is Code.NO_EFFECT and "nan" not in fact.detail
+
+
+def test_models_that_run_different_programs_are_counted(results: dict[str, Result]) -> None:
+    compared: Any = results["programs"]
+    verdicts = {
+        name: Verdict(identified=program, closest="ripple")
+        for name, program in (("a", "ripple"), ("b", "lookahead"), ("c", None))
+    }
+    fact = of({"p": dataclasses.replace(compared, verdicts=verdicts)}, Topic.PROGRAM)
+    assert fact.value == "identified in 2 of 3 models" and fact.good is None
+    assert fact.detail == "“ripple” in 1, “lookahead” in 1"
+
+
+def decompiled(**changes: Any) -> dict[str, Any]:
+    """A decompilation with a program of 73 transitions that predicts 90% of whole trajectories."""
+    worst = xr.DataArray(
+        [changes.pop("share", 0.9), 0.8, 1.0], {"estimate": ["value", "low", "high"]}
+    )
+    fields = {"given": True, "identified": "", "code": "x", "reason": "", "transitions": 0}
+    fields |= changes
+    claim = SimpleNamespace(transitions=fields.pop("transitions"))
+    data = xr.Dataset(coords={"cell": range(5)})
+    one = SimpleNamespace(
+        kind="decompilation", data=data, claim=claim, worst=lambda: worst, **fields
+    )
+    return {"d": one}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "value"),
+    [
+        ({"transitions": 73, "identified": "ripple from carry = 1"}, Code.EXACT, "“ripple”"),
+        ({"transitions": 73, "share": np.nan}, Code.EXACT_TABLE, "a program of 5 cells"),
+        ({}, Code.READ_OFF, "a program of 5 cells"),
+        ({"given": False}, Code.NOT_READ, "no program read off"),
+        ({"given": False, "code": "", "reason": "too many tokens"}, Code.NO_TABLE, "no program"),
+        ({"given": False, "share": np.nan, "reason": "nothing"}, Code.NO_TABLE, "no program"),
+    ],
+)
+def test_what_a_decompilation_says(changes: dict[str, Any], code: Code, value: str) -> None:
+    fact = of(decompiled(**changes), Topic.PROGRAM)
+    assert fact.code is code and value in fact.value
+    assert "nan" not in fact.detail + fact.sentence
+
+
+def test_an_exact_reading_goes_before_a_comparison_that_names_another(
+    results: dict[str, Result],
+) -> None:
+    compared: Any = results["programs"]
+    verdict = Verdict(identified="ripple", closest="ripple")
+    both = decompiled(transitions=73, identified="ripple_held_2")
+    both["p"] = dataclasses.replace(compared, verdicts={"model": verdict})
+    assert of(both, Topic.PROGRAM).value == "“ripple held 2”"
+
+
 def test_a_damaged_result_gives_no_fact(results: dict[str, Result]) -> None:
     whole: Any = results["generalisation"]
     damaged = dataclasses.replace(whole, trained_up_to="12")
@@ -151,6 +295,13 @@ def test_every_task_says_what_a_model_of_it_learns(task: str) -> None:
     assert goal and introduction(RunRecord(name="x", config={"task": task})).endswith(f"{goal}.")
 
 
+def test_a_task_of_ones_own_that_needs_settings_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs_settings(size: int) -> None: ...
+
+    monkeypatch.setitem(task_registry._FACTORIES, "sorting", needs_settings)  # type: ignore[arg-type]
+    assert "“sorting”" in introduction(RunRecord(name="x", config={"task": "sorting"}))
+
+
 def test_a_task_that_is_not_known_is_named() -> None:
     assert "my own" in introduction(RunRecord(name="x", config={"task": "my own"}))
 
@@ -160,6 +311,15 @@ def test_a_task_that_is_not_known_is_named() -> None:
 )
 def test_sizes(n: int, size: str) -> None:
     assert f"A {size}-parameter" in introduction(RunRecord(name="x", config={}, n_parameters=n))
+
+
+def test_facts_of_different_studies_stand_under_their_topic() -> None:
+    runs = {
+        "a": [Fact(Topic.MOVEMENT, Code.NO_WAVEFRONT, None)],
+        "b": [Fact(Topic.MOVEMENT, Code.ATTENDS, None, {"share": "84%", "place": "itself"})],
+    }
+    (text,) = story_of_runs(runs)
+    assert text.startswith("Movement: ")
 
 
 def test_of_several_runs_equal_facts_are_counted(results: dict[str, Result]) -> None:

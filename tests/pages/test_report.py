@@ -316,7 +316,7 @@ def test_a_run_that_was_only_trained_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"task": "parity", "seed": 4}')
     page = write_report(tmp_path).read_text()
     text = Reader(page).text
-    assert "transformer learnt to" in text
+    assert "transformer, trained to" in text
     assert "no training metrics" in text and "Seed 4" in text
 
 

@@ -90,6 +90,12 @@ def test_the_figure_marks_the_training_cutoff_and_its_control() -> None:
     assert len(figure.data) == 6
 
 
+def test_a_constant_answer_that_beats_the_model_is_drawn() -> None:
+    (figure,) = made_up([[1.0, 1.0, 1.0], [0.5, 0.4, 0.3]]).figures()
+    constant = [t["xaxis"] for t in figure.plot.to_dict()["data"] if t["name"] == "constant answer"]
+    assert "x2" in constant and "no evidence" not in figure.control
+
+
 def test_measures_that_say_no_more_than_exact_match_are_not_drawn() -> None:
     def panels(result: EvaluationResult) -> int:
         return result.figures()[0].plot.to_dict()["layout"]["meta"]["loopinterp"]["panels"]

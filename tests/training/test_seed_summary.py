@@ -63,7 +63,7 @@ def test_a_summary_goes_to_disk_and_back_and_shows_itself(tmp_path: Path) -> Non
     (figure,) = loaded.figures()
     assert figure.section == "generalisation" and figure.data is not None
     assert {"exact_match", "exact_match_se", "bit_accuracy_se"} <= set(figure.data.columns)
-    assert "Over 3 seeds" in loaded.findings()[1].text
+    assert "3 seeds" in loaded.findings()[1].text
     assert loaded.findings()[0].value == f"{loaded.data['exact_match'].min():.2f} exact match"
     assert len(loaded.to_dataframe("exact_match", "exact_match_se")) == 2 * 3
 
