@@ -218,7 +218,7 @@ def test_bad_arguments_are_explained() -> None:
     with pytest.raises(InputError) as caught:
         attention_study(model(), tokens(), n_loops=2, labels=["a"])
     assert caught.value.what == "labels"
-    broken = model()
+    broken: Any = model()
     with torch.no_grad():
         broken.block[0].attn.W_Q.mul_(1e30)  # scores beyond the finite numbers
         broken.block[0].attn.W_K.mul_(1e30)
