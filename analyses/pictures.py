@@ -75,12 +75,6 @@ GALLERY = (
     Thumbnail("lens", "lens", "What would each loop answer?", "lenses"),
     Thumbnail("exits", "exits", "How early could an example be answered?", "lenses"),
     Thumbnail(
-        "reachability",
-        "reachability",
-        "Is one limit reached from every initial state?",
-        "convergence-and-answers",
-    ),
-    Thumbnail(
         "input-dependence",
         "input-dependence",
         "Does the limit depend on the input?",
