@@ -35,7 +35,7 @@ def _analysed(folder: Path) -> tuple[workflow.Analysis, str]:
 
 def _assert_no_empty_section(page: str) -> None:
     for section in re.findall(r"<section id=.*?</section>", page, flags=re.DOTALL):
-        assert "<figure" in section or "<li>" in section or 'class="verdict' in section
+        assert "<figure" in section or "<li>" in section
     assert "cannot be shown" not in page and "cannot be read and is not shown" not in page
 
 
@@ -47,7 +47,7 @@ def test_a_trained_run_of_any_task_is_analysed_and_reported(task: str, tmp_path:
     applicable = {study.name for study in STUDIES} - OF_ADDITION
     assert set(analysis.results) | set(analysis.skipped) == applicable
     assert set(analysis.skipped) <= {"subspaces"}  # no exchange changes what always answers alike
-    assert ("had no rival" in page) == (len(list_programs(task)) == 1)
+    assert analysis.results["programs"].data.sizes["program"] == len(list_programs(task))
     assert not re.search(r"\b(a|the|its|each|every|of) carry\b", page.lower())
     _assert_no_empty_section(page)
 
@@ -66,7 +66,7 @@ def test_a_compiled_model_is_analysed_and_reported_and_said_to_be_untrained(
     config = Run.load(out).config
     assert isinstance(config, GivenModelConfig)
     origin = config.origin
-    assert origin and 'class="origin"' in page and origin in page
+    assert origin and origin in page
     assert "longest in training" not in page
     _assert_no_empty_section(page)
 
