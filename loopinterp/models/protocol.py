@@ -160,7 +160,7 @@ def need_model(model: object) -> None:
 
 def need_weights(model: Any) -> None:
     """Raise on a model on the meta device, which keeps shapes and no numbers."""
-    if device_of(model).type == "meta":
+    if device_of(model) == torch.device("meta"):
         fix = "Call model.to_empty(device='cpu') and load its weights."
         raise InputError("model", expected="weights", given="none, on the meta device", fix=fix)
 
