@@ -153,7 +153,7 @@ def test_the_widget_is_stepped_chosen_in_and_asked_in_jupyterlab(page: Page) -> 
     page.get_by_role("button", name="Put in here").click()
     third = page.locator(".explorer").nth(2)
     third.wait_for()
-    third.get_by_text("The run of ripple with the same exchange").wait_for()
+    third.get_by_text("The run of ripple with the same interchange").wait_for()
     assert third.evaluate(state) == [3, 4]
     third.locator(".x-scroll").press("ArrowDown")
     assert first.evaluate(state) == second.evaluate(state) == third.evaluate(state) == [4, 4]
