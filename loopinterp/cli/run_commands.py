@@ -48,7 +48,7 @@ def demo(
 ) -> None:
     """Train an addition model and study it, beside one that is a program; write the reports.
 
-    About seven minutes on two cores. Interrupted, the same command resumes.
+    About four minutes on two cores. Interrupted, the same command resumes.
     """
     start = time.monotonic()
     pages = loopinterp.app.workflow.demo(
