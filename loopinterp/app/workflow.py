@@ -476,7 +476,7 @@ def analyze_model(
         task,
         out,
         max_n=max_n,
-        origin=origin or f"given in memory, as a {type(model).__name__}",
+        origin=origin or f"given in memory (class {type(model).__name__})",
         distribution=distribution,
         seed=seed,
     )

@@ -298,6 +298,8 @@ def introduction(record: RunRecord) -> str:
         'A 51k-parameter looped transformer, trained to add binary numbers.'
     """
     kind = "transformer" if record.depth == 1 else "looped transformer"
+    if record.origin.startswith("given"):  # whatever has the four methods
+        kind = kind.replace("transformer", "model")
     size = _in_thousands(record.n_parameters)
     start = f"A {size}-parameter {kind}" if size else f"A {kind}"
     goal = _goal(record.task)
