@@ -55,22 +55,22 @@ def demo(
         out, seed=seed, settings=settings or (), threads=threads, progress=progress
     )
     finite = pages.finite.parent
-    read = loopinterp.pages.read_run
+    record, of_finite = (loopinterp.pages.read_run(folder) for folder in (out, finite))
     document = {
         "run": str(out),
         "report": str(pages.report),
-        "findings": spell_findings(read(out).results.values())[0],
+        "findings": spell_findings(record.results.values())[0],
         "finite_report": str(pages.finite),
-        "finite_findings": spell_findings(read(finite).results.values())[0],
+        "finite_findings": spell_findings(of_finite.results.values())[0],
         "comparison": str(pages.comparison),
     }
     # Of the other model the program is what matters.
-    heading, *facts = spell_run(finite).splitlines()
+    heading, *facts = spell_run(finite, of_finite).splitlines()
     lines = [
         f"Done in {loopinterp.pages.seconds(time.monotonic() - start)}.",
         heading.replace("looped transformer", "model with a one-bit state"),
         *facts[-1:],
-        spell_run(out),
+        spell_run(out, record),
         f"Side by side: {pages.comparison}",
         f"Open: loopinterp report {shlex.quote(str(out))} --open",
         f'Play: loopinterp lens {shlex.quote(str(out))} --prompt "127 + 1"',

@@ -19,6 +19,7 @@ from loopinterp.core.errors import GREATEST_SEED, MOST_THREADS, InputError
 
 if TYPE_CHECKING:
     from loopinterp.core.results import Result
+    from loopinterp.pages import RunRecord
 
 
 app = typer.Typer(
@@ -144,9 +145,8 @@ def spell_findings(results: Iterable[Result]) -> tuple[list[dict[str, Any]], str
     return [*map(dataclasses.asdict, findings)], "\n".join(f"- {one.text}" for one in findings)
 
 
-def spell_run(run: Path) -> str:
+def spell_run(run: Path, record: RunRecord) -> str:
     """What a run's results say first: what the model is, and a line for each fact."""
-    record = loopinterp.pages.read_run(run)
     marks = {True: "✓", False: "✗", None: "·"}
     lines = [
         f"  {marks[fact.good]} {fact.title}: {fact.value} ({fact.detail})"

@@ -71,7 +71,7 @@ def analyze(
     if study:  # what was asked for, in full
         lines = [spell_findings(analysis.results.values())[1], next_step("report", run)]
     else:
-        lines = [spell_run(run)]
+        lines = [spell_run(run, loopinterp.pages.read_run(run))]
         if skipped:
             lines.append(f"  Skipped: {', '.join(skipped)}")
         lines += [f"{next_step('report', run)} --open"]
@@ -160,7 +160,7 @@ def report(
             listed, findings = spell_findings(record.results.values())
             skipped = [f"- {name}: skipped, because {why}." for name, why in record.skipped.items()]
             documents.append({"run": str(run), "findings": listed, "skipped": {**record.skipped}})
-            lines += [spell_run(run), findings, *skipped]
+            lines += [spell_run(run, record), findings, *skipped]
         # One JSON document, also of several runs.
         print_document(documents if len(runs) > 1 else documents[0], "\n".join(lines), as_json)
         return

@@ -66,16 +66,14 @@ def headline(verdict: Verdict, data: xr.Dataset) -> str:
             candidates = [verdict.closest, *verdict.indistinguishable]
             at = data.sel(program=candidates, stratum=ALL)
             rates = at.whole_run.sel(estimate="value").values
-            low, high = percent(rates.min()), percent(rates.max())
-            span = high if low == high else f"{low.removesuffix('%')}–{high}"
             # What counts as effective depends on the program, so that numbers differ a little.
             most = int(at.whole_run_active.max())
             upto = "up to " if int(at.whole_run_active.min()) < most else ""
             best_few = _NUMBERS.get(len(candidates), len(candidates))
             names = f", {quoted(candidates)}," if len(candidates) <= 3 else ""
             text += (
-                f" The best {best_few}{names} predict {span} of {upto}{most} interventions and are "
-                "indistinguishable."
+                f" The best {best_few}{names} predict {share_range(rates)} of {upto}{most} "
+                "interventions and are indistinguishable."
             )
         else:
             text += f" The closest, “{name}”, predicts {rate}."
@@ -214,6 +212,18 @@ def with_interval(estimate: np.ndarray) -> str:
     """
     value, *ends = map(percent, estimate)
     return f"{value} ({'–'.join(end.removesuffix('%') for end in ends)})"
+
+
+def share_range(shares: np.ndarray) -> str:
+    """The least and the greatest of some shares.
+
+    Example:
+        >>> import numpy as np
+        >>> share_range(np.array([0.48, 0.39])), share_range(np.array([0.5]))
+        ('39–48%', '50%')
+    """
+    low, high = percent(shares.min()), percent(shares.max())
+    return high if low == high else f"{low.removesuffix('%')}–{high}"
 
 
 def plain(program: str) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from loopinterp.comparison.words import plain, share_range
 from loopinterp.core.text import percent
 from loopinterp.tasks import get_task, list_tasks
 
@@ -28,7 +29,6 @@ RIGHT = 0.95
 
 CONVERGED = 0.99
 """Least share of positions with which the state counts as converging."""
-
 
 PREFERRED = 0.1
 """Least attention to one distance, beyond an even spread, that is worth telling."""
@@ -438,7 +438,7 @@ def _program(by_kind: Mapping[str, Any]) -> Fact | None:
     if read is None:
         return None
     values = {
-        "program": program.replace("_", " "),
+        "program": plain(program),
         "transitions": read.claim.transitions,
         "cells": read.data.sizes["cell"],
     }
@@ -456,7 +456,7 @@ def _program(by_kind: Mapping[str, Any]) -> Fact | None:
 def _of_several(compared: Any) -> Fact:
     """In how many of several models a program is identified."""
     verdicts = list(compared.verdicts.values())
-    names = [v.identified.replace("_", " ") for v in verdicts if v.identified]
+    names = [plain(v.identified) for v in verdicts if v.identified]
     n_candidates = compared.data.sizes["program"]
     candidates = f"{n_candidates} candidate{'s' if n_candidates > 1 else ''}"
     programs = ", ".join(f"“{name}” in {n}" for name, n in Counter(names).items()) or candidates
@@ -474,13 +474,12 @@ def _verdict(compared: Any) -> Fact:
         return Fact(Topic.PROGRAM, Code.NO_EFFECT, None)
     shares = data["whole_run"].sel(estimate="value")
     best = [verdict.closest, *verdict.indistinguishable]
-    low, high = (percent(float(f(shares.sel(program=best)))) for f in (np.min, np.max))
     off = verdict.off_distribution
     values = {
-        "program": (verdict.identified or verdict.closest).replace("_", " "),
+        "program": plain(verdict.identified or verdict.closest),
         "candidates": compared.data.sizes["program"],
         "share": percent(float(shares.sel(program=verdict.closest))),
-        "range": high if low == high else f"{low.removesuffix('%')}–{high}",
+        "range": share_range(shares.sel(program=best).values),
         "best": f"best {len(best)}" if len(best) > 1 else "best",
         # Most states that an interchange makes are reached by no clean run.
         "off": "" if math.isnan(off) else f", {percent(off)} off-distribution",
