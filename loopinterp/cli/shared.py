@@ -19,7 +19,6 @@ from loopinterp.core.errors import GREATEST_SEED, MOST_THREADS, InputError
 
 if TYPE_CHECKING:
     from loopinterp.core.results import Result
-    from loopinterp.pages import RunRecord
 
 
 app = typer.Typer(
@@ -145,7 +144,7 @@ def spell_findings(results: Iterable[Result]) -> tuple[list[dict[str, Any]], str
     return [*map(dataclasses.asdict, findings)], "\n".join(f"- {one.text}" for one in findings)
 
 
-def spell_run(run: Path, record: RunRecord) -> str:
+def spell_run(run: Path, record: loopinterp.pages.RunRecord) -> str:
     """What a run's results say first: what the model is, and a line for each fact."""
     marks = {True: "✓", False: "✗", None: "·"}
     lines = [
