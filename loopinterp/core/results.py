@@ -161,7 +161,7 @@ class Finding:
         kind: The report section, as in :attr:`Figure.section`, or ``"verdict"`` (shown first).
         value: The one number or name that carries it, formatted ("1.00", "loop 17"), or "".
         good: Whether one hopes for this; None where that has no meaning.
-        label: A few words for the value; a finding with a label stands beside the verdict.
+        label: A few words for the value, as the heading of its fold.
     """
 
     text: str
