@@ -44,7 +44,7 @@ def lag_distance(
     Example:
         >>> states = torch.tensor([1.0, 2.0, 4.0]).repeat(4)[:, None]
         >>> lag_distance(states, 3)
-        tensor([1.3333, 1.1667, 0.0000])
+        tensor([1.3333, 0.9167, 0.0000])
     """
     check_states(states, at_least=n_lags + 1)
     late = states[n_lags:]
