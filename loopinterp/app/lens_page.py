@@ -1,4 +1,4 @@
-"""The page of one prompt: of a run, of a model of the zoo, or of a published language model.
+"""The page of one prompt, for a run, a zoo model or a published language model.
 
 Its cells are what a lens reads after each loop; see :func:`~loopinterp.pages.explore`.
 """
@@ -42,29 +42,28 @@ def write_lens_page(
     progress: bool = True,
     seed: Seed = 0,
 ) -> tuple[Path, Exploration]:
-    """Write the page of what a lens reads of one prompt at each loop: one HTML file, works offline.
+    """Write what a lens reads of one prompt at each loop, as one HTML file that works offline.
 
-    Returned are the page and what it shows.
+    Returns the page's path and the exploration that it shows.
 
     Args:
-        model: The folder of a run; the name of a model of the zoo; the folder of a published
-            model's checkpoint, as ``save_pretrained`` writes it; or its name on the Hugging Face
-            hub (``hf:owner/name``), whose weights are then fetched.
+        model: Folder of a run; name of a zoo model; folder of a published model's checkpoint
+            (``save_pretrained``); or ``hf:owner/name``, whose weights are then downloaded.
         prompt: In the words of the model's task (see :func:`~loopinterp.pages.typed_example`), or
-            any text to a published model.
+            any text for a published model.
         lens: ``coda``, the model's own readout; ``logit``; ``tuned`` or ``jacobian``, fitted first
             to samples of the run's task; or the file of a fitted lens.
-        out: ``lens.html`` by default, in the folder of a run, or else in the current one.
-        n_loops: Those after which the model is asked by default, or those of the fitted lens.
+        out: By default ``lens.html`` in the run's folder, or else in the current one.
+        n_loops: Loops to run; by default the model's own, or those of the fitted lens.
         device: ``auto``, ``cpu`` or ``cuda``.
-        trust_remote_code: Run the code beside a published model's weights, where ``transformers``
-            has none for it.
+        trust_remote_code: Whether to run the code beside a published model's weights, if
+            ``transformers`` has none for it.
         progress: Whether to show bars.
-        seed: Of the samples that a lens is fitted to.
+        seed: Seed of the samples that a lens is fitted to.
 
     Raises:
-        InputError: If there is no such model or lens, the lens does not fit it, the prompt is none
-            of its own, or ``out`` is a file that is no such page.
+        InputError: If there is no such model or lens, the lens does not fit the model, the prompt
+            is not in its words, or ``out`` is a file that is no earlier page.
     """
     kind = _kind_of(model)
     chosen = _read_lens(lens)
@@ -118,7 +117,7 @@ def _published(name: str, prompt: str, device: str, trust_remote_code: bool) -> 
 
 @contextmanager
 def _bars_of_transformers(shown: bool) -> Iterator[None]:
-    """Its own bars while it loads, unless none are wanted; afterwards as before."""
+    """Show the progress bars of transformers inside the block only if ``shown``."""
     from transformers.utils import logging
 
     before = logging.is_progress_bar_enabled()
@@ -152,7 +151,7 @@ def _kind_of(model: str | Path) -> Literal["run", "zoo", "published"]:
 
 
 def _read_lens(lens: str | Path | FittedLens) -> Any:
-    """A lens by its name, or out of its file."""
+    """A lens by its name or from its file."""
     if isinstance(lens, lenses.FittedLens) or lens in get_args(LensName):
         return lens
     if not os.path.isfile(lens):

@@ -1,4 +1,4 @@
-"""The tables behind a page, of one run or several: kept in the page, and read back from it."""
+"""The tables embedded in a page, of one or several runs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 Tables = dict[str, "pd.DataFrame"]
 
 COLUMNS = ("run", "figure", "panel", "x", "value", "low", "high")
-"""Of the table of curves."""
+"""Columns of the table of curves."""
 
 
 def tables_of(records: Mapping[str, RunRecord]) -> Tables:
-    """Settings, findings and curves of runs, each a tidy table with the run in its first column.
-
-    Args:
-        records: Runs by the names that they go by.
-    """
+    """Settings, findings and curves of named runs: tidy tables, the run in the first column."""
     settings, findings, curves = [], [], []
     for run, record in records.items():
         for part, values in setting_groups(record.config).items():
@@ -61,7 +57,7 @@ def tables_of(records: Mapping[str, RunRecord]) -> Tables:
 
 
 def embedded(tables: Tables) -> Markup:
-    """Tables as JSON that cannot end its own script tag."""
+    """Tables as JSON that is safe inside a script tag."""
     documents = {
         name: {"columns": table.columns.tolist(), "rows": table.astype(object).values.tolist()}
         for name, table in tables.items()
@@ -72,10 +68,10 @@ def embedded(tables: Tables) -> Markup:
 def read_report(page: str | Path) -> Tables:
     """The tables of a page that :func:`write_report` or :func:`write_comparison` wrote.
 
-    They are ``settings``, ``findings`` and ``curves``, each with the run in its first column.
+    They are ``settings``, ``findings`` and ``curves``; the first column is the run.
 
     Raises:
-        CheckpointError: The file is missing, or has no such tables in it.
+        CheckpointError: If the file is missing or has no such tables.
     """
     element = rb'<script type="application/json" id="report-data">(.*?)</script>'
     match = re.search(element, read_bytes(Path(page)), re.S)
@@ -103,7 +99,7 @@ Point = tuple[Any, float, float, float]
 
 @dataclass(frozen=True)
 class _Shared:
-    """A figure that runs have in common: what it is, and how it is read."""
+    """A figure that several runs have, and how to read it."""
 
     title: str
     x_title: str
@@ -147,7 +143,7 @@ _TRAINING = _Shared(
 
 
 def _curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
-    """The rows of :data:`COLUMNS` of one run, which goes by a name."""
+    """One run's rows of the table of curves."""
     rows: list[tuple[Any, ...]] = []
     readers = {"evaluation": _exact, "program-comparison": _programs, "convergence": _settling}
     for result in record.results.values():
@@ -201,7 +197,7 @@ def _ends(values: Any) -> tuple[float, float, float]:
 
 
 def compared_figures(curves: pd.DataFrame, runs: list[str]) -> list[Figure]:
-    """The figures of a table of curves, each run in its colour in all of them."""
+    """Figures of a table of curves; a run has the same colour in all of them."""
     figures = []
     shades = {run: colour(k) for k, run in enumerate(runs)}
     for shared in (_EXACT, _PROGRAMS, _CONVERGENCE, _TRAINING):  # in reading order
@@ -244,7 +240,7 @@ def _series(run: str, rows: Any, shades: Mapping[str, str]) -> Series:
 
 
 def setting_groups(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """A nested configuration as tables by title, one for each of its parts.
+    """A nested configuration as one table for each of its parts, by title.
 
     Example:
         >>> setting_groups({"seed": 0, "model": {"d_model": 64, "norm": None}})
