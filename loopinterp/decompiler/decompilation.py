@@ -77,7 +77,8 @@ class Decompiled(ShortRepr):
         tolerance: Share of contexts in which states of one value may behave differently.
         consistency: Share of experiments that agree with the majority of their kind.
         evidence: Evidence for ``closest`` on held-out inputs and interchanges: columns ``n``,
-            ``what``, ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high`` (95%, over inputs).
+            ``what``, ``agree``, ``of``, ``inputs``, ``value``, ``low``, ``high`` (95%, over
+            inputs).
         unexplained: Of regions: the transitions at which runs leave ``automaton``
             (:func:`~loopinterp.decompiler.table_predictions.unexplained_steps`).
         read_at: Lengths that it was recovered at.
@@ -407,7 +408,7 @@ class _Reader:
         )
 
     def score(self, result: Decompiled) -> float:
-        """Orders readings: by the worst low end of whole trajectories, then the worst clean agreement."""
+        """Orders readings by the worst low end of trajectories, then the worst clean agreement."""
         if not len(result.evidence):
             return -1.0
         counted: Any = result.evidence[result.evidence["n"].isin(self.judged_at)]

@@ -2,10 +2,10 @@
 
 If one loop reads only a position and its left neighbour, a position's next state is a function of
 two tokens and two states. If states are codes of bits, or values of a program's variables, each of
-the finitely many transitions is tried once. The bits of a code are signs of rounded numbers;
-:attr:`CodeTable.sure` says whether rounding could change the table. Tables are compared by joint
-refinement (Moore 1956). Training on answers leaves the first guess free, so a table equals a program
-*up to its first guess* if after the first loop it is in states the program could be in.
+the finitely many transitions is tried once. :attr:`CodeTable.sure` says whether rounding could
+change a table of codes. Tables are compared by joint refinement (Moore 1956). Training on answers
+leaves the first guess free, so a table equals a program *up to its first guess* if after the first
+loop it is in states that the program could be in.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def read_code(
 def finite_program(model: LoopedModel | Any, task: Task) -> LoopProgram | None:
     """The program of a model whose transitions can all be tried; else None.
 
-    This is the registered program it equals, with the model's first guess, or else the recovered one.
+    This is the registered program it equals, with the model's first guess, or the recovered one.
     """
     if not is_finite(model):
         return None

@@ -209,7 +209,7 @@ class Messages:
 
     @classmethod
     def of(cls, table: TransitionTable) -> Messages:
-        """The fewest messages that a greedy choice finds; pairs of tokens that never meet are free."""
+        """The fewest messages by a greedy choice; pairs of tokens that never meet are free."""
         columns: dict[Cell, dict[Cell, int]] = {}
         for (left, cell), value in table.steps.items():
             columns.setdefault(left, {})[cell] = value
@@ -261,7 +261,7 @@ def _namings(table: TransitionTable, messages: Messages) -> Iterator[_Naming]:
 
 
 def _from_start(table: TransitionTable, messages: Messages) -> dict[Cell, int]:
-    """Value numbers: 0 for the commonest start of a token, then by the effect of each message on it.
+    """Value numbers: 0 for the commonest start of a token, then by the effect of messages on it.
 
     Tokens that work alike get the same numbers.
     """
@@ -367,8 +367,9 @@ class _Writer:
     ) -> Seq:
         """An expression with one of ``values`` in each case: a cell, and its left neighbourhood.
 
-        The value -1 of a cell stands for all values of its token. ``left`` is a sequence to the left,
-        its value in each case and the number of its values; ``atoms`` are further building blocks.
+        The value -1 of a cell stands for all values of its token. ``left`` is a sequence to the
+        left, its value in each case and the number of its values; ``atoms`` are further building
+        blocks.
         """
         token = torch.tensor([token for token, _ in cells])
         keys = [(tokens, token, max(self.table.sizes) + 1)]

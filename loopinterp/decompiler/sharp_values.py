@@ -1,8 +1,8 @@
 """Sharp values by experiment: states that behave alike are one value, and pairs are tried.
 
 A state's *behaviour* is the answers after it is put in, in every context: an input, a position with
-its token, and a loop. Two states of a token are one value if their behaviours are equal. Then states
-of every pair of neighbours are combined, and one loop is run.
+its token, and a loop. Two states of a token are one value if their behaviours are equal. Then
+states of every pair of neighbours are combined, and one loop is run.
 
 Source: distinguishing experiments of automaton learning (Angluin, Information and Computation 75,
 1987), by interchange interventions (arXiv 2106.02997).
@@ -36,7 +36,8 @@ class TokenValues:
 
     Attributes:
         contexts: Interchanges at positions with the token; their sources mean nothing.
-        tolerance: States are one value if they behave differently in at most this share of contexts.
+        tolerance: States are one value if they behave differently in at most this share of
+            contexts.
         behaviours: Behaviour of the first state of each value.
         states: Some states of each value.
     """

@@ -2,8 +2,8 @@
 
 A table holds what most cells of each kind become. Its *prediction* follows it from the start, or
 from an interchange. A run leaves the table where a position first gets another value than the table
-says after it and its left neighbour had the predicted ones. An entry of a rare pair may be wrong; it
-is repaired by trying each other value.
+says after it and its left neighbour had the predicted ones. An entry of a rare pair may be wrong;
+it is repaired by trying each other value.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class TablePrediction(ShortRepr):
         return exits
 
     def uses(self, *, until_wrong: bool = False) -> Int[Tensor, " place"]:
-        """How often each entry is used; with ``until_wrong``, only before the first wrong answer."""
+        """How often each entry is used; with ``until_wrong``, before the first wrong answer."""
         counts = torch.zeros(self.table.step.numel(), dtype=torch.long)
         for part, values, right in zip(self.runs.both, self.values, (self.clean, self.changed)):
             mask = part.within & _until_wrong(right) if until_wrong else part.within

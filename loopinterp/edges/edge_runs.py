@@ -1,6 +1,6 @@
-r"""Runs in which every receiver has a residual stream of its own, and path patching with them.
+r"""Runs with a residual stream for each receiver, and path patching with them.
 
-Receiver r sees of sender s
+Of sender s, receiver r sees
 
 .. math:: \text{seen}_{s \to r} = v_s + w_{s r} (d_s - v_s)
 
@@ -54,8 +54,8 @@ class EdgeRuns:
     ) -> tuple[Float[Tensor, "batch pos d_vocab_out"], Float[Tensor, "sender batch pos d_model"]]:
         """Logits of a run, and the output of every sender.
 
-        At weight 1, receivers see the values in place of (or ``added`` to) the senders' outputs;
-        without weights it is the model's own run. ``embedding`` replaces that of the inputs.
+        At weight 1, receivers see ``values`` instead of the senders' outputs (or ``added`` to
+        them). Without weights it is the model's own run. ``embedding`` replaces that of the inputs.
         """
         run = _Run(self.graph, weights, values, added=added)
         config, model = self.model.config, self.model
@@ -133,9 +133,9 @@ class _KeepZ(Tap):
 class _Run:
     """The streams of a run, ``[row, batch, pos, d_model]``, and the row of each receiver.
 
-    Rows are in the order of their last reading; those that nobody will read again are dropped, so
-    that row k is at ``k - dropped``. ``stages`` yields the readers of each stage; ``outputs`` are
-    those of the senders so far.
+    Rows are in the order of their last reading; rows that are no longer needed are dropped, so row
+    k is at ``k - dropped``. ``stages`` yields the readers of each stage; ``outputs`` are those of
+    the senders so far.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class _Run:
         return h, None if e is None else self.alive(e)
 
     def seen(self, outputs: list[Tensor]) -> Float[Tensor, "row batch pos d_model"]:
-        """The sum of the next senders' outputs as each stream sees them."""
+        """Sum of the next senders' outputs as each stream sees them."""
         first = len(self.outputs)
         self.outputs += outputs
         values = torch.stack(outputs)  # [sender, batch, pos, d_model]
@@ -258,12 +258,12 @@ def path_patching(
     r"""Logits of the base's run in which receivers see the senders' outputs of the source's run.
 
     A path from a sender s to a receiver r is the residual stream, over all loops between them: r
-    is computed again with
+    is recomputed with
 
     .. math:: \text{seen}_{s \to r} = s(\text{source})
 
     and its other inputs as in the base's run; components after r run on. Components ``through``
-    see s too, and only receivers and one another see their new output. For the direct effect of r
+    see s too; only receivers and one another see their new output. For the direct effect of r
     on the logits, go *through* r to ``readout``.
 
     Args:
@@ -274,11 +274,11 @@ def path_patching(
             ``"3:block.0.head.1"`` at loop 3, ``"block.0.mlp"`` at all loops, ``"block.0.carry"``.
         receivers: The same, and ``"readout"``; ``"3:block.0.head.1.q"`` is a head's queries.
         through: Components between them.
-        neurons: Groups of neurons by name, as :class:`UnrolledGraph` takes them.
+        neurons: Groups of neurons by name, as in :class:`UnrolledGraph`.
         n_loops: Loops of the run; T(n) by default, required for inputs alone.
 
     Raises:
-        InputError: Unknown names or an impossible order of components, or a model with gates.
+        InputError: If the order of components is impossible, or the model has gates.
 
     Source: arXiv 2211.00593 and 2304.05969, with loops unrolled.
 

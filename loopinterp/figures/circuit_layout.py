@@ -2,9 +2,8 @@
 
 Folded, it is a layered drawing of one block. An edge across several ranks has a place in each, so
 that it passes behind no box; edges to the next loop go around the right side, back to the top.
-
-Unfolded, each loop is a column and each node a row, with nodes of a column in the order of
-computation, so that every edge leads to the right.
+Unfolded, each loop is a column and each node a row. Nodes of a column are in the order of
+computation, so every edge leads to the right.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _BETWEEN, _CHANNEL, _HOLD = 30.0, 5.0, 8.0  # between ranks, channels, and edges
 
 @dataclass(frozen=True)
 class Place:
-    """A node in the drawing: the middle of its box, its size, and the lines written in it."""
+    """A node in the drawing: the middle of its box, its size, and its lines of text."""
 
     node: str
     x: float
@@ -69,7 +68,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Label:
-    """The text on the left of a row."""
+    """The text to the left of a row."""
 
     node: str
     x: float
@@ -91,7 +90,7 @@ class Layout:
 
 
 def _wrapped(node: GraphNode, letters: int, most: int = 3) -> tuple[str, ...]:
-    """A node's label in at most ``most`` lines of ``letters``, cut off where it is longer."""
+    """A node's label in at most ``most`` lines of ``letters``; the rest is cut off."""
     lines = textwrap.wrap(node.label, letters, break_long_words=True) or [node.id[:letters]]
     if len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1][: letters - 1].rstrip()}…"]
@@ -152,7 +151,7 @@ class _Folded:
         return [source for source, last in self.last.items() if self.rank_of[source] < r < last]
 
     def _split(self) -> bool:
-        """Split the first rank that is too wide; whether there was one."""
+        """Split the first rank that is too wide; return whether there was one."""
         for r, rank in enumerate(self.ranks):
             passing = len(self._passing(r)) * _HOLD
             needed = sum(self.size[n][0] + _GAP for n in rank) + passing
@@ -205,7 +204,7 @@ class _Folded:
     def _packed(
         self, r: int, row: Sequence[str], goals: Sequence[float]
     ) -> dict[tuple[int, str], float]:
-        """Places in this order, as near to the goals as there is room."""
+        """Places in this order, as near to the goals as possible."""
         from scipy.optimize import isotonic_regression
 
         boxes = set(self.ranks[r])
@@ -300,7 +299,7 @@ class _Folded:
         return routes
 
     def _around(self, name: str, tip: tuple[float, float], to: int) -> str:
-        """Down, to the right, up, and back to the top of the node that the next loop reads."""
+        """The path down, right, up, and back to the top of the node that the next loop reads."""
         source, lane, r = self.places[name], self.lane[name], self.rank_of[name]
         x = self.width - self.right + _LANE * (lane + 0.5)
         # Lanes share the room between the boxes.

@@ -136,7 +136,7 @@ def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure,
 
 
 def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Each measure under its name in figures, followed by its control; metrics have any name."""
+    """Each measure under its name in figures, followed by its control."""
     taken = result.metric in (_RECOVERED, _CONTROL)
     effect = f"metric {result.metric!r}" if taken else result.metric
     return {
@@ -148,7 +148,7 @@ def _named(result: PatchingSweep, data: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def _maps(panels: Mapping[Any, xr.DataArray], **titles: Any) -> go.Figure:
-    """Heat maps from 0 to the largest share, as one position of many carries only a part."""
+    """Heat maps from 0 to the largest share."""
     top = max(float(values.max()) for values in panels.values())
     return heatmap_panels(
         panels,
@@ -255,6 +255,6 @@ def _(result: AblationStudy) -> list[Figure]:
 
 
 def _changed(agreement: xr.DataArray) -> xr.DataArray:
-    """The complement of an estimate, whose lower end comes from the upper one."""
+    """The complement of an estimate, with its interval ends reversed."""
     ends = agreement.sel({ESTIMATE: ["value", "high", "low"]})
     return 1 - ends.assign_coords({ESTIMATE: ["value", "low", "high"]})

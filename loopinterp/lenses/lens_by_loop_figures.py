@@ -62,7 +62,7 @@ def _(result: LensResult) -> list[Finding]:
 
 
 def _distance(result: LensResult) -> list[Finding]:
-    """How far readings before the last loop are from it, against the mean distribution."""
+    """Divergence of readings before the last loop, compared with the mean distribution."""
     kl = result.data["reading_kl"].sel(layer=STATE).mean("batch")
     unigram = float(result.data["unigram_kl"].mean())
     lens_kl, lens = kl.sel(reading="lens"), _LENSES[result.lens]

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class LinearProbe(BaseEstimator):
     """Base of linear probes over a grid of cells of shape ``grid``.
 
-    Cells are fitted one by one, in float64 on the CPU: states are often of low rank, and float32
-    loses their small directions.
+    Cells are fitted one by one, in float64 on the CPU, because states are often of low rank and
+    float32 loses their small directions.
 
     Attributes:
         classes_: The classes, sorted; one set for the whole grid.
@@ -43,7 +43,7 @@ class LinearProbe(BaseEstimator):
         n_features_in_: ``d``.
 
     Args:
-        alpha: L2 penalty on the coefficients; the intercept is free.
+        alpha: L2 penalty on the coefficients; the intercept has none.
     """
 
     def __init__(self, *, alpha: float = 1.0) -> None:
@@ -122,7 +122,7 @@ class LinearProbe(BaseEstimator):
     def subspace(self) -> Float[Tensor, "*grid rank d"]:
         """Orthonormal rows that span what the probe reads, [*grid, classes - 1, d].
 
-        The span of the differences between the class directions; for two classes the one direction.
+        This is the span of the differences between class directions; for two classes one direction.
         """
         check_is_fitted(self)
         coef = self.coef_
@@ -164,7 +164,7 @@ class LogisticProbe(LinearProbe):
 
     ``min sum_i CE(y_i, x_i) + alpha/2 ||C||^2``, scikit-learn's ``LogisticRegression(C=1/alpha)``,
     by Newton's method. Slower than :class:`RidgeProbe`, with calibrated probabilities. Raise
-    ``alpha`` where scikit-learn warns that a cell has not converged.
+    ``alpha`` if scikit-learn warns that a cell has not converged.
     """
 
     def _solve(self, x: np.ndarray, y: np.ndarray, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -236,10 +236,10 @@ def online_code_length(
 
     Blocks end at n/64, n/32, ..., n samples, from 8 at least. The first is sent with the uniform
     code (as are others until every class has occurred), each later one with the probabilities of a
-    :class:`LogisticProbe` trained on all before it.
+    :class:`LogisticProbe` trained on all earlier ones.
 
     Args:
-        x: Activations, in the order in which their labels are sent: shuffle them first.
+        x: Activations, in the order in which their labels are sent; shuffle them first.
         y: Classes.
         alpha: L2 penalty of the probes.
     """
