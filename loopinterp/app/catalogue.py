@@ -68,7 +68,6 @@ def _explorer(session: Session) -> Result:
 
 
 def _by_hand(session: Session, example: Batch) -> str:
-    """One example solved by hand, in words."""
     from loopinterp.tasks import Addition
 
     if not isinstance(session.task, Addition):

@@ -151,7 +151,6 @@ def _kind_of(model: str | Path) -> Literal["run", "zoo", "published"]:
 
 
 def _read_lens(lens: str | Path | FittedLens) -> Any:
-    """A lens by its name or from its file."""
     if isinstance(lens, lenses.FittedLens) or lens in get_args(LensName):
         return lens
     if not os.path.isfile(lens):

@@ -301,7 +301,6 @@ def _check_same(folder: Path, described: dict[str, Any]) -> None:
     model, former = described["model"], saved.get("model")
 
     def says_all(part: dict[str, Any] | str) -> bool:
-        """Whether every module is described by more than its class."""
         return isinstance(part, dict) and all(map(says_all, part.get("inside", {}).values()))
 
     has_weights = isinstance(model, dict) and weights in model and says_all(model)

@@ -77,7 +77,6 @@ def probed_subspaces(model: Any, program: LoopProgram, batch: Batch) -> dict[str
 def interchange_variables(
     known: KnownModel, subspaces: Mapping[str, Tensor], seed: int
 ) -> VariableInterchange:
-    """Interchanges of subspaces of a known model."""
     return interchange_study(
         known.compiled.model,
         known.batch,

@@ -226,7 +226,6 @@ def edges_of_eap_graph(
 
 
 def _eap_edges(graph: UnrolledGraph, config: LoopedTransformerConfig) -> Iterator[list[str]]:
-    """The names of each edge in EAP-IG."""
     senders = [_eap_name(sender, config, graph.n_loops) for sender in graph.senders]
     readers = [_eap_name(reader, config, graph.n_loops) for reader in graph.readers]
     for s, r in graph.edges.nonzero().tolist():

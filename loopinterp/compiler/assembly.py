@@ -145,7 +145,6 @@ def _attention(layer: LayerLayout, config: LoopedTransformerConfig) -> Weights:
 
 
 def _add_codes(weight: np.ndarray, bias: np.ndarray, codes: Codes, scale: float) -> None:
-    """Add codes to rows of weights [row, d_model]."""
     if codes.feature is None:
         bias += scale * codes.matrix[0]
     else:

@@ -244,7 +244,6 @@ def moved(
 
 
 def normal(*shape: int, g: torch.Generator) -> Tensor:
-    """Standard normal numbers in float64."""
     return torch.randn(*shape, generator=g, dtype=torch.float64)
 
 

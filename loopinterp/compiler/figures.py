@@ -170,7 +170,6 @@ def _drawn(results: Mapping[str, Seq]) -> list[Expr]:
 
 
 def _reads(node: Expr) -> list[tuple[Expr, str]]:
-    """The children of a node with their roles."""
     if isinstance(node, nodes.ShiftRight):
         return [(node.x, "value")]
     if isinstance(node, nodes.Aggregate | nodes.SelWidth):

@@ -172,7 +172,6 @@ class AggregateHeads:
     def _where(
         self, witness: FeatureFunction, here: FeatureFunction, default: int
     ) -> FeatureFunction:
-        """The value where a key is selected, else the default."""
 
         def choose(witness: FeatureFunction) -> FeatureFunction | None:
             return fuse(lambda x: np.where(x[0] != 0, x[1], default), [witness, here])

@@ -191,12 +191,6 @@ def decision_rules(function: FeatureFunction, most: int) -> _Rules | None:
 
     The function is split by one feature into its distinct restrictions, and so on. All orders of
     features are tried, plain features before those that depend on them.
-
-    Example:
-        >>> a, b = Feature("a", (0, 1, 2)), Feature("b", (0, 1, 2))
-        >>> larger = FeatureFunction((a, b), np.maximum.outer(np.arange(3), np.arange(3)))
-        >>> [(rule.value, len(rule.conditions)) for rule in decision_rules(larger, 10)]
-        [(0, 2), (1, 2), (2, 2), (1, 2), (2, 2), (2, 1)]
     """
     values = np.unique(function.table)
     if len(values) > most:

@@ -45,7 +45,6 @@ class LoweredProgram:
 
     @property
     def sections(self) -> tuple[LoweredSection, LoweredSection, LoweredSection]:
-        """The sections in running order."""
         return self.prelude, self.block, self.coda
 
 
@@ -152,7 +151,6 @@ def _constant_nodes(source: ValidatedProgram) -> list[Seq]:
 def _section(
     section: SectionLowering, roots: Iterable[Feature], targets: Mapping[Feature, Feature]
 ) -> LoweredSection:
-    """The part of a section that the roots need."""
     needed: set[Feature] = set()
     waiting = list(roots)
     while waiting:

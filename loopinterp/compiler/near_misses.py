@@ -142,7 +142,6 @@ def _mutations(
 def _conditional(
     program: LoopProgram, reads: list[Seq]
 ) -> Iterator[tuple[str, Callable[[Condition], LoopProgram]]]:
-    """The mutations that act under a condition."""
     read_by_others = {name for read in reads for name in read.variables}
     for name in program.step:
         altered = partial(mutations.altered, program, name)

@@ -118,8 +118,6 @@ class _Frame:
 
 
 class _Stream:
-    """A model's weights and the features in its stream."""
-
     def __init__(self, compiled: Compiled) -> None:
         self.weights = weights_of(compiled)
         self.compiled, self.circuit = compiled, compiled.circuit
@@ -159,7 +157,6 @@ class _Stream:
         return orthonormal(torch.cat(rows))
 
     def superposed(self, width: int, steps: int, seed: int) -> Compiled:
-        """The model in ``width`` dimensions."""
         frame = self._frame(width, steps, torch.Generator().manual_seed(seed))
         old, write = self.compiled.model.config, frame.write
         new = moved(self.weights, write, write.mT)

@@ -54,7 +54,6 @@ class ValidatedProgram:
 
     @property
     def roots(self) -> dict[str, Iterable[Seq]]:
-        """The expressions of each part."""
         parts = {"prepare": self.prepare.values(), "step": self.step.values()}
         return {**parts, "finish": [self.finish]}
 

@@ -279,7 +279,6 @@ class _Reader:
         return Runs(self.model, batch, n_loops)
 
     def read_values(self, tolerance: float) -> Decompiled:
-        """Read with states that behave alike as values."""
         runs, most = self.runs, self.most_values
         generator = torch.Generator().manual_seed(self.seed)  # each tolerance sees the same
         values = {
@@ -320,7 +319,6 @@ class _Reader:
         return self._judged(table.merged(), tolerance=tolerance, refusal=refusal)
 
     def read_exactly(self) -> Decompiled:
-        """Read all transitions of a model with a state code."""
         code_table, table, same = read_code(self.model, self.task, self.lengths)
         judged = self._judged(table, program=same and with_first_guess(same))
         result = replace(judged, table=code_table, same_as=same)
@@ -330,7 +328,6 @@ class _Reader:
         return result
 
     def read_regions(self) -> Decompiled:
-        """Read with regions of states as values."""
         generator, again = (torch.Generator().manual_seed(self.seed) for _ in range(2))
         contexts = {t: TokenValues.of(self.runs, t, 1, again) for t in self.runs.tokens}
         elsewhere = depends_elsewhere(self.runs, lambda t, h: contexts[t].read(h), generator)

@@ -169,7 +169,6 @@ class InterchangeTrajectories(ShortRepr):
         return self.clean, self.changed
 
     def without_states(self) -> InterchangeTrajectories:
-        """The same with answers only."""
         parts = (replace(part, states=part.states[..., :0]) for part in self.both)
         return replace(self, **dict(zip(("clean", "changed"), parts)))
 

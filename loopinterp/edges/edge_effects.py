@@ -86,7 +86,6 @@ class EdgeEffects:
 
     @torch.no_grad()
     def replaced(self, edges: Bool[Tensor, "sender receiver"]) -> Float[Tensor, " batch"]:
-        """The effect of the source's values on some edges."""
         logits, _ = self._runs(edges.to(self.source), self.source)
         return (self.compared.by_example(logits) - self._at_base) / self._change
 
@@ -219,14 +218,11 @@ class Completeness:
 
 
 class TiedCircuits:
-    """Circuits of tied edges, and their faithfulness."""
-
     def __init__(self, effects: EdgeEffects) -> None:
         self._effects = effects
         self._index, self._n = effects.graph.tied_index, len(effects.graph.tied_edges)
 
     def faithfulness(self, circuit: Bool[Tensor, " tied"]) -> float:
-        """The faithfulness of some tied edges."""
         # Index -1, where there is no edge, reads the last entry.
         unrolled = torch.cat([circuit, torch.zeros(1, dtype=torch.bool)])[self._index]
         return self._effects.faithfulness(unrolled)

@@ -120,8 +120,6 @@ def _read(
 
 
 class _KeepZ(Tap):
-    """Keeps the outputs z of heads."""
-
     z: Float[Tensor, "batch pos head d_head"]
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
@@ -163,7 +161,6 @@ class _Run:
         self._dropped = 0
 
     def row(self, reader: int, slot: str = "") -> int:
-        """The row of the streams that a receiver reads."""
         row = self._row.get((reader, slot))
         return (self._row[reader, ""] if row is None else row) - self._dropped
 

@@ -38,7 +38,6 @@ class Place:
 
     @property
     def key(self) -> str:
-        """Its name in :meth:`GraphParts.unfolded`."""
         return self.node if self.loop is None else f"{self.loop}:{self.node}"
 
 
@@ -78,8 +77,6 @@ class Label:
 
 @dataclass(frozen=True)
 class Layout:
-    """A whole drawing."""
-
     width: float
     height: float
     places: list[Place]
@@ -103,8 +100,6 @@ def folded(graph: GraphParts, width: float) -> Layout:
 
 
 class _Folded:
-    """The layered drawing: ranks, order, places, routes."""
-
     def __init__(self, graph: GraphParts, width: float) -> None:
         self.graph, self.width, self.nodes = graph, width, graph.by_id
         self.back, self.targets = set[int](), defaultdict[str, list[str]](list)
@@ -147,7 +142,6 @@ class _Folded:
         }
 
     def _passing(self, r: int) -> list[str]:
-        """Sources of edges that pass a rank."""
         return [source for source, last in self.last.items() if self.rank_of[source] < r < last]
 
     def _split(self) -> bool:
@@ -223,7 +217,6 @@ class _Folded:
         return {(r, item): f + o for item, f, o in zip(row, free, offsets)}
 
     def layout(self) -> Layout:
-        """The drawing: bands around the ranks, boxes in them, routes between the boxes."""
         bands = self._stack()
         self.places = {}
         for r, rank in enumerate(self.ranks):

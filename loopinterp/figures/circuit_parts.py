@@ -76,7 +76,6 @@ class GraphParts(ShortRepr):
 
     @property
     def by_id(self) -> dict[str, GraphNode]:
-        """The nodes by their ids."""
         return {node.id: node for node in self.nodes}
 
     @checked
@@ -111,5 +110,4 @@ class GraphParts(ShortRepr):
 
 
 def asset(name: str) -> str:
-    """The text of a file in ``circuit_assets/``."""
     return (Path(__file__).parent / "circuit_assets" / name).read_text(encoding="utf-8")

@@ -74,7 +74,6 @@ class Comparison:
 
     @property
     def name(self) -> str:
-        """Name of the metric."""
         if self._metric is None:
             return "logit difference"
         return getattr(self._metric, "__name__", type(self._metric).__name__)
@@ -110,8 +109,6 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Patched:
-    """A component that can be patched."""
-
     name: str  # short
     full: str  # within a layer or loop
     kind: str  # of tensor, as of Address
@@ -178,7 +175,6 @@ def given_pairs(
 
 
 def chosen_loops(loops: Index, n_loops: int) -> list[int]:
-    """The loops to patch, counted from the start; an InputError if there are none."""
     chosen = resolve_index(loops, n_loops, "loop")[0]
     if not chosen:
         raise InputError(

@@ -46,7 +46,6 @@ def _largest(logits: Float[Tensor, "*shape d_vocab_out"]) -> Bool[Tensor, "*shap
 
 
 def state_width(model: LoopedModel | Any, inputs: Int[Tensor, "batch pos"]) -> int:
-    """The width of a model's states."""
     return bind(model, inputs[:1].to(device_of(model))).h0.shape[-1]
 
 

@@ -58,7 +58,6 @@ def _component(result: PatchingSweep) -> str:
 
 
 def _place(result: PatchingSweep, row: dict[Any, Any]) -> str:
-    """The place of a row of the table, in words."""
     if result.component == STATE:
         where = f"after {row['loop']} loop" + ("s" if row["loop"] != 1 else "")
     elif row["section"] == BLOCK:

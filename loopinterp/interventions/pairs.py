@@ -129,7 +129,6 @@ class InterchangePairs(ShortRepr):
         return len(self.base)
 
     def __getitem__(self, rows: Any) -> Self:
-        """Some of the pairs, by index or mask."""
         return self._map(lambda column: column[rows])
 
     def to(self, device: torch.device | str) -> Self:

@@ -261,7 +261,6 @@ class _Sweep:
         )
 
     def around(self) -> dict[str, Float[np.ndarray, "measure layer head place"]]:
-        """Patches in prelude and coda, if any."""
         n_loops, sections = self.states.shape[1] - 1, {}
         for section, start, n_layers in (
             (_PRELUDE, 0, self.model.site_map.n_prelude),
@@ -301,7 +300,6 @@ class _Sweep:
     def _site(
         self, loops: list[int], layer: int | None
     ) -> Float[np.ndarray, "measure loop head place"]:
-        """Patches of one site at some loops."""
         if self.target.name == STATE:
             return self._side_by_side(loops, self.states[:, loops].transpose(0, 1))
         names = [self._name(BLOCK, t, layer) for t in loops]

@@ -241,7 +241,6 @@ def _expected_top(
 def _lens_inputs(
     model: Any, data: Any, n_loops: int | None, lens: LensName | FittedLens, drawn: dict[str, Any]
 ) -> tuple[Tensor, int, Tensor | None]:
-    """Inputs, loops, and targets if any."""
     n_loops = loops_of_lens(lens, n_loops)
     if isinstance(data, torch.Tensor):
         return *inputs_and_loops(model, data, n_loops), None
@@ -277,13 +276,11 @@ class PlaceReader:
         return lens is None or lens.shared or lens.n_layers > 0
 
     def read(self, h: Tensor, loop: int) -> Tensor:
-        """The reading of the state after some loop."""
         if self._name == "coda":
             return self.iteration.read(h, loop)
         return self.at(LoopResidual(loop, None, h, h))
 
     def at(self, place: LoopResidual) -> Tensor:
-        """The reading of a place."""
         if self._fitted is None:
             return (self.plain if self._name == "logit" else self.readout)(place.ended)
         h = place.ended if self._fitted.kind == "tuned" else place.residual
@@ -316,7 +313,6 @@ class _LensReader:
             self.transferred = some.tolist()
 
     def parts(self, inputs: Tensor, targets: Tensor | None) -> list[dict[str, Tensor]]:
-        """The arrays of each part of a batch."""
         first_loop = list(places(self.model, inputs[:1], 1, inside=self.inside))
         self.layers = [layer_label(place.layer) for place in first_loop[1:]]
         size = first_loop[0].residual
@@ -395,7 +391,6 @@ class _LensReader:
         return torch.cat([before, values]).unflatten(0, (self.n_loops + 1, n))
 
     def _log(self, logits: Tensor) -> Tensor:
-        """Log-probabilities at the read positions."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
         return self._read_positions(logits.log_softmax(-1, dtype=dtype))
 

@@ -47,12 +47,7 @@ def figure_json(figure: Any) -> Markup:
 
 
 def plotly_scripts(flat: Iterable[bool]) -> dict[str, Markup]:
-    """The Plotly scripts that figures need, by name; ``flat`` says which figures are flat.
-
-    Example:
-        >>> list(plotly_scripts([True, False, True])), plotly_scripts([])
-        (['plotly-flat', 'plotly-whole'], {})
-    """
+    """The Plotly scripts that figures need, by name; ``flat`` says which figures are flat."""
     needed = set(flat)
     names = {"plotly-flat": True, "plotly-whole": False}
     return {name: Markup(_plotly(name)) for name, kind in names.items() if kind in needed}
@@ -60,7 +55,6 @@ def plotly_scripts(flat: Iterable[bool]) -> dict[str, Markup]:
 
 @cache
 def _plotly(name: str) -> str:
-    """A Plotly script: the vendored part or the whole."""
     if name == "plotly-whole":
         from plotly.offline import get_plotlyjs
 
@@ -76,19 +70,12 @@ def page_scripts(plotly: Iterable[str]) -> list[str]:
 
 
 def graph_assets() -> dict[str, Markup]:
-    """Style and script of circuit graphs."""
     names = {"style": "circuit.css", "script": "circuit.js"}
     return {name: Markup(graph_asset(file)) for name, file in names.items()}
 
 
 def table_download(table: pd.DataFrame, name: str) -> Download:
-    """A table as CSV in a ``data:`` URI, compressed if it is long.
-
-    Example:
-        >>> import pandas as pd
-        >>> table_download(pd.DataFrame({"a": [1]}), "Exact match").href
-        'data:text/csv;charset=utf-8;base64,YQoxCg=='
-    """
+    """A table as CSV in a ``data:`` URI, compressed if it is long."""
 
     def escape(cell: Any) -> Any:
         # An apostrophe before what a spreadsheet would run as a formula.
@@ -129,6 +116,5 @@ def explorer_asset(name: str) -> Markup:
 
 
 def asset(name: str) -> Markup:
-    """The text of a file in ``templates/``."""
     folder = files("loopinterp.pages") / "templates"
     return Markup((folder / name).read_text(encoding="utf-8"))  # escaped above, or our own file

@@ -78,19 +78,6 @@ def explore_change(
     Raises:
         InputError: If the batch has no such example, the mean is of one example, or inputs are
             no tokens.
-
-    Example:
-        >>> from loopinterp.compiler import compile_program
-        >>> from loopinterp.programs import get_program
-        >>> from loopinterp.tasks import Addition
-        >>> model = compile_program("ripple", max_length=5).model
-        >>> batch = Addition().encode([(1, 6), (1, 7)], n=4)    # a carry into bit 1, or none
-        >>> run, predicted = explore_change(
-        ...     model, batch, loop=3, pos=2, programs=[get_program("ripple")])
-        >>> run.data["answer"][0, 3, :, 0].values.tolist()    # 1 + 6 = 7, with bit 1 flipped
-        [0, 1, 0, 1, 0]
-        >>> predicted["ripple"].data["answer"][0, 3, 1:, 0].values.tolist()
-        [1, 0, 1, 0]
     """
     n_loops, n_pos = int(batch.n_loops.max()), batch.inputs.shape[1]
     check_integer("loop", loop, least=0, most=n_loops)

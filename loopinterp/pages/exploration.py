@@ -168,17 +168,7 @@ SHARE = 65535
 
 
 def page_data(result: Exploration) -> dict[str, Any]:
-    """The texts, arrays and bytes that the page's script reads.
-
-    Example:
-        >>> from loopinterp.pages import explore
-        >>> from loopinterp.compiler import compile_program
-        >>> from loopinterp.tasks import Addition
-        >>> model = compile_program("ripple", max_length=6).model
-        >>> found = page_data(explore(model, Addition(), n=5, examples=2))
-        >>> found["arrays"]["answer"]["shape"], found["arrays"]["answer"]["type"]
-        ([2, 7, 6, 2], 'u8')
-    """
+    """The texts, arrays and bytes that the page's script reads."""
     data = result.data
     examples = [
         {
@@ -227,7 +217,6 @@ def page_json(result: Exploration) -> str:
 
 
 def read_asset(name: str) -> str:
-    """The text of one of the explorer's files."""
     return (files("loopinterp.pages") / "explorer" / name).read_text(encoding="utf-8")
 
 

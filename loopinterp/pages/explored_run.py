@@ -137,7 +137,6 @@ class ExploredRun:
         return [words_at(row, self._words) for row in self.batch.inputs.cpu()]
 
     def decoded(self) -> list[str]:
-        """Each example in the words of its task."""
         say = getattr(self.batch.task, "decode", None)
         return say(self.batch.to("cpu")) if say else [""] * len(self.rows)
 

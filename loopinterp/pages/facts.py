@@ -238,12 +238,7 @@ class Fact:
 
 
 def facts_of(results: Mapping[str, Result]) -> list[Fact]:
-    """One fact for each topic with a saved result, in the order of topics.
-
-    Example:
-        >>> facts_of({})
-        []
-    """
+    """One fact for each topic with a saved result, in the order of topics."""
     by_kind = {result.kind: result for result in reversed([*results.values()])}
     facts = []
     for read in (_generalisation, _convergence, _movement, _program):
@@ -454,7 +449,6 @@ def _program(by_kind: Mapping[str, Any]) -> Fact | None:
 
 
 def _of_several(compared: Any) -> Fact:
-    """How many of several models have an identified program."""
     verdicts = list(compared.verdicts.values())
     names = [plain(v.identified) for v in verdicts if v.identified]
     n_candidates = compared.data.sizes["program"]
@@ -466,7 +460,6 @@ def _of_several(compared: Any) -> Fact:
 
 
 def _verdict(compared: Any) -> Fact:
-    """The verdict of one model's comparison."""
     verdict, several = compared.verdict, compared.data.sizes["program"] > 1
     data = compared.data.sel(stratum="all").isel(model=0)
     n_runs = int(data["whole_run_active"].sel(program=verdict.closest))

@@ -196,7 +196,6 @@ def _context(record: RunRecord) -> dict[str, Any]:
 
 
 def _model(record: RunRecord) -> list[tuple[str, str]]:
-    """The model's main settings, from the configuration."""
     config = record.config
     parts = (config.get(name) for name in ("model", "curriculum"))
     model, curriculum = (part if isinstance(part, Mapping) else {} for part in parts)

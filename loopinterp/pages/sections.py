@@ -59,12 +59,10 @@ class Section:
 
     @property
     def of_study(self) -> str:
-        """Name of the section's own study."""
         return self.study or self.key
 
 
 def has_programs(task: str) -> bool:
-    """Whether a stock program solves the task."""
     from loopinterp.programs import get_program, list_programs
 
     return any(get_program(name).task == task for name in list_programs())
@@ -168,14 +166,11 @@ class SectionView:
 
     @property
     def all_figures(self) -> list[FigureView]:
-        """Its figures and those of its folds."""
         return [*self.figures, *(figure for fold in self.folds for figure in fold.figures)]
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """What is shown of one result."""
-
     name: str
     findings: list[Finding]
     figures: list[Figure]

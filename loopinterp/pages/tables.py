@@ -143,7 +143,6 @@ _TRAINING = _Shared(
 
 
 def _curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
-    """One run's rows of the table of curves."""
     rows: list[tuple[Any, ...]] = []
     readers = {"evaluation": _exact, "program-comparison": _programs, "convergence": _settling}
     for result in record.results.values():

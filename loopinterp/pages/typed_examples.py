@@ -102,13 +102,7 @@ def token_words(task: Any) -> list[str] | None:
 
 
 def answer_words(task: Any) -> list[str] | None:
-    """A word for each answer class of a task; None if classes have only numbers.
-
-    Example:
-        >>> from loopinterp.tasks import TokenAddition
-        >>> answer_words(TokenAddition())
-        ['0', '1', 'EOS']
-    """
+    """A word for each answer class of a task; None if classes have only numbers."""
     if isinstance(task, FullOutput):
         return [*task.symbols[: task.n_answer_symbols], "EOS"]
     words = token_words(task)
@@ -130,12 +124,7 @@ def words_at(inputs: Tensor, words: Sequence[str] | None) -> list[str]:
 
 
 def _read_words(text: str, words: Sequence[str]) -> list[int]:
-    """The tokens of a text: at each place the longest word that fits; spaces are skipped.
-
-    Example:
-        >>> _read_words("10=EOS 1", ["0", "1", "=", "EOS"])
-        [1, 0, 2, 3, 1]
-    """
+    """The tokens of a text: at each place the longest word that fits; spaces are skipped."""
     # Longest words first, so that "10" is not read as "1" and "0".
     known = sorted(range(len(words)), key=lambda k: -len(words[k]))
     tokens, at = [], 0
@@ -310,12 +299,7 @@ def _least_first(numbers: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _numbers_example(task: object, text: str) -> Batch | None:
-    """The example ``13 + 9`` or ``13*9`` of a task on binary numbers, else None.
-
-    Example:
-        >>> Multiplication().decode(_numbers_example(Multiplication(), "13*9"))
-        ['1101 * 1001 = 01110101']
-    """
+    """The example ``13 + 9`` or ``13*9`` of a task on binary numbers, else None."""
     form = re.fullmatch(r"\s*(\d{1,300})\s*([+*])\s*(\d{1,300})\s*=?\s*", text)
     if form is None:
         return None

@@ -176,7 +176,6 @@ def _halves(
     train: Bool[Tensor, " batch"],
     labels: Int[Tensor, "target loop batch pos"],
 ) -> list[tuple[Tensor, Tensor]]:
-    """Positions of each group to train on, and to score on."""
     n_examples, n_pos = labels.shape[2:]
     _check_mask("train", train, (n_examples,))
     for name, mask in groups.items():

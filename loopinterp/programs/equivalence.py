@@ -230,7 +230,6 @@ def inputs_of(task: Task, lengths: tuple[int, ...], examples: int, *, seed: int)
 
 
 def _symbols(task: Task, n: int, seed: int) -> list[Int[Tensor, " symbol"]]:
-    """The symbols at each position of inputs of a length."""
     return [column.unique() for column in inputs_of(task, (n,), 8 * EXAMPLES, seed=seed).inputs.T]
 
 

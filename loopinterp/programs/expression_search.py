@@ -148,7 +148,6 @@ class _Bank:
             yield first, _applied(op, block)
 
     def values_of(self, operation: _Operation) -> Int[Tensor, " case"]:
-        """Values of an operation on expressions of the bank, in all cases."""
         op, parts = operation
         args = [self.values[size][place, None] for size, place in parts]
         return _applied(op, _arguments(op, args)).flatten()

@@ -82,7 +82,6 @@ class Interpreter:
         self._changing: dict[tuple[Expr, ...], _Plan] = {}
 
     def value(self, expr: Expr, variables: Mapping[str, Tensor]) -> Tensor:
-        """The value of one expression, for every example."""
         value = self.run([expr], variables)[expr]
         return value.expand(len(self.tokens), *value.shape[1:])
 

@@ -48,7 +48,6 @@ class Condition:
     memory: Mapping[str, tuple[Seq, Seq]] = field(default_factory=dict)  # see changed
 
     def choose(self, inside: Seq, outside: Seq) -> Seq:
-        """One expression where the condition holds, the other elsewhere."""
         return inside if self.holds is None else where(self.holds, inside, outside)
 
     def __and__(self, other: Condition) -> Condition:

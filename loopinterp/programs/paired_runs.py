@@ -178,7 +178,6 @@ class _OneRun:
     def intervened(
         self, interchanges: Interventions, n_loops: int
     ) -> tuple[Int[Tensor, "delay row pos"], Int[Tensor, "delay row pos"]]:
-        """The answers after the interchanges, and the clean ones."""
         variables, loop = self.trace.variables, interchanges.loop + self.shift
         position, rows = interchanges.position - self.offset, torch.arange(len(loop))
         # [row, pos]: the base run's variables, those of one position from the source run
@@ -284,7 +283,6 @@ class _JointStates:
         self.kinds = {p: runs.local_states(p).flatten(1).unique(dim=1).T for p in runs.positions}
 
     def clean(self, loop: int) -> Int[Tensor, "state value"]:
-        """The clean states of all inputs after some loops."""
         values = [x[loop + run.shift] for run in self.each for x in run.trace.variables.values()]
         return torch.cat([torch.arange(len(self.inputs))[:, None], *values], dim=1)
 
@@ -320,7 +318,6 @@ class _JointStates:
     def read_and_step(
         self, rows: Int[Tensor, "row value"], loop: int
     ) -> tuple[RepeatedStates, Int[Tensor, "state value"]]:
-        """Compare the answers, and step once."""
         counts, stepped = RepeatedStates(), [self.none]
         n_loops = int(loop + 1 < self.runs.loops.stop)
         is_asked = self.runs.batch.targets != IGNORE

@@ -54,7 +54,6 @@ class Selection:
         return out
 
     def width(self) -> Int[Tensor, "_ query"]:
-        """How many keys each query selects."""
         count = self._zeros(self.batch, 0, self.pos)
         for _, queries, rows, selected in self._steps(self.batch):
             count[queries, rows].add_(_sum(selected, count.dtype))

@@ -198,7 +198,6 @@ def measure_card(
     model, task = run.model(), run.task()
 
     def fits(n: int) -> bool:
-        """Whether the model has positions for problems of a length."""
         one = task.sample(n, batch_size=1, generator=torch.Generator().manual_seed(0))
         try:
             model.bind(one.inputs)
