@@ -49,7 +49,7 @@ class Runs:
     def trajectories(self) -> Trajectories:
         answers = self.answers(self.inputs, self.states).cpu()
         always = torch.ones(answers.shape[:2], dtype=torch.bool)
-        return Trajectories(self.batch.inputs, to_cut(self.states), answers, always)
+        return Trajectories(self.batch.inputs, _to_cut(self.states), answers, always)
 
     @torch.no_grad()
     def answers(
@@ -100,7 +100,7 @@ def depends_elsewhere(
     return changed / n_places
 
 
-def to_cut(states: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
+def _to_cut(states: Float[Tensor, "*place d_model"]) -> Float[Tensor, "*place d_model"]:
     """States on the CPU, at least in single precision, for cutting regions."""
     return states.to("cpu", torch.promote_types(states.dtype, torch.float32))
 
@@ -158,7 +158,7 @@ class InterchangeTrajectories(ShortRepr):
         states = torch.stack([h for _, h in run])
         within = pairs.loop + torch.arange(len(states))[:, None] <= runs.n_loops  # [time, pair]
         answers = runs.answers(inputs, states).cpu()
-        after = Trajectories(runs.batch.inputs[pairs.base], to_cut(states), answers, within)
+        after = Trajectories(runs.batch.inputs[pairs.base], _to_cut(states), answers, within)
         return cls(runs.trajectories(), after, pairs)
 
     def __getitem__(self, rows: Tensor) -> InterchangeTrajectories:

@@ -20,7 +20,6 @@ from loopinterp.interventions.patching import BLOCK, MEASURES, PatchingSweep
 
 _RECOVERED, _CONTROL, _PATCHED = "answers recovered", "unrelated input", "position patched"
 _UNPATCHED = "0: unpatched, 1: source"
-_DATA = "The colour scale ends at the largest share. The data has the metric as well."
 
 
 @findings_of.register
@@ -120,7 +119,8 @@ def _plot(result: PatchingSweep, data: xr.Dataset, row: str) -> tuple[go.Figure,
             f"Shown: the {len(best)} of {len(sites)} sites with the largest effects, and the "
             "control of the first. "
         )
-        how = (shown if len(sites) > 1 else "") + _DATA
+        rest = "The colour scale ends at the largest share. The data has the metric as well."
+        how = (shown if len(sites) > 1 else "") + rest
         return _maps(panels, x_title=_PATCHED, y_title=row), how
     named = _named(result, data.isel(pos=0))
     if data.sizes["site"] > 1:

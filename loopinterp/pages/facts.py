@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from loopinterp.core.results import Result
     from loopinterp.pages.run_record import RunRecord
 
-RIGHT = 0.95
+_RIGHT = 0.95
 """A length is solved if exact match on the hardest distribution is at least this."""
 
-CONVERGED = 0.99
+_CONVERGED = 0.99
 """The state converges if it does so at this share of positions."""
 
-PREFERRED = 0.1
+_PREFERRED = 0.1
 """Least attention to one distance, beyond an even spread, that makes a fact."""
 
 
@@ -335,14 +335,14 @@ def _generalisation(by_kind: Mapping[str, Any]) -> Fact | None:
     if result is None:
         return None
     exact = result.data["exact_match"].sel(estimate="value").sel(extra_loop=0, method="nearest")
-    telling = exact.where(result.data["constant_exact_match"] < RIGHT)
+    telling = exact.where(result.data["constant_exact_match"] < _RIGHT)
     share = telling.min("distribution").dropna("length")  # [length]
     if not share.size:
         return None
     lengths = share["length"].values.tolist()
-    solved = np.cumprod(share.values >= RIGHT).astype(bool)
+    solved = np.cumprod(share.values >= _RIGHT).astype(bool)
     # A model that fails in between and is right at the end is shown where it is worst.
-    shown = -1 if solved[-1] or share[-1] < RIGHT else int(share.values.argmin())
+    shown = -1 if solved[-1] or share[-1] < _RIGHT else int(share.values.argmin())
     values: dict[str, Any] = {"longest": lengths[shown], "share": percent(float(share[shown]))}
     cutoff = result.trained_up_to
     if not solved[0]:
@@ -366,7 +366,7 @@ def _convergence(by_kind: Mapping[str, Any]) -> Fact | None:
     if result is None:
         return None
     share = result.settled_share()
-    if share < CONVERGED:
+    if share < _CONVERGED:
         counts = result.regime_counts()
         common = max(counts, key=counts.__getitem__)
         values = {"share": percent(share), "common": common}
@@ -376,7 +376,7 @@ def _convergence(by_kind: Mapping[str, Any]) -> Fact | None:
     asked = bool((result.data["right"] >= 0).any())
     right = float(np.atleast_1d(result.exact_match()[-1])[0]) if asked else 1.0
     values = {"share": percent(share), "median": median, "right": percent(right)}
-    if right < RIGHT:
+    if right < _RIGHT:
         return Fact(Topic.CONVERGENCE, Code.CONVERGES_WRONG, False, values)
     return Fact(Topic.CONVERGENCE, Code.CONVERGES, True, values)
 
@@ -403,7 +403,7 @@ def _movement(by_kind: Mapping[str, Any]) -> Fact | None:
     mass = result.data["mass"].sel(estimate="value").mean("loop")
     beyond = (mass - result.data["mass_even"]).fillna(-np.inf)
     best = {str(k): int(v) for k, v in beyond.argmax(...).items()}
-    if not float(beyond.isel(best)) >= PREFERRED:
+    if not float(beyond.isel(best)) >= _PREFERRED:
         return None
     distance = int(beyond["distance"][best["distance"]])
     side = f"{abs(distance)} to the {'left' if distance > 0 else 'right'}"

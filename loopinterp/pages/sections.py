@@ -55,14 +55,14 @@ class Section:
         """Whether the section's study applies to models of that task."""
         kind = next((k for k in registered_kinds().values() if k.study == self.of_study), Kind(""))
         served = not kind.tasks or task in kind.tasks
-        return served and (not kind.of_programs or has_programs(task))
+        return served and (not kind.of_programs or _has_programs(task))
 
     @property
     def of_study(self) -> str:
         return self.study or self.key
 
 
-def has_programs(task: str) -> bool:
+def _has_programs(task: str) -> bool:
     from loopinterp.programs import get_program, list_programs
 
     return any(get_program(name).task == task for name in list_programs())

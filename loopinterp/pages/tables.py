@@ -161,10 +161,10 @@ def _curve_rows(name: str, record: RunRecord) -> list[tuple[Any, ...]]:
     return rows
 
 
-CurvePoints = Iterator[tuple[str, str, Point]]
+_CurvePoints = Iterator[tuple[str, str, Point]]
 
 
-def _exact(result: Result) -> CurvePoints:
+def _exact(result: Result) -> _CurvePoints:
     # After T(n) loops, or as near to them as was measured.
     extra = result.data["extra_loop"].values
     data = result.data["exact_match"].sel(extra_loop=extra[np.abs(extra).argmin()])
@@ -174,13 +174,13 @@ def _exact(result: Result) -> CurvePoints:
             yield _EXACT.title, f"{distribution} inputs", (n, *_ends(at))
 
 
-def _programs(result: Result) -> CurvePoints:
+def _programs(result: Result) -> _CurvePoints:
     data = result.data["whole_run"].isel(model=0).sel(stratum="all")
     for program in data["program"].values.tolist():
         yield _PROGRAMS.title, "", (program, *_ends(data.sel(program=program)))
 
 
-def _settling(result: Result) -> CurvePoints:
+def _settling(result: Result) -> _CurvePoints:
     right = result.data["right"].transpose("loop", "batch", "pos").values
     share_right = ((right != 0).all(-1)).mean(-1)  # [loop] share of examples
     residual = np.nanmedian(result.data["residual_max"].values[1:], axis=1)

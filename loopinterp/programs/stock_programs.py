@@ -215,7 +215,7 @@ def _abacus_ripple() -> LoopProgram:
 
 
 # The shifts are those of arXiv 2409.15647; the clocks, which keep the answer after T(n), are ours.
-SEQUENCE_PROGRAMS = (
+_SEQUENCE_PROGRAMS = (
     #   bit_i     <-  bit_{i-1}
     #   parity_i  <-  parity_i XOR bit_{i-1}
     # After n loops all n bits have passed the "=", one a loop.
@@ -315,7 +315,7 @@ def prefix_automaton(language: str) -> LoopProgram:
     )
 
 
-PREFIX_PROGRAMS = (
+_PREFIX_PROGRAMS = (
     _prefix_sum(
         name="prefix_xor",
         inputs=("0", "1", "BOS", "PAD"),
@@ -327,7 +327,8 @@ PREFIX_PROGRAMS = (
 
 
 _PROGRAMS: dict[str, LoopProgram] = {
-    program.name: program for program in (*ADDITION_PROGRAMS, *SEQUENCE_PROGRAMS, *PREFIX_PROGRAMS)
+    program.name: program
+    for program in (*ADDITION_PROGRAMS, *_SEQUENCE_PROGRAMS, *_PREFIX_PROGRAMS)
 }
 
 
