@@ -79,9 +79,9 @@ def _by_hand(session: Session, example: Batch) -> str:
     a, b, total = (sum(int(bit) << k for k, bit in enumerate(x[is_asked])) for x in numbers)
     fits = f", of which {int(example.n[0])} bits hold {total}" if a + b != total else ""
     return (
-        f"By hand: {a} + {b} = {a + b}{fits}. Bit by bit from the left, of the two bits and the "
-        "carry in: where two or three are 1, a carry goes on to the next bit; where one or three "
-        "are, the answer is 1."
+        f"By hand: {a} + {b} = {a + b}{fits}. At each bit from the left, count the ones among the "
+        "two bits and the carry in. Two or three send a carry to the next bit. One or three make "
+        "the answer 1."
     )
 
 

@@ -70,8 +70,8 @@ def write_lens_page(
     if kind == "published" and chosen in FITTED:
         raise InputError(
             "lens",
-            expected="logit, coda, or the file of a fitted lens for a published model, of whose "
-            "task no samples can be drawn",
+            expected="logit, coda, or the file of a fitted lens: a published model has no task to "
+            "draw samples from",
             given=repr(chosen),
             fix="Fit one to texts of yours, loopinterp.lenses.fit_tuned_lens(model, tokens).save("
             "FILE), and pass --lens FILE.",
@@ -79,7 +79,7 @@ def write_lens_page(
     if kind != "published":
         refuse(
             {"trust_remote_code": trust_remote_code or None},
-            "none for a model of ours, beside which lies no code",
+            "no such option for a run or a zoo model, which have no code of their own",
             "Leave it out.",
         )
     folder = Path(model) if kind == "run" else Path()

@@ -107,7 +107,7 @@ class Session(ShortRepr):
         if why := self.owner.disowns(load_result(path).provenance):
             raise CheckpointError(
                 f"result {name!r}",
-                expected="one of the model as it is now",
+                expected="a result of the model's present weights",
                 given=f"one that {spell_mismatch(why)}",
                 fix=f"Run the study {name!r} again.",
             )
@@ -308,7 +308,7 @@ def _check_same(folder: Path, described: dict[str, Any]) -> None:
         differing = ["weights" if name == "model" else name for name in differing]
     if not differing and has_weights:
         return
-    unknown = "one of a model without weights, of which it is not known whether it is this one"
+    unknown = "one of a model without weights, which may be another model"
     fix = "Choose another folder, or make the model a torch.nn.Module."
     raise InputError(
         f"output folder {folder}",

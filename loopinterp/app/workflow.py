@@ -316,8 +316,8 @@ def _check_studies(chosen: Sequence[Study], model: Session) -> None:
 def _not_applicable(study: Study, skip: Skip) -> InputError:
     return InputError(
         f"study {study.name!r}",
-        expected="a run of which it can say something",
-        given=f"one of which it cannot, because {spell_skip(skip)}",
+        expected="a run that it applies to",
+        given=f"one that it does not apply to, because {spell_skip(skip)}",
         fix="Leave the study out.",
     )
 

@@ -260,8 +260,8 @@ def _spent(result: ExitResult) -> Figure:
             f"{result.data.sizes['batch']} examples."
         ),
         control=(
-            "Grey: the stops of the rule with the largest gain, dealt to the examples at random. "
-            "The gap above it is what the rule knows about an example."
+            "Grey: the stops of the rule with the largest gain, assigned to examples at random. "
+            "The gap above it shows what the rule knows about an example."
         ),
         data=tidy(
             {name: result.data[name] for name in ("swept_loops", "swept_exact", "swept_dealt")}

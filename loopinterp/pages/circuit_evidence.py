@@ -64,7 +64,7 @@ def _of_heads(result: Result, facts: dict[str, list[tuple[str, str]]]) -> None:
             continue
         at = means.sel(selector=selector, head=head)
         text = (
-            f"{head} comes nearest: its attention overlaps by {percent(at['overlap'])} with what "
+            f"{head} is closest: its attention overlaps by {percent(at['overlap'])} with what "
             f"“{selector}” selects (even attention: {percent(at['overlap_even'])}; what it selects "
             f"in another input: {percent(at['overlap_other_input'])}), mean over loops."
         )

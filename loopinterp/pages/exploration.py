@@ -28,14 +28,17 @@ class Missing(Enum):
     UNREADABLE_PATTERNS = ("attention", "its patterns cannot be read ({error})")
     WEAK_ATTENTION = (
         "attention below the strongest",
-        "of each head and position the {kept} largest of up to {seen} weights are kept",
+        "only the {kept} largest of up to {seen} weights are kept for each head and position",
     )
-    WHOLE_LOOP_LENS = ("readings within the loop", "the lens was fitted to what whole loops leave")
+    WHOLE_LOOP_LENS = (
+        "readings within the loop",
+        "the lens was fitted to states after whole loops",
+    )
     NO_PROGRAM = (
         "variables",
         "no program is given that reads these tokens and solves the task",
     )
-    CHANGED_RUN = ("attention", "it is shown of the run without the change alone")
+    CHANGED_RUN = ("attention", "it is shown for the clean run only")
 
 
 def spell_missing(missing: Mapping[str, Any]) -> dict[str, str]:

@@ -74,14 +74,14 @@ def need_page(out: str | Path) -> Path:
         with out.open("rb") as file:
             if _MARKER.encode() in file.read(1000):  # it stands in the head of a page
                 return out
-        kind, fix = "a file that is none", "Delete it yourself, or choose another name."
+        kind, fix = "another file", "Delete it yourself, or choose another name."
     elif stat.S_ISDIR(mode):
         kind, fix = "a folder", f"Name a file in it: {out / 'report.html'}."
     elif stat.S_ISLNK(mode):
         kind, fix = "a link, which would be replaced", "Name the file that it points to."
     else:
         kind, fix = "a device, pipe or socket", "Choose another name."
-    expected = "a new file, or an earlier report, which alone is replaced"
+    expected = "a new file, or an earlier report"
     raise InputError(f"output file {out}", expected=expected, given=kind, fix=fix)
 
 
@@ -273,8 +273,8 @@ def _training_curve(record: RunRecord) -> list[Figure]:
     plot = line_panels(panels, x_title="step")
     plot.update_layout(showlegend=False)  # each panel says on its axis what it shows
     caption = (
-        "What training wrote down, on its own batches. Where the longest length drawn goes up, "
-        "the batches become harder: the loss jumps and the exact match drops."
+        "Recorded in training, on its own batches. When the longest length drawn goes up, batches "
+        "become harder: the loss jumps and the exact match drops."
     )
     return [Figure(title="Training", plot=plot, caption=caption, data=table, section="made")]
 

@@ -41,7 +41,7 @@ class Trouble(Enum):
     RESULT_DISOWNED = "{name} {detail} and is not shown. Run the study again."
     RESULT_VALUES = "{name} has values that cannot be shown ({detail}). Run the study again."
     CIRCUIT_VALUES = (
-        "{name} has values that cannot be told of a circuit ({detail}). Run the study again."
+        "{name} has values that cannot be shown in a circuit ({detail}). Run the study again."
     )
     FIGURE_VALUES = "The figure {name!r} has values that cannot be shown ({detail})."
     NOT_DRAWN = "The {name} cannot be drawn ({detail})."

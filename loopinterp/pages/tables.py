@@ -137,7 +137,7 @@ _PROGRAMS = _Shared(
 _TRAINING = _Shared(
     "Training loss",
     "step",
-    "What training wrote down, on its own batches. Runs that were not trained have none.",
+    "Recorded in training, on its own batches. Runs that were not trained have none.",
     logarithmic=("loss",),
 )
 
