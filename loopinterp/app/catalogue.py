@@ -272,7 +272,6 @@ def _closest_program(session: Session) -> str:
 
 
 def _subspace_data(session: Session) -> tuple[Batch, comparison.SpreadPairs]:
-    """Inputs, and pairs of which some are held out for scoring."""
     # Under a window only a cone is run again after an exchange, else the whole sequence.
     n_pairs = 256 if models.reach(session.model) is None else 1536
     batch = session.sample(session.length(2 * _cutoff_of_programs(session)), 2048)

@@ -104,7 +104,6 @@ def write_lens_page(
 
 
 def _published(name: str, prompt: str, device: str, trust_remote_code: bool) -> tuple[Any, ...]:
-    """A published model, the tokens of a prompt, and a word for each token."""
     from loopinterp.training.device import resolve_device
 
     where = resolve_device(device)  # refused before anything is fetched

@@ -26,7 +26,7 @@ class SkipReason(Enum):
     NO_PROGRAM = "no stock program solves {task} with these settings and tokens"
     NO_EFFECT = "no interchange of a state changes an answer of the model"
     NOT_DIFFERENTIABLE = "its loop cannot be differentiated"
-    NO_WEIGHTS = "its control shuffles weights, and the model is no torch.nn.Module"
+    NO_WEIGHTS = "its control shuffles weights, and the model has no torch parameters"
     NO_ROOM = "carries need {needed} bits to be followed, and its examples have {room}"
     NO_BIT_PAIRS = "the model does not read pairs of bits as tokens"
     STATE_CODE = "its state is a code of bits, which decompilation reads whole"

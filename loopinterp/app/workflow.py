@@ -296,7 +296,6 @@ def _check_names(studies: Sequence[str] | None) -> None:
 
 
 def _check_studies(chosen: Sequence[Study], model: Session) -> None:
-    """Raise before the first study runs if one of them cannot."""
     names = {study.name for study in chosen}
     for study in chosen:
         if skip := study.skipped(model):

@@ -161,7 +161,6 @@ class Benchmark(ShortRepr):
 
 
 def _is_entry(name: str, files: object) -> bool:
-    """Whether an entry of the list has plain file names and digests."""
     if not isinstance(files, dict):
         return False
     names = [name, *files]

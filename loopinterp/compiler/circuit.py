@@ -24,8 +24,6 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class FeatureNode:
-    """A feature of the residual stream."""
-
     id: str  # its name in edges
     name: str  # the variable, or the expression as code
     role: str  # "tokens", "indices", "fixed", "variable" or "scratch"
@@ -37,8 +35,6 @@ class FeatureNode:
 
 @dataclass(frozen=True)
 class HeadNode:
-    """A head that computes a selector."""
-
     id: str  # its name in edges
     section: Literal["prelude", "block", "coda"]
     layer: int

@@ -55,7 +55,6 @@ class Feature:
 
     @property
     def inputs(self) -> tuple[Feature, ...]:
-        """The features it is computed from."""
         if self.writes is not None:
             return self.writes.inputs
         if self.head is None:
@@ -93,7 +92,6 @@ class LoweredHead:
 
     @property
     def inputs(self) -> tuple[Feature, ...]:
-        """Features that its queries and keys read."""
         read = [codes.feature for pair in self.pairs for codes in pair]
         return tuple(dict.fromkeys(f for f in read if f is not None))
 
@@ -130,7 +128,6 @@ class Writes:
 
     @property
     def layer(self) -> int:
-        """First layer whose MLP can write it."""
         return max((f.for_mlp for f in self.inputs), default=0)
 
 
@@ -177,7 +174,6 @@ class FeatureFunction:
 
     @cached_property
     def values(self) -> tuple[int, ...]:
-        """Its values, sorted."""
         return tuple(np.unique(self.table).tolist())
 
     @property
@@ -221,7 +217,6 @@ def fuse(
         return None
 
     def spread(arg: FeatureFunction) -> np.ndarray:
-        """The table of an argument along the axes of all features."""
         order = sorted(range(len(arg.features)), key=lambda k: features.index(arg.features[k]))
         index = tuple(slice(None) if f in arg.features else None for f in features)
         return np.broadcast_to(arg.table.transpose(order)[index], shape)
@@ -254,12 +249,10 @@ class FeaturePoints:
 
     @property
     def mean(self) -> Float[Tensor, " d_model"]:
-        """The sum of the means of all features' points."""
         return torch.stack([p.mean(0) for p in self.points]).sum(0)
 
     @property
     def centred(self) -> list[Float[Tensor, "point d_model"]]:
-        """The points of each feature minus their mean."""
         return [p - p.mean(0) for p in self.points]
 
     @cached_property
@@ -292,7 +285,6 @@ class StreamFeatures:
         self._lifetimes = {f.id: self._lifetime(f) for f in circuit.features}
 
     def at(self, section: str, sublayer: int) -> FeaturePoints:
-        """The points of the features at a site."""
         return self.points(self._live(section, sublayer))
 
     def points(self, features: tuple[str, ...]) -> FeaturePoints:
@@ -321,7 +313,6 @@ class StreamFeatures:
         )
 
     def _lifetime(self, feature: FeatureNode) -> dict[str, tuple[int, int]]:
-        """Section -> first and last sublayer with the feature in the stream."""
         if feature.role == "scratch":
             first = 2 * feature.layer + (1 if feature.id in self.writing_head else 2)
             never_read = feature.last_use < feature.layer

@@ -51,7 +51,6 @@ class AttentionRelation:
     def from_functions(
         cls, select: Select, key: FeatureFunction, query: FeatureFunction
     ) -> AttentionRelation:
-        """The relation as a matrix over the values of the features."""
         k, q = key.table.reshape(-1), query.table.reshape(-1)
         if isinstance(select.predicate, str):
             keys, queries = (torch.from_numpy(np.array(x)) for x in (k, q))
@@ -74,7 +73,6 @@ class AttentionRelation:
 
     @property
     def sees_itself(self) -> bool:
-        """Whether every position selects at least itself."""
         same = self.key.features == self.query.features and len(self.key.features) == 1
         return bool(self.holds.all() or (same and self.holds.diagonal().all()))
 
@@ -84,7 +82,6 @@ class AttentionRelation:
         return bool(self.key.features) and self.key.features[0].role == "indices"
 
     def one_value(self, value: FeatureFunction) -> bool:
-        """Whether all keys that a query selects have the same value."""
         one_key = self.by_position and bool((self.holds.sum(axis=0) <= 1).all())
         if one_key or not value.features:
             return True
@@ -152,7 +149,6 @@ class AggregateHeads:
         return self._where(witness, here, node.default)
 
     def width(self, node: SelWidth, relation: AttentionRelation) -> FeatureFunction:
-        """How many keys are selected, as a function of features."""
         shares = self._shares(relation, of_feature(self._indices))
         length = len(self._indices.values)
         name, widths = code(node, short=True), tuple(range(length + 1))

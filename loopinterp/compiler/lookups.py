@@ -40,8 +40,6 @@ MOST_WORK = 2**22
 
 
 class FeatureWriter:
-    """The features that a section writes, in the order of the requests."""
-
     def __init__(self, source: ValidatedProgram) -> None:
         self.source = source
         self.written: list[Feature] = []
@@ -254,7 +252,6 @@ class _RuleSearch:
         return best
 
     def _split(self, table: np.ndarray, axes: _Axes, position: int, most: int) -> _Rules | None:
-        """Rules that test this axis first."""
         n_values = table.shape[position]
         rest = axes[:position] + axes[position + 1 :]
         rules: _Rules = []
@@ -285,7 +282,6 @@ class _MergedTable:
         return _key(self.table, self.axes)
 
     def spread(self, rule: _DecisionRule) -> _DecisionRule:
-        """A rule in terms of the unmerged values."""
         conditions = tuple((axis, one[self.kinds[axis]]) for axis, one in rule.conditions)
         return _DecisionRule(conditions, rule.value)
 

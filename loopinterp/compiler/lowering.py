@@ -33,8 +33,6 @@ class LoweredSection:
 
 @dataclass(frozen=True, eq=False)
 class LoweredProgram:
-    """The features of a program, and the section that computes each."""
-
     source: ValidatedProgram
     persistent: list[Feature]  # with coordinates of their own
     embedded: Mapping[Feature, FeatureFunction]  # variables whose first value the embedding gives

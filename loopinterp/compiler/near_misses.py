@@ -110,7 +110,6 @@ def near_misses_by_kind(
 def _answers(
     program: LoopProgram, batch: Batch, needed: Int[Tensor, " batch"]
 ) -> Int[Tensor, "batch pos"]:
-    """The answers at each example's T(n), where there is a target."""
     outputs = program.trace(batch.inputs, int(needed.max())).outputs  # [loop, batch, pos]
     at_end = outputs[needed, torch.arange(len(batch))]
     return torch.where(batch.targets == IGNORE, IGNORE, at_end)
@@ -119,7 +118,6 @@ def _answers(
 def _mutations(
     program: LoopProgram, conditions: list[tuple[Condition, Condition]]
 ) -> Iterator[tuple[str, tuple[Callable[[], LoopProgram], ...]]]:
-    """Kinds of mutations, each with programs to try in turn."""
     reads = reads_of_other_positions(program)
     for kind, mutated in _conditional(program, reads):
         for broadest_first in conditions:

@@ -18,8 +18,6 @@ from loopinterp.compiler.lowering import LoweredProgram, LoweredSection
 
 @dataclass(eq=False)
 class LayerLayout:
-    """One layer: its heads, and the features that its MLP writes and erases."""
-
     heads: list[LoweredHead] = field(default_factory=list)
     writes: list[tuple[Feature, Writes]] = field(default_factory=list)
     wiped: list[Feature] = field(default_factory=list)
@@ -34,15 +32,12 @@ class LayerLayout:
 
 @dataclass(frozen=True, eq=False)
 class StreamLayout:
-    """The layers of each section, with coordinates for every feature."""
-
     lowered: LoweredProgram
     sections: dict[str, list[LayerLayout]]
     d_model: int
 
 
 def lay_out(lowered: LoweredProgram) -> StreamLayout:
-    """Place every needed feature, and assign heads and writes to layers."""
     sections = {section.name: _layers(section) for section in lowered.sections}
     start = 0
     for feature in lowered.persistent:
@@ -96,7 +91,6 @@ def _place_scratch(section: LoweredSection, start: int) -> int:
 
 
 def describe(layout: StreamLayout) -> Circuit:
-    """The circuit of a layout, with a name for every node."""
     lowered, source = layout.lowered, layout.lowered.source
     names = _names(lowered)
     # What the prelude writes into a persistent feature is that one.

@@ -58,7 +58,6 @@ class ValidatedProgram:
         return {**parts, "finish": [self.finish]}
 
     def where(self, node: Expr) -> str:
-        """A node and its part of the program, for error messages."""
         part = next((f" in {part}" for part, x in self.roots.items() if node in postorder(x)), "")
         return f"{node!r}{part} of program {self.program.name}"
 
@@ -133,7 +132,6 @@ def _leaf(values: Values) -> FeatureFunction:
 
 
 def _infer(source: ValidatedProgram, roots: Iterable[Expr], known: _Known) -> None:
-    """Add the sequences below some roots to the known ones."""
     for node in postorder(roots, known):
         if not isinstance(node, Seq):
             continue

@@ -107,7 +107,6 @@ def is_finite(model: Any) -> TypeGuard[LoopedTransformer]:
 
 @torch.no_grad()
 def tabulate_code(model: LoopedTransformer, pairs: Sequence[tuple[int, int]]) -> CodeTable:
-    """Every transition that a run or an interchange can make."""
     start = _code_of(-torch.ones(1, model.config.state_code))[0]  # type: ignore[arg-type]
     exact = copy.deepcopy(model).double()  # the same sums, rounded less
     margins, roundings = [], []

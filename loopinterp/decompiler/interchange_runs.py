@@ -148,7 +148,6 @@ class InterchangeTrajectories(ShortRepr):
     @classmethod
     @torch.no_grad()
     def after(cls, runs: Runs, pairs: InterchangePairs) -> InterchangeTrajectories:
-        """Continue the runs after given interchanges."""
         rows, position = torch.arange(len(pairs)), pairs.positions[:, 0]
         # States of the bases at their loops [pair, pos, d_model], with the source's put in.
         changed = runs.states[pairs.loop, pairs.base].clone()

@@ -135,7 +135,6 @@ class TablePrediction(ShortRepr):
 
     @property
     def n_wrong(self) -> int:
-        """Runs, clean and changed, with an answer that the table does not predict."""
         return int((~self.clean).any(0).sum() + (~self.changed).any(0).sum())
 
     def exits(self, values: Sequence[Tensor]) -> Int[Tensor, " place"]:

@@ -140,7 +140,6 @@ class EdgeEffects:
         return total.index_add(0, index[is_edge], effects[is_edge])
 
     def exact_tied(self) -> Float[Tensor, "tied batch"]:
-        """Effect of each tied edge, at all loops at once."""
         numbers = track(range(len(self.graph.tied_edges)), "edge")
         return torch.stack([self.replaced(self.graph.tied_index == k) for k in numbers])
 

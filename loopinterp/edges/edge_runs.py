@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 
 class EdgeRuns:
-    """Runs of a model on some inputs, with weights on the edges of its graph."""
-
     def __init__(self, model: LoopedTransformer, graph: UnrolledGraph, inputs: Tensor) -> None:
         self.model, self.graph = model, graph
         bound = model.bind(inputs)
@@ -218,7 +216,6 @@ def graph_of_pairs(
     split: bool,
     scored: Tensor | None = None,
 ) -> tuple[UnrolledGraph, Tensor, Tensor, Tensor | None]:
-    """The graph of the runs of base and source, their inputs, and the positions to score."""
     base, source, n_loops, scored = given_pairs(
         model, base, source, n_loops, scored, component="resid_pre"
     )

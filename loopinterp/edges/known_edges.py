@@ -255,7 +255,6 @@ class _Wires:
         ]
 
     def overlap(self, f: FeatureNode, g: FeatureNode) -> bool:
-        """Whether readers of g see f."""
         if f.id == g.id:
             return True
         # Share of each direction of f that each direction of g reads, [of g, of f].

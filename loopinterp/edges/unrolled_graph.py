@@ -159,7 +159,6 @@ class UnrolledGraph(ShortRepr):
 
 
 def without_slot(receiver: str) -> str:
-    """The component of a receiver."""
     name, _, slot = receiver.rpartition(".")
     return name if name and slot in SLOTS else receiver
 

@@ -332,7 +332,6 @@ def axis_range(
 
 
 def axis_title(axis: Hashable) -> str:
-    """The name of a result's axis in words."""
     return {"pos": "position", "batch": "example"}.get(str(axis), str(axis).replace("_", " "))
 
 

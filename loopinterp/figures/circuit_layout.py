@@ -26,8 +26,6 @@ _BETWEEN, _CHANNEL, _HOLD = 30.0, 5.0, 8.0  # between ranks, channels, and edges
 
 @dataclass(frozen=True)
 class Place:
-    """A node in the drawing: the middle of its box, its size, and its lines of text."""
-
     node: str
     x: float
     y: float
@@ -55,8 +53,6 @@ class Route:
 
 @dataclass(frozen=True)
 class Band:
-    """The area of a section or of one loop, with its name."""
-
     name: str
     x: float
     y: float
@@ -67,8 +63,6 @@ class Band:
 
 @dataclass(frozen=True)
 class Label:
-    """The text to the left of a row."""
-
     node: str
     x: float
     y: float

@@ -189,7 +189,6 @@ def chosen_loops(loops: Index, n_loops: int) -> list[int]:
 def chosen_positions(
     positions: str | Tensor | None, base: Tensor
 ) -> tuple[Bool[Tensor, "place batch pos"], list[int | str]]:
-    """The places of each patch, and their names."""
     batch, n_pos = base.shape[:2]
     if positions is None:
         return torch.ones(1, batch, n_pos, dtype=torch.bool, device=base.device), ["all"]

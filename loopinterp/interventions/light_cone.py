@@ -155,7 +155,6 @@ class LightCone:
         return self.iteration.readout(states)
 
     def _step(self, h: Tensor, e: Tensor, loop: int, row: Tensor, taps: Taps | None) -> Tensor:
-        """One loop of the held positions."""
         listening = () if taps is None else (taps,)
         if self.reach is not None:
             if listening:

@@ -59,7 +59,6 @@ class SecondInterchange(ShortRepr):
         return self.loop != NO_LOOP
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """With each column changed."""
         return type(self)(*(change(column) for column in vars(self).values()))
 
 
@@ -137,7 +136,6 @@ class InterchangePairs(ShortRepr):
         return replace(moved, inputs=self.inputs.to(device), asked=self.asked.to(device))
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """With each column of the pairs changed."""
         columns = {name: change(getattr(self, name)) for name in _PER_PAIR}
         strata = {k: Stratum(one.labels, change(one.codes)) for k, one in self.strata.items()}
         second = self.second and self.second.map(change)

@@ -388,7 +388,6 @@ class _Sweep:
         row: Int[Tensor, " row"],
         positions: Bool[Tensor, "row pos"],
     ) -> Float[Tensor, "row pos d_vocab_out"]:
-        """Logits of patched rows, in the order of their loops."""
         device, n_pos = positions.device, positions.shape[1]
         n_heads, is_attention = self.target.n_heads, self.target.kind == "pattern"
         first, back = positions.int().argmax(1), positions.flip(1).int().argmax(1)

@@ -425,7 +425,6 @@ def _measures(
 
 
 def _baselines(run: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """By example, the controls of the mean distribution and the majority class."""
     mean_p, negentropy, target_class = (
         torch.cat([part[name] for part in run]) for name in ("_mean", "_negentropy", "wanted")
     )

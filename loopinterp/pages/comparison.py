@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run's value in a row of the table of findings."""
-
     value: str = ""
     good: bool | None = None
     text: str = ""
@@ -37,8 +35,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of finding in all runs."""
-
     title: str
     cells: list[Cell]
 
@@ -127,7 +123,6 @@ def _render(records: dict[str, RunRecord]) -> str:
 
 
 def _fact_rows(facts: Mapping[str, list[Fact]]) -> list[tuple[str, list[Fact | None]]]:
-    """For each topic its title and each run's fact, if any."""
     by_topic = {run: {fact.topic: fact for fact in of_run} for run, of_run in facts.items()}
     rows = []
     for topic in Topic:

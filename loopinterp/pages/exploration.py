@@ -171,7 +171,6 @@ SHARE = 65535
 
 
 def page_data(result: Exploration) -> dict[str, Any]:
-    """The texts, arrays and bytes that the page's script reads."""
     data = result.data
     examples = [
         {

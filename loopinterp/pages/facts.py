@@ -35,8 +35,6 @@ _PREFERRED = 0.1
 
 
 class Topic(Enum):
-    """The heading of a fact, and the report section with its evidence."""
-
     GENERALISATION = ("Generalisation", "generalisation")
     CONVERGENCE = ("Convergence", "convergence")
     MOVEMENT = ("Movement", "wavefront")

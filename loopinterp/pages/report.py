@@ -230,7 +230,6 @@ def _versions(record: RunRecord) -> dict[str, str]:
 
 
 def made_figures(record: RunRecord) -> tuple[list[Figure], list[Problem]]:
-    """The training curve and the wall time by stage, and problems in drawing them."""
     figures: list[Figure] = []
     problems = []
     parts = {"metrics of training": _training_curve, "times of the stages": _stage_times}

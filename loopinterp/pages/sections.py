@@ -52,7 +52,6 @@ class Section:
         return replace(self, title=self.title_once or self.title) if depth == 1 else self
 
     def applies(self, task: str) -> bool:
-        """Whether the section's study applies to models of that task."""
         kind = next((k for k in registered_kinds().values() if k.study == self.of_study), Kind(""))
         served = not kind.tasks or task in kind.tasks
         return served and (not kind.of_programs or _has_programs(task))
@@ -132,8 +131,6 @@ OTHER = Section(key="other", title="Other studies", folded=True)
 
 @dataclass(frozen=True)
 class FigureView:
-    """A figure for the template: JSON for Plotly, or the graph of a circuit as HTML."""
-
     anchor: str
     figure: Figure
     download: Download | None
@@ -156,8 +153,6 @@ class Fold:
 
 @dataclass(frozen=True)
 class SectionView:
-    """A section for the template: its main finding and figure, folds, and the explorers' data."""
-
     section: Section
     findings: list[Finding]
     figures: list[FigureView]

@@ -99,8 +99,6 @@ Point = tuple[Any, float, float, float]
 
 @dataclass(frozen=True)
 class _Shared:
-    """A figure that several runs have, and how to read it."""
-
     title: str
     x_title: str
     caption: str

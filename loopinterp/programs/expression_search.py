@@ -27,8 +27,6 @@ _Operation: TypeAlias = tuple[str, tuple[tuple[int, int], ...]]
 
 @dataclass(frozen=True)
 class Atom:
-    """An expression to build with, and its value in each case."""
-
     expression: Seq
     values: Int[Tensor, " case"]
 

@@ -94,8 +94,6 @@ class Indices(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Full(Seq):
-    """The same integer at every position."""
-
     word, form = "full", "full({value})"
 
     value: int
@@ -242,8 +240,6 @@ class Aggregate(Seq):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SelWidth(Seq):
-    """The number of positions each query selects."""
-
     word, form = "sel_width", "sel_width({selector})"
 
     selector: Selector

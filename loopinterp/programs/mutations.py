@@ -263,7 +263,6 @@ def forgotten_the_second_time(
 
 
 def several_steps(program: LoopProgram, steps: int, when: Condition) -> LoopProgram:
-    """Two or three steps in every loop."""
     step = dict(program.step)
     for _ in range(steps - 1):  # each variable in terms of those one step earlier
         step = {name: after_a_step(x, program) for name, x in step.items()}

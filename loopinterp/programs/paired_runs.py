@@ -36,7 +36,6 @@ class Interventions:
     second_source_loop: Int[Tensor, " row"]
 
     def split(self, at_a_time: int) -> Iterator[Interventions]:
-        """Parts that fit memory."""
         parts = zip(*(column.split(at_a_time) for column in vars(self).values()))
         return (Interventions(*part) for part in parts)
 
@@ -227,7 +226,6 @@ def _other_of_token(
 
 
 def decided_difference(x: Int[Tensor, ...], y: Int[Tensor, ...]) -> Bool[Tensor, ...]:
-    """Where two answers differ and both are decided."""
     return (x != y) & (x != UNKNOWN) & (y != UNKNOWN)
 
 
@@ -291,7 +289,6 @@ class _JointStates:
         return self._some(_distinct(rows), self.most_numbers // rows.shape[1])
 
     def interchanged(self, rows: Int[Tensor, "row value"]) -> Int[Tensor, "state value"]:
-        """Every state that one interchange leads to."""
         n_kinds = sum(map(len, self.kinds.values()))
         # 16 times as many as are followed may be examined to find those that differ.
         rows = self._some(rows, max(16 * self.most_numbers // (rows.shape[1] * n_kinds), 1))
