@@ -160,9 +160,6 @@ def compile_run(
         max_length: Greatest problem length that the model has room for.
         disguises: ``distract``, ``permute``, ``superpose``, ``rotate``, applied in this order.
         seed: Seed of the disguises.
-
-    Raises:
-        InputError: If a name is unknown, the program cannot be compiled, or the folder is taken.
     """
     from loopinterp.training.run import MODEL, given_model_config, need_free_folder
 

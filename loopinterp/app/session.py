@@ -227,9 +227,6 @@ def load(folder: str | Path, *, device: str = "cpu") -> LoopedTransformer:
     Args:
         folder: A folder that ``loopinterp train``, ``compile`` or ``demo`` wrote.
         device: ``cpu``, ``cuda``, or ``auto``.
-
-    Raises:
-        CheckpointError: As :func:`open_run`, or an InputError.
     """
     return _ready(Run.load(folder), device)
 

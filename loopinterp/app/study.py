@@ -137,9 +137,6 @@ def register_study(
         kind: The kind of its result; ``name`` by default.
         limits: ``tasks``, ``of_programs``, ``needs``, ``hooks``, ``loops`` and ``skips`` of
             :class:`Study`.
-
-    Raises:
-        InputError: If there is a study of that name.
     """
     check_new_name("study", name, [study.name for study in STUDIES])
 

@@ -180,9 +180,6 @@ def stopping_rules(names: Sequence[str]) -> dict[str, models.StoppingRule]:
     Example:
         >>> stopping_rules(["residual=0.01"])
         {'residual < 0.01': ResidualBelow(tolerance=0.01)}
-
-    Raises:
-        InputError: If a rule is unknown, or its number is out of range.
     """
     rules: dict[str, models.StoppingRule] = {}
     for text in names:
@@ -460,9 +457,6 @@ def analyze_model(
         distribution: Distribution of the inputs; the task's first if None.
         studies: As for :func:`analyze_run`.
         samples: As for :func:`evaluate_run`, like ``seed`` and ``progress``.
-
-    Raises:
-        InputError: As :func:`analyze_run`, or if the folder holds another run.
     """
     _check_names(studies)
     studied = keep_in_memory(

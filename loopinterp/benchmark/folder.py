@@ -175,9 +175,6 @@ def make_benchmark(folder: str | Path, names: Iterable[str] | None = None) -> Be
 
     Existing models are made again; others stay. The same machine gives the same digests. ``names``
     are those of :func:`benchmark_models`.
-
-    Raises:
-        InputError: If a name is unknown, or the folder holds something else.
     """
     folder = Path(folder)
     entries = {model.name for model in benchmark_models()} | {LIST}

@@ -207,9 +207,6 @@ def edges_of_eap_graph(
     """Scores of unrolled edges from a graph in EAP-IG's format.
 
     An edge into a head has the sum of the absolute scores of its queries, keys and values.
-
-    Raises:
-        InputError: If an edge of the run is missing.
     """
     graph = UnrolledGraph(exercise.model.config, exercise.n_loops)
     scores = document.get("edges", {})

@@ -102,9 +102,6 @@ def distract(
     new directions of the residual stream. The program does not read these, and the recall drops
     them, so that nothing accumulates. Exact up to rounding. Rotate the model afterwards, because
     zeros in the weights give the distractors away.
-
-    Raises:
-        InputError: If this adds no distractor.
     """
     if heads + neurons == 0:
         expected, fix = "at least one distractor in each layer", "Pass heads=1 or neurons=1."

@@ -39,9 +39,6 @@ def draw(what: LoopProgram | Seq | Circuit, *, program: LoopProgram | None = Non
     A notebook shows the graph, ``.show()`` opens it in a browser, and
     :func:`loopinterp.pages.write_circuit_page` writes it to a file.
 
-    Raises:
-        InputError: it is none of them, or has too many nodes.
-
     Example:
         >>> from loopinterp.compiler import compile_program
         >>> draw(compile_program("ripple", max_length=6).circuit)

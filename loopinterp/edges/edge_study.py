@@ -257,9 +257,6 @@ def edges_recovered(result: EdgeStudy, known: Compiled | Circuit) -> pd.DataFram
     (:func:`.wiping_edges`) have effects, but no part in the program: the truth ``program`` leaves
     them out, ``program, wiping wrong`` counts them as wrong, ``program or wiping`` as true. An edge
     of the unrolled graph is true if its tied edge is.
-
-    Raises:
-        InputError: If the circuit is of another model.
     """
     import pandas as pd
 

@@ -44,11 +44,9 @@ WIDTHS = {"wide": 528.0, "full": 880.0, "narrow": 336.0}
 
 @dataclass(frozen=True, repr=False)
 class CircuitGraph(GraphParts):
-    """Nodes and edges of a circuit; a node of the loop stands for one in every loop.
+    """Nodes (at most :data:`MOST_NODES`) and edges of a circuit.
 
-    Raises:
-        InputError: If ids repeat, an edge lacks a node, a kind, section, role or lag is unknown, an
-            effect is not finite, or there are more than :data:`MOST_NODES` nodes.
+    A node of the loop stands for one in every loop.
 
     Example:
         >>> from loopinterp.figures import GraphEdge, GraphNode

@@ -55,9 +55,6 @@ def heatmap_panels(
         y_down: Whether the first row is at the top; by default if rows have names.
         overlay: A line over the panel of that title.
         marks: Named points (column, row) on every panel.
-
-    Raises:
-        InputError: If panels have different axes.
     """
     if not panels:
         raise InputError("panels", expected="at least one", given="none", fix="Give one.")

@@ -94,9 +94,6 @@ class FittedLens(ShortRepr):
         """The predicted last state, from the residual at a place.
 
         Layers may be narrower than a state of several parts.
-
-        Raises:
-            InputError: If the lens has no map for this place or width.
         """
         last = self.kind == "tuned" and self.n_layers > 0 and layer == self.n_layers - 1
         if loop == self.n_loops and (layer is None or last):

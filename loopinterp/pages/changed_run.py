@@ -74,10 +74,6 @@ def explore_change(
             own variables; a mean or zeros has no counterpart in a program.
         plane: The plane to show states in; that of the changed run by default.
         words: As for :func:`explore`, like ``symbols`` and ``ranks``.
-
-    Raises:
-        InputError: If the batch has no such example, the mean is of one example, or inputs are
-            no tokens.
     """
     n_loops, n_pos = int(batch.n_loops.max()), batch.inputs.shape[1]
     check_integer("loop", loop, least=0, most=n_loops)

@@ -91,11 +91,7 @@ class ExplorerWidget(anywidget.AnyWidget):
         self.on_msg(self._heard)
 
     def type_example(self, text: str) -> None:
-        """Show only an example that is given as text; see :func:`typed_example`.
-
-        Raises:
-            InputError: As ``typed_example``, or if the examples have no task.
-        """
+        """Show only an example that is given as text; see :func:`typed_example`."""
         if self._task is None:
             raise InputError(
                 "example",
@@ -123,9 +119,6 @@ class ExplorerWidget(anywidget.AnyWidget):
             value: The new state, as ``put_in`` of :func:`explore_change`.
             example: Number of the example among those shown.
             source: Number of the example that an interchange takes the state from.
-
-        Raises:
-            InputError: as :func:`explore_change`.
         """
         last = len(self._batch) - 1
         if example > last or (value == "interchange" and source > last):

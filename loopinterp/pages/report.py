@@ -60,11 +60,7 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
 
 
 def need_page(out: str | Path) -> Path:
-    """The path of a page to write: a new file, or an earlier page.
-
-    Raises:
-        InputError: If something else has this path.
-    """
+    """The path, after a check that it is a new file or an earlier page."""
     out = Path(out)
     try:
         mode = out.lstat().st_mode

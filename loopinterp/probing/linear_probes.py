@@ -50,12 +50,7 @@ class LinearProbe(BaseEstimator):
         self.alpha = alpha
 
     def fit(self, X: Float[Tensor, "*#grid n d"], y: Int[Tensor, "*#grid n"]) -> Self:
-        """Fit one probe for each cell of the grid.
-
-        Raises:
-            InputError: If shapes or dtypes do not fit, a value is not finite, or there is only
-                one class.
-        """
+        """Fit one probe for each cell of the grid."""
         check_number("alpha", self.alpha, least=0)
         _check_features(X)
         classes = isinstance(y, torch.Tensor) and not y.is_floating_point()

@@ -29,9 +29,6 @@ def evaluate(
 ) -> Int[Tensor, "batch pos"] | Bool[Tensor, "batch query key"]:
     """The values of one expression: integers of a sequence, booleans of a selector.
 
-    Raises:
-        InputError: If a variable is missing, or tokens or values have a wrong dtype or shape.
-
     Example:
         >>> from loopinterp.programs import shift_right, tokens
         >>> evaluate(shift_right(tokens, 1) + tokens, torch.tensor([[1, 2, 3]])).tolist()

@@ -339,9 +339,6 @@ def list_programs(task: str | None = None) -> list[str]:
     Example:
         >>> list_programs(task="prefix_sum")
         ['prefix_mod_5', 'prefix_xor']
-
-    Raises:
-        InputError: no program solves that task.
     """
     names = sorted(n for n, program in _PROGRAMS.items() if task in (None, program.task))
     if not names:

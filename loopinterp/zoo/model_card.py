@@ -151,9 +151,6 @@ def make_entry(
         recipe: Name of the recipe that it was trained by; None if it was trained elsewhere.
         note: What it is an example of, in a line.
         samples: Examples for each length and distribution.
-
-    Raises:
-        InputError: If the folder is taken, or the run not finished.
     """
     folder = Path(folder)
     need_writable(folder)
