@@ -3,9 +3,8 @@
 A selection is a 0/1 matrix of key values against query values. Keys with equal rows form a class:
 the key writes its class, the query its relation to each class (or the reverse, if there are fewer
 query classes). The score is 1 where the relation holds, else 0; scaled up, attention is even over
-the selected keys. A head writes the share of each value among them. From the shares are read the
-common value, the truncated mean, the largest or smallest value, or the width.
-If nothing is selected, the output means nothing.
+the selected keys. A head writes the share of each value among them. The shares give the common
+value, truncated mean, largest or smallest value, or the width; without a key they mean nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sharp values by experiment: states that behave alike are one value, and pairs are tried.
 
-A state's *behaviour* is the answers after it is put in, in every context: an input, a position with
-its token, and a loop. Two states of a token are one value if their behaviours are equal. Then
-states of every pair of neighbours are combined, and one loop is run.
+A context is an input, a position with the state's token, and a loop. A state's *behaviour* is the
+list of answers after it is put in, in every context. Two states of a token are one value if their
+behaviours are equal. Then states of every pair of neighbours are combined, and one loop is run.
 
 Source: distinguishing experiments of automaton learning (Angluin, Information and Computation 75,
 1987), by interchange interventions (arXiv 2106.02997).

@@ -278,14 +278,6 @@ def program_values(
         answers: The model's answers after 0, 1, … loops.
         is_asked: Where answers are scored.
         run: The program's run, if it is not the clean one.
-
-    Example:
-        >>> from loopinterp.programs import get_program
-        >>> tokens, answers = torch.tensor([[4, 3, 1]]), torch.zeros(2, 1, 3, dtype=torch.int64)
-        >>> found = program_values(get_program("ripple"), tokens, answers, tokens < 4)
-        >>> name, value, implied = next(found)      # 1 + 1, then 1 + 0: 0 if a carry comes in
-        >>> name, value[:, 0].tolist(), implied[0, 0, 1:].tolist()
-        ('ripple.carry', [[0, 0, 0], [0, 0, 1]], [0, 1])
     """
     n_loops = len(answers) - 1
     trace = run or program.trace(inputs, n_loops=n_loops)

@@ -106,10 +106,6 @@ def select(
             ``"true"``, or the (key, query) pairs for which it holds.
         causal: Select only the query's own position and earlier ones.
         name: The selector's name in traces.
-
-    Example:
-        >>> select(tokens, tokens, "==", name="same token")
-        select(tokens, tokens, '==', name='same token')
     """
     if not isinstance(predicate, str) and isinstance(predicate, Iterable):
         predicate = tuple(islice(predicate, MAX_RELATION + 1))  # it may have no end
