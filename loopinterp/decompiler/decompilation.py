@@ -160,27 +160,22 @@ def decompile(
     the position and its left neighbour. It is learnt like an automaton:
 
     1. States of a token with the same answers in every context are one value. States of every pair
-       of neighbours are combined, one loop is run, and the new states are classified
-       (:mod:`~loopinterp.decompiler.sharp_values`).
-    2. The smallest such transition table is written as a program
-       (:mod:`~loopinterp.decompiler.program_writing`).
-    3. Held-out inputs and interchanges decide the claim (:mod:`~loopinterp.decompiler.evidence`).
+       of neighbours are combined, one loop is run, and the new states are classified.
+    2. The smallest such transition table is written as a program.
+    3. Held-out inputs and interchanges decide the claim.
 
     Each length is read separately; a program is given only if each reading holds at all lengths.
 
     Trained models rarely have sharp values. With ``sharp=False`` values are regions of the state
-    space, split wherever a run after an interchange leaves the table
-    (:mod:`~loopinterp.decompiler.region_refinement`), and the table counts transitions of runs.
-
-    If the state between loops is a code of bits (``state_code``), all transitions are tried, and
-    the smallest table is compared with the registered programs exactly
-    (:mod:`~loopinterp.decompiler.exact_reading`).
+    space, split wherever a run after an interchange leaves the table. If the state between loops is
+    a code of bits (``state_code``), all transitions are tried, and the smallest table is compared
+    with the registered programs exactly.
 
     Args:
         model: Any looped model with at most :data:`MOST_TOKENS` tokens.
         n: Input lengths at which the program is recovered.
-        lengths: Input lengths of the evidence; by default
-            :func:`~loopinterp.decompiler.evidence.judged_lengths`.
+        lengths: Input lengths of the evidence. By default each n, n - 1, and a longer one: 3n / 2
+            for the greatest n, or the greatest below it that the model takes.
         farther: Further lengths, whose evidence does not decide whether a program is given.
         tolerances: Tried in turn until one gives a program.
         contexts: Contexts that define a state's behaviour.
@@ -191,9 +186,7 @@ def decompile(
         n_exchanges: Interchanges from which regions are learnt; half as many decide how many
             regions there are.
         across_loops: Learn half of the regions from states of another loop, and repair the table
-            on states that it gets wrong
-            (:func:`~loopinterp.decompiler.region_refinement.against_counterexamples`). The program
-            must then predict such interchanges too.
+            on states that it gets wrong. The program must then predict such interchanges too.
 
     Raises:
         InputError: If T(n) of the task is not linear in n.

@@ -115,7 +115,7 @@ def estimates(counts: pd.DataFrame) -> np.ndarray:
 
 
 def judged_lengths(model: LoopedModel | Any, task: Task, read_at: Sequence[int]) -> list[int]:
-    """Lengths at which a program is checked: each of ``read_at`` minus one, and a longer one.
+    """Lengths at which a program is checked: each n of ``read_at``, n - 1, and a longer one.
 
     The longer one is 3n / 2 for the greatest n, or the greatest below it that the model takes.
     """

@@ -67,8 +67,7 @@ def explore_change(
         batch: Examples of one length.
         loop: Loops done before the state is replaced, from 0 on.
         pos: The position whose state is replaced.
-        put_in: The new state: that of the example ``source`` at this loop and position, the mean
-            over the batch there, or zeros.
+        put_in: The new state: that of the example ``source`` there, the batch mean there, or zeros.
         source: Row of the batch.
         programs: Programs that read the same tokens. Each runs with the same interchange of its
             own variables; a mean or zeros has no counterpart in a program.
