@@ -79,8 +79,8 @@ def superpose(
 class _Frame:
     """The narrower stream as a function of the old one, by orthonormal rows.
 
-    Protected directions keep their own dimensions. The others are mixed in the rest, with an
-    interference up to ``residue``.
+    Protected directions keep their own dimensions. The others are mixed in the rest, where inexact
+    erasure may leave a ``residue`` of this size.
     """
 
     protected: Float[Tensor, "protected d_model"]

@@ -48,7 +48,7 @@ SCALES: dict[str, str | list[tuple[float, str]]] = {
         (1.0, "rgba(61,104,234,1)"),
     ],
 }
-"""Colour scales of heat maps; 0 of ``mass`` is transparent, text is legible on ``faint``."""
+"""Colour scales of heat maps; 0 of ``mass`` is nearly clear, text is legible on ``faint``."""
 
 
 def colour(index: int) -> str:

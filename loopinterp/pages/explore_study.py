@@ -82,7 +82,8 @@ def explore(
         programs: Programs that read the same tokens; the one that agrees with the model at most
             loops and positions is shown first.
         examples: How many to choose, in equal parts from each batch.
-        n_loops: Loops after which each example is scored; required with inputs alone.
+        n_loops: Loops to run; by default those after which each example is scored. Required with
+            inputs alone.
         words: A word for each token; the task's by default. ``symbols``: for each answer class.
         asks: What the task asks, in a sentence.
         explain: Maps a batch of one example to its solution by hand; used on the first example.

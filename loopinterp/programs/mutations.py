@@ -190,7 +190,7 @@ def kept_shorter(program: LoopProgram, name: str, when: Condition, *, loops: int
 
 
 def keep_choice(program: LoopProgram, name: str) -> tuple[Seq, Seq] | None:
-    """The condition under which a step keeps the variable, and the expression used otherwise."""
+    """Condition under which a step keeps the variable, and its expression otherwise; or None."""
     due, value = program.step[name], var(name)
     if not isinstance(due, Elementwise) or due.op not in ("or", "where"):
         return None

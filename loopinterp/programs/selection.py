@@ -199,7 +199,7 @@ PREDICATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def smallest_integers(low: int, high: int) -> torch.dtype:
-    """The smallest integer type from low to high; 64 bits if none holds them."""
+    """The smallest integer type that holds low to high; 64 bits if none does."""
     for dtype in (torch.int8, torch.int16, torch.int32):
         if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
             return dtype
