@@ -269,7 +269,7 @@ def balanced_pairs(
     """Interchanges across loops, with rare kinds as frequent as common ones.
 
     A kind is the injected value, the one it replaces, and the one to its left, each with its token.
-    ``values`` are the program values of all clean states, h_0 to h_T.
+    ``values`` are those of all clean states, h_0 to h_T.
     """
     n_loops = len(values) - 1
     pairs = drawn_pairs(batch, n_loops, _TRIES * number, generator)
