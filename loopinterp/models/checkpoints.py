@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _CONFIG_FILE, _WEIGHTS_FILE = "config.json", "model.safetensors"
 
 HUB = "hf:"
-"""The start of a model's name on a hub, so that a mistyped path never asks one."""
+"""Prefix of a hub's models, so that a mistyped path is not looked up there."""
 
 
 class PretrainedMixin(ModelHubMixin):
@@ -49,8 +49,7 @@ class PretrainedMixin(ModelHubMixin):
         """Write the model to a folder; with ``push_to_hub=True``, also to a hub.
 
         Raises:
-            InputError: If the folder cannot be written, options of a hub are given without one,
-                or the folder could not be read back as a layer has been changed.
+            InputError: If a layer has been changed, so that the folder could not be read back.
         """
         if not push_to_hub:
             refuse(push_options, "none without a push", "Leave it out, or pass push_to_hub=True.")
@@ -79,8 +78,7 @@ class PretrainedMixin(ModelHubMixin):
             hub_options: ``revision``, ``token``, ``cache_dir`` … of a download.
 
         Raises:
-            CheckpointError: If a file is missing, damaged, truncated, a pickle, or does not fit
-                the configuration beside it.
+            CheckpointError: If a file is damaged, a pickle, or does not fit the configuration.
         """
         kind, name = check_dtype(dtype), str(pretrained_model_name_or_path)
         folder = _folder(name, hub_options)
@@ -107,7 +105,7 @@ class PretrainedMixin(ModelHubMixin):
 
 
 def write_model(model: Any, folder: Path, texts: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write configuration and weights; ``texts`` go to the metadata of the weights."""
+    """Write configuration and weights; ``texts`` go to the weights' metadata."""
     need_plain(model, "a model to be saved", saved=True)
     config = model.config.to_dict()
     about = {"config": config_hash(config), **texts}
@@ -116,7 +114,7 @@ def write_model(model: Any, folder: Path, texts: Mapping[str, str] = MappingProx
 
 
 def _folder(name: str, options: dict[str, Any]) -> Path:
-    """The folder of that name, or that of the download from a hub."""
+    """The folder of that name, or of the download from a hub."""
     if not name.startswith(HUB):
         if not os.path.isdir(name):  # which, unlike Path's, takes any name
             expected = "a folder written by save_pretrained, or hf:owner/name on a hub"
@@ -172,7 +170,7 @@ def write_activations(
     *,
     max_shard_bytes: int,
 ) -> None:
-    """Write shards of at most ``max_shard_bytes``, and their index with the ``header``.
+    """Write shards of at most ``max_shard_bytes``, and their index with ``header``.
 
     An activation with two names is written once.
     """

@@ -24,46 +24,46 @@ _LayerCount = Annotated[int, Field(ge=0, le=1000)]
 class LoopedTransformerConfig(Settings):
     """Configuration of a :class:`~loopinterp.models.LoopedTransformer`.
 
-    ``n_loops=1`` with ``n_layers=4`` and absolute positions is an ordinary transformer:
-    baselines are configurations, not classes.
+    ``n_loops=1`` with ``n_layers=4`` and absolute positions is an ordinary transformer.
 
     Attributes:
         d_model: Width of the residual stream.
-        n_heads: Attention heads in each layer.
-        d_vocab_out: Output classes at each position.
-        d_vocab: Input tokens; exactly one of ``d_vocab`` and ``d_features`` is set.
+        n_heads: Attention heads per layer.
+        d_vocab_out: Output classes per position.
+        d_vocab: Input tokens; set either this or ``d_features``.
         d_features: Width of input feature vectors, embedded by a linear map.
-        n_loops: Loops of a run by default.
+        n_loops: Default number of loops.
         n_layers: Depth of the tied block.
         n_prelude: Untied layers before the loop, run once.
         n_coda: Untied layers after the loop, run once per readout.
         d_head: Width of a head; ``d_model // n_heads`` if None.
-        d_mlp: Neurons of each MLP; ``4 * d_model`` if None.
+        d_mlp: Neurons per MLP; ``4 * d_model`` if None.
         act_fn: Activation of the MLP (``gelu_new`` is GPT-2's tanh form).
-        causal: Whether a position attends to itself and earlier ones only.
-        attention_window: Hard window: a query attends to keys at most this far away (on a
-            ``grid``, in steps of a king); None for no window.
-        windowed_heads: Heads of each layer, the first ones, that keep to the window; None: all.
+        causal: Whether a position attends only to itself and earlier ones.
+        attention_window: Largest distance from query to key (on a ``grid``, in steps of a king);
+            unlimited if None.
+        windowed_heads: How many heads of each layer, from the first, keep to the window; all if
+            None.
         windowed_surround: Whether prelude and coda keep to the window too.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
             distance, clamped to ``relative_window``), ``abacus`` (index of a digit within its
             number), ``rotary``, ``fire`` (a small MLP's bias from the distance as a share of the
-            query's position), or ``grid`` (square grids, row by row: a bias per head and offset
-            in rows and columns, clamped to ``relative_window``; not causal).
+            query's position), or ``grid`` (square grids, row by row: a bias per head and offset in
+            rows and columns, clamped to ``relative_window``; not causal).
         n_ctx: Length of the learned position table (``absolute``, ``abacus``).
-        relative_window: Distance at which the relative bias (``relative``, ``grid``) is clamped.
+        relative_window: Distance at which the bias of ``relative`` or ``grid`` is clamped.
         abacus_target: Whether abacus positions are added to the input or to queries and keys.
-        abacus_max_offset: Random offsets in training are drawn from 0 to this number.
+        abacus_max_offset: Largest random offset in training.
         digit_tokens: Tokens that count as digits for abacus positions.
         rotary_base: Base of the rotary frequencies.
-        fire_threshold: Initial L of ``fire``: of queries before it, distances are shares of L.
-        norm: Where the norm of each sublayer sits; ``sandwich`` (peri) norms its input and
-            its output. ``gated`` norms its input, and a learned gate sigmoid(W h + b) of the
-            stream scales its output (the output gate of arXiv 1910.06764).
+        fire_threshold: Initial L of ``fire``: queries before L divide distances by L.
+        norm: Place of each sublayer's norm. ``sandwich`` (peri) norms its input and output.
+            ``gated`` norms its input and scales its output by a learned gate sigmoid(W h + b) of
+            the stream (the output gate of arXiv 1910.06764).
         norm_eps: Added to the variance.
         loop_norm: Whether the state is normed at the end of each loop (outer norm).
-        state_code: Sign bits that each loop rounds its state to, after the loop norm: the model
-            is a finite automaton of ``2 ** state_code`` states per position. None: no rounding.
+        state_code: Sign bits to which each loop rounds its state, after the loop norm: a finite
+            automaton of ``2 ** state_code`` states per position. None: no rounding.
         injection: Where the embedding ``e`` enters each loop. ``input``: f(h + e).
             ``gated_output``: f(h) + gate * e with a learned scalar gate. ``sublayer``: e is added
             to the normed input of each sublayer. ``concat``: f(W_h h + W_e e), external recall.
@@ -74,7 +74,7 @@ class LoopedTransformerConfig(Settings):
         noise_std: Standard deviation of an initial ``noise``.
         final_norm: Whether the readout norms the state first.
         tie_unembed: Whether the unembedding is the transposed token embedding.
-        init_std: Standard deviation of initial weights; PyTorch's own initialisation if None.
+        init_std: Standard deviation of initial weights; PyTorch's initialisation if None.
 
     Example:
         >>> config = LoopedTransformerConfig(d_model=64, n_heads=4, d_vocab=6, d_vocab_out=2)
@@ -169,17 +169,17 @@ class LoopedTransformerConfig(Settings):
 
     @property
     def head_width(self) -> int:
-        """``d_head``, or ``d_model // n_heads`` where it is not set."""
+        """``d_head``, or ``d_model // n_heads`` if not set."""
         return self.d_model // self.n_heads if self.d_head is None else self.d_head
 
     @property
     def mlp_width(self) -> int:
-        """``d_mlp``, or ``4 * d_model`` where it is not set."""
+        """``d_mlp``, or ``4 * d_model`` if not set."""
         return 4 * self.d_model if self.d_mlp is None else self.d_mlp
 
     @property
     def window_of_all_heads(self) -> int | None:
-        """``attention_window`` along the sequence; None where some head sees past it."""
+        """``attention_window`` along the sequence; None if some head sees beyond it."""
         bounded = self.windowed_heads in (None, self.n_heads) and self.positions != "grid"
         return self.attention_window if bounded else None
 
@@ -189,11 +189,11 @@ class LoopedTransformerConfig(Settings):
 
     @property
     def token_input(self) -> bool:
-        """Whether the model reads tokens (else feature vectors)."""
+        """Whether the input is tokens, not feature vectors."""
         return self.d_vocab is not None
 
     def layers_total(self, n_loops: int) -> int:
-        """Layers of a run unrolled over its loops: ``n_prelude + n_loops * n_layers + n_coda``."""
+        """``n_prelude + n_loops * n_layers + n_coda``."""
         return self.n_prelude + n_loops * self.n_layers + self.n_coda
 
     @property
@@ -212,12 +212,12 @@ OPTIONAL_SITES = {
     "use_attn_result": ("attn.hook_result",),
     "use_hook_mlp_in": ("hook_mlp_in",),
 }
-"""Sites that exist only while a flag of TransformerLens is on."""
+"""Sites that exist only while a TransformerLens flag is on."""
 
 
 @lru_cache(maxsize=256)
 def site_map_of(config: LoopedTransformerConfig, flags: frozenset[str] = frozenset()) -> SiteMap:
-    """The sites of a ``LoopedTransformer``, with those of TransformerLens' flags that are on."""
+    """The sites of a ``LoopedTransformer`` with these TransformerLens flags on."""
     layer = _layer_sites(config, flags)
     opening, closing = {"hook_state_pre": "residual"}, {}
     if config.injection != "none":
@@ -248,7 +248,7 @@ def site_map_of(config: LoopedTransformerConfig, flags: frozenset[str] = frozens
 
 
 def _layer_sites(config: LoopedTransformerConfig, flags: frozenset[str]) -> dict[str, str]:
-    """Component names of one layer, in the order they fire, with the kind of tensor each holds."""
+    """Component -> kind of its tensor, for one layer, in the order they fire."""
     before = config.norm in ("pre", "sandwich", "gated")
     sandwich, after = config.norm == "sandwich", config.norm == "post"
     gated, rotary = config.norm == "gated", config.positions == "rotary"
