@@ -1,6 +1,6 @@
 """Findings and figures of extrapolation, attention stabilisation, reachability, input dependence.
 
-Those of the other studies are in modules of their own, which this one imports.
+It imports the figures of the other studies.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _(result: ReachabilityResult) -> list[Finding]:
 
 
 def _shared_limits(result: ReachabilityResult) -> tuple[int, int]:
-    """Inputs whose limit and the next input's are both known, and those where they are equal."""
+    """Inputs whose limit and the next input's are known, and those where they are equal."""
     known = result.data["other_distance"].notnull()
     return int(known.sum()), int((known & ~result.own_limit_differs()).sum())
 

@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 class InputDependenceResult(Result, kind="input-dependence"):
     """Differences of limits between inputs, against those between initial states.
 
-    The limit is a fixed point, or the mean state of a cycle. Lengths are over the counted positions
-    and the root mean square norm of the limits there; NaN without a limit.
+    The limit is a fixed point, or the mean state of a cycle. Lengths are over counted positions,
+    relative to the root mean square norm of the limits there; NaN without a limit.
 
     Arrays:
         status, period: How the search for the clean limit ended (:class:`Status`); loops per turn
-            of a cycle, 1 of a fixed point, 0 where there is neither.
+            of a cycle, 1 for a fixed point, 0 without a limit.
         over_inputs: Squared distance of an example's limit to the mean limit of all examples.
         over_starts: Mean squared distance of its limits from all initial states to their mean.
-        effect: Relative change of the limit of a position when the token at another one
-            (``source``) becomes that of the next example; NaN where that is the same token.
-        answer_changes: Whether the answer there changes: 1, 0, or -1 where that is not known.
-        sensitivity: That of :func:`limit_sensitivity`, at fixed points.
+        effect: Relative change of the limit at a position when the token at another (``source``)
+            becomes that of the next example; NaN if it is the same token.
+        answer_changes: Whether the answer there changes: 1, 0, or -1 if unknown.
+        sensitivity: :func:`limit_sensitivity`, at fixed points.
         counted: Positions that are compared.
     """
 
@@ -64,8 +64,8 @@ class InputDependenceResult(Result, kind="input-dependence"):
     def share_of_input(self) -> xr.DataArray:
         """Share of the spread that inputs explain, :math:`V_{inputs} / (V_{inputs} + V_{starts})`.
 
-        1 where every input has one limit of its own, 0 where all share their limits. The interval
-        is a bootstrap over examples.
+        1 if every input has its own limit, 0 if all share theirs. The interval is a bootstrap over
+        examples.
         """
         known = self.data["over_starts"].notnull() & self.data["over_inputs"].notnull()
         inputs, starts = (
@@ -74,13 +74,13 @@ class InputDependenceResult(Result, kind="input-dependence"):
         return bootstrap_ratio(inputs, inputs + starts)
 
     def spread(self) -> float:
-        """Root mean square distance of the limits of all runs from their mean."""
+        """Root mean square distance of all runs' limits from their mean."""
         return float((self.data["over_inputs"] + self.data["over_starts"]).mean()) ** 0.5
 
     def by_distance(self, name: str = "effect") -> xr.DataArray:
         """Mean of an array of tokens by distance from source to position, [distance].
 
-        Negative distances are sources to the right; distances without a known value are left out.
+        Negative distances are sources to the right; distances without known values are left out.
         """
         import xarray as xr
 
@@ -109,15 +109,15 @@ def input_dependence_study(
     batch_size: PositiveInt | None = None,
     seed: Seed = 0,
 ) -> InputDependenceResult:
-    """Compare limits over inputs and over initial states, and change the input token by token.
+    """Compare limits over inputs and over initial states; change the input token by token.
 
     Args:
         data: A batch of three or more, best of one length; or a task.
         n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
         n_noise, n_others: Initial states of noise and of other examples' limits, beside the model's
             own and zeros.
-        n_substituted: Examples whose tokens are changed one by one, a run to a limit for each
-            token; all if None.
+        n_substituted: Examples whose tokens are changed one by one (one run to a limit per token);
+            all if None.
         n_sensitivity, n_probes: Examples whose limit is differentiated, and random directions of
             each derivative (relative error about ``1 / sqrt(2 * n_probes)``).
         positions: Compare positions with a target, or all.
@@ -179,17 +179,17 @@ def limit_sensitivity(
     max_products: PositiveInt = 200,
     seed: Seed = 0,
 ) -> Float[Tensor, "batch source pos"]:
-    r"""Relative change of the limit at a position per relative change of the input at another one.
+    r"""Relative change of the limit at a position per relative change of the input at another.
 
     By the implicit function theorem, :math:`\partial h^*/\partial e = (I - J)^{-1} \partial f /
-    \partial e`. Entry ``[b, j, i]`` estimates
-    :math:`\|\partial h_i^* / \partial e_j\|_F \|e_j\| / (\sqrt{d} \, \|h_i^*\|)`
-    from ``n_probes`` random directions, each a linear system solved on Jacobian-vector products;
-    NaN where one was not solved. All are 0 for a loop without injection.
+    \partial e`. Entry ``[b, j, i]`` estimates :math:`\|\partial h_i^* / \partial e_j\|_F \|e_j\| /
+    (\sqrt{d} \, \|h_i^*\|)` from ``n_probes`` random directions, one linear system each; NaN if one
+    was not solved. It is 0 for a loop without injection.
 
     Args:
         limit: A fixed point of each example.
-        tol, max_products: Relative tolerance of a linear system, and most products for it.
+        tol, max_products: Relative tolerance of a linear system, and most Jacobian-vector products
+            for it.
     """
     generator = torch.Generator().manual_seed(seed)
     n_examples, n_pos, width = iteration.e.shape

@@ -201,7 +201,7 @@ class _AtThreshold(_Rule):
 
 @_rule
 class EntropyBelow(_Rule):
-    r"""Stop when the readout's entropy is at most ``tolerance`` nats at every scored position (online).
+    r"""Stop when no scored position's readout has an entropy above ``tolerance`` nats (online).
 
     :math:`-\sum_k p_k \log p_k`.
     """
