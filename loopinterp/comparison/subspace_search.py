@@ -62,7 +62,7 @@ WHOLE_STATE = "whole state"
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class SubspaceSearch(Result, kind="subspace-search"):
-    """What :func:`search_subspaces` returns; scored on other inputs than it was fitted on.
+    """The result of :func:`search_subspaces`, scored on other inputs than it was fitted on.
 
     Arrays of ``data``, over pairs in which the interchange of the whole state changes an answer at
     that delay (``active`` pairs):
@@ -76,10 +76,10 @@ class SubspaceSearch(Result, kind="subspace-search"):
     Attributes:
         ranks: Dimensions of each subspace.
         methods: Method that found each.
-        variables: The variables of the ``program`` that were looked for.
-        fitted_on: Number of pairs that subspaces were fitted on.
-        scored_on: Number of pairs that they were scored on.
-        scored_inputs: Number of inputs of these; intervals count no more than these.
+        variables: The sought variables of the ``program``.
+        fitted_on: Number of pairs for fitting.
+        scored_on: Number of scored pairs.
+        scored_inputs: Number of their inputs, which intervals count.
     """
 
     VARIABLES: ClassVar = {
@@ -100,7 +100,7 @@ class SubspaceSearch(Result, kind="subspace-search"):
 
     @property
     def smallest(self) -> dict[str, int]:
-        """By method, the smallest rank that carries 0.9 or more at every delay; 0 if none does."""
+        """By method, the smallest rank that carries at least 0.9 at every delay; 0 if none does."""
         ranks = dict.fromkeys(self.methods[:-1], 0)
         for name, method, rank in zip(self.data.subspace.values, self.methods[:-1], self.ranks):
             if self.worst(name)[1] >= THRESHOLD:
@@ -110,8 +110,8 @@ class SubspaceSearch(Result, kind="subspace-search"):
     def worst(self, subspace: str) -> tuple[float, float, float]:
         """Share of pairs that a subspace carries at its worst delay, with its 95% interval.
 
-        The worst is that whose interval begins lowest; delays with fewer than 60 effective pairs
-        are pooled with their neighbours.
+        The worst has the lowest lower end; delays with fewer than 60 effective pairs are pooled
+        with their neighbours.
         """
         active = self.data["active"].values
         # Share of effective pairs at each delay, [delay]; 0 where there are none.
@@ -153,22 +153,17 @@ def search_subspaces(
     - ``difference of means`` between the states of the values of the program's variables;
     - ``probe``: what linear probes of these variables read;
     - the last two ``per token``: directions for each token at the position;
-    - any that are ``given``, a compiled model's circuit for instance.
+    - any that are ``given``, such as a compiled model's circuit.
 
     Args:
         data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
-            each length ``n``). Every other input is fitted on, and the others are scored; equal
-            inputs stay together.
+            each length ``n``). Every other different input is fitted on, the others are scored.
         program: Its variables choose the pairs and label the states for probes.
-        variables: Variables to look for; all by default. For some of them, learning follows the
+        variables: Variables to look for; all by default. For only some, learning follows the
             program's counterfactual instead of the interchange of the whole state.
         ranks: Dimensions of learned and principal subspaces.
         given: Subspaces to score too: orthonormal rows, by name.
         steps: Gradient steps of each learned subspace.
-
-    Raises:
-        InputError: nothing to search for, rows that are not orthonormal, no input to score besides
-            those fitted on, or no pair in which an interchange changes an answer.
 
     Source: distributed alignment search, Geiger et al., arXiv 2303.02536.
     """
@@ -245,7 +240,7 @@ def runs_to_fit_and_score(
     strategy: PairStrategy,
     seed: int,
 ) -> list[InterchangeRun]:
-    """Single interchanges: first those that subspaces are fitted on, then those of each batch."""
+    """Single interchanges: those to fit on, then those of each batch."""
     generator = torch.Generator().manual_seed(seed)
     half, _ = _halves(batches[0])
     fitted_on = set(map(tuple, half.inputs.tolist()))
@@ -265,7 +260,7 @@ def answers_moved(run: InterchangeRun) -> Bool[Tensor, "pair delay"]:
 
 
 def _halves(batch: Batch) -> tuple[Batch, Batch]:
-    """Every other one of the different inputs, in their order, and the others; all rows of each."""
+    """Every other different input, and the rest; all rows of each."""
     # Number of each row's input, in the order of their first rows.
     _, which = batch.inputs.unique(dim=0, return_inverse=True)
     order = {k: number for number, k in enumerate(dict.fromkeys(which.tolist()))}
@@ -366,12 +361,11 @@ def _counts(
 def probe_directions(
     states: Float[Tensor, "place d_model"], values: Int[Tensor, " place"], penalty: float = 30.0
 ) -> Float[Tensor, "row d_model"]:
-    """The coefficients of a ridge probe, which separate the values best.
+    """The coefficients of a ridge probe.
 
-    A weak penalty reads along directions in which the state hardly varies, so that interchanges
-    along them change little: the IIA is 0.53 with a penalty of 0.001 on the ripple (6 bits, noise
-    of 1% on the weights), 1.00 with 1 to 1,000. A strong one loses rare values: 0.89 with 100 on
-    lookahead (12 bits).
+    A weak penalty reads along directions in which the state hardly varies: on the ripple (6 bits,
+    noise of 1% on the weights) the IIA is 0.53 with 0.001, 1.00 with 1 to 1,000. A strong one loses
+    rare values: 0.89 with 100 on lookahead (12 bits).
     """
     coef = RidgeProbe(alpha=penalty).fit(states, values).coef_
     return coef - coef.mean(0) if len(coef) > 1 else coef
@@ -380,7 +374,7 @@ def probe_directions(
 def mean_directions(
     states: Float[Tensor, "place d_model"], values: Int[Tensor, " place"]
 ) -> Float[Tensor, "class d_model"]:
-    """Mean state of each value, less the mean of these means.
+    """Mean state of each value, minus the mean of these means.
 
     Source: mass-mean probes, Marks & Tegmark, arXiv 2310.06824.
     """
@@ -389,7 +383,7 @@ def mean_directions(
 
 
 Directions = Callable[["Tensor", "Tensor"], "Tensor"]
-"""Rows along which the values of a variable differ, from states and values."""
+"""From states and values to rows along which the values differ."""
 
 
 READ = {"difference of means": mean_directions, "probe": probe_directions}
@@ -413,10 +407,7 @@ class LabelledStates(NamedTuple):
     def subspace(
         self, directions: Directions = probe_directions, rows: Any = slice(None)
     ) -> Float[Tensor, "rank d_model"]:
-        """Orthonormal rows that span the directions of the variables, each fitted by itself.
-
-        They are fitted on the first 8192 of the states ``rows``.
-        """
+        """Orthonormal rows that span the variables' directions, fitted on the first 8192 states."""
         states, labels = self.states[rows][:8192], self.labels[:, rows][:, :8192]
         bases = [_orthonormal(directions(states, v)) for v in labels if len(v.unique()) > 1]
         return _orthonormal(torch.cat(bases)) if bases else states.new_zeros(0, states.shape[-1])
@@ -424,7 +415,7 @@ class LabelledStates(NamedTuple):
     def subspace_by_token(
         self, directions: Directions = probe_directions
     ) -> Float[Tensor, "token rank d_model"]:
-        """:meth:`subspace` for each token at the position; rows of 0 where there are fewer."""
+        """:meth:`subspace` for each token at the position, padded with rows of 0."""
         # [rank, d_model] of each token; ranks may differ.
         spans = [self.subspace(directions, self.tokens == token) for token in range(self.n_tokens)]
         return pad_sequence(spans, batch_first=True)
@@ -439,7 +430,7 @@ def _orthonormal(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "rank d_mo
 def labelled_states(
     model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
 ) -> LabelledStates:
-    """Run a model and a program, whose variables label the states, on inputs of one length."""
+    """States of a model, labelled by a program, on inputs of one length."""
     inputs = batch.inputs.to(device_of(model))
     last = int(batch.n_loops.max())
     loops = spread_loops(last, 12)
@@ -456,7 +447,7 @@ def labelled_states(
 
 
 def spread_loops(n_loops: int, most: int) -> list[int]:
-    """Numbers of loops from 1 to T - 1 (to 1 if T is 1), evenly.
+    """Evenly spaced numbers of loops from 1 to T - 1 (to 1 if T is 1).
 
     Example:
         >>> spread_loops(25, 5)

@@ -1,4 +1,4 @@
-"""Findings and figures of studies of variables: interchanges, injected carries, subspaces."""
+"""Findings and figures of variable interchanges, injected carries and subspaces."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _persistence(result: InjectedCarry, model: str, kind: str) -> str:
 
 
 def _recovery(lives: np.ndarray) -> str:
-    """How many carries ended; those of :data:`MOST` loops were not seen to end."""
+    """How many carries ended within :data:`MOST` loops."""
     ended, n = int(lives[:MOST].sum()), int(lives.sum())
     if n and lives[0] == n:
         return ": the answer never changes"

@@ -1,4 +1,4 @@
-"""Interchange interventions on single variables of any loop program, in any looped model."""
+"""Interchange interventions on single variables of a loop program, in any looped model."""
 
 from __future__ import annotations
 
@@ -51,31 +51,31 @@ NOTHING = "nothing"
 SAME_VALUE = "the same value"
 
 INTERVENTIONS = (VARIABLE, RANDOM, ANOTHER_LOOP, ANOTHER_VARIABLE, NOTHING, SAME_VALUE)
-"""What is put into the base's state: the first is the intervention, the others its controls."""
+"""What replaces the base's state: the intervention, then its controls."""
 
 _CLEAN = "clean"  # counted beside: clean answers of program and model against each other
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class VariableInterchange(Result, kind="variable-interchange"):
-    """What :func:`interchange_study` returns.
+    """The result of :func:`interchange_study`.
 
     Arrays of ``data``; ``delay`` counts loops from the interchange, ``"end"`` is the last loop;
     cells without pairs are NaN:
 
-    - ``agreement``: share of pairs on which the model's whole answer is that of the program after
-      an interchange of the variable, by what was put in (:data:`INTERVENTIONS`); of the same-value
-      control, the share of answers that do not change, wherever the program has one;
-    - ``pairs``: number of pairs: those on which the program's answer changes at that delay, and
-      differs between control and intervention;
+    - ``agreement``: share of pairs on which the model's whole answer is the program's after an
+      interchange of the variable, by what was put in (:data:`INTERVENTIONS`); for the same-value
+      control, the share of unchanged answers, wherever the program has one;
+    - ``pairs``: number of pairs on which the program's answer changes at that delay, and differs
+      between control and intervention;
     - ``whole_run``, ``whole_run_pairs``: the same at every delay at once;
     - ``undisturbed``: share of the intervention's pairs on which the clean answers of model and
       program agree.
 
     Attributes:
-        ranks: Dimensions of each variable's subspace. For the other variables the whole state is
-            put in, and in the program all of its variables.
-        inputs: Number of inputs of the pairs; intervals count no more than these.
+        ranks: Dimensions of each variable's subspace. For other variables the whole state is put
+            in, and in the program all variables.
+        inputs: Number of the pairs' inputs, which intervals count.
     """
 
     VARIABLES: ClassVar[dict[str, str]] = {
@@ -92,11 +92,11 @@ class VariableInterchange(Result, kind="variable-interchange"):
 
     @property
     def iia(self) -> Any:
-        """Interchange intervention accuracy, a data array [variable, loop, delay]."""
+        """Interchange intervention accuracy, [variable, loop, delay]."""
         return self.data["agreement"].sel(intervention=VARIABLE, estimate="value")
 
     def pooled(self, intervention: str = VARIABLE) -> tuple[float, float, float, int]:
-        """Whole-run accuracy after an intervention over all variables and loops.
+        """Whole-run accuracy of an intervention over all variables and loops.
 
         Returns:
             The share, the ends of its 95% interval, and the number of pairs.
@@ -127,9 +127,9 @@ def interchange_study(
 
     For each variable v and number of loops t, pairs of inputs (base, source) and a position p are
     drawn on which v has two values and taking v from the source changes the program's answer. In
-    the model's run of the base, the part of the state at p in v's subspace is replaced by that of
-    the source. At every delay and asked position the model should then answer as the program does,
-    or, where the program's answer does not change, as in its clean run.
+    the model's base run, the part of the state at p in v's subspace is replaced by the source's. At
+    every delay and asked position the model should then answer as the program does, or, where the
+    program's answer does not change, as in its clean run.
 
     Controls, in the same bases and against the same counterfactual: a random change of equal norm;
     the source's state after another loop, at which v has another value; another variable's
@@ -146,10 +146,6 @@ def interchange_study(
         n_loops: Loops of a full run; T(n) of the batch by default.
         loops: Numbers of loops before the interchange; by default 0 .. ``n_loops``.
         pairs_per_loop: Most pairs of a variable after each number of loops.
-
-    Raises:
-        InputError: inputs that are not tokens of the program, an unknown variable, a subspace of
-            another shape, or loops out of range.
 
     Source: interchange interventions, Geiger et al., arXiv 2106.02997 and 2303.02536.
 
@@ -262,8 +258,7 @@ def _outcomes(
     """Make all interventions on the pairs of one variable.
 
     Yields:
-        The name of each, its pairs, on which the model's answer is right, and which count
-        [pair, delay].
+        Its name, its pairs, on which the model's answer is right, and which count [pair, delay].
     """
     prediction = finder.predict(variable, pairs)
     effective = _effective(prediction)
@@ -311,8 +306,8 @@ class Control(NamedTuple):
 class VariablePairs(ShortRepr):
     """Draws pairs for every variable of a program, and for its controls.
 
-    The source's value changes the program's answer at some delay, so that a model whose answers do
-    not change is never right. Without a subspace the whole state is put in, and so all variables,
+    The source's value changes the program's answer at some delay, so that a model whose answers
+    never change is never right. Without a subspace the whole state is put in, and so all variables,
     at positions with the same token.
     """
 
@@ -354,12 +349,12 @@ class VariablePairs(ShortRepr):
         return candidates[rows[evenly_by_class(last[rows], self.per_loop, self.generator)]]
 
     def predict(self, variable: str, pairs: InterchangePairs) -> Prediction:
-        """The program after an interchange of a variable (or with the whole state, of all)."""
+        """The program after an interchange of a variable (of all, with the whole state)."""
         names = (variable,) if variable in self.subspaces else None
         return Prediction(self.program, pairs, names=names, trace=self.trace)
 
     def another_loop(self, variable: str, right: Prediction) -> Control:
-        """The source after the nearest loop at which the variable has another value there."""
+        """The source after the closest loop at which the variable has another value there."""
         pairs = right.pairs
         # Values of the source at its position after each loop, [loop, pair].
         values = self.trace.variables[variable][:, pairs.source, pairs.positions[:, 0]]
@@ -390,7 +385,7 @@ class VariablePairs(ShortRepr):
     def same_value(self, variable: str, pairs: InterchangePairs) -> Control:
         """Sources with the base's value, in another context.
 
-        Another token at the position is preferred, unless the whole state is put in.
+        Unless the whole state is put in, another token at the position is preferred.
         """
         all_variables, position = variable not in self.subspaces, pairs.positions[:, 0]
         token = pairs.inputs[:, position].T
