@@ -1,4 +1,4 @@
-"""Findings and figures of several seeds, and of a sweep."""
+"""Findings and figures of several seeds and of a sweep."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _figure(
 
 
 def _parts(cells: xr.Dataset, axes: list[str]) -> list[tuple[str, xr.Dataset]]:
-    """A dataset taken apart along some axes, each part with its name."""
+    """A dataset split along some axes, each part with its name."""
     parts = [("", cells)]
     for axis in axes:
         parts = [
@@ -180,7 +180,7 @@ def _parts(cells: xr.Dataset, axes: list[str]) -> list[tuple[str, xr.Dataset]]:
 
 
 def _name(axis: str, place: Any) -> str:
-    """The name of a place on an axis: of a setting, a length or a distribution."""
+    """The name of a setting, length or distribution."""
     return {"setting": str(place), "length": f"n = {place}"}.get(axis) or readable(place)
 
 
@@ -191,7 +191,7 @@ def _ran(result: SweepResult) -> list[str]:
 
 
 def _lines(cells: xr.Dataset, measure: str, axis: str) -> list[Series]:
-    """A line of a measure with its band for each place on an axis."""
+    """A line with its band for each place on an axis."""
     places = cells[axis].values.tolist()
     # Lengths have an order, and so their colours.
     colours = ramp(len(places)) if axis == "length" else [None] * len(places)
@@ -209,6 +209,6 @@ def _lines(cells: xr.Dataset, measure: str, axis: str) -> list[Series]:
 
 
 def _cutoffs(result: SweepResult, cell: xr.Dataset, by_loop: bool) -> list[Reference]:
-    """The greatest lengths in training of a panel's settings, on an axis of lengths."""
+    """Training cutoffs of a panel's settings, on an axis of lengths."""
     cutoffs = np.unique(result.data["trained_up_to"].sel(setting=cell["setting"]).values)
     return [Reference(int(n), "", "x") for n in cutoffs if np.isfinite(n) and not by_loop]
