@@ -1,4 +1,4 @@
-"""Batched fixed-point solvers: their protocol, plain iteration, and three faster ones."""
+"""Batched fixed-point solvers: protocol, plain iteration, and three faster ones."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Map = Callable[["Tensor"], "Tensor"]
 class Status(IntEnum):
     """How the search ended for one example.
 
-    ``CONVERGED``: the residual of the returned state is within the tolerance.
-    ``OUT_OF_BUDGET``: ``max_iter`` steps were made.
-    ``DIVERGED``: a value is not finite, or the state outgrew the limit.
-    ``STALLED``: the residual stopped falling.
-    ``CYCLE``: plain iteration returns to the same states again and again.
+    - ``CONVERGED``: the residual of the returned state is within the tolerance.
+    - ``OUT_OF_BUDGET``: ``max_iter`` steps were made.
+    - ``DIVERGED``: a value is not finite, or the state outgrew the limit.
+    - ``STALLED``: the residual stopped falling.
+    - ``CYCLE``: plain iteration returns to the same states.
     """
 
     RUNNING = 0
@@ -52,11 +52,11 @@ class Termination(Settings):
 
     Attributes:
         tol, atol: Converged when :math:`\|f(x)-x\| \le` ``tol`` :math:`\|f(x)\|` + ``atol``.
-        max_iter: Steps after which a running example is given up.
+        max_iter: Steps at most.
         divergence: Diverged when :math:`\|f(x)\| >` ``divergence`` :math:`(1 + \|x_0\|)`.
         patience: Stalled when the best residual has not fallen by one percent in this many steps
-            (``None``: never). It should exceed the number of positions, as a change that travels
-            one position a loop keeps the residual level.
+            (``None``: never). It should exceed the number of positions: a change that travels one
+            position a loop keeps the residual level.
     """
 
     tol: PositiveFloat = 1e-5
@@ -85,7 +85,7 @@ class SolverState:
         x, fx: The iterate of each example, and the map there.
         gap, size: Norms of ``fx - x`` and of ``fx``.
         best, since_best: Smallest relative residual, and steps since it last fell by one percent.
-        done: Examples that have ended: a solver need not move them.
+        done: Examples that have ended; a solver need not move them.
     """
 
     x: Float[Tensor, "batch size"]
@@ -105,7 +105,7 @@ class SolverState:
         return share_of_size(self.gap, self.size).to(_at_least_single(self.x).dtype)
 
     def keep(self, old: SolverState, rows: Bool[Tensor, " batch"]) -> SolverState:
-        """This state, but with some examples as they were in ``old``."""
+        """This state, with some examples as in ``old``."""
         values = {}
         for name in ("x", "fx", "gap", "size", "best", "since_best", "evaluations"):
             new = getattr(self, name)  # [batch] or [batch, size]
@@ -115,20 +115,20 @@ class SolverState:
 
 
 class Solver(ABC):
-    """A batched fixed-point solver: every example runs, and ends, by itself."""
+    """A batched fixed-point solver; examples are independent."""
 
     @property
     def follows_the_map(self) -> bool:
-        """Whether each iterate is the map of the one before, so that a return is a cycle."""
+        """Whether each iterate is the map of the previous one, so that a return is a cycle."""
         return False
 
     @abstractmethod
     def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
-        """The state before the first step: ``f`` is evaluated at ``x0``."""
+        """The state before the first step, with ``f`` evaluated at ``x0``."""
 
     @abstractmethod
     def step(self, f: Map, state: SolverState) -> SolverState:
-        """One new iterate of the examples that are not done, and the map there."""
+        """One new iterate of the examples that are not done, with the map there."""
 
 
 def start(f: Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> SolverState:
@@ -140,7 +140,7 @@ def start(f: Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> Solver
 
 
 def advance(f: Map, state: SolverState, x: Float[Tensor, "batch size"]) -> SolverState:
-    """The state after moving to the iterate ``x``, at one evaluation of the map."""
+    """The state at the iterate ``x``, after one evaluation of the map."""
     fx = f(x)
     gap, size = distance(fx, x), distance(fx)
     residual = share_of_size(gap, size)
@@ -161,7 +161,7 @@ def distance(
 
 
 def _at_least_single(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The tensor in float32, or in its own type where that is wider."""
+    """The tensor in float32 or wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -170,7 +170,7 @@ class Picard(Settings, Solver):
     r"""Picard iteration, :math:`x_{k+1} = (1 - \beta) x_k + \beta f(x_k)` with damping.
 
     With :math:`\beta = 1` it is the looped model's own iteration, which unstable fixed points
-    repel. Less damps oscillations.
+    repel. A smaller :math:`\beta` damps oscillations.
     """
 
     damping: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -195,9 +195,9 @@ class SecantSolver(Settings, Solver):
     .. math:: x_{k+1} = x_k + \beta g_k - (\Delta X + \beta \Delta G) \gamma
 
     Args:
-        window: Number of remembered differences; two states of memory each.
+        window: Number of differences kept; two states of memory each.
         mixing: :math:`\beta`.
-        restart: The memory of an example is dropped when its residual exceeds this many times
+        restart: The differences of an example are dropped when its residual exceeds this many times
             its best one.
     """
 
@@ -232,7 +232,7 @@ class SecantSolver(Settings, Solver):
 
 
 def _solve_small(matrix: Float[Tensor, "batch window window"], target: Tensor) -> Tensor:
-    """Solve each small system; an unknown whose row is empty comes out as zero."""
+    """Solve each small system; an unknown with an empty row is zero."""
     empty = (matrix == 0).all(dim=-1)
     return torch.linalg.solve_ex(matrix + torch.diag_embed(empty.to(matrix)), target)[0]
 
@@ -247,7 +247,7 @@ def _push(history: Differences, new: Flat) -> Float[Tensor, "batch longer size"]
 class Anderson(SecantSolver):
     r"""Anderson acceleration of type II with mixing and regularisation :math:`\lambda`.
 
-    It is a :class:`SecantSolver` with
+    A :class:`SecantSolver` with
 
     .. math::
 
@@ -275,11 +275,10 @@ class Anderson(SecantSolver):
 class Broyden(SecantSolver):
     r"""Broyden's good method for :math:`g(x) = f(x) - x = 0`, with a limited memory.
 
-    The Jacobian starts as :math:`B_0 = -I / \beta` and is updated for each remembered step
-    :math:`s_i` and change :math:`y_i` of :math:`g`,
-    :math:`B \leftarrow B + (y_i - B s_i) s_i^\top / s_i^\top s_i`. It is a
-    :class:`SecantSolver` with, in closed form over the window (oldest first) and :math:`L` the part
-    of :math:`S^\top S` strictly below its diagonal:
+    The Jacobian starts as :math:`B_0 = -I / \beta` and is updated for each kept step :math:`s_i`
+    and change :math:`y_i` of :math:`g`, :math:`B \leftarrow B + (y_i - B s_i) s_i^\top / s_i^\top
+    s_i`. It is a :class:`SecantSolver` with, in closed form over the window (oldest first) and
+    :math:`L` the part of :math:`S^\top S` strictly below its diagonal:
 
     .. math:: \gamma = (S^\top Y + L / \beta)^{-1} S^\top g_k.
 
@@ -321,8 +320,8 @@ class NewtonKrylov(Settings, Solver):
         forcing: :math:`\eta_0`, the largest relative residual of a linear system.
         backtracks: Most halvings; few are best where loops carry information along.
 
-    Source: Eisenstat and Walker, 1996 (doi 10.1137/0917003), choice 2; Knoll and Keyes, 2004
-    (doi 10.1016/j.jcp.2003.08.010).
+    Source: Eisenstat and Walker, 1996 (doi 10.1137/0917003), choice 2; Knoll and Keyes, 2004 (doi
+    10.1016/j.jcp.2003.08.010).
     """
 
     max_vectors: PositiveInt = 20
@@ -362,7 +361,7 @@ class NewtonKrylov(Settings, Solver):
     def _solve(
         self, f: Map, state: SolverState, goal: Float[Tensor, " batch"]
     ) -> tuple[Flat, Int[Tensor, " batch"]]:
-        """The solutions d by GMRES, and the products that each example has used."""
+        """The solutions d by GMRES, and the products used for each example."""
         x = _at_least_single(state.x)
         g = _at_least_single(state.fx) - x
         most = min(self.max_vectors, x.shape[1])

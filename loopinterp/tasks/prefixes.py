@@ -88,7 +88,7 @@ class PrefixSum(_Prefixes):
         return f"{question} {spell(answer[1 : len(real) + 1], separator=space)}"
 
     def from_bits(self, bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
-        """The batch of given bits (mod m: digits); only the first ``n`` of each row count."""
+        """The batch of bits (mod m: digits); the first ``n`` of each row count."""
         return self._batch(bits, n, self.modulus, "bits")
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
@@ -116,9 +116,6 @@ class Automaton(ShortRepr):
         alphabet: The symbols, one character each, at least two.
         transitions: Next state by state and symbol; state 0 is the start.
         accepting: The accepting states.
-
-    Raises:
-        InputError: a table that is not complete, a state that does not exist, or a symbol twice.
     """
 
     alphabet: str
@@ -136,7 +133,7 @@ class Automaton(ShortRepr):
 
     @cached_property
     def dead(self) -> tuple[int, ...]:
-        """The states from which no accepting state can be reached."""
+        """States from which no accepting state can be reached."""
         live = {*self.accepting}
         for _ in self.transitions:  # a shortest path to an accepting state visits each state once
             live |= {s for s, row in enumerate(self.transitions) if live & {*row}}
@@ -173,7 +170,7 @@ def get_automaton(language: str) -> Automaton:
 
 
 def register_language(name: str, automaton: Automaton, *, replace: bool = False) -> None:
-    """Make a language known by name to :class:`RegularLanguage`; ``replace`` allows a taken one."""
+    """Register a language for :class:`RegularLanguage`; ``replace`` allows a taken name."""
     if not replace:
         check_new_name("language", name, _LANGUAGES)
     _LANGUAGES[name] = automaton
@@ -193,8 +190,8 @@ class RegularLanguage(_Prefixes):
     nested at most 2 or 3 deep. :func:`register_language` adds others.
 
     Distributions: ``"uniform"``, and ``"steered"``, which keeps both answers frequent at every
-    length: half of the examples never choose a symbol that leads to a dead state; the others draw
-    one of their n steps, and from it on take the first symbol that does.
+    length: half of the examples never take a symbol that leads to a dead state; the others draw one
+    of their n steps, and from it on take the first symbol that does.
 
     Source: Tomita, "Dynamic construction of finite automata from examples using hill-climbing",
     1982; bounded Dyck languages as in arXiv 2010.07515.
@@ -220,7 +217,7 @@ class RegularLanguage(_Prefixes):
 
     @property
     def automaton(self) -> Automaton:
-        """The automaton that decides the language."""
+        """The language's automaton."""
         return get_automaton(self.language)
 
     @property
@@ -251,11 +248,11 @@ class RegularLanguage(_Prefixes):
         return self.from_symbols(symbols, torch.tensor([len(word) for word in words]))
 
     def from_symbols(self, symbols: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Batch:
-        """The batch of given symbols; only the first ``n`` of each row count."""
+        """The batch of symbols; the first ``n`` of each row count."""
         return self._batch(symbols, n, self.d_vocab - 2, "symbols")
 
     def states(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The state of the automaton after each position; BOS and PAD leave it as it is.
+        """The automaton's state after each position; BOS and PAD leave it unchanged.
 
         Example:
             >>> task = RegularLanguage(language="dyck_2")
@@ -272,7 +269,7 @@ class RegularLanguage(_Prefixes):
         return states
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """1 where the prefix is in the language, else 0; ``IGNORE`` at BOS and PAD."""
+        """1 if the prefix is in the language, else 0; ``IGNORE`` at BOS and PAD."""
         states, tokens = self.states(inputs), inputs_of(inputs)
         accepting = torch.tensor(self.automaton.accepting, device=tokens.device)
         answer = torch.isin(states, accepting).long()  # [batch, pos]

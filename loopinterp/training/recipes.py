@@ -78,7 +78,7 @@ class Measurement(WithConflicts):
         return {n: self.lowest(n).share for n in self.lengths}
 
     def reach(self) -> tuple[int, int | None]:
-        """The greatest length up to which :meth:`worst` is at least .9 (else 0), and the first below.
+        """The length up to which :meth:`worst` is .9 or more (else 0), and the first below.
 
         One distribution under .9 is enough, even if others were not measured.
 
@@ -135,8 +135,7 @@ class Recipe(WithConflicts):
 
     @property
     def generalises(self) -> bool:
-        """Whether the mean is .9 or more on all distributions at some length >= 1.5 times the cutoff.
-        """
+        """Whether :meth:`Measurement.worst` is at least .9 at 1.5 times the cutoff or beyond."""
         far = self.config.curriculum.max_n * 1.5
         return any(share >= _WELL for n, share in self.measured.worst().items() if n >= far)
 

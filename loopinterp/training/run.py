@@ -270,8 +270,7 @@ class Run(ShortRepr):
 
     @property
     def finished(self) -> bool:
-        """Whether all steps were made (a given model needs none), with the task's files unchanged.
-        """
+        """Whether all steps were made (a given model has none), with the same task files."""
         return self.steps_done >= getattr(self.config, "steps", 0) and self.config.has_same_data
 
     def _counters(self) -> tuple[int, float]:
