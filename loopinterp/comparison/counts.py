@@ -81,7 +81,6 @@ def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
 
 
 def _classes(evidence: Sequence[Evidence]) -> list[pd.DataFrame]:
-    """Pairs in each class of each stratum, "STRATUM: LABEL"."""
     import pandas as pd
 
     tables = []

@@ -117,7 +117,6 @@ def _comparison_figures(result: ProgramComparison) -> list[Figure]:
 
 
 def _early(data: xr.Dataset, most: int = 24) -> xr.Dataset:
-    """The first delays at which some interchange is effective."""
     active = data["active"].sel(stratum=ALL).max("program").to_series().drop(END, errors="ignore")
     delays = active.index[active > 0][:most]
     return data.sel(delay=delays).assign_coords(delay=delays.astype(int))

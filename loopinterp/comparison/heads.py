@@ -250,7 +250,6 @@ def _measure(
     uniform, queries = selected / count.clamp(min=1), count[..., 0] > 0  # and [batch, 1, query]
 
     def mean(name: str, attention: Tensor, shift: int = 0) -> Float[Tensor, " head"]:
-        """Over examples and queries that select anything."""
         target = (selected if name == "mass" else uniform).roll(shift, 0)
         if name == "mass":
             score = (attention * target).sum(-1)

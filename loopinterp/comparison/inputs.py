@@ -31,7 +31,6 @@ def check_program_list(programs: Sequence[str | LoopProgram]) -> list[LoopProgra
 
 
 def check_programs(programs: Sequence[str | LoopProgram]) -> list[LoopProgram]:
-    """Programs of one task, with distinct names."""
     candidates = check_program_list(programs)
     names = {p.name for p in candidates}
     if not names or len(names) < len(candidates) or len({p.task for p in candidates}) > 1:

@@ -184,7 +184,6 @@ class Claims(ShortRepr):
         return ((answers == self.expected) | (self.expected == SILENT)).all(-1)
 
     def differ(self, other: Claims) -> Bool[Tensor, "pair delay"]:
-        """Whether two programs predict different whole answers."""
         # [pair, delay, pos]: a position counts where both predict something.
         both = (self.expected != SILENT) & (other.expected != SILENT)
         return (both & (self.expected != other.expected)).any(-1)

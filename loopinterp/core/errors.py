@@ -75,7 +75,6 @@ def check_choice(
 
 
 def check_new_name(what: str, name: str, known: Collection[str]) -> None:
-    """Raise if a name is registered already."""
     if name in known:
         expected, fix = "a name that is not registered yet", "Choose another, or pass replace=True."
         raise InputError(what, expected=expected, given=repr(name), fix=fix)
@@ -125,7 +124,6 @@ def check_number(
 
 
 def shown_value(value: Any) -> str:
-    """A short repr for messages."""
     try:
         return reprlib.repr(value)
     except ValueError:  # an integer of more digits than Python writes

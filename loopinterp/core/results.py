@@ -408,7 +408,6 @@ def register_kind(kind: str, module: str, section: str = "", **study: Any) -> No
 
 
 def registered_kinds() -> Mapping[str, Kind]:
-    """The registered kinds of result."""
     # The catalogue registers the package's kinds; by name, as core imports nothing above it.
     importlib.import_module("loopinterp.app.catalogue")
     return dict(_KINDS)

@@ -68,7 +68,6 @@ class Seal:
     metrics: str = hashlib.sha256(b"").hexdigest()
 
     def texts(self) -> dict[str, str]:
-        """The seal as metadata of a safetensors file."""
         return {_RUN: self.run, _LINES: str(self.n_lines), _METRICS: self.metrics}
 
     @classmethod
@@ -86,15 +85,12 @@ class Seal:
 
 
 class LinesDigest:
-    """A running SHA-256 of the lines of ``metrics.jsonl``."""
-
     def __init__(self, lines: Sequence[str] = ()) -> None:
         self._sha256, self.n_lines = hashlib.sha256(), 0
         for line in lines:
             self.add(line)
 
     def add(self, line: str) -> None:
-        """Add a line without its newline."""
         self._sha256.update(f"{line}\n".encode(errors="surrogatepass"))
         self.n_lines += 1
 
@@ -271,7 +267,6 @@ def record_how_it_was_made(
 
 
 def _notes(path: Path, owner: Owner | None) -> dict[str, Any]:
-    """Earlier notes of this configuration; empty if unreadable."""
     try:
         notes = read_json_object(path) if path.exists() else {}
     except CheckpointError:
@@ -281,6 +276,5 @@ def _notes(path: Path, owner: Owner | None) -> dict[str, Any]:
 
 
 def record_training(run: Path, seconds: float) -> None:
-    """Note a run's training command and seconds."""
     command = f"loopinterp train --config {shlex.quote(str(run / CONFIG))} --out NEW"
     record_how_it_was_made(run, command=command, seconds={"train": seconds})

@@ -199,7 +199,6 @@ def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
 
 
 def choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """The choices of a JSON schema."""
     choices: list[str] = []
     for part in schema.get("anyOf", [schema]):
         # A choice of one is a constant in the schema.

@@ -139,7 +139,6 @@ def _damaged(path: str | Path, expected: str, got: str) -> CheckpointError:
 def write_arrays(
     path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write NumPy arrays and texts as one safetensors file."""
     from safetensors.numpy import save
 
     contiguous = {k: np.asarray(v, order="C") for k, v in arrays.items()}
@@ -147,7 +146,6 @@ def write_arrays(
 
 
 def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """:func:`read_tensors_and_metadata` with NumPy arrays."""
     path = Path(path)
     tensors, texts = read_tensors_and_metadata(path)
     try:
@@ -159,7 +157,6 @@ def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]
 def write_tensors(
     path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors and texts as one safetensors file."""
     from safetensors.torch import save
 
     contiguous = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}

@@ -26,7 +26,6 @@ class ShortRepr:
     """
 
     def _shown(self) -> Iterable[tuple[str, Any]]:
-        """Fields by name; without fields, public attributes."""
         is_data = dataclasses.is_dataclass(self)
         names = [f.name for f in dataclasses.fields(self)] if is_data else vars(self)
         return [(name, getattr(self, name)) for name in names if not name.startswith("_")]

@@ -315,7 +315,6 @@ def _corner_states(
     *,
     same: float,
 ) -> dict[str, Tensor]:
-    """Two states by name, for the first example."""
     starts = other_starts(limits.state, generator, n_noise=2, n_others=len(limits.state) - 1)
     known = {OWN_START: iteration.h0, **starts}
     if corners is None:

@@ -75,12 +75,10 @@ def exact_panel(exact: xr.DataArray, references: Sequence[Reference] = ()) -> Li
 
 
 def with_exact(table: pd.DataFrame, exact: xr.DataArray) -> pd.DataFrame:
-    """A table by loop, with a column of exact match."""
     return table.assign(exact_match=table["loop"].map(value_of(exact).to_series()))
 
 
 def stability_of(largest_radius: float) -> str:
-    """Local stability in words."""
     if largest_radius < 1:
         return "below 1, so small perturbations decay"
     return "at least 1 somewhere, so not all small perturbations decay"

@@ -224,7 +224,6 @@ class _CycleWatch:
 
     @property
     def checking(self) -> Bool[Tensor, " batch"]:
-        """Examples with a candidate period."""
         return self.period > 0
 
     def see(self, x: Float[Tensor, "batch size"]) -> Int[Tensor, " batch"]:

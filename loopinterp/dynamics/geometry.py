@@ -244,7 +244,6 @@ def _add(sets: dict[str, _StateMoments], name: str, states: Tensor) -> None:
 
 
 def _dimensions(sets: dict[str, _StateMoments], generator: torch.Generator) -> dict[str, Tensor]:
-    """Dimensions of all sets, and of Gaussian vectors."""
     arrays, width = _dimension(sets["loops"]), sets["loops"].origin.shape[-1]
     others = [sets.get(name) for name in (EMBEDDING, LIMITS)]
     each = [_dimension(moments) for moments in others]

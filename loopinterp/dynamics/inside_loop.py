@@ -104,7 +104,6 @@ def attention_stabilisation_study(
 
 
 def _patterns(model: HookedRun, batch: Batch, n_loops: int) -> dict[str, Tensor]:
-    """Changes ``[loop, layer, batch, head]`` and exact match ``[loop, batch]``."""
     exact: list[Tensor] = []
 
     def change(pattern: Tensor, before: Tensor | None) -> Tensor | None:

@@ -239,7 +239,6 @@ class JacobianOperator(ShortRepr):
         return _masked(pulled, self.mask).reshape(self.like.shape)
 
     def random(self, generator: torch.Generator) -> Float[Tensor, "batch size"]:
-        """A random unit vector for each example."""
         drawn = torch.randn(self.like.shape, generator=generator, dtype=torch.float64)
         if self.mask is not None:
             drawn = torch.where(self.mask.flatten(1).cpu(), drawn, 0)

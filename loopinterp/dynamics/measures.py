@@ -255,7 +255,6 @@ def check_finite(values: Tensor, name: str, *, start: int = 0) -> None:
 
 
 def check_finite_state(state: Tensor, name: str, *, fix: str) -> None:
-    """Raise if a state is empty, not floating point or not finite."""
     numbers = state.numel() > 0 and state.is_floating_point()
     if not numbers or not state.isfinite().all():
         got = "NaN or infinity" if numbers else f"{state.dtype} of shape {tuple(state.shape)}"

@@ -149,7 +149,6 @@ def counted_examples(
 
 
 def usual_loops(batch: Batch, *, times: float, least: int) -> int:
-    """``times`` the longest T(n), at least ``least``."""
     return max(least, math.ceil(times * int(batch.n_loops.max())))
 
 

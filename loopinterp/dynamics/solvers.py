@@ -140,7 +140,6 @@ def start(f: Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> Solver
 
 
 def advance(f: Map, state: SolverState, x: Float[Tensor, "batch size"]) -> SolverState:
-    """The state at the iterate ``x``, after one evaluation of the map."""
     fx = f(x)
     gap, size = distance(fx, x), distance(fx)
     residual = share_of_size(gap, size)
@@ -161,7 +160,6 @@ def distance(
 
 
 def _at_least_single(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The tensor in float32 or wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

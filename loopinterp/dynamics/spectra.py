@@ -190,8 +190,6 @@ def cycle_multipliers(
 
 
 def turn_of(step: Callable[[Tensor], Tensor], n_times: int) -> Callable[[Tensor], Tensor]:
-    """The map applied ``n_times``."""
-
     def turn(h: Tensor) -> Tensor:
         for _ in range(n_times):
             h = step(h)

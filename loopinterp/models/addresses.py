@@ -63,7 +63,6 @@ class SiteMap:
 
     @property
     def n_layers(self) -> int:
-        """Layers of the tied block."""
         return len(self.block)
 
     @property
@@ -79,7 +78,6 @@ class SiteMap:
         return self.d_model if self.d_state is None else self.d_state
 
     def axes(self, kind: str) -> Axes:
-        """The axes of a kind of activation after the batch."""
         known: dict[str, Axes] = {
             "residual": ("pos", self.d_model),
             "state": ("pos", self.state_width),
@@ -128,7 +126,6 @@ class Address:
 
     @property
     def pos_axis(self) -> int | None:
-        """The axis of positions, counted from the end; None without one."""
         return self.axes.index("pos") - len(self.axes) if "pos" in self.axes else None
 
     def shape(self, batch: int, n_pos: int, n_kept: int | None = None) -> tuple[int, ...]:
@@ -243,7 +240,6 @@ class AddressBook:
         return names[0] if one_loop and one_layer else names
 
     def resolve(self, name: str) -> str:
-        """The full name of a hook name or alias."""
         # Names of TransformerLens' bridge: blocks.3.hook_in, blocks.3.hook_out.
         if bridged := re.fullmatch(r"(blocks\.\d+)\.hook_(in|out)", name):
             end = "pre" if bridged[2] == "in" else "post"
@@ -285,7 +281,6 @@ class AddressBook:
         return unknown_name("hook", name, self.addresses, HookError)
 
     def targets(self, name: object) -> list[Address]:
-        """Addresses of a name, a list of names, or a predicate."""
         if callable(name):
             return [self.addresses[full] for full in self.select(name)]
         names = list(flat_names(name, "name of a hook"))
@@ -333,7 +328,6 @@ class AddressBook:
 
 
 def flat_names(names: object, what: str) -> Iterator[str]:
-    """The names in nested lists of names."""
     if isinstance(names, str):
         yield names
     elif isinstance(names, Iterable) and not isinstance(names, bytes):

@@ -50,7 +50,6 @@ class Attention(nn.Module):
 
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:
-        """Output weights of each head."""
         axes = "d_model (head d_head) -> head d_head d_model"
         return rearrange(with_weights(self.out).weight, axes, head=self.n_heads)
 

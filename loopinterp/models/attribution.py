@@ -72,7 +72,6 @@ class AttributionPass:
         self._place = place
 
     def read(self, component: str) -> Tensor:
-        """An activation at this place."""
         words = (("loop", "loops"), ("layer", "blocks" if "loop" in self._place else "coda"))
         steps = [f"{word}.{self._place[axis]}" for axis, word in words if axis in self._place]
         return self._read(".".join([*steps, component])).to(self._dtype)

@@ -134,7 +134,6 @@ def _folder(name: str, options: dict[str, Any]) -> Path:
 def check_tensors(
     tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str, *, fix: str
 ) -> None:
-    """Raise unless tensors have the expected names, shapes and types."""
     known, there = (
         {
             name: f"{tuple(x.shape)} of {x.dtype}" if hasattr(x, "dtype") else type(x).__name__
@@ -199,7 +198,6 @@ def write_activations(
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """The index of a folder, checked."""
     path = folder / _INDEX
     index = read_json_object(path)
     try:
@@ -215,7 +213,6 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def read_activations(folder: Path, index: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The activations that an index names."""
     tensors: dict[str, Tensor] = {}
     for file in index["files"]:
         tensors |= read_tensors(folder / file)

@@ -199,7 +199,6 @@ class _Cached(_Recomputed):
         return model.run_readout(read, context=replace(context, qk_offset=None))
 
     def input_context(self, places: Int[Tensor, "#batch pos"]) -> AttentionContext:
-        """The attention context of these positions, as queries over all known ones."""
         model, known = self.model, self.tokens[:, : self.seen]
         key = torch.arange(self.seen, device=places.device)[None, None]  # [1, 1, key]
         offset = model.qk_offset(known, self.offset)

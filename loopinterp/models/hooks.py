@@ -154,12 +154,10 @@ class LoopHooks(RunLength, HookedRootModule):
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the activations."""
         return next(self.parameters()).dtype
 
     def run_with_hooks(
@@ -252,7 +250,6 @@ class LoopHooks(RunLength, HookedRootModule):
         return self.addresses(n_loops).site(component, loop=loop, layer=layer, section=section)
 
     def addresses(self, n_loops: int | None = None) -> AddressBook:
-        """All addresses of a run."""
         key = self._loops(n_loops), self._flags
         if key not in self._books:
             self._books[key] = AddressBook(self.site_map, key[0])
@@ -271,13 +268,11 @@ class LoopHooks(RunLength, HookedRootModule):
 
     @property
     def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]
-        """Hook points by name, for a run of ``model.n_loops`` loops."""
         addresses = self.addresses().addresses
         return {name: self._point(address) for name, address in addresses.items()}
 
     @property
     def mod_dict(self) -> dict[str, nn.Module]:  # type: ignore[override]
-        """Modules and hook points by name."""
         modules = {name: module for name, module in self.named_modules() if name}
         return {**modules, **self.hook_dict}
 
@@ -294,7 +289,6 @@ class LoopHooks(RunLength, HookedRootModule):
         return point
 
     def _hooked(self, n_loops: int, *, is_set: bool) -> list[tuple[Address, HookPoint]]:
-        """The hooked points of a run of ``n_loops`` loops."""
         scopes = _open_scopes(self._points)
         for scope in scopes:
             scope.need_here()

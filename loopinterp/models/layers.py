@@ -68,8 +68,6 @@ class Norm(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear maps with an activation between them."""
-
     def __init__(self, config: LoopedTransformerConfig) -> None:
         super().__init__()
         self.fc_in = LinearMap(config.d_model, config.mlp_width)
@@ -250,7 +248,6 @@ class StateCode(nn.Module):
     def forward(
         self, h: Float[Tensor, "*shape d_model"], tap: Tap = SILENT
     ) -> Float[Tensor, "*shape d_model"]:
-        """The state of the signs of ``h``."""
         z = tap("hook_code_pre", self.read(h))  # [*shape, n_bits]
         return self.write(tap("hook_code", self._bits(z)))
 

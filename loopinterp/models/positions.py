@@ -121,7 +121,6 @@ class AttentionContext:
         return replace(self.surround, **shared, remember=self.remember)
 
     def select(self, rows: Tensor | slice) -> AttentionContext:
-        """The context of some examples."""
         if self.qk_offset is None:
             return self
         return replace(self, qk_offset=self.qk_offset[rows])
@@ -259,7 +258,6 @@ def abacus_positions(
 
 
 def check_length(n_needed: int, n_ctx: int, what: str) -> None:
-    """Raise if a learned position table is too short."""
     if n_needed > n_ctx:
         expected, fix = f"at most n_ctx={n_ctx} learned positions", "Shorten the input."
         raise InputError(what, expected=expected, given=str(n_needed), fix=fix)

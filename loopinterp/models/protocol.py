@@ -102,7 +102,6 @@ def takes_loop(model: Any) -> bool:
 
 
 def rule_of(model: Any) -> LoopRule | None:
-    """The rule for a model's number of loops, if any."""
     rule = declared(model, "loop_rule")
     return rule if isinstance(rule, LoopRule) else None
 
@@ -143,7 +142,6 @@ def reach(model: Any) -> int | None:
 
 
 def need_model(model: object) -> None:
-    """Raise unless a model has the protocol's methods."""
     is_class = isinstance(model, type)
     if not is_class and (hasattr(model, "bind") or isinstance(model, LoopedModel)):
         return
@@ -173,7 +171,6 @@ def need_one_map(model: LoopedModel | Any) -> None:
 
 
 def need_hooks(model: object) -> None:
-    """Raise unless activations inside the loops have hooks."""
     need_model(model)
     if not hasattr(model, "run_with_cache") or not hasattr(model, "site"):
         expected = "a LoopedTransformer or an adapter: heads and layers need hooks"

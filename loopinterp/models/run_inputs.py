@@ -94,7 +94,6 @@ class RunLength:
 
     @property
     def loop_rule(self) -> LoopRule | None:
-        """The rule for the number of loops of an input, if any."""
         return self._rule
 
     @loop_rule.setter
@@ -137,7 +136,6 @@ def check_loops(n_loops: int) -> int:
 
 
 def check_ends(n_loops: Tensor, inputs: Any) -> Tensor:
-    """Numbers of loops, one per example, checked."""
     if isinstance(inputs, torch.Tensor):
         need_examples(inputs)
         check_each("n_loops", n_loops, inputs)
@@ -157,14 +155,12 @@ def loop_span(start: int, stop: int | None, n_loops: int, state: Tensor | None) 
 
 
 def check_features(inputs: Tensor, d_features: int | None) -> None:
-    """Raise unless the inputs are feature vectors of width ``d_features``."""
     is_batch = isinstance(inputs, torch.Tensor) and inputs.dim() == 3
     fits = is_batch and inputs.shape[-1] == d_features and inputs.is_floating_point()
     _check_kind(inputs, fits, f"floats [batch, pos, d_features={d_features}]")
 
 
 def check_tokens(inputs: Tensor, d_vocab: int, fix: str = "Use the model's own task.") -> None:
-    """Raise unless the inputs are tokens ``[batch, pos]`` of a vocabulary."""
     tokens = isinstance(inputs, torch.Tensor) and inputs.dtype in TOKEN_TYPES and inputs.dim() == 2
     _check_kind(inputs, tokens, "integers [batch, pos] (uint8 or int8 to int64)")
     low, high = int(inputs.min()), int(inputs.max())

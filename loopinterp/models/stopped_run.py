@@ -69,7 +69,6 @@ class LoopView(ShortRepr):
         return replace(self, loop=self.loop + 1, state=state, previous=before, notes={})
 
     def _remembering(self, past: int) -> LoopView:
-        """This view with the ``past`` loops up to it."""
         before = self.previous._remembering(past - 1) if self.previous and past > 1 else None
         return self._copy(lambda readout: readout, previous=before)
 

@@ -35,7 +35,6 @@ _Probability = Annotated[float, Field(gt=0, lt=1)]
 
 @dataclass_transform(frozen_default=True)
 def _rule(cls: type[T]) -> type[T]:
-    """Make a frozen dataclass with checked numbers."""
     rule: Any = dataclass(frozen=True)(cls)
     rule.__init__ = checked(rule.__init__)
     return rule

@@ -73,8 +73,6 @@ SILENT = Tap()
 
 
 class ChangingTap(Tap):
-    """A tap that changes activations by component."""
-
     def __init__(self, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
         self._changes = changes
 
@@ -89,8 +87,6 @@ class ChangingTap(Tap):
 
 
 class _OpenTap(Tap):
-    """A tap with hook points and recorded components."""
-
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.points: dict[str, list[HookPoint]] = {}
@@ -143,7 +139,6 @@ class Taps:
         return self._taps.get((section, loop, layer), SILENT)
 
     def end(self, state: Tensor, logits: Tensor | None) -> None:
-        """Record the end of a run."""
         if self._recorder is not None:
             self._recorder.last = (state, logits)
 

@@ -35,11 +35,9 @@ class Needs:
     settings: Mapping[str, tuple[Any, ...]]
 
     def also(self, **settings: tuple[Any, ...]) -> Needs:
-        """The same with further settings."""
         return replace(self, settings={**self.settings, **settings})
 
     def check(self, config: Any, method: str) -> None:
-        """Raise unless a model has these settings."""
         values = {name: getattr(config, name, None) for name in self.settings}
         wrong = [f"{k}={value!r}" for k, value in values.items() if value not in self.settings[k]]
         if not isinstance(config, LoopedTransformerConfig):
@@ -96,7 +94,6 @@ class TransformerLensCalls(nn.Module):
         )
 
     def cfg_options(self) -> dict[str, Any]:
-        """Further settings of :attr:`cfg`."""
         return {}
 
     def loss_fn(
@@ -204,7 +201,5 @@ class StoppedRun(Exception):
 
 
 class StopPoint(HookPoint):
-    """A hook point that ends the run."""
-
     def forward(self, x: Tensor) -> NoReturn:  # type: ignore[override]
         raise StoppedRun(x)

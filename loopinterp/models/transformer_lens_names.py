@@ -142,7 +142,6 @@ class TransformerLensNames(HookedRun):
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
-        """Learned position embedding."""
         if self.position_embedding is None:
             got, fix = self.config.positions, "Use positions='absolute'."
             raise InputError("W_pos", expected="learned positions", given=got, fix=fix)
@@ -220,7 +219,6 @@ class TransformerLensNames(HookedRun):
         return total + b_O[layer] if mlp_input else total
 
     def tl_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Items of :meth:`tl_parameters`."""
         return iter(self.tl_parameters().items())
 
     def blocks_with(self, submodule: str) -> list[tuple[int, Any]]:

@@ -162,7 +162,6 @@ class DecimalOperands(TokenByToken):
         return self._written(self._lead(digits, n_digits, generator), n_digits, n)
 
     def _digits(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-        """Random digits [batch, operand, width]."""
         each = [integers(0, 10, shape, generator) for _ in range(self.n_operands)]
         return torch.stack(each, dim=1)
 

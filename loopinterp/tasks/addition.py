@@ -321,7 +321,6 @@ def _turn(bits: Int[Tensor, "batch width"], n: Int[Tensor, " batch"]) -> Tensor:
 def draw_bits(
     distribution: str, batch_size: int, width: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, "batch width"], Int[Tensor, "batch width"]]:
-    """Operand bits of a distribution of :class:`Addition`."""
     shape = (batch_size, width)
     a = coins(0.5, shape, generator)
     if distribution == "uniform":

@@ -179,7 +179,6 @@ def as_prompts(tokens: Int[Tensor, "batch pos"], *, n_loops: NonNegativeInt) -> 
 
 
 def need_asked(batch: Batch) -> None:
-    """Raise unless each example has a target."""
     missing = (batch.targets == IGNORE).all(dim=1).nonzero().flatten().tolist()
     got = f"none in examples {missing[:8]}" if missing else "no examples"
     fix = "Leave those examples out, or sample the batch from a task."
@@ -203,7 +202,6 @@ def _no_task(what: str, expected: str, data: object) -> InputError:
 
 
 def check_length(n: int) -> int:
-    """The problem length ``n``, checked."""
     fix = "Pass a problem length, e.g. n=8."
     return check_integer("n", n, least=1, far=MOST_TOKENS, fix=fix)
 
@@ -276,7 +274,6 @@ def random_bits(
 
 
 def integers(low: int, high: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Uniform integers from ``low .. high - 1``."""
     return torch.randint(low, high, tuple(shape), generator=generator, device=generator.device)
 
 

@@ -315,7 +315,6 @@ def _is_single(puzzle: list[int], cell: int, digit: int, box: int) -> bool:
 
 
 def _has_another(puzzle: list[int], cell: int, digit: int, box: int) -> bool:
-    """Whether there is a solution with another digit in that cell."""
     taken = {digit, *(puzzle[other] for other in peers(box)[cell])}
     free = [other for other in range(1, box**2 + 1) if other not in taken]
     return any(

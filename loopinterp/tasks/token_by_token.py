@@ -68,7 +68,6 @@ class TokenByToken(Sampler):
         return put(ignored, self._with_end(answer, length), start, length + 1)
 
     def _with_end(self, answer: Tensor, length: Tensor) -> Tensor:
-        """Answers followed by ``end``."""
         width = int(length.max()) + 1
         return pad(answer, (0, 1))[:, :width].masked_fill(~inside(length, width), self.end)
 

@@ -78,7 +78,6 @@ def scores_at(
 def score(
     logits: Float[Tensor, "batch pos d_vocab_out"], targets: Int[Tensor, "batch pos"]
 ) -> Scores:
-    """The scores of one readout."""
     has_target = targets != IGNORE
     exact, share = _right_by_example(logits.argmax(-1), targets)
     dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -91,7 +90,6 @@ def score(
 
 
 def _right_by_example(answer: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether each example is fully right, and its share of right positions."""
     has_target = targets != IGNORE
     right = (answer == targets) & has_target  # [batch, pos]
     return (right | ~has_target).all(-1), right.sum(-1).double() / has_target.sum(-1).double()

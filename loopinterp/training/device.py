@@ -113,7 +113,6 @@ class Processes:
                 x.copy_(total.view_as(x))
 
     def wait(self) -> None:
-        """Wait for all processes."""
         if self.count > 1:
             dist.barrier()
 
@@ -127,7 +126,6 @@ def is_first() -> bool:
 
 
 def n_processes() -> int:
-    """The number of processes that ``torchrun`` started."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -51,7 +51,6 @@ _NAMES = {
 
 
 def readable(distribution: str) -> str:
-    """A distribution's name in words."""
     return _NAMES.get(distribution, distribution)
 
 
@@ -87,7 +86,6 @@ def _columns(
 
 
 def _by_n(values: xr.DataArray) -> list[Series]:
-    """A line for each length, in ordered colours."""
     return Series.each(values, "length", "n = {}".format, in_order=True)
 
 
@@ -99,8 +97,6 @@ def _by_rule(values: xr.DataArray) -> list[Series]:
 
 @findings_of.register
 def _(result: EvaluationResult) -> list[Finding]:
-    """The lowest over all distributions, how far the model goes on each, and when to stop."""
-    distributions = result.data["distribution"].values.tolist()
     findings = [_reach(result, distribution) for distribution in distributions]
     if len(distributions) > 1 or result.not_judged:
         lowest = {n: result.lowest(n) for n in result.data["length"].values.tolist()}
@@ -141,7 +137,6 @@ def lowest_finding(
 
 
 def unmeasured(not_judged: Sequence[str]) -> str:
-    """A sentence about the distributions that were not measured."""
     return f" Not measured: {', '.join(map(readable, not_judged))}." if not_judged else ""
 
 

@@ -184,7 +184,6 @@ def answers_at(
 def cross_entropy(
     logits: Float[Tensor, "batch pos d_vocab_out"], targets: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy over all positions with a target."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
 
 

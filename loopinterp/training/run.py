@@ -347,7 +347,6 @@ def given_model_config(
 
 
 def need_free_folder(folder: Path) -> None:
-    """Raise if a folder already holds a run."""
     if (folder / CONFIG).exists():
         raise RunError(RunFault.TAKEN, f"output folder {folder}")
 

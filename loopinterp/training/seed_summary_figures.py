@@ -180,18 +180,15 @@ def _parts(cells: xr.Dataset, axes: list[str]) -> list[tuple[str, xr.Dataset]]:
 
 
 def _name(axis: str, place: Any) -> str:
-    """The name of a setting, length or distribution."""
     return {"setting": str(place), "length": f"n = {place}"}.get(axis) or readable(place)
 
 
 def _ran(result: SweepResult) -> list[str]:
-    """Settings with a finished seed."""
     settings, counts = (result.data[k].values.tolist() for k in ("setting", "n_seeds"))
     return [setting for setting, n_seeds in zip(settings, counts) if n_seeds]
 
 
 def _lines(cells: xr.Dataset, measure: str, axis: str) -> list[Series]:
-    """A line with its band for each place on an axis."""
     places = cells[axis].values.tolist()
     # Lengths have an order, and so their colours.
     colours = ramp(len(places)) if axis == "length" else [None] * len(places)
