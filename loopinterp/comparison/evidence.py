@@ -57,8 +57,8 @@ class Evidence(ShortRepr):
     Arrays of ``data``:
 
     - [pair]: ``base``, the input whose run is changed;
-    - [pair, delay]: ``within``, whether the run still goes on (else the rest is false); ``moves``,
-      whether the interchange changes an answer of the model;
+    - [pair, delay]: ``within``, whether the run still goes on; ``moves``, whether an answer of the
+      model changes;
     - [program, pair, delay]: ``changes``, whether the program predicts a change; ``agree``, whether
       the model's whole answer is the predicted one; ``random_agree``, after a random perturbation;
     - [program, rival, pair, delay]: ``apart``, whether two programs predict different answers;

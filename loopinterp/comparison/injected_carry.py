@@ -75,8 +75,8 @@ def injected_carry_study(
     """Inject carries into additions, and count the loops for which the answer shows them.
 
     The state of one bit is taken from an input with the same two bits there and the opposite carry
-    into them; both carries are final for two loops or more, at least :data:`MOST` loops before the
-    end. A carry persists as long as the model's answer at that bit stays changed.
+    into them, both final for two loops or more, :data:`MOST` loops or more before the end. A carry
+    persists as long as the answer at that bit stays changed.
 
     Args:
         models: A model of additions (tokens ``a + 2b`` after BOS), or several.

@@ -50,15 +50,15 @@ class PairStrategy(Protocol):
 class SpreadPairs:
     """Interchanges of one position's state, spread evenly over tokens, loops and positions.
 
-    Base and source have the same token at the position, and some variable of some program differs
-    there. Half of the pairs are drawn evenly by (token, left token), half so that every two
-    programs disagree on equally many. Same-value pairs take all variables' values from another
-    context; they must change nothing.
+    Base and source have the same token at the position, and differ there in some program's
+    variable. Half of the pairs are drawn evenly by (token, left token), half so that every two
+    programs disagree on equally many. Same-value sources differ in no variable, and must change
+    nothing.
 
     Attributes:
         pairs: Pairs of other values.
         same_value: Pairs of the same value.
-        loops: Number of different loops: one from each of so many spans of 0 .. T(n) - 1. Into the
+        loops: Number of different loops: one from each of so many spans of 0 .. T(n) - 1. For the
             initial state every source comes from a later loop.
         sites: Positions whose states are put in at once.
         other_loops: Share of the sources that are states of another loop.

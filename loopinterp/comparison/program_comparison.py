@@ -45,15 +45,15 @@ class ProgramComparison(Result, kind="program-comparison"):
 
     Arrays of ``data``. ``delay`` counts loops from the interchange, ``"end"`` is T(n); ``stratum``
     is ``"all"`` or ``"CLASS: LABEL"``. Shares are of effective interventions; intervals count
-    inputs, as pairs of one input are alike.
+    inputs.
 
-    - ``iia``: share whose whole answer is predicted, of ``active`` pairs; ``no_interchange``: share
-      in which predicting no change is right;
+    - ``iia``: share of ``active`` pairs whose whole answer is predicted; ``no_interchange``: share
+      without a change;
     - ``whole_run``: share predicted at every delay, of ``whole_run_active`` pairs on
       ``whole_run_inputs`` inputs; ``followed``: at every delay up to this one;
     - ``pairs``: all pairs of a stratum, effective or not;
     - ``undisturbed``: share of loops of clean runs whose whole answer is the program's;
-      ``decided``: share of those answers that it decides;
+      ``decided``: share of answers that it decides;
     - ``duel``: where two programs predict different answers, share in which the first is right, at
       the delay (``duel_delay``) that separates them best, of ``apart`` pairs; ``alike``: whether
       their clean answers are identical;
@@ -142,23 +142,22 @@ def compare_programs(
 ) -> ProgramComparison:
     r"""Compare a model with candidate programs by their predictions of interchange interventions.
 
-    An interchange replaces the state of the model at one position, after some loops of a base run,
-    by that of a source run. Each program predicts the answer at every delay: its variables at that
-    position come from its own run on the source. Its accuracy (IIA) is the share of effective
-    interventions (the program's or the model's answer changes) in which the model's whole answer is
-    the predicted one. :func:`loopinterp.comparison.rule.decide` identifies a program that holds at
-    every delay, in every stratum and in clean runs, and beats every rival.
+    An interchange replaces the model's state at one position, after some loops of a base run, by
+    that of a source run. Each program predicts the answer at every delay from the same interchange
+    of its variables. Its accuracy (IIA) is the share of effective interventions (an answer of
+    program or model changes) in which the model's whole answer is the predicted one.
+    :func:`loopinterp.comparison.rule.decide` identifies a program, if one holds throughout and
+    beats every rival.
 
-    A program may be offset from the model: a loop earlier or later, with answers a loop late, or
-    with its variables a position to the left. The offset is chosen on unscored pairs of the first
-    batch.
+    A program may be a loop earlier or later than the model, answer a loop late, or hold its
+    variables a position to the left. This offset is chosen on unscored pairs of the first batch.
 
     Programs that differ only in how they store a variable (negated, in two copies) are not
     separated.
 
     Args:
-        models: Any looped model, or several (seeds of one recipe), with a verdict each.
-        programs: One program or more, all of the task whose tokens the model reads.
+        models: Any looped model, or several, with a verdict each.
+        programs: One program or more, of the task whose tokens the model reads.
         data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
             each length ``n``, :data:`EXAMPLES` by default).
         pairs: How pairs are chosen; by default :class:`~loopinterp.comparison.SpreadPairs` on the

@@ -261,8 +261,8 @@ def reduction_study(
 ) -> Reduction:
     """Reduce a model's state to a few directions per token, and compare both by interchanges.
 
-    Directions are the principal ones of each token's states, in runs of the first inputs, clean and
-    after interchanges. All other inputs are scored.
+    Directions are the principal ones of each token's states, clean and after interchanges, on the
+    first inputs. The other inputs are scored.
 
     Args:
         model: Any looped model that reads tokens.
@@ -270,8 +270,7 @@ def reduction_study(
             each length ``n``). Directions are fitted on the first :data:`FITTED` different inputs
             of the first batch, at most half of them.
         ranks: Numbers of directions; those of d_model or more are ignored.
-        kinds: Kinds of interchange. For untied layers, one per loop, use ``("same loop",)``: other
-            loops are other layers.
+        kinds: Kinds of interchange; ``("same loop",)`` for untied layers, one per loop.
         at_end: Compare only answers at the end of a run; the delay is then the number of loops
             after the interchange.
         pairs: Interchanges of each kind and length.

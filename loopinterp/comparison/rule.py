@@ -74,10 +74,10 @@ class Verdict(ShortRepr):
         clean_fits: The programs that predict clean runs.
         followed_for: The closest program predicts every delay from 0 to this one; -1 if none.
         longest_delay: The longest delay that was tested.
-        indistinguishable: If none is identified, other programs whose whole-run intervals overlap
-            with the closest's, or that no pair separates from it.
+        indistinguishable: If none is identified, programs whose whole-run intervals overlap the
+            closest's, or that no pair separates from it.
         unseparated: Those of them that no pair separates.
-        equivalent: Those of these that no interchange separates
+        equivalent: Those of these that no interchange can separate
             (:func:`loopinterp.programs.equivalence`).
         refuted: The closest program's interval ends below the threshold, and some pair separates it
             from every rival.

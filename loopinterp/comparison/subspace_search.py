@@ -146,9 +146,9 @@ def search_subspaces(
     Subspaces are fitted on half of the inputs and scored on the other half, at every delay, each
     with its complement. They are
 
-    - ``learned``: distributed alignment search: a rotation found by gradient so that an interchange
-      of its first directions gives the answers of one of the whole state, and one of the rest
-      changes nothing;
+    - ``learned``: distributed alignment search: a rotation, by gradient, so that interchanging its
+      first directions gives the same answers as the whole state, and interchanging the rest changes
+      nothing;
     - ``principal directions`` of what interchanges of the whole state change;
     - ``difference of means`` between the states of the values of the program's variables;
     - ``probe``: what linear probes of these variables read;
@@ -159,8 +159,8 @@ def search_subspaces(
         data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
             each length ``n``). Every other different input is fitted on, the others are scored.
         program: Its variables choose the pairs and label the states for probes.
-        variables: Variables to look for; all by default. For only some, learning follows the
-            program's counterfactual instead of the interchange of the whole state.
+        variables: Variables to look for; all by default. With fewer, learning follows the program's
+            counterfactual.
         ranks: Dimensions of learned and principal subspaces.
         given: Subspaces to score too: orthonormal rows, by name.
         steps: Gradient steps of each learned subspace.

@@ -60,17 +60,16 @@ _CLEAN = "clean"  # counted beside: clean answers of program and model against e
 class VariableInterchange(Result, kind="variable-interchange"):
     """The result of :func:`interchange_study`.
 
-    Arrays of ``data``; ``delay`` counts loops from the interchange, ``"end"`` is the last loop;
-    cells without pairs are NaN:
+    Arrays of ``data``; ``delay`` counts loops from the interchange, ``"end"`` is the last loop; NaN
+    without pairs:
 
     - ``agreement``: share of pairs on which the model's whole answer is the program's after an
       interchange of the variable, by what was put in (:data:`INTERVENTIONS`); for the same-value
-      control, the share of unchanged answers, wherever the program has one;
+      control, the share of unchanged answers;
     - ``pairs``: number of pairs on which the program's answer changes at that delay, and differs
       between control and intervention;
     - ``whole_run``, ``whole_run_pairs``: the same at every delay at once;
-    - ``undisturbed``: share of the intervention's pairs on which the clean answers of model and
-      program agree.
+    - ``undisturbed``: share of the pairs on which the clean answers of model and program agree.
 
     Attributes:
         ranks: Dimensions of each variable's subspace. For other variables the whole state is put
@@ -125,24 +124,24 @@ def interchange_study(
 ) -> VariableInterchange:
     """Interchange every variable of a program after every loop; compare model and program.
 
-    For each variable v and number of loops t, pairs of inputs (base, source) and a position p are
-    drawn on which v has two values and taking v from the source changes the program's answer. In
-    the model's base run, the part of the state at p in v's subspace is replaced by the source's. At
-    every delay and asked position the model should then answer as the program does, or, where the
-    program's answer does not change, as in its clean run.
+    For each variable v and number of loops t, inputs (base, source) and a position p are drawn on
+    which v differs and taking v from the source changes the program's answer. In the model's base
+    run, the part of the state at p in v's subspace is replaced by the source's. At every delay and
+    asked position the model should then answer like the program or, where the program's answer does
+    not change, as in its clean run.
 
     Controls, in the same bases and against the same counterfactual: a random change of equal norm;
-    the source's state after another loop, at which v has another value; another variable's
-    subspace; and nothing. A control counts only where the program's answers differ between it and
-    the intervention. The same-value control takes a source with the same value of v in another
-    context: it must change nothing.
+    the source after another loop, at which v has another value; another variable's subspace;
+    nothing. A control counts only where the program's answers differ between it and the
+    intervention. The same-value control takes a source with the same v in another context, which
+    must change nothing.
 
     Args:
         data: Inputs of one length, or the task to draw them from (``batch_size`` of length ``n``).
         program: Any loop program, or its name; it must read the model's tokens.
         subspaces: Variable -> orthonormal rows that span its directions. For other variables the
-            whole state is put in, and in the program all of its variables, on pairs with the same
-            token at the position.
+            whole state and all of the program's variables are put in, on pairs with the same token
+            at the position.
         n_loops: Loops of a full run; T(n) of the batch by default.
         loops: Numbers of loops before the interchange; by default 0 .. ``n_loops``.
         pairs_per_loop: Most pairs of a variable after each number of loops.
@@ -150,15 +149,15 @@ def interchange_study(
     Source: interchange interventions, Geiger et al., arXiv 2106.02997 and 2303.02536.
 
     Example:
-        >>> from loopinterp.comparison.program_runs import ProgramModel
+        >>> from loopinterp.comparison import ProgramModel
         >>> from loopinterp.programs import get_program
         >>> from loopinterp.tasks import get_task
-        >>> xor = get_program("prefix_xor")
-        >>> task = get_task("prefix_sum")
-        >>> batch = task.sample(4, batch_size=32, generator=torch.Generator().manual_seed(0))
-        >>> model = ProgramModel(xor, max_length=5)
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> batch = get_task("prefix_sum").sample(4, batch_size=32, generator=generator)
+        >>> model = ProgramModel(get_program("prefix_xor"), max_length=5)
         >>> subspaces = {"prefix": model.subspace("prefix")}
-        >>> float(interchange_study(model, batch, xor, subspaces=subspaces).iia.min())
+        >>> result = interchange_study(model, batch, "prefix_xor", subspaces=subspaces)
+        >>> float(result.iia.min())
         1.0
     """
     chosen = get_program(program)

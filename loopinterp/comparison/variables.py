@@ -78,9 +78,8 @@ def decodability(
 ) -> Decodability:
     """Probe every loop of the model for every variable of every program, at each of its loops.
 
-    A model that runs the program loop for loop shows it on the diagonal; a faster, slower or
-    delayed one, beside it. Probes are fitted on every other example and scored on the rest, at all
-    positions with an answer.
+    A model that runs the program loop for loop shows it on the diagonal. Probes are fitted on every
+    other example and scored on the rest, at all positions with an answer.
 
     Args:
         data: Examples in the programs' tokens, on the model's device, or the task to draw them from

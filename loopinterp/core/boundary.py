@@ -29,9 +29,8 @@ Loops = Annotated[int, Field(ge=1, le=MOST_LOOPS)]
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Check the arguments of a public function or method when it is called.
 
-    Numbers, booleans, texts, choices, ``None`` and sequences of these are checked; a wrong type or
-    range is an ``InputError``. NumPy's numbers become Python's, its arrays and ranges lists. Other
-    arguments (models, tensors) pass unchecked.
+    Numbers, booleans, texts, choices, ``None`` and sequences of these are checked; NumPy's numbers
+    become Python's, its arrays and ranges lists. Other arguments (models, tensors) pass unchecked.
 
     Example:
         >>> from pydantic import PositiveInt

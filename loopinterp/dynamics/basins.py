@@ -157,11 +157,11 @@ def basin_map(
     Args:
         data: A batch of two or more, best of one length; or a task.
         example: Index of the example.
-        corners: Two states: names (``"own"`` for the model's own initial state, ``"zeros"``,
-            ``"noise 1"``, ``"noise 2"``, ``"other 1"`` for the limit of the next example, to
-            ``"other 8"``), or states [pos, d_model] by a name. By default the limit of the next
-            example where it differs (else noise), and noise.
-        points: Initial states along each axis; odd, so that the limit is one of them.
+        corners: Two names (``"own"``: the model's initial state, ``"zeros"``, ``"noise 1"``,
+            ``"noise 2"``, ``"other 1"`` to ``"other 8"``: limits of the next examples), or two
+            states [pos, d_model] by name. By default the first other limit that differs (else
+            noise), and noise.
+        points: Initial states along each axis; with an odd number, the limit is one.
         extent: Distance from the clean limit to the grid's edges, over its norm.
         n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
         same: Relative distance up to which two limits count as one.

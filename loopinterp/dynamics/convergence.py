@@ -59,16 +59,16 @@ class ConvergenceResult(Result, kind="convergence"):
         contraction, cosine: Norm of the update over that of the previous one; cosine of the two.
         right: 1 where the answer is right, 0 where wrong, -1 where nothing is asked.
         kl, entropy, margin: Of the readout, means over counted positions: KL divergence from the
-            previous loop and entropy in nats, largest logit minus the second largest.
-        settled_at: First loop from which the residual stays below ``threshold``; -1 for never. This
-            alone is no convergence: see :meth:`settling_times`.
+            previous loop, entropy (nats), largest minus second largest logit.
+        settled_at: First loop from which the residual stays below ``threshold``; -1 for never. Not
+            yet convergence: see :meth:`settling_times`.
         stable_at: First loop whose answer is kept to the end of the run.
         regime, period: :class:`Regime` code; loops per turn of tokens on an orbit.
         counted: Positions that means, quantiles and figures count.
         asymptotic_rate: Contraction rate of the sequence over the last loops above rounding.
         limit_status: How the search for the limit ended (:class:`Status`).
-        spectral_radius, spectral_residual: Of the Jacobian at the limit, for the first examples
-            with one; known where their product is at most :data:`RITZ_TOLERANCE`.
+        spectral_radius, spectral_residual: Of the Jacobian at the first limits; known if their
+            product is at most :data:`RITZ_TOLERANCE`.
         answer_loops: T(n) of each example.
 
     Attributes:

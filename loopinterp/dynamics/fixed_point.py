@@ -77,9 +77,8 @@ def find_fixed_point(
 ) -> FixedPoint:
     r"""Solve :math:`f(x^*) = x^*` for every example of a batch.
 
-    ``f`` must treat examples independently, as a looped model's step does. Plain iteration also
-    finds cycles (:attr:`Status.CYCLE`). The guide's page "Finding fixed points" compares the
-    solvers.
+    ``f`` must treat examples independently. Plain iteration also finds cycles
+    (:attr:`Status.CYCLE`). The guide's page "Finding fixed points" compares the solvers.
 
     Args:
         model: A map that keeps shape and dtype, such as ``bind(model, inputs).step``; or a looped
@@ -194,13 +193,12 @@ class _CycleWatch:
     r"""Periods of a batch of trajectories, in the memory of one state (Brent's algorithm).
 
     Iterates are compared with an anchor, which moves at steps 1, 2, 4, 8, ... The first lag at
-    which an example is back within the tolerance is its candidate period. :math:`e_m` is its
-    distance to the anchor after :math:`m` turns, :math:`A` its extent, :math:`\epsilon` rounding.
-    Slow spirals and drifts also return, but miss by as much in each turn (:math:`e_4 = 2 e_2`). A
-    candidate wider than rounding is a cycle if
+    which an example is back within the tolerance is its candidate period. Slow spirals and drifts
+    also return, but their distance to the anchor after :math:`m` turns grows (:math:`e_4 = 2 e_2`).
+    A candidate of extent :math:`A` above rounding :math:`\epsilon` is a cycle if
 
-    - all future misses sum to less than a tenth of the extent:
-      :math:`10\, e_2^2 \le A\,(2 e_2 - e_4 - \epsilon)`; or
+    - all future misses sum to less than a tenth of the extent: :math:`10\, e_2^2 \le A\,(2 e_2 -
+      e_4 - \epsilon)`; or
     - it misses by no more than rounding, and a thousandth of its extent, for eight turns.
 
     Source: Brent, 1980 (doi 10.1007/BF01933190).

@@ -60,8 +60,8 @@ class GeometryResult(Result, kind="geometry"):
     Arrays:
         rank, participation: Effective rank and participation ratio of the states after each loop.
         spread: Root mean square distance from their mean, over the root mean square norm.
-        set_rank, set_participation, set_spread, set_size: The same of the further sets, and their
-            numbers of states.
+        set_rank, set_participation, set_spread, set_size: The same of the other sets, and their
+            sizes.
         control_rank, control_participation: Controls: those of as many Gaussian vectors.
         exact: Whether an example is right when read after a loop.
         right: Of each token after the last loop: 1 right, 0 wrong, -1 not asked.

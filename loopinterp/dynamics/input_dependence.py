@@ -41,7 +41,7 @@ class InputDependenceResult(Result, kind="input-dependence"):
     """Differences of limits between inputs, against those between initial states.
 
     The limit is a fixed point, or the mean state of a cycle. Lengths are over counted positions,
-    relative to the root mean square norm of the limits there; NaN without a limit.
+    relative to the limits' root mean square norm; NaN without a limit.
 
     Arrays:
         status, period: How the search for the clean limit ended (:class:`Status`); loops per turn

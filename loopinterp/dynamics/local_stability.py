@@ -47,9 +47,8 @@ WHERE = ("limit", "start", "random")
 class LocalStabilityResult(Result, kind="local-stability"):
     r"""Eigenvalues and singular values of the loop's Jacobian, of each example.
 
-    The axis ``where`` names the state: the limit, and as controls the initial state and random
-    states with the limit's norms. On a cycle of p states the Jacobian is that of p loops. Values
-    are NaN without a limit or cycle.
+    Along ``where``: the limit, and as controls the initial state and random states with the limit's
+    norms. On a cycle of p states the Jacobian is that of p loops. NaN without a limit or cycle.
 
     Arrays:
         turn: Loops of one turn: 1 at a fixed point, p on a cycle, 0 without either.
@@ -62,8 +61,8 @@ class LocalStabilityResult(Result, kind="local-stability"):
             they are known (otherwise their ratio is a lower bound).
         growth, growth_at, growth_closed: Largest transient growth :math:`\max_t \|J^t\|`, its t,
             and whether no later power can exceed it.
-        lyapunov: Largest Lyapunov exponent of the trajectory from the end of the run, in nats per
-            loop, with its interval over blocks of loops.
+        lyapunov: Largest Lyapunov exponent from the end of the run on, in nats per loop, with its
+            interval over blocks of loops.
     """
 
     VARIABLES: ClassVar[Mapping[str, str]] = {

@@ -80,9 +80,8 @@ def leading_eigenvalues(
 ) -> Eigenvalues:
     """The k eigenvalues of largest modulus of each Jacobian, by restarted Arnoldi iteration.
 
-    Memory is that of ``max_vectors`` states; on a CPU a large batch of a bound model is processed
-    in parts. Under a causal mask J is block-triangular, and eigenvalues of blocks at single
-    ``positions`` converge much sooner.
+    Memory is that of ``max_vectors`` states. Under a causal mask J is block-triangular, and blocks
+    at single ``positions`` converge much sooner.
 
     Args:
         model: A map, such as ``bind(model, inputs).step``, or a looped model.

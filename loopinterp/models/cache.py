@@ -212,15 +212,14 @@ class LoopedCache(ActivationCache):
         """Direct logit attribution: what each writer adds to the logit read after a loop.
 
         Every norm on the way (of a sublayer's output, the loop, the readout) has its scale fixed to
-        this run's. The logit is then a sum over heads, attention biases, MLPs (with bias),
-        injections, norm biases, and the state before ``from_loop``. A part's effect through later
-        heads and MLPs counts as theirs.
+        this run's. The logit is then a sum over heads, attention biases, MLPs, injections, norm
+        biases, and the state before ``from_loop``. Effects through later heads and MLPs count as
+        theirs.
 
         Args:
             tokens: Output classes whose logits to attribute: one, ``[batch]`` or ``[batch, pos]``.
             incorrect_tokens: Classes whose logits are subtracted, for a logit difference.
-            loop: The loop after which the logits are read; the last if None (needed if each example
-                has its own number of loops).
+            loop: The loop after which the logits are read; the last if None.
             from_loop: The first loop to decompose; only ``loop`` if None. With 0,
                 ``groupby("loop").sum()`` gives the part of each loop.
 
@@ -232,9 +231,9 @@ class LoopedCache(ActivationCache):
             ``loop``, ``layer`` and ``head``; -1 where it has none.
 
         Raises:
-            InputError: If the cache lacks positions that a coda reads, or the parts do not sum to
-                the run's logits: after hooks, a coarse cast or a change of weights. Without cached
-                logits, a change of the readout's weights goes unnoticed.
+            InputError: If the parts do not sum to the run's logits, as after hooks, a coarse cast
+                or a change of weights. (Without cached logits, changed readout weights go
+                unnoticed.)
             HookError: If a needed activation was not cached.
 
         Example:

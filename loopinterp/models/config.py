@@ -24,50 +24,48 @@ _LayerCount = Annotated[int, Field(ge=0, le=1000)]
 class LoopedTransformerConfig(Settings):
     """Configuration of a :class:`~loopinterp.models.LoopedTransformer`.
 
-    ``n_loops=1`` with ``n_layers=4`` and absolute positions is an ordinary transformer.
+    An ordinary transformer has ``n_loops=1`` and absolute positions.
 
     Attributes:
-        d_model: Width of the residual stream.
+        d_model: Width of the stream.
         n_heads: Attention heads per layer.
         d_vocab_out: Output classes per position.
         d_vocab: Input tokens; set either this or ``d_features``.
         d_features: Width of input feature vectors, embedded by a linear map.
         n_loops: Default number of loops.
         n_layers: Depth of the tied block.
-        n_prelude: Untied layers before the loop, run once.
+        n_prelude: Untied layers before the loop.
         n_coda: Untied layers after the loop, run once per readout.
         d_head: Width of a head; ``d_model // n_heads`` if None.
         d_mlp: Neurons per MLP; ``4 * d_model`` if None.
         act_fn: Activation of the MLP (``gelu_new`` is GPT-2's tanh form).
         causal: Whether a position attends only to itself and earlier ones.
-        attention_window: Largest distance from query to key (on a ``grid``, in steps of a king);
-            unlimited if None.
-        windowed_heads: How many heads of each layer, from the first, keep to the window; all if
-            None.
-        windowed_surround: Whether prelude and coda keep to the window too.
+        attention_window: Largest distance from query to key (in king's steps on a ``grid``); None:
+            any.
+        windowed_heads: Number of heads per layer, from the first, with the window; all if None.
+        windowed_surround: Whether prelude and coda have the window too.
         positions: ``none`` (NoPE), ``absolute`` (learned), ``relative`` (a bias per head and
-            distance, clamped to ``relative_window``), ``abacus`` (index of a digit within its
-            number), ``rotary``, ``fire`` (a small MLP's bias from the distance as a share of the
-            query's position), or ``grid`` (square grids, row by row: a bias per head and offset in
-            rows and columns, clamped to ``relative_window``; not causal).
+            distance), ``abacus`` (index of a digit within its number), ``rotary``, ``fire`` (an
+            MLP's bias from the distance as a share of the query's position), or ``grid`` (square
+            grids, row by row: a bias per head and offset in rows and columns; not causal).
         n_ctx: Length of the learned position table (``absolute``, ``abacus``).
-        relative_window: Distance at which the bias of ``relative`` or ``grid`` is clamped.
-        abacus_target: Whether abacus positions are added to the input or to queries and keys.
+        relative_window: Clamps distances and offsets (``relative``, ``grid``).
+        abacus_target: Where abacus positions are added: the input, or queries and keys.
         abacus_max_offset: Largest random offset in training.
         digit_tokens: Tokens that count as digits for abacus positions.
         rotary_base: Base of the rotary frequencies.
         fire_threshold: Initial L of ``fire``: queries before L divide distances by L.
-        norm: Place of each sublayer's norm. ``sandwich`` (peri) norms its input and output.
-            ``gated`` norms its input and scales its output by a learned gate sigmoid(W h + b) of
-            the stream (the output gate of arXiv 1910.06764).
+        norm: Place of each sublayer's norm. ``sandwich`` (peri): its input and output. ``gated``:
+            its input, with its output scaled by sigmoid(W h + b) of the stream (the output gate of
+            arXiv 1910.06764).
         norm_eps: Added to the variance.
         loop_norm: Whether the state is normed at the end of each loop (outer norm).
-        state_code: Sign bits to which each loop rounds its state, after the loop norm: a finite
-            automaton of ``2 ** state_code`` states per position. None: no rounding.
-        injection: Where the embedding ``e`` enters each loop. ``input``: f(h + e).
-            ``gated_output``: f(h) + gate * e with a learned scalar gate. ``sublayer``: e is added
-            to the normed input of each sublayer. ``concat``: f(W_h h + W_e e), external recall.
-            ``internal``: each sublayer reads W_h norm(h) + W_e e, internal recall.
+        state_code: Sign bits to which each loop rounds its state, after the loop norm: ``2 **
+            state_code`` states per position. None: no rounding.
+        injection: Where the embedding e enters each loop. ``input``: f(h + e). ``gated_output``:
+            f(h) + gate * e, with a learned scalar. ``sublayer``: added to each sublayer's normed
+            input. ``concat``: f(W_h h + W_e e), external recall. ``internal``: sublayers read W_h
+            norm(h) + W_e e, internal recall.
         injection_gate: Initial gate of ``gated_output``.
         initial_state: ``embedding`` (h_0 = e), ``zeros``, seeded ``noise`` (the same for the same
             shape), or ``code``: all bits -1, with a ``state_code``.

@@ -55,22 +55,21 @@ def greedy_decode(
         h_{t+1} = \operatorname{step}(h_t, \operatorname{embed}(x_0 \dots x_p))
 
     A causal :class:`~loopinterp.models.LoopedTransformer` caches keys and values per layer and
-    loop, so that a token costs one position; in half precision, rounding may decide between two
-    likely tokens otherwise than a rerun. Other models, and models with hooks, rerun the whole
-    sequence for each token.
+    loop, so that a token costs one position; in half precision, rounding may choose another likely
+    token than a rerun. Other models, and models with hooks, rerun the whole sequence.
 
-    An initial ``noise`` is drawn once, for the prompt with all new tokens. A rerun draws the same
-    noise only if ``d_model`` is a multiple of 16.
+    An initial ``noise`` is drawn once, for the prompt with all new tokens; a rerun draws the same
+    if ``d_model`` is a multiple of 16.
 
     Args:
         model: A causal looped model whose answers are its input tokens.
         prompts: Tokens ``[batch, pos]``, or lists of tokens of any lengths.
-        n_loops: Loops for each token, or a number for each example, at every length.
+        n_loops: Loops for each token, or a number for each example.
         max_new_tokens: New tokens at most.
         stop_token: Token that ends an example, if any.
         lengths: Length of each prompt, for a tensor padded on the right.
         position_offset: Added to abacus positions: one number, or one for each example.
-        use_cache: False reruns the whole sequence for each token with every model.
+        use_cache: False always reruns the whole sequence.
 
     Returns:
         The new tokens, as many as the longest answer has; ended examples are filled with

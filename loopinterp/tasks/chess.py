@@ -40,10 +40,9 @@ class ChessPuzzles(Sampler):
     ``FEN``, ``Moves`` (in UCI notation: the opponent's, which is made, then the answer) and
     ``Rating``. Nothing is downloaded. The first of equal positions counts.
 
-    Tokens: the 64 squares from top left to bottom right, with the side to move playing up the
-    board: an empty one (0), an en passant target (1), own P N B R Q K and a rook that may castle,
-    and the opponent's. Output 1 where the move starts, 2 where it ends, else 0. Models should not
-    be causal.
+    Tokens: the 64 squares, row by row, with the side to move playing upwards: an empty one (0), an
+    en passant target (1), own P N B R Q K and a rook that may castle, and the opponent's. Output 1
+    where the move starts, 2 where it ends, else 0. Models should not be causal.
 
     The length n is the rating in hundreds. T(n) = 30 for every n: no bound is known.
 

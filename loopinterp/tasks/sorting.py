@@ -35,16 +35,16 @@ class AbacusSorting(TokenByToken):
 
     The answer is the numbers' letters in ascending order; equal numbers keep theirs. Numbers have
     up to ``n_digits`` digits, the least significant first. Letters are consecutive (``A`` after
-    ``z``), from a random one on. The inputs hold the answer, which is the target from the ``=`` on,
-    and then ``$``, also the padding.
+    ``z``), from a random one on. The inputs hold the answer, the target from the ``=`` on; ``$``
+    closes it, and pads.
 
     Tokens: digits 0..9, ``,`` (10), ``:`` (11), ``=`` (12), ``$`` (13), the letters A..Z and a..z
     (14..65); in and out. The length n is the number of numbers, at most 52. T(n) = n: each loop can
     choose one number.
 
     Distributions: ``"uniform"`` (each number has 1..n_digits digits), ``"close"`` (all have
-    ``n_digits``, and differ in at most one digit from a number that the example draws, so that
-    neither a length nor a single digit shows their order).
+    ``n_digits``, and differ in at most one digit from one drawn number, so that no single digit
+    shows their order).
 
     Source: arXiv 2405.17399 and its code, with 102 letters.
 

@@ -27,14 +27,14 @@ _CANDIDATES = 4  # puzzles among which ``easy`` and ``hard`` choose one
 
 @settings
 class Sudoku(Sampler):
-    """Fill the n blanks of a sudoku that has one solution: box x box boxes of as many digits.
+    """Fill the n blanks of a sudoku with one solution, of box x box boxes of as many digits.
 
     Tokens: 0 for a blank, and the digits, row by row, without BOS or padding; in and out. Targets
     are the digits at the blanks, ``IGNORE`` at the givens. Models should not be causal. The setting
     ``box`` is 2 (4 x 4 cells) or 3 (9 x 9 cells).
 
-    T(n) is the most blanks that are drawn, 12 of 16 cells or 54 of 81, for every n. Puzzles solved
-    by singles need no more rounds (:meth:`n_rounds`), as each fills a blank.
+    T(n) is the most blanks that are drawn, 12 of 16 cells or 54 of 81, for every n. Singles need no
+    more rounds (:meth:`n_rounds`), as each fills a blank.
 
     Distributions: ``"uniform"`` (n blanks of a random puzzle of a pool, with rows, columns, bands,
     stacks, digits and axes permuted), ``"easy"`` and ``"hard"`` (of four such, the one in which

@@ -191,9 +191,9 @@ def calibrate_stopping(
 ) -> LengthLine:
     """Learn from training lengths after how many loops to stop, as a line to extrapolate.
 
-    Considers the lines ``T = slope * n_pos + offset``, slope >= 0, with the highest exact match on
-    each distribution and on the worst of them at each length. Returns the steepest of those best on
-    the worst distribution: random inputs of any length need few loops, long chains many.
+    Finds the lines ``T = slope * n_pos + offset``, slope >= 0, with the highest exact match on each
+    distribution and on the worst of them at each length. Of those best on the worst, it returns the
+    steepest.
 
     It uses right answers of training lengths, but neither T(n) nor other lengths.
 

@@ -139,9 +139,9 @@ class ObjectiveConfig(WithConflicts):
     """Which loops the loss is taken at.
 
     Attributes:
-        kind: ``last`` (after the last loop), ``step_dependent`` (each example at its own T(n)),
-            ``progressive`` (a mix of the last loop and a random one), ``every`` (all loops) or
-            ``drawn`` (a random number of loops each step, for tasks with unknown T(n)).
+        kind: ``last`` (the last loop), ``step_dependent`` (each example at its T(n)),
+            ``progressive`` (the last loop and a random one), ``every`` (all loops) or ``drawn`` (a
+            random number each step, for unknown T(n)).
         n_loops: Loops to run, or the most that ``drawn`` draws; None: the batch's largest T(n).
         least_loops: The fewest loops that ``drawn`` draws.
         loop_scale: Factor of T(n), rounded up: ``loop_scale=2, extra_loops=3`` gives 2 T(n) + 3.
@@ -149,9 +149,9 @@ class ObjectiveConfig(WithConflicts):
         hold_loops: ``step_dependent``: a share of the examples is read again, up to this many loops
             after T(n), so that the answer has to be kept.
         hold_share: That share.
-        due_share: ``step_dependent``: share of the examples read again after a number of loops
-            drawn from 1..T(n), for the answers due by then: with k answers after it, an answer is
-            due k loops before T(n).
+        due_share: ``step_dependent``: share of the examples read again after a random number of
+            loops in 1..T(n), for the answers due by then: an answer with k others after it is due k
+            loops before T(n).
         alpha: ``progressive``: weight of the random loop.
         weights: ``every``: one weight for each of ``n_loops`` loops; all equal if None.
     """

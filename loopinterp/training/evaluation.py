@@ -60,23 +60,21 @@ class EvaluationResult(Result, kind="evaluation"):
             interval. ``extra_loop`` counts loops beyond T(n).
         bit_accuracy: Share of right positions, each example counting the same. Its interval counts
             examples, as the bits of one are dependent.
-        constant_exact_match: Control: the best answer that is the same for every example, chosen on
-            the scored examples.
+        constant_exact_match: Control: the best constant answer, chosen on the scored examples.
         constant_bit_accuracy: Control: the most frequent class at each position.
-        perplexity: Of the right answer: exp of the mean cross-entropy over positions, then over
-            examples; with its 95% interval over examples.
+        perplexity: Of the right answer: exp of the mean cross-entropy over positions, then
+            examples, with its 95% interval.
         loop_exact_match, loop_perplexity: The same after ``loop`` loops, whatever T(n) is; NaN for
             lengths that were not run.
-        stopped_exact_match: Exact match where each stopping rule stops, and of three baselines:
-            reading at T(n), the best loop in hindsight, any loop right.
+        stopped_exact_match: Exact match where each stopping rule stops, and of the baselines T(n),
+            best loop in hindsight, any loop right.
         stopped_at: Mean number of loops at which a rule stops.
 
     Attributes:
         n_samples: Examples in each cell.
         trained_up_to: Greatest length seen in training, if known.
         depth: Loops of a model with the same number at every length; else None.
-        answered_after: The loops after which the answer is read: ``T(n)``, or the model's
-            ``loop_rule``, such as ``T(n) + 1``.
+        answered_after: The loops after which the answer is read, such as ``T(n) + 1``.
         not_judged: Distributions of the task that were left out.
     """
 
@@ -141,20 +139,19 @@ def evaluate(
 ) -> EvaluationResult:
     """Exact match, bit accuracy and perplexity at T(n) loops, and at others if asked.
 
-    A model whose ``loop_rule`` names one number of loops is read after that (an ordinary
-    transformer after 1); one whose rule shifts T(n), after the shifted number. Tasks answered token
-    by token are scored in one pass over the right answers: exact match is that of greedy generation
-    up to the end token, bit accuracy and perplexity are of the next token after right ones.
+    A model with a ``loop_rule`` is read by it (an ordinary transformer after 1 loop). Tasks
+    answered token by token are scored in one pass over the right answers: exact match is that of
+    greedy generation up to the end token, bit accuracy and perplexity are of the next token after
+    right ones.
 
-    The examples come from another random stream than training, whatever the seed.
+    The examples are never those of training, whatever the seed.
 
     Args:
         model: Any looped model; the examples are moved to its device.
         distributions: Input distributions; all of the task if None.
         extra_loops: Loops relative to T(n); may be negative.
         loops: Absolute numbers of loops, such as ``[1, 2, 4, 8, 16, 32]``.
-        stopping: Stopping rules by name (:func:`~loopinterp.app.stopping_rules` makes some), to
-            compare with reading at T(n) and with the best loop in hindsight.
+        stopping: Stopping rules by name (:func:`~loopinterp.app.stopping_rules` makes some).
         stopping_margin: Loops past T(n) after which an example is stopped in any case.
         n_samples: Examples for each length and distribution.
         trained_up_to: Greatest length seen in training, marked in the figures.

@@ -65,11 +65,11 @@ def train_finite(
 ) -> list[FiniteStage]:
     """Train a model with a state code, and drop its bits one by one while it stays right.
 
-    After each dropped bit the model is trained for some hundred steps. The smallest model that has
-    learnt is then trained from random initial bits, so that its answer cannot rely on the initial
-    state; if that succeeds, further bits are dropped likewise. Finally :func:`with_initial_bits`
-    sets the initial bits for which every answer is right and clean runs have the fewest cells
-    (pairs of a token and a code).
+    After each dropped bit the model is trained for some hundred steps. The smallest one that has
+    learnt is trained from random initial bits, so that its answer cannot rely on the initial state;
+    if that succeeds, further bits are dropped. Finally it gets the initial bits
+    (:func:`with_initial_bits`) with every answer right and the fewest cells (pairs of a token and a
+    code) in clean runs.
 
     Args:
         config: The first stage, with ``model.state_code``.
