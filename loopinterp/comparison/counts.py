@@ -205,7 +205,7 @@ def _inputs(x: np.ndarray, base: np.ndarray, axis: int) -> np.ndarray:
 def with_end(
     x: Bool[np.ndarray, "*lead pair delay"], last: Int[np.ndarray, " pair"], n_delays: int
 ) -> Bool[np.ndarray, "*lead pair delays"]:
-    """Pad to ``n_delays`` with False, and add a delay that reads each pair's last one."""
+    """Pad to ``n_delays``, and add a delay that reads each pair's last one."""
     padded = np.zeros((*x.shape[:-1], n_delays + 1), dtype=bool)
     padded[..., : x.shape[-1]] = x
     padded[..., -1] = x[..., np.arange(len(last)), last]

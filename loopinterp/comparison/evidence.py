@@ -47,7 +47,7 @@ Untried = Literal[
     "third_interchange",
     "part_of_state",
 ]
-"""A kind of interchange that a comparison has not tried; no strategy tries the last two."""
+"""A kind of interchange that was not tried; no strategy tries the last two."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -188,7 +188,7 @@ def _best_offset(
 
 
 def _begun(pairs: InterchangePairs, offsets: Sequence[ProgramOffset]) -> Bool[Tensor, " pair"]:
-    """Pairs at loops and positions that every program has, under any of the offsets."""
+    """Pairs at loops and positions that every program has, under any offset."""
     at = pairs.sites
     first = max(-min(offset.shift for offset in offsets), 0)
     left = max(offset.offset for offset in offsets)
@@ -199,7 +199,7 @@ def _begun(pairs: InterchangePairs, offsets: Sequence[ProgramOffset]) -> Bool[Te
 def _clean_match(
     run: InterchangeRun, trace: Trace, offset: ProgramOffset
 ) -> tuple[Bool[Tensor, "loop input"], Float[Tensor, " input"]]:
-    """Loops 1 .. T at which the whole answer is the program's; share of answers it decides."""
+    """Loops 1 .. T with the program's whole answer; share of answers it decides."""
     pairs = run.pairs
     # [loop, input, pos]: the program's answers at the model's loops, of those that are asked.
     loops = torch.arange(1, pairs.n_loops + 1, device=pairs.loop.device) + offset.shift
@@ -282,7 +282,7 @@ def _reached(prediction: Prediction) -> Bool[Tensor, " pair"]:
 
 
 def _labels(batches: Sequence[tuple[dict[str, Stratum], Bool[Tensor, " pair"]]]) -> pd.DataFrame:
-    """The label of each scored pair in each stratum; batches may differ in strata."""
+    """The label of each scored pair in each stratum."""
     import pandas as pd
 
     columns = [

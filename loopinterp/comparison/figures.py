@@ -362,7 +362,7 @@ def _head_figures(result: HeadMatch) -> list[Figure]:
 
 @findings_of.register
 def _decodability_findings(result: Decodability) -> list[Finding]:
-    """How many variables can be read at equal loops of model and program, from loop 1 on."""
+    """Variables that can be read at equal loops of model and program."""
 
     def readable(name: str) -> set[str]:
         if name not in result.data:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 TOLERANCE = 1e-3
-"""A head computes a selector if their overlap is at least 1 minus this."""
+"""A head computes a selector from an overlap of 1 minus this."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -209,7 +209,7 @@ def head_study(
 def _patterns(
     model: HookedRun, inputs: Int[Tensor, "batch pos"], n_loops: int
 ) -> tuple[Float[Tensor, "loop batch head query key"], list[str]]:
-    """Patterns of all heads, repeated over loops for prelude and coda, and the heads' names."""
+    """Patterns of all heads (of prelude and coda at every loop), and their names."""
     pattern = "attn.hook_pattern"
     _, cache = model.run_with_cache(inputs, n_loops=n_loops, names_filter=pattern)
     sizes, patterns, heads = model.site_map, [], []

@@ -1,4 +1,4 @@
-"""Persistence of an injected carry: one loop (plain ripple) or for ever (sticky ripple)."""
+"""Persistence of an injected carry: one loop (ripple) or for ever (sticky ripple)."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _counts(
 def _pairs(
     batch: Batch, per_cell: int, generator: torch.Generator
 ) -> tuple[InterchangePairs, Int[Tensor, " pair"]]:
-    """Interchanges of final carries, and each one's cell (kind, token, left token)."""
+    """Interchanges of final carries, and their cells (kind, token, left token)."""
     task, tokens = Addition(), batch.inputs
     carry, chain = task.carry_in(tokens), task.chain_length_in(tokens)
     # Both carries have been final for two loops or more, and MOST loops are left.

@@ -1,4 +1,4 @@
-"""Pairs on which the variables of programs differ, for any task, and their strata."""
+"""Pairs on which variables of programs differ, and their strata."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class SpreadPairs:
     def _source_loops(
         self, loop: Int[Tensor, "*shape"], last: int, generator: torch.Generator
     ) -> Int[Tensor, "*shape"]:
-        """The loop of each source: the same, or for some any other from 0 to ``last``."""
+        """The source's loop: the same, or for some any other up to ``last``."""
         if last < 2 or not self.other_loops:
             return loop
         # Any loop but the same one.
@@ -146,7 +146,7 @@ class SpreadPairs:
     def _repeat(
         self, pairs: InterchangePairs, traces: Sequence[Any], generator: torch.Generator
     ) -> InterchangePairs:
-        """Give some pairs a second interchange, of a state that differs from the base's."""
+        """Give some pairs a second interchange, of another state than the base's."""
         last, (n_inputs, n_pos) = pairs.n_loops, pairs.inputs.shape
         second = SecondInterchange.none(len(pairs))
         luck = torch.rand(len(pairs), generator=generator, dtype=torch.float32)
@@ -220,7 +220,7 @@ def _pairs(columns: Int[Tensor, "column pair"], batch: Batch) -> InterchangePair
 def _differ(
     traces: Sequence[Any], base: tuple[Any, ...], source: tuple[Any, ...]
 ) -> Bool[Tensor, ...]:
-    """Whether some variable of some program differs at indices (loop, input, ...)."""
+    """Whether some variable differs at indices (loop, input, ...)."""
     differs = torch.zeros(1, dtype=torch.bool)
     for trace in traces:
         for values in trace.values():

@@ -1,4 +1,4 @@
-"""Which program a looped model runs: candidates compared by interchange interventions."""
+"""Which program a looped model runs, by interchange interventions."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class ProgramComparison(Result, kind="program-comparison"):
     is ``"all"`` or ``"CLASS: LABEL"``. Shares are of effective interventions; intervals count
     inputs.
 
-    - ``iia``: share of ``active`` pairs whose whole answer is predicted; ``no_interchange``: share
-      without a change;
+    - ``iia``: share of ``active`` pairs whose whole answer is predicted; ``no_interchange``: where
+      predicting no change is right;
     - ``whole_run``: share predicted at every delay, of ``whole_run_active`` pairs on
       ``whole_run_inputs`` inputs; ``followed``: at every delay up to this one;
     - ``pairs``: all pairs of a stratum, effective or not;

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 ENOUGH = 0.95
-"""Accuracy of a reduced model of sufficient rank, at every kind, length and delay."""
+"""Accuracy of a sufficient rank, at every kind, length and delay."""
 
 Kind = Literal["same loop", "any loop", "two interchanges"]
 """The source is of the same loop, or of any loop; or two interchanges of any loops."""
@@ -171,7 +171,7 @@ class ReducedModel(ShortRepr):
 
 
 class Weakest(NamedTuple):
-    """Kind of interchange, length and delays at which a reduced model is right least often."""
+    """Where a reduced model is right least often."""
 
     kind: str
     n: int
@@ -397,7 +397,7 @@ def _of_each_kind(
 
 
 def _split(batches: Sequence[Batch]) -> list[Batch]:
-    """The inputs to fit on, and the other inputs of each batch."""
+    """The inputs to fit on, and the other inputs by batch."""
     distinct = list(dict.fromkeys(tuple(row) for row in batches[0].inputs.tolist()))
     fitted = {*distinct[: min(FITTED, len(distinct) // 2)]}
     # Whether directions are fitted on each row of each batch.

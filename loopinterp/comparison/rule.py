@@ -1,4 +1,4 @@
-"""The rule of a comparison: the identified program, or every reason why none is."""
+"""The rule of a comparison: the identified program, or all reasons against one."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _fails_after_interchange(its: xr.Dataset, threshold: float) -> Iterator[Reas
 
 
 def _fails_clean_runs(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
-    """Clean runs fail, or interchanges fail more often than clean runs explain."""
+    """Clean runs fail, or interchanges fail more often than they do."""
     value, low, _ = wilson_estimate(its.undisturbed, its.n_runs)
     if not (low >= threshold and its.worst_loop >= threshold):
         worst = {"worst": its.worst_loop} if its.worst_loop < threshold <= value else {}
@@ -265,7 +265,7 @@ def _fails_controls(its: xr.Dataset, threshold: float) -> Iterator[Reason]:
 
 
 class DelayShare(NamedTuple):
-    """A share over the delays from first to last, with its 95% interval and inputs."""
+    """A share over some delays, with its 95% interval and inputs."""
 
     first: int
     last: int

@@ -1,4 +1,4 @@
-"""In how few directions of the state does a looped model hold what an interchange moves?"""
+"""In how few directions does a state hold what an interchange moves?"""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Method = Literal[
     "difference of means, per token",
     "probe, per token",
 ]
-"""A way to find subspaces; those per token have directions for each token at the position."""
+"""A way to find subspaces, for all tokens or per token at the position."""
 
 PER_TOKEN = ", per token"
 WHOLE_STATE = "whole state"
@@ -100,7 +100,7 @@ class SubspaceSearch(Result, kind="subspace-search"):
 
     @property
     def smallest(self) -> dict[str, int]:
-        """By method, the smallest rank that carries at least 0.9 at every delay; 0 if none does."""
+        """By method, the smallest rank that carries 0.9 at every delay; 0 if none does."""
         ranks = dict.fromkeys(self.methods[:-1], 0)
         for name, method, rank in zip(self.data.subspace.values, self.methods[:-1], self.ranks):
             if self.worst(name)[1] >= THRESHOLD:
@@ -407,7 +407,7 @@ class LabelledStates(NamedTuple):
     def subspace(
         self, directions: Directions = probe_directions, rows: Any = slice(None)
     ) -> Float[Tensor, "rank d_model"]:
-        """Orthonormal rows that span the variables' directions, fitted on the first 8192 states."""
+        """Orthonormal rows that span the variables' directions, from 8192 states."""
         states, labels = self.states[rows][:8192], self.labels[:, rows][:, :8192]
         bases = [_orthonormal(directions(states, v)) for v in labels if len(v.unique()) > 1]
         return _orthonormal(torch.cat(bases)) if bases else states.new_zeros(0, states.shape[-1])
@@ -415,7 +415,7 @@ class LabelledStates(NamedTuple):
     def subspace_by_token(
         self, directions: Directions = probe_directions
     ) -> Float[Tensor, "token rank d_model"]:
-        """:meth:`subspace` for each token at the position, padded with rows of 0."""
+        """:meth:`subspace` for each token, padded with rows of 0."""
         # [rank, d_model] of each token; ranks may differ.
         spans = [self.subspace(directions, self.tokens == token) for token in range(self.n_tokens)]
         return pad_sequence(spans, batch_first=True)
@@ -430,7 +430,7 @@ def _orthonormal(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "rank d_mo
 def labelled_states(
     model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
 ) -> LabelledStates:
-    """States of a model, labelled by a program, on inputs of one length."""
+    """States of a model, labelled by a program's variables."""
     inputs = batch.inputs.to(device_of(model))
     last = int(batch.n_loops.max())
     loops = spread_loops(last, 12)

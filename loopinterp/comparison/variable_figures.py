@@ -30,7 +30,7 @@ _LIVES = dict(zip(KINDS, ("injected", "erased")))  # files have older names
 
 @findings_of.register
 def _(result: VariableInterchange) -> list[Finding]:
-    """Accuracy of the subspaces of variables beside the controls, and where it is lowest."""
+    """Accuracy of variables' subspaces and controls, and where it is lowest."""
     share, low, high, n = result.pooled()
     name = plain(result.program)
     if not n:

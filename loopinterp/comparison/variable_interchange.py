@@ -1,4 +1,4 @@
-"""Interchange interventions on single variables of a loop program, in any looped model."""
+"""Interchange interventions on single variables of a program."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ class VariablePairs(ShortRepr):
     generator: torch.Generator
 
     def draw(self, variable: str, loops: Collection[int]) -> InterchangePairs:
-        """Pairs on which the variable is effective, spread evenly over the last effective delay."""
+        """Pairs on which the variable is effective, even over the last effective delay."""
         return join([self._after(variable, loop) for loop in loops], "loop", tuple(map(str, loops)))
 
     def _after(self, variable: str, loop: int) -> InterchangePairs:
@@ -353,7 +353,7 @@ class VariablePairs(ShortRepr):
         return Prediction(self.program, pairs, names=names, trace=self.trace)
 
     def another_loop(self, variable: str, right: Prediction) -> Control:
-        """The source after the closest loop at which the variable has another value there."""
+        """The source after the closest loop with another value there."""
         pairs = right.pairs
         # Values of the source at its position after each loop, [loop, pair].
         values = self.trace.variables[variable][:, pairs.source, pairs.positions[:, 0]]
@@ -409,7 +409,7 @@ def _effective(prediction: Prediction) -> Bool[Tensor, "pair delay"]:
 
 
 def _otherwise(right: Prediction, control: Prediction) -> Bool[Tensor, "pair delay"]:
-    """Where the program's answer differs between a control and the intervention."""
+    """Where the program's answer differs between control and intervention."""
     return _effective(right) & _differ(right.interchanged, control.interchanged, right.pairs)
 
 
@@ -418,7 +418,7 @@ def _differ(
     second: Int[Tensor, "pair delay pos"],
     pairs: InterchangePairs,
 ) -> Bool[Tensor, "pair delay"]:
-    """Whether two answers differ at an asked position where both are decided, before the end."""
+    """Whether two decided answers differ at an asked position before the end."""
     # Both decided, at scored positions, [pair, delay, pos].
     decided = (first != UNKNOWN) & (second != UNKNOWN) & pairs.scored[:, None]
     within = torch.arange(first.shape[1]) <= pairs.horizon[:, None]

@@ -1,4 +1,4 @@
-"""Decodability: the variables of a program that a linear probe reads from the model."""
+"""Decodability: the program variables that a linear probe reads from a model."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _labels(
 def _cells_of_other_examples(
     row: Tensor, pos: Tensor, n_examples: int, generator: torch.Generator
 ) -> Int[Tensor, " cell"]:
-    """For each cell, one at the same position of another example of the same half."""
+    """A cell at the same position of another example in the same half."""
     cells = torch.arange(len(row), device=row.device)
     # [example, position] -> cell, -1 where there is no answer.
     lookup = torch.full((n_examples, int(pos.max()) + 1), -1, device=row.device)

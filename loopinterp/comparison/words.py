@@ -38,7 +38,7 @@ def statement(comparison: ProgramComparison, model: str | None = None) -> str:
 
 
 def headline(verdict: Verdict, data: xr.Dataset) -> str:
-    """The verdict on one model, and the share of off-distribution interventions."""
+    """The verdict on one model, with off-distribution interventions."""
     name, n_programs = plain(verdict.closest), data.sizes["program"]
     best = data.sel(program=verdict.closest, stratum=ALL)
     n = int(best.whole_run_active)
@@ -114,7 +114,7 @@ def details(verdict: Verdict, data: xr.Dataset, offset: ProgramOffset | str) -> 
 
 
 def why_none(verdict: Verdict) -> str:
-    """All reasons in one sentence, with the rivals of one reason together."""
+    """All reasons in one sentence."""
     if not verdict.reasons:
         return ""
     clauses: dict[str, list[str]] = {}  # those of single reasons, or the rivals of one code

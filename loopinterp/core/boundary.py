@@ -93,7 +93,7 @@ def _python_value(value: Any) -> Any:
 
 
 def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
-    """The type that an annotation names; None for names that only type checkers import."""
+    """The type of an annotation; None for names that only type checkers import."""
     if not isinstance(annotation, str):
         return None if annotation is inspect.Parameter.empty else annotation
     try:

@@ -1,4 +1,4 @@
-"""Errors that name the expected value, the given value and a fix; checks that raise them."""
+"""Errors with an expected value, a given value and a fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_THREADS = 256
 """CPU threads at most."""
 
 MOST_LOOPS = 100_000
-"""Loops of one run at most; a greater number is taken for a mistake."""
+"""Loops of one run at most."""
 
 
 class InputError(ValueError):
@@ -42,7 +42,7 @@ def _cut(text: str) -> str:
 
 
 class ConfigError(InputError):
-    """A configuration value is unknown, out of range, or in conflict with another one."""
+    """A configuration value is unknown, out of range, or in conflict."""
 
 
 class HookError(InputError):
@@ -50,13 +50,12 @@ class HookError(InputError):
 
 
 class CheckpointError(InputError):
-    """A saved file is missing, damaged, truncated, mismatched, or of a refused kind."""
+    """A saved file is missing, damaged, mismatched, or of a refused kind."""
 
 
 def unknown_name(
     what: str, name: Any, known: Iterable[str], error: type[InputError] = InputError
 ) -> InputError:
-    """The error for an unknown name, with the closest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
@@ -67,7 +66,7 @@ def unknown_name(
 def check_choice(
     what: str, value: Any, choices: Iterable[str], *, error: type[InputError] = InputError
 ) -> str:
-    """The value, if it is one of the choices; else raise :func:`unknown_name`."""
+    """The value, if it is a choice; else raise :func:`unknown_name`."""
     known = tuple(choices)
     if not isinstance(value, str) or value not in known:
         raise unknown_name(what, value, known, error)
@@ -111,7 +110,7 @@ def check_seed(seed: Any) -> int:
 def check_number(
     what: str, value: Any, *, least: float | None = None, most: float | None = None
 ) -> float:
-    """The value as a ``float``, if it is finite (NumPy's too) and in ``least .. most``."""
+    """The value as a ``float``, if finite (NumPy's too) and in ``least .. most``."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     try:
         finite = number and math.isfinite(value)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 ESTIMATE = "estimate"
-"""The axis of an estimate: its value and the ends of its 95% interval."""
+"""The axis of a value and its 95% interval."""
 
 ENDS = ("value", "low", "high")
 
@@ -106,7 +106,7 @@ def wilson_of(successes: xr.DataArray, trials: xr.DataArray | int) -> xr.DataArr
 
 
 def share_of(hits: xr.DataArray, *over: str) -> xr.DataArray:
-    """The share of hits (booleans) over some axes, with Wilson's 95% interval."""
+    """The share of hits over some axes, with Wilson's 95% interval."""
     trials = int(np.prod([hits.sizes[axis] for axis in over]))
     return wilson_of(hits.sum(over), trials)
 

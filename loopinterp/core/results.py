@@ -55,7 +55,7 @@ _HEADER = "loopinterp.result"
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """The first 12 hex digits of the SHA-256 of the canonical JSON."""
+    """First 12 hex digits of the SHA-256 of the canonical JSON."""
     canonical = json.dumps(config, sort_keys=True, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
@@ -270,7 +270,7 @@ class Result:
         return [dataclasses.replace(f, kind=f.kind or section) for f in findings_of(self)]
 
     def show(self) -> None:
-        """Print the findings, and show the figures (in a notebook, or in a browser)."""
+        """Print the findings, and show the figures."""
         print("\n".join(finding.text for finding in self.findings()))  # noqa: T201
         for figure in self.figures():
             figure.plot.show()
@@ -323,7 +323,7 @@ class Result:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a result back; a damaged file or another kind is a ``CheckpointError``."""
+        """Read a result; a damaged file or another kind is a ``CheckpointError``."""
         import xarray as xr
 
         arrays, header = _read(Path(path))
@@ -402,7 +402,7 @@ _KINDS: dict[str, Kind] = {}
 
 
 def register_kind(kind: str, module: str, section: str = "", **study: Any) -> None:
-    """Register a new kind of result, for :func:`load_result` and the report; see :class:`Kind`."""
+    """Register a kind of result, for :func:`load_result` and the report; see :class:`Kind`."""
     check_new_name("kind of result", kind, _KINDS)
     _KINDS[kind] = Kind(module, section, **study)
 
@@ -430,7 +430,7 @@ def load_result(path: str | Path) -> Result:
 
 
 def result_files(folder: str | Path) -> Iterator[Path]:
-    """The saved results in a folder, in alphabetical order; none if the folder is missing."""
+    """The saved results in a folder, in alphabetical order; none without a folder."""
     folder = Path(folder)
     try:
         files = sorted(p for p in folder.iterdir() if p.suffix == SUFFIX) if folder.exists() else []

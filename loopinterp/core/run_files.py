@@ -42,7 +42,7 @@ _RUN, _LINES, _METRICS = "loopinterp.run", "loopinterp.metrics.lines", "loopinte
 
 
 class Mismatch(Enum):
-    """A reason why a file in a run's folder is not, or may not be, the run's."""
+    """Why a file in a run's folder is not, or may not be, the run's."""
 
     OTHER_RUN = "other run"
     OTHER_WEIGHTS = "other weights"
@@ -72,7 +72,7 @@ class Seal:
 
     @classmethod
     def of_texts(cls, texts: Mapping[str, str]) -> Seal | None:
-        """The seal in a file's metadata; None in files of earlier versions."""
+        """The seal in a file's metadata, if any."""
         lines = texts.get(_LINES, "")
         # Python refuses numbers of 5,000 digits, and no file has so many lines.
         if _RUN not in texts or not (lines.isascii() and lines.isdecimal() and len(lines) < 19):
@@ -184,7 +184,7 @@ class Owner:
 
     @classmethod
     def of_run(cls, folder: str | Path) -> Owner:
-        """Read it from a run's files; a damaged or missing one is a ``CheckpointError``."""
+        """Read it from a run's files."""
         config = config_hash(read_run_config(folder))
         weights = Path(folder) / "model" / "model.safetensors"
         if not weights.exists():
@@ -194,7 +194,7 @@ class Owner:
 
     @property
     def mismatch(self) -> Mismatch | None:
-        """The reason why the weights may not belong to the configuration; None if they do."""
+        """Why the weights may not belong to the configuration; None if they do."""
         if not self.weights:
             return None
         if self.seal is None:
@@ -202,7 +202,7 @@ class Owner:
         return Mismatch.OTHER_RUN if self.seal.run != self.config else None
 
     def disowns(self, provenance: Provenance) -> Mismatch | None:
-        """The reason why a result is not this run's; None if it is."""
+        """Why a result is not this run's; None if it is."""
         if provenance.run not in ("", self.config):
             return Mismatch.OTHER_RUN
         if not (provenance.run or provenance.weights):
@@ -212,7 +212,7 @@ class Owner:
         return None
 
     def disowns_note(self, note: Mapping[str, Any]) -> Mismatch | None:
-        """The reason why a note of ``made.json`` is not this run's; None if it is."""
+        """Why a note of ``made.json`` is not this run's; None if it is."""
         run, weights = note.get("run"), note.get("weights")
         if run is None or weights is None:
             return Mismatch.UNSEALED

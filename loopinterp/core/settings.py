@@ -76,7 +76,7 @@ class Settings(ShortRepr):
             condition.check(self, name, default)
 
     def _shown(self) -> list[tuple[str, Any]]:
-        """All settings; if there are many, those that differ from the default."""
+        """All settings; if many, those that differ from the default."""
         fields: Mapping[str, Any] = type(self).__pydantic_fields__  # type: ignore[attr-defined]
         shown = [(name, getattr(self, name)) for name in fields]
         if sum(len(name) + len(repr(value)) + 3 for name, value in shown) < MOST:
@@ -103,7 +103,7 @@ class Settings(ShortRepr):
 
     @classmethod
     def choices(cls, path: Sequence[str]) -> tuple[str, ...]:
-        """The choices of a setting, if any; ``path`` names it from the outermost in."""
+        """The choices of a setting, if any; ``path`` goes from the outermost in."""
         return choices_of(_schema(cls, path))
 
 

@@ -57,7 +57,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 
 def _temporary_prefix(name: str) -> str:
-    """The start of a temporary name, distinct from users' file names."""
+    """The start of a temporary name."""
     proof = hashlib.sha256(f"loopinterp {name}".encode(errors="surrogatepass")).hexdigest()
     return f".part-{proof[:16]}-"
 
@@ -91,7 +91,7 @@ def _sweep(folder: Path, prefix: str) -> None:
 
 
 def check_file_name(name: str, what: str, error: type[InputError] = InputError) -> str:
-    """The name, if it is a file name without a folder; else an ``InputError``."""
+    """The name, if it is a file name without a folder; else raise."""
     spelt = name.encode(errors="replace").decode() == name  # half a character is in no file's name
     if name in ("", ".", "..") or re.search(r"[/\\\x00]", name) or not spelt:
         fix = "Leave folders out of it."
@@ -168,7 +168,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of tensors with their names, types and shapes, on any device."""
+    """SHA-256 of tensors with their names, types and shapes."""
     import torch
 
     digest = hashlib.sha256()
@@ -180,7 +180,7 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _seal(data: bytes, metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file with texts and its own SHA-256, taken with zeros in the digest's place."""
+    """A safetensors file with texts and its own SHA-256, taken with zeros in its place."""
     header, tensors = _split(data)
     # The order of the texts is fixed here: safetensors' own differs from process to process.
     texts = {_SEAL: _OPEN_SEAL, **metadata}
@@ -198,7 +198,7 @@ def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def read_tensors_and_metadata(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and texts of a safetensors file; a ``CheckpointError`` if damaged or a pickle."""
+    """The tensors and texts of a safetensors file; pickles are refused."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -240,7 +240,7 @@ def _refuse_pickle(path: Path, head: bytes) -> None:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Read a plain file; a folder, device or pipe is a ``CheckpointError`` and never opened."""
+    """Read a plain file; folders, devices and pipes are refused unopened."""
     path = Path(path)
     try:
         if stat.S_ISREG(path.stat().st_mode):
@@ -324,7 +324,7 @@ def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
 
 @contextmanager
 def in_turn(folder: str | Path) -> Iterator[None]:
-    """Wait for a folder's lock and hold it; no lock where the system has none."""
+    """Wait for a folder's lock and hold it, if the system has locks."""
     with ExitStack() as stack:
         with suppress(OSError):
             handle = os.open(folder, os.O_RDONLY)
@@ -334,7 +334,7 @@ def in_turn(folder: str | Path) -> Iterator[None]:
 
 
 def need_writable(path: str | Path) -> None:
-    """Raise if a path is inside the package, which is read-only."""
+    """Raise if a path is inside the read-only package."""
     path = Path(path)
     try:
         inside = path.resolve().is_relative_to(Path(__file__).resolve().parent.parent)
@@ -352,7 +352,7 @@ def need_writable(path: str | Path) -> None:
 
 @contextmanager
 def writing_to(path: Path, kind: Literal["file", "folder"]) -> Iterator[None]:
-    """Turn every failure to write a file, or into a folder, into an ``InputError``."""
+    """Turn failures to write a file, or into a folder, into an ``InputError``."""
     need_writable(path)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Short texts: objects in a line and in a notebook, shares, escaped text."""
+"""Short texts: objects in a line and in a notebook, shares."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def printable(text: str) -> str:
 
 
 def as_table(title: str, values: Iterable[tuple[str, Any]]) -> str:
-    """A notebook's view: the title, and a row for each field."""
+    """A notebook's view: the title, and a row per field."""
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(brief(v))}</td></tr>" for name, v in values
     )

@@ -1,4 +1,4 @@
-"""Fixed points of the loop: solvers, convergence, regimes, stability, readout, extrapolation."""
+"""Fixed points of the loop: solvers, convergence, regimes, stability, extrapolation."""
 
 import lazy_loader
 

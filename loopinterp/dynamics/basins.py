@@ -241,7 +241,7 @@ def _follow(
     tol: float,
     same: float,
 ) -> dict[str, Tensor]:
-    """The maps under one example's input; distances are to the first example's limit."""
+    """The maps under one input; distances are to the first example's limit."""
     row = slice(example, example + 1)
     clean_limit = clean_limits.select(row)
     # Without a clean limit the first one that is reached is number 1.
@@ -271,7 +271,7 @@ def _follow(
 
 @dataclass(frozen=True)
 class _StatePlane:
-    """The plane ``centre + unit * (x axes[0] + y axes[1])``, and places of corners."""
+    """The plane ``centre + unit * (x axes[0] + y axes[1])``, with corners."""
 
     centre: Float[Tensor, "pos d_model"]
     axes: Float[Tensor, "axis pos d_model"]
@@ -280,7 +280,7 @@ class _StatePlane:
 
     @classmethod
     def through(cls, centre: Tensor, corners: Mapping[str, Tensor]) -> _StatePlane:
-        """The plane of a state and two corners, not on one line."""
+        """The plane of a state and two corners."""
         first, second = (state.double() - centre.double() for state in corners.values())
         size = float(centre.double().norm())
         unit = size if size > ZERO else float(first.norm())

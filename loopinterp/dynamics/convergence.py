@@ -1,4 +1,4 @@
-"""The convergence study: does the iteration converge, how fast, and is the answer right there?"""
+"""The convergence study: does the iteration converge, how fast, and to a right answer?"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 RITZ_TOLERANCE = 0.01
-"""Largest error of the leading Ritz value with which a spectral radius counts as known."""
+"""Largest error of a Ritz value for a known spectral radius."""
 
 FATES = (
     "rests right",
@@ -251,7 +251,7 @@ def _of_states(states: Tensor, limit: Tensor, threshold: float) -> dict[str, Ten
 def _readouts(
     iteration: Iteration, states: Tensor, targets: Tensor, counted: Tensor
 ) -> dict[str, Tensor]:
-    """Arrays read from the states, with the logits of two loops in memory."""
+    """Arrays read from the states."""
     answers, gaps, entropies, margins = [], [], [], []
     before: Tensor | None = None
 

@@ -1,4 +1,4 @@
-"""Findings and figures of a convergence study, and parts shared by the figures of dynamics."""
+"""Findings and figures of convergence, and parts shared by other figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_ANSWER = "The readout is one number, so no answer is right or wrong."
 
 
 def with_rounding(findings: Callable[[Any], list[Finding]]) -> Callable[[Any], list[Finding]]:
-    """Add a finding after the first where the states' dtype is coarse."""
+    """Add a finding if the states' dtype is coarse."""
 
     @wraps(findings)
     def with_floor(result: Any) -> list[Finding]:
@@ -258,7 +258,7 @@ def _rates(result: ConvergenceResult) -> Figure:
 
 
 def _distances(result: ConvergenceResult, shown: ConvergenceResult) -> Figure:
-    """Heat maps of the distance to the limit, with the loop from which answers stay right."""
+    """Heat maps of the distance to the limit, and of the loop from which answers stay right."""
     times, right = shown.settling_times(), shown.right_from()
     # The example that converges last; one that never does comes first.
     slowest = int(times.where(shown.data["counted"], 0).max("pos").argmax("batch"))
@@ -319,7 +319,7 @@ def _settling_times(shown: ConvergenceResult) -> Figure:
 
 
 def _above_accuracy(result: ConvergenceResult, *panels: LinePanel) -> go.Figure:
-    """Panels above exact match by loop, with T(n) if equal for all examples."""
+    """Panels above exact match by loop, with T(n) if there is one."""
     answers = np.unique(result.data["answer_loops"])
     shown = [t for t in answers.tolist() if t <= result.n_loops]
     marks = [Reference(t, result.answered_after, "x") for t in shown]

@@ -167,7 +167,7 @@ def _(result: ReachabilityResult) -> list[Finding]:
 
 
 def _shared_limits(result: ReachabilityResult) -> tuple[int, int]:
-    """Inputs whose limit and the next input's are known, and those where they are equal."""
+    """Inputs with known limits of their own and the next input, and those with equal ones."""
     known = result.data["other_distance"].notnull()
     return int(known.sum()), int((known & ~result.own_limit_differs()).sum())
 

@@ -174,7 +174,7 @@ def get_solver(solver: str | Solver) -> Solver:
 
 
 def iteration_of(model: LoopedModel | Callable[[Tensor], Tensor] | Any, h: Any) -> Iteration | None:
-    """A looped model's iteration over inputs or a batch; None for a map."""
+    """A looped model's iteration over inputs; None for a map."""
     if not (isinstance(model, LoopedModel) or hasattr(model, "bind")):
         return None
     inputs = getattr(h, "inputs", h).to(device_of(model))
@@ -184,7 +184,7 @@ def iteration_of(model: LoopedModel | Callable[[Tensor], Tensor] | Any, h: Any) 
 
 
 def map_and_start(model: Any, h: Any) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """The given map and state; or a model's loop over its inputs, and its initial state."""
+    """The given map and state, or a model's loop and initial state."""
     iteration = iteration_of(model, h)
     return (model, h) if iteration is None else (iteration.step, iteration.h0)
 
@@ -225,7 +225,7 @@ class _CycleWatch:
         return self.period > 0
 
     def see(self, x: Float[Tensor, "batch size"]) -> Int[Tensor, " batch"]:
-        """Add the next iterates; the period of each example on a cycle, else 0."""
+        """Add the next iterates; return the period of each cycle, else 0."""
         self.n_steps += 1
         lag = self.n_steps - self.moved_at
         miss = distance(x, self.anchor)  # [batch]

@@ -1,4 +1,6 @@
-"""Geometry of the states: dimension, principal axes of trajectories, how they end."""
+"""Geometry of the states: dimension, principal axes of trajectories, layers. @ (EMBEDDING, LIMITS)
+Further sets of states.
+"""
 
 from __future__ import annotations
 
@@ -221,7 +223,7 @@ def geometry_study(
 
 
 def _paths(states: Tensor, counted: Tensor) -> dict[str, Tensor]:
-    """Trajectories and their limits (the last states), along axes of the finite ones."""
+    """Trajectories and limits (the last states), along axes of the finite ones."""
     trajectories = states[:-1]
     through = trajectories.isfinite().all(dim=-1).all(dim=0) & counted  # [shown, pos]
     n_components = min(3, states.shape[-1])
@@ -236,7 +238,7 @@ def _paths(states: Tensor, counted: Tensor) -> dict[str, Tensor]:
 
 
 def _add(sets: dict[str, _StateMoments], name: str, states: Tensor) -> None:
-    """Add states ``[*lead, sample, d_model]`` to a set; an empty batch adds none."""
+    """Add states ``[*lead, sample, d_model]`` to a set."""
     if name in sets:
         sets[name].add(states)
     elif states.shape[-2]:
@@ -417,7 +419,7 @@ class _StateMoments:
         return singular.masked_fill(~known[..., None], float("nan"))
 
     def spread(self) -> Float[Tensor, "*lead"]:
-        """Root mean square distance from the mean over the root mean square norm; 0 if rounding."""
+        """Root mean square distance from the mean over the root mean square norm."""
         mean = self.total / self.count
         # Mean square distance from the origin, [*lead]
         squares = self.products.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / self.count

@@ -1,4 +1,4 @@
-"""Input dependence: how far limits depend on the input, and on which of its tokens."""
+"""Input dependence of the limits, also token by token."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def _substitute(
     seek: Callable[..., Limits],
     n_substituted: int,
 ) -> tuple[Tensor, Tensor]:
-    """Effect on limits and answers ``[batch, source, pos]`` of one token of the next example."""
+    """Effect ``[batch, source, pos]`` of one token of the next example."""
     n_examples, n_pos = batch.inputs.shape[:2]
     other = batch.inputs.roll(-1, 0)
     differs = (batch.inputs != other).reshape(n_examples, n_pos, -1).any(dim=-1)  # [batch, pos]

@@ -224,7 +224,7 @@ class NoLayers(str, Enum):
 
 
 def no_layers(model: Any) -> NoLayers | None:
-    """Why the layers of a model's block cannot be compared, if they cannot."""
+    """Why a model's layers cannot be compared, if so."""
     if not hasattr(model, "run_with_hooks") or not hasattr(model, "site"):
         return NoLayers.NO_HOOKS
     return None if model.site_map.n_layers > 1 else NoLayers.ONE_LAYER

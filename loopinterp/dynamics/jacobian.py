@@ -121,7 +121,7 @@ def _not_differentiable(error: RuntimeError, how: str) -> InputError:
 
 @contextmanager
 def _differentiable_kernels() -> Iterator[None]:
-    """Avoid fused kernels without derivatives, in attention and PyTorch's encoder layers."""
+    """Avoid fused kernels that lack derivatives."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -64,7 +64,7 @@ class KrylovSchur:
         return self.length >= self.operator.sizes
 
     def extend(self) -> None:
-        """One product, and one new vector for each example with room for it."""
+        """One product and one new vector, for examples with room."""
         for row in (~self.exhausted & (self.length == self.most)).nonzero().flatten().tolist():
             self._restart(row)
         at, active = self.length, ~self.exhausted
@@ -82,7 +82,7 @@ class KrylovSchur:
         self.length = self.length + active
 
     def ritz(self, vectors: bool = False) -> _RitzPairs:
-        """The k leading pairs so far; each example needs at least k vectors."""
+        """The k leading pairs so far; needs k vectors."""
         n, k = len(self.rows), self.k
         values, residuals = np.zeros((n, k), complex), np.full((n, k), np.inf)
         shape = (n, k, self.basis.shape[2]) if vectors else (0,)
@@ -109,7 +109,7 @@ class KrylovSchur:
         return _RitzPairs(values, residuals, ritz_vectors if vectors else None)
 
     def _restart(self, row: int) -> None:
-        """Keep the leading part of an example's Schur form, cut at the largest gap."""
+        """Keep the leading part of the Schur form, cut at the largest gap."""
         m = self.most
         n_kept, schur, turn = _leading_schur(self.projected[row, :m].numpy(), self.k)
         below = self.projected[row, m].numpy() @ turn[:, :n_kept]  # b in the new basis
@@ -124,7 +124,7 @@ class KrylovSchur:
 
 
 def _leading_schur(square: np.ndarray, k: int) -> tuple[int, np.ndarray, np.ndarray]:
-    """Number of Schur vectors to keep, the ordered real Schur form, its orthogonal matrix."""
+    """Schur vectors to keep, the ordered real Schur form, its orthogonal matrix."""
     from scipy.linalg import LinAlgError, schur
 
     m = len(square)

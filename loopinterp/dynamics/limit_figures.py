@@ -141,7 +141,7 @@ def _(result: BasinMapResult) -> list[Figure]:
 def _categories(
     result: BasinMapResult, names: dict[int, str]
 ) -> tuple[dict[str, xr.DataArray], dict[str, str]]:
-    """Category of each cell, under this input and the next; category -> colour."""
+    """Category of each cell, under this input and the next; colours."""
     here, there = result.data["reached"], result.data["next_reached"]
     rest, none = "smaller basins", "no limit"
     of_next, other_of_next = "the next input's clean limit", "another limit of the next input"
@@ -285,7 +285,7 @@ def _complex_plane(result: LocalStabilityResult) -> go.Figure:
 
 
 def _table(result: LocalStabilityResult) -> pd.DataFrame:
-    """A row per example and state: all numbers except the smaller eigenvalues."""
+    """A row per example and state."""
     data = result.data
     columns = data[["solve_smallest", "solve_known", "growth", "growth_at", "growth_closed"]]
     names = {"lyapunov": "value", "lyapunov_low": "low", "lyapunov_high": "high"}

@@ -1,4 +1,4 @@
-"""Limits of a looped model from any initial states, and equality of limits."""
+"""Limits of a looped model, and equality of limits."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def limits_of_run(
 
 
 def around(iteration: Iteration, limits: Limits) -> Iterator[Float[Tensor, "batch pos d_model"]]:
-    """States of the limits for as many loops as the longest period; a fixed point once."""
+    """States of the limits over the longest period; a fixed point once."""
     state, cycles = limits.state, (limits.period > 1)[:, None, None]
     yield state
     for _ in range(int(limits.period.max()) - 1):
@@ -159,7 +159,7 @@ def limit_distances(
 def answered_right(
     iteration: Iteration, ends: Limits, targets: Int[Tensor, "batch pos"], loop: int
 ) -> Bool[Tensor, " batch"]:
-    """Whether the whole answer is right at each state reached; on a cycle, at all its states."""
+    """Whether the whole answer is right at each state reached (on a cycle, at all its states)."""
     right = [
         exact_match(correctness(likeliest(iteration.read(state, loop)), targets)).bool()
         for state in around(iteration, ends)
@@ -181,7 +181,7 @@ class DistinctLimits:
     firsts: list[Limits] = field(default_factory=list)
 
     def number(self, ends: Limits, example: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
-        """Numbers of some limits, each of the given example; :data:`NO_LIMIT` for none."""
+        """Numbers of some examples' limits; :data:`NO_LIMIT` for none."""
         numbers = torch.full_like(ends.status, NO_LIMIT)
         k = 0
         while (left := (ends.has_limit & (numbers == NO_LIMIT)).nonzero().flatten()).numel():
@@ -216,7 +216,7 @@ def other_starts(
     n_noise: int,
     n_others: int,
 ) -> dict[str, Float[Tensor, "batch pos d_model"]]:
-    """Zeros, noise with the norms of the limits, limits of other examples ("other 1": the next)."""
+    """Zeros, noise with the limits' norms, limits of other examples ("other 1": the next)."""
     starts = {"zeros": torch.zeros_like(limit)}
     starts |= {f"noise {k + 1}": noise_like(limit, generator) for k in range(n_noise)}
     return starts | {f"other {k + 1}": limit.roll(-k - 1, 0) for k in range(n_others)}
@@ -225,7 +225,7 @@ def other_starts(
 def noise_like(
     state: Float[Tensor, "batch pos d_model"], generator: torch.Generator
 ) -> Float[Tensor, "batch pos d_model"]:
-    """A random direction at each position, with the state's norm there."""
+    """Random directions with the state's norm at each position."""
     noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
     unit = noise / noise.norm(dim=-1, keepdim=True)
     return unit.to(state) * state.norm(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Local stability: growth of small perturbations, in general and at a model's limits and cycles."""
+"""Local stability: growth of small perturbations, also at limits and cycles."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def local_stability_study(
 
 
 def _finite_states(state: Tensor) -> tuple[Tensor, Tensor]:
-    """The states, with zeros for non-finite ones, and which are finite."""
+    """The states, with zeros for non-finite ones; which are finite."""
     finite = state.flatten(1).isfinite().all(1)
     return torch.where(_per_example(finite, state), state, 0), finite
 
@@ -181,7 +181,7 @@ def _spectra(
     max_products: int,
     **krylov: Any,
 ) -> dict[str, Tensor]:
-    """Arrays [where, batch, …] of the Jacobians, computed for equal periods together."""
+    """Arrays [where, batch, …], computed for equal periods together."""
     arrays: dict[str, Tensor] = {}
     for name, axes in LocalStabilityResult.VARIABLES.items():
         if axes.startswith("where"):
@@ -381,7 +381,7 @@ def lyapunov_exponents(
 
 
 def _qr(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Q in the columns' type, R at least in float32 (half precision has no QR)."""
+    """Q in the columns' type, R at least in float32."""
     q, r = torch.linalg.qr(columns.to(torch.promote_types(columns.dtype, torch.float32)))
     return q.to(columns.dtype), r
 

@@ -242,7 +242,7 @@ def check_states(
 
 
 def check_finite(values: Tensor, name: str, *, start: int = 0) -> None:
-    """Raise on values that are not finite, with their loop, counted from ``start``."""
+    """Raise on non-finite values, with their loop."""
     bad = ~values.isfinite()
     if bad.any():
         first = start + int(bad.reshape(len(values), -1).any(dim=1).nonzero()[0])
@@ -268,7 +268,7 @@ def check_shape(name: str, shape: Sequence[int], expected: Sequence[int], *, fix
 
 
 def share_of_size(part: Float[Tensor, "*part"], size: Float[Tensor, "*#part"]) -> Tensor:
-    """A length over that of a state: 0 if both are 0, infinity if only the state's is."""
+    """``part / size``: 0 if both are 0, infinity if only the size is."""
     return torch.where(part == 0, part, part / size)
 
 
@@ -285,5 +285,5 @@ def _updates(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def above_rounding(size: Tensor, norm: Tensor, norm_before: Tensor) -> Tensor:
-    """Whether an update is larger than the rounding error of its two states."""
+    """Whether an update exceeds the rounding error of its two states."""
     return size > NOISE * torch.finfo(size.dtype).eps * torch.maximum(norm, norm_before)

@@ -1,4 +1,4 @@
-"""Classes of trajectories: by how they end (fixed point, orbit, …), and by how updates fall."""
+"""Classes of trajectories: by how they end, and by how updates fall."""
 
 from __future__ import annotations
 
@@ -239,13 +239,13 @@ def classify_settling(
 
 
 def rounding_of(dtype: torch.dtype) -> float:
-    """Largest relative residual that rounding alone causes at a fixed point."""
+    """Largest relative residual from rounding alone at a fixed point."""
     # At fixed points states move by .5 to .7 rounding errors in half precision, to 2.1 in float32.
     return 2 * torch.finfo(dtype).eps
 
 
 def _late_states(states: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-    """The last ``window + 1`` states over their largest value, in float64, and which are finite."""
+    """The last ``window + 1`` states, scaled to 1, in float64; which are finite."""
     check_states(states, at_least=_LEAST_LOOPS + 1, allow_nonfinite=True)
     window = window or max(_LEAST_LOOPS // 2, (len(states) - 1) // 2)
     fix = "Run more loops, or shorten the window."
@@ -262,7 +262,7 @@ def _logarithm(update: Tensor) -> Tensor:
 
 
 def _fit_line(x: Tensor, y: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Slope of ``y [loop, trajectory]`` against ``x [loop]``, and R², at loops that count."""
+    """Slope of ``y [loop, trajectory]`` against ``x [loop]``, and R²."""
     weight = torch.ones_like(y) if counts is None else counts.to(y)
     total = weight.sum(dim=0)
     x = x[:, None] - (weight * x[:, None]).sum(dim=0) / total
@@ -297,7 +297,7 @@ def _recurrence(late: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
 
 
 def _rotation(late: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Share of variance in the first two components; loops per turn, and evenness, there."""
+    """Share of variance in the first two components; loops per turn and evenness there."""
     centred = late - late.mean(dim=0)  # [loop, trajectory, d_model]
     # Principal components by the Gram matrix over loops: the window is shorter than the state.
     gram = torch.einsum("snd,tnd->nst", centred, centred)  # [trajectory, loop, loop]

@@ -119,7 +119,7 @@ def chunks(n_examples: int, bytes_per_example: int) -> Iterator[slice]:
 
 
 def state_chunks(model: LoopedModel, batch: Batch, n_states: int) -> list[slice]:
-    """Slices over a batch, for ``n_states`` states of each example in memory."""
+    """Slices over a batch, for ``n_states`` states in memory."""
     h0 = bind(model, batch.inputs[:1]).h0
     return list(chunks(len(batch), n_states * h0.numel() * h0.element_size()))
 
@@ -139,7 +139,7 @@ def counted_examples(
     at_least: int = 1,
     **options: Any,
 ) -> tuple[Batch, Bool[Tensor, "batch pos"]]:
-    """The examples of a study and the positions it counts; options as for ``examples_for``."""
+    """The examples of a study and the positions it counts."""
     batch = examples_for(model, data, **options)
     need_asked(batch)
     fix = "One's limit is compared with another's: pass batch_size=16, or a larger batch."
@@ -153,7 +153,7 @@ def usual_loops(batch: Batch, *, times: float, least: int) -> int:
 
 
 def described(model: LoopedModel, batch: Batch) -> dict[str, Any]:
-    """The model for the provenance, with the dtype of its states if coarse."""
+    """The model for the provenance, with its states' dtype if coarse."""
     dtype = bind(model, batch.inputs[:1]).h0.dtype
     # Coarse is where rounding moves a state by more than counts as at rest.
     coarse = rounding_of(dtype) > RegimeCriteria().at_rest

@@ -119,7 +119,7 @@ class Solver(ABC):
 
     @property
     def follows_the_map(self) -> bool:
-        """Whether each iterate is the map of the previous one, so that a return is a cycle."""
+        """Whether each iterate is the map of the previous one."""
         return False
 
     @abstractmethod
@@ -128,7 +128,7 @@ class Solver(ABC):
 
     @abstractmethod
     def step(self, f: Map, state: SolverState) -> SolverState:
-        """One new iterate of the examples that are not done, with the map there."""
+        """One new iterate of the unfinished examples, with the map there."""
 
 
 def start(f: Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> SolverState:
@@ -205,7 +205,7 @@ class SecantSolver(Settings, Solver):
 
     @abstractmethod
     def coefficients(self, dx: Differences, dg: Differences, g: Flat) -> Float[Tensor, "batch _"]:
-        r""":math:`\gamma` of every example, from differences newest first; unused ones are zero."""
+        r""":math:`\gamma` of every example, from differences newest first (unused ones zero)."""
 
     def init(self, f: Map, x0: Flat) -> SolverState:
         empty = _at_least_single(x0).new_zeros(x0.shape[0], 0, x0.shape[1])
@@ -236,7 +236,7 @@ def _solve_small(matrix: Float[Tensor, "batch window window"], target: Tensor) -
 
 
 def _push(history: Differences, new: Flat) -> Float[Tensor, "batch longer size"]:
-    """Put the newest row first; rows that are not finite become zero."""
+    """Put the newest row first, with zeros for non-finite ones."""
     new = torch.where(new.isfinite().all(dim=-1, keepdim=True), new, 0)  # [batch, size]
     return torch.cat([new[:, None], history], dim=1)
 

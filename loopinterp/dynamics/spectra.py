@@ -1,4 +1,4 @@
-r"""Eigenvalues and singular values of the loop's Jacobian J and of I - J, at a state or a cycle."""
+r"""Eigenvalues and singular values of the loop's Jacobian J and of I - J."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def _extremes(
     k: int,
     tol: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The k largest values and the smallest, residuals, and whether the space is complete."""
+    """The k largest values and the smallest, residuals, completeness of the space."""
     n_converged = 0
     space: Bidiagonal | None = None
     for space in spaces:

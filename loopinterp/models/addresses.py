@@ -23,7 +23,7 @@ Sites = Mapping[str, str]
 """Component -> kind of its tensor, in the order they fire."""
 
 Axes = tuple[int | str, ...]
-"""Axes of an activation after the batch: sizes, and "pos" and "key" for its positions."""
+"""Axes of an activation after the batch: sizes, or "pos" and "key"."""
 
 Index = int | slice | Sequence[int] | None
 
@@ -98,7 +98,7 @@ class SiteMap:
 
 
 def norm_sites(name: str, *, present: bool = True) -> dict[str, str]:
-    """Sites of a norm: its scale, and the normed vector before weight and bias."""
+    """Sites of a norm: its scale, and the vector before weight and bias."""
     return {f"{name}.hook_scale": "scale", f"{name}.hook_normalized": "residual"} if present else {}
 
 
@@ -145,7 +145,7 @@ def nbytes(
 
 
 class AddressBook:
-    """All addresses of a run of ``n_loops`` loops, in the order they fire, by any name."""
+    """All addresses of a run of ``n_loops`` loops, in the order they fire."""
 
     def __init__(self, site_map: SiteMap, n_loops: int) -> None:
         self.site_map, self.n_loops = site_map, n_loops
@@ -188,7 +188,7 @@ class AddressBook:
         yield sites.final, "", top, True
 
     def component(self, name: str) -> str:
-        """The full name of a component's TransformerLens short name ("pattern", "resid_post")."""
+        """The full name of a TransformerLens short name ("pattern", "resid_post")."""
         component = self._full_component(name)
         if component is None:
             raise unknown_name("component", str(name), self.components, HookError)
@@ -263,7 +263,6 @@ class AddressBook:
         raise self._unknown(name)
 
     def _unknown(self, name: str) -> InputError:
-        """The error for a name beyond the run, behind a flag, or misspelt."""
         number, loops = re.match(r"^(blocks|loops)\.(\d+)\.", name), self.n_loops
         layers = self.site_map.layers_total(loops)
         total = layers if number and number[1] == "blocks" else loops
@@ -339,7 +338,7 @@ def flat_names(names: object, what: str) -> Iterator[str]:
 
 
 def resolve_index(index: Index, size: int, what: str) -> tuple[list[int], bool]:
-    """Indices as a list counted from 0, and whether the index is a single one."""
+    """Indices counted from 0, and whether the index is a single one."""
     if index is None:
         return list(range(size)), False
     if isinstance(index, slice):

@@ -1,4 +1,4 @@
-"""Multi-head attention: fused, with visible scores, or block by block within a window."""
+"""Multi-head attention: fused, with visible scores, or in blocks within a window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _of_each_head(which: int, name: str) -> tuple[property, property]:
-    """Weights and biases of queries, keys or values, in TransformerLens' shapes."""
+    """Weights and biases of queries, keys or values, shaped as in TransformerLens."""
 
     def tensor_of_heads(kind: str, shape: str) -> property:
         def part(self: Attention) -> Tensor:
@@ -146,7 +146,7 @@ def _scores(
     k: Float[Tensor, "batch head key d_head"],
     context: AttentionContext,
 ) -> Float[Tensor, "batch head query key"]:
-    r"""``q k^T / sqrt(d_head)`` plus bias, minus infinity where attention is barred."""
+    r"""``q k^T / sqrt(d_head)`` plus bias, minus infinity where barred."""
     # [batch, head, query, key]; q is scaled first, which is fewer products than scaling scores.
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
     if context.mask is not None:
@@ -184,7 +184,7 @@ def _windowed_attention(
 
 
 NEAR = 8
-"""Widest window for which :func:`attend_near` is quicker in the few positions of a light cone."""
+"""Widest window for which :func:`attend_near` is quicker in a light cone."""
 
 
 def attend_near(

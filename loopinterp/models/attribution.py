@@ -89,7 +89,7 @@ class AttributionPass:
         self.parts.append(({"component": label, "part": part or name, **indices}, logit))
 
     def write(self, name: str, x: Tensor, part: str = "") -> None:
-        """Record what a vector written to the stream adds to the logit."""
+        """Record what a vector written to the stream adds."""
         # [batch, pos]: the dot product of the vector with the direction of the logit.
         self.add(name, (x.to(self._dtype) * self.direction).sum(-1), part)
 
@@ -100,7 +100,7 @@ class AttributionPass:
         *,
         gate: str | None = None,
     ) -> None:
-        """Record the parts of ``sum_h (gate z)_h W_O[h] + b``; ``gate`` is a component, if any."""
+        """Record the parts of ``sum_h (gate z)_h W_O[h] + b``."""
         z = self.read("attn.hook_z")  # [batch, pos, head, d_head]
         if gate is not None:
             z = z * self.read(gate)
@@ -156,7 +156,7 @@ class AttributionPass:
 
     @contextmanager
     def branch(self) -> Iterator[None]:
-        """A branch that is added to the stream: afterwards the direction is the stream's again."""
+        """A branch that is added to the stream; afterwards, restore the stream's direction."""
         stream = self.direction
         yield
         self.direction = stream
@@ -164,7 +164,7 @@ class AttributionPass:
 
 @runtime_checkable
 class Attributable(Protocol):
-    """A model that declares the backward steps of its readout and loop."""
+    """A model with the backward steps of its readout and loop."""
 
     def attribute_readout(self, backward: AttributionPass) -> None:
         """From the logits to the state they are read from."""
@@ -262,7 +262,7 @@ def _classes(name: str, tokens: Any, logits: Tensor) -> Int[Tensor, "*batch pos"
 def _named(
     parts: list[tuple[dict[str, Any], Tensor]], classes: list[Tensor], logits: Tensor
 ) -> xr.DataArray:
-    """The parts with their names; raise unless they sum to the logits."""
+    """The named parts; raise unless they sum to the logits."""
     import xarray as xr
 
     values = torch.stack([logit for _, logit in parts])  # [component, batch, pos]

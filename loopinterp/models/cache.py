@@ -1,4 +1,4 @@
-"""The cache of a looped run: TransformerLens' ActivationCache, with the loop axis."""
+"""The cache of a looped run: TransformerLens' ActivationCache with a loop axis."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class MissingActivationError(HookError, KeyError):
-    """An activation is not in the cache; a KeyError too, for TransformerLens' own code."""
+    """An activation is not in the cache."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -56,13 +56,13 @@ _UNWEIGHTED = "a final norm of weight 1 and bias 0, so that W_U alone reads its 
 
 
 def _split_gradient(name: str) -> tuple[str, str]:
-    """A site's name, and "_grad" if the name was that of its gradient."""
+    """A site's name, and "_grad" if it ended so."""
     site = name.removesuffix("_grad")
     return site, name[len(site) :]
 
 
 def _need_folded(model: Any, method: str) -> None:
-    """Raise if the final norm of a model of ours has weights of its own."""
+    """Raise if the final norm of a ``LoopedTransformer`` has weights."""
     norm = getattr(model, "ln_final", None)
     weighted = norm is not None and not bool((norm.weight == 1).all())
     if weighted or (norm is not None and norm.bias is not None and bool(norm.bias.any())):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _CONFIG_FILE, _WEIGHTS_FILE = "config.json", "model.safetensors"
 
 HUB = "hf:"
-"""Prefix of a hub's models, so that a mistyped path is not looked up there."""
+"""Prefix of a hub's models."""
 
 
 class PretrainedMixin(ModelHubMixin):
@@ -114,7 +114,6 @@ def write_model(model: Any, folder: Path, texts: Mapping[str, str] = MappingProx
 
 
 def _folder(name: str, options: dict[str, Any]) -> Path:
-    """The folder of that name, or of the download from a hub."""
     if not name.startswith(HUB):
         if not os.path.isdir(name):  # which, unlike Path's, takes any name
             expected = "a folder written by save_pretrained, or hf:owner/name on a hub"

@@ -1,4 +1,4 @@
-"""The configuration of a looped transformer, and the hooks that each choice gives."""
+"""The configuration of a looped transformer, and its hooks."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class LoopedTransformerConfig(Settings):
                 raise ConfigError(name, expected=expected, given=got, fix=f"Change {name}.")
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Conditions between settings: a name, whether its value fits, the expected one."""
+        """Conditions between settings: name, whether the value fits, the expected one."""
         window, heads = self.attention_window, self.n_heads
         one_input = (self.d_vocab is None) != (self.d_features is None)
         yield "d_vocab", one_input, "exactly one of d_vocab and d_features"
@@ -203,7 +203,7 @@ class LoopedTransformerConfig(Settings):
 
 
 FORKS = ("attn.hook_q_input", "attn.hook_k_input", "attn.hook_v_input")
-"""Each head's own copy of the stream, as input of its queries, keys and values."""
+"""Each head's own copy of the stream, as input of queries, keys and values."""
 
 OPTIONAL_SITES = {
     "use_split_qkv_input": FORKS,
@@ -246,7 +246,7 @@ def site_map_of(config: LoopedTransformerConfig, flags: frozenset[str] = frozens
 
 
 def _layer_sites(config: LoopedTransformerConfig, flags: frozenset[str]) -> dict[str, str]:
-    """Component -> kind of its tensor, for one layer, in the order they fire."""
+    """Sites of one layer, in the order they fire."""
     before = config.norm in ("pre", "sandwich", "gated")
     sandwich, after = config.norm == "sandwich", config.norm == "post"
     gated, rotary = config.norm == "gated", config.positions == "rotary"

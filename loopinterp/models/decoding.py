@@ -142,7 +142,7 @@ class _Recomputed:
         self.n_loops = _most(loops)
 
     def logits(self, last: Int[Tensor, " batch"], seen: int) -> Float[Tensor, "batch d_vocab_out"]:
-        """Logits at the position ``last`` of each example, of ``seen`` positions in all."""
+        """Logits at position ``last`` of each example, of ``seen`` in all."""
         # [batch, pos, d_vocab_out], read at the last known position of each example.
         return self._run(self.tokens[:, :seen])[self.rows, last]
 
@@ -237,7 +237,7 @@ def _as_rows(chosen: Tensor, like: Tensor) -> Tensor:
 
 
 def _padded(prompts: Any, lengths: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prompts as one tensor padded on the right, and each length."""
+    """Prompts padded on the right, and their lengths."""
     if not isinstance(prompts, Tensor):
         refuse({"lengths": lengths}, "none with lists, which have their own", "Leave it out.")
         rows = [torch.tensor(row) for row in prompts]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class _LoopHookPoint(HookPoint):
-    """A hook point that raises, with its name, when a hook returns a wrong tensor."""
+    """A hook point that raises on a hook's wrong tensor."""
 
     def add_hook(
         self, hook: Callable[..., Any], dir: Literal["fwd", "bwd"] = "fwd", **options: Any
@@ -60,7 +60,7 @@ class _LoopHookPoint(HookPoint):
 
 @dataclass(eq=False)
 class _HookScope:
-    """Hook points beside those of the model, for one thread and a limited time."""
+    """Additional hook points, for one thread and a limited time."""
 
     shared: dict[Key, HookPoint]  # the model's own, which its unrolled copies share
     n_loops: int  # of the run that the hooks were named for
@@ -70,7 +70,7 @@ class _HookScope:
     generator: FrameType | None = field(default_factory=lambda: _generator_around())
 
     def need_here(self) -> None:
-        """Raise in a run outside the block, or one that backward would repeat without hooks."""
+        """Raise outside the block, or if backward would repeat the run without hooks."""
         if self.generator is not None and self.generator.f_back is None:  # it is suspended
             expected = "a with block that is being run"
             got = f"one in the suspended generator {self.generator.f_code.co_name!r}"
@@ -94,7 +94,7 @@ def _is_checkpointed() -> bool:
 
 
 def _generator_around() -> FrameType | None:
-    """The generator that opens ``hooks()``, unless it is a context manager itself."""
+    """The generator that opens ``hooks()``, unless a context manager itself."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "hooks":
         frame = frame.f_back
@@ -316,7 +316,7 @@ class LoopHooks(RunLength, HookedRootModule):
             raise HookError("model", expected=expected, given=f"one on {on!r}", fix=fix)
 
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
-        """Add a hook for every thread until ``reset_hooks``, named as in :meth:`run_with_hooks`."""
+        """Add a hook for all threads until ``reset_hooks``, named as in :meth:`run_with_hooks`."""
         for address in self.addresses().targets(name):
             point = self._point(address)
             self.check_and_add_hook(point, address.name, hook, *args, **options)

@@ -1,4 +1,4 @@
-"""Steps of a looped model bound to its input; a check that its methods are repeatable."""
+"""Steps of a looped model bound to its input; a check of repeatability."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Iteration(ShortRepr):
     def step(
         self, h: Float[Tensor, "batch pos d_model"], loop: int | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
-        """One loop; its index, from 0 on, is needed if the model's step takes it."""
+        """One loop; its index, from 0 on, is needed if the step takes it."""
         return self.advance(h, self.e, self.context, **self.index(loop))
 
     def step_each(
@@ -65,7 +65,7 @@ class Iteration(ShortRepr):
         return torch.cat(parts)[torch.cat(rows).argsort()]
 
     def index(self, loop: int | None) -> dict[str, int]:
-        """The loop's index as a keyword argument of ``advance``, if it takes one."""
+        """The loop's index as a keyword argument, if ``advance`` takes it."""
         return {"loop": loop} if self.takes_loop and loop is not None else {}
 
     def at(self, loop: int) -> Iteration:
@@ -107,7 +107,7 @@ class Iteration(ShortRepr):
     def read(
         self, h: Float[Tensor, "batch pos d_model"], loop: int
     ) -> Float[Tensor, "batch pos d_vocab_out"]:
-        """The readout of a state; raise if only the readout is not finite."""
+        """The readout of a state, checked to be finite."""
         logits = self.readout(h)
         _check_finite(logits, "logits", loop, state=h)
         return logits
@@ -229,7 +229,7 @@ def states_at(
 
 
 def check_increasing(loops: Sequence[int], *, most: int | None = None) -> list[int]:
-    """Numbers of loops as a list; raise unless they increase, from 0 or more up to ``most``."""
+    """Increasing numbers of loops from 0 or more up to ``most``, checked."""
     fix = f"Pass e.g. loops=range(0, {37 if most is None else most + 1})."
     steps = [check_integer("loops", loop, least=0, most=most, fix=fix) for loop in loops]
     if not steps or any(b <= a for a, b in pairwise(steps)):

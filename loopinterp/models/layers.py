@@ -42,7 +42,7 @@ class Norm(nn.Module):
     def forward(
         self, x: Float[Tensor, "*shape d_model"], tap: Tap = SILENT, name: str = ""
     ) -> Float[Tensor, "*shape d_model"]:
-        """The normed vector; the tap sees its scale, and ``centred / scale``."""
+        """The normed vector; the tap sees ``scale``, and ``centred / scale``."""
         weight, bias = self.weight, self.bias
         scale_name, normalized_name = f"{name}.hook_scale", f"{name}.hook_normalized"
         if tap is SILENT or not tap.listens(scale_name, normalized_name):
@@ -92,7 +92,7 @@ def _gelu_new(x: Tensor) -> Tensor:
 
 
 class Recall(nn.Module):
-    """``W_h x + W_e e``: a learned mix of state and injected input."""
+    """``W_h x + W_e e``."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Layer(nn.Module):
         context: AttentionContext,
         tap: Tap = SILENT,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The stream after the layer; the injected input ``e`` is None outside the block."""
+        """The stream after the layer; ``e`` is None outside the block."""
         ln1, ln2 = self.ln1, self.ln2
         h = tap("hook_resid_pre", h)
         forks = self._forks(h, e, tap) if tap.listens(*FORKS) else (None, None, None)
@@ -172,7 +172,7 @@ class Layer(nn.Module):
         return tap("hook_resid_post", h)
 
     def attribute(self, backward: AttributionPass) -> None:
-        """Backward from after the layer to before it; each sublayer is a branch."""
+        """Backward from after the layer to before it."""
 
         def through(name: str) -> None:
             norm = getattr(self, name)
@@ -191,7 +191,7 @@ class Layer(nn.Module):
             backward.write_heads(self.attn.out.weight, self.attn.out.bias)
 
     def _forks(self, h: Tensor, e: Tensor | None, tap: Tap) -> list[Tensor | None]:
-        """Inputs of queries, keys, values by head ``[batch, pos, head, d_model]``, if hooked."""
+        """Hooked inputs of queries, keys, values ``[batch, pos, head, d_model]``."""
         shared = h[:, :, None].expand(-1, -1, self.attn.n_heads, -1)
         injected = None if e is None else e[:, :, None]
         forks: list[Tensor | None] = []
@@ -234,7 +234,7 @@ class StateCode(nn.Module):
         self._softening: Softening | None = None
 
     def init_weights(self) -> None:
-        """``U ~ N(0, 1)``, ``D ~ N(0, 1 / d_model)``, no biases: bits and states of order one."""
+        """``U ~ N(0, 1)``, ``D ~ N(0, 1 / d_model)``, no biases."""
         d_model = self.read.weight.shape[-1]
         nn.init.normal_(self.write.weight)
         nn.init.normal_(self.read.weight, std=d_model**-0.5)

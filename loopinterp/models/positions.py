@@ -62,7 +62,7 @@ def _block_length(window: int) -> int:
 
 
 def pays(n_pos: int, window: int) -> bool:
-    """Whether attention block by block is quicker than one fused operation over all pairs."""
+    """Whether attention in blocks is quicker than over all pairs."""
     return n_pos > 4 * (_block_length(window) + window)
 
 
@@ -200,7 +200,7 @@ def _allowed(
     config: LoopedTransformerConfig,
     width: int | None,
 ) -> Bool[Tensor, "#block #head query key"]:
-    """True where each head may attend; one mask if all heads are alike."""
+    """True where each head may attend; one mask if heads are alike."""
     # [block, 1, query, key]: the axis of heads is there for heads without a window.
     distance = (key - query)[:, None]
     allowed = distance <= 0 if config.causal else torch.ones_like(distance, dtype=torch.bool)
@@ -272,7 +272,7 @@ def attention_context(
     dtype: torch.dtype,
     all_pairs: bool = False,
 ) -> AttentionContext:
-    """The context of a sequence length; ``all_pairs`` ignores the window when computing scores."""
+    """The context of a sequence length; ``all_pairs``: not in blocks."""
     rotation, window, surround = None, config.window_of_all_heads, None
     if not config.windowed_surround:
         about = {"bias": bias, "device": device, "dtype": dtype, "all_pairs": all_pairs}

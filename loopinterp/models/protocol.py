@@ -1,4 +1,4 @@
-"""The protocol of every looped model: four methods, optional properties, its description."""
+"""The protocol of looped models: four methods, optional properties, description."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LoopedModel(Protocol):
 
 
 class OptionalProperties(Protocol):
-    """Optional attributes of a looped model or its ``config``, with defaults."""
+    """Optional attributes of a looped model or its ``config``."""
 
     reach: int | None = None  #: positions to the left that one loop reads
     reach_before: int | None = 0  #: positions to the left that the injected input reads
@@ -107,13 +107,13 @@ def rule_of(model: Any) -> LoopRule | None:
 
 
 def own_depth(model: Any) -> int | None:
-    """Loops of a model that makes the same number for every input; None for others."""
+    """Loops of a model with the same number for every input, else None."""
     rule = rule_of(model)
     return rule.shown if rule is not None and rule.of_length is None else None
 
 
 def device_of(model: Any) -> torch.device:
-    """The device of a model's weights; the CPU if it has none."""
+    """The device of a model's weights; without weights, the CPU."""
     device = getattr(model, "device", None)
     if isinstance(device, torch.device):
         return device
@@ -163,7 +163,7 @@ def need_weights(model: Any) -> None:
 
 
 def need_one_map(model: LoopedModel | Any) -> None:
-    """Raise on a step that takes the loop's index: the study needs one map for all loops."""
+    """Raise on a step that takes the loop's index."""
     if takes_loop(model):
         expected, got = "a step that is one map for all loops", "one by the loop's index"
         fix = "Wrap it in a model whose step calls model.step(h, e, loop=t) with one t."
@@ -217,7 +217,7 @@ class CheckedModel:
     def _call(
         self, name: str, index: dict[str, int | None] | None = None, /, **inputs: Tensor
     ) -> Any:
-        """A method's output; raise if it has written into its arguments."""
+        """A method's output; raise if it wrote into its arguments."""
         method, index = getattr(self._model, name), index or {}
         if any(x.is_inference() for x in inputs.values()):  # these count no versions
             return method(*(x.clone() for x in inputs.values()), **index)
@@ -233,7 +233,7 @@ class CheckedModel:
     def _checked(
         self, name: str, returned: Any, places: Sequence[int | str], *, width: int | None = None
     ) -> Tensor:
-        """A method's output, if it is floats of some width at every place."""
+        """A method's output, checked to be floats at every place."""
         shape: list[int] = list(returned.shape) if isinstance(returned, Tensor) else []
         if len(shape) == len(places) + 1 and returned.is_floating_point():
             fits = all(isinstance(place, str) or n == place for n, place in zip(shape, places))
@@ -296,14 +296,14 @@ def _without_weights(model: Any) -> dict[str, Any] | str:
 
 
 def own_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The saved tensors of a model; a weight with two names has the first."""
+    """The saved tensors of a model; of a shared weight, the first name."""
     every = dict(model.named_parameters(remove_duplicate=False))
     again = every.keys() - dict(model.named_parameters()).keys()
     return {name: x for name, x in model.state_dict().items() if name not in again}
 
 
 def _need_evaluation(name: str, module: nn.Module) -> None:
-    """Raise on a module in training mode that has randomness or mixes examples."""
+    """Raise on a module in training mode with randomness or batch statistics."""
     if not module.training:
         return
     # A module's own rate, or the largest of its settings for functional dropout.

@@ -1,4 +1,4 @@
-"""The run of every hooked looped model: embedding, initial state, loops, readout."""
+"""The run of hooked looped models: embedding, initial state, loops, readout."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         context: AttentionContext | None = None,
         taps: Taps = NO_TAPS,
     ) -> Float[Tensor, "batch pos d_state"]:
-        """One loop, with the taps of loop 0; :meth:`bind` computes ``context`` once for many."""
+        """One loop, with the taps of loop 0; :meth:`bind` computes ``context`` once."""
         if context is None:
             context = self.length_context(h.shape[1], all_pairs=taps.see_scores())
         return self.run_loop(h, e, context, taps)
@@ -312,7 +312,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
 
     @abstractmethod
     def visible(self, n_pos: int) -> Bool[Tensor, "#head query key"]:
-        """True where a query may attend, in a sequence of ``n_pos`` positions."""
+        """True where a query may attend, among ``n_pos`` positions."""
 
     @abstractmethod
     def check_inputs(
@@ -343,7 +343,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
 
     @abstractmethod
     def length_context(self, n_pos: int, *, all_pairs: bool = False) -> AttentionContext:
-        """The part of the attention context that depends on the length alone."""
+        """The attention context, as far as it depends on the length alone."""
 
     def added_positions(self, inputs: Tensor, offset: int | Tensor) -> Tensor | None:
         """Vectors added to the embedding of each position, if any."""
@@ -357,7 +357,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
     def mask_at(
         self, query: Int[Tensor, "#block query 1"], key: Int[Tensor, "#block 1 key"]
     ) -> tuple[Tensor, Tensor]:
-        """The bias on scores of queries and keys at some positions: in the loop, and outside."""
+        """The bias on scores at some positions: in the loop, and outside."""
 
     @abstractmethod
     def run_embedding(

@@ -75,7 +75,7 @@ def shifted_loops(
 
 
 class RunLength:
-    """The number of loops of a model's runs and of its shown names."""
+    """The number of loops of a model's runs and names."""
 
     _n_loops: int
     _rule: LoopRule | None = None
@@ -106,7 +106,7 @@ class RunLength:
         return self.n_loops if n_loops is None else check_loops(n_loops)
 
     def _run_loops(self, n_loops: int | Tensor | None, inputs: Any) -> int:
-        """Loops of a run over an input: the most of any example."""
+        """The most loops of any example."""
         if isinstance(n_loops, torch.Tensor):
             return max(1, int(check_ends(n_loops, inputs).max()))
         return self._loops_at(n_loops, inputs.shape[1] if getattr(inputs, "ndim", 0) > 1 else None)
@@ -121,7 +121,7 @@ class RunLength:
         return n_loops is not None or self._rule is None
 
     def _need_number(self, n_loops: object, loops: int, names: Any) -> None:
-        """Raise on layer numbers of a number of loops other than the rule gives this run."""
+        """Raise on layer numbers if the rule gives this run another number of loops."""
         if n_loops is not None or loops == self.n_loops or names is None or callable(names):
             return
         for name in flat_names(names, "name of a hook"):
@@ -191,7 +191,7 @@ def check_each(name: str, values: Tensor, inputs: Tensor) -> None:
 
 
 def check_dtype(dtype: Any) -> torch.dtype | None:
-    """A floating-point type, given as such or by name; None stays None."""
+    """A floating-point type, or its name; None stays None."""
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is None or (isinstance(kind, torch.dtype) and kind.is_floating_point):
         return kind
@@ -216,7 +216,7 @@ def spell(x: Any) -> str:
 
 
 def refuse(options: Mapping[str, Any], expected: str, fix: str) -> None:
-    """Raise on the first option that is not None, as it has no effect here."""
+    """Raise on the first option that is not None."""
     for name, value in options.items():
         if value is not None:
             raise InputError(name, expected=expected, given=repr(value), fix=fix)

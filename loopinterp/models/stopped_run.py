@@ -208,7 +208,7 @@ def score_loops(
     mask: Bool[Tensor, "batch pos"] | None = None,
     n_loops: Int[Tensor, " batch"] | None = None,
 ) -> list[Float[Tensor, "loop batch"]]:
-    """The scores of each rule after each loop up to its horizon, from one run."""
+    """The scores of each rule after each loop up to its horizon."""
     if not rules:
         raise InputError("rules", expected="at least one", given="none", fix="Pass e.g. Fixed(4).")
     iteration, view = _first_view(model, inputs, rules, mask, n_loops)
@@ -257,7 +257,7 @@ def _first_view(
 def _stop_at_first(
     iteration: Iteration, view: LoopView, rule: StoppingRule, horizon: int
 ) -> Stopped:
-    """Online: an example leaves at the first score at or below the tolerance."""
+    """Online: stop at the first score at or below the tolerance."""
     tolerance = rule.tolerance
     assert tolerance is not None
     n_examples, device = view.state.shape[0], view.state.device

@@ -1,4 +1,4 @@
-"""The examples of a study, in the model's tokens and with its numbers of loops."""
+"""The examples of a study, in the model's tokens and numbers of loops."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def inputs_and_loops(
 def fit_to_model(
     model: Any, batch: Batch, *, needs_loops: bool = False, of_states: bool = False
 ) -> Batch:
-    """The batch with the numbers of loops of the model's rule; raise if the two do not fit."""
+    """The batch with the model's numbers of loops; raise if they do not fit."""
     if needs_loops:
         need_loops(model)
         check_integer("n_loops of a batch", int(batch.n_loops.max()), least=1)
@@ -88,7 +88,7 @@ def makes_one_loop(model: Any) -> bool:
 
 
 def need_loops(model: Any) -> None:
-    """Raise on a model that makes one loop for every input."""
+    """Raise on a model of one loop."""
     if makes_one_loop(model):
         fix = "Set model.loop_rule = None to loop its block T(n) times."
         raise InputError("model", expected="one that loops", given="a rule of one loop", fix=fix)
@@ -146,7 +146,7 @@ def need_classes(model: Any, batch: Batch) -> None:
 
 
 def _need_answers(model: Any, inputs: Tensor) -> None:
-    """Raise on a readout of one number: the study needs classes."""
+    """Raise on a readout of one number."""
     known = declared(model, "d_vocab_out")
     if (_classes(model, inputs) if known is None else known) == 1:
         what, expected = f"readout of {type(model).__name__}", "two classes or more"
@@ -155,7 +155,7 @@ def _need_answers(model: Any, inputs: Tensor) -> None:
 
 
 def _task_name(task: Any) -> str | None:
-    """The name of a task, with that of a task inside it, if any."""
+    """The name of a task and of a task inside it, if any."""
     name, inner = getattr(task, "name", None), getattr(task, "task", None)
     return name if inner is None else f"{name} of {_task_name(inner)}"
 

@@ -53,7 +53,7 @@ class RunReadout:
 
 
 class Tap:
-    """The hooks of one layer, one loop, or the top of the model; this base has none."""
+    """The hooks of a layer, a loop, or the top of the model; here, none."""
 
     def __call__(self, component: str, x: Tensor) -> Tensor:
         """The activation, after the hooks."""
@@ -64,7 +64,7 @@ class Tap:
         return False
 
     def edits(self, *components: str) -> bool:
-        """Whether any of the components has a hook, which may change it, or needs a gradient."""
+        """Whether any of the components has a hook or needs a gradient."""
         return False
 
 
@@ -236,11 +236,11 @@ def recording_gradients() -> torch.enable_grad:
 
 
 _ALWAYS_FITS = 64 * 1024**2
-"""Bytes of a cache that is not checked: the check takes as long as a short run."""
+"""Bytes of a cache that is not checked."""
 
 
 def need_room(size: int, device: torch.device) -> None:
-    """Raise if a cache of ``size`` bytes exceeds its device's free memory, the run not counted."""
+    """Raise if a cache exceeds its device's free memory, the run not counted."""
     free = _free_bytes(device) if size > _ALWAYS_FITS else None
     if free is not None and size > free:
         expected = f"at most the {_spell_bytes(free)} that are free on {device}"
@@ -271,7 +271,7 @@ def _free_bytes(device: torch.device) -> int | None:
 def _left_in_groups(
     member: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[int]:
-    """Bytes that each control group of this process leaves of its limit (versions 1 and 2)."""
+    """Bytes that each control group leaves of its limit (versions 1 and 2)."""
     for line in member.read_text().splitlines() if member.exists() else ():
         _, controllers, path = line.split(":", 2)
         first = mounted / controllers

@@ -144,12 +144,12 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def local_step(self) -> bool:
-        """Whether a step can be run on some positions alone: it needs neither places nor tokens."""
+        """Whether a step needs neither places nor tokens, and so runs on some positions alone."""
         return not self._reads_tokens and self.config.positions not in ("fire", "grid")
 
     @property
     def _reads_tokens(self) -> bool:
-        """Whether a step needs the tokens (abacus positions in queries and keys)."""
+        """Whether a step needs the tokens."""
         return (self.config.positions, self.config.abacus_target) == ("abacus", "qk")
 
     def _init_weights(self) -> None:

@@ -138,7 +138,7 @@ class TransformerLensCalls(nn.Module):
         return token if isinstance(token, int) else self.to_tokens(token)
 
     def to_str_tokens(self, tokens: Any, *_: Any, **__: Any) -> list[str]:
-        """The number of each token of one example, as labels; text is refused."""
+        """Each token's number as a label; text is refused."""
         tensor = torch.as_tensor(self.to_tokens(tokens))
         flat = tensor[0] if tensor.dim() == 2 and len(tensor) == 1 else tensor
         if flat.dim() > 1 or tensor.dtype not in TOKEN_TYPES:
@@ -181,7 +181,7 @@ class Absent:
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:
-    """Raise on the first option that runs of this package lack."""
+    """Raise on the first option that this package lacks."""
     instead = {  # of options whose absence alone would change the numbers
         "attention_mask": "Leave padding out, or run examples of each length by themselves.",
         "past_kv_cache": "Use loopinterp.models.greedy_decode, which keeps keys and values.",

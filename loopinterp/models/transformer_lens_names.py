@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _View:
-    """A module of the shared block at one loop: its weights, with that loop's hooks."""
+    """A module of the block at one loop: shared weights, own hooks."""
 
     hook_out_is_single_residual_stream = True
 
@@ -59,7 +59,7 @@ class _View:
 
 
 def _flag(name: str) -> Callable[[Any, bool], None]:
-    """A setter of a TransformerLens flag, which adds sites to every layer."""
+    """A setter of a TransformerLens flag that adds sites."""
 
     def set_flag(self: Any, use: bool) -> None:
         flags = self._flags | {name} if use else self._flags - {name}
@@ -96,7 +96,7 @@ class _HeadLabels(list[str]):
 
 
 def _stacked(part: str, name: str) -> property:
-    """Weights of all layers, those of the block once for each loop."""
+    """Weights of all layers; the block's once per loop."""
 
     def stacked(self: Any) -> Tensor:
         return torch.stack([getattr(getattr(block, part), name) for block in self.blocks])
@@ -129,7 +129,7 @@ class TransformerLensNames(HookedRun):
 
     @property
     def blocks(self) -> list[Any]:
-        """A view of each layer at each loop, with shared weights and its own hooks."""
+        """A view of each layer at each loop."""
         layers: list[nn.Module] = [*self.prelude, *list(self.block) * self.n_loops, *self.coda]
         return [_View(self, layer, f"blocks.{k}") for k, layer in enumerate(layers)]
 
@@ -169,7 +169,7 @@ class TransformerLensNames(HookedRun):
 
     @property
     def all_head_labels(self) -> _HeadLabels:
-        """``L0H0``, ``L0H1``, … for the heads of all layers, loop after loop."""
+        """``L0H0``, ``L0H1``, … for all layers, loop after loop."""
         n_layers, n_heads = self.config.layers_total(self.n_loops), self.config.n_heads
         return _HeadLabels(
             f"L{layer}H{head}" for layer in range(n_layers) for head in range(n_heads)
@@ -226,7 +226,7 @@ class TransformerLensNames(HookedRun):
         return list(enumerate(self.blocks)) if submodule in ("ln1", "attn", "ln2", "mlp") else []
 
     def tl_parameters(self) -> dict[str, Tensor]:
-        """Weights by TransformerLens name, those of the tied block once for each loop."""
+        """Weights by TransformerLens name; the block's once per loop."""
         named = {"embed.W_E": self.W_E, "unembed.W_U": self.W_U, "unembed.b_U": self.b_U}
         parts = {
             "attn": ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"),

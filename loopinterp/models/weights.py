@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LinearMap(nn.Linear):
-    """``x W^T + b`` of one model, or of several with weights ``[model, d_out, d_in]``."""
+    """``x W^T + b``, also of several models ``[model, d_out, d_in]``."""
 
     def forward(self, input: Float[Tensor, "*row d_in"]) -> Float[Tensor, "*row d_out"]:
         weight, bias = self.weight, self.bias
@@ -42,7 +42,7 @@ def norm(
     bias: Float[Tensor, "*model d_model"] | None,
     eps: float,
 ) -> Float[Tensor, "*row d_model"]:
-    """LayerNorm, or RMSNorm without a bias; also of several models, ``[model, d_model]``."""
+    """LayerNorm, or RMSNorm without a bias, also of several models."""
     width = weight.shape[-1:]
     if weight.dim() == 1:
         if bias is None:
@@ -62,7 +62,7 @@ _Layer = TypeVar("_Layer", bound=nn.Module)
 
 
 def change_of(layer: nn.Module) -> Change | None:
-    """How a layer has been changed; None if its own weights alone decide its output."""
+    """How a layer has been changed, if it has."""
     inside = layer._modules
     if "base_layer" in inside or "forward" in vars(layer):  # PEFT's mark; a patched method
         return "wrapped"
@@ -85,7 +85,7 @@ def with_weights(layer: _Layer, *, uncalled: bool = False) -> _Layer:
 
 
 def weights_of(layer: str, weight: str, doc: str) -> property:
-    """A property that reads a layer's tensor, both by name, through :func:`with_weights`."""
+    """A property of a layer's tensor, through :func:`with_weights`."""
     read = attrgetter(weight)
     return property(lambda self: read(with_weights(getattr(self, layer))), doc=doc)
 
@@ -149,6 +149,6 @@ def _changed_layers(model: Any) -> Iterator[tuple[str, Change]]:
 
 
 def _alike(module: nn.Module, twin: nn.Module) -> bool:
-    """Whether a module is of the twin's kind, or a plain ``nn.Linear`` like it."""
+    """Whether a module is of the twin's kind."""
     kinds = (LinearMap, nn.Linear) if type(twin) is LinearMap else (type(twin),)
     return type(module) in kinds and vars(module).get("act_fn") is vars(twin).get("act_fn")

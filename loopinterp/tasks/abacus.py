@@ -83,7 +83,7 @@ class DecimalOperands(TokenByToken):
 
     @abstractmethod
     def _draw_hard(self, digits: Tensor, generator: torch.Generator) -> Tensor:
-        """Operands [batch, operand, width] of the hard distribution, from random digits."""
+        """Operands [batch, operand, width] of the hard distribution."""
 
     def _answer(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         equals = place_of_equals(_EQUALS, tokens, self.name)

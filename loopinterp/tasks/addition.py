@@ -1,4 +1,4 @@
-"""Binary arithmetic: a + b on aligned bit pairs; a + b and a * b with full-output prediction."""
+"""Binary arithmetic: a + b on bit pairs; a + b and a * b with full output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PROPAGATE_PROBABILITIES = (0.5, 0.8, 0.95)
 
 
 def _at_positions(function: Callable[..., Tensor]) -> Callable[[Any, Batch | Tensor], Tensor]:
-    """A function of the operands' bits, as a method of the task's inputs."""
+    """A function of bits as a method of the task's inputs."""
 
     def method(self: Addition, inputs: Batch | Tensor) -> Tensor:
         return function(*self.operands(inputs))
@@ -291,7 +291,7 @@ class Multiplication(FullOutput):
     def sample_operands(
         self, m: int, n: int, *, batch_size: int, generator: torch.Generator
     ) -> Batch:
-        """Draw products of ``m`` bits, at most the task's, and ``n`` bits, all fair."""
+        """Draw products of ``m`` and ``n`` fair bits."""
         drawn = [lengths(k, batch_size=batch_size, generator=generator) for k in (m, n)]
         a, b = (random_bits("uniform", batch_size, k, generator) for k in (m, n))
         return self.from_bits(a, b, *drawn)
@@ -336,7 +336,6 @@ def draw_bits(
 
 
 def _check_bits(a: Tensor, b: Tensor, n: Tensor) -> None:
-    """Raise unless a and b are bits [batch, width], ``n`` of them counting."""
     check_digits(a, n, 2, "bits a")
     check_tokens(b, 2, "bits b")
     expected = f"shape {list(a.shape)}, as bits a"

@@ -1,4 +1,4 @@
-"""Chess puzzles from a user's file: where the best move starts and ends."""
+"""Chess puzzles from a user's file."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ChessPuzzles(Sampler):
         return self._batch(boards, moves, n)
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch square"]:
-        """The file's answers; for a batch's other positions, the batch's own."""
+        """The file's answers; for other positions, the batch's own."""
         boards = check_tokens(inputs, self.d_vocab)
         _need(boards.shape[1] == 64, "inputs", "64 squares each", boards.shape[1])
         rows = self._file().rows if self.csv else {}
@@ -162,7 +162,7 @@ class _Puzzles:
 
 @lru_cache(maxsize=4)
 def _load(path: Path, most: int, stamp: tuple[int, int]) -> _Puzzles:
-    """A file's puzzles, read again when its time or size changes."""
+    """A file's puzzles, cached by its time and size."""
     puzzles: dict[bytes, tuple[tuple[int, int], int]] = {}  # by board: move, and n
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:
         table = csv.DictReader(lines)
@@ -189,7 +189,7 @@ def _load(path: Path, most: int, stamp: tuple[int, int]) -> _Puzzles:
 def _read(
     fen: str | None, moves: str | None, rating: str | int | None, where: str
 ) -> tuple[list[int], tuple[int, int], int]:
-    """Board and move as the side to move sees them, and n; errors name the row (``where``)."""
+    """Board and move as the side to move sees them, and n."""
     line, rated = (moves or "").split(), str(rating).strip()
     fine = len(line) >= 2 and rated.isdecimal() and int(rated) > 0
     _need(fine, where, "at least two moves, and a rating of at least 1", (moves, rating))
@@ -203,7 +203,7 @@ def _read(
 
 
 def _marks(moves: Int[Tensor, "puzzle end"]) -> Int[Tensor, "puzzle square"]:
-    """1 at the first square, 2 at the second, of 64."""
+    """1 at the first square, 2 at the second."""
     answers = moves.new_zeros((len(moves), 64))
     return answers.scatter_(1, moves, moves.new_tensor([_FROM, _TO]).expand_as(moves))
 
@@ -265,7 +265,7 @@ class Position:
         return start, end, parts[3]
 
     def after(self, move: str) -> Position:
-        """The position after a move in UCI notation; its legality is not checked."""
+        """The position after a move in UCI notation, legal or not."""
         start, end, becomes = self.squares(move)
         board, piece = list(self.board), self.board[start]
         board[start], board[end] = ".", piece

@@ -1,4 +1,4 @@
-"""Tasks with full-output prediction: copy, parity, number of ones, distinct symbols."""
+"""Tasks with full-output prediction."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class FullOutput(Sampler):
 
     @abstractmethod
     def _solve(self, prompt: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-        """Answers [batch, width] to prompts of ``n`` symbols, and each answer's length."""
+        """Answers [batch, width] to prompts of ``n`` symbols, and their lengths."""
 
     def say(self, row: Sequence[int], answer: Sequence[int] | None) -> str:
         equals = row.index(self.equals)

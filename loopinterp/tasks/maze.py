@@ -189,20 +189,20 @@ class Maze(Sampler):
 
 
 def _corner(n: Int[Tensor, " batch"], width: int) -> Bool[Tensor, "batch row column"]:
-    """The ``n x n`` cells of each maze, in the upper left corner of a grid."""
+    """The ``n x n`` cells of each maze in a grid."""
     line = torch.arange(width, device=n.device) < n[:, None]
     return line[:, :, None] & line[:, None]
 
 
 def _next_to(marks: Bool[Tensor, "batch row column"]) -> Bool[Tensor, "batch 4 row column"]:
-    """Whether the neighbour in each way is marked; opposite borders are joined."""
+    """Whether the neighbour in each way is marked, borders joined."""
     return torch.stack([marks.roll((-down, -right), (1, 2)) for down, right in WAYS], 1)
 
 
 def grow(
     n: Int[Tensor, " batch"], generator: torch.Generator
 ) -> Bool[Tensor, "batch 4 row column"]:
-    """Passages of random mazes of ``n x n`` cells: trees, by a random walk that backtracks."""
+    """Random mazes of ``n x n`` cells, as trees, by a random walk."""
     width, rows, device = int(n.max()), torch.arange(len(n), device=n.device), n.device
     step = torch.tensor([down * width + right for down, right in WAYS], device=device)
     line = torch.arange(width, device=device)
@@ -256,7 +256,7 @@ def fill_dead_ends(
 def farthest(
     passages: Bool[Tensor, "batch 4 row column"], start: Bool[Tensor, "batch row column"]
 ) -> Bool[Tensor, "batch row column"]:
-    """One of the cells with the most steps from the start."""
+    """A cell with the most steps from the start."""
     seen = last = start
     while bool(last.any()):
         new = (passages & _next_to(last)).any(1) & ~seen

@@ -1,4 +1,4 @@
-"""Tasks answered at every prefix: running sums, and membership in a regular language."""
+"""Tasks answered at every prefix: running sums and regular languages."""
 
 from __future__ import annotations
 

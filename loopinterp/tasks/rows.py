@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def join(parts: Sequence[tuple[Tensor, Tensor]], *, width: int, fill: int) -> Tensor:
-    """Concatenate the parts (values, how many of each row count) of each row."""
+    """Concatenate the parts (values, counts) of each row."""
     values = torch.cat([part for part, _ in parts], dim=1)
     keep = torch.cat([inside(length, part.shape[1]) for part, length in parts], dim=1)
     return pack(values, keep, width=width, fill=fill)
 
 
 def pack(values: Tensor, keep: Tensor, *, width: int, fill: int) -> Tensor:
-    """The values of each row where ``keep`` is true, without gaps; ``fill`` up to the width."""
+    """The kept values of each row without gaps; ``fill`` up to the width."""
     # Other values go to one more column, which is dropped.
     at = torch.where(keep, keep.cumsum(dim=1) - 1, width)
     out = values.new_full((len(values), width + 1), fill)
@@ -82,13 +82,13 @@ def same(symbol: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def operand_digits(operands: Iterable[Any], *n: int, base: int = 2) -> tuple[Tensor, ...]:
-    """The digits of the first operands, of the second, and so on: ``n`` of each."""
+    """The ``n`` digits of the first operands, of the second, and so on."""
     columns = zip(*check_operands(operands, len(n)))
     return tuple(to_digits(column, k, base) for column, k in zip(columns, n))
 
 
 def check_operands(operands: Iterable[Any], n: int) -> list[tuple[Any, ...]]:
-    """The operands as tuples of ``n``; raise unless they are tuples, lists or array rows."""
+    """The operands as tuples of ``n``, checked."""
     try:
         rows = [tuple(example) for example in operands]
     except TypeError:  # not a sequence, or not of sequences
@@ -99,7 +99,7 @@ def check_operands(operands: Iterable[Any], n: int) -> list[tuple[Any, ...]]:
 
 
 def to_digits(numbers: Sequence[int], n: int, base: int) -> Tensor:
-    """The ``n`` digits of each number; raise if a number does not fit."""
+    """The ``n`` digits of each number, if they fit."""
     most = base ** check_length(n) - 1
     fix = f"It must fit in {n} digits to base {base}: pass a larger n, or a smaller number."
     integers = [check_integer("operand", x, least=0, most=most, fix=fix) for x in numbers]
@@ -118,7 +118,7 @@ def carry_over(columns: Tensor, base: int) -> Tensor:
 
 
 def product_digits(a: Tensor, b: Tensor, base: int) -> Tensor:
-    """Digits of the products, as many as both factors have together."""
+    """Digits of products, as many as both factors have."""
     # Long multiplication: [batch, width] sums of columns, carried over at the end.
     columns = b.new_zeros((len(b), a.shape[1] + b.shape[1]))
     for i in range(a.shape[1]):
@@ -133,7 +133,7 @@ def n_significant(digits: Tensor) -> Tensor:
 
 
 def lead(digits: Tensor, n_digits: Tensor, first: Tensor) -> Tensor:
-    """Numbers [..., width] of ``n_digits`` with another leading digit, if they have several."""
+    """Numbers [..., width] with another leading digit, if they have several."""
     at = (n_digits - 1)[..., None]  # the place of the leading digit
     fresh = torch.where(at > 0, first[..., None], digits.gather(-1, at))
     return digits.scatter(-1, at, fresh)

@@ -1,4 +1,4 @@
-"""Drawing batches: the base of all tasks, data of studies, checks of lengths and tokens."""
+"""Drawing batches: the base of tasks, data of studies, checks."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def need_task(task: object) -> None:
 
 
 def _no_task(what: str, expected: str, data: object) -> InputError:
-    """The error for data other than a task: a name, a class, or anything else."""
+    """The error for data other than a task."""
     got = f"a {describe_tensor(data)}"
     fix = "Draw one with task.sample(n, batch_size=..., generator=...), or pass the task itself."
     if isinstance(data, str):
@@ -207,13 +207,13 @@ def check_length(n: int) -> int:
 
 
 def longest_length(task: Task, n: int) -> int:
-    """The greatest length up to n that a task can draw, else the shortest of all."""
+    """:meth:`Sampler.longest`, for any task."""
     longest = getattr(task, "longest", None)  # a user's own task without it can draw all lengths
     return n if longest is None else longest(n)
 
 
 def check_size(task: Task, n: int, n_examples: int, what: str) -> None:
-    """Raise unless this many examples of a length can be drawn at once, and run to T(n)."""
+    """Raise unless this many examples can be drawn at once, and run to T(n)."""
     positions, most_steps = n_examples * task.n_positions(n), 10**11
     steps = positions * max(task.n_loops(n), 1)
     fits = positions <= MOST_TOKENS and steps <= most_steps
@@ -284,7 +284,7 @@ def choice(values: Sequence[float], shape: Sequence[int], generator: torch.Gener
 
 
 def check_tokens(inputs: Batch | Tensor, d_vocab: int, what: str = "inputs") -> Tensor:
-    """The inputs, if they are int64 tokens [batch, pos] in ``0 .. d_vocab - 1``; else raise."""
+    """The inputs, if they are int64 tokens [batch, pos] in ``0 .. d_vocab - 1``."""
     tokens = inputs_of(inputs)
     well_typed = isinstance(tokens, torch.Tensor) and tokens.dtype == torch.int64
     fits = well_typed and tokens.ndim == 2 and ((tokens >= 0) & (tokens < d_vocab)).all()
@@ -295,7 +295,7 @@ def check_tokens(inputs: Batch | Tensor, d_vocab: int, what: str = "inputs") -> 
 
 
 def check_digits(digits: Tensor, n: Tensor, base: int, what: str) -> None:
-    """Raise unless ``digits`` are digits [batch, width], the first ``n`` [batch] of which count."""
+    """Raise unless the first ``n`` [batch] of each row are digits."""
     rows, width = check_tokens(digits, base, what).shape
     well_typed = isinstance(n, torch.Tensor) and n.dtype == torch.int64 and n.shape == (rows,)
     expected = f"int64 of shape [{rows}] with lengths in 1..{width}, the width of {what}"

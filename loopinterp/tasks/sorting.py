@@ -151,7 +151,7 @@ class AbacusSorting(TokenByToken):
         return equals, answer, 2 * count - 1
 
     def _numbers(self, tokens: Tensor, equals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Letters [batch, number], digits [batch, number, width], and how many numbers."""
+        """Letters [batch, number], digits [batch, number, width], counts."""
         prompt = tokens[:, : int(equals.max()) + 1]
         column = torch.arange(prompt.shape[1], device=tokens.device)
         fine = _follows(tokens.device)[prompt[:, :-1], prompt[:, 1:]]

@@ -180,7 +180,7 @@ class Sudoku(Sampler):
         return solution.masked_fill(blank, 0), solution.masked_fill(~blank, IGNORE)
 
     def _places(self, batch: int, generator: torch.Generator) -> Int[Tensor, "batch cell"]:
-        """The origin of each cell: rows within bands and bands shuffled, and likewise columns."""
+        """The origin of each cell, with rows, bands, columns and stacks shuffled."""
         lines = []
         for _ in range(2):
             band = _shuffled(self.box, batch, generator)[:, :, None] * self.box
@@ -303,7 +303,7 @@ def pool(box: int) -> list[tuple[list[int], list[int]]]:
 
 
 def _is_single(puzzle: list[int], cell: int, digit: int, box: int) -> bool:
-    """Whether a digit is the only one for a cell, or the cell the only one for it in a unit."""
+    """Whether a digit is a naked or hidden single in a cell."""
     others = peers(box)  # peers with other digits leave no other candidate
     if len({puzzle[other] for other in others[cell]} - {0}) == box**2 - 1:
         return True

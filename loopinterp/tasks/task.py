@@ -161,7 +161,7 @@ def task_files(task: Task) -> dict[str, Path]:
 
 
 def digest_file(path: Path) -> str:
-    """SHA-256 of a file, computed again when its time or size changes."""
+    """SHA-256 of a file, cached by its time and size."""
     try:
         stat = path.stat()
         return _digest(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
@@ -181,7 +181,7 @@ def _digest(path: Path, stamp: tuple[int, int, int]) -> str:
 
 
 def check_values(batch: Batch) -> None:
-    """Raise unless tokens, targets, lengths and loops are in range, and features finite."""
+    """Raise on values out of range, or features that are not finite."""
     d_vocab, d_vocab_out = (getattr(batch.task, name, None) for name in ("d_vocab", "d_vocab_out"))
     ranges = {  # values, the least of them, and the first number beyond them
         "inputs": (batch.inputs, 0, d_vocab),
@@ -212,14 +212,14 @@ def _need(holds: object, name: str, expected: str, part: object) -> None:
 
 
 def need(holds: object, what: str, expected: str, given: object, fix: str) -> None:
-    """Raise an InputError unless something holds; anything but text is described by its type."""
+    """Raise an InputError unless something holds."""
     if not holds:
         got = given if isinstance(given, str) else describe_tensor(given)
         raise InputError(what, expected=expected, given=got, fix=fix)
 
 
 def describe_tensor(values: object) -> str:
-    """Dtype, shape, range and device (if not the CPU) of a tensor; else the type."""
+    """Dtype, shape, range and device of a tensor; else the type."""
     if not isinstance(values, torch.Tensor):
         return type(values).__name__
     ends = f" from {values.min().item()} to {values.max().item()}" if values.numel() else ""

@@ -114,7 +114,7 @@ class TokenByToken(Sampler):
         return ((tokens == answer) | ~inside(length, answer.shape[1])).all(dim=1)
 
     def _batch(self, prompt: Tensor, n: Tensor, n_loops: Tensor | None = None) -> Batch:
-        """The batch of prompts padded on the right, with their answers; T(n) by default."""
+        """Padded prompts with their answers; T(n) by default."""
         width = self.n_positions(int(n.max()))
         start, answer, length = self._answer(prompt)
         longest = int((start + length).max()) + 1

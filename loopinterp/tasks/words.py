@@ -62,7 +62,7 @@ class InWords:
         ]
 
     def right_answers(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The exact answer to inputs of :meth:`decode`; raise if they are of another task."""
+        """The exact answer to inputs of :meth:`decode`."""
         return self.targets(inputs_of(inputs))
 
     def unpadded(self, row: Sequence[Any], n: int | None) -> Sequence[Any]:
@@ -108,7 +108,7 @@ def spell(
     separator: str = "",
     turned: bool = False,
 ) -> str:
-    """Values as words, ``?`` where there is none; ``turned`` reverses them."""
+    """Values as words, ``?`` where there is none, in reverse if ``turned``."""
     numbers = [int(value) for value in (reversed(values) if turned else values)]
     if words is None:
         return separator.join(str(x) if x >= 0 else "?" for x in numbers)

@@ -1,4 +1,4 @@
-"""How right answers are after any number of loops; a stopping rule learned from that."""
+"""Scores of answers after any number of loops; a stopping rule learned from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 _TOLERANCE = 0.01
-"""Exact match that may be given up for slack, or for the steeper of two lines."""
+"""Exact match to give up for slack, or for the steeper of two lines."""
 
 
 class Scores(NamedTuple):
@@ -50,7 +50,7 @@ class Scores(NamedTuple):
 
 
 class Lowest(NamedTuple):
-    """The lowest share over the distributions of a task, and those that have it."""
+    """The lowest share over distributions, and those that have it."""
 
     share: float
     distributions: tuple[str, ...]
@@ -64,7 +64,7 @@ def lowest_of(shares: Mapping[str, float]) -> Lowest:
 def scores_at(
     model: LoopedModel | Any, batch: Batch, loops: Collection[int], *, may_diverge: bool = False
 ) -> dict[int, Scores]:
-    """The scores of a batch after each of some numbers of loops."""
+    """The scores of a batch after some numbers of loops."""
     parts: dict[int, list[Scores]] = {loop: [] for loop in sorted(loops)}
     inputs, targets = (x.split(32) for x in (batch.inputs, batch.targets))
     for some, right in zip(inputs, targets):  # [example, pos] of some examples
@@ -157,7 +157,7 @@ def askable_distributions(
 
 @torch.no_grad()
 def _sees_answers(task: Task, model: LoopedModel | Any, n: int) -> bool:
-    """Whether the logits of the first answer token depend on the answers in the input."""
+    """Whether the first answer token's logits depend on the answers in the input."""
     generator = torch.Generator().manual_seed(0)
     batch = task.sample(n, batch_size=8, generator=generator).to(device_of(model))
     batch = fit_to_model(model, batch)

@@ -81,7 +81,7 @@ class _ModelAndTask(WithConflicts):
         return get_task(self.task, **self.task_settings)
 
     def with_data(self) -> Self:
-        """The same with absolute paths of the task's files, and the SHA-256 of each."""
+        """The same with absolute paths of the task's files, and their SHA-256."""
         files = task_files(self.make_task())
         paths = {name: str(path) for name, path in files.items()}
         return self.replace(
@@ -250,7 +250,7 @@ class CodeConfig(WithConflicts):
             yield Conflict("random_somewhere", expected, "Lower one of the two.")
 
     def hardness(self, progress: float) -> float:
-        """The share of hard signs after a share of the steps."""
+        """Share of hard signs after a share of the steps."""
         span = self.harden_to - self.harden_from
         if progress >= self.harden_to:
             return 1.0

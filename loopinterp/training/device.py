@@ -54,12 +54,12 @@ def cpu_threads(n_threads: int | None) -> Iterator[None]:
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """Copy a CPU tensor to a device, without waiting for the device's earlier work."""
+    """Copy a CPU tensor to a device, without waiting."""
     return x.to(device, non_blocking=True)
 
 
 def with_noise(iteration: Iteration, noise: Iterator[Tensor]) -> Iteration:
-    """The iteration ``h -> step(h + noise)``, with one noise per loop; its first rows are used."""
+    """The iteration ``h -> step(h + noise)``; a loop uses its noise's first rows."""
 
     def advance(h: Tensor, e: Tensor, context: Any) -> Tensor:
         return iteration.advance(h + next(noise)[: len(h)], e, context)
@@ -81,7 +81,7 @@ def make_bind(model: LoopedTransformer, *, compiled: bool) -> Callable[..., Iter
 
 
 def stream(seed: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator for one purpose, independent of other purposes with the same seed."""
+    """A generator for one purpose, independent of others with the same seed."""
     # 56 bits, which fit into a generator's seed
     digest = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))

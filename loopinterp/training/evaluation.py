@@ -1,4 +1,4 @@
-"""Length generalisation: accuracy by length and distribution, or by operand lengths."""
+"""Length generalisation: accuracy by length and distribution, or operand lengths."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class EvaluationResult(Result, kind="evaluation"):
     not_judged: Sequence[str] = ()
 
     def lowest(self, length: int, extra_loop: int | None = None) -> Lowest:
-        """The lowest exact match over the distributions; None: at the extra loops closest to 0."""
+        """The lowest exact match over distributions; by default at the extra loops closest to 0."""
         return lowest_at(self, length=length, extra_loop=extra_loop)
 
 
@@ -113,7 +113,7 @@ def nearest_extra_loop(result: Result) -> int:
 
 
 def lowest_at(result: Result, *, extra_loop: int | None = None, **at: Any) -> Lowest:
-    """The lowest exact match of a result over its distributions, at one place on its other axes."""
+    """The lowest exact match over distributions, at one place on the other axes."""
     exact = result.data["exact_match"]
     at["extra_loop"] = nearest_extra_loop(result) if extra_loop is None else extra_loop
     if ESTIMATE in exact.dims:
@@ -208,7 +208,7 @@ def _cell(
     rules: Mapping[str, StoppingRule],
     margin: int,
 ) -> xr.Dataset:
-    """All scores of a batch: beyond T(n), after any loop, and where each rule stops."""
+    """Scores beyond T(n), after any loop, and where each rule stops."""
     import xarray as xr
 
     n_loops, last, n = batch.n_loops, int(batch.n_loops.max()) + margin, len(batch)

@@ -55,7 +55,7 @@ def readable(distribution: str) -> str:
 
 
 def cutoff_mark(trained_up_to: int | None) -> list[Reference]:
-    """The mark of the training cutoff on an axis of lengths."""
+    """The training cutoff on an axis of lengths."""
     return [] if trained_up_to is None else [Reference(trained_up_to, "", "x")]
 
 
@@ -69,7 +69,7 @@ def _columns(
     x_title: str,
     marks: Sequence[Reference] = (),
 ) -> go.Figure:
-    """A column of panels per distribution, with a row per quantity."""
+    """A column per distribution, a row per quantity."""
     panels, names = [], data["distribution"].values.tolist()
     for row, (quantity, lines_of) in enumerate(rows.items()):
         lines = [lines_of(data.sel(distribution=name)) for name in names]
@@ -154,13 +154,13 @@ def where_lowest(lowest: Lowest, names: Sequence[str]) -> str:
 
 
 def _has_one_answer(result: EvaluationResult, distribution: str) -> bool:
-    """Whether one constant answer is right, so that a right model shows nothing."""
+    """Whether one constant answer is right."""
     constant = result.data["constant_exact_match"].sel(distribution=distribution)
     return bool(constant[-1] >= 0.99)  # at the greatest length
 
 
 def _reach(result: EvaluationResult, distribution: str) -> Finding:
-    """The greatest length up to which every length is at 0.99 or more."""
+    """The length up to which every length is at 0.99 or more."""
     at = {"extra_loop": nearest_extra_loop(result), ESTIMATE: "value", "distribution": distribution}
     scores = result.data["exact_match"].sel(at).to_series()
     # Up to the first length that fails, whatever comes after it.
@@ -183,7 +183,7 @@ def _reach(result: EvaluationResult, distribution: str) -> Finding:
 
 
 def _stopping(result: EvaluationResult) -> Finding:
-    """Exact match under rules that do not know T(n), in the worst cell of each."""
+    """Exact match under rules without T(n), in the worst cell of each."""
     exact = result.data["stopped_exact_match"].sel({ESTIMATE: "value"}, drop=True)
     worst = exact.min(["distribution", "length"]).to_series()  # by rule
     rules = worst.drop([name for name in _BASELINES if name in worst.index])
@@ -231,7 +231,7 @@ def _(result: EvaluationResult) -> list[Figure]:
 
 
 def _by_length(result: EvaluationResult) -> Figure:
-    """A row for exact match, and for each measure that adds to it."""
+    """A row for exact match, and for measures that add to it."""
     extra, marks = nearest_extra_loop(result), cutoff_mark(result.trained_up_to)
     data = result.data.sel(extra_loop=extra)
     names = data["distribution"].values.tolist()
@@ -330,7 +330,7 @@ def _when_to_stop(result: EvaluationResult) -> Figure:
 
 
 def _rules_on_the_curve(result: EvaluationResult) -> Figure:
-    """Exact match by loop at the greatest length, with the stop of each rule."""
+    """Exact match by loop at the greatest length, with each rule's stop."""
     longest = result.data["length"].values.tolist()[-1]
 
     def points(cell: xr.Dataset) -> list[Series]:

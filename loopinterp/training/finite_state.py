@@ -144,7 +144,7 @@ def _tuned(config: TrainingConfig, before: FiniteStage, n_bits: int) -> Training
 
 
 def _from_anywhere(config: TrainingConfig, before: FiniteStage, n_bits: int) -> TrainingConfig:
-    """Continue from a stage with random initial bits, without holding answers."""
+    """Continue from a stage with random initial bits."""
     drawn = {"random_everywhere": 0.4, "random_somewhere": 0.4}
     return _tuned(config, before, n_bits).replace(
         steps=_STEPS_FROM_ANYWHERE,
@@ -154,7 +154,7 @@ def _from_anywhere(config: TrainingConfig, before: FiniteStage, n_bits: int) -> 
 
 
 def _with_chosen_start(stage: FiniteStage, out: Path, *, resume: bool) -> FiniteStage | None:
-    """The stage's model with the initial bits of the fewest cells; None if it has them already."""
+    """The stage with the initial bits of the fewest cells; None if unchanged."""
     folder, n_bits = out / f"bits-{stage.n_bits}-chosen-start", stage.n_bits
     if resume and (folder / CONFIG).exists():  # written last: without it, it was killed on the way
         run = Run.load(folder)
@@ -179,7 +179,7 @@ def _with_chosen_start(stage: FiniteStage, out: Path, *, resume: bool) -> Finite
 
 @torch.no_grad()
 def _count_cells(model: LoopedTransformer, inputs: Int[Tensor, "batch pos"]) -> int:
-    """Pairs of a token and a state in clean runs, initial states included."""
+    """Pairs of token and state in clean runs, initial states included."""
     states = model(inputs, return_type="states")  # [loop, batch, pos, d_model]
     tokens = inputs.expand(len(states), -1, -1)[..., None].to(states)
     return len(torch.cat([tokens, states], dim=-1).flatten(0, 2).unique(dim=0))

@@ -122,7 +122,7 @@ def train_seeds(
 
 @dataclass
 class _Part:
-    """A run that is being trained, with its open metrics (None in other processes)."""
+    """A run in training, with its open metrics (None in other processes)."""
 
     run: Run
     trainer: Trainer
@@ -131,7 +131,7 @@ class _Part:
     lines: LinesDigest = field(default_factory=LinesDigest)
 
     def record(self, metrics: Sequence[dict[str, float | int]]) -> None:
-        """Write what is due after some steps, metrics before the checkpoint."""
+        """Write what is due, metrics before the checkpoint."""
         trainer, config = self.trainer, self.trainer.config
         if self.file is None:
             return
@@ -155,7 +155,7 @@ class _Part:
         write_model(trainer.averaged_model(), self.run.folder / MODEL, seal.texts())
 
     def seal(self) -> Seal:
-        """The seal of the lines so far, after they reach the disk."""
+        """The seal of the lines on disk."""
         assert self.file is not None
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -167,7 +167,7 @@ class _Part:
 def _claimed(
     config: TrainingConfig, folder: Path, resume: bool, processes: Processes = ONE_PROCESS
 ) -> Iterator[_Part]:
-    """A run under its lock, restored from its checkpoint; its model is saved at the end."""
+    """A locked run, restored from its checkpoint; its model is saved at the end."""
     config = with_start(config.replace(device=str(resolve_device(config.device))).with_data())
     run = Run(folder, config)
     if not processes.first:
@@ -202,7 +202,7 @@ def _claimed(
 
 
 def _fit(parts: Sequence[_Part], progress: bool) -> None:
-    """Make the remaining steps; runs that are behind go first, then all together."""
+    """Make the remaining steps: first runs that are behind, then all together."""
     config = parts[0].trainer.config
     done = min(part.trainer.steps_done for part in parts)
     several = f", {len(parts)} seeds" if len(parts) > 1 else ""
@@ -274,7 +274,7 @@ def check_same(saved: Settings, config: TrainingConfig, folder: Path) -> None:
 
 
 def _restore(run: Run, trainer: Trainer) -> float:
-    """Load the checkpoint if there is one; return the seconds spent so far."""
+    """Load the checkpoint, if any; return the seconds spent."""
     path = run.folder / CHECKPOINT
     if not path.exists():
         return 0.0
@@ -286,7 +286,7 @@ def _restore(run: Run, trainer: Trainer) -> float:
 
 
 def _truncate_metrics(run: Run, steps_done: int, log_every: int) -> LinesDigest:
-    """Drop the lines of steps that a kill undid; return the digest of the others."""
+    """Drop the lines of undone steps; return the digest of the others."""
     path, checkpoint = run.folder / METRICS, run.folder / CHECKPOINT
     n_lines = steps_done // log_every
     lines = complete_lines(path)[:n_lines]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Supervised:
-    """The loss of an objective, and each example's logits at the loop that counts."""
+    """The loss, and each example's logits at the loop that counts."""
 
     loss: Float[Tensor, ""]
     logits: Float[Tensor, "batch pos d_vocab_out"]
@@ -54,7 +54,7 @@ class Questions:
     share: float = 1.0
 
     def share_of(self, rows: slice) -> Questions:
-        """The part for some examples; the losses of all parts sum to the whole."""
+        """The part for some examples; losses of the parts sum to the whole."""
         targets = self.targets[:, rows]
         # The mean over these targets, weighted by their share of all.
         share = int((targets != IGNORE).sum()) / max(int((self.targets != IGNORE).sum()), 1)

@@ -1,4 +1,4 @@
-"""Configurations to start from, with measurements: one JSON file each in ``recipes/``."""
+"""Configurations with measurements: one JSON file each in ``recipes/``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Measurement(WithConflicts):
         return _SeedMean(fmean(known), error, len(known))
 
     def lowest(self, n: int) -> Lowest:
-        """The lowest mean over the seeds at one of :attr:`lengths`, and its distributions."""
+        """The lowest mean over seeds at a length, and its distributions."""
         return lowest_of({name: self.mean(name, n).value for name in self.exact_match})
 
     def worst(self) -> dict[int, float]:
@@ -98,7 +98,7 @@ class Measurement(WithConflicts):
 
 
 class _SeedMean(NamedTuple):
-    """A mean over seeds, and its standard error (NaN for one seed)."""
+    """A mean over seeds with its standard error (NaN for one seed)."""
 
     value: float
     error: float

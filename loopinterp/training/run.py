@@ -1,4 +1,4 @@
-"""A run as a folder: a model that was trained there, or put there."""
+"""A run as a folder: a model that was trained or put there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MODEL = "model"
 WEIGHTS = "model/model.safetensors"
 CHECKPOINT = "state/checkpoint.safetensors"
 IN_MEMORY = "in_memory"
-"""Entry of ``config.json`` with the class of a model whose weights are not in the folder."""
+"""Entry of ``config.json`` for a model whose weights are elsewhere."""
 
 
 class UnsealedRunWarning(UserWarning):
@@ -88,7 +88,7 @@ class RunFault(Enum):
 
 
 class RunError(CheckpointError):
-    """A run's folder cannot be used; ``values`` fill the texts of the fault."""
+    """A run's folder cannot be used; ``values`` fill the fault's texts."""
 
     def __init__(self, fault: RunFault, what: str, **values: object) -> None:
         self.fault = fault
@@ -240,7 +240,7 @@ class Run(ShortRepr):
         return replace(rule, shown=int(rule.loops_for(torch.tensor(of_length.of(self.cutoff)))))
 
     def task(self) -> Task:
-        """The task of the run; raise if a file that it reads is missing or replaced."""
+        """The task of the run; raise if one of its files is missing or replaced."""
         self.config.need_same_data()
         return self.config.make_task()
 
@@ -361,7 +361,7 @@ def reading_counters(path: Path) -> Iterator[None]:
 
 
 def need_training_state(path: Path, metadata: Mapping[str, str], config: Mapping[str, Any]) -> None:
-    """Raise if a file's metadata is not that of a run's checkpoint."""
+    """Raise if a file is no checkpoint of this run."""
     if not {"scalars", "config", "seconds"} <= metadata.keys():
         raise RunError(RunFault.NO_STATE, f"checkpoint {path}")
     if metadata["config"] != config_hash(config):
@@ -369,7 +369,7 @@ def need_training_state(path: Path, metadata: Mapping[str, str], config: Mapping
 
 
 def complete_lines(path: Path) -> list[str]:
-    """Complete lines of a file that may end in the middle of one; none if the file is missing."""
+    """Complete lines of a file that may end within one; none if it is missing."""
     # What stands after the last line's end was cut by a kill.
     return read_bytes(path).decode(errors="replace").split("\n")[:-1] if path.exists() else []
 

@@ -54,7 +54,7 @@ class SeedSummary(Result, kind="seed-summary"):
     not_judged: Sequence[str] = ()
 
     def lowest(self, length: int) -> Lowest:
-        """The lowest mean exact match over the distributions at a length."""
+        """The lowest mean exact match at a length."""
         return lowest_at(self, length=length)
 
 
@@ -166,11 +166,11 @@ class SweepResult(Result, kind="sweep"):
     not_judged: Sequence[str] = ()
 
     def lowest(self, setting: str, length: int) -> Lowest:
-        """The lowest mean exact match of a setting over the distributions at a length."""
+        """The lowest mean exact match of a setting at a length."""
         return lowest_at(self, setting=setting, length=length)
 
     def table(self) -> pd.DataFrame:
-        """The table of ``sweep.csv``, with ``n_seeds`` and the seeds' errors (``failed``)."""
+        """The table of ``sweep.csv``, with ``n_seeds`` and ``failed``."""
         names = [n for n in self._widest() if n.removesuffix("_se") in _SUMMARISED]
         rows = self.to_dataframe(*names)
         settings = self.data["setting"].values.tolist()
@@ -226,7 +226,7 @@ class FinishedCell:
 def gather(
     sweep: Sweep, finished: Sequence[FinishedCell], failed: Mapping[str, str]
 ) -> SweepResult:
-    """The result of a sweep at one scale; ``failed`` holds errors by :func:`cell_name`."""
+    """The result of a sweep; ``failed`` holds errors by :func:`cell_name`."""
     task, settings = sweep.base.make_task(), [*sweep.changes]
     coords = sweep.evaluation.coords(task)
     by_setting = [[cell for cell in finished if cell.setting == name] for name in settings]

@@ -62,7 +62,7 @@ def read(trainer: Trainer) -> list[dict[str, float | int]]:
 def _answers(
     trainers: Sequence[Trainer], drawn: Sequence[Drawn]
 ) -> list[Float[Tensor, "ask batch pos d_model"]]:
-    """By seed, the state of each example after the loops at which it is read."""
+    """By seed, each example's state after the loops of its readings."""
     bound = [trainer.bind(one) for trainer, one in zip(trainers, drawn)]
     ends = torch.stack([one.questions.loops.amax(0) for one in drawn])  # [seed, example]
     order = ends.argsort(dim=1, descending=True, stable=True)  # those that run longest first
@@ -96,7 +96,7 @@ def _answers(
 
 
 def _stacked(batches: Sequence[Tensor]) -> Float[Tensor, "seed example *head pos feature"]:
-    """Batches padded with zeros to the largest number of examples and positions."""
+    """Batches padded with zeros to the largest."""
     n, width = (max(x.shape[dim] for x in batches) for dim in (0, -2))
     return torch.stack(
         [
@@ -107,7 +107,7 @@ def _stacked(batches: Sequence[Tensor]) -> Float[Tensor, "seed example *head pos
 
 
 class _Loops(nn.Module):
-    """All loops of one model as a ``forward``, for ``functional_call`` with other weights."""
+    """All loops of a model as a ``forward``, for ``functional_call``."""
 
     def __init__(self, model: LoopedTransformer) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class _Loops(nn.Module):
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, n: int) -> Tensor:
-    """Attention within each of ``n`` examples in rows ``[seed, head, place, d_head]``."""
+    """Attention within each of ``n`` examples, ``[seed, head, place, d_head]``."""
     # [seed and example, head, pos, d_head]
     q, k, v = (x.unflatten(2, (n, -1)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     if mask is not None and len(mask) > 1:

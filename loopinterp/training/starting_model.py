@@ -1,4 +1,4 @@
-"""The model that training begins with: random weights, or another run's with fewer bits."""
+"""The model before training: random, or another run's with fewer bits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def starting_model(config: TrainingConfig) -> LoopedTransformer:
 
 
 def with_start(config: TrainingConfig) -> TrainingConfig:
-    """The same with the digest of the weights that training begins with."""
+    """The same with the digest of the initial weights."""
     if config.start_from is None:
         return config
     model = Run.load(config.start_from).model()

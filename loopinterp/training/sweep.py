@@ -28,7 +28,7 @@ from loopinterp.training.sweep_file import Sweep, SweepEvaluation
 
 T = TypeVar("T")
 _Work = Callable[[T], str | None]
-"""From a cell to its error message, or None; it raises nothing."""
+"""From a cell to its error message, or None."""
 
 RESULT = f"results/generalisation{SUFFIX}"
 """The place where ``loopinterp evaluate`` and the report look too."""
@@ -100,7 +100,7 @@ def run_sweep(
 
 
 def _plan(sweep: Sweep, out: Path) -> tuple[list[SweepCell], dict[tuple[str, int], str]]:
-    """The cells with a valid configuration, and the errors of the others."""
+    """The valid cells, and the errors of the others."""
     coords = sweep.evaluation.coords(sweep.base.make_task())
     cells, invalid = [], {}
     for setting, seed in ((name, seed) for name in sweep.changes for seed in sweep.seeds):
@@ -200,7 +200,7 @@ def _on_cluster(
 
 @dataclass(frozen=True)
 class _Requeued:
-    """Work that continues in a new job when its own is taken away."""
+    """Work that continues in a new job."""
 
     work: _Work[Any]
 
@@ -227,7 +227,7 @@ class SweepCell:
     coords: Mapping[str, list[Any]]
 
     def result(self) -> EvaluationResult | None:
-        """The present run's result; None if it is not trained or not evaluated like this."""
+        """The run's result, if it is trained and evaluated like this."""
         # Of another run, or made with other options, a result is made anew.
         if not (self.folder / RESULT).exists() or not Run.load(self.folder).finished:
             return None

@@ -1,4 +1,4 @@
-"""An experiment as a file: a base, settings that change it, seeds, and an evaluation."""
+"""An experiment as a file: base, settings, seeds, evaluation."""
 
 from __future__ import annotations
 

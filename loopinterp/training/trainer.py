@@ -1,4 +1,4 @@
-"""One training run in memory: model, optimiser, averaged weights, curriculum, random streams."""
+"""One training run in memory."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Trainer(ShortRepr):
         return Drawn(inputs, offset, questions, ends)
 
     def finish(self, drawn: Drawn, supervised: Supervised) -> None:
-        """The part of a step after the backward pass: update and average the weights."""
+        """The step after the backward pass: update and average the weights."""
         config, settings = self.config, self.config.optimiser
         lr = settings.lr * learning_rate_factor(
             settings,
@@ -209,7 +209,7 @@ class Trainer(ShortRepr):
 
     @property
     def due(self) -> bool:
-        """Whether metrics or a checkpoint are due, or the next lengths may depend on them."""
+        """Whether metrics or a checkpoint are due, or lengths may depend on them."""
         config, step = self.config, self.steps_done
         written = (config.log_every, config.checkpoint_every, config.steps)
         return any(step % every == 0 for every in written) or self.curriculum.may_grow(
@@ -310,7 +310,7 @@ class Trainer(ShortRepr):
 
     @contextmanager
     def _soft_signs(self) -> Iterator[None]:
-        """Soft signs of a state code, as hard as this step requires."""
+        """Soft signs of a state code at this step's hardness."""
         code, settings = self.model.code, self.config.code
         if code is None:
             yield
@@ -340,7 +340,7 @@ class Trainer(ShortRepr):
         return replace(iteration, h0=code.state(2.0 * bits - 1).to(h).where(drawn[..., None], h))
 
     def noise(self, like: Tensor, running: Iterable[int]) -> Iterator[Tensor]:
-        """The noise before each loop, for the examples that run it."""
+        """The noise before each loop."""
         std, generator = self.config.state_noise, self.generators["noise"]
         kind = {"device": like.device, "dtype": like.dtype, "generator": generator}
         return (std * torch.randn(n, *like.shape[1:], **kind) for n in running if std)
@@ -357,7 +357,7 @@ class Trainer(ShortRepr):
         return iter([x[send(mine[mine < n], like.device)] for x, n in zip(noise, running)])
 
     def _position_offset(self) -> int | Tensor:
-        """Random starts of abacus positions, so that the whole table is trained."""
+        """Random starts of abacus positions, to train the whole table."""
         model = self.config.model
         if model.positions != "abacus":
             return 0
@@ -367,7 +367,7 @@ class Trainer(ShortRepr):
         return int(torch.randint(highest, (), generator=data))
 
     def _check_finite(self, loss: float, grad_norm: float, largest: float, step: int) -> None:
-        """Raise if a step was not finite, or made a weight so; it and later ones do not count."""
+        """Raise if a step, or a weight after it, was not finite."""
         numbers = {"loss": loss, "gradient norm": grad_norm, "largest weight": largest}
         wrong = [what for what, value in numbers.items() if not math.isfinite(value)]
         if not wrong:
