@@ -1,7 +1,4 @@
-"""The answers of a model and predictions of programs, by pair and delay.
-
-:mod:`loopinterp.comparison.counts` counts them by stratum.
-"""
+"""The answers of a model and predictions of programs, by pair and delay."""
 
 from __future__ import annotations
 

@@ -272,8 +272,7 @@ def _measure(
 def _assign(gain: np.ndarray, exact: np.ndarray, heads: list[str]) -> list[str]:
     """The head of each selector, one to one, for the largest total gain [head, selector].
 
-    Heads that compute a selector go first; otherwise selectors at different queries would compete
-    for them.
+    Heads that compute a selector go first, as selectors at different queries may compete.
     """
     from scipy.optimize import linear_sum_assignment
 

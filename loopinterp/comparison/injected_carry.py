@@ -38,10 +38,9 @@ MOST = 12  # persistences of so many loops or more are counted together
 class InjectedCarry(Result, kind="planted-carry"):
     """The result of :func:`injected_carry_study`.
 
-    ``count`` is the number of interchanges after which a carry persisted for ``life`` loops (the
-    last is :data:`MOST` or more; 0: no answer changed), by token at the position and at its left
-    neighbour. The kind ``planted`` injects a carry, ``erased`` removes one. ``n`` is the operands'
-    bits.
+    ``count`` is the number of interchanges after which a carry persisted for ``life`` loops (0: no
+    answer changed; the last: :data:`MOST` or more), by token at the position and at its left
+    neighbour. The kind ``planted`` injects a carry, ``erased`` removes one.
     """
 
     VARIABLES: ClassVar = {"count": "model kind token left_token life"}

@@ -47,9 +47,6 @@ class Prediction(ShortRepr):
         names: The variables that are interchanged; by default all, as for a whole state.
         trace: The program's clean runs (with the offset's lag) on the inputs, if available.
         steps: Delays to predict; those of the pairs' longest horizon by default.
-
-    Raises:
-        InputError: If all loops of the pairs fall before the program's first, with that offset.
     """
 
     def __init__(

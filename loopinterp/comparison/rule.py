@@ -278,7 +278,7 @@ class DelayShare(NamedTuple):
 def delay_groups(inputs: np.ndarray, least: int = LEAST_INPUTS) -> list[tuple[int, int]]:
     """Delays pooled as (first, last), each with enough inputs if any delay has.
 
-    A group counts the inputs of its best delay, as several delays may share inputs.
+    A group counts the inputs of its best delay.
 
     Example:
         >>> delay_groups(np.array([80, 70, 30, 40, 0, 5]))

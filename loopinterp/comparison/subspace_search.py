@@ -447,12 +447,7 @@ def labelled_states(
 
 
 def spread_loops(n_loops: int, most: int) -> list[int]:
-    """Evenly spaced numbers of loops from 1 to T - 1 (to 1 if T is 1).
-
-    Example:
-        >>> spread_loops(25, 5)
-        [1, 7, 12, 18, 24]
-    """
+    """Evenly spaced numbers of loops from 1 to T - 1 (to 1 if T is 1)."""
     last = max(n_loops - 1, 1)
     count = min(most, last)
     return sorted({round(1 + k * (last - 1) / max(count - 1, 1)) for k in range(count)})

@@ -306,8 +306,8 @@ class VariablePairs(ShortRepr):
     """Draws pairs for every variable of a program, and for its controls.
 
     The source's value changes the program's answer at some delay, so that a model whose answers
-    never change is never right. Without a subspace the whole state is put in, and so all variables,
-    at positions with the same token.
+    never change is never right. Variables without a subspace are put in with the whole state, at
+    positions with the same token.
     """
 
     program: LoopProgram

@@ -207,13 +207,7 @@ def with_interval(estimate: np.ndarray) -> str:
 
 
 def share_range(shares: np.ndarray) -> str:
-    """The least and greatest of some shares.
-
-    Example:
-        >>> import numpy as np
-        >>> share_range(np.array([0.48, 0.39])), share_range(np.array([0.5]))
-        ('39–48%', '50%')
-    """
+    """The least and greatest of some shares: "39–48%", or "50%"."""
     low, high = percent(shares.min()), percent(shares.max())
     return high if low == high else f"{low.removesuffix('%')}–{high}"
 
@@ -223,12 +217,7 @@ def plain(program: str) -> str:
 
 
 def in_loops(delay: int) -> str:
-    """A delay in words.
-
-    Example:
-        >>> in_loops(0), in_loops(1), in_loops(3)
-        ('at once', '1 loop later', '3 loops later')
-    """
+    """A delay in words: "at once", "1 loop later", "3 loops later"."""
     return "at once" if delay == 0 else f"{spell_loops(delay)} later"
 
 

@@ -30,9 +30,7 @@ def wilson_estimate(
     ``z = 1.96``; NaN where there are no trials.
 
     Args:
-        successes: Trials that succeeded, in any shape.
-        trials: n.
-        independent: Number of independent trials, if smaller (several trials on one input). It
+        independent: Number of independent trials, if smaller (several trials on one input); it
             replaces n in the interval.
 
     Source: Wilson (1927), doi 10.1080/01621459.1927.10502953.
@@ -73,8 +71,8 @@ def mean_estimate(values: ArrayLike) -> np.ndarray:
 def tidy(arrays: Mapping[Any, xr.DataArray]) -> pd.DataFrame:
     """A table with a row for each cell, and a column for each axis and array.
 
-    An estimate ``iia`` becomes three columns: ``iia``, ``iia_low`` and ``iia_high``. Arrays of
-    different axes are an ``InputError``.
+    An estimate ``iia`` becomes the columns ``iia``, ``iia_low`` and ``iia_high``. Arrays need equal
+    axes.
     """
     import pandas as pd
     import xarray as xr

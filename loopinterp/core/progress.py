@@ -87,7 +87,7 @@ class _Lines:
 class Stages:
     """Names each stage on stderr if ``show``, and records its seconds in a run's folder, if given.
 
-    ``owner`` is the run that skipped studies are noted for.
+    Skipped studies are noted for the run ``owner``.
     """
 
     def __init__(self, run: Path | None = None, *, show: bool, owner: Owner | None = None) -> None:

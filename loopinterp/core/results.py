@@ -1,8 +1,7 @@
 """Results of studies: named axes, estimates with intervals, provenance, one file each.
 
-A study returns a :class:`Result`. Its numbers are one ``xarray.Dataset``, so cells have names:
-``result.data["iia"].sel(program="ripple", delay="end")``. Figures and findings are registered for
-its type in another module, which is imported when needed.
+The numbers of a :class:`Result` are one ``xarray.Dataset``, so cells have names:
+``result.data["iia"].sel(program="ripple", delay="end")``.
 """
 
 from __future__ import annotations
@@ -66,10 +65,8 @@ class Provenance:
 
     Attributes:
         seed: Seed of the study's generator.
-        config: Configuration of the study and of the model, JSON-ready.
-        config_hash: :func:`config_hash` of ``config``.
-        version: Version of loopinterp.
-        wall_time: Seconds the study took.
+        config: Configuration of study and model, JSON-ready.
+        wall_time: Seconds.
         run: :func:`config_hash` of the ``config.json`` of the studied run, if any.
     """
 
@@ -118,11 +115,10 @@ class Figure:
     """A figure as the report shows it.
 
     Attributes:
-        title: A few words.
         plot: A Plotly figure, or the :class:`~loopinterp.figures.CircuitGraph` of a circuit.
         caption: How to read it.
         control: The control and its result, if any.
-        data: The table behind it, linked from the report.
+        data: The table behind it.
         code: Text printed unchanged under it, such as a program.
         section: The report section; by default that of the module that makes it.
     """
@@ -138,7 +134,7 @@ class Figure:
     def save(self, path: str | Path, *, width: int = 800) -> Path:
         """Write the figure with its title, as html, svg, png or pdf by the file's ending.
 
-        Pictures of Plotly figures need kaleido; see :func:`loopinterp.figures.save_figure`.
+        See :func:`loopinterp.figures.save_figure`.
         """
         save_figure = importlib.import_module("loopinterp.figures").save_figure
         return save_figure(self.plot, path, title=self.title, width=width)
@@ -185,10 +181,10 @@ def findings_of(result: Result) -> list[Finding]:
 class Result:
     """Base of every study's result.
 
-    A subclass is a frozen, keyword-only dataclass with a stable ``kind``, which names its files.
-    ``VARIABLES`` declares its arrays with their axes, in the order loop, layer, batch, head, pos,
-    feature; an axis ``estimate`` holds a value and the ends of its interval. All other fields are
-    JSON-ready (numbers, strings, lists, dicts, dataclasses of these).
+    A subclass is a frozen, keyword-only dataclass with a stable ``kind``. ``VARIABLES`` declares
+    its arrays with their axes, in the order loop, layer, batch, head, pos, feature; an axis
+    ``estimate`` holds a value and its interval. All other fields are JSON-ready (numbers, strings,
+    lists, dicts, dataclasses of these).
 
     Example:
         >>> @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -235,12 +231,12 @@ class Result:
     def of(
         cls, watch: Stopwatch, *, coords: Mapping[str, Any] | None = None, **values: Any
     ) -> Self:
-        """Build a result from arrays (those of ``VARIABLES``; None if absent) and fields.
+        """Build a result from arrays (those of ``VARIABLES``) and fields.
 
         Args:
             watch: The study's stopwatch.
             coords: Axis -> its coordinates; other axes are counted from 0.
-            values: Arrays (NumPy's, or tensors on any device) and fields, by name.
+            values: Arrays (NumPy's, or tensors on any device; None if absent) and fields, by name.
         """
         import xarray as xr
 
@@ -365,7 +361,7 @@ def _import_figures(cls: type[Result]) -> str:
     """Import the module of a class's figures and findings; return their report section.
 
     The module is the class's own with ``_figures`` at its end, or ``figures`` of its package. The
-    section is the one registered for the kind, else ``SECTION`` of that module (one, or by kind).
+    section is the kind's registered one, else that module's ``SECTION``.
     """
     section = _KINDS[cls.kind].section if cls.kind in registered_kinds() else ""
     for base in cls.__mro__:

@@ -99,7 +99,7 @@ class LinesDigest:
 
 
 def check_lines(lines: Sequence[str], seal: Seal | None, *, last: object = None) -> Mismatch | None:
-    """The reason why lines are not a run's ``metrics.jsonl``; None if they may be.
+    """Why lines are not a run's ``metrics.jsonl``; None if they may be.
 
     The sealed lines must have the seal's digest, and all steps must pass :func:`check_steps`.
     """
@@ -116,10 +116,9 @@ def check_lines(lines: Sequence[str], seal: Seal | None, *, last: object = None)
 
 
 def check_steps(steps: Sequence[object], last: object, *, even: bool = False) -> Mismatch | None:
-    """The reason why steps are not those of a run's lines; None if they may be.
+    """Why steps are not those of a run; None if they may be.
 
-    Steps are increasing integers up to the run's ``last`` step, if known; evenly spaced if ``even``
-    (no line is missing).
+    Steps increase up to the run's ``last``, if known; evenly if ``even`` (no line is missing).
     """
     integers = [step for step in steps if type(step) is int]
     by = {after - before for before, after in pairwise(integers)}
@@ -148,10 +147,7 @@ CONFIG = "config.json"
 
 
 def read_run_config(folder: str | Path) -> dict[str, Any]:
-    """The ``config.json`` of a run.
-
-    A ``CheckpointError`` if it is missing, damaged, or holds text that UTF-8 cannot encode.
-    """
+    """The ``config.json`` of a run; damaged or unencodable text is a ``CheckpointError``."""
     path = Path(folder) / CONFIG
     if not os.path.isfile(path):  # which takes any name
         got = f"a folder without {CONFIG}" if os.path.isdir(folder) else "no such folder"
@@ -174,8 +170,8 @@ class Owner:
 
     Attributes:
         config: :func:`~loopinterp.core.results.config_hash` of its ``config.json``.
-        weights: SHA-256 of its model's weights; "" without weights.
-        seal: Seal of its model's weights; None in weights of earlier versions.
+        weights: SHA-256 of its model's weights, or "".
+        seal: Seal of its model's weights, if any.
     """
 
     config: str
@@ -239,7 +235,7 @@ def record_how_it_was_made(
     Args:
         command: The command that makes it again; None keeps the earlier one.
         seconds: Times of the stages just done, by name.
-        skipped: Studies that do not apply to this model, each with the reason in words.
+        skipped: Studies that do not apply, each with its reason.
         owner: The run as it is now; read from its folder if None.
     """
     path = run / MADE

@@ -1,7 +1,7 @@
-"""Settings are frozen dataclasses that pydantic checks, with this project's errors.
+"""Settings: frozen dataclasses that pydantic checks, with this project's errors.
 
 A declaration gives type, range (``Annotated[float, Field(ge=0, lt=1)]``), default and place in the
-JSON. :class:`OnlyWith` and ``__post_init__`` relate settings to each other.
+JSON. :class:`OnlyWith` and ``__post_init__`` relate settings.
 """
 
 from __future__ import annotations

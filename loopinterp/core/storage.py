@@ -1,8 +1,8 @@
 """Files written in one step (temporary name, flush, rename), and locks.
 
-Arrays and weights are safetensors, the rest is JSON; no pickle is written or read. The metadata of
-a safetensors file written here holds the SHA-256 of the whole file, checked at every reading. Files
-from elsewhere are read without that check. A lock ends with the process that holds it.
+Arrays and weights are safetensors, the rest is JSON; no pickle is written or read. A safetensors
+file written here holds its own SHA-256, which every reading checks; files from elsewhere are read
+without it. A lock ends with the process that holds it.
 """
 
 from __future__ import annotations
@@ -225,10 +225,7 @@ def _check_seal(path: Path, data: bytes, texts: Mapping[str, str]) -> None:
 
 
 def _refuse_pickle(path: Path, head: bytes) -> None:
-    """Raise if a file starts like a pickle or like ``torch.save``'s zip of pickles.
-
-    ``head`` is the first nine bytes; in safetensors, the header's length and its brace.
-    """
+    """Raise if a file's first nine bytes are those of a pickle or of ``torch.save``'s zip."""
     pickled = head[:1] == b"\x80" or head[:4] == b"PK\x03\x04"
     if (pickled and head[8:9] != b"{") or path.suffix in {".pkl", ".pickle"}:
         raise CheckpointError(
@@ -284,8 +281,7 @@ def json_default(value: Any) -> Any:
 def lock(handle: int, *, wait: bool = False) -> bool:
     """Lock an open file until it is closed; return whether the lock is held.
 
-    With ``wait``, wait for another process to release it. ``OSError`` if files cannot be locked
-    here.
+    ``wait`` for another process to release it. ``OSError`` if files cannot be locked here.
     """
     try:
         import fcntl

@@ -151,8 +151,8 @@ def basin_map(
 ) -> BasinMapResult:
     r"""Run one input from a grid of initial states in a plane through its limit and two corners.
 
-    :math:`h_0(x, y) = h^* + u (x a + y b)`, with :math:`a, b` orthonormal in the plane and :math:`u
-    = \|h^*\|`. As a control, the same initial states are run under the next input.
+    :math:`h_0(x, y) = h^* + u (x a + y b)`, with :math:`a, b` orthonormal in the plane and
+    :math:`u = \|h^*\|`. As a control, the same initial states are run under the next input.
 
     Args:
         data: A batch of two or more, best of one length; or a task.

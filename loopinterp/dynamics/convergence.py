@@ -132,8 +132,8 @@ class ConvergenceResult(Result, kind="convergence"):
     def fates(self) -> xr.DataArray:
         """One of :data:`FATES` for each example, [batch].
 
-        An example rests if all its counted tokens converge. Answers are read at T(n) and after the
-        last loop.
+        An example rests if all its counted tokens converge; answers are read at T(n) and at the
+        end.
         """
         exact = (self.data["right"] != 0).all("pos")
         first, last = exact.sel(loop=self.data["answer_loops"]), exact.isel(loop=-1)

@@ -1,7 +1,4 @@
-"""Findings and figures of extrapolation, attention stabilisation, reachability, input dependence.
-
-It imports the figures of the other studies.
-"""
+"""Findings and figures of the studies whose module has no figures file; imports the others."""
 
 from __future__ import annotations
 

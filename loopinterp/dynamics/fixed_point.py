@@ -150,22 +150,12 @@ def find_fixed_point(
 
 
 def list_solvers() -> list[str]:
-    """Names of the solvers of :func:`get_solver`.
-
-    Example:
-        >>> list_solvers()
-        ['anderson', 'broyden', 'newton-krylov', 'picard']
-    """
+    """Names of the solvers: anderson, broyden, newton-krylov, picard."""
     return sorted(_SOLVERS)
 
 
 def get_solver(solver: str | Solver) -> Solver:
-    """A solver from its name, with default settings; a solver is returned unchanged.
-
-    Example:
-        >>> get_solver("picard")
-        Picard(damping=1.0)
-    """
+    """A solver from its name, with default settings; a solver is returned unchanged."""
     if isinstance(solver, Solver):
         return solver
     if solver not in _SOLVERS:
@@ -194,11 +184,12 @@ class _CycleWatch:
 
     Iterates are compared with an anchor, which moves at steps 1, 2, 4, 8, ... The first lag at
     which an example is back within the tolerance is its candidate period. Slow spirals and drifts
-    also return, but their distance to the anchor after :math:`m` turns grows (:math:`e_4 = 2 e_2`).
-    A candidate of extent :math:`A` above rounding :math:`\epsilon` is a cycle if
+    also return, but their distance :math:`e_m` to the anchor after :math:`m` turns grows
+    (:math:`e_4 = 2 e_2`). A candidate of extent :math:`A` above rounding :math:`\epsilon` is a
+    cycle if
 
-    - all future misses sum to less than a tenth of the extent: :math:`10\, e_2^2 \le A\,(2 e_2 -
-      e_4 - \epsilon)`; or
+    - all future misses sum to less than a tenth of the extent:
+      :math:`10\, e_2^2 \le A\,(2 e_2 - e_4 - \epsilon)`; or
     - it misses by no more than rounding, and a thousandth of its extent, for eight turns.
 
     Source: Brent, 1980 (doi 10.1007/BF01933190).

@@ -1,6 +1,4 @@
-"""Geometry of the states: dimension, principal axes of trajectories, layers. @ (EMBEDDING, LIMITS)
-Further sets of states.
-"""
+"""Geometry of the states: dimension, principal axes of trajectories, layers."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 EMBEDDING, LIMITS = "embedding", "limits"
-"""Sets of states beside those of the loops: the injected input, and the limits."""
+"""Further sets of states."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -296,13 +294,9 @@ def effective_rank(states: Float[Tensor, "*lead sample d_model"]) -> Float[Tenso
 def participation_ratio(states: Float[Tensor, "*lead sample d_model"]) -> Float[Tensor, "*lead"]:
     r"""Participation ratio :math:`(\sum s^2)^2 / \sum s^4` of the singular values of a set.
 
-    It counts the directions that hold most of the variance, and is below :func:`effective_rank`.
+    It counts the directions with most of the variance, and is at most :func:`effective_rank`.
 
     Source: Gao et al. (2017), A theory of multineuronal dimensionality, dynamics and measurement.
-
-    Example:
-        >>> participation_ratio(torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
-        tensor(1.4706)
     """
     return _participation(_singular_values(states)).to(states.dtype)
 
@@ -321,10 +315,7 @@ def _singular_values(states: Tensor) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class PrincipalAxes(ShortRepr):
-    """Orthonormal ``axes`` about the ``mean``, widest first, and their shares of the variance.
-
-    Each axis has a positive largest entry.
-    """
+    """Orthonormal ``axes`` about the ``mean``, widest first, and their shares of the variance."""
 
     mean: Float[Tensor, " d_model"]
     axes: Float[Tensor, "component d_model"]
@@ -338,11 +329,7 @@ class PrincipalAxes(ShortRepr):
 def principal_axes(
     states: Float[Tensor, "loop *lead d_model"], n_components: int = 3
 ) -> PrincipalAxes:
-    """Principal components of all states of some trajectories together.
-
-    Args:
-        states: Trajectories, ``[loop, ..., d_model]``, finite.
-        n_components: Number of axes, at most that of features, and of states.
+    """Principal components of all states of trajectories ``[loop, ..., d_model]``.
 
     Example:
         >>> line = torch.arange(5.0)[:, None] * torch.tensor([3.0, 4.0])
@@ -383,7 +370,7 @@ def _participation(singular: Float[Tensor, "*lead value"]) -> Float[Tensor, "*le
 class _StateMoments:
     """First and second moments of sets of states ``[*lead, sample, d_model]``, added in parts.
 
-    Sums are about a state near the mean, so that close states far from zero lose no digits.
+    Sums are about a state near the mean, for precision.
     """
 
     def __init__(self, states: Float[Tensor, "*lead sample d_model"]) -> None:

@@ -64,7 +64,7 @@ class InputDependenceResult(Result, kind="input-dependence"):
     def share_of_input(self) -> xr.DataArray:
         """Share of the spread that inputs explain, :math:`V_{inputs} / (V_{inputs} + V_{starts})`.
 
-        1 if every input has its own limit, 0 if all share theirs. The interval is a bootstrap over
+        1 if every input has its own limit, 0 if all share theirs; a bootstrap interval over
         examples.
         """
         known = self.data["over_starts"].notnull() & self.data["over_inputs"].notnull()
@@ -78,10 +78,7 @@ class InputDependenceResult(Result, kind="input-dependence"):
         return float((self.data["over_inputs"] + self.data["over_starts"]).mean()) ** 0.5
 
     def by_distance(self, name: str = "effect") -> xr.DataArray:
-        """Mean of an array of tokens by distance from source to position, [distance].
-
-        Negative distances are sources to the right; distances without known values are left out.
-        """
+        """Mean of an array of tokens by distance from source to position (negative: leftwards)."""
         import xarray as xr
 
         values = self.data[name].where(self.data["counted"])
@@ -181,10 +178,11 @@ def limit_sensitivity(
 ) -> Float[Tensor, "batch source pos"]:
     r"""Relative change of the limit at a position per relative change of the input at another.
 
-    By the implicit function theorem, :math:`\partial h^*/\partial e = (I - J)^{-1} \partial f /
-    \partial e`. Entry ``[b, j, i]`` estimates :math:`\|\partial h_i^* / \partial e_j\|_F \|e_j\| /
-    (\sqrt{d} \, \|h_i^*\|)` from ``n_probes`` random directions, one linear system each; NaN if one
-    was not solved. It is 0 for a loop without injection.
+    By the implicit function theorem,
+    :math:`\partial h^*/\partial e = (I - J)^{-1} \partial f / \partial e`. Entry ``[b, j, i]``
+    estimates :math:`\|\partial h_i^* / \partial e_j\|_F \|e_j\| / (\sqrt{d} \, \|h_i^*\|)` from
+    ``n_probes`` random directions, one linear system each; NaN if one was not solved. It is 0 for a
+    loop without injection.
 
     Args:
         limit: A fixed point of each example.

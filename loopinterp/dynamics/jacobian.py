@@ -181,8 +181,8 @@ def _masked(v: Tensor, mask: Tensor | None) -> Tensor:
 class JacobianOperator(ShortRepr):
     """The Jacobian of each example at a state, on flat vectors ``[batch, size]``.
 
-    Restricted to positions, it is the block :math:`P J P`, on vectors that are 0 elsewhere. States
-    too small for ``n_values`` eigenvalues or singular values are refused.
+    Restricted to positions, it is the block :math:`P J P`. States too small for ``n_values`` values
+    are refused.
 
     Attributes:
         sizes: Dimension of the space of each example.

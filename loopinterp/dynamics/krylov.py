@@ -190,8 +190,8 @@ def golub_kahan(
 ) -> Iterator[Bidiagonal]:
     """Bidiagonalise J, or ``change`` of products with J and its transpose.
 
-    One vector at a time, orthogonalised fully and twice on both sides. If the whole space is no
-    larger than ``max_vectors``, the last value covers it.
+    One vector at a time, orthogonalised fully and twice. If the whole space is no larger than
+    ``max_vectors``, the last value covers it.
 
     Source: Golub and Kahan, SIAM J. Numer. Anal. 2 (1965).
     """

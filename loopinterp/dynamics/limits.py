@@ -63,8 +63,7 @@ def find_limits(
 ) -> Limits:
     """Follow each example from a state until it converges or cycles.
 
-    A first state that is not finite counts as diverged. Plain iteration goes where the model goes;
-    other solvers may find other limits.
+    Solvers other than plain iteration may find other limits than the model reaches.
     """
     solver = get_solver(solver)
     finite = start.isfinite().flatten(1).all(dim=1)
@@ -93,8 +92,7 @@ def limits_of_run(
 ) -> Limits:
     """The limits after the end of a run, by :func:`find_limits`.
 
-    Runs with states that are not finite count as diverged. If the step takes the loop's index, no
-    limit is sought.
+    None is sought if the step takes the loop's index.
     """
     if iteration.takes_loop:
         status = torch.full(states.shape[1:2], int(Status.OUT_OF_BUDGET), device=states.device)
@@ -172,7 +170,7 @@ class DistinctLimits:
     """Numbers the limits of each example in order of arrival, from 0.
 
     A limit takes the number of the first one within ``same`` of it, relative to the norm at counted
-    positions. ``firsts`` holds each example's first limit of each number.
+    positions. ``firsts`` holds the first limits by number.
     """
 
     iteration: Iteration

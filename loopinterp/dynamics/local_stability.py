@@ -223,8 +223,7 @@ def _spectra(
 class TransientGrowth(ShortRepr):
     r"""Norms of the powers of each example's Jacobian, from t = 0 on.
 
-    ``largest`` is :math:`\max_t \|J^t\|`, at loop ``at``. ``closed``: :math:`\|J^t\| < 1` for some
-    t, so that no later power exceeds it.
+    ``largest`` is :math:`\max_t \|J^t\|`, at loop ``at``; no later power exceeds it if ``closed``.
     """
 
     norms: Float[Tensor, "loop batch"]

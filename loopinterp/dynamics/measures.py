@@ -1,9 +1,9 @@
 """Measures of a run: residuals, rates and angles of its states; entropy and answers of its readout.
 
-States ``h_0 .. h_T`` are ``[loop+1, ..., d_model]``; with :math:`D_t = h_t - h_{t-1}`, entry ``t -
-1`` of a result with ``T`` entries belongs to :math:`D_t`. Logits are ``[loop+1, ...,
-d_vocab_out]``; entry ``t`` belongs to loop ``t``. Values that are not finite are refused, with
-their loop, unless ``allow_nonfinite``.
+States ``h_0 .. h_T`` are ``[loop+1, ..., d_model]``; with :math:`D_t = h_t - h_{t-1}`, entry
+``t - 1`` of a result with ``T`` entries belongs to :math:`D_t`. Logits are
+``[loop+1, ..., d_vocab_out]``; entry ``t`` belongs to loop ``t``. Values that are not finite are
+refused, with their loop, unless ``allow_nonfinite``.
 """
 
 from __future__ import annotations
@@ -108,9 +108,7 @@ def contraction_rates(
 ) -> ContractionRates:
     r"""Contraction rate :math:`\|D_{t+1}\| / \|D_t\|`: per loop, mean, spread, asymptotic.
 
-    The asymptotic rate uses the ``last`` loops above rounding error.
-
-    Source: arXiv 2605.21488.
+    The asymptotic rate uses the ``last`` loops above rounding error (arXiv 2605.21488).
 
     Example:
         >>> halving = 2 - torch.tensor([1.0, 0.5, 0.25, 0.125])[:, None]
@@ -138,11 +136,9 @@ def settling_time(
 ) -> Int[Tensor, "*lead"]:
     """First loop (from 1) from which the residual stays below the threshold; -1 for never.
 
-    This alone is no convergence: the residual of a state in steady growth falls as 1/t
-    (:func:`classify_regimes`). NaN counts as above the threshold.
-
-    Args:
-        residual: :func:`relative_residual`; entry ``t - 1`` belongs to loop ``t``.
+    Not yet convergence: in steady growth the residual falls as 1/t (:func:`classify_regimes`). NaN
+    counts as above the threshold. Entry ``t - 1`` of the :func:`relative_residual` belongs to loop
+    ``t``.
 
     Source: arXiv 2502.05171.
 
@@ -200,8 +196,7 @@ def likeliest(logits: Float[Tensor, "*lead d_vocab_out"]) -> Int[Tensor, " *lead
 def stable_from(answers: Int[Tensor, "readouts ..."]) -> Int[Tensor, "*lead"]:
     """First loop, from 0, whose answer is kept to the last one.
 
-    Args:
-        answers: Answer (argmax) after 0..T loops; one that changes in the last loop gives ``T``.
+    ``answers`` are those after 0..T loops; one that changes in the last loop gives ``T``.
 
     Example:
         >>> stable_from(torch.tensor([0, 1, 1, 1, 0])), stable_from(torch.tensor([0, 1, 1, 1]))

@@ -276,8 +276,8 @@ def _fit_line(x: Tensor, y: Tensor, counts: Tensor | None = None) -> tuple[Tenso
 def _recurrence(late: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     r"""Whether a trajectory returns to itself within the window, and after how many loops.
 
-    The return is the first local minimum below the tolerance of :math:`\langle\|x_{t+p} -
-    x_t\|^2\rangle / 2 \mathrm{Var}`, once the trajectory was well away.
+    The return is the first local minimum below the tolerance of
+    :math:`\langle\|x_{t+p} - x_t\|^2\rangle / 2 \mathrm{Var}`, once the trajectory was well away.
     """
     centred = late - late.mean(dim=0)
     variance = (centred**2).sum(dim=-1).mean(dim=0)  # [trajectory]

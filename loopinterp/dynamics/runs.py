@@ -73,13 +73,6 @@ def stream_measures(
 
     Yields:
         Loops made, from 0 to ``n_loops``; the state after them; measures of the last one.
-
-    Example:
-        >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig, bind
-        >>> config = LoopedTransformerConfig(d_model=8, n_heads=2, d_vocab=3, d_vocab_out=2)
-        >>> run = stream_measures(bind(LoopedTransformer(config), torch.tensor([[0, 1]])), 100)
-        >>> [loop for loop, _, done in run if not done.residual.isnan().any()][:2]
-        [1, 2]
     """
     norms: deque[Tensor] = deque(maxlen=3)
     before, update, size = None, None, None
@@ -107,12 +100,7 @@ def stream_measures(
 
 
 def chunks(n_examples: int, bytes_per_example: int) -> Iterator[slice]:
-    """Slices over the batch whose examples take at most :data:`CHUNK_BYTES`.
-
-    Example:
-        >>> list(chunks(5, bytes_per_example=2**25))
-        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
+    """Slices over the batch whose examples take at most :data:`CHUNK_BYTES`."""
     size = max(1, CHUNK_BYTES // max(1, bytes_per_example))
     for first in range(0, n_examples, size):
         yield slice(first, min(first + size, n_examples))

@@ -31,7 +31,7 @@ Map = Callable[["Tensor"], "Tensor"]
 class Status(IntEnum):
     """How the search ended for one example.
 
-    - ``CONVERGED``: the residual of the returned state is within the tolerance.
+    - ``CONVERGED``: the residual is within the tolerance.
     - ``OUT_OF_BUDGET``: ``max_iter`` steps were made.
     - ``DIVERGED``: a value is not finite, or the state outgrew the limit.
     - ``STALLED``: the residual stopped falling.
@@ -52,11 +52,10 @@ class Termination(Settings):
 
     Attributes:
         tol, atol: Converged when :math:`\|f(x)-x\| \le` ``tol`` :math:`\|f(x)\|` + ``atol``.
-        max_iter: Steps at most.
         divergence: Diverged when :math:`\|f(x)\| >` ``divergence`` :math:`(1 + \|x_0\|)`.
         patience: Stalled when the best residual has not fallen by one percent in this many steps
-            (``None``: never). It should exceed the number of positions: a change that travels one
-            position a loop keeps the residual level.
+            (``None``: never). It should exceed the number of positions, as a change may travel one
+            position a loop.
     """
 
     tol: PositiveFloat = 1e-5
@@ -274,9 +273,10 @@ class Broyden(SecantSolver):
     r"""Broyden's good method for :math:`g(x) = f(x) - x = 0`, with a limited memory.
 
     The Jacobian starts as :math:`B_0 = -I / \beta` and is updated for each kept step :math:`s_i`
-    and change :math:`y_i` of :math:`g`, :math:`B \leftarrow B + (y_i - B s_i) s_i^\top / s_i^\top
-    s_i`. It is a :class:`SecantSolver` with, in closed form over the window (oldest first) and
-    :math:`L` the part of :math:`S^\top S` strictly below its diagonal:
+    and change :math:`y_i` of :math:`g`,
+    :math:`B \leftarrow B + (y_i - B s_i) s_i^\top / s_i^\top s_i`. It is a :class:`SecantSolver`
+    with, in closed form over the window (oldest first) and :math:`L` the part of :math:`S^\top S`
+    strictly below its diagonal:
 
     .. math:: \gamma = (S^\top Y + L / \beta)^{-1} S^\top g_k.
 

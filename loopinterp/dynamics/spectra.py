@@ -48,8 +48,7 @@ class Eigenvalues(ShortRepr):
         residuals: :math:`\|Jv - \lambda v\| / |\lambda|` of the Ritz pair: the error of the
             eigenvalue over its condition number.
         vectors: Right eigenvectors of norm 1, shaped like states, if requested.
-        n_products: Jacobian-vector products, one counting for all examples (for a batch in parts,
-            those of the costliest part).
+        n_products: Jacobian-vector products, one counting for all examples.
     """
 
     values: Complex[Tensor, "batch eigenvalue"]
@@ -275,9 +274,9 @@ def fixed_point_condition(
 ) -> FixedPointCondition:
     r"""Largest and smallest singular value of :math:`I - J`, by Golub-Kahan bidiagonalisation.
 
-    When the loop changes by a small :math:`\delta`, a fixed point moves by :math:`(I - J)^{-1}
-    \delta`, at most :math:`\|\delta\| / \sigma_{\min}`. Before convergence the smallest value is an
-    upper bound. Arguments are those of :func:`largest_singular_values`.
+    When the loop changes by a small :math:`\delta`, a fixed point moves by
+    :math:`(I - J)^{-1} \delta`, at most :math:`\|\delta\| / \sigma_{\min}`. Before convergence the
+    smallest value is an upper bound. Arguments are those of :func:`largest_singular_values`.
 
     Source: the geometry axis of arXiv 2604.15259; Golub and Kahan (1965) for the method.
 

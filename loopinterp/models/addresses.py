@@ -1,9 +1,10 @@
 """Addresses (loop, layer, component, head, position), and their names.
 
 A run of T loops over a block of L layers is numbered as in TransformerLens: ``n_prelude`` layers,
-then ``loop * L + layer``, then the coda. ``blocks.{n_prelude + loop * L +
-layer}.attn.hook_pattern`` has the alias ``loops.{loop}.blocks.{layer}.attn.hook_pattern``; outside
-the loop, aliases are ``prelude.{layer}.…`` and ``coda.{layer}.…``. Hooks once per loop are
+then ``loop * L + layer``, then the coda.
+``blocks.{n_prelude + loop * L + layer}.attn.hook_pattern`` has the alias
+``loops.{loop}.blocks.{layer}.attn.hook_pattern``; outside the loop, aliases are
+``prelude.{layer}.…`` and ``coda.{layer}.…``. Hooks once per loop are
 ``loops.{loop}.hook_state_pre`` and so on; layers of loops inside a loop are also
 ``loops.{loop}.inner.{k}.blocks.{layer}.…``.
 """

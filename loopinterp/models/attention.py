@@ -107,8 +107,8 @@ def attend(
 ) -> Float[Tensor, "batch head pos d_head"]:
     """``softmax(q k^T / sqrt(d_head) + mask) v`` for each head, with its hooks.
 
-    Fused, or block by block within a window, unless scores or pattern are hooked. With fewer key
-    heads, consecutive query heads share one. ``turn`` applies rotary angles.
+    Fused, or in blocks within a window, unless scores or pattern are hooked. Consecutive query
+    heads may share a key head. ``turn`` applies rotary angles.
     """
     q, k, v = _show(tap, "hook_q", q), _show(tap, "hook_k", k), _show(tap, "hook_v", v)
     if context.rotation is not None:

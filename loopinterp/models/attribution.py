@@ -1,7 +1,7 @@
 r"""Direct logit attribution: what each writer to the stream adds to a logit, at any loop.
 
-With the scale of every norm and gate fixed to the run's, everything between a writer and the logit
-is a linear map of the stream. Its transpose carries the logit's direction back:
+With the scale of norms and gates fixed to the run's, the path from a writer to the logit is a
+linear map of the stream. Its transpose carries the logit's direction back:
 
 .. math::
     x \mapsto D x + b: \qquad d \cdot (D x + b) = (D^\top d) \cdot x + d \cdot b
@@ -183,9 +183,7 @@ def attribute_logit(
     loop: int,
     from_loop: int,
 ) -> xr.DataArray:
-    """Implements :meth:`~loopinterp.models.LoopedCache.logit_attribution`.
-
-    ``model`` is an :class:`Attributable`, unrolled over the loops of the run.
+    """Implements :meth:`~loopinterp.models.LoopedCache.logit_attribution`; the model is unrolled.
     """
     state = read(f"loops.{loop}.hook_state_post").to(model.device, model.dtype)
     # Coda and final norm are run again on the state, as if the run had ended at this loop.

@@ -93,8 +93,7 @@ class LoopedCache(ActivationCache):
     """Activations of every loop of one run.
 
     Any TransformerLens name gives ``[batch, …]``; :meth:`stack` adds the loop axis. ``model`` is
-    unrolled over the loops of the run (``model.unroll(n_loops)``); ``readout`` is the end of the
-    run.
+    unrolled (``model.unroll(n_loops)``); ``readout`` is the end of the run.
 
     Example:
         >>> import torch

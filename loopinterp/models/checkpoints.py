@@ -46,11 +46,7 @@ class PretrainedMixin(ModelHubMixin):
     def save_pretrained(  # type: ignore[override]
         self, save_directory: str | Path, *, push_to_hub: bool = False, **push_options: Any
     ) -> str | None:
-        """Write the model to a folder; with ``push_to_hub=True``, also to a hub.
-
-        Raises:
-            InputError: If a layer has been changed, so that the folder could not be read back.
-        """
+        """Write a model with unchanged layers to a folder; with ``push_to_hub``, also to a hub."""
         if not push_to_hub:
             refuse(push_options, "none without a push", "Leave it out, or pass push_to_hub=True.")
         self._save_pretrained(Path(save_directory))

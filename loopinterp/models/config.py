@@ -60,8 +60,8 @@ class LoopedTransformerConfig(Settings):
             arXiv 1910.06764).
         norm_eps: Added to the variance.
         loop_norm: Whether the state is normed at the end of each loop (outer norm).
-        state_code: Sign bits to which each loop rounds its state, after the loop norm: ``2 **
-            state_code`` states per position. None: no rounding.
+        state_code: Sign bits to which each loop rounds its state, after the loop norm:
+            ``2 ** state_code`` states per position. None: no rounding.
         injection: Where the embedding e enters each loop. ``input``: f(h + e). ``gated_output``:
             f(h) + gate * e, with a learned scalar. ``sublayer``: added to each sublayer's normed
             input. ``concat``: f(W_h h + W_e e), external recall. ``internal``: sublayers read W_h

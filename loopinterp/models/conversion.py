@@ -54,8 +54,7 @@ def convert_model(
             or to 1 where that is smaller.
 
     Raises:
-        InputError: If a weight is missing, unknown, or of another shape or type; or if the models
-            differ, with the first place (:func:`first_difference`).
+        InputError: If the models differ, with the first place (:func:`first_difference`).
     """
     tensors = [x for x in weights.values() if isinstance(x, torch.Tensor)]
     dtype = next((x.dtype for x in tensors if x.is_floating_point()), torch.float32)
@@ -110,7 +109,7 @@ def first_difference(
     """The first difference between a converted model and the original; None if they agree.
 
     Arguments are those of :func:`convert_model`. Each loop of both starts from the original's
-    state, so that a difference shows in the loop where it arises.
+    state.
     """
     need_model(original)
     book = converted.addresses(n_loops)

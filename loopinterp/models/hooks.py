@@ -132,8 +132,8 @@ class _Watched:
 class LoopHooks(RunLength, HookedRootModule):
     """The hooks of a looped model: T * L named views, made when runs need them.
 
-    An unknown name, a filter that keeps nothing, a hook that never fires, and one that returns
-    another shape are errors. When the number of loops changes, hooks on the remaining loops stay.
+    Unknown names, filters that keep nothing, hooks that never fire or return another shape are
+    errors. When the number of loops changes, hooks on the remaining loops stay.
     """
 
     config: Any
@@ -258,7 +258,7 @@ class LoopHooks(RunLength, HookedRootModule):
     def unroll(self, n_loops: int) -> Self:
         """The model with another default number of loops; weights and hooks are shared.
 
-        TransformerLens' tools see ``n_loops * n_layers`` layers:
+        For TransformerLens' tools:
         ``patching.get_act_patch_resid_pre(model.unroll(8), corrupted, cache, metric)``. Set train
         and eval mode on the original.
         """
@@ -333,8 +333,8 @@ class LoopHooks(RunLength, HookedRootModule):
     ) -> Iterator[Self]:
         """Temporary hooks in the runs of this thread, given as to :meth:`run_with_hooks`.
 
-        Names are those of runs of ``n_loops`` loops, ``model.n_loops`` if None. A forward hook that
-        never fires is a ``HookError``.
+        Names are those of runs of ``n_loops`` loops. A forward hook that never fires is a
+        ``HookError``.
         """
         loops = self._loops(n_loops)
         book, scope = self.addresses(loops), _HookScope(self._points, loops)

@@ -135,8 +135,8 @@ def bind(model: LoopedModel | Any, inputs: Tensor) -> Iteration:
     """Bind a model to its input, by its own ``bind`` if it has one.
 
     Raises:
-        InputError: If, now or later, one of its methods returns anything but floats ``[batch, pos,
-            …]``, or writes into its arguments.
+        InputError: If, now or later, one of its methods returns anything but floats
+            ``[batch, pos, …]``, or writes into its arguments.
         HookError: If hooks are on, which the steps would skip.
     """
     need_model(model)
@@ -174,8 +174,7 @@ def iterate(
         state: Starting state instead of the initial one; loops are counted from it.
         start_at_loop: Index of the first loop; needed with a state if the step takes it.
 
-    Raises:
-        InputError: If a state is not finite.
+    States must be finite.
 
     Example:
         >>> from types import SimpleNamespace
@@ -245,8 +244,8 @@ def check_increasing(loops: Sequence[int], *, most: int | None = None) -> list[i
 def need_repeatable(model: Any, inputs: Tensor) -> None:
     """Raise if some method of a model is not a function of its arguments alone.
 
-    Eight loops are run and repeated from their states in reverse order, after the model was bound
-    to another input; then one example is compared with itself beside another one. Models declared
+    Eight loops are repeated from their states in reverse order, after the model was bound to
+    another input; then one example is run alone and beside another one. Models declared
     ``repeatable`` (``LoopedTransformer``, adapters) are not tried.
     """
     if declared(model, "repeatable") or not len(inputs):

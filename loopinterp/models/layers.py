@@ -117,8 +117,8 @@ class Layer(nn.Module):
     """Attention and MLP around the residual stream, each with its norms.
 
     ``norm="pre"``: ``h + attn(ln1(h))``, then ``h + mlp(ln2(h))``. ``post`` norms the sum,
-    ``sandwich`` a sublayer's input and output, ``none`` nothing. ``gated``: ``h + sigmoid(W h + b)
-    * attn(ln1(h))``, and likewise for the MLP.
+    ``sandwich`` a sublayer's input and output, ``none`` nothing. ``gated``:
+    ``h + sigmoid(W h + b) * attn(ln1(h))``, and likewise for the MLP.
     """
 
     def __init__(self, config: LoopedTransformerConfig, *, tied: bool) -> None:

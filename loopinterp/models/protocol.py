@@ -32,8 +32,8 @@ class LoopedModel(Protocol):
         y_t     = model.readout(h_t)          logits, at any loop
 
     Each method depends on its arguments alone, without randomness. A step that differs between
-    loops (a timing signal, weights per loop) declares a parameter ``loop``: ``step(h, e, loop)``
-    receives the loop's index, from 0 on. :class:`OptionalProperties` may be declared besides.
+    loops (a timing signal, weights per loop) has a parameter ``loop``, the index from 0 on. See
+    also :class:`OptionalProperties`.
     """
 
     def embed(self, inputs: Tensor) -> Float[Tensor, "batch pos d_model"]:
@@ -125,8 +125,8 @@ def reach(model: Any) -> int | None:
     """Receptive reach: how many positions to the left one loop reads; None: no bound.
 
     With reach ``r``, ``h_{t+1}[p]`` depends on ``h_t[p - r], …, h_t[p]`` alone, and ``readout(h)``
-    at ``p`` on ``h[p]``: after ``k`` loops, a change of the state at ``p`` is within ``p … p + r *
-    k``. The injected input may reach farther.
+    at ``p`` on ``h[p]``: after ``k`` loops, a change of the state at ``p`` is within
+    ``p … p + r * k``. The injected input may reach farther.
 
     Example:
         >>> from loopinterp.models import LoopedTransformer, LoopedTransformerConfig
@@ -255,10 +255,7 @@ def describe_model(model: Any) -> dict[str, Any] | str:
         The configuration, or without one the ``class`` and the looped models ``inside`` it; the
         ``loop_rule``, if any; and ``weights_sha256`` of a module.
 
-    Raises:
-        InputError: If a weight is not finite, or a module in training mode has randomness or mixes
-            examples.
-        HookError: If hooks are on.
+    Raise if a weight is not finite, hooks are on, or training mode has an effect.
     """
     need_weights(model)
     for name, weight in getattr(model, "named_parameters", tuple)():

@@ -37,8 +37,8 @@ _ReturnType = Literal["logits", "state", "states", "all_logits", "loss", "both"]
 class HookedRun(TransformerLensCalls, LoopHooks):
     """A :class:`~loopinterp.models.LoopedModel` that is hooked at every loop.
 
-    A subclass defines ``site_map``, :meth:`initial_state`, and the methods at the end of this
-    class, which pass every named activation through a tap.
+    A subclass defines ``site_map`` and the abstract methods, which pass named activations through
+    taps.
     """
 
     repeatable = True

@@ -1,11 +1,8 @@
 """Stopping rules; :func:`~loopinterp.models.run_until` runs a model by one.
 
-A rule scores every example after every loop; lower is readier to stop.
-
-* *Online* rules have a ``tolerance``: an example stops at the first score at or below it.
-* *Offline* rules have none: every example runs all loops, and the loop of least score is chosen.
-
-A rule of your own needs the members of :class:`~loopinterp.models.StoppingRule`.
+A rule scores every example after every loop; lower is readier to stop. *Online* rules have a
+``tolerance``: an example stops at the first score at or below it. *Offline* rules have none: every
+example runs all loops, and the loop of least score is chosen.
 """
 
 from __future__ import annotations
@@ -200,10 +197,7 @@ class _AtThreshold(_Rule):
 
 @_rule
 class EntropyBelow(_Rule):
-    r"""Stop when no scored position's readout has an entropy above ``tolerance`` nats (online).
-
-    :math:`-\sum_k p_k \log p_k`.
-    """
+    r"""Stop when no scored position's readout has an entropy above ``tolerance`` nats (online)."""
 
     tolerance: PositiveFloat
 

@@ -1,7 +1,6 @@
 """Taps: where a run passes its activations to hooks and recorders.
 
-A tap returns the activation unchanged if there is no hook. Nothing that a tap has seen is written
-in place afterwards, so a cache need not clone.
+Nothing that a tap has seen is written in place afterwards, so a cache need not clone.
 """
 
 from __future__ import annotations
@@ -255,8 +254,8 @@ def _spell_bytes(number: int) -> str:
 def _free_bytes(device: torch.device) -> int | None:
     """Free bytes on a device, if known.
 
-    On a GPU, those of its driver and of PyTorch's own reserve. On a CPU, the available memory
-    within the limits of this process's control groups.
+    On a GPU, including PyTorch's reserve; on a CPU, within the limits of this process's control
+    groups.
     """
     if device.type == "cuda":
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

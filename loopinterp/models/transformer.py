@@ -46,12 +46,9 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
     """A transformer :class:`~loopinterp.models.LoopedModel`, hooked at every loop.
 
     A run of T loops over a block of L layers shows T * L hooked views of one set of weights, under
-    TransformerLens' names (see :mod:`loopinterp.models.addresses`). Attention is fused unless
-    scores or pattern have a hook; the two agree up to rounding.
+    TransformerLens' names (see :mod:`loopinterp.models.addresses`).
 
-    Args:
-        config: The architecture.
-        seed: Seed of the initial weights.
+    ``seed`` is that of the initial weights.
 
     Example:
         >>> import torch

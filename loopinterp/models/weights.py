@@ -1,8 +1,7 @@
 """Linear maps and norms; detection of changed layers.
 
 A run calls its layers, so adapters, hooks, parametrisations and pruning masks take effect. Code
-that reads weights instead (to split heads, attribute a logit, save) would skip them, and checks
-here first.
+that reads weights would skip them, and checks here first.
 """
 
 from __future__ import annotations

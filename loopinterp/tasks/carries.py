@@ -65,12 +65,7 @@ def carry_in(
 
 
 def total(a: Int[Tensor, "*batch pos"], b: Int[Tensor, "*batch pos"]) -> Int[Tensor, "*batch pos"]:
-    """The bits of a + b mod 2^pos.
-
-    Example:
-        >>> total(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 1, 0])).tolist()   # 3 + 5 = 8
-        [0, 0, 0, 1]
-    """
+    """The bits of a + b mod 2^pos."""
     return a ^ b ^ carry_in(a, b)
 
 

@@ -160,12 +160,7 @@ def list_languages() -> list[str]:
 
 
 def get_automaton(language: str) -> Automaton:
-    """The automaton of a registered language.
-
-    Example:
-        >>> get_automaton("tomita1").transitions
-        ((1, 0), (1, 1))
-    """
+    """The automaton of a registered language."""
     return _LANGUAGES[check_choice("language", language, _LANGUAGES)]
 
 

@@ -229,8 +229,7 @@ def search(
     """Solutions of a puzzle, and the guesses made to find them.
 
     Naked singles (cells with one candidate) are filled first; then each candidate of a cell with
-    the fewest is guessed in turn, and so on. With ``most=2`` the guesses include those that exclude
-    a second solution.
+    the fewest is guessed. With ``most=2`` the guesses include those that exclude a second solution.
 
     Args:
         puzzle: Digits from 1 on, 0 for a blank, row by row.
@@ -284,10 +283,9 @@ def _spread(masks: list[int], cells: list[int], box: int) -> bool:
 
 @cache
 def pool(box: int) -> list[tuple[list[int], list[int]]]:
-    """Puzzles of one solution that are minimal in their givens, and the solutions.
+    """Puzzles of one solution that are minimal in their givens, with it; most blanks first.
 
-    Sorted by blanks, the most first. Every puzzle of one solution is one of this kind with some
-    blanks filled.
+    Every puzzle of one solution is one of them with some blanks filled.
     """
     source, puzzles = random.Random(0), []
     for _ in range({2: 128, 3: 48}[box]):

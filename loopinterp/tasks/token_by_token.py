@@ -74,14 +74,7 @@ class TokenByToken(Sampler):
     def prompt_of(
         self, inputs: Batch | Tensor
     ) -> tuple[Int[Tensor, "batch longest"], Int[Tensor, " batch"]]:
-        """The prompts, padded with ``end`` on the right, and their lengths.
-
-        Example:
-            >>> from loopinterp.tasks import AbacusAddition
-            >>> AbacusAddition().prompt_of(AbacusAddition().encode([(95, 8), (1, 2)]))
-            (tensor([[ 5,  9, 11,  8, 13],
-                    [ 1, 11,  2, 13, 14]]), tensor([5, 4]))
-        """
+        """The prompts, padded with ``end`` on the right, and their lengths."""
         tokens = check_tokens(inputs, self.d_vocab)
         length = self._answer(tokens)[0] + 1
         width = int(length.max())

@@ -138,10 +138,7 @@ def askable_distributions(
     n_samples: int,
     distributions: Sequence[str] | None = None,
 ) -> list[str]:
-    """The distributions that a model is evaluated on (all if None).
-
-    Raise if the model is of another task or sees the answers, or the examples are too many.
-    """
+    """The distributions that a model is evaluated on; raise if it sees the answers."""
     need_model(model)
     need_task(task)
     need_model_of(task, model)

@@ -47,12 +47,12 @@ class WithConflicts(Settings):
 
 @settings
 class _ModelAndTask(WithConflicts):
-    """A model's architecture and task: the base of the configurations of runs.
+    """A model's architecture and task.
 
     Attributes:
         task: Name of a registered task, with its ``task_settings``.
         distribution: Input distribution of examples; the task's first if None.
-        data_sha256: By setting, SHA-256 of each file that the task reads when the run begins.
+        data_sha256: By setting, SHA-256 of each file that the task reads.
     """
 
     task: str
@@ -189,7 +189,7 @@ class CurriculumConfig(WithConflicts):
 
     Attributes:
         kind: ``accuracy`` (M grows when the running accuracy passes ``threshold``), ``interval``
-            (every ``interval`` steps) or ``none`` (M is ``max_n`` throughout).
+            (every ``interval`` steps; arXiv 2409.15647) or ``none`` (M is ``max_n`` throughout).
         max_n: Greatest length ever drawn: the training cutoff.
         start_n: M at the first step.
         min_steps: Least number of steps at each M (``accuracy``).
@@ -283,8 +283,8 @@ class TrainingConfig(_ModelAndTask):
     """Everything that decides a training run; equal configurations give equal numbers.
 
     Attributes:
-        state_noise: Standard deviation of Gaussian noise on the state before each loop, in training
-            only. It makes the states that the model holds attractors.
+        state_noise: Standard deviation of Gaussian noise on the state before each loop; it makes
+            the model's states attractors.
         start_from: Folder of a run whose model training starts from, instead of random weights.
             From a larger state code, the bits that cost the least loss are dropped.
         start_sha256: SHA-256 of that model's weights; training writes it.

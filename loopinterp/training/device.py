@@ -91,8 +91,8 @@ def stream(seed: int, purpose: str, device: torch.device | str = "cpu") -> torch
 class Processes:
     """The processes that train together.
 
-    All draw the same batch from the same random streams and hold the same state. Each runs every
-    ``count``-th example; the gradient of the batch is the sum of theirs.
+    All draw the same batch and hold the same state. Each runs every ``count``-th example; gradients
+    are summed.
     """
 
     rank: int = 0

@@ -117,11 +117,7 @@ def lowest_finding(
 ) -> Finding:
     """The score of the whole task: its lowest distribution, and those not measured.
 
-    Args:
-        lowest: By length.
-        names: Distributions that were measured.
-        not_judged: The task's other ones.
-        n_seeds: Number of seeds, if scores are means over seeds.
+    ``lowest`` is by length; with ``n_seeds``, scores are means over seeds.
     """
     each = " and ".join(
         f"{percent(lowest[n].share)} at length {n} ({where_lowest(lowest[n], names)})"
@@ -141,13 +137,7 @@ def unmeasured(not_judged: Sequence[str]) -> str:
 
 
 def where_lowest(lowest: Lowest, names: Sequence[str]) -> str:
-    """The distributions that have the lowest share, in words.
-
-    Example:
-        >>> from loopinterp.training.answer_scores import Lowest
-        >>> where_lowest(Lowest(0.5, ("chain",)), ["uniform", "chain"])
-        'full carry chains'
-    """
+    """The distributions that have the lowest share, in words."""
     if len(names) > 1 and len(lowest.distributions) == len(names):
         return "the same on all"
     return ", ".join(map(readable, lowest.distributions))

@@ -1,7 +1,4 @@
-"""Training objectives (the loops after which the answer is read), curriculum, learning rate.
-
-Objectives use only an iteration ``h -> step(h)`` and its readout.
-"""
+"""Training objectives (the loops after which the answer is read), curriculum, learning rate."""
 
 from __future__ import annotations
 
@@ -127,8 +124,8 @@ def _step_dependent(
     """Loss of each example at its own loop T(n) alone: ``CE(y_{T(n)})``.
 
     With ``hold_loops`` or ``due_share``, a random share of the examples is read again, and every
-    answer counts the same. Source: arXiv 2409.15647, step-dependent supervision (``hold_loops =
-    due_share = 0``).
+    answer counts the same. Source: arXiv 2409.15647, step-dependent supervision
+    (``hold_loops = due_share = 0``).
     """
     shape, device = n_loops.shape, right.device
     loops, targets = [n_loops], [right]
@@ -190,9 +187,6 @@ def cross_entropy(
 class Curriculum:
     """Draws one length per example, uniform in ``min_n .. M``, where M grows.
 
-    M grows by one when the running accuracy passes ``threshold`` (after at least ``min_steps``), or
-    every ``interval`` steps (arXiv 2409.15647), or is always ``max_n``.
-
     Attributes:
         longest: M.
         done_at: Step at which M reached its greatest value, if it has.
@@ -227,8 +221,7 @@ class Curriculum:
     def may_grow(self, n_steps: int) -> bool:
         """Whether M may have grown after ``n_steps`` more calls of :meth:`update`.
 
-        If not, the next lengths can be drawn before the accuracy of these steps is known. The
-        running accuracy reaches ``1 - (1 - a) momentum^n`` at most.
+        The running accuracy reaches ``1 - (1 - a) momentum^n`` at most.
         """
         # The running accuracy if every answer of these steps were right.
         highest = 1 - (1 - self.running_accuracy) * self._momentum**n_steps
@@ -257,9 +250,9 @@ def learning_rate_factor(
 ) -> float:
     """The factor of the peak learning rate at a step.
 
-    ``linear``: up over ``warmup_steps``, constant, and linearly down to 0 over the last ``decay``
-    share of the steps. ``cosine``: up, constant while the curriculum grows, then down to 0 along
-    half a cosine (arXiv 2409.15647). ``constant``: up, then constant.
+    All rise over ``warmup_steps``. ``linear`` falls to 0 over the last ``decay`` share of the
+    steps; ``cosine`` along half a cosine after the curriculum (arXiv 2409.15647); ``constant``
+    never.
     """
     # From 0 up to 1 over the first steps, whatever the schedule.
     warm = min(1.0, (step + 1) / optimiser.warmup_steps) if optimiser.warmup_steps else 1.0

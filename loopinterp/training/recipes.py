@@ -142,23 +142,13 @@ class Recipe(WithConflicts):
 
 @functools.cache
 def list_recipes() -> tuple[str, ...]:
-    """Names of the recipes.
-
-    Example:
-        >>> list_recipes()[:2]
-        ('abacus', 'addition')
-    """
+    """Names of the recipes."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 
 
 @functools.cache
 def get_recipe(name: str) -> Recipe:
-    """A recipe by its name.
-
-    Example:
-        >>> get_recipe("parity").config.curriculum.max_n
-        12
-    """
+    """A recipe by its name."""
     file = _FOLDER / f"{check_choice('recipe', name, list_recipes())}.json"
     try:
         return Recipe.from_dict(read_json_object(file))

@@ -285,13 +285,7 @@ class Run(ShortRepr):
 
 @dataclass(frozen=True)
 class LoopsByLength:
-    """T(n) by the positions of an input, for the first n whose examples have at least as many.
-
-    Example:
-        >>> from loopinterp.tasks import get_task
-        >>> LoopsByLength(get_task("copy"))(8)  # three letters and three blanks, and two signs
-        3
-    """
+    """T(n) by the positions of an input, for the first n whose examples have at least as many."""
 
     task: Task
 
@@ -377,10 +371,7 @@ def complete_lines(path: Path) -> list[str]:
 def parse_metrics(
     path: Path, lines: list[str], seal: Seal | None, *, last: int | None = None
 ) -> list[dict[str, Any]]:
-    """The metrics in the lines of ``metrics.jsonl``, up to the step ``last``.
-
-    A line that is no JSON object, or lines that are not the seal's, are a ``CheckpointError``.
-    """
+    """The metrics in the lines of ``metrics.jsonl``, up to step ``last``, checked by the seal."""
     rows = []
     for number, line in enumerate(lines, start=1):
         row = parse_json_object(line)

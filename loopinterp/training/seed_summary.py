@@ -59,10 +59,9 @@ class SeedSummary(Result, kind="seed-summary"):
 
 
 def summarise_seeds(results: Sequence[EvaluationResult]) -> SeedSummary:
-    """Mean and standard error over seeds of evaluations of the same cells.
+    """Mean and standard error over seeds of evaluations of the same cells, one per seed.
 
-    Unlike an interval over one model's examples, the standard error includes the variation between
-    seeds. ``results`` has one evaluation for each seed, with the same task and options.
+    Unlike an interval over one model's examples, this includes the variation between seeds.
     """
     fix = "Evaluate runs of several seeds."
     need(len(results) > 1, "results", "two or more", str(len(results)), fix)

@@ -131,9 +131,8 @@ def _in_processes(
 ) -> Iterator[tuple[int, str | None]]:
     """Work on cells in processes of this machine, with joblib; in this process for one job.
 
-    A process that dies (of lack of memory) ends the others too. The remaining cells then run one by
-    one, each in its own process, to identify the failing one. Yields a cell's index and its error
-    message or None.
+    If a process dies (of lack of memory), the remaining cells run one by one, each in its own
+    process, to identify the failing one. Yields a cell's index and its error message or None.
     """
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -168,9 +167,8 @@ def _on_cluster(
 ) -> Iterator[tuple[int, str | None]]:
     """Work on cells in jobs of a cluster, with submitit: one array of jobs, one per cell.
 
-    A job that is preempted or runs out of time is requeued and resumes. The cells' folders must be
-    on a shared file system; ``folder`` holds submitit's scripts and logs. Yields as
-    :func:`_in_processes`.
+    Preempted jobs are requeued and resume. The cells' folders must be on a shared file system;
+    ``folder`` holds submitit's scripts and logs. Yields as :func:`_in_processes`.
     """
     try:
         submitit: Any = import_module("submitit")

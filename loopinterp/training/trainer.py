@@ -132,9 +132,8 @@ class Trainer(ShortRepr):
     def step(self) -> dict[str, float | int]:
         """Draw a batch, make one step, and return the metrics.
 
-        Raises:
-            InputError: If the loss or the gradient is not finite (weights stay those of the step
-                before), or a weight is not finite after the step.
+        Raise if loss or gradient is not finite (weights stay those of the step before), or a weight
+        after the step.
         """
         self.advance()
         return self.read()[-1]
