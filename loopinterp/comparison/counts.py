@@ -39,10 +39,9 @@ def count_evidence(evidence: Sequence[Evidence]) -> xr.Dataset:
     - [program]: of ``random_active`` runs with a predicted change, ``random_right`` after a random
       perturbation of equal norm, ``interchange_right`` after the interchange;
     - ``unchanged`` of ``n_same`` runs with a same-value source;
-    - of ``n_runs`` clean runs, by program: ``undisturbed`` (each run by its share of loops),
-      ``slipped`` (some loop differs from the program), ``decided`` (share of answers),
-      ``worst_loop`` (share at the worst loop of the worst length), ``alike`` [program, rival];
-      ``solved``, the share right at the worst length.
+    - of ``n_runs`` clean runs, by program: ``undisturbed`` (sum of shares of loops), ``slipped``
+      (some loop differs), ``decided`` (share of answers), ``worst_loop`` (share at the worst loop
+      and length), ``alike`` [program, rival]; ``solved``, the share right at the worst length.
 
     ``…_inputs`` count the inputs of these pairs, for intervals.
     """

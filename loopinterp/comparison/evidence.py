@@ -60,8 +60,8 @@ class Evidence(ShortRepr):
       the model's whole answer is the predicted one; ``random_agree``, after a random perturbation;
     - [program, rival, pair, delay]: ``apart``, whether two programs predict different answers;
     - [program, pair]: ``reached``, whether the program's state is on-distribution;
-    - [program, input], of clean runs: ``undisturbed``, share of loops whose whole answer is the
-      program's; ``decided``, share of the answers that it decides;
+    - [program, input], of clean runs: ``undisturbed``, share of loops with the program's whole
+      answer; ``decided``, share of answers that it decides;
     - [batch, …]: ``worst_loop``, share of inputs at the worst loop; ``alike``, whether two programs
       give the same clean answers; ``solved``, share of inputs that the model answers right.
 

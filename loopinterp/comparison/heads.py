@@ -37,8 +37,8 @@ class HeadMatch(Result, kind="head-match"):
     """The result of :func:`match_heads`; NaN where a selector selects nothing.
 
     Arrays:
-        overlap: 1 - total variation distance between a head's attention and even attention to the
-            selected keys, mean over examples and queries that select any.
+        overlap: 1 - total variation distance of a head's attention from even attention to the
+            selected keys, mean over examples and selecting queries.
         overlap_even: Control: even attention to all visible keys.
         overlap_by_position: Control: the head's mean attention over examples.
         overlap_other_input: Control: the keys that are selected in another example.
@@ -46,8 +46,8 @@ class HeadMatch(Result, kind="head-match"):
 
     Attributes:
         names: All names of each selector; selectors that coincide on the whole sample are merged.
-        computes: The heads that compute each selector: overlap of at least 1 - 1e-3 at every loop
-            at which it selects anything.
+        computes: The heads that compute each selector: overlap of at least 1 - 1e-3 at every
+            selecting loop.
         assigned: Head of each selector in the best one-to-one assignment; "" without one.
     """
 
@@ -109,7 +109,7 @@ def match_heads(
         heads: Name of each head.
         visible: Keys that each query may see, for all heads or for each; by default those that any
             head attends to.
-        seed: Written to the provenance, like ``config``; nothing is drawn.
+        seed, config: Only written to the provenance.
 
     Example:
         >>> keys = torch.tensor([[0, 0, 1], [0, 1, 0]])

@@ -39,8 +39,8 @@ class InjectedCarry(Result, kind="planted-carry"):
     """The result of :func:`injected_carry_study`.
 
     ``count`` is the number of interchanges after which a carry persisted for ``life`` loops (0: no
-    answer changed; the last: :data:`MOST` or more), by token at the position and at its left
-    neighbour. The kind ``planted`` injects a carry, ``erased`` removes one.
+    answer changed; the last: 12 or more), by token at the position and at its left neighbour. The
+    kind ``planted`` injects a carry, ``erased`` removes one.
     """
 
     VARIABLES: ClassVar = {"count": "model kind token left_token life"}
@@ -74,8 +74,8 @@ def injected_carry_study(
     """Inject carries into additions, and count the loops for which the answer shows them.
 
     The state of one bit is taken from an input with the same two bits there and the opposite carry
-    into them, both final for two loops or more, :data:`MOST` loops or more before the end. A carry
-    persists as long as the answer at that bit stays changed.
+    into them, both final for two loops or more, 12 loops or more before the end. A carry persists
+    as long as the answer at that bit stays changed.
 
     Args:
         models: A model of additions (tokens ``a + 2b`` after BOS), or several.

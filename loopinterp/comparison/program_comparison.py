@@ -35,8 +35,7 @@ EXAMPLES = 512  # inputs of each length drawn from a task
 FIRST_LOOK = 128  # of these in a first look, with few pairs
 
 TO_IDENTIFY = SpreadPairs(pairs=6144, same_value=384, repeated=0.5)
-"""Pairs with which a program is identified: many, as exceptions may occur in one input of hundreds.
-"""
+"""Pairs with which a program is identified; exceptions may occur in one input of hundreds."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -57,8 +56,8 @@ class ProgramComparison(Result, kind="program-comparison"):
     - ``duel``: where two programs predict different answers, share in which the first is right, at
       the delay (``duel_delay``) that separates them best, of ``apart`` pairs; ``alike``: whether
       their clean answers are identical;
-    - ``random_change``: share of whole runs predicted after a random perturbation of equal norm;
-      ``specific``: after the interchange, on the same pairs;
+    - ``random_change``: ``whole_run`` after a random perturbation of equal norm; ``specific``:
+      after the interchange, on the same pairs;
     - ``same_value``: share of runs that a same-value source leaves unchanged.
 
     Attributes:
@@ -66,7 +65,6 @@ class ProgramComparison(Result, kind="program-comparison"):
         alignments: The offset of each program on each model (text in older files).
         solved: Share of inputs that each model answers right.
         lengths: Lengths of the inputs; program offsets are chosen at the first.
-        threshold: Least lower end of an identified program's accuracy.
     """
 
     VARIABLES: ClassVar = {
@@ -152,22 +150,18 @@ def compare_programs(
     A program may be a loop earlier or later than the model, answer a loop late, or hold its
     variables a position to the left. This offset is chosen on unscored pairs of the first batch.
 
-    Programs that differ only in how they store a variable (negated, in two copies) are not
-    separated.
+    Programs that differ only in how they store a variable are not separated.
 
     Args:
         models: Any looped model, or several, with a verdict each.
         programs: One program or more, of the task whose tokens the model reads.
         data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
-            each length ``n``, :data:`EXAMPLES` by default).
+            each length ``n``, 512 by default).
         pairs: How pairs are chosen; by default :class:`~loopinterp.comparison.SpreadPairs` on the
-            first :data:`FIRST_LOOK` inputs of each batch. If these would identify a program,
-            :data:`TO_IDENTIFY` pairs on all inputs decide.
+            first 128 inputs of each batch. If these would identify a program, 6144 pairs on all
+            inputs decide.
         names: A name for each model.
         threshold: Least lower end of an identified program's interval.
-
-    Raises:
-        InputError: If no interchange has a variable that differs.
 
     Example:
         >>> import torch

@@ -196,7 +196,7 @@ def separations(claims: Sequence[Claims]) -> Bool[Tensor, "program rival pair de
 
 
 class ProgramModel(ShortRepr):
-    """A looped model that runs a program, so that probes, patches and verdicts have known results.
+    """A looped model that runs a program, with known results for every tool.
 
     The state at each position holds its token and every variable of the program as one-hot blocks,
     under a random rotation. A step reads the variables (the largest entry of each block) and runs

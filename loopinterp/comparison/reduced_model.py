@@ -6,7 +6,7 @@ directions, those of the position's token (and of the loop, if the step takes it
 .. math::
     h' = m_x + B_x^T B_x (\\mathrm{step}(h) - m_x), \\qquad B_x B_x^T = 1_r
 
-It is compared with the model by interchanges. Initial state and injected input are not projected.
+Initial state and injected input are not projected.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 ENOUGH = 0.95
 """Accuracy of a sufficient rank, at every kind, length and delay."""
 
-Kind = Literal["same loop", "any loop", "two interchanges"]
+_Kind = Literal["same loop", "any loop", "two interchanges"]
 """The source is of the same loop, or of any loop; or two interchanges of any loops."""
 
 SAME_LOOP = "same loop"
 
-FITTED = 128  # inputs that directions are fitted on
+_FITTED = 128  # inputs that directions are fitted on
 
 _ALIKE = "different inputs with the same token at some position"
 
@@ -83,7 +83,7 @@ class StateDirections(ShortRepr):
     ) -> StateDirections:
         """Directions of all states of some runs, clean and after interchanges.
 
-        A token without states gets the directions of all tokens together.
+        Tokens without states get those of all tokens together.
         """
         run = InterchangeRun(model, pairs)
         inputs = run.pairs.inputs
@@ -136,8 +136,7 @@ class ReducedModel(ShortRepr):
     def bind(self, inputs: Int[Tensor, "batch pos"]) -> Iteration:
         """The model's iteration, with its state reduced after every loop.
 
-        The injected input holds the token's number as two more features below 256, exact in half
-        precision.
+        The injected input holds the token's number as two more features, exact in half precision.
         """
         run = bind(self.model, inputs)
 
@@ -182,11 +181,10 @@ class Weakest(NamedTuple):
 class Reduction(Result, kind="reduction"):
     """The result of :func:`reduction_study`, on other inputs than directions were fitted on.
 
-    Arrays of ``data``; a pair counts if the interchange changes an answer of the model or of the
-    reduced one:
+    Arrays of ``data``, over pairs in which an answer of the model or of the reduced one changes:
 
-    - ``accuracy``: share of the reduced model's whole answers that are the model's, at each delay
-      after an interchange (``active`` pairs, of ``inputs`` different inputs);
+    - ``accuracy``: share of equal whole answers at each delay (``active`` pairs, of ``inputs``
+      different inputs);
     - ``whole_run``: at all delays;
     - ``others``: the same for the model that keeps all directions *but* these;
     - ``undisturbed``: in clean runs, at all loops, or only at the end.
@@ -235,7 +233,7 @@ class Reduction(Result, kind="reduction"):
 
     @property
     def enough(self) -> int:
-        """The smallest rank with an accuracy of :data:`ENOUGH` at every kind, length and delay.
+        """The smallest rank with an accuracy of 0.95 at every kind, length and delay.
 
         0 if none has, or if some kind or length has too few effective inputs.
         """
@@ -252,7 +250,7 @@ def reduction_study(
     data: Batch | Sequence[Batch] | Task,
     *,
     ranks: Sequence[PositiveInt] = (1, 2, 4, 8, 12, 16),
-    kinds: Sequence[Kind] = get_args(Kind),
+    kinds: Sequence[_Kind] = get_args(_Kind),
     at_end: bool = False,
     pairs: Annotated[int, Field(ge=8)] = 512,
     n: int | Sequence[int] | None = None,
@@ -267,8 +265,8 @@ def reduction_study(
     Args:
         model: Any looped model that reads tokens.
         data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
-            each length ``n``). Directions are fitted on the first :data:`FITTED` different inputs
-            of the first batch, at most half of them.
+            each length ``n``). Directions are fitted on the first 128 different inputs of the first
+            batch, at most half of them.
         ranks: Numbers of directions; those of d_model or more are ignored.
         kinds: Kinds of interchange; ``("same loop",)`` for untied layers, one per loop.
         at_end: Compare only answers at the end of a run; the delay is then the number of loops
@@ -286,7 +284,7 @@ def reduction_study(
     for batch in batches:  # directions are those of a token
         check_tokens(batch.inputs, 2**31, "data")
     width = state_width(model, batches[0].inputs)
-    chosen = tuple(kind for kind in get_args(Kind) if kind in kinds)
+    chosen = tuple(kind for kind in get_args(_Kind) if kind in kinds)
     kept_ranks = sorted({rank for rank in ranks if rank < width})
     if not kept_ranks or not chosen:
         expected = f"some kinds, and some ranks below d_model = {width}"
@@ -354,8 +352,8 @@ def _agreement(
     """How often a reduced model answers like the model after a run's interchanges.
 
     Returns:
-        Counts by delay [count, kind, delay]: right pairs, pairs that count, and their inputs; the
-        share of pairs of each kind right at every delay; the share of clean answers.
+        [count, kind, delay]: right pairs, pairs that count, and their inputs; the share of pairs of
+        each kind right at every delay; the share of clean answers.
     """
     pairs, reduced = run.pairs, InterchangeRun(model, run.pairs)
     after, is_scored = reduced.interchange(), pairs.scored[:, None]
@@ -382,7 +380,7 @@ def _agreement(
 
 
 def _of_each_kind(
-    batch: Batch, kinds: Sequence[Kind], number: int, generator: torch.Generator
+    batch: Batch, kinds: Sequence[_Kind], number: int, generator: torch.Generator
 ) -> InterchangePairs:
     drawn, parts = (batch, int(batch.n_loops.max()), number, generator), []
     for kind in kinds:
@@ -399,7 +397,7 @@ def _of_each_kind(
 def _split(batches: Sequence[Batch]) -> list[Batch]:
     """The inputs to fit on, and the other inputs by batch."""
     distinct = list(dict.fromkeys(tuple(row) for row in batches[0].inputs.tolist()))
-    fitted = {*distinct[: min(FITTED, len(distinct) // 2)]}
+    fitted = {*distinct[: min(_FITTED, len(distinct) // 2)]}
     # Whether directions are fitted on each row of each batch.
     chosen = [torch.tensor([tuple(x) in fitted for x in b.inputs.tolist()]) for b in batches]
     least = min(len(fitted), *(int((~rows).sum()) for rows in chosen))

@@ -115,8 +115,8 @@ def decide(
     """Identify the program that holds wherever it was tested, or give every reason why none is.
 
     The closest program is identified if the lower end of the 95% interval of its accuracy reaches
-    ``threshold`` at every delay (those with few inputs are pooled), over whole runs in every
-    stratum with enough inputs, and over clean runs. Further,
+    ``threshold`` at every delay (pooled if inputs are few), over whole runs in every stratum with
+    enough inputs, and over clean runs. Further,
 
     - clean runs reach it at every loop and length;
     - exceptions after interchanges are no more frequent than in clean runs;

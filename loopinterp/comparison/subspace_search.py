@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from loopinterp.tasks.task import Batch, Task
 
 
-Method = Literal[
+_Method = Literal[
     "learned",
     "principal directions",
     "difference of means",
@@ -64,8 +64,8 @@ WHOLE_STATE = "whole state"
 class SubspaceSearch(Result, kind="subspace-search"):
     """The result of :func:`search_subspaces`, scored on other inputs than it was fitted on.
 
-    Arrays of ``data``, over pairs in which the interchange of the whole state changes an answer at
-    that delay (``active`` pairs):
+    Arrays of ``data``, over the ``active`` pairs (the interchange of the whole state changes an
+    answer):
 
     - ``carried``: share in which an interchange of the subspace gives the same whole answer;
     - ``complement``: share in which one of everything but the subspace does;
@@ -77,9 +77,8 @@ class SubspaceSearch(Result, kind="subspace-search"):
         ranks: Dimensions of each subspace.
         methods: Method that found each.
         variables: The sought variables of the ``program``.
-        fitted_on: Number of pairs for fitting.
-        scored_on: Number of scored pairs.
-        scored_inputs: Number of their inputs, which intervals count.
+        fitted_on, scored_on: Numbers of pairs.
+        scored_inputs: Number of scored inputs, which intervals count.
     """
 
     VARIABLES: ClassVar = {
@@ -132,7 +131,7 @@ def search_subspaces(
     program: str | LoopProgram,
     *,
     variables: Sequence[str] | None = None,
-    methods: Sequence[Method] = get_args(Method),
+    methods: Sequence[_Method] = get_args(_Method),
     ranks: Sequence[PositiveInt] = (1, 2, 3, 4),
     given: Mapping[str, Float[Tensor, "rank d_model"]] | None = None,
     pairs: PairStrategy | None = None,
@@ -143,8 +142,8 @@ def search_subspaces(
 ) -> SubspaceSearch:
     """Search for the subspace of the state that holds what an interchange of the state moves.
 
-    Subspaces are fitted on half of the inputs and scored on the other half, at every delay, each
-    with its complement. They are
+    Subspaces are fitted on half of the different inputs and scored on the rest, at every delay,
+    with their complements. They are
 
     - ``learned``: distributed alignment search: a rotation, by gradient, so that interchanging its
       first directions gives the same answers as the whole state, and interchanging the rest changes
@@ -157,7 +156,7 @@ def search_subspaces(
 
     Args:
         data: Inputs, each batch of one length, or the task to draw them from (``batch_size`` of
-            each length ``n``). Every other different input is fitted on, the others are scored.
+            each length ``n``).
         program: Its variables choose the pairs and label the states for probes.
         variables: Variables to look for; all by default. With fewer, learning follows the program's
             counterfactual.
@@ -180,7 +179,7 @@ def search_subspaces(
         check_choice(f"variable of program {chosen.name}", name, chosen.variables)
     for name, rows in bases.items():
         check_subspace(rows, width, f"given subspace {name!r}")
-    reserved = {*get_args(Method), WHOLE_STATE}
+    reserved = {*get_args(_Method), WHOLE_STATE}
     for what, fits, expected, value in (
         ("variables", names, "some variables", names),
         ("methods", methods or bases, "some methods, or given subspaces", methods),
@@ -365,7 +364,7 @@ def probe_directions(
 
     A weak penalty reads along directions in which the state hardly varies: on the ripple (6 bits,
     noise of 1% on the weights) the IIA is 0.53 with 0.001, 1.00 with 1 to 1,000. A strong one loses
-    rare values: 0.89 with 100 on lookahead (12 bits).
+    rare values (lookahead, 12 bits: 0.89 with 100).
     """
     coef = RidgeProbe(alpha=penalty).fit(states, values).coef_
     return coef - coef.mean(0) if len(coef) > 1 else coef
@@ -382,14 +381,14 @@ def mean_directions(
     return means - means.mean(0)
 
 
-Directions = Callable[["Tensor", "Tensor"], "Tensor"]
+_Directions = Callable[["Tensor", "Tensor"], "Tensor"]
 """From states and values to rows along which the values differ."""
 
 
 READ = {"difference of means": mean_directions, "probe": probe_directions}
 
 
-class LabelledStates(NamedTuple):
+class _LabelledStates(NamedTuple):
     """States of a model in random order, with the values of a program's variables.
 
     Attributes:
@@ -405,7 +404,7 @@ class LabelledStates(NamedTuple):
     n_tokens: int
 
     def subspace(
-        self, directions: Directions = probe_directions, rows: Any = slice(None)
+        self, directions: _Directions = probe_directions, rows: Any = slice(None)
     ) -> Float[Tensor, "rank d_model"]:
         """Orthonormal rows that span the variables' directions, from 8192 states."""
         states, labels = self.states[rows][:8192], self.labels[:, rows][:, :8192]
@@ -413,7 +412,7 @@ class LabelledStates(NamedTuple):
         return _orthonormal(torch.cat(bases)) if bases else states.new_zeros(0, states.shape[-1])
 
     def subspace_by_token(
-        self, directions: Directions = probe_directions
+        self, directions: _Directions = probe_directions
     ) -> Float[Tensor, "token rank d_model"]:
         """:meth:`subspace` for each token, padded with rows of 0."""
         # [rank, d_model] of each token; ranks may differ.
@@ -429,7 +428,7 @@ def _orthonormal(rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "rank d_mo
 @torch.no_grad()
 def labelled_states(
     model: Any, program: LoopProgram, names: Sequence[str], batch: Batch
-) -> LabelledStates:
+) -> _LabelledStates:
     """States of a model, labelled by a program's variables."""
     inputs = batch.inputs.to(device_of(model))
     last = int(batch.n_loops.max())
@@ -443,7 +442,7 @@ def labelled_states(
     tokens = inputs[is_asked].repeat(len(loops))
     order = torch.randperm(len(states), generator=torch.Generator().manual_seed(0))
     order = order.to(states.device)
-    return LabelledStates(states[order], tokens[order], labels[:, order], len(program.inputs))
+    return _LabelledStates(states[order], tokens[order], labels[:, order], len(program.inputs))
 
 
 def spread_loops(n_loops: int, most: int) -> list[int]:

@@ -262,8 +262,8 @@ def _outcomes(
     prediction = finder.predict(variable, pairs)
     effective = _effective(prediction)
     controls = {
-        VARIABLE: Control(pairs, effective),
-        RANDOM: Control(pairs, effective),
+        VARIABLE: _Control(pairs, effective),
+        RANDOM: _Control(pairs, effective),
         ANOTHER_LOOP: finder.another_loop(variable, prediction),
         SAME_VALUE: finder.same_value(variable, pairs),
     }
@@ -296,7 +296,7 @@ def _outcomes(
         yield name, pairs[row], expected[row].agree(read), controls[name].counts[row]
 
 
-class Control(NamedTuple):
+class _Control(NamedTuple):
     pairs: InterchangePairs  # the same bases and positions, perhaps with other sources
     counts: Bool[Tensor, "pair delay"]  # where the program's answer differs from the intervention's
 
@@ -352,7 +352,7 @@ class VariablePairs(ShortRepr):
         names = (variable,) if variable in self.subspaces else None
         return Prediction(self.program, pairs, names=names, trace=self.trace)
 
-    def another_loop(self, variable: str, right: Prediction) -> Control:
+    def another_loop(self, variable: str, right: Prediction) -> _Control:
         """The source after the closest loop with another value there."""
         pairs = right.pairs
         # Values of the source at its position after each loop, [loop, pair].
@@ -364,9 +364,9 @@ class VariablePairs(ShortRepr):
         distance = distance.masked_fill(equal & (loops != pairs.loop), 2 * len(values))
         distance = distance.masked_fill(loops == pairs.loop, 2 * len(values) - 1)
         moved = replace(pairs, source_loop=distance.argmin(0))
-        return Control(moved, _otherwise(right, self.predict(variable, moved)))
+        return _Control(moved, _otherwise(right, self.predict(variable, moved)))
 
-    def another_variable(self, variable: str, right: Prediction) -> tuple[str, Control] | None:
+    def another_variable(self, variable: str, right: Prediction) -> tuple[str, _Control] | None:
         """The variable with a subspace that differs in most of the pairs."""
         others = [n for n in self.program.variables if n in self.subspaces and n != variable]
         if variable not in self.subspaces or not others:
@@ -379,9 +379,9 @@ class VariablePairs(ShortRepr):
             return int((base != source).sum())
 
         other = max(others, key=differing)
-        return other, Control(pairs, _otherwise(right, self.predict(other, pairs)))
+        return other, _Control(pairs, _otherwise(right, self.predict(other, pairs)))
 
-    def same_value(self, variable: str, pairs: InterchangePairs) -> Control:
+    def same_value(self, variable: str, pairs: InterchangePairs) -> _Control:
         """Sources with the base's value, in another context.
 
         Unless the whole state is put in, another token at the position is preferred.
@@ -400,7 +400,7 @@ class VariablePairs(ShortRepr):
         source = torch.where(best.values < 0, pairs.base, best.indices)
         delays = torch.arange(pairs.longest + 1)
         counts = (source != pairs.base)[:, None] & (delays <= pairs.horizon[:, None])
-        return Control(replace(pairs, source=source, source_loop=pairs.loop), counts)
+        return _Control(replace(pairs, source=source, source_loop=pairs.loop), counts)
 
 
 def _effective(prediction: Prediction) -> Bool[Tensor, "pair delay"]:

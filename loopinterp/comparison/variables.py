@@ -85,9 +85,9 @@ def decodability(
         data: Examples in the programs' tokens, on the model's device, or the task to draw them from
             (``batch_size`` of length ``n``).
         programs: Such as ``list_programs(task.name)``.
-        n_loops: Loops of model and programs; by default the largest T(n) of the batch.
-        random_model: The random-weights control; by default the model with shuffled weights, if it
-            has weights.
+        n_loops: Loops of model and programs; by default the largest T(n).
+        random_model: The random-weights control; by default the model with shuffled weights, if
+            any.
     """
     drawn = {"n": n, "batch_size": batch_size, "seed": seed}
     batch = examples_for(model, data, needs_loops=n_loops is None, **drawn)

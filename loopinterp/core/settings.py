@@ -104,7 +104,7 @@ class Settings(ShortRepr):
     @classmethod
     def choices(cls, path: Sequence[str]) -> tuple[str, ...]:
         """The choices of a setting, if any; ``path`` goes from the outermost in."""
-        return choices_of(_schema(cls, path))
+        return _choices_of(_schema(cls, path))
 
 
 class OnlyWith:
@@ -178,7 +178,7 @@ def _explain(error: ValidationError, cls: type) -> InputError:
 def schema_error(
     name: str, value: Any, schema: Mapping[str, Any], error: type[InputError] = InputError
 ) -> InputError:
-    choices = choices_of(schema)
+    choices = _choices_of(schema)
     if isinstance(value, str) and choices:
         return unknown_name(name, value, choices, error)
     shown = repr if isinstance(value, str) else shown_value
@@ -198,7 +198,7 @@ def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
     return schema
 
 
-def choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
+def _choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
     choices: list[str] = []
     for part in schema.get("anyOf", [schema]):
         # A choice of one is a constant in the schema.
@@ -209,7 +209,7 @@ def choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
 def _spell_schema(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(_spell_schema(part) for part in schema["anyOf"])
-    if choices := choices_of(schema):
+    if choices := _choices_of(schema):
         return f"one of {', '.join(choices)}"
     kind = schema.get("type")
     if kind == "array":

@@ -42,12 +42,12 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     """
     path = Path(path)
     prefix = _temporary_prefix(path.name)
-    with writing_to(path.parent, "folder"):
+    with _writing_to(path.parent, "folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent, prefix)
         handle, temporary = _open_temporary(path.parent, prefix)
     try:
-        with writing_to(path, "file"), os.fdopen(handle, "wb") as file:
+        with _writing_to(path, "file"), os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -301,7 +301,7 @@ def only_writer(path: str | Path, what: str, *, fix: str) -> Iterator[None]:
     If another process holds it, raise an ``InputError`` with ``fix``.
     """
     path = Path(path)
-    with writing_to(path.parent, "folder"):
+    with _writing_to(path.parent, "folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -347,7 +347,7 @@ def need_writable(path: str | Path) -> None:
 
 
 @contextmanager
-def writing_to(path: Path, kind: Literal["file", "folder"]) -> Iterator[None]:
+def _writing_to(path: Path, kind: Literal["file", "folder"]) -> Iterator[None]:
     """Turn failures to write a file, or into a folder, into an ``InputError``."""
     need_writable(path)
     try:

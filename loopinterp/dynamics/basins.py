@@ -56,13 +56,13 @@ class BasinMapResult(Result, kind="basins"):
 
     Arrays:
         reached: Number of the limit; -1 for none.
-        status, loops: How the search for it ended (:class:`Status`), and after how many loops.
+        status, loops: :class:`Status` of the search, and its loops.
         period: Loops per turn of a cycle, 1 for a fixed point, 0 without a limit.
         distance: From the limit reached to the clean one, over the clean one's norm.
         exact: Whether the answer is right at the state reached.
         next_reached, next_distance: Controls: the same initial states under the next input; 0 is
             *its* clean limit, distances are to that of *this* input.
-        corner_x, corner_y, corner_reached: Places of the corners, and the limits they lead to.
+        corner_x, corner_y, corner_reached: Places of the corners, and their limits.
 
     Attributes:
         unit: Length of 1 on the axes: norm of the clean limit; if 0, distance of the first corner.

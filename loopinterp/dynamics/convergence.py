@@ -54,9 +54,9 @@ class ConvergenceResult(Result, kind="convergence"):
     Loop 0 is the initial state, where measures of updates are NaN.
 
     Arrays:
-        residual, residual_max: Relative residual of a token, 2-norm; of a sequence, maximum norm.
-        distance: Relative distance to the limit (or the last state reached).
-        contraction, cosine: Norm of the update over that of the previous one; cosine of the two.
+        residual, residual_max: Relative residual of a token (2-norm); of a sequence (maximum norm).
+        distance: Relative distance to the limit (or the last state).
+        contraction, cosine: Ratio of an update's norm to the previous one's; cosine of the two.
         right: 1 where the answer is right, 0 where wrong, -1 where nothing is asked.
         kl, entropy, margin: Of the readout, means over counted positions: KL divergence from the
             previous loop, entropy (nats), largest minus second largest logit.
@@ -65,10 +65,10 @@ class ConvergenceResult(Result, kind="convergence"):
         stable_at: First loop whose answer is kept to the end of the run.
         regime, period: :class:`Regime` code; loops per turn of tokens on an orbit.
         counted: Positions that means, quantiles and figures count.
-        asymptotic_rate: Contraction rate of the sequence over the last loops above rounding.
+        asymptotic_rate: Contraction rate over the last loops above rounding.
         limit_status: How the search for the limit ended (:class:`Status`).
         spectral_radius, spectral_residual: Of the Jacobian at the first limits; known if their
-            product is at most :data:`RITZ_TOLERANCE`.
+            product is at most 0.01.
         answer_loops: T(n) of each example.
 
     Attributes:

@@ -53,9 +53,8 @@ EMBEDDING, LIMITS = "embedding", "limits"
 class GeometryResult(Result, kind="geometry"):
     """Dimension of the states, trajectories along principal axes, classes, and layers' limits.
 
-    Loop 0 is the initial state. A set holds the states of all counted tokens of all examples: one
-    set per loop, one of injected inputs, one of limits. Dimensions are of the spread about the
-    mean.
+    Loop 0 is the initial state. A set holds the states of all counted tokens: one per loop, one of
+    injected inputs, one of limits. Dimensions are of the spread about the mean.
 
     Arrays:
         rank, participation: Effective rank and participation ratio of the states after each loop.
@@ -67,7 +66,7 @@ class GeometryResult(Result, kind="geometry"):
         right: Of each token after the last loop: 1 right, 0 wrong, -1 not asked.
         regime, settling: :class:`Regime` and :class:`SettlingClass` codes.
         rate, exponent: As in :class:`SettlingClasses`.
-        limit_status: How the search for a limit ended (:class:`Status`).
+        limit_status: :class:`Status` of the search for a limit.
         path, path_limit: States and limits of the first examples along their principal axes.
         explained: Share of the variance of those states along each axis.
         layer_residual, layer_cosine, layer_distance: As in :class:`LayerLimits`.

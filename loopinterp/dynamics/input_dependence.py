@@ -44,8 +44,8 @@ class InputDependenceResult(Result, kind="input-dependence"):
     relative to the limits' root mean square norm; NaN without a limit.
 
     Arrays:
-        status, period: How the search for the clean limit ended (:class:`Status`); loops per turn
-            of a cycle, 1 for a fixed point, 0 without a limit.
+        status, period: :class:`Status` of the search for the clean limit; loops per turn of a
+            cycle, 1 for a fixed point, 0 without a limit.
         over_inputs: Squared distance of an example's limit to the mean limit of all examples.
         over_starts: Mean squared distance of its limits from all initial states to their mean.
         effect: Relative change of the limit at a position when the token at another (``source``)
@@ -113,8 +113,7 @@ def input_dependence_study(
         n_loops: Loops in which a limit is sought, to the relative tolerance ``tol``.
         n_noise, n_others: Initial states of noise and of other examples' limits, beside the model's
             own and zeros.
-        n_substituted: Examples whose tokens are changed one by one (one run to a limit per token);
-            all if None.
+        n_substituted: Examples whose tokens are changed one by one; all if None.
         n_sensitivity, n_probes: Examples whose limit is differentiated, and random directions of
             each derivative (relative error about ``1 / sqrt(2 * n_probes)``).
         positions: Compare positions with a target, or all.
@@ -186,8 +185,7 @@ def limit_sensitivity(
 
     Args:
         limit: A fixed point of each example.
-        tol, max_products: Relative tolerance of a linear system, and most Jacobian-vector products
-            for it.
+        tol, max_products: Relative tolerance and most Jacobian-vector products of a linear system.
     """
     generator = torch.Generator().manual_seed(seed)
     n_examples, n_pos, width = iteration.e.shape

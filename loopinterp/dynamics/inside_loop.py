@@ -187,10 +187,7 @@ def layer_limits(
     If residuals vanish and distances do not, the block is a cycle of distinct points; if distances
     vanish too, its layers have collapsed to one.
 
-    Args:
-        model: A hooked looped model with several layers in its block.
-        inputs: Tokens or features.
-        counted: Positions that residuals cover; all by default.
+    ``counted``: positions that residuals cover; all by default.
 
     Source: arXiv 2604.11791.
     """

@@ -49,10 +49,6 @@ def jvp(
         v: Tangent, one for each example.
         positions: Take the block of J from these positions to these positions, 0 elsewhere:
             indices, or a mask ``[pos]`` or ``[batch, pos]``.
-
-    Example:
-        >>> jvp(torch.square, torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 1.0]]))
-        tensor([[2., 4.]])
     """
     check_shape("tangent", v.shape, h.shape, fix=_ONE_EACH)
     mask = position_mask(h, positions)

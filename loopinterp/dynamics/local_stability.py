@@ -55,12 +55,11 @@ class LocalStabilityResult(Result, kind="local-stability"):
         regime: :class:`Regime` code of the example's whole state.
         right: 1 where the answer is right after the last loop, 0 where wrong, -1 without an answer.
         eigenvalue_real, eigenvalue_imag, eigenvalue_residual: Eigenvalues of largest modulus, and
-            relative residuals of their Ritz pairs.
+            their relative residuals.
         singular_value, singular_residual: Largest singular values, and their relative residuals.
         solve_largest, solve_smallest, solve_known: Extreme singular values of I - J, and whether
             they are known (otherwise their ratio is a lower bound).
-        growth, growth_at, growth_closed: Largest transient growth :math:`\max_t \|J^t\|`, its t,
-            and whether no later power can exceed it.
+        growth, growth_at, growth_closed: As in :class:`TransientGrowth`.
         lyapunov: Largest Lyapunov exponent from the end of the run on, in nats per loop, with its
             interval over blocks of loops.
     """
@@ -246,8 +245,8 @@ def transient_growth(
 ) -> TransientGrowth:
     r"""The largest transient growth :math:`\max_t \|J^t\|`, by products with powers of J.
 
-    Powers end at ``n_loops``, or when every example's norm is below 1: then no later one can exceed
-    the largest (:math:`\|J^{s+t}\| \le \|J^s\| \|J^t\|`).
+    Powers end at ``n_loops``, or when every example's norm is below 1: no later one can exceed the
+    largest then.
 
     Args:
         model, h, positions, seed: As for :func:`largest_singular_values`.
@@ -330,10 +329,10 @@ def lyapunov_exponents(
 
     Args:
         model: A map, such as ``bind(model, inputs).step``, or a looped model.
-        h: State from which each trajectory starts.
-        n_loops: Loops that are counted, at least one for each block.
+        h: First state of each trajectory.
+        n_loops: Loops that are counted, at least one per block.
         k: Number of exponents; each costs a Jacobian-vector product a loop.
-        discard: Loops run first and not counted; by default a quarter of ``n_loops``.
+        discard: Uncounted first loops; by default a quarter of ``n_loops``.
 
     Source: Benettin, Galgani, Giorgilli and Strelcyn, Meccanica 15 (1980).
 

@@ -46,14 +46,14 @@ class ReachabilityResult(Result, kind="reachability"):
     of other examples ("other 1" is the next one's). Values are NaN without a limit.
 
     Arrays:
-        status, loops: How the search for a limit ended (:class:`Status`), and after how many loops.
+        status, loops: :class:`Status` of the search, and its loops.
         period: Loops per turn of a cycle, 1 for a fixed point, 0 without a limit.
         alignment: Cosine of the limit and the clean one (the asymptotic alignment score of arXiv
             2211.09961, for starts at other limits).
         distance: Distance between the two over the norm of the clean one.
         exact: Whether the answer is right at the state reached.
-        other_alignment, other_distance: Controls: the same of the clean limits of this example and
-            of the next.
+        other_alignment, other_distance: Controls: the same between this example's clean limit and
+            the next one's.
         n_limits: Different limits of an example, over all initial states.
         kick_status, kick_distance, kick_exact: The same after a perturbation of the limit.
 

@@ -60,11 +60,11 @@ class RegimeCriteria(Settings):
     Attributes:
         window: Late loops that are used; half of the trajectory if ``None``.
         at_rest: Relative residual up to which a state no longer moves.
-        to_go: Relative remaining path of a fixed point at the present rate.
-        recurrence: Mean squared change over one period of an orbit, over twice the variance.
+        to_go: Relative path left to a fixed point at the present rate.
+        recurrence: Mean squared change over an orbit's period, over twice the variance.
         straight: Net displacement over path length, above which a path is a drift.
         rotation: Evenness of a rotation (mean resultant length), and its plane's share of variance.
-        divergence: Factor over the window by which updates and states must both grow.
+        divergence: Factor over the window by which updates and states both grow.
     """
 
     window: Annotated[int, Field(ge=_LEAST_LOOPS // 2)] | None = None

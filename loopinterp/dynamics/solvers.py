@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Flat = Float[Tensor, "batch size"]
 
 
-Map = Callable[["Tensor"], "Tensor"]
+_Map = Callable[["Tensor"], "Tensor"]
 """A map on flat states ``[batch, size]``."""
 
 
@@ -122,15 +122,15 @@ class Solver(ABC):
         return False
 
     @abstractmethod
-    def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
+    def init(self, f: _Map, x0: Float[Tensor, "batch size"]) -> SolverState:
         """The state before the first step, with ``f`` evaluated at ``x0``."""
 
     @abstractmethod
-    def step(self, f: Map, state: SolverState) -> SolverState:
+    def step(self, f: _Map, state: SolverState) -> SolverState:
         """One new iterate of the unfinished examples, with the map there."""
 
 
-def start(f: Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> SolverState:
+def start(f: _Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> SolverState:
     fx = f(x0)
     gap, size = distance(fx, x0), distance(fx)
     zeros = torch.zeros(len(x0), dtype=torch.int64, device=x0.device)
@@ -138,7 +138,7 @@ def start(f: Map, x0: Float[Tensor, "batch size"], memory: Any = None) -> Solver
     return SolverState(x0, fx, gap, size, distance(x0), zeros + 1, best, zeros, done, memory=memory)
 
 
-def advance(f: Map, state: SolverState, x: Float[Tensor, "batch size"]) -> SolverState:
+def advance(f: _Map, state: SolverState, x: Float[Tensor, "batch size"]) -> SolverState:
     fx = f(x)
     gap, size = distance(fx, x), distance(fx)
     residual = share_of_size(gap, size)
@@ -176,10 +176,10 @@ class Picard(Settings, Solver):
     def follows_the_map(self) -> bool:
         return self.damping == 1
 
-    def init(self, f: Map, x0: Float[Tensor, "batch size"]) -> SolverState:
+    def init(self, f: _Map, x0: Float[Tensor, "batch size"]) -> SolverState:
         return start(f, x0)
 
-    def step(self, f: Map, state: SolverState) -> SolverState:
+    def step(self, f: _Map, state: SolverState) -> SolverState:
         # fx itself, not x + (fx - x), so that iterates equal the model's states bit by bit.
         x = state.fx if self.damping == 1 else state.x + self.damping * (state.fx - state.x)
         return advance(f, state, x)
@@ -194,8 +194,7 @@ class SecantSolver(Settings, Solver):
     Args:
         window: Number of differences kept; two states of memory each.
         mixing: :math:`\beta`.
-        restart: The differences of an example are dropped when its residual exceeds this many times
-            its best one.
+        restart: Differences are dropped when the residual exceeds this many times the best one.
     """
 
     window: PositiveInt
@@ -206,11 +205,11 @@ class SecantSolver(Settings, Solver):
     def coefficients(self, dx: Differences, dg: Differences, g: Flat) -> Float[Tensor, "batch _"]:
         r""":math:`\gamma` of every example, from differences newest first (unused ones zero)."""
 
-    def init(self, f: Map, x0: Flat) -> SolverState:
+    def init(self, f: _Map, x0: Flat) -> SolverState:
         empty = _at_least_single(x0).new_zeros(x0.shape[0], 0, x0.shape[1])
         return start(f, x0, memory=(empty, empty))
 
-    def step(self, f: Map, state: SolverState) -> SolverState:
+    def step(self, f: _Map, state: SolverState) -> SolverState:
         dx, dg = state.memory
         before = _at_least_single(state.x)
         g = _at_least_single(state.fx) - before
@@ -314,8 +313,8 @@ class NewtonKrylov(Settings, Solver):
     product counts as one evaluation. It can find fixed points that repel the plain iteration.
 
     Args:
-        max_vectors: Largest Krylov space; each vector costs one product and one state of memory.
-        forcing: :math:`\eta_0`, the largest relative residual of a linear system.
+        max_vectors: Largest Krylov space; each vector costs one product and one state.
+        forcing: :math:`\eta_0`.
         backtracks: Most halvings; few are best where loops carry information along.
 
     Source: Eisenstat and Walker, 1996 (doi 10.1137/0917003), choice 2; Knoll and Keyes, 2004 (doi
@@ -326,11 +325,11 @@ class NewtonKrylov(Settings, Solver):
     forcing: Annotated[float, Field(gt=0, lt=1)] = 0.5
     backtracks: NonNegativeInt = 1
 
-    def init(self, f: Map, x0: Flat) -> SolverState:
+    def init(self, f: _Map, x0: Flat) -> SolverState:
         eta = torch.full((len(x0),), self.forcing, dtype=torch.float64, device=x0.device)
         return start(f, x0, memory=eta)
 
-    def step(self, f: Map, state: SolverState) -> SolverState:
+    def step(self, f: _Map, state: SolverState) -> SolverState:
         eta = state.memory
         d, products = self._solve(f, state, eta * state.gap)
         state = replace(state, evaluations=state.evaluations + products)
@@ -357,7 +356,7 @@ class NewtonKrylov(Settings, Solver):
         return replace(new, memory=eta)
 
     def _solve(
-        self, f: Map, state: SolverState, goal: Float[Tensor, " batch"]
+        self, f: _Map, state: SolverState, goal: Float[Tensor, " batch"]
     ) -> tuple[Flat, Int[Tensor, " batch"]]:
         """The solutions d by GMRES, and the products used for each example."""
         x = _at_least_single(state.x)

@@ -148,11 +148,6 @@ def spectral_radius(
     r"""Largest :math:`|\lambda|` of each Jacobian: :func:`leading_eigenvalues` without restarts.
 
     Source: Saad, Numerical Methods for Large Eigenvalue Problems, chapter 6.
-
-    Example:
-        >>> matrix = torch.tensor([[0.5, 1.0], [0.0, -0.9]])
-        >>> spectral_radius(lambda h: h @ matrix.T, torch.zeros(1, 2)).radius
-        tensor([0.9000])
     """
     options: dict[str, Any] = {"tol": tol, "positions": positions, "seed": seed}
     options |= {"max_vectors": max_vectors, "max_products": max_vectors}

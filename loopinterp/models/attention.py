@@ -168,7 +168,7 @@ def _windowed_attention(
 ) -> Float[Tensor, "batch head pos d_head"]:
     """``softmax(q k^T / sqrt(d_head) + mask) v`` over the keys of each block.
 
-    ``mask`` is a bias at :func:`block_places`, minus infinity on padding and outside the window.
+    ``mask`` is a bias for each block, minus infinity on padding and outside the window.
     """
     n_pos, (n_blocks, _, length, _) = q.shape[2], mask.shape
     behind = n_blocks * length - n_pos

@@ -183,8 +183,7 @@ def attribute_logit(
     loop: int,
     from_loop: int,
 ) -> xr.DataArray:
-    """Implements :meth:`~loopinterp.models.LoopedCache.logit_attribution`; the model is unrolled.
-    """
+    """Implements :meth:`~loopinterp.models.LoopedCache.logit_attribution`, for unrolled models."""
     state = read(f"loops.{loop}.hook_state_post").to(model.device, model.dtype)
     # Coda and final norm are run again on the state, as if the run had ended at this loop.
     again = [a for a in model.addresses().addresses.values() if a.in_readout]

@@ -12,11 +12,11 @@ from loopinterp.core.errors import MOST_LOOPS, ConfigError
 from loopinterp.core.settings import OnlyWith, Seed, Settings, settings
 from loopinterp.models.addresses import SiteMap, norm_sites
 
-Positions = Literal["none", "absolute", "relative", "grid", "abacus", "rotary", "fire"]
+_Positions = Literal["none", "absolute", "relative", "grid", "abacus", "rotary", "fire"]
 Norm = Literal["none", "pre", "post", "sandwich", "gated"]
 NormType = Literal["layernorm", "rmsnorm"]
 Injection = Literal["none", "input", "gated_output", "sublayer", "concat", "internal"]
-Activation = Literal["relu", "gelu", "gelu_new", "silu"]
+_Activation = Literal["relu", "gelu", "gelu_new", "silu"]
 _LayerCount = Annotated[int, Field(ge=0, le=1000)]
 
 
@@ -91,12 +91,12 @@ class LoopedTransformerConfig(Settings):
     n_coda: _LayerCount = 0
     d_head: PositiveInt | None = None
     d_mlp: PositiveInt | None = None
-    act_fn: Activation = "gelu"
+    act_fn: _Activation = "gelu"
     causal: bool = True
     attention_window: NonNegativeInt | None = None
     windowed_heads: PositiveInt | None = None
     windowed_surround: bool = True
-    positions: Positions = "none"
+    positions: _Positions = "none"
     n_ctx: Annotated[
         PositiveInt | None, OnlyWith("positions", "absolute", "abacus", needed=True)
     ] = None

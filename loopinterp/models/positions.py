@@ -66,7 +66,7 @@ def pays(n_pos: int, window: int) -> bool:
     return n_pos > 4 * (_block_length(window) + window)
 
 
-def block_places(
+def _block_places(
     n_pos: int, window: int, *, device: torch.device
 ) -> tuple[Int[Tensor, "block query 1"], Int[Tensor, "block 1 key"]]:
     """Positions of each block's queries and keys; negative ones are padding."""
@@ -287,7 +287,7 @@ def attention_context(
         place, window = torch.arange(n_pos, device=device), None
         query, key = place[None, :, None], place[None, None, :]
     else:
-        query, key = block_places(n_pos, window, device=device)
+        query, key = _block_places(n_pos, window, device=device)
     mask = score_mask(config, query, key, bias=bias, dtype=dtype, width=_width(config, n_pos))
     return AttentionContext(mask=mask, window=window, rotation=rotation, surround=surround)
 

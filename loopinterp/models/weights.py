@@ -54,13 +54,13 @@ def norm(
     return torch.addcmul(bias[:, None], F.layer_norm(x, width, ones, None, eps), weight[:, None])
 
 
-Change = Literal["wrapped", "hooked", "parametrised", "missing", "tensors"]
+_Change = Literal["wrapped", "hooked", "parametrised", "missing", "tensors"]
 """How a layer differs from its configuration's."""
 
 _Layer = TypeVar("_Layer", bound=nn.Module)
 
 
-def change_of(layer: nn.Module) -> Change | None:
+def change_of(layer: nn.Module) -> _Change | None:
     """How a layer has been changed, if it has."""
     inside = layer._modules
     if "base_layer" in inside or "forward" in vars(layer):  # PEFT's mark; a patched method
@@ -96,7 +96,7 @@ def need_unchanged(model: nn.Module, what: str) -> None:
             raise _changed(f"{what}: {name}", change)
 
 
-def _changed(what: str, change: Change) -> InputError:
+def _changed(what: str, change: _Change) -> InputError:
     got = {
         "wrapped": "another module in its place or around it",
         "hooked": "hooks of PyTorch on it, as pruning and the older weight norm put there",
@@ -120,7 +120,7 @@ def need_plain(model: nn.Module, what: str, *, saved: bool = False) -> None:
             raise _changed(f"{what}: {name}", change)
 
 
-def _changed_layers(model: Any) -> Iterator[tuple[str, Change]]:
+def _changed_layers(model: Any) -> Iterator[tuple[str, _Change]]:
     """The changed layers of a model by name, the outermost first.
 
     A model with a ``plain_twin`` is compared with it; in a published model, only hooks,

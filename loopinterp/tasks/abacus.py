@@ -41,9 +41,8 @@ _EQUALS, _END = (ALPHABET.index(symbol) for symbol in "=$")
 class DecimalOperands(TokenByToken):
     """Base of decimal arithmetic in the format of the abacus embeddings.
 
-    The alphabet is ``0123456789-+*=$`` (tokens 0..14), in and out. The inputs hold the answer: the
-    ``=`` and each digit of the answer have the next digit as target, the last one ``$``; nothing
-    else has a target. Padding is ``$``.
+    The alphabet is ``0123456789-+*=$`` (tokens 0..14), in and out. The inputs hold the answer: its
+    digits are the targets from the ``=`` on, then ``$``, also the padding.
 
     The length n is the number of digits of the longest operand; T(n) is that of the longest answer,
     as carries may take one column a loop.
@@ -243,10 +242,6 @@ class AbacusMultiplication(DecimalOperands):
     See :class:`DecimalOperands`. The hard distribution is ``"nines"``: both factors have n digits,
     and each example draws the probability of a 9 from {.5, .8, .95} (the other digits are 1..9),
     for large column sums and long carries. The product has no leading zeros. T(n) = 2 n.
-
-    Example:
-        >>> AbacusMultiplication().decode(AbacusMultiplication().encode([(25, 14)]))
-        ['25 * 14 = 350']
     """
 
     name = "abacus_multiplication"

@@ -38,7 +38,7 @@ class ChessPuzzles(Sampler):
 
     The puzzles are those of a file in the format of Lichess' database: a CSV with the columns
     ``FEN``, ``Moves`` (in UCI notation: the opponent's, which is made, then the answer) and
-    ``Rating``. Nothing is downloaded. The first of equal positions counts.
+    ``Rating``. Nothing is downloaded.
 
     Tokens: the 64 squares, row by row, with the side to move playing upwards: an empty one (0), an
     en passant target (1), own P N B R Q K and a rook that may castle, and the opponent's. Output 1
@@ -209,7 +209,7 @@ def _marks(moves: Int[Tensor, "puzzle end"]) -> Int[Tensor, "puzzle square"]:
 
 
 @dataclass(frozen=True)
-class Position:
+class _Position:
     """A chess position.
 
     Attributes:
@@ -264,7 +264,7 @@ class Position:
         _need(promotes == bool(parts[3]), "move", expected, move)
         return start, end, parts[3]
 
-    def after(self, move: str) -> Position:
+    def after(self, move: str) -> _Position:
         """The position after a move in UCI notation, legal or not."""
         start, end, becomes = self.squares(move)
         board, piece = list(self.board), self.board[start]
@@ -295,7 +295,7 @@ def name_of(square: int) -> str:
     return "abcdefgh"[square % 8] + str(8 - square // 8)
 
 
-def read_fen(fen: str) -> Position:
+def read_fen(fen: str) -> _Position:
     """The position of a FEN, without clocks.
 
     An ``InputError`` if it is malformed, a side lacks its one king, a pawn stands on the first or
@@ -318,7 +318,7 @@ def read_fen(fen: str) -> Position:
     _need(at_home, "FEN", f"king and rook at home for the rights {castling}", fen)
     behind = passing[-1] in ("-", "6" if side == "w" else "3")
     _need(behind, "FEN", "- or a square behind a pawn of the side not to move", fen)
-    return Position(board, side == "w", castling, None if passing == "-" else square_of(passing))
+    return _Position(board, side == "w", castling, None if passing == "-" else square_of(passing))
 
 
 def _need(fits: bool, what: str, expected: str, got: object) -> None:

@@ -38,9 +38,9 @@ class Maze(Sampler):
 
     T(n) = n^2, the number of cells: no path and no dead end is longer.
 
-    Distributions: mazes are grown by a random walk that returns from dead ends, which makes long
-    corridors. Start and goal are any two cells (``"uniform"``), or the ends of the longest path in
-    the maze (``"far"``).
+    Distributions: mazes are grown by a random walk that returns from dead ends, with long
+    corridors. Start and goal are any two cells (``"uniform"``), or the ends of the longest path
+    (``"far"``).
 
     Source: the mazes of arXiv 2108.06011 and 2604.15259.
 

@@ -175,8 +175,8 @@ def register_language(name: str, automaton: Automaton, *, replace: bool = False)
 class RegularLanguage(_Prefixes):
     """Membership of every prefix of n symbols in a regular language, after a BOS token.
 
-    The answer at position i is 1 if ``s_1 … s_i`` is in the language, else 0. A complete automaton
-    decides it: ``state_i = transitions[state_{i-1}][s_i]`` from state 0 at BOS.
+    The answer at position i is 1 if ``s_1 … s_i`` is in the language, else 0, by a complete
+    automaton: ``state_i = transitions[state_{i-1}][s_i]`` from state 0 at BOS.
 
     Languages over {0, 1} (Tomita 1982): ``tomita1`` 1*; ``tomita2`` (10)*; ``tomita3`` no
     odd-length run of 1s directly followed by an odd-length run of 0s; ``tomita4`` no 000;
@@ -184,9 +184,9 @@ class RegularLanguage(_Prefixes):
     multiple of 3; ``tomita7`` 0*1*0*1*. Over brackets: ``dyck_2`` and ``dyck_3``, balanced and
     nested at most 2 or 3 deep. :func:`register_language` adds others.
 
-    Distributions: ``"uniform"``, and ``"steered"``, which keeps both answers frequent at every
-    length: half of the examples never take a symbol that leads to a dead state; the others draw one
-    of their n steps, and from it on take the first symbol that does.
+    Distributions: ``"uniform"``, and ``"steered"``, which keeps both answers frequent: half of the
+    examples avoid dead states; the others, from a random step on, take the first symbol that leads
+    to one.
 
     Source: Tomita, "Dynamic construction of finite automata from examples using hill-climbing",
     1982; bounded Dyck languages as in arXiv 2010.07515.
@@ -247,13 +247,7 @@ class RegularLanguage(_Prefixes):
         return self._batch(symbols, n, self.d_vocab - 2, "symbols")
 
     def states(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
-        """The automaton's state after each position; BOS and PAD leave it unchanged.
-
-        Example:
-            >>> task = RegularLanguage(language="dyck_2")
-            >>> task.states(task.encode(["(())"])).tolist()
-            [[0, 1, 2, 1, 0]]
-        """
+        """The automaton's state after each position; BOS and PAD leave it unchanged."""
         tokens = check_tokens(inputs, self.d_vocab)
         rows = [(*row, state, state) for state, row in enumerate(self.automaton.transitions)]
         next_state = torch.tensor(rows, device=tokens.device)  # [state, token]

@@ -37,8 +37,7 @@ MOST_TOKENS = 2**27
 class Sampler(Settings, InWords, ABC):
     """Base of the tasks here: declared settings and checked lengths.
 
-    A subclass draws examples (``_draw``) and gives their positions (``_n_positions``) and, unless
-    T(n) is n + 1, their loops (``_n_loops``).
+    A subclass defines ``_draw``, ``_n_positions`` and, unless T(n) is n + 1, ``_n_loops``.
 
     Attributes:
         name: The name in :func:`get_task`.
@@ -124,8 +123,7 @@ def as_batch(
         n: Problem length of the drawn examples; 8 by default.
         batch_size: Number of drawn examples; ``examples`` by default.
         examples: A study's default for ``batch_size``.
-        seed: Seed of the drawn examples.
-        device: Device of the drawn examples.
+        seed, device: Those of the drawn examples.
 
     Example:
         >>> from loopinterp.tasks import Addition

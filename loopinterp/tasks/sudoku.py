@@ -39,8 +39,7 @@ class Sudoku(Sampler):
     Distributions: ``"uniform"`` (n blanks of a random puzzle of a pool, with rows, columns, bands,
     stacks, digits and axes permuted), ``"easy"`` and ``"hard"`` (of four such, the one in which
     naked singles leave the fewest or most blanks, then take the fewest or most rounds). With
-    ``box=2`` naked singles solve every puzzle. The pool is made once a process, in a second or two
-    for ``box=3``.
+    ``box=2`` naked singles solve every puzzle.
 
     Source: the sudoku of arXiv 2604.15259.
 

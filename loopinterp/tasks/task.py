@@ -32,8 +32,6 @@ class Batch(ShortRepr):
         n: Problem length of each example (bits, not positions).
         n_loops: T(n) of each example: the loop after which the answer is read.
         task: The task, if known; models of other tokens refuse the batch.
-
-    Values on a GPU are checked by the studies, so that no training step waits.
     """
 
     inputs: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_features"]

@@ -30,7 +30,7 @@ class TokenByToken(Sampler):
     """Base of tasks whose answers are tokens, which can be fed back as input.
 
     The last sign of the prompt and each token of the answer have the next token as target. A
-    subclass defines where an answer begins and what it is (``_answer``).
+    subclass defines ``_answer``.
 
     Attributes:
         symbols: A word for each token.
@@ -93,12 +93,6 @@ class TokenByToken(Sampler):
         """Whether generated tokens are the answer, up to their first ``end``.
 
         An answer that never ends is wrong.
-
-        Example:
-            >>> from loopinterp.tasks import AbacusAddition
-            >>> task, prompts = AbacusAddition(), torch.tensor([[9, 11, 8, 13]]).expand(3, -1)
-            >>> task.is_right(prompts, torch.tensor([[7, 1, 14], [7, 1, 1], [7, 14, 14]])).tolist()
-            [True, False, False]
         """
         answer, length = self.answers(inputs)
         # [batch, step]: cut, or filled up with what is no token
@@ -127,9 +121,9 @@ class TokenByToken(Sampler):
 class NextToken(TokenByToken):
     """A full-output task answered token by token: ``BOS prompt = PAUSE … answer EOS``.
 
-    The last of the ``n_pause`` pauses (the ``=`` without pauses) has the first token of the answer
-    as target, each token of the answer the next one, and the last one EOS. Tokens are the wrapped
-    task's, in and out, and PAUSE after them if there are pauses; padding is EOS.
+    The last of the ``n_pause`` pauses (else the ``=``) has the first token of the answer as target,
+    each token of the answer the next one, and the last one EOS, also the padding. Tokens are the
+    wrapped task's, in and out, then PAUSE.
 
     Args:
         of: Name of the wrapped task: any defined subclass of :class:`FullOutput`.

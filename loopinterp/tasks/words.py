@@ -35,8 +35,7 @@ class InWords:
     ) -> list[str]:
         """Examples in words, numbers with the most significant digit first.
 
-        A batch is shown with its right answers, or with others (``logits.argmax(-1)``); inputs
-        alone without.
+        A batch is shown with its right answers, or with others (``logits.argmax(-1)``).
 
         Example:
             >>> from loopinterp.tasks import TokenAddition

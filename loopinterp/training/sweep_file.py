@@ -21,9 +21,9 @@ from loopinterp.training.recipes import Line, apply_settings, get_recipe
 if TYPE_CHECKING:
     from loopinterp.tasks.task import Task
 
-Measure = Literal["exact_match", "bit_accuracy", "perplexity"]
-Along = Literal["length", "extra_loop", "loop"]
-Changes = tuple[str, ...]
+_Measure = Literal["exact_match", "bit_accuracy", "perplexity"]
+_Along = Literal["length", "extra_loop", "loop"]
+_Changes = tuple[str, ...]
 
 
 @settings
@@ -57,7 +57,7 @@ class SweepScale(Settings):
     """
 
     about: Line
-    set: Changes = ()
+    set: _Changes = ()
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] | None = None
     evaluation: dict[str, Any] = field(default_factory=dict)
 
@@ -100,10 +100,10 @@ class Sweep(WithConflicts):
     evaluation: SweepEvaluation
     recipe: str | None = None
     config: TrainingConfig | None = None
-    set: Changes = ()
-    settings: dict[str, Changes] = field(default_factory=dict)
+    set: _Changes = ()
+    settings: dict[str, _Changes] = field(default_factory=dict)
     grid: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = field(default_factory=dict)
-    show: dict[Measure, Along] = field(default_factory=lambda: {"exact_match": "length"})
+    show: dict[_Measure, _Along] = field(default_factory=lambda: {"exact_match": "length"})
     scales: dict[Literal["laptop", "paper"], SweepScale] = field(default_factory=dict)
 
     def _conflicts(self) -> Iterator[Conflict]:
@@ -159,7 +159,7 @@ class Sweep(WithConflicts):
         return apply_settings(start, self.set)
 
     @property
-    def changes(self) -> Mapping[str, Changes]:
+    def changes(self) -> Mapping[str, _Changes]:
         """The changes of each setting."""
         if not self.grid:
             return self.settings or {"base": ()}  # which changes nothing but the seed
