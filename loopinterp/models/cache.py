@@ -224,10 +224,8 @@ class LoopedCache(ActivationCache):
 
         Returns:
             ``[component, batch, pos]`` in the order of writing. A component has the coordinates
-                ``part``
-            ("state", "injection", "head", "attention bias", "mlp", "norm bias", "unembedding
-                bias"),
-            ``loop``, ``layer`` and ``head``; -1 where it has none.
+            ``part`` ("state", "injection", "head", "attention bias", "mlp", "norm bias",
+            "unembedding bias"), ``loop``, ``layer`` and ``head``; -1 where it has none.
 
         Raises:
             InputError: If the parts do not sum to the run's logits, as after hooks, a coarse cast
