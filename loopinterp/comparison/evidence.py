@@ -67,7 +67,6 @@ class Evidence(ShortRepr):
 
     Attributes:
         strata: The label of each pair (row) in each stratum (column).
-        offsets: The offset of each program.
         untried: Kinds of interchange that no pair tries.
     """
 

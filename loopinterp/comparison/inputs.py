@@ -62,7 +62,6 @@ def check_batch(
 
     Args:
         needs_loops: Whether the model is followed from loop to loop, up to T(n).
-        needs_targets: Whether each example must have a target.
         drawn: Further arguments of :func:`~loopinterp.tasks.as_batch`.
     """
     need_model(model)

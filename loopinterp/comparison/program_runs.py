@@ -42,7 +42,6 @@ class Prediction(ShortRepr):
 
     Args:
         program: The program; it must read the pairs' tokens.
-        pairs: The interchanges.
         program_offset: Loop and position of the program that stand for the model's.
         names: The variables that are interchanged; by default all, as for a whole state.
         trace: The program's clean runs (with the offset's lag) on the inputs, if available.
@@ -167,7 +166,6 @@ class Claims(ShortRepr):
 
     Attributes:
         expected: The answers; :data:`SILENT` without a prediction or a scored answer.
-        changes: Whether it predicts that some answer changes.
     """
 
     expected: Int[Tensor, "pair delay pos"]

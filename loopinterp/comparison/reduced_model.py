@@ -63,8 +63,6 @@ class StateDirections(ShortRepr):
     If the step takes the loop's index: for each token after loop 0, then after loop 1, and so on.
 
     Attributes:
-        tokens: The tokens, in order.
-        means: Mean state of each.
         directions: Orthonormal rows, by decreasing variance around that mean.
     """
 
@@ -190,7 +188,6 @@ class Reduction(Result, kind="reduction"):
     - ``undisturbed``: in clean runs, at all loops, or only at the end.
 
     Attributes:
-        width: d_model.
         fitted_at: Problem length at which directions were fitted.
         at_end: Whether only answers at the end of a run are compared.
     """

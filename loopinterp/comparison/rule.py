@@ -69,11 +69,9 @@ class Verdict(ShortRepr):
     """Which program a model runs, as far as the evidence goes.
 
     Attributes:
-        identified: The identified program, if any.
         closest: The program with the highest whole-run accuracy.
         clean_fits: The programs that predict clean runs.
         followed_for: The closest program predicts every delay from 0 to this one; -1 if none.
-        longest_delay: The longest delay that was tested.
         indistinguishable: If none is identified, programs whose whole-run intervals overlap the
             closest's, or that no pair separates from it.
         unseparated: Those of them that no pair separates.
@@ -81,7 +79,6 @@ class Verdict(ShortRepr):
             (:func:`loopinterp.programs.equivalence`).
         refuted: The closest program's interval ends below the threshold, and some pair separates it
             from every rival.
-        reasons: Why none is identified.
         untested: Strata with too few inputs for a test.
         untried: Kinds of interchange that were not tried.
         off_distribution: Share of effective interventions that lead to off-distribution states of
@@ -128,7 +125,6 @@ def decide(
     Args:
         counts: Those of one model, by :func:`~loopinterp.comparison.counts.count_evidence`; for
             fewer programs, ``counts.sel(program=names, rival=names)``.
-        untried: Kinds of interchange that were not tried.
         equivalent: Whether no interchange separates two programs that no pair separates.
     """
     counts = counts.drop_sel(delay=END)  # it repeats one of the delays
@@ -308,7 +304,6 @@ def delay_shares(
 
     Args:
         right: Right pairs at each delay, of ``active`` ones.
-        inputs: Number of their inputs.
         least_alone: Least inputs of a delay listed by itself.
     """
     shares = []

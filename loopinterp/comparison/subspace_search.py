@@ -64,8 +64,8 @@ WHOLE_STATE = "whole state"
 class SubspaceSearch(Result, kind="subspace-search"):
     """The result of :func:`search_subspaces`, scored on other inputs than it was fitted on.
 
-    Arrays of ``data``, over the ``active`` pairs (the interchange of the whole state changes an
-    answer):
+    Arrays of ``data``, over the ``active`` pairs (interchanging the whole state changes an answer
+    at that delay):
 
     - ``carried``: share in which an interchange of the subspace gives the same whole answer;
     - ``complement``: share in which one of everything but the subspace does;

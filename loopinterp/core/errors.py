@@ -24,7 +24,6 @@ class InputError(ValueError):
 
     Args:
         what: The input's name ("n_loops", "checkpoint runs/a/model.safetensors").
-        fix: One sentence: what to do.
 
     Example:
         >>> print(InputError("n_loops", expected="an integer >= 1", given="0", fix="Pass 1."))

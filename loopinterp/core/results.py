@@ -64,9 +64,7 @@ class Provenance:
     """The origin of a result.
 
     Attributes:
-        seed: Seed of the study's generator.
         config: Configuration of study and model, JSON-ready.
-        wall_time: Seconds.
         run: :func:`config_hash` of the ``config.json`` of the studied run, if any.
     """
 
@@ -116,9 +114,7 @@ class Figure:
 
     Attributes:
         plot: A Plotly figure, or the :class:`~loopinterp.figures.CircuitGraph` of a circuit.
-        caption: How to read it.
         control: The control and its result, if any.
-        data: The table behind it.
         code: Text printed unchanged under it, such as a program.
         section: The report section; by default that of the module that makes it.
     """
@@ -234,7 +230,6 @@ class Result:
         """Build a result from arrays (those of ``VARIABLES``) and fields.
 
         Args:
-            watch: The study's stopwatch.
             coords: Axis -> its coordinates; other axes are counted from 0.
             values: Arrays (NumPy's, or tensors on any device; None if absent) and fields, by name.
         """

@@ -44,7 +44,6 @@ class FixedPoint(ShortRepr):
     Attributes:
         state: The last iterate, shaped like ``x0``; for diverged examples, the last finite one.
         residuals: Relative residual of each iterate, starting with ``x0``.
-        evaluations: Evaluations of the map, including Jacobian-vector products.
         period: Steps per turn of a cycle, else 0.
     """
 
@@ -87,7 +86,6 @@ def find_fixed_point(
             inputs or a batch, and the search starts from the initial state.
         tol: Relative tolerance of the residual, :math:`\|f(x) - x\| \le` ``tol`` :math:`\|f(x)\|` +
             ``atol``, and of returns to a cycle.
-        max_iter: Steps at most.
         solver: ``"picard"``, ``"anderson"``, ``"broyden"``, ``"newton-krylov"``, or a
             :class:`Solver`.
         patience: Steps without progress after which an example counts as stalled.

@@ -46,7 +46,6 @@ def jvp(
     Args:
         step: One loop, such as ``bind(model, inputs).step``.
         h: State at which to differentiate.
-        v: Tangent, one for each example.
         positions: Take the block of J from these positions to these positions, 0 elsewhere:
             indices, or a mask ``[pos]`` or ``[batch, pos]``.
     """
@@ -181,7 +180,6 @@ class JacobianOperator(ShortRepr):
     are refused.
 
     Attributes:
-        sizes: Dimension of the space of each example.
         n_products: Products made so far, with J or its transpose.
     """
 

@@ -69,7 +69,6 @@ class PretrainedMixin(ModelHubMixin):
         Args:
             pretrained_model_name_or_path: A folder written by :meth:`save_pretrained`, or
                 ``hf:owner/name`` for a model on a hub.
-            device: Device of the model.
             dtype: Type to cast the weights to; as saved if None.
             hub_options: ``revision``, ``token``, ``cache_dir`` … of a download.
 

@@ -44,7 +44,6 @@ def convert_model(
 
     Args:
         original: The original model, with the four methods.
-        config: Its architecture.
         weights: The weights under the names of ``LoopedTransformer(config).state_dict()``, all of
             one floating-point type; matrices are ``[out, in]``, as in ``torch.nn.Linear``.
         inputs: Inputs on which both must agree, for ``n_loops`` loops.
@@ -80,7 +79,6 @@ class Difference:
     Attributes:
         site: ``embed``, ``initial_state``, ``loop t``, ``readout after t loops``, or an activation.
         theirs: The original's number there; its tensor's shape where shapes differ.
-        ours: The converted model's.
         place: Index of the number in its tensor; None where shapes differ.
     """
 
@@ -172,7 +170,6 @@ class WithVocabulary(nn.Module):
     """A looped model that reads a task's tokens and answers in its classes.
 
     Args:
-        model: Any looped model, with its own vocabulary.
         tokens: The model's token for each token of the task; unchanged if None.
         answers: The model's output for each answer class of the task; unchanged if None.
 

@@ -31,10 +31,7 @@ class Iteration(ShortRepr):
     """A looped model bound to one input.
 
     Attributes:
-        e: The injected input.
-        h0: The initial state.
         advance: One loop, ``(h, e, context) -> h``.
-        readout: Logits of a state.
         context: Input of a loop beyond ``e``, if any; ``context.select(rows)`` restricts it to
             examples.
         takes_loop: Whether ``advance`` takes the loop's index, as ``loop=``.
@@ -168,9 +165,6 @@ def iterate(
     Each loop runs when its state is requested, with gradients if they are on.
 
     Args:
-        model: Any looped model.
-        inputs: Its inputs, on its device.
-        n_loops: Loops to run.
         state: Starting state instead of the initial one; loops are counted from it.
         start_at_loop: Index of the first loop; needed with a state if the step takes it.
 
@@ -201,12 +195,9 @@ def states_at(
     """States [loop, *place, d_model] and embeddings [*place, d_model] at given places only.
 
     Args:
-        model: Any looped model.
-        inputs: Its inputs, on its device.
         row: Row of ``inputs`` of each place.
         pos: Position of each place.
         loops: Increasing numbers of loops; 0 is the initial state.
-        batch_size: Inputs per run.
     """
     index_of = {loop: index for index, loop in enumerate(check_increasing(loops))}
     need_examples(inputs)

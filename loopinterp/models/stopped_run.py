@@ -30,7 +30,6 @@ class LoopView(ShortRepr):
 
     Attributes:
         loop: Loops done; 0 is the initial state.
-        mask: Positions that count.
         n_loops: T(n) of each example, if known.
         read: The model's readout; :attr:`logits` calls it once, if needed.
         previous: The same examples one loop earlier; None at loop 0.
@@ -156,9 +155,7 @@ def run_until(
     """Run a looped model until a rule stops each example, without gradients.
 
     Args:
-        model: Any looped model.
         inputs: Its input, ``[batch, pos]`` or ``[batch, pos, d_features]``.
-        rule: The stopping rule.
         max_loops: Loops after which every example stops; needed if the rule has no end.
         mask: Positions that count for the rule; all by default.
         n_loops: T(n) of each example, for :class:`Oracle`.

@@ -106,10 +106,8 @@ class TransformerLensCalls(nn.Module):
         """Cross-entropy of each next token in nats, ``-log p(x_{i+1} | x_0 … x_i)``, or its mean.
 
         Args:
-            logits: Logits of a run.
             tokens: Its inputs ``[batch, pos]``.
             attention_mask: Must be None: runs have no padding.
-            per_token: Whether to return ``[batch, pos - 1]``.
 
         Raises:
             InputError: If the model is not causal, its answers are not its tokens, or it has a

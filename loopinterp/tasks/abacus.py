@@ -55,8 +55,6 @@ class DecimalOperands(TokenByToken):
 
     Attributes:
         operator: The sign between the operands.
-        n_operands: Their number.
-        hard: Name of the hard distribution.
     """
 
     symbols = ALPHABET

@@ -214,7 +214,6 @@ class _Position:
 
     Attributes:
         board: The 64 squares from a8 to h8, then a7 to h7, and so on: a letter as in FEN, or a dot.
-        white: Whether White is to move.
         castling: The remaining rights, of ``KQkq``.
         passing: The square behind a pawn that has just made two steps.
     """

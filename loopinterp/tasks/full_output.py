@@ -37,7 +37,6 @@ class FullOutput(Sampler):
     Source: arXiv 2409.15647.
 
     Attributes:
-        symbols: The symbols of the prompt.
         n_answer_symbols: How many of them, from the first, an answer uses.
         question: The question about the prompt, in words.
         least_first: Which of ``"prompt"`` and ``"answer"`` have the least significant digit first.

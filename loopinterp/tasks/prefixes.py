@@ -115,7 +115,6 @@ class Automaton(ShortRepr):
     Args:
         alphabet: The symbols, one character each, at least two.
         transitions: Next state by state and symbol; state 0 is the start.
-        accepting: The accepting states.
     """
 
     alphabet: str

@@ -232,7 +232,6 @@ def search(
 
     Args:
         puzzle: Digits from 1 on, 0 for a blank, row by row.
-        box: Rows and columns of a box.
         most: Solutions after which it stops.
         shuffle: Guesses candidates in random order.
     """

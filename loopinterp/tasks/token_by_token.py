@@ -127,7 +127,6 @@ class NextToken(TokenByToken):
 
     Args:
         of: Name of the wrapped task: any defined subclass of :class:`FullOutput`.
-        of_settings: Its settings.
         n_pause: Pause tokens between the ``=`` and the answer.
 
     Source: the baselines of arXiv 2409.15647.

@@ -262,7 +262,6 @@ class OptimiserConfig(Settings):
     """AdamW and its schedule.
 
     Attributes:
-        lr: Peak learning rate.
         clip: Greatest norm of the gradient; None for no clipping.
         schedule: ``linear`` (down to 0 over the last ``decay`` share of the steps), ``cosine``
             (down to 0 from the end of the curriculum on) or ``constant``.
@@ -294,7 +293,6 @@ class TrainingConfig(_ModelAndTask):
         log_every: Steps per line of metrics.
         device: ``auto`` is the GPU if there is one, decided when the run starts.
         precision: ``bf16`` is for autocast.
-        compile: Whether the loop is compiled with ``torch.compile``.
         threads: CPU threads while training; None keeps PyTorch's number.
 
     Example:

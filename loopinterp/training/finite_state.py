@@ -39,7 +39,6 @@ class FiniteStage(ShortRepr):
     """A stage on the way to the smallest model.
 
     Attributes:
-        from_anywhere: Whether initial bits were random in training.
         chosen_start: Whether its initial bits were chosen after training.
     """
 

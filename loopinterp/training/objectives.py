@@ -38,7 +38,6 @@ class Questions:
 
     Attributes:
         loops: The loops after which each example is read; on the CPU.
-        targets: The right answers at each reading.
         combine: From the loss of each reading to the total. None: every answer counts the same.
         answer: The reading that counts as the model's answer.
         share: Share of these examples in the mean.

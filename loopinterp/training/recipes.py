@@ -34,7 +34,6 @@ class Measurement(WithConflicts):
         exact_match: Share of fully right examples after T(n) loops, by input distribution and
             length, one for each seed; None if a seed was not measured.
         minutes: Time to train one seed.
-        on: The machine that took that time.
     """
 
     seeds: tuple[Seed, ...]
@@ -110,7 +109,6 @@ class Recipe(WithConflicts):
     """A configuration to start from, with its measurements.
 
     Attributes:
-        about: Its purpose, in a line.
         tried: Changes that were worse, in a line each.
     """
 

@@ -144,8 +144,6 @@ class Run(ShortRepr):
         Args:
             model: Run for T(n) loops, or by its ``loop_rule``, such as ``LoopRule(1)`` for an
                 ordinary transformer.
-            task: The task.
-            folder: A folder without a run.
             max_n: Greatest problem length that it was made for, in place of a training cutoff.
             origin: Where it comes from; continues "The model was".
             distribution: Input distribution that studies draw from; the task's first if None.

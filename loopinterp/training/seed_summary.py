@@ -130,12 +130,10 @@ class SweepResult(Result, kind="sweep"):
     Arrays:
         exact_match: Mean over seeds (see :func:`~loopinterp.training.summarise_seeds`), as for the
             other measures of an evaluation.
-        exact_match_se: Its standard error.
         n_seeds: Seeds behind the mean.
         seconds: Mean time to train a seed.
 
     Attributes:
-        about: The sweep's question.
         n_samples: Examples behind each seed's share.
         figure_axes: The axis along which each measure is drawn.
         failed: Error messages, by setting and seed.

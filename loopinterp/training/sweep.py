@@ -60,7 +60,6 @@ def run_sweep(
 
     Args:
         sweep: The sweep (:meth:`Sweep.read` reads one).
-        out: Its folder.
         scale: ``laptop`` or ``paper``, if the sweep has it; ``laptop`` if None.
         only: Settings to run now; all if empty. The table has all finished ones.
         jobs: Processes of this machine, 1 if None; on a cluster, most simultaneous jobs, unlimited

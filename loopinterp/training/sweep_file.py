@@ -69,7 +69,6 @@ class Sweep(WithConflicts):
     Changes are ``KEY=VALUE``, as in ``loopinterp train --set``.
 
     Attributes:
-        about: Its question, in a line.
         recipe: Name of the recipe that is the base.
         config: The base, if not a recipe's.
         set: Changes of the base, for all settings.

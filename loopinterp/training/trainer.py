@@ -78,8 +78,6 @@ class Drawn:
 
     Attributes:
         inputs: Inputs of this process's examples, on the model's device.
-        position_offset: Start of abacus positions.
-        questions: The objective's questions to these examples.
         ends: Loops of every example of the batch, over all processes.
     """
 
