@@ -99,7 +99,6 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str, about: str) -> Iterator[None]:
-        """One stage, timed."""
         self._say(f"{name}: {about}\n")
         start = time.perf_counter()
         with showing(self._show):

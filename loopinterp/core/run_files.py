@@ -180,7 +180,6 @@ class Owner:
 
     @classmethod
     def of_run(cls, folder: str | Path) -> Owner:
-        """Read it from a run's files."""
         config = config_hash(read_run_config(folder))
         weights = Path(folder) / "model" / "model.safetensors"
         if not weights.exists():

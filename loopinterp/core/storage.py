@@ -57,7 +57,6 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 
 def _temporary_prefix(name: str) -> str:
-    """The start of a temporary name."""
     proof = hashlib.sha256(f"loopinterp {name}".encode(errors="surrogatepass")).hexdigest()
     return f".part-{proof[:16]}-"
 

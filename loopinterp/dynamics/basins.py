@@ -280,7 +280,6 @@ class _StatePlane:
 
     @classmethod
     def through(cls, centre: Tensor, corners: Mapping[str, Tensor]) -> _StatePlane:
-        """The plane of a state and two corners."""
         first, second = (state.double() - centre.double() for state in corners.values())
         size = float(centre.double().norm())
         unit = size if size > ZERO else float(first.norm())

@@ -57,7 +57,6 @@ def _coarse_dtype(result: Any) -> str | None:
 
 
 def value_of(estimate: xr.DataArray) -> xr.DataArray:
-    """An estimate without its interval."""
     return estimate.sel({ESTIMATE: "value"}, drop=True)
 
 

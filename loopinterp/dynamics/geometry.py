@@ -254,7 +254,6 @@ def _dimensions(sets: dict[str, _StateMoments], generator: torch.Generator) -> d
 
 
 def _dimension(moments: _StateMoments | None) -> dict[str, Tensor]:
-    """Effective rank, participation ratio and spread; NaN without a set."""
     if moments is None:
         return dict.fromkeys(("rank", "participation", "spread"), torch.tensor(float("nan")))
     singular = moments.singular_values()

@@ -285,7 +285,6 @@ def _complex_plane(result: LocalStabilityResult) -> go.Figure:
 
 
 def _table(result: LocalStabilityResult) -> pd.DataFrame:
-    """A row per example and state."""
     data = result.data
     columns = data[["solve_smallest", "solve_known", "growth", "growth_at", "growth_closed"]]
     names = {"lyapunov": "value", "lyapunov_low": "low", "lyapunov_high": "high"}

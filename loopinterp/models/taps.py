@@ -109,8 +109,6 @@ class _OpenTap(Tap):
 
 
 class Taps:
-    """The taps of a run, by place."""
-
     def __init__(
         self,
         points: Iterable[tuple[Address, HookPoint]] = (),

@@ -146,7 +146,6 @@ class LoopedTransformer(PretrainedMixin, TransformerLensNames):
 
     @property
     def _reads_tokens(self) -> bool:
-        """Whether a step needs the tokens."""
         return (self.config.positions, self.config.abacus_target) == ("abacus", "qk")
 
     def _init_weights(self) -> None:

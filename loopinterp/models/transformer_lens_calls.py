@@ -132,7 +132,6 @@ class TransformerLensCalls(nn.Module):
         raise InputError("tokens", expected=expected, given=repr(tokens), fix=fix)
 
     def to_single_token(self, token: Any) -> Any:
-        """The token, unchanged."""
         return token if isinstance(token, int) else self.to_tokens(token)
 
     def to_str_tokens(self, tokens: Any, *_: Any, **__: Any) -> list[str]:
