@@ -97,6 +97,8 @@ def _by_rule(values: xr.DataArray) -> list[Series]:
 
 @findings_of.register
 def _(result: EvaluationResult) -> list[Finding]:
+    """The lowest over all distributions, how far the model goes on each, and when to stop."""
+    distributions = result.data["distribution"].values.tolist()
     findings = [_reach(result, distribution) for distribution in distributions]
     if len(distributions) > 1 or result.not_judged:
         lowest = {n: result.lowest(n) for n in result.data["length"].values.tolist()}

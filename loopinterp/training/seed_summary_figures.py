@@ -34,7 +34,7 @@ _WORDS = {
 
 @findings_of.register
 def _(result: SeedSummary) -> list[Finding]:
-    """Each measure along its axis: a panel for each distribution (and length, along loops)."""
+    """The mean at the least and greatest length: the lowest, and for each distribution."""
     cells, findings = result.data.sel(extra_loop=nearest_extra_loop(result)), []
     names, lengths = (cells[axis].values.tolist() for axis in ("distribution", "length"))
     if len(names) > 1 or result.not_judged:
