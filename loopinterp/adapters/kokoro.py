@@ -58,7 +58,6 @@ def load_plbert() -> AlbertModel:
     graph = read_export()
     # The sizes that no tensor's shape tells are those of the published configuration.
     config = AlbertConfig(
-        name_or_path=NAME,
         vocab_size=_N_TOKENS,
         embedding_size=128,
         hidden_size=768,
@@ -96,7 +95,7 @@ def read_export() -> Any:
 def phoneme_tokens(phonemes: str | Sequence[str]) -> Int[Tensor, "batch pos"]:
     """The tokens of one or several texts in phonemes, each between boundaries (0).
 
-    Shorter texts are filled up with :data:`PAD`. One symbol of the alphabet is one token; the
+    Shorter texts are filled up with ``PAD`` (7). One symbol of the alphabet is one token; the
     speech model's own code leaves out unknown symbols, which are an error here.
 
     Raises:

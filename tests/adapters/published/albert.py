@@ -27,7 +27,7 @@ def tiny(seed: int = 0, *, head: bool = True, **settings: Any) -> Any:
         model = AlbertForMaskedLM(config) if head else AlbertModel(config, add_pooling_layer=False)
         for name, weight in model.named_parameters():
             if weight.dim() == 1:
-                nn.init.normal_(weight, mean=float("LayerNorm.weight" in name), std=0.2)
+                nn.init.normal_(weight, mean=float("norm.weight" in name.lower()), std=0.2)
             else:
                 std = 1.0 if "embeddings" in name else weight.shape[1] ** -0.5
                 nn.init.normal_(weight, std=std)
