@@ -6,8 +6,8 @@ width 768. Four packages hold the model's ONNX export with weights in int8 by ou
 .. math::
     W_{ij} = (q_{ij} - z_j)\, s_j
 
-with zero points z and scales s. The weights here are these, in float32; activations are not
-rounded, as they are in the export.
+with zero points z and scales s; each table of embeddings has one scale. The weights here are these,
+in float32. Activations are not rounded; the export rounds them.
 
 Sources: Kokoro-82M by hexgrad (weights, Apache-2.0); kokoro-onnx by thewh1teagle (export and
 symbols, MIT); PL-BERT, arXiv 2301.08810.
