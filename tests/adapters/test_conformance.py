@@ -337,7 +337,7 @@ def test_the_four_methods_are_the_run(name: str) -> None:
         h = model.step(h, e, **index)
     assert close(model.readout(states), logits)
     some = bind(model, tokens).select(slice(1, 2))
-    assert close(some.step(some.h0), states[1][1:2])
+    assert close(some.step(some.h0, 0), states[1][1:2])
 
 
 @every

@@ -179,6 +179,10 @@ def test_layers_of_a_block_have_their_limits(name: str) -> None:
     from loopinterp.dynamics.inside_loop import layer_limits
 
     model = adapted(name)
+    if model.site_map.n_layers == 1:
+        with pytest.raises(InputError, match="convergence_study"):
+            layer_limits(model, tokens_of(name), n_loops=3)
+        return
     limits = layer_limits(model, tokens_of(name), n_loops=3)
     assert limits.residual.shape[:2] == (3, model.site_map.n_layers)
 

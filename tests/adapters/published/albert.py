@@ -32,7 +32,7 @@ def tiny(seed: int = 0, *, head: bool = True, **settings: Any) -> Any:
             else:
                 # Heads write little, so that positions stay apart.
                 size = 0.4 if "dense" in name else 1.0
-                std = 1.0 if "embeddings" in name else size * weight.shape[1] ** -0.5
+                std = 0.3 if "embeddings" in name else size * weight.shape[1] ** -0.5
                 nn.init.normal_(weight, std=std)
     return model.eval()
 
