@@ -82,9 +82,7 @@ def parts(every: int) -> pd.DataFrame:
     keep = torch.ones(len(silenced), 12)
     for row, heads in zip(keep, silenced.values()):
         row[heads] = 0
-    hooks = [
-        (lambda name: name.endswith("attn.hook_z"), lambda z, hook: z * keep[:, None, :, None])
-    ]
+    hooks = [(lambda name: name.endswith("attn.hook_z"), lambda z, hook: z * keep[:, None, :, None])]
     for k, tokens in enumerate(texts(every)):
         _, cache = model.run_with_cache(
             tokens, n_loops=LAST, names_filter=SITES, loops=range(KEPT, LAST)
@@ -95,9 +93,7 @@ def parts(every: int) -> pd.DataFrame:
             tokens.expand(len(keep), -1), n_loops=LAST, fwd_hooks=hooks, return_type="states"
         )
         for part, late in zip(silenced, states[KEPT:].unbind(1)):
-            rows.append(
-                {"text": k, "part": part, "swing": swing(late), **of(find_rotation(late[:, None]))}
-            )
+            rows.append({"text": k, "part": part, "swing": swing(late), **of(find_rotation(late[:, None]))})
     return pd.DataFrame(rows)
 
 
@@ -133,17 +129,9 @@ def probes(every: int) -> pd.DataFrame:
     model = load_published("kokoro-plbert")
     tokens = torch.cat([x[:, :40] for x in texts(every) if x.shape[1] >= 40])
     edge = torch.full_like(tokens[:, :1], -100)
-    targets = {
-        "this": tokens,
-        "before": torch.cat((edge, tokens[:, :-1]), 1),
-        "after": torch.cat((tokens[:, 1:], edge), 1),
-    }
+    targets = {"this": tokens, "before": torch.cat((edge, tokens[:, :-1]), 1), "after": torch.cat((tokens[:, 1:], edge), 1)}
     result = probe_study(model, tokens, targets, n_loops=24)
-    return (
-        result.data[["accuracy", "control_task", "random_model", "embedding", "majority"]]
-        .to_dataframe()
-        .reset_index()
-    )
+    return result.data[["accuracy", "control_task", "random_model", "embedding", "majority"]].to_dataframe().reset_index()
 
 
 def swing(states: Tensor) -> float:
@@ -152,16 +140,12 @@ def swing(states: Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--every", type=int, default=1, help="take every so manieth sentence")
     args = parser.parse_args()
     with torch.no_grad():
-        PARTS[args.part](args.every).to_csv(
-            RESULTS / f"albert_{args.part}.csv", index=False, float_format="%.4f"
-        )
+        PARTS[args.part](args.every).to_csv(RESULTS / f"albert_{args.part}.csv", index=False, float_format="%.4f")
 
 
 PARTS = {"orbits": orbits, "turns": turns, "parts": parts, "kicks": kicks, "probes": probes}
