@@ -95,8 +95,10 @@ class HookedRun(TransformerLensCalls, LoopHooks):
         """
         self.need_no_hooks()
         e, context = self._enter(inputs, position_offset, checked=checked, all_pairs=all_pairs)
-        how = {"context": context, "takes_loop": takes_loop(self)}
-        return Iteration(e, self.initial_state(e), self.run_loop, self.readout, **how)
+        by_loop = takes_loop(self)
+        # A loop past the taps of loop 0, whichever it is.
+        advance = self.step if by_loop else self.run_loop
+        return Iteration(e, self.initial_state(e), advance, self.readout, context, by_loop)
 
     # Runs
 
