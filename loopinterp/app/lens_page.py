@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from loopinterp import adapters, lenses, pages, zoo
+from loopinterp import adapters, lenses, pages, tasks, zoo
 from loopinterp.app.session import open_run
-from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.boundary import Loops, checked, resolve_device
 from loopinterp.core.errors import InputError
 from loopinterp.core.progress import showing
 from loopinterp.core.settings import Seed
@@ -50,11 +51,12 @@ def write_lens_page(
         model: The folder of a run; the name of a model of the zoo; the folder of a published
             model's checkpoint, as ``save_pretrained`` writes it; or its name on the Hugging Face
             hub (``hf:owner/name``), whose weights are then fetched.
-        prompt: In the words of the model's task (see :func:`~loopinterp.pages.typed_example`), or
+        prompt: In the words of the model's task (see :func:`~loopinterp.tasks.typed_example`), or
             any text to a published model.
         lens: ``coda``, the model's own readout; ``logit``; ``tuned`` or ``jacobian``, fitted first
             to samples of the run's task; or the file of a fitted lens.
-        out: ``lens.html`` by default, in the folder of a run, or else in the current one.
+        out: ``lens.html`` by default, in the folder of a run, or else in the current one; then
+            ``lens-2.html`` and so on, as no page is replaced unless it is named.
         n_loops: Those after which the model is asked by default, or those of the fitted lens.
         device: ``auto``, ``cpu`` or ``cuda``.
         trust_remote_code: Run the code beside a published model's weights, where ``transformers``
@@ -84,7 +86,7 @@ def write_lens_page(
             "Leave it out.",
         )
     folder = Path(model) if kind == "run" else Path()
-    page = pages.need_page(folder / "lens.html" if out is None else out)
+    page = pages.need_page(_free_page(folder) if out is None else out)
     options: dict[str, Any] = {"lens": chosen, "n_loops": n_loops, "seed": seed}
     with showing(progress):
         if kind == "published":
@@ -94,20 +96,24 @@ def write_lens_page(
                 studied, tokens, words = _published(str(model), prompt, device, trust_remote_code)
             result = pages.explore(studied, tokens, words=words, symbols=words, **options)
         else:
-            run = zoo.load_pretrained(str(model)).folder if kind == "zoo" else model
+            run = zoo.pretrained_run(str(model)).folder if kind == "zoo" else model
             session = open_run(run, seed=seed, device=device)
             name, task = session.name, session.task
-            example, known = pages.typed_example(task, prompt), session.programs()
+            example, known = tasks.typed_example(task, prompt), session.programs()
             options |= {"programs": known, "asks": task.describe()}
             result = pages.explore(session.model, example, **options)
     title = f"{name}: {prompt.strip()}"
     return pages.write_results({"explorer": result}, page, title=title), result
 
 
+def _free_page(folder: Path) -> Path:
+    """The first of lens.html, lens-2.html … that is not there."""
+    names = chain(["lens.html"], (f"lens-{k}.html" for k in count(2)))
+    return next(folder / name for name in names if not os.path.lexists(folder / name))
+
+
 def _published(name: str, prompt: str, device: str, trust_remote_code: bool) -> tuple[Any, ...]:
     """A published model, the tokens of a prompt, and a word for each token."""
-    from loopinterp.training.device import resolve_device
-
     where = resolve_device(device)  # refused before anything is fetched
     tokenizer = adapters.load_tokenizer(name, trust_remote_code=trust_remote_code)
     model = adapters.load_published(name, trust_remote_code=trust_remote_code, device=where)

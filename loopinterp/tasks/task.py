@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
 
 import torch
 
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import MOST_LOOPS, InputError
 from loopinterp.core.text import ShortRepr
 
@@ -72,6 +73,8 @@ class Batch(ShortRepr):
         return [*shown, ("inputs", self.inputs)]
 
     def to(self, device: torch.device | str) -> Batch:
+        """The same examples on another device; one that is not there is an ``InputError``."""
+        device = resolve_device(device)
         return replace(self, **{name: x.to(device) for name, x in self._tensors().items()})
 
     def __getitem__(self, index: Tensor | slice) -> Batch:

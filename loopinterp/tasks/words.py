@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from pydantic import PositiveInt
 
 from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
 
 if TYPE_CHECKING:
+    from typing import Concatenate
+
     from jaxtyping import Int
     from torch import Tensor
+
+P = ParamSpec("P")
+
+
+def or_text(encode: Callable[Concatenate[Any, P], Batch]) -> Callable[..., Batch]:
+    """A method ``encode``, checked, that also takes one example as text (:func:`.typed_example`).
+
+    Example:
+        >>> from loopinterp.tasks import Addition
+        >>> task = Addition()
+        >>> task.decode(task.encode("13 + 9"))
+        ['01101 + 01001 = 10110 mod 2^5']
+    """
+    of_values = checked(encode)
+
+    @wraps(encode)
+    def call(self: Any, *examples: Any, **options: Any) -> Batch:
+        if not (examples and isinstance(examples[0], str)):
+            return of_values(self, *examples, **options)
+        if len(examples) > 1 or options:
+            raise InputError(
+                "encode",
+                expected="the text alone, which says its length",
+                given=f"{examples[0]!r}, and {[*examples[1:], *options]}",
+                fix="Leave the rest out, or pass a list of examples.",
+            )
+        return InWords.encode(self, examples[0])
+
+    return call
 
 
 class InWords:
@@ -24,6 +57,13 @@ class InWords:
 
     @abstractmethod
     def n_positions(self, n: int) -> int: ...
+
+    @checked
+    def encode(self, text: str) -> Batch:
+        """The batch of one example as text, as :func:`~loopinterp.tasks.typed_example` reads it."""
+        from loopinterp.tasks.typed_examples import typed_example  # which knows every task
+
+        return typed_example(self, text)  # type: ignore[arg-type]
 
     def say(self, row: Sequence[Any], answer: Sequence[int] | None) -> str:
         """One example in words: its inputs [pos], and an answer at each position, if any."""

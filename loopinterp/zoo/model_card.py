@@ -195,7 +195,7 @@ def measure_card(
     run: Run, *, samples: int, seed: int, distributions: Sequence[str] | None = None
 ) -> dict[str, dict[int, dict[int, float]]]:
     """A card's :attr:`Card.exact_match`, on all distributions of the run's task if None."""
-    model, task = run.model(), run.task()
+    model, task = run.model(), run.task
 
     def fits(n: int) -> bool:
         """Whether the model has positions for problems of a length."""

@@ -123,7 +123,7 @@ def test_tasks_and_recipes_are_listed_in_words_and_as_json(command: Command) -> 
 
 def test_a_prompt_is_shown_on_a_page_of_its_own(command: Command, tmp_path: Path) -> None:
     run, page = tmp_path / "mine", tmp_path / "lens.html"
-    loopinterp.load_pretrained("addition", run)
+    loopinterp.zoo.pretrained_run("addition", run)
     answer = command("lens", run, "--prompt", "5 + 3", "--out", page, "--json").json
     assert answer["tokens"] == ["BOS", "1+1", "0+1", "1+0", "0+0"]
     assert answer["page"] == str(page) and page.stat().st_size < 200_000
@@ -1069,3 +1069,36 @@ def test_bits_are_dropped_and_each_stage_is_said(command: Command, tmp_path: Pat
     refused = command("train", "--task", "addition", "--drop-bits", "--out", tmp_path / "other")
     assert_refused(refused, "state_code", "Set model.state_code=4")
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_type_of_python_is_in_the_help(command: Command, name: str) -> None:
+    said = command(name, "--help").out
+    assert not re.search(r"<\w+|\{\w+\.\.\.|922337|list\[", said)
+
+
+def test_what_is_wrong_is_said_before_what_is_missing(command: Command, tmp_path: Path) -> None:
+    refused = command("compile", "rippel")
+    assert refused.status == 2 and "'ripple'" in refused.err and "max-length" not in refused.err
+    refused = command("sweep", tmp_path / "x.toml")
+    assert_refused(refused, "x.toml")
+
+
+def test_a_page_is_replaced_only_if_it_is_named(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for page in ("lens.html", "lens-2.html"):
+        assert command("lens", "parity", "--prompt", "1 0", "--json").json["page"] == page
+    before = Path("lens.html").read_bytes()
+    command("lens", "parity", "--prompt", "1 1 1", "--out", "lens.html")
+    assert Path("lens.html").read_bytes() != before
+
+
+def test_what_is_made_without_a_folder_is_in_runs(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command("compile", "parity", "--max-length", "3").status == 0
+    assert Run.load("runs/parity").config.task == "prefix_sum"
+    assert command("train", "--task", "parity", "--set", "steps=0", "--json").status == 0
