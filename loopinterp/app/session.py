@@ -223,6 +223,7 @@ def open_run(folder: str | Path, *, seed: Seed = 0, device: str = "auto") -> Ses
     )
 
 
+@checked
 def load(folder: str | Path, *, device: str = "cpu") -> LoopedTransformer:
     """The model of a run, with its task as ``model.task``.
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 Loops = Annotated[int, Field(ge=1, le=MOST_LOOPS)]
 """A number of loops of one run."""
 
@@ -61,7 +63,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.cache
     def arguments() -> dict[str, _Argument]:
         # At the first call: annotations may name later imports and definitions.
-        hints = {p.name: _resolve(p.annotation, function) for p in signature.parameters.values()}
+        plain = [p for p in signature.parameters.values() if p.kind not in _SEVERAL]
+        hints = {p.name: _resolve(p.annotation, function) for p in plain}
         every = {name: _Argument(name, hint) for name, hint in hints.items() if hint is not None}
         return {name: argument for name, argument in every.items() if argument.is_known}
 
@@ -90,8 +93,9 @@ def _wrong_call(
     """The error for an unknown or a missing argument; None for too many of them."""
     names = [name for name in signature.parameters if name != "self"]
     name = function.__qualname__.rpartition("<locals>.")[2]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     for given in kwargs:
-        if given not in names:
+        if given not in names and not takes_any:
             return unknown_name(f"argument of {name}", given, names, ArgumentError)  # type: ignore[return-value]
     try:
         there = signature.bind_partial(*args, **kwargs).arguments
@@ -100,7 +104,9 @@ def _wrong_call(
     missing = next(
         key
         for key, parameter in signature.parameters.items()
-        if key not in there and parameter.default is inspect.Parameter.empty
+        if key not in there
+        and parameter.default is parameter.empty
+        and parameter.kind not in _SEVERAL
     )
     expected = arguments[missing].expected if missing in arguments else "a value"
     fix = f"Pass {missing} to {name}."
@@ -183,11 +189,11 @@ def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
     """The type that an annotation names; None for names that only type checkers import."""
     if not isinstance(annotation, str):
         return None if annotation is inspect.Parameter.empty else annotation
-    names: dict[str, Any] = dict.fromkeys(("Bool", "Float", "Int"), _Shaped)
-    names |= {"Mapping": Mapping, "Callable": Callable, "Path": Path}
+    names: dict[str, Any] = {"Mapping": Mapping, "Callable": Callable, "Path": Path}
     if "torch" in sys.modules:
         names["Tensor"] = sys.modules["torch"].Tensor
     names |= getattr(inspect.unwrap(function), "__globals__", {})
+    names |= dict.fromkeys(("Bool", "Complex", "Float", "Int", "Integer", "Shaped"), _Shaped)
     try:
         return eval(annotation, names)
     except (NameError, TypeError, SyntaxError):  # SyntaxError: jaxtyping's shapes

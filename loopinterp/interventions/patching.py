@@ -164,7 +164,7 @@ def patching_sweep(
             t = 0 .. n_loops loops. The full name of a hook (``loops.3.blocks.0.attn.hook_z``)
             patches that place alone.
         positions: None or ``"all"`` patches all positions at once, ``"each"`` one at a time,
-            integers ``[batch]`` one position of each example. Of patterns and scores, those of queries.
+            integers ``[batch]`` one position of each example. Of patterns, those of queries.
         scored: Positions ``[batch, pos]`` whose answers count; by default the asked ones, or all of
             inputs alone.
         metric: Another metric, from the logits of all positions to a number or ``[batch]``.

@@ -151,11 +151,15 @@ class LoopedCache(ActivationCache):
         Raises:
             HookError: If there is no such activation, or it was not cached; a KeyError too.
         """
-        full = key if isinstance(key, str) and key in self.cache_dict else self._full_name(key)
+        try:
+            full = key if isinstance(key, str) and key in self.cache_dict else self._full_name(key)
+        except HookError as error:  # an index out of range, or no such hook
+            told = {"expected": error.expected, "given": error.given, "fix": error.fix}
+            raise MissingActivationError(error.what, **told) from error
         try:
             return super().__getitem__(full)
-        except KeyError as error:
-            raise self._missing(key, full) from error
+        except (KeyError, TypeError) as error:
+            raise self._missing(key) from error
 
     def _full_name(self, key: Any) -> Any:
         """The full name of an alias or of a component with indices; other keys as they are."""
@@ -379,13 +383,16 @@ class LoopedCache(ActivationCache):
             raise CheckpointError(what, expected=expected, given=got, fix=fix)
         return cls(tensors, view, index["has_batch_dim"], readout=readout)
 
-    def _missing(self, key: Any, full: Any = None) -> InputError:
+    def _missing(self, key: Any) -> InputError:
         """The error for an activation that the run has and the cache has not, or for no name."""
-        book, name = self.model.addresses(), key if isinstance(key, str) else key[0]
-        site, wanted = _split_gradient(str(name))[0], full if isinstance(full, str) else None
-        if wanted is None or "." not in wanted:
-            wanted = get_act_name(*((key,) if isinstance(key, str) else key))
-        if book.has(site) or (wanted and _split_gradient(wanted)[0] in book.addresses):
+        book, parts = self.model.addresses(), key if isinstance(key, tuple) else (key,)
+        name = str(next(iter(parts), ""))
+        site = _split_gradient(name)[0]
+        try:
+            full = _split_gradient(get_act_name(*parts))[0]
+        except TypeError:  # no short form of TransformerLens' either
+            full = None
+        if full in book.addresses or (book.has(site) and full is not None):
             what, got = f"activation {key!r}", f"a cache of {len(self)} others"
             fix = "Run again with a names_filter that keeps it."
             return MissingActivationError(what, expected="a cached one", given=got, fix=fix)

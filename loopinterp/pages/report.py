@@ -13,6 +13,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from loopinterp.compiler.figures import draw
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import Figure, Result
 from loopinterp.core.storage import write_bytes
@@ -44,6 +45,7 @@ _MARKER = '<meta name="generator" content="loopinterp report">'
 """In the head of every page that is written here: what has it may be written anew."""
 
 
+@checked
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run: one file, with everything it needs inside.
 
@@ -60,6 +62,7 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     return out
 
 
+@checked
 def need_page(out: str | Path) -> Path:
     """The path of a page that may be written: a new file, or an earlier page of ours.
 
@@ -86,6 +89,7 @@ def need_page(out: str | Path) -> Path:
     raise InputError(f"output file {out}", expected=expected, given=kind, fix=fix)
 
 
+@checked
 def write_results(results: Mapping[str, Result], out: str | Path, *, title: str) -> Path:
     """Write results that belong to no run as a page like the report: one file, all inside.
 
@@ -299,6 +303,7 @@ def _stage_times(record: RunRecord) -> list[Figure]:
     ]
 
 
+@checked
 def write_circuit_page(circuit: Any, out: str | Path) -> Path:
     """Write the graph of a circuit as a page: one file that works offline.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import ConfigError, check_integer
 from loopinterp.core.run_files import CONFIG
 from loopinterp.core.text import ShortRepr
@@ -55,6 +56,7 @@ class FiniteStage(ShortRepr):
         return min(self.lowest.values()) == 1
 
 
+@checked
 def train_finite(
     config: TrainingConfig,
     out: str | Path,

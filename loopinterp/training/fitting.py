@@ -57,6 +57,7 @@ from loopinterp.training.starting_model import with_start
 from loopinterp.training.trainer import Trainer
 
 
+@checked
 def train(
     config: TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
 ) -> Run:
