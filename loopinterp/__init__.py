@@ -5,12 +5,12 @@ at any activation by its loop and layer:
 
 >>> import loopinterp
 >>> model = loopinterp.load_pretrained("addition")         # or loopinterp.load("runs/mine")
->>> batch = model.task.encode("13 + 9")                    # or model.task.sample(8, batch_size=64)
+>>> batch = model.task.encode("13 + 9")                    # or .sample(8, batch_size=64)
 >>> logits, cache = model.run_with_cache(batch.inputs)
 >>> cache["z", 3, 0].shape                                 # loop 3, layer 0: batch pos head d_head
-torch.Size([1, 6, 4, 32])
+torch.Size([1, 6, 4, 16])
 >>> cache.stack("resid_post").shape                        # loop batch pos d_model
-torch.Size([6, 1, 6, 128])
+torch.Size([6, 1, 6, 64])
 
 Study it; a result has named axes (``result.data``), sentences, figures, and a file:
 

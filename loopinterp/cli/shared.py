@@ -41,7 +41,8 @@ class _Command(TyperCommand):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        for parameter in self.params:
+        parameters: list[Any] = self.params
+        for parameter in parameters:
             if parameter.metavar is not None or getattr(parameter, "is_flag", False):
                 continue
             if parameter.param_type_name == "argument":

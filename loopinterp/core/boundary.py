@@ -137,7 +137,7 @@ class _Argument:
         self.classes = tuple(x for x in rest if x in words)
         self.adapter, spelled = None, []
         if plain and self.is_known:
-            whole = Union[tuple(plain)]  # noqa: UP007
+            whole: Any = Union[tuple(plain)]  # noqa: UP007
             self.adapter = TypeAdapter(whole, config=ConfigDict(strict=True, allow_inf_nan=False))
             spelled = [spell_schema(self.adapter.json_schema())]
         self.expected = " or ".join([*spelled, *(words[x] for x in self.classes)])

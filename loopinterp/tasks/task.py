@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 
@@ -131,6 +131,10 @@ class Task(Protocol):
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
         """The exact answer to given inputs, ``IGNORE`` where there is none."""
+        ...
+
+    def encode(self, examples: Any, *args: Any, **options: Any) -> Batch:
+        """The batch of given examples, or of one as text, as ``decode`` shows it."""
         ...
 
     def decode(

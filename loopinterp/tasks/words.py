@@ -35,16 +35,17 @@ def or_text(encode: Callable[Concatenate[Any, P], Batch]) -> Callable[..., Batch
 
     @wraps(encode)
     def call(self: Any, *examples: Any, **options: Any) -> Batch:
-        if not (examples and isinstance(examples[0], str)):
+        text = examples[0] if examples else None
+        if not isinstance(text, str):
             return of_values(self, *examples, **options)
-        if len(examples) > 1 or options:
+        if more := [*examples[1:], *options]:
             raise InputError(
                 "encode",
                 expected="the text alone, which says its length",
-                given=f"{examples[0]!r}, and {[*examples[1:], *options]}",
+                given=f"{text!r}, and {more}",
                 fix="Leave the rest out, or pass a list of examples.",
             )
-        return InWords.encode(self, examples[0])
+        return InWords.encode(self, text)
 
     return call
 

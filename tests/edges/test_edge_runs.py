@@ -81,10 +81,10 @@ def test_receivers_go_by_the_names_of_hooks_too() -> None:
 
 def test_a_path_between_hooks_is_that_between_their_components() -> None:
     model, (base, source) = model_with(), tokens()
-    by_hook = {
+    by_hook: dict[str, Any] = {
         "senders": "loops.0.blocks.0.attn.hook_z", "receivers": "loops.1.blocks.1.hook_mlp_in",
     }  # fmt: skip
-    by_name = {
+    by_name: dict[str, Any] = {
         "senders": ["0:block.0.head.0", "0:block.0.head.1"], "receivers": "1:block.1.mlp",
     }  # fmt: skip
     runs = [path_patching(model, base, source, n_loops=LOOPS, **x) for x in (by_hook, by_name)]
@@ -93,7 +93,7 @@ def test_a_path_between_hooks_is_that_between_their_components() -> None:
 
 def test_an_unknown_hook_gets_the_nearest_name() -> None:
     model, (base, source) = model_with(), tokens()
-    ends = {"senders": "loops.0.blocks.0.attn.hook_y", "receivers": "readout"}
+    ends: dict[str, Any] = {"senders": "loops.0.blocks.0.attn.hook_y", "receivers": "readout"}
     with naming("senders") as caught:
         path_patching(model, base, source, n_loops=LOOPS, **ends)
     assert "loops.0.blocks.0.attn.hook_" in caught.value.fix

@@ -33,7 +33,7 @@ def tokens(seed: int = 0, *, n: int = 3) -> tuple[torch.Tensor, ...]:
 
 
 def without_injection(seed: int = 0, **changes: Any) -> LoopedTransformer:
-    return LoopedTransformer(LoopedTransformerConfig(**SMALL, **changes), seed=seed)
+    return LoopedTransformer(LoopedTransformerConfig(**{**SMALL, **changes}), seed=seed)
 
 
 @torch.no_grad()
@@ -415,7 +415,7 @@ def test_what_cannot_be_patched_is_said():
     refused("n_loops", n_loops=0)
     refused("loop", loops=[2])
     refused("loops", loops=[])
-    refused("positions", positions="all")
+    refused("positions", positions="every")
     refused("positions", positions=torch.full((BATCH,), POS))
     refused("positions", positions=torch.zeros(2, dtype=torch.long))
     refused("scored", scored=torch.ones(BATCH, POS))
@@ -537,9 +537,9 @@ def test_the_name_of_a_hook_is_that_place_of_the_sweep() -> None:
 def test_positions_are_one_choice_or_one_number_for_each_example() -> None:
     model, (base, source, other) = without_injection(), tokens()
     options: Any = {"n_loops": LOOPS, "other": other}
-    listed = patching_sweep(model, base, source, positions=[0, 1, 2, 3, 0], **options)
-    given_as_tensor = torch.tensor([0, 1, 2, 3, 0])
-    same = patching_sweep(model, base, source, positions=given_as_tensor, **options)
+    numbers: Any = [0, 1, 2, 3, 0]
+    listed = patching_sweep(model, base, source, positions=numbers, **options)
+    same = patching_sweep(model, base, source, positions=torch.tensor(numbers), **options)
     xr.testing.assert_identical(listed.data, same.data)
     whole = patching_sweep(model, base, source, positions="all", **options)
     xr.testing.assert_identical(whole.data, patching_sweep(model, base, source, **options).data)

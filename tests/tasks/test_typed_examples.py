@@ -153,7 +153,7 @@ def test_features_are_their_numbers_and_unknown_tokens_too() -> None:
     assert words_at(torch.tensor([3, 9]), token_words(Addition())) == ["1+1", "9"]
 
 
-@pytest.mark.parametrize("name", [n for n in list_tasks() if get_task(n).d_vocab is not None])
+@pytest.mark.parametrize("name", [n for n in list_tasks() if n != "chess_puzzles"])
 def test_what_decode_shows_encode_takes(name: str) -> None:
     task = get_task(name)
     batch = task.sample(3, batch_size=4, generator=torch.Generator().manual_seed(0))
@@ -176,4 +176,4 @@ def test_a_text_says_its_own_length_and_a_list_needs_one() -> None:
     with naming("n", ArgumentError):
         Addition().encode([(13, 9)])
     with naming("text"):
-        Parity().encode([(1, 0)])
+        Parity().encode([(1, 0)])  # type: ignore[arg-type]
