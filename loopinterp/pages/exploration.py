@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -141,8 +142,8 @@ class Exploration(Result, kind="exploration"):
             InputError: If the page is a file that is no such page, or it cannot be written.
         """
         if name is None and Path(folder).suffix == ".html":
-            from loopinterp.pages.report import write_results
-
+            # By name, as the report imports this module.
+            write_results = importlib.import_module("loopinterp.pages.report").write_results
             return write_results({"explorer": self}, folder, title=title or self.asks or "Explorer")
         refuse({"title": title or None}, "none of a result in a folder", "Leave it out.")
         return super().save(folder, name)
