@@ -144,15 +144,21 @@ class _Argument:
         # A list is a tensor's numbers, unless lists are asked for beside tensors.
         listed = any(typing.get_origin(x) is Sequence for x in plain)
         self.takes_lists = "a tensor" in self.expected and not listed
+        # What each name of a mapping has, where that can be checked.
+        of = next((typing.get_args(x) for x in alternatives if typing.get_origin(x) is Mapping), ())
+        self.values = _Argument(name, of[1]) if len(of) == 2 else None
 
     @property
     def _torch(self) -> Any:
         return sys.modules.get("torch")  # without it there are no tensors
 
-    def check(self, value: Any) -> Any:
+    def check(self, value: Any, place: str = "") -> Any:
         """The value in Python's own types; an ``InputError`` if it does not fit."""
+        name = f"{self.name}{place}"
         if isinstance(value, self.classes):
-            return value
+            if self.values is None or not self.values.is_known or not isinstance(value, Mapping):
+                return value
+            return {name: self.values.check(x, f"[{name!r}]") for name, x in value.items()}
         if self.takes_lists and isinstance(value, (list, tuple, range, np.ndarray)):
             try:
                 return self._torch.as_tensor(value if isinstance(value, np.ndarray) else [*value])
@@ -165,9 +171,9 @@ class _Argument:
             except ValidationError:
                 schema = self.adapter.json_schema()
         if schema and not self.classes:
-            raise schema_error(self.name, value, schema)
-        fix = f"Change {self.name}."
-        raise InputError(self.name, expected=self.expected, given=shown_value(value), fix=fix)
+            raise schema_error(name, value, schema)
+        fix = f"Change {name}."
+        raise InputError(name, expected=self.expected, given=shown_value(value), fix=fix)
 
 
 def _python_value(value: Any) -> Any:

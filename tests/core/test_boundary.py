@@ -133,6 +133,15 @@ def test_what_has_the_class_asked_for_is_passed_on_as_it_is() -> None:
     assert all(passed_on[name] is value for name, value in given.items())
 
 
+def test_the_values_of_a_mapping_are_checked_by_their_names() -> None:
+    targets: Any = {"listed": [[1, 2]], "drawn": torch.sin}
+    passed_on = _with_values(targets)["targets"]
+    assert torch.equal(passed_on["listed"], torch.tensor([[1, 2]]))
+    assert passed_on["drawn"] is torch.sin
+    with naming(r"targets\['x'\]"):
+        _with_values(targets | {"x": "carry"})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -25,6 +25,7 @@ from loopinterp import (
     programs,
     tasks,
     training,
+    zoo,
 )
 from loopinterp.app import workflow
 from loopinterp.core.results import Result, load_result, study
@@ -37,6 +38,11 @@ WORDS = ["", "x", "additon", None, 3, "n" * 3000, "a\0b", "\ud800"]
 @cache
 def _model() -> models.LoopedTransformer:
     return compiler.compile_program("ripple", max_length=9).model
+
+
+@cache
+def _cache() -> models.LoopedCache:
+    return _model().run_with_cache(_batch().inputs, n_loops=3)[1]
 
 
 @cache
@@ -206,6 +212,31 @@ def odd_call(rng: random.Random, run: Path, mine: Path) -> tuple[str, Callable[[
         "load model": lambda: models.LoopedTransformer.from_pretrained(mine / text),
         "load result": lambda: load_result(text),
         "study seed": lambda: study(integer).__enter__(),
+        "encode": lambda: addition.encode(word),
+        "encode length": lambda: addition.encode(text, n=integer),
+        "cache key": lambda: _cache()[rng.choice([word, (word, integer), (integer,), integer])],
+        "cache place": lambda: _cache()[rng.choice(["z", "state_post"]), whole, whole],
+        "device": lambda: batch.to(text),
+        "device of a model": lambda: zoo.load_pretrained("parity", device=text),
+        "zoo": lambda: zoo.load_pretrained(word),
+        "heads": lambda: interventions.patching_sweep(
+            model, batch, batch[[1, 0, *range(2, 8)]], component="z", heads=[integer]
+        ),
+        "positions": lambda: interventions.patching_sweep(
+            model, batch, batch, positions=rng.choice([word, [integer], tensor])
+        ),
+        "place": lambda: interventions.patching_sweep(
+            model, batch, batch, component=f"loops.{integer}.{text}.hook_z"
+        ),
+        "senders": lambda: edges.path_patching(
+            model, batch, batch, senders=word, receivers=f"blocks.{integer}.hook_mlp_in"
+        ),
+        "targets of probes": lambda: probing.probe_study(
+            model, batch, rng.choice([word, {word: word}, [integer], {"x": tensor}, None])
+        ),
+        "hook": lambda: model.run_with_hooks(
+            batch.inputs, fwd_hooks=[(word, rng.choice([len, lambda x: x, word]))]
+        ),
         "save": lambda: _Nothing.made().save(mine / "saved", text),
     }
     name = rng.choice(list(options))
