@@ -43,11 +43,10 @@ class _Command(TyperCommand):
         super().__init__(*args, **options)
         parameters: list[Any] = self.params
         for parameter in parameters:
-            if parameter.metavar is not None or getattr(parameter, "is_flag", False):
-                continue
             if parameter.param_type_name == "argument":
-                parameter.metavar = str(parameter.name).upper()
-            else:
+                parameter.metavar = parameter.metavar or str(parameter.name).upper()
+                parameter.display_type_rich = lambda ctx: None  # beside its name, Python's type
+            elif parameter.metavar is None and not parameter.is_flag:
                 parameter.metavar = "N" if "int" in parameter.bare_type() else "TEXT"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

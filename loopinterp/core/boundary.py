@@ -260,5 +260,6 @@ def resolve_device(device: str | torch.device) -> torch.device:
             return there
         except (RuntimeError, AssertionError, NotImplementedError):
             pass
-    expected = f"a {there.type} device that PyTorch can use"
+    kind = "GPU" if there.type == "cuda" else f"{there.type} device"
+    expected = f"a {kind} that PyTorch can use"
     raise InputError(f"device {str(device)!r}", expected=expected, given=got, fix=fix)

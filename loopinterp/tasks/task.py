@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
 
 import torch
 
@@ -133,8 +133,9 @@ class Task(Protocol):
         """The exact answer to given inputs, ``IGNORE`` where there is none."""
         ...
 
-    def encode(self, examples: Any, *args: Any, **options: Any) -> Batch:
-        """The batch of given examples, or of one as text, as ``decode`` shows it."""
+    @property
+    def encode(self) -> Callable[..., Batch]:
+        """From one example as text (or given examples) to their batch; of ``InWords`` too."""
         ...
 
     def decode(

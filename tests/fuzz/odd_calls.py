@@ -151,6 +151,7 @@ def odd_call(rng: random.Random, run: Path, mine: Path) -> tuple[str, Callable[[
     text, whole = str(word), integer if isinstance(integer, int) else -7
     generator, addition = torch.Generator().manual_seed(0), tasks.get_task("addition")
     model, batch = _model(), _batch()
+    odd: Any = rng.choice([word, {word: word}, [integer], {"x": tensor}, None, tensor])
     options: dict[str, Any] = {
         "get_task": lambda: tasks.get_task(word),
         "get_program": lambda: programs.get_program(word),
@@ -220,20 +221,16 @@ def odd_call(rng: random.Random, run: Path, mine: Path) -> tuple[str, Callable[[
         "device of a model": lambda: zoo.load_pretrained("parity", device=text),
         "zoo": lambda: zoo.load_pretrained(word),
         "heads": lambda: interventions.patching_sweep(
-            model, batch, batch[[1, 0, *range(2, 8)]], component="z", heads=[integer]
+            model, batch, batch[torch.tensor([1, 0, *range(2, 8)])], component="z", heads=[integer]
         ),
-        "positions": lambda: interventions.patching_sweep(
-            model, batch, batch, positions=rng.choice([word, [integer], tensor])
-        ),
+        "positions": lambda: interventions.patching_sweep(model, batch, batch, positions=odd),
         "place": lambda: interventions.patching_sweep(
             model, batch, batch, component=f"loops.{integer}.{text}.hook_z"
         ),
         "senders": lambda: edges.path_patching(
             model, batch, batch, senders=word, receivers=f"blocks.{integer}.hook_mlp_in"
         ),
-        "targets of probes": lambda: probing.probe_study(
-            model, batch, rng.choice([word, {word: word}, [integer], {"x": tensor}, None])
-        ),
+        "targets of probes": lambda: probing.probe_study(model, batch, odd),
         "hook": lambda: model.run_with_hooks(
             batch.inputs, fwd_hooks=[(word, rng.choice([len, lambda x: x, word]))]
         ),
