@@ -224,7 +224,7 @@ def open_run(folder: str | Path, *, seed: Seed = 0, device: str = "auto") -> Ses
 
 
 @checked
-def load(folder: str | Path, *, device: str = "cpu") -> LoopedTransformer:
+def load(folder: str | Path, *, device: str | torch.device = "cpu") -> LoopedTransformer:
     """The model of a run, with its task as ``model.task``.
 
     :meth:`loopinterp.training.Run.load` gives the run itself: configuration, metrics, folder.
