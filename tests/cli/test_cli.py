@@ -1096,9 +1096,15 @@ def test_a_page_is_replaced_only_if_it_is_named(
 
 
 def test_what_is_made_without_a_folder_is_in_runs(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert command("compile", "parity", "--max-length", "3").status == 0
-    assert Run.load("runs/parity").config.task == "prefix_sum"
-    assert command("train", "--task", "parity", "--set", "steps=0", "--json").status == 0
+    assert Run.load("runs/parity").config.task == "parity"
+    assert (
+        command("train", "--config", run / "config.json", "--json").json["run"] == "runs/addition"
+    )
+    assert Run.load("runs/addition").config == Run.load(run).config
+    before = contents(tmp_path / "runs")
+    assert_refused(command("train", "--task", "parity"), "runs/parity")  # taken
+    assert contents(tmp_path / "runs") == before
