@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -62,9 +63,9 @@ class InWords:
     @checked
     def encode(self, text: str) -> Batch:
         """The batch of one example as text, as :func:`~loopinterp.tasks.typed_example` reads it."""
-        from loopinterp.tasks.typed_examples import typed_example  # which knows every task
-
-        return typed_example(self, text)  # type: ignore[arg-type]
+        # By name, as it imports every task.
+        typed_examples = importlib.import_module("loopinterp.tasks.typed_examples")
+        return typed_examples.typed_example(self, text)
 
     def say(self, row: Sequence[Any], answer: Sequence[int] | None) -> str:
         """One example in words: its inputs [pos], and an answer at each position, if any."""
