@@ -212,12 +212,12 @@ def chosen_positions(
     each = torch.arange(n_pos, device=base.device)
     if isinstance(positions, str) and positions == "each":
         return (each[:, None] == each)[:, None].expand(-1, batch, -1), each.tolist()
-    if isinstance(positions, torch.Tensor) and positions.dtype == torch.int64:
-        # One position of each example, [batch, pos].
-        if positions.shape == (batch,):
-            place = each == positions.to(base.device)[:, None]
-            if place.any(1).all():
-                return place[None], ["chosen"]
+    numbers = positions if isinstance(positions, torch.Tensor) else torch.empty(0)
+    # One position of each example, [batch, pos].
+    if numbers.dtype == torch.int64 and numbers.shape == (batch,):
+        place = each == numbers.to(base.device)[:, None]
+        if place.any(1).all():
+            return place[None], ["chosen"]
     raise InputError(
         "positions",
         expected=f"'all', 'each', or {batch} integers from 0 to {n_pos - 1} (int64)",
