@@ -20,6 +20,7 @@ from loopinterp import (
     pages,
     probing,
     programs,
+    tasks,
 )
 from loopinterp.app.study import STUDIES as STUDIES
 from loopinterp.app.study import Skip, SkipReason, register_study
@@ -375,8 +376,8 @@ def _ablation(session: Session) -> Result:
 )
 def _attention(session: Session) -> Result:
     """Where does each head attend at each loop?"""
-    batch, words = session.examples(2, 64), pages.token_words(session.task)
-    labels = None if words is None else pages.words_at(batch.inputs[0], words)
+    batch, words = session.examples(2, 64), tasks.token_words(session.task)
+    labels = None if words is None else tasks.words_at(batch.inputs[0], words)
     return lenses.attention_study(session.model, batch, labels=labels, seed=session.seed)
 
 

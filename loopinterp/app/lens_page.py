@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from loopinterp import adapters, lenses, pages, zoo
+from loopinterp import adapters, lenses, pages, tasks, zoo
 from loopinterp.app.session import open_run
-from loopinterp.core.boundary import Loops, checked
+from loopinterp.core.boundary import Loops, checked, resolve_device
 from loopinterp.core.errors import InputError
 from loopinterp.core.progress import showing
 from loopinterp.core.settings import Seed
@@ -49,11 +50,12 @@ def write_lens_page(
     Args:
         model: Folder of a run; name of a zoo model; folder of a published model's checkpoint
             (``save_pretrained``); or ``hf:owner/name``, whose weights are then downloaded.
-        prompt: In the words of the model's task (see :func:`~loopinterp.pages.typed_example`), or
+        prompt: In the words of the model's task (see :func:`~loopinterp.tasks.typed_example`), or
             any text for a published model.
         lens: ``coda``, the model's own readout; ``logit``; ``tuned`` or ``jacobian``, fitted first
             to samples of the run's task; or the file of a fitted lens.
-        out: By default ``lens.html`` in the run's folder, or else in the current one.
+        out: By default ``lens.html`` in the run's folder, or else in the current one; if it exists,
+            ``lens-2.html`` and so on. Only a page that is named is replaced.
         n_loops: Loops to run; by default the model's own, or those of the fitted lens.
         device: ``auto``, ``cpu`` or ``cuda``.
         trust_remote_code: Whether to run the code beside a published model's weights, if
@@ -83,7 +85,7 @@ def write_lens_page(
             "Leave it out.",
         )
     folder = Path(model) if kind == "run" else Path()
-    page = pages.need_page(folder / "lens.html" if out is None else out)
+    page = pages.need_page(_free_page(folder) if out is None else out)
     options: dict[str, Any] = {"lens": chosen, "n_loops": n_loops, "seed": seed}
     with showing(progress):
         if kind == "published":
@@ -93,19 +95,23 @@ def write_lens_page(
                 studied, tokens, words = _published(str(model), prompt, device, trust_remote_code)
             result = pages.explore(studied, tokens, words=words, symbols=words, **options)
         else:
-            run = zoo.load_pretrained(str(model)).folder if kind == "zoo" else model
+            run = zoo.pretrained_run(str(model)).folder if kind == "zoo" else model
             session = open_run(run, seed=seed, device=device)
             name, task = session.name, session.task
-            example, known = pages.typed_example(task, prompt), session.programs()
+            example, known = tasks.typed_example(task, prompt), session.programs()
             options |= {"programs": known, "asks": task.describe()}
             result = pages.explore(session.model, example, **options)
     title = f"{name}: {prompt.strip()}"
     return pages.write_results({"explorer": result}, page, title=title), result
 
 
-def _published(name: str, prompt: str, device: str, trust_remote_code: bool) -> tuple[Any, ...]:
-    from loopinterp.training.device import resolve_device
+def _free_page(folder: Path) -> Path:
+    """The first of lens.html, lens-2.html … that is not there."""
+    names = chain(["lens.html"], (f"lens-{k}.html" for k in count(2)))
+    return next(folder / name for name in names if not os.path.lexists(folder / name))
 
+
+def _published(name: str, prompt: str, device: str, trust_remote_code: bool) -> tuple[Any, ...]:
     where = resolve_device(device)  # refused before anything is fetched
     tokenizer = adapters.load_tokenizer(name, trust_remote_code=trust_remote_code)
     model = adapters.load_published(name, trust_remote_code=trust_remote_code, device=where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import PositiveInt
 
+from loopinterp import zoo
 from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, check_integer
 from loopinterp.core.results import SUFFIX, config_hash, load_result
@@ -38,7 +40,6 @@ from loopinterp.tasks import get_task
 from loopinterp.tasks.sampling import MOST_TOKENS, check_size, longest_length, need_task
 from loopinterp.tasks.task import digest_file, task_files
 from loopinterp.training import Run
-from loopinterp.training.device import resolve_device
 from loopinterp.training.run import CONFIG, IN_MEMORY
 
 if TYPE_CHECKING:
@@ -203,12 +204,12 @@ def open_run(folder: str | Path, *, seed: Seed = 0, device: str = "auto") -> Ses
         CheckpointError: If the folder holds no run, or its files are damaged.
         InputError: If the device is not there, or the seed is out of range.
     """
-    run = Run.load(folder)
-    model = _ready(run, device)
+    run = _load_run(folder)
+    model = run.model(device)
     config = config_hash(read_json(run.folder / CONFIG))
     return Session(
         model=model,
-        task=model.task,
+        task=run.task,
         folder=run.folder,
         # Of the weights that were read, not of the file, which a training may replace at any time.
         owner=Owner(config=config, weights=digest_tensors(own_weights(model))),
@@ -219,22 +220,27 @@ def open_run(folder: str | Path, *, seed: Seed = 0, device: str = "auto") -> Ses
     )
 
 
-def load(folder: str | Path, *, device: str = "cpu") -> LoopedTransformer:
+@checked
+def load(folder: str | Path, *, device: str | torch.device = "cpu") -> LoopedTransformer:
     """The model of a run, with its task as ``model.task``.
 
     :meth:`loopinterp.training.Run.load` gives the run itself: configuration, metrics, folder.
+    Models of the zoo are loaded by name, with :func:`~loopinterp.zoo.load_pretrained`.
 
     Args:
         folder: A folder that ``loopinterp train``, ``compile`` or ``demo`` wrote.
         device: ``cpu``, ``cuda``, or ``auto``.
     """
-    return _ready(Run.load(folder), device)
+    return _load_run(folder).model(device)
 
 
-def _ready(run: Run, device: str) -> LoopedTransformer:
-    model = run.model(resolve_device(device)).eval()
-    model.task = run.task()
-    return model
+def _load_run(folder: str | Path) -> Run:
+    name = str(folder)
+    if name in zoo.list_names() and not os.path.isdir(name):
+        expected, got = "the folder of a run", "the name of a model of the zoo"
+        fix = f"Call load_pretrained({name!r}), or: loopinterp zoo {name} --out {name}"
+        raise CheckpointError(f"run {name}", expected=expected, given=got, fix=fix)
+    return Run.load(folder)
 
 
 @checked

@@ -381,7 +381,7 @@ def demo(
     comparison, finite_folder = Path(out) / "comparison.html", Path(out) / "finite-state"
     for page in (Path(out) / "report.html", finite_folder / "report.html", comparison):
         pages.need_page(page)  # refused before minutes are spent
-    finite = zoo.load_pretrained("addition-finite", finite_folder).folder
+    finite = zoo.pretrained_run("addition-finite", finite_folder).folder
     shared: dict[str, Any] = {"seed": config.seed, "progress": progress}
     # 200 examples for each length tell .99 from .95, in a minute at 144 positions.
     samples = {"samples": 200, **shared}

@@ -15,7 +15,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 import loopinterp
-from loopinterp.core.errors import GREATEST_SEED, MOST_THREADS, InputError
+from loopinterp.core.errors import MOST_THREADS, InputError
 
 if TYPE_CHECKING:
     from loopinterp.core.results import Result
@@ -34,7 +34,20 @@ app = typer.Typer(
 
 
 class _Command(TyperCommand):
-    """A command that takes no option's name for another option's value (``--out --json``)."""
+    """A command that takes no option's name for another option's value (``--out --json``).
+
+    In its help a value is N (a number) or TEXT, unless an option has a word for it.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        parameters: list[Any] = self.params
+        for parameter in parameters:
+            if parameter.param_type_name == "argument":
+                parameter.metavar = parameter.metavar or str(parameter.name).upper()
+                parameter.display_type_rich = lambda ctx: None  # beside its name, Python's type
+            elif parameter.metavar is None and not parameter.is_flag:
+                parameter.metavar = "N" if "int" in parameter.bare_type() else "TEXT"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         # For each option string, whether a value follows it.
@@ -73,9 +86,18 @@ def read_path(path: str | Path) -> Path:
     return Path(text)
 
 
+def read_program(name: str) -> str:
+    """The name of a stock program, refused before anything else that is wrong with a command."""
+    try:
+        loopinterp.get_program(name)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from error
+    return name
+
+
 Texts = list[str] | None
 
-SEED: dict[str, Any] = {"min": 0, "max": GREATEST_SEED}
+SEED: dict[str, Any] = {"min": 0}  # the greatest is checked where it is used
 
 FILE: dict[str, Any] = {"metavar": "FILE", "parser": read_path}
 
@@ -84,9 +106,15 @@ _THREADS["help"] = "CPU threads; at these model sizes one is as fast as more."
 
 Run = Annotated[Path, Argument(metavar="RUN", parser=read_path, help="Folder of a run.")]
 
-Runs = Annotated[list[Path], Argument(metavar="RUN...", parser=read_path, help="Folders of runs.")]
+Runs = Annotated[list[Path], Argument(metavar="RUN", parser=read_path, help="Folders of runs.")]
 
-Out = Annotated[Path, Option(metavar="PATH", parser=read_path, help="Folder of the run.")]
+OUT: dict[str, Any] = {"metavar": "PATH", "parser": read_path, "help": "Folder of the run."}
+
+Out = Annotated[Path, Option(**OUT)]
+
+
+RUNS = Path("runs")
+"""The folder in which runs are made by default."""
 
 Device = Annotated[str, Option(help="auto, cpu or cuda; one that is absent is an error.")]
 

@@ -12,6 +12,7 @@ from loopinterp.compiler.circuit import Circuit
 from loopinterp.compiler.lowering import lower_program
 from loopinterp.compiler.stream_layout import describe, lay_out
 from loopinterp.compiler.validation import infer_domains, validate
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import CheckpointError, InputError, check_integer
 from loopinterp.core.text import ShortRepr
 from loopinterp.models.transformer import LoopedTransformer
@@ -91,6 +92,7 @@ def need_compiled(compiled: object) -> None:
         raise InputError("compiled", expected=expected, given=got, fix=fix)
 
 
+@checked
 def compile_program(
     program: LoopProgram | str, *, max_length: int, n_outputs: int | None = None
 ) -> Compiled:

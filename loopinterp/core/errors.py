@@ -6,7 +6,7 @@ import difflib
 import math
 import numbers
 import reprlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 GREATEST_SEED = 2**63 - 1
@@ -40,6 +40,17 @@ def _cut(text: str) -> str:
     return text if len(text) <= 400 else f"{text[:400]}… ({len(text)} characters)"
 
 
+class ArgumentError(InputError, TypeError):
+    """An argument of a call is missing or unknown; a TypeError too, as Python's own would be."""
+
+
+class UnknownKeyError(InputError, KeyError):
+    """A name in square brackets is unknown; a KeyError too, which mappings raise."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class ConfigError(InputError):
     """A configuration value is unknown, out of range, or in conflict."""
 
@@ -57,9 +68,23 @@ def unknown_name(
 ) -> InputError:
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
     fix = f"Did you mean {near[0]!r}?" if near else "Use one of the names listed."
-    return error(what, expected=f"one of {shown or '(none)'}", given=repr(name), fix=fix)
+    if len(names) == 1 and not near:
+        fix = f"Pass {names[0]!r}."
+    return error(what, expected=spell_choices(names), given=repr(name), fix=fix)
+
+
+def spell_choices(names: Sequence[str]) -> str:
+    """The names that one may choose: the first twelve; a single one is quoted.
+
+    Example:
+        >>> spell_choices(["each"]), spell_choices(["cpu", "cuda"])
+        ("'each'", 'one of cpu, cuda')
+    """
+    if len(names) == 1:
+        return repr(names[0])
+    shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+    return f"one of {shown or '(none)'}"
 
 
 def check_choice(

@@ -22,6 +22,7 @@ from loopinterp.core.errors import (
     ConfigError,
     InputError,
     shown_value,
+    spell_choices,
     spell_range,
     unknown_name,
 )
@@ -170,7 +171,7 @@ def _explain(error: ValidationError, cls: type) -> InputError:
         return unknown_name(f"setting of {owner}", names[-1], known, ConfigError)
     schema = _schema(cls, names)
     if fault["type"] in ("missing", "missing_keyword_only_argument", "missing_argument"):
-        expected, fix = _spell_schema(schema), f"Set {path}."
+        expected, fix = spell_schema(schema), f"Set {path}."
         return ConfigError(path, expected=expected, given="nothing", fix=fix)
     return schema_error(path or cls.__name__, value, schema, ConfigError)
 
@@ -183,7 +184,7 @@ def schema_error(
         return unknown_name(name, value, choices, error)
     shown = repr if isinstance(value, str) else shown_value
     got = "an object" if isinstance(value, dict) else shown(value)
-    return error(name, expected=_spell_schema(schema), given=got, fix=f"Change {name}.")
+    return error(name, expected=spell_schema(schema), given=got, fix=f"Change {name}.")
 
 
 def _schema(cls: type, path: Sequence[str]) -> dict[str, Any]:
@@ -206,16 +207,17 @@ def _choices_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(choices)
 
 
-def _spell_schema(schema: Mapping[str, Any]) -> str:
+def spell_schema(schema: Mapping[str, Any]) -> str:
+    """The values that a JSON schema takes, in words."""
     if "anyOf" in schema:
-        return " or ".join(_spell_schema(part) for part in schema["anyOf"])
+        return " or ".join(spell_schema(part) for part in schema["anyOf"])
     if choices := _choices_of(schema):
-        return f"one of {', '.join(choices)}"
+        return spell_choices(choices)
     kind = schema.get("type")
     if kind == "array":
         each, number = schema.get("items") or schema["prefixItems"][0], schema.get("minItems")
         more = "" if schema.get("maxItems") == number else " or more"
-        return f"a list{f' of {number}{more}' if number else ''}, each {_spell_schema(each)}"
+        return f"a list{f' of {number}{more}' if number else ''}, each {spell_schema(each)}"
     least, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     if kind == "integer" and above is not None:
         least, above = above + 1, None

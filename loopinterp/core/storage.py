@@ -341,7 +341,7 @@ def need_writable(path: str | Path) -> None:
             expected="a place outside the package, which is only read",
             given="one inside it",
             fix="Copy the model first: loopinterp zoo NAME --out FOLDER, or "
-            "loopinterp.load_pretrained(NAME, FOLDER).",
+            "loopinterp.zoo.pretrained_run(NAME, FOLDER).",
         )
 
 

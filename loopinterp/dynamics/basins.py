@@ -170,9 +170,9 @@ def basin_map(
     Source: reachability, arXiv 2604.15259.
 
     Example:
-        >>> from loopinterp import load_pretrained
-        >>> run = load_pretrained("parity")
-        >>> result = basin_map(run.model(), run.task(), n=4, batch_size=2, points=3)
+        >>> from loopinterp.zoo import pretrained_run
+        >>> run = pretrained_run("parity")
+        >>> result = basin_map(run.model(), run.task, n=4, batch_size=2, points=3)
         >>> result.shares().sel(limit=0, estimate="value").item()
         1.0
     """

@@ -126,9 +126,9 @@ def reachability_study(
     Source: path independence, arXiv 2211.09961; reachability, arXiv 2604.15259.
 
     Example:
-        >>> from loopinterp import load_pretrained
-        >>> run = load_pretrained("parity")
-        >>> result = reachability_study(run.model(), run.task(), n=4, batch_size=4, kicks=(0.1,))
+        >>> from loopinterp.zoo import pretrained_run
+        >>> run = pretrained_run("parity")
+        >>> result = reachability_study(run.model(), run.task, n=4, batch_size=4, kicks=(0.1,))
         >>> result.reached().sel(start="zeros", estimate="value").item()
         1.0
     """

@@ -33,6 +33,7 @@ from loopinterp.edges.unrolled_graph import (
     LATER,
     READOUT,
     TiedEdge,
+    UnrolledGraph,
     without_slot,
 )
 
@@ -101,7 +102,8 @@ def as_circuit(
 
     An edge within a loop carries a scratch feature of its sender; an edge to a later loop, or out
     of the loop, a variable. Edges over two loops or more become edges to the next one. The circuit
-    has no directions, and its selectors mean nothing.
+    has no directions, and its selectors mean nothing. An end may be the name of a hook:
+    ``blocks.0.attn.hook_z`` is each head of that layer.
 
     Raises:
         InputError: If an end is no component, or a lag is not 0, 1 or 2.
@@ -117,8 +119,7 @@ def as_circuit(
     carried: dict[tuple[str, bool], FeatureNode] = {}
     links: dict[tuple[str, str], None] = {}
     nodes: dict[str, tuple[str, int, list[str]]] = {}
-    for sender, slotted, lag in edges:
-        receiver = without_slot(slotted)
+    for sender, receiver, lag in _between_components(edges, config):
         for end in {sender, receiver} - {INPUT, READOUT}:
             nodes[end] = _parsed(end)
         if lag not in LAGS:
@@ -155,6 +156,21 @@ def as_circuit(
         edges=tuple(links),
         directions={f.id: none for f in features},
     )
+
+
+def _between_components(
+    edges: Iterable[TiedEdge], config: LoopedTransformerConfig
+) -> Iterator[TiedEdge]:
+    """The edges without slots, those between hooks as one between each of their components."""
+    graph = UnrolledGraph(config, 1)
+    for sender, receiver, lag in edges:
+        senders, receivers = [sender], [without_slot(receiver)]
+        if "hook_" in sender:
+            senders = [graph.senders[k].tied for k in graph.senders_named(sender, "edges")]
+        if "hook_" in receiver:
+            numbers = graph.receivers_named(receiver, "edges")
+            receivers = [graph.readers[graph.receivers[k][0]].tied for k in numbers]
+        yield from product(senders, receivers, [lag])
 
 
 def recovery(

@@ -161,7 +161,7 @@ def ablation_study(
     kinds: Annotated[Sequence[Kind], Field(min_length=1)] = KINDS,
     when: Annotated[Sequence[When], Field(min_length=1)] = ("all", "one"),
     loops: Index = None,
-    positions: Literal["each"] | None = None,
+    positions: Literal["all", "each"] | None = None,
     mean_over: MeanOver = "position",
     n: int | None = None,
     batch_size: int | None = None,
@@ -188,7 +188,7 @@ def ablation_study(
         kinds: Some of ``zero``, ``mean`` and ``resample``.
         when: ``all`` loops; ``one`` loop at a time; ``from`` a loop on; ``upto`` and including one.
         loops: The loops that the last three refer to; all by default.
-        positions: None ablates all positions at once, ``"each"`` one at a time.
+        positions: None or ``"all"`` ablates all positions at once, ``"each"`` one at a time.
         mean_over: Means are over the batch, padding included: at the same ``position``, of the same
             input ``token`` at any position, or over ``all`` positions.
         n, batch_size, seed: Length and number (64 by default) of examples to draw; seed of all

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopinterp.core.errors import HookError, InputError, check_choice, unknown_name
+from loopinterp.core.errors import HookError, InputError, unknown_name
 from loopinterp.models.addresses import resolve_index
 from loopinterp.models.protocol import need_hooks, need_model
 from loopinterp.models.study_examples import examples_for, fit_to_model, inputs_and_loops
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from loopinterp.models.addresses import Index
+    from loopinterp.models.addresses import Address, Index
     from loopinterp.models.run import HookedRun
 
 STATE = "state"
@@ -131,6 +131,18 @@ def patched_component(model: HookedRun, component: str) -> Patched:
     return Patched(book.short(full), full, kind, full in book.per_loop, n_heads)
 
 
+def hook_place(model: HookedRun, name: str, n_loops: int) -> Address | None:
+    """The place in the loop that the full name of a hook says; None of a component's name."""
+    if "." not in name or model.addresses().has(name):
+        return None
+    book = model.addresses(n_loops)
+    place = book.addresses[book.resolve(name)]
+    if place.section != "block":
+        expected, fix = "a hook inside the loop", f"Pass the component, {place.component!r}."
+        raise InputError("component", expected=expected, given=repr(name), fix=fix)
+    return place
+
+
 def given_pairs(
     model: Any,
     base: Batch | Tensor,
@@ -190,23 +202,22 @@ def chosen_positions(
     positions: str | Tensor | None, base: Tensor
 ) -> tuple[Bool[Tensor, "place batch pos"], list[int | str]]:
     batch, n_pos = base.shape[:2]
-    if positions is None:
+    if positions is None or (isinstance(positions, str) and positions == "all"):
         return torch.ones(1, batch, n_pos, dtype=torch.bool, device=base.device), ["all"]
     each = torch.arange(n_pos, device=base.device)
-    if isinstance(positions, str):
-        check_choice("positions", positions, ["each"])
+    if isinstance(positions, str) and positions == "each":
         return (each[:, None] == each)[:, None].expand(-1, batch, -1), each.tolist()
-    fits = isinstance(positions, torch.Tensor) and positions.dtype == torch.int64
+    numbers = positions if isinstance(positions, torch.Tensor) else torch.empty(0)
     # One position of each example, [batch, pos].
-    if fits and positions.shape == (batch,):
-        place = each == positions.to(base.device)[:, None]
+    if numbers.dtype == torch.int64 and numbers.shape == (batch,):
+        place = each == numbers.to(base.device)[:, None]
         if place.any(1).all():
             return place[None], ["chosen"]
     raise InputError(
         "positions",
-        expected=f"None, 'each', or {batch} integers from 0 to {n_pos - 1} (int64)",
-        given=describe_tensor(positions),
-        fix="Pass one position for each example, as a tensor.",
+        expected=f"'all', 'each', or {batch} integers from 0 to {n_pos - 1} (int64)",
+        given=repr(positions) if isinstance(positions, str) else describe_tensor(positions),
+        fix="Leave it out, or pass one position for each example.",
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.text import ShortRepr
 from loopinterp.tasks.task import IGNORE
 
@@ -132,6 +133,7 @@ class InterchangePairs(ShortRepr):
 
     def to(self, device: torch.device | str) -> Self:
         """The same pairs on another device."""
+        device = resolve_device(device)
         moved = self._map(lambda column: column.to(device))
         return replace(moved, inputs=self.inputs.to(device), asked=self.asked.to(device))
 

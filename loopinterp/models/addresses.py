@@ -195,6 +195,25 @@ class AddressBook:
             raise unknown_name("component", str(name), self.components, HookError)
         return component
 
+    def has(self, component: str) -> bool:
+        """Whether it is the full or short name of a component."""
+        return self._full_component(component) is not None
+
+    def at_indices(self, component: str, *indices: int) -> str:
+        """The full name of a component of the block at ``(loop, layer)``, or at one index.
+
+        One index is the loop of a component that fires once per loop; of others, the layer of the
+        run, as TransformerLens counts them.
+        """
+        component = self.component(component)
+        if len(indices) == 2:
+            loop, layer = indices
+            return self.site(component, loop=loop, layer=layer)  # type: ignore[return-value]
+        if component in self.per_loop:
+            return self.site(component, loop=indices[0])  # type: ignore[return-value]
+        total = self.site_map.layers_total(self.n_loops)
+        return f"blocks.{resolve_index(indices[0], total, 'layer')[0][0]}.{component}"
+
     def short(self, component: str) -> str:
         """The short name of a component ("z", "resid_pre"), if any."""
         short = component.rpartition("hook_")[2]

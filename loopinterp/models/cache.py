@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformer_lens.ActivationCache import ActivationCache
+from transformer_lens.utilities import get_act_name
 
-from loopinterp.core.errors import CheckpointError, HookError, InputError, check_integer
+from loopinterp.core.boundary import resolve_device
+from loopinterp.core.errors import (
+    CheckpointError,
+    HookError,
+    InputError,
+    UnknownKeyError,
+    check_integer,
+    unknown_name,
+)
 from loopinterp.core.text import as_table
 from loopinterp.models.addresses import Index, resolve_index
 from loopinterp.models.attribution import Attributable, attribute_logit, need_own_readout
@@ -25,11 +35,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class MissingActivationError(HookError, KeyError):
-    """An activation is not in the cache."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+class MissingActivationError(HookError, UnknownKeyError):
+    """An activation is not in the cache; a KeyError too, for TransformerLens' own code."""
 
 
 def _without_files(config: dict[str, Any]) -> dict[str, Any]:
@@ -134,15 +141,38 @@ class LoopedCache(ActivationCache):
         return sum(x.numel() * x.element_size() for x in self.cache_dict.values())
 
     def __getitem__(self, key: Any) -> Tensor:
-        """By full name, alias (``loops.{t}.blocks.{l}.…``), or TransformerLens' short form."""
-        alias = isinstance(key, str) and key.startswith(("loops.", "prelude.", "coda."))
-        if alias and key not in self.cache_dict:
-            site, gradient = _split_gradient(key)
-            key = self.model.addresses().resolve(site) + gradient
+        """By full name, alias (``loops.{t}.blocks.{l}.…``), or a component with its indices.
+
+        ``cache["z", loop, layer]`` has the layer of the block; ``cache["state_post", loop]`` is of
+        a component that fires once per loop; ``cache["z", n]`` counts the layers of the whole run,
+        as TransformerLens does. Components have their full or short name.
+
+        Raises:
+            HookError: If there is no such activation, or it was not cached; a KeyError too.
+        """
         try:
-            return super().__getitem__(key)
-        except KeyError as error:
-            raise self._missing(str(key)) from error
+            full = key if isinstance(key, str) and key in self.cache_dict else self._full_name(key)
+        except HookError as error:  # an index out of range, or no such hook
+            told = {"expected": error.expected, "given": error.given, "fix": error.fix}
+            raise MissingActivationError(error.what, **told) from error
+        try:
+            return super().__getitem__(full)
+        except (KeyError, TypeError) as error:
+            raise self._missing(key) from error
+
+    def _full_name(self, key: Any) -> Any:
+        """The full name of an alias or of a component with indices; other keys as they are."""
+        book = self.model.addresses()
+        if isinstance(key, str) and key.startswith(("loops.", "prelude.", "coda.")):
+            site, gradient = _split_gradient(key)
+            return book.resolve(site) + gradient
+        if not (isinstance(key, tuple) and len(key) in (2, 3) and isinstance(key[0], str)):
+            return key
+        name, *indices = key
+        site, gradient = _split_gradient(name)
+        if not (book.has(site) and all(isinstance(index, Integral) for index in indices)):
+            return key  # one of TransformerLens' other short forms, as ("scale", 0, "ln1")
+        return f"{book.at_indices(site, *map(int, indices))}{gradient}"
 
     def stack(
         self, component: str, *, layer: Index = -1, loops: Index = None
@@ -306,6 +336,7 @@ class LoopedCache(ActivationCache):
     def to(self, device: Any = None, dtype: torch.dtype | str | None = None) -> LoopedCache:  # type: ignore[override]
         """Move and cast in place; return the cache."""
         kind, cached = check_dtype(dtype), self.cache_dict.items()
+        device = None if device is None else resolve_device(device)
         self.cache_dict = {name: x.to(device=device, dtype=kind) for name, x in cached}
         return self
 
@@ -341,7 +372,18 @@ class LoopedCache(ActivationCache):
             raise CheckpointError(what, expected=expected, given=got, fix=fix)
         return cls(tensors, view, index["has_batch_dim"], readout=readout)
 
-    def _missing(self, name: str) -> MissingActivationError:
-        what, got = f"activation {name!r}", f"a cache of {len(self)} others"
-        fix = "Run again with a names_filter that keeps it."
-        return MissingActivationError(what, expected="a cached one", given=got, fix=fix)
+    def _missing(self, key: Any) -> InputError:
+        """The error for an activation that the run has and the cache has not, or for no name."""
+        book, parts = self.model.addresses(), key if isinstance(key, tuple) else (key,)
+        name = str(next(iter(parts), ""))
+        site = _split_gradient(name)[0]
+        try:
+            full = _split_gradient(get_act_name(*parts))[0]
+        except TypeError:  # no short form of TransformerLens' either
+            full = None
+        if full in book.addresses or (book.has(site) and full is not None):
+            what, got = f"activation {key!r}", f"a cache of {len(self)} others"
+            fix = "Run again with a names_filter that keeps it."
+            return MissingActivationError(what, expected="a cached one", given=got, fix=fix)
+        known = [*book.addresses] if "." in site else [*map(book.short, book.components)]
+        return unknown_name("activation", name, known, MissingActivationError)

@@ -13,6 +13,7 @@ from huggingface_hub import ModelHubMixin, snapshot_download
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import CheckpointError
 from loopinterp.core.results import config_hash
 from loopinterp.core.storage import (
@@ -76,6 +77,7 @@ class PretrainedMixin(ModelHubMixin):
             CheckpointError: If a file is damaged, a pickle, or does not fit the configuration.
         """
         kind, name = check_dtype(dtype), str(pretrained_model_name_or_path)
+        device = resolve_device(device)
         folder = _folder(name, hub_options)
         path = folder / _WEIGHTS_FILE
         settings = read_json_object(folder / _CONFIG_FILE)

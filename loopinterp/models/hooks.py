@@ -6,6 +6,7 @@ thread that opened them, so two threads may study one model at once.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from abc import abstractmethod
@@ -22,6 +23,7 @@ from torch import nn
 from transformer_lens.hook_points import HookPoint, LensHandle
 from transformer_lens.HookedRootModule import HookedRootModule
 
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import HookError
 from loopinterp.models.addresses import Address, AddressBook, Index, Key, nbytes
 from loopinterp.models.run_inputs import RunLength, check_dtype, spell
@@ -151,6 +153,13 @@ class LoopHooks(RunLength, HookedRootModule):
     @abstractmethod
     def site_map(self) -> SiteMap:
         """The model's sites and sizes."""
+
+    def to(self, *args: Any, **options: Any) -> Self:  # type: ignore[override]
+        """As PyTorch has it; a device that is not there is an ``InputError``."""
+        for place in (*args, *options.values()):
+            if isinstance(place, (str, torch.device)):
+                resolve_device(place)
+        return super().to(*args, **options)
 
     @property
     def device(self) -> torch.device:
@@ -317,6 +326,7 @@ class LoopHooks(RunLength, HookedRootModule):
 
     def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **options: Any) -> None:
         """Add a hook for all threads until ``reset_hooks``, named as in :meth:`run_with_hooks`."""
+        _need_hook_function(hook)
         for address in self.addresses().targets(name):
             point = self._point(address)
             self.check_and_add_hook(point, address.name, hook, *args, **options)
@@ -375,10 +385,26 @@ def _carries(point: HookPoint) -> bool:
     return bool(point._forward_hooks or point._backward_hooks or point._forward_pre_hooks)
 
 
+def _need_hook_function(function: Callable[..., Any]) -> None:
+    """Raise unless a function can be called as a hook: ``function(activation, hook=point)``."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a builtin, which tells nothing
+        return
+    try:
+        signature.bind(None, hook=None)
+    except TypeError:
+        name = getattr(function, "__name__", type(function).__name__)
+        expected, fix = "a function of (activation, hook)", "Give it an argument called hook."
+        got = f"{name}{signature}"
+        raise HookError("hook function", expected=expected, given=got, fix=fix) from None
+
+
 def _pairs(what: str, hooks: Any) -> list[tuple[Any, Any]]:
     listed = list(hooks) if isinstance(hooks, Iterable) and not isinstance(hooks, str) else [hooks]
     for one in listed:
         if not (isinstance(one, (tuple, list)) and len(one) == 2 and callable(one[1])):
             got, fix = f"a {type(one).__name__}, {one!r}", "Write [(name, function), ...]."
             raise HookError(what, expected="pairs of name and function", given=got, fix=fix)
+        _need_hook_function(one[1])
     return [(name, function) for name, function in listed]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import HookError, InputError, check_choice, check_integer
 from loopinterp.models.addresses import nbytes
 from loopinterp.models.cache import LoopedCache
@@ -212,6 +213,7 @@ class HookedRun(TransformerLensCalls, LoopHooks):
             fix = "Widen the filter, run more loops, or return logits."
             raise HookError("names_filter", expected=expected, given=got, fix=fix)
         kept_as = check_dtype(dtype)
+        device = None if device is None else resolve_device(device)
         recorder = Recorder(pos_slice=pos_slice, device=device, dtype=kept_as, gradients=incl_bwd)
         if inputs.dim() > 1:  # other inputs are refused where they are read
             batch, n_pos = inputs.shape[:2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -11,11 +12,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from loopinterp.core.results import Finding, Result, findings_of
+from loopinterp.models.run_inputs import refuse
 
 NOT_SAID = -32768
 """Stands for an implied value that is undetermined, and for cells outside an example."""
@@ -129,6 +132,24 @@ class Exploration(Result, kind="exploration"):
     n_examples: int
     lens: str = "coda"
     of_other_weights: bool = False
+
+    def save(self, folder: str | Path, name: str | None = None, *, title: str = "") -> Path:
+        """As every result; a path that ends in ``.html`` is the page with the explorer instead.
+
+        Args:
+            folder: A folder, or the page: one file that works offline.
+            name: Of the file in the folder.
+            title: Of the page; what the task asks by default.
+
+        Raises:
+            InputError: If the page is a file that is no such page, or it cannot be written.
+        """
+        if name is None and Path(folder).suffix == ".html":
+            # By name, as the report imports this module.
+            write_results = importlib.import_module("loopinterp.pages.report").write_results
+            return write_results({"explorer": self}, folder, title=title or self.asks or "Explorer")
+        refuse({"title": title or None}, "none of a result in a folder", "Leave it out.")
+        return super().save(folder, name)
 
 
 @findings_of.register

@@ -12,10 +12,10 @@ import torch
 
 from loopinterp.core.errors import InputError
 from loopinterp.pages.exploration import NOT_SAID, Exploration
-from loopinterp.pages.typed_examples import answer_words, token_words, words_at
 from loopinterp.programs.expressions import Aggregate, SelWidth, ShiftRight
 from loopinterp.programs.nodes import postorder
 from loopinterp.tasks.task import IGNORE, Batch
+from loopinterp.tasks.typed_examples import answer_words, token_words, words_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ from loopinterp.pages.changed_run import PutIn, explore_change
 from loopinterp.pages.exploration import page_data, read_asset, script
 from loopinterp.pages.explore_study import explore
 from loopinterp.pages.explored_run import Chosen, ExampleReason, spell_choice
-from loopinterp.pages.typed_examples import typed_example
 from loopinterp.programs.stock_programs import get_program
+from loopinterp.tasks.typed_examples import typed_example
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,6 +13,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from loopinterp.compiler.figures import draw
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import InputError
 from loopinterp.core.results import Figure, Result
 from loopinterp.core.storage import write_bytes
@@ -44,6 +45,7 @@ _MARKER = '<meta name="generator" content="loopinterp report">'
 """In the head of every page written here; a file with it may be overwritten."""
 
 
+@checked
 def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run as one self-contained HTML file.
 
@@ -59,6 +61,7 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     return out
 
 
+@checked
 def need_page(out: str | Path) -> Path:
     """The path, after a check that it is a new file or an earlier page."""
     out = Path(out)
@@ -81,6 +84,7 @@ def need_page(out: str | Path) -> Path:
     raise InputError(f"output file {out}", expected=expected, given=kind, fix=fix)
 
 
+@checked
 def write_results(results: Mapping[str, Result], out: str | Path, *, title: str) -> Path:
     """Write results that belong to no run as one self-contained HTML file.
 
@@ -291,6 +295,7 @@ def _stage_times(record: RunRecord) -> list[Figure]:
     ]
 
 
+@checked
 def write_circuit_page(circuit: Any, out: str | Path) -> Path:
     """Write the graph of a circuit as one HTML file that works offline.
 

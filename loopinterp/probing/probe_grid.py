@@ -247,7 +247,7 @@ def _stack_targets(
         raise InputError("targets", expected="at least one", given="none", fix="Name a target.")
     batch, n_pos = inputs.shape[:2]
     for name, y in targets.items():
-        fits = tuple(y.shape) in ((batch, n_pos), (n_loops, batch, n_pos))
+        fits = tuple(getattr(y, "shape", ())) in ((batch, n_pos), (n_loops, batch, n_pos))
         if not fits or y.is_floating_point():
             raise InputError(
                 f"target {name!r}",

@@ -26,7 +26,7 @@ from loopinterp.tasks.rows import (
 from loopinterp.tasks.sampling import check_digits, choice, coins, integers, lengths, uniform
 from loopinterp.tasks.task import need
 from loopinterp.tasks.token_by_token import TokenByToken
-from loopinterp.tasks.words import spell, until
+from loopinterp.tasks.words import or_text, spell, until
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -122,6 +122,7 @@ class DecimalOperands(TokenByToken):
         width = self.n_operands * (digits.shape[2] + 1)
         return self._batch(join([x for part in parts for x in part], width=width, fill=_END), n)
 
+    @or_text
     def encode(self, operands: Iterable[Sequence[int]]) -> Batch:
         """The batch of given integers of at least 0, each written without leading zeros."""
         rows = check_operands(operands, self.n_operands)

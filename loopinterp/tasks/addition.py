@@ -25,7 +25,7 @@ from loopinterp.tasks.sampling import (
     random_bits,
 )
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
-from loopinterp.tasks.words import spell
+from loopinterp.tasks.words import or_text, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -121,6 +121,7 @@ class Addition(Sampler):
         answer = carry_arithmetic.total(a, b).masked_fill(~real, IGNORE)
         return Batch(torch.stack([a, b], dim=-1).float(), answer, n, n + 1, self)
 
+    @or_text
     def encode(self, operands: Iterable[Sequence[int]], n: int) -> Batch:
         """The batch of given integers, each in 0..2^n - 1."""
         a, b = operand_digits(operands, n, n)
@@ -214,6 +215,7 @@ class TokenAddition(FullOutput):
         _check_bits(a, b, n)
         return self._batch([(a, n), same(_OPERATOR, n), (b, n)], n, n.clone())
 
+    @or_text
     def encode(self, operands: Iterable[Sequence[int]], n: int) -> Batch:
         """The batch of given integers, each in 0..2^n - 1."""
         a, b = operand_digits(operands, n, n)
@@ -282,6 +284,7 @@ class Multiplication(FullOutput):
         check_digits(b, n, 2, "bits b")
         return self._batch([(a, m), same(_OPERATOR, n), (b, n)], n, n * m)
 
+    @or_text
     def encode(self, operands: Iterable[Sequence[int]], n: int, m: int | None = None) -> Batch:
         """The batch of given integers: a in 0..2^m - 1, b in 0..2^n - 1."""
         m = self.m if m is None else m

@@ -17,6 +17,7 @@ from loopinterp.core.errors import InputError
 from loopinterp.core.settings import settings
 from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
 from loopinterp.tasks.task import Batch, need
+from loopinterp.tasks.words import or_text
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -95,6 +96,7 @@ class ChessPuzzles(Sampler):
         move = "".join(name_of(at[0]) if len(at) == 1 else "?" for at in places)
         return f"{board} {move}"
 
+    @or_text
     def encode(self, puzzles: Iterable[tuple[str, str, int]]) -> Batch:
         """The batch of given puzzles: FEN, moves and rating, as a row of a file has them."""
         rows = [_read(*puzzle, f"puzzle {k}") for k, puzzle in enumerate(puzzles)]

@@ -12,7 +12,7 @@ from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import need_form
 from loopinterp.tasks.sampling import Sampler, check_tokens, uniform
 from loopinterp.tasks.task import IGNORE, Batch
-from loopinterp.tasks.words import spell
+from loopinterp.tasks.words import or_text, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -85,6 +85,7 @@ class Maze(Sampler):
         rows = spell([answer[at] for at in inside], "01")
         return f"{maze} {'/'.join(rows[k : k + size] for k in range(0, len(rows), size))}"
 
+    @or_text
     def encode(self, pictures: Sequence[str]) -> Batch:
         """The batch of given pictures, of any sizes: rows of ``#`` (wall), ``.``, ``S`` and ``G``.
 

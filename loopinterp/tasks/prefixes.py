@@ -23,7 +23,7 @@ from loopinterp.tasks.sampling import (
     uniform,
 )
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
-from loopinterp.tasks.words import spell
+from loopinterp.tasks.words import or_text, spell
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -229,6 +229,7 @@ class RegularLanguage(_Prefixes):
         question = f"in {self.language}, prefixes of {spell(real, alphabet)} ="
         return question if answer is None else f"{question} {spell(answer[1 : len(real) + 1])}"
 
+    @or_text
     def encode(self, words: Sequence[str]) -> Batch:
         """The batch of strings of one or more symbols of the alphabet."""
         alphabet = self.automaton.alphabet

@@ -87,6 +87,7 @@ class Sampler(Settings, InWords, ABC):
     def _draw(self, kind: str, n: Tensor, generator: torch.Generator) -> Batch:
         """Examples of the given lengths [batch], of one distribution."""
 
+    @checked
     def sample(
         self,
         n: int | Int[Tensor, " batch"],

@@ -16,7 +16,7 @@ from loopinterp.tasks.rows import lead, need_form, pack, place_of_equals, places
 from loopinterp.tasks.sampling import check_digits, check_tokens, inside, integers
 from loopinterp.tasks.task import need
 from loopinterp.tasks.token_by_token import TokenByToken
-from loopinterp.tasks.words import spell, until
+from loopinterp.tasks.words import or_text, spell, until
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -112,6 +112,7 @@ class AbacusSorting(TokenByToken):
         width = int(keep.sum(dim=1).max())
         return self._batch(pack(values, keep, width=width, fill=_END), n)
 
+    @or_text
     def encode(self, numbers: Sequence[Sequence[int]], letters: str = LETTERS) -> Batch:
         """The batch of given lists of integers, which may be of different lengths.
 

@@ -16,6 +16,7 @@ from loopinterp.core.settings import settings
 from loopinterp.tasks.rows import need_form
 from loopinterp.tasks.sampling import Sampler, check_tokens, coins, uniform
 from loopinterp.tasks.task import IGNORE, Batch, need
+from loopinterp.tasks.words import or_text
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -92,6 +93,7 @@ class Sudoku(Sampler):
         rows = (words[k : k + self.side] for k in range(0, len(words), self.side))
         return "/".join("".join(row) for row in rows)
 
+    @or_text
     def encode(self, puzzles: Sequence[str]) -> Batch:
         """The batch of given puzzles, row by row; a dot or 0 for a blank, no other signs count."""
         rows = [[0 if x in ".0" else int(x) for x in p if x in ".0123456789"] for p in puzzles]

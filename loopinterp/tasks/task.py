@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
 
 import torch
 
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import MOST_LOOPS, InputError
 from loopinterp.core.text import ShortRepr
 
@@ -68,6 +69,8 @@ class Batch(ShortRepr):
         return [*shown, ("inputs", self.inputs)]
 
     def to(self, device: torch.device | str) -> Batch:
+        """The same examples on another device; one that is not there is an ``InputError``."""
+        device = resolve_device(device)
         return replace(self, **{name: x.to(device) for name, x in self._tensors().items()})
 
     def __getitem__(self, index: Tensor | slice) -> Batch:
@@ -123,6 +126,11 @@ class Task(Protocol):
 
     def targets(self, inputs: Batch | Tensor) -> Int[Tensor, "batch pos"]:
         """The exact answer, ``IGNORE`` where there is none."""
+        ...
+
+    @property
+    def encode(self) -> Callable[..., Batch]:
+        """From one example as text (or given examples) to their batch; of ``InWords`` too."""
         ...
 
     def decode(

@@ -19,7 +19,7 @@ from loopinterp.tasks.full_output import BinarySum, Copy, FullOutput, Parity, Un
 from loopinterp.tasks.rows import cut, join, need_form, place_of_equals, put
 from loopinterp.tasks.sampling import Sampler, check_tokens, inside
 from loopinterp.tasks.task import IGNORE, Batch, need
-from loopinterp.tasks.words import until
+from loopinterp.tasks.words import or_text, until
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -201,6 +201,7 @@ class NextToken(TokenByToken):
         prompt = join(parts, width=tokens.shape[1] + self.n_pause, fill=self.end)
         return self._batch(prompt, batch.n, batch.n_loops)
 
+    @or_text
     def encode(self, *operands: Any, **options: Any) -> Batch:
         """The batch of the wrapped task's own ``encode``, in this form."""
         return self._rewritten("encode", *operands, **options)

@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from pydantic import PositiveInt
 
 from loopinterp.core.boundary import checked
+from loopinterp.core.errors import InputError
 from loopinterp.tasks.task import IGNORE, Batch, inputs_of, need
 
 if TYPE_CHECKING:
+    from typing import Concatenate
+
     from jaxtyping import Int
     from torch import Tensor
+
+P = ParamSpec("P")
+
+
+def or_text(encode: Callable[Concatenate[Any, P], Batch]) -> Callable[..., Batch]:
+    """A method ``encode``, checked, that also takes one example as text (:func:`.typed_example`).
+
+    Example:
+        >>> from loopinterp.tasks import Addition
+        >>> task = Addition()
+        >>> task.decode(task.encode("13 + 9"))
+        ['01101 + 01001 = 10110 mod 2^5']
+    """
+    of_values = checked(encode)
+
+    @wraps(encode)
+    def call(self: Any, *examples: Any, **options: Any) -> Batch:
+        text = examples[0] if examples else None
+        if not isinstance(text, str):
+            return of_values(self, *examples, **options)
+        if more := [*examples[1:], *options]:
+            raise InputError(
+                "encode",
+                expected="the text alone, which says its length",
+                given=f"{text!r}, and {more}",
+                fix="Leave the rest out, or pass a list of examples.",
+            )
+        return InWords.encode(self, text)
+
+    return call
 
 
 class InWords:
@@ -24,6 +59,13 @@ class InWords:
 
     @abstractmethod
     def n_positions(self, n: int) -> int: ...
+
+    @checked
+    def encode(self, text: str) -> Batch:
+        """The batch of one example as text, as :func:`~loopinterp.tasks.typed_example` reads it."""
+        # By name, as it imports every task.
+        typed_examples = importlib.import_module("loopinterp.tasks.typed_examples")
+        return typed_examples.typed_example(self, text)
 
     def say(self, row: Sequence[Any], answer: Sequence[int] | None) -> str:
         """One example in words: its inputs [pos], and an answer at each position, if any."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,32 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from loopinterp.core.errors import ConfigError, InputError, unknown_name
+from loopinterp.core.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from loopinterp.models import Iteration, LoopedTransformer
     from loopinterp.training.config import TrainingConfig
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device of a name; ``auto`` is the GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    match = re.fullmatch("cuda(?::([0-9]{1,4}))?", name)
-    if match is None:
-        raise unknown_name("device", name, ("auto", "cpu", "cuda"))
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(match[1] or 0) >= count:
-        got, fix = f"only {count} of them", f"Use a number below {count}."
-        if not count:
-            got, fix = "none on this machine", "Use --device cpu."
-        expected = "a GPU that PyTorch can use"
-        raise InputError(f"device {name!r}", expected=expected, given=got, fix=fix)
-    return torch.device(name)
 
 
 @contextmanager

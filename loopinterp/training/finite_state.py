@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopinterp.core.boundary import checked
 from loopinterp.core.errors import ConfigError, check_integer
 from loopinterp.core.run_files import CONFIG
 from loopinterp.core.text import ShortRepr
@@ -54,6 +55,7 @@ class FiniteStage(ShortRepr):
         return min(self.lowest.values()) == 1
 
 
+@checked
 def train_finite(
     config: TrainingConfig,
     out: str | Path,
@@ -157,11 +159,11 @@ def _with_chosen_start(stage: FiniteStage, out: Path, *, resume: bool) -> Finite
     folder, n_bits = out / f"bits-{stage.n_bits}-chosen-start", stage.n_bits
     if resume and (folder / CONFIG).exists():  # written last: without it, it was killed on the way
         run = Run.load(folder)
-        lowest = _lowest(run.model(), run.task(), run.cutoff)
+        lowest = _lowest(run.model(), run.task, run.cutoff)
         return FiniteStage(n_bits, run, True, lowest, chosen_start=True)
     if 2**n_bits > _MOST_STARTS:
         return None
-    model, task, cutoff = stage.run.model(), stage.run.task(), stage.run.cutoff
+    model, task, cutoff = stage.run.model(), stage.run.task, stage.run.cutoff
     inputs = task.sample(cutoff, batch_size=_EXAMPLES, generator=stream(0, "initial bits")).inputs
     starts = torch.tensor([*itertools.product((-1, 1), repeat=n_bits)])  # its own start is first
     turned = [with_initial_bits(model, bits) for bits in starts]
@@ -188,7 +190,7 @@ def _stage(config: TrainingConfig, out: Path, *, progress: bool, resume: bool) -
     n_bits, anywhere = config.model.state_code or 0, config.code.random_everywhere > 0
     folder = out / (f"bits-{n_bits}" + "-from-anywhere" * anywhere)
     run = train(config, folder, progress=progress, resume=resume)
-    lowest = _lowest(run.model(), run.task(), run.cutoff)
+    lowest = _lowest(run.model(), run.task, run.cutoff)
     return FiniteStage(n_bits, run, anywhere, lowest)
 
 

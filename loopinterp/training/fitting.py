@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TextIO
 
-from loopinterp.core.boundary import checked
+from loopinterp.core.boundary import checked, resolve_device
 from loopinterp.core.errors import ConfigError
 from loopinterp.core.progress import bar
 from loopinterp.core.results import config_hash
@@ -36,7 +36,6 @@ from loopinterp.training.device import (
     cpu_threads,
     joined,
     n_processes,
-    resolve_device,
 )
 from loopinterp.training.run import (
     CHECKPOINT,
@@ -58,6 +57,7 @@ from loopinterp.training.starting_model import with_start
 from loopinterp.training.trainer import Trainer
 
 
+@checked
 def train(
     config: TrainingConfig, out: str | Path, *, progress: bool = True, resume: bool = True
 ) -> Run:

@@ -12,7 +12,13 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from loopinterp.core.errors import ConfigError, InputError, check_choice, unknown_name
+from loopinterp.core.errors import (
+    ConfigError,
+    InputError,
+    UnknownKeyError,
+    check_choice,
+    unknown_name,
+)
 from loopinterp.core.settings import Seed, flatten, settings
 from loopinterp.core.storage import read_json_object
 from loopinterp.core.text import say
@@ -160,7 +166,7 @@ class _Configurations(Mapping[str, TrainingConfig]):
 
     def __getitem__(self, name: str) -> TrainingConfig:
         if name not in list_recipes():
-            raise KeyError(name)
+            raise unknown_name("recipe", name, list_recipes(), UnknownKeyError)
         return get_recipe(name).config
 
     def __iter__(self) -> Iterator[str]:

@@ -183,7 +183,9 @@ class Run(ShortRepr):
         return self.config.curriculum.max_n
 
     def model(self, device: torch.device | str = "cpu") -> LoopedTransformer:
-        """The model with its averaged weights and its rule for the number of loops.
+        """The model with its averaged weights, which knows its task and its numbers of loops.
+
+        ``model.task`` is the task, None where its data are not those of the run any more.
 
         ``model(inputs)`` runs T(n), as changed by ``objective.loop_scale``, ``extra_loops`` or
         ``n_loops``. Hooks, layers and blocks are those of T(n) at the training cutoff;
@@ -195,7 +197,7 @@ class Run(ShortRepr):
         path = self.folder / WEIGHTS
         if not path.exists():
             raise RunError(RunFault.NO_MODEL, f"run {self.folder}")
-        model = LoopedTransformer.from_pretrained(path.parent, device=device)
+        model = LoopedTransformer.from_pretrained(path.parent, device=device).eval()
         if model.config != self.config.model:
             raise RunError(RunFault.OTHER_ARCHITECTURE, f"model {path.parent}")
         seal, weights = Seal.of_file(path), digest_tensors(own_weights(model))
@@ -219,6 +221,7 @@ class Run(ShortRepr):
             )
             warnings.warn(text, OlderWeightsWarning, stacklevel=2)
         model.loop_rule = self._loop_rule()
+        model.task = self.task if self.config.has_same_data else None
         return model
 
     def _loop_rule(self) -> LoopRule:
@@ -233,10 +236,11 @@ class Run(ShortRepr):
         if depth is not None:
             return LoopRule(depth)
         # T(n) of an input's length, shifted as in training
-        of_length = LoopsByLength(self.task())
+        of_length = LoopsByLength(self.task)
         rule = LoopRule(1, of_length, scale=shift.loop_scale, extra=shift.extra_loops)
         return replace(rule, shown=int(rule.loops_for(torch.tensor(of_length.of(self.cutoff)))))
 
+    @property
     def task(self) -> Task:
         """The task of the run; raise if one of its files is missing or replaced."""
         self.config.need_same_data()

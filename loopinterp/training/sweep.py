@@ -19,7 +19,7 @@ from loopinterp.core.run_files import Owner, record_training
 from loopinterp.core.storage import in_turn, need_writable, write_bytes, write_json
 from loopinterp.tasks.task import need
 from loopinterp.training.config import TrainingConfig
-from loopinterp.training.device import cpu_threads, resolve_device
+from loopinterp.training.device import cpu_threads
 from loopinterp.training.evaluation import EvaluationResult, evaluate
 from loopinterp.training.fitting import check_same, train
 from loopinterp.training.run import CHECKPOINT, CONFIG, Run
@@ -253,8 +253,8 @@ def run_cell(cell: SweepCell) -> str | None:
             run = train(config, cell.folder, progress=False)
             record_training(run.folder, run.seconds)
             result = evaluate(
-                run.model(resolve_device(config.device)).eval(),
-                run.task(),
+                run.model(config.device),
+                run.task,
                 cell.coords["length"],
                 distributions=cell.coords["distribution"],
                 extra_loops=cell.coords["extra_loop"],

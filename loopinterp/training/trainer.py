@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from loopinterp.core.boundary import resolve_device
 from loopinterp.core.errors import ConfigError, InputError
 from loopinterp.core.text import ShortRepr
 from loopinterp.models import LoopedTransformer
@@ -23,7 +24,6 @@ from loopinterp.training.device import (
     ONE_PROCESS,
     Processes,
     make_bind,
-    resolve_device,
     send,
     stream,
     with_noise,

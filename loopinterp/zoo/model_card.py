@@ -192,7 +192,7 @@ def measure_card(
     run: Run, *, samples: int, seed: int, distributions: Sequence[str] | None = None
 ) -> dict[str, dict[int, dict[int, float]]]:
     """A card's :attr:`Card.exact_match`; on all distributions of the task if None."""
-    model, task = run.model(), run.task()
+    model, task = run.model(), run.task
 
     def fits(n: int) -> bool:
         one = task.sample(n, batch_size=1, generator=torch.Generator().manual_seed(0))

@@ -11,6 +11,7 @@ import numpy as np
 
 from loopinterp.pages import Exploration
 from loopinterp.pages.exploration import SHARE, page_data, page_json, script
+from tests.refusals import naming
 
 HOSTILE = ["</script><script>alert(1)</script>", "\u202eabc", "\x00", "<!--", "é"]
 
@@ -60,3 +61,22 @@ def test_the_script_imports_nothing_and_is_well_formed(node: str, tmp_path: Path
         [node, "--check", tmp_path / "one.mjs"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_an_explorer_saves_its_page_by_its_ending(exploration: Exploration, tmp_path: Path) -> None:
+    page = exploration.save(tmp_path / "one.html", title="A page <of> mine")
+    assert page == tmp_path / "one.html"
+    text = page.read_text()
+    assert "A page &lt;of&gt; mine" in text and page_json(exploration) in text
+    exploration.save(page)  # a page of ours is replaced
+    (tmp_path / "mine.html").write_text("not a page of ours")
+    with naming("output file .*mine.html"):
+        exploration.save(tmp_path / "mine.html")
+
+
+def test_an_explorer_is_saved_as_a_result_too(exploration: Exploration, tmp_path: Path) -> None:
+    path = exploration.save(tmp_path, "some")
+    assert path == tmp_path / "some.safetensors"
+    assert Exploration.load(path).tokens == exploration.tokens
+    with naming("title"):
+        exploration.save(tmp_path, "some", title="A page")

@@ -10,17 +10,17 @@ import torch
 from torch.nn.functional import pad
 
 from loopinterp.core.errors import InputError
-from loopinterp.tasks import Addition, Batch, FullOutput, Multiplication, TokenAddition
 from loopinterp.tasks.abacus import DecimalOperands
-from loopinterp.tasks.addition import BOS
+from loopinterp.tasks.addition import BOS, Addition, Multiplication, TokenAddition
 from loopinterp.tasks.chess import SYMBOLS as PIECES
 from loopinterp.tasks.chess import ChessPuzzles, read_fen, square_of
+from loopinterp.tasks.full_output import FullOutput
 from loopinterp.tasks.maze import Maze
 from loopinterp.tasks.prefixes import PrefixSum, RegularLanguage
 from loopinterp.tasks.sorting import SYMBOLS as SORTED
 from loopinterp.tasks.sorting import AbacusSorting
 from loopinterp.tasks.sudoku import Sudoku
-from loopinterp.tasks.task import IGNORE
+from loopinterp.tasks.task import IGNORE, Batch
 from loopinterp.tasks.token_by_token import NextToken
 from loopinterp.tasks.words import until
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
-    from loopinterp.tasks import Task
+    from loopinterp.tasks.task import Task
 
 
 def typed_example(task: Task, text: str) -> Batch:
