@@ -200,9 +200,11 @@ def tables() -> dict[str, str]:
     head = ["change", "size", "texts", "same orbit", "phase kept", "phase of the later state"]
     made["kicks"] = table(head, rows)
     probes = found["probes"].set_index(["target", "loop"])
-    best = [[target, *(f"{probes.loc[(target, t), 'accuracy']:.2f}" for t in PROBED),
-             *(f"{probes.loc[target, x].max():.2f}" for x in ("embedding", "random_model", "majority"))]
-            for target in ("this", "before", "after")]  # fmt: skip
+    controls, best = ("embedding", "random_model", "majority"), []
+    for target in ("this", "before", "after"):
+        shares = [probes.loc[(target, t), "accuracy"] for t in PROBED]
+        shares += [probes.loc[target, name].max() for name in controls]
+        best.append([target, *(f"{x:.2f}" for x in shares)])
     names = [f"loop {t + 1}" for t in PROBED] + ["embedding", "shuffled weights", "majority"]
     made["probes"] = table(["phoneme", *names], best)
     return made
