@@ -50,7 +50,10 @@ class Timed(Gated):
 
 def gated(kind: type[Gated] = Gated) -> Any:
     torch.manual_seed(0)
-    return kind().eval()
+    model = kind().eval()
+    for x in model.parameters():
+        nn.init.normal_(x, std=0.7)
+    return model
 
 
 def tokens_of(batch: int = 3, n_pos: int = 5, seed: int = 0) -> Tensor:
