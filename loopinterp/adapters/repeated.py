@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from loopinterp.adapters.module_calls import need_example
+from loopinterp.adapters.module_calls import is_floats, need_example
 from loopinterp.adapters.module_sites import TappedModel, Tapping
 from loopinterp.adapters.own_forward import (
     Block,
@@ -28,6 +28,7 @@ from loopinterp.adapters.own_forward import (
     record,
 )
 from loopinterp.adapters.repeated_calls import (
+    as_named,
     block_of,
     find_loop,
     loop_slots,
@@ -120,7 +121,9 @@ class RepeatedAdapter(TappedModel):
             expected, fix = "a state [batch, pos, width]", "Name modules that return such a tensor."
             got = spell(end.returned)
             raise InputError(f"output of {end.path!r}", expected=expected, given=got, fix=fix)
-        slots = loop_slots(own, recording, loop)
+        # Modules in several places may be parts of layers: norms, attention.
+        has_layers = repeat is not None or len(loop.block) == 1
+        slots = loop_slots(own, recording, loop, has_layers=has_layers)
         width = end.returned.shape[-1]
         e_axes = ("pos", inputs.shape[-1])
         if loop.entry is not None:
@@ -213,7 +216,7 @@ class RepeatedAdapter(TappedModel):
 
     def _stand_in(self, h: Tensor) -> Tensor:
         """Inputs of a state's size, for a part of the forward that reads no more of them."""
-        example = self._example.to(h.device)
+        example = self._example.to(h if is_floats(self._example) else h.device)
         n_pos = h.shape[1] if self._one_place_each else example.shape[1]
         place = torch.arange(n_pos, device=h.device) % example.shape[1]
         return example[:1, place].expand(len(h), *[-1] * (example.dim() - 1))
@@ -233,7 +236,7 @@ def _loop_of(
     first: InputError | None = None
     for block in blocks:
         try:
-            return find_loop(own, recording, block)
+            return find_loop(own, recording, as_named(own, block))
         except InputError as error:
             first = first or error
     assert first is not None

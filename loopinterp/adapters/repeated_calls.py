@@ -33,16 +33,21 @@ if TYPE_CHECKING:
 def repeated_blocks(own: OwnForward, calls: Sequence[Call]) -> list[Block]:
     """Modules with weights that are called several times, those with the most weights first.
 
-    Modules side by side that are called equally often are one block; each is also one by itself.
+    All that are called equally often are one block; so are those of them in one container, and
+    each by itself.
     """
     often = Counter(call.path for call in calls)
     several = {path for path, n in often.items() if n > 1 and _weights(own.by_path[path])}
-    outermost = [path for path in several if not any(path.startswith(f"{x}.") for x in several)]
-    beside: dict[tuple[str, int], list[str]] = {}
-    for path in own.by_path:  # in the order in which the model declares them
-        if path in outermost:
-            beside.setdefault((path.rpartition(".")[0], often[path]), []).append(path)
-    blocks = {tuple(group) for group in beside.values()} | {(path,) for path in outermost}
+    outermost = [
+        path  # in the order in which the model declares them
+        for path in own.by_path
+        if path in several and not any(path.startswith(f"{x}.") for x in several)
+    ]
+    groups: dict[tuple[int, str | None], list[str]] = {}
+    for path in outermost:
+        for container in (None, path.rpartition(".")[0], path):
+            groups.setdefault((often[path], container), []).append(path)
+    blocks = dict.fromkeys(tuple(group) for group in groups.values())
     return sorted(blocks, key=lambda b: (-sum(_weights(own.by_path[x]) for x in b), b))
 
 
@@ -61,15 +66,31 @@ def block_of(own: OwnForward, calls: Sequence[Call], repeat: str | Sequence[str]
     if counts and max(counts) > 1:
         return block
     several = repeated_blocks(own, calls)
-    fix = "It is no looped model, as no module with weights is called twice."
-    if several:
-        name = several[0][0] if len(several[0]) == 1 else list(several[0])
-        fix = f"Pass repeat={name!r}, called {often[several[0][0]]} times."
     got = f"{block[0]!r}, called {max(counts, default=0)} times"
-    if not often[block[0]] and len(counts) > 1 and max(counts) == 1:
+    if max(counts, default=0) == 1 and not often[block[0]]:
         got = f"{block[0]!r}, whose layers have weights of their own and are called once"
+        if _shares_weights(own.by_path[block[0]]):
+            got = f"{block[0]!r}, of different modules that share weights"
+    fix = "It is no looped model, or its loop is not made of modules: write the four methods."
+    if several:
+        named = as_named(own, several[0])
+        shown = named[0] if len(named) == 1 else list(named)
+        fix = f"Pass repeat={shown!r}, called {often[several[0][0]]} times."
     expected = "modules that one forward calls several times"
     raise InputError("repeat", expected=expected, given=got, fix=fix)
+
+
+def _shares_weights(module: nn.Module) -> bool:
+    """Whether a parameter belongs to two modules inside."""
+    every = list(module.named_parameters(remove_duplicate=False))
+    return len(every) > len(list(module.parameters()))
+
+
+def as_named(own: OwnForward, block: Block) -> Block:
+    """A block as a user names it: the path of a list, if it has all modules of one."""
+    container = block[0].rpartition(".")[0]
+    whole = len(block) > 1 and container and _members(own, (container,)) == list(block)
+    return (container,) if whole else block
 
 
 def _inside(own: OwnForward, block: Block) -> set[str]:
@@ -209,7 +230,8 @@ def alike(x: Tensor, y: Tensor) -> bool:
     """Whether tensors differ by rounding alone."""
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
-    limit = 64 * torch.finfo(x.dtype).eps * float(y.abs().max())
+    units = 64 if x.dtype in (torch.float32, torch.float64) else 2
+    limit = units * torch.finfo(x.dtype).eps * float(y.abs().max())
     return bool(((x - y).abs() <= limit).all())
 
 
@@ -290,8 +312,10 @@ def _same_value(x: Any, y: Any) -> bool:
     return type(x) is type(y)
 
 
-def loop_slots(own: OwnForward, recording: Recording, loop: RepeatedLoop) -> list[Slot]:
-    """The slots of the modules that run in every loop."""
+def loop_slots(
+    own: OwnForward, recording: Recording, loop: RepeatedLoop, *, has_layers: bool = True
+) -> list[Slot]:
+    """The slots of the modules that run in every loop; of its layers, if it is made of such."""
     at = {call.place: call for call in recording.calls}
     first, second = at[loop.ends[0]], at[loop.ends[1]]
     in_loop = {
@@ -309,18 +333,33 @@ def loop_slots(own: OwnForward, recording: Recording, loop: RepeatedLoop) -> lis
         for call, twin in zip(recording.calls, recording.other_calls)
         if start < call.entered and call.left <= stop
     ]
-    state = first.returned
-    assert state is not None
-    once = Counter(call.path for call, _ in here)
-    layers = [
-        call.path
-        for call, _ in here
-        if call.path in _members(own, loop.block)
-        and once[call.path] == 1
-        and call.given is not None
-        and call.returned is not None
-        and call.given.shape == call.returned.shape == state.shape
-    ]
+    before = recording.inputs if loop.entry is None else at[loop.entry].returned
+    before = None if loop.injects else before
+    after = second.returned if loop.injects else first.returned
+    assert after is not None
     calls, twins = [call for call, _ in here], [twin for _, twin in here]
+    layers = _layers(own, loop.block, calls, before, after) if has_layers else []
     slots = slots_of(calls, twins, recording.sizes, layers)
     return [slot for slot in slots if slot.path in in_loop]
+
+
+def _layers(
+    own: OwnForward, block: Block, calls: Sequence[Call], before: Tensor | None, after: Tensor
+) -> list[str]:
+    """Modules of a block through which the stream goes, one after the other; else none.
+
+    The first reads the state ``before`` the loop; where an input is injected (None), the last
+    returns the state ``after`` it.
+    """
+    members, often = _members(own, block), Counter(call.path for call in calls)
+    chain = [call for call in calls if call.path in members]
+    for call in chain:
+        ends = call.given, call.returned
+        if often[call.path] > 1 or any(x is None or x.shape != after.shape for x in ends):
+            return []
+    streams = [(call.given, earlier) for call, earlier in zip(chain[1:], chain)]
+    linked = all(_same_value(given, earlier.returned) for given, earlier in streams)
+    if not chain or not linked:
+        return []
+    end = (chain[-1].returned, after) if before is None else (chain[0].given, before)
+    return [call.path for call in chain] if _same_value(*end) else []

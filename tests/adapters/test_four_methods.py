@@ -146,7 +146,7 @@ def test_studies_run_on_it_within_a_vocabulary() -> None:
     result = dynamics.convergence_study(model, batch, n_loops=12, limit_steps=4, n_spectral=0)
     assert result.data.sizes
     sweep = interventions.patching_sweep(
-        model, tokens, tokens.roll(1, 0), n_loops=3, component="resid_post", metric=_metric
+        model, tokens, (tokens + 1) % 3, n_loops=3, component="resid_post", metric=_metric
     )
     assert sweep.data["effect"].sizes["loop"] == 3
 

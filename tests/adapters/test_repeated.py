@@ -355,6 +355,21 @@ def test_modules_have_their_own_paths() -> None:
         )
 
 
+def test_a_list_of_one_module_is_one_layer() -> None:
+    class Listed(Looped):
+        def __init__(self) -> None:
+            super().__init__(1, n_loops=1)
+            self.layers = nn.ModuleList([self.layers[0]] * 4)
+
+    torch.manual_seed(0)
+    theirs, tokens = Listed().eval(), inputs_of("looped")
+    for repeat in ("layers", None):
+        model = adapt(theirs, repeat=repeat, inputs=tokens)
+        assert model.n_loops == 4 and close(model(tokens), theirs(tokens))
+        assert "loops.3.blocks.0.hook_resid_pre" not in model.hook_dict  # one name each
+        assert model.site("resid_pre", loop=3) == "blocks.3.hook_resid_pre"
+
+
 def test_a_module_that_runs_twice_in_a_loop_has_two_addresses() -> None:
     class Twice(Looped):
         def loops(self, h: Tensor, mask: Tensor) -> Tensor:
@@ -598,6 +613,16 @@ class Layerwise(Looped):
         return h
 
 
+class Shared(Looped):
+    """Different modules that share their weights: each is called once."""
+
+    def __init__(self) -> None:
+        super().__init__(2, n_loops=1)
+        for name, weight in self.layers[0].named_parameters():
+            path, _, last = name.rpartition(".")
+            setattr(self.layers[1].get_submodule(path), last, weight)
+
+
 class Once(Looped):
     """An ordinary transformer."""
 
@@ -654,10 +679,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str | None, str]] = {
     "called once": (
         Looped,
         "coda",
-        r"'coda', called 1 times. Pass repeat=\['layers.0', 'layers.1'\]",
+        "'coda', called 1 times. Pass repeat='layers', called 3 times",
     ),
     "never called": (lambda: Normed(), "coda.self_attn.out_proj", "called 0 times"),
     "untied": (Once, "layers", "weights of their own.*no looped model"),
+    "tied, untied modules": (Shared, "layers", "different modules that share weights"),
     "untied, unnamed": (Once, None, "untied layers"),
     "an argument changes": (Timed, "block", "argument 'when' of 'block'.*loop 1.*loop"),
     "a signal between": (Signal, "layers.0", "repeat: expected a state.*four methods"),
